@@ -1,0 +1,173 @@
+"""Every error redrb raises, in one tree.
+
+    RedrbError
+    ├── ConfigError (ValueError)        an argument, URL or task setting is wrong
+    │   └── TaskMismatch                the task exists with other settings
+    ├── RecordError (ValueError)        an item or batch of experience is malformed
+    ├── EncodeError (ValueError)        a group cannot be written in the wire format
+    ├── DecodeError (ValueError)        bytes are not a valid group or manifest
+    ├── StoreError                      Redis
+    │   ├── StoreUnavailable            not reached within the retries, or not in time
+    │   ├── StoreDenied                 password or ACL says no
+    │   ├── StoreFull                   the task's limit or the server's memory is reached
+    │   └── UnsupportedServer           too old, or no Redis at all
+    ├── BatchTimeout (TimeoutError)     no full batch in time; nothing was taken
+    ├── LeaseLost                       the lease was taken over; another consumer has it
+    └── WeightError
+        ├── WeightMismatch (ValueError) names, shapes or dtypes differ from the model's
+        ├── WeightTimeout (TimeoutError) no newer version in time
+        ├── WeightCorrupt               a chunk does not match its checksum
+        └── PublisherFenced             a newer publisher of this name took over
+
+Every message says what to do next; what a program may want to know is in attributes.
+"""
+
+from __future__ import annotations
+
+
+class RedrbError(Exception):
+    """The root of every error that redrb raises on purpose."""
+
+
+class ConfigError(RedrbError, ValueError):
+    """An argument, a URL or a setting is wrong. Nothing was sent."""
+
+
+class TaskMismatch(ConfigError):
+    """The task exists in Redis with other settings than the ones asked for.
+
+    Attributes:
+        task: Name of the task.
+        differences: Setting -> (stored, asked for).
+    """
+
+    def __init__(self, task: str, differences: dict[str, tuple[object, object]]) -> None:
+        self.task = task
+        self.differences = differences
+        listed = ", ".join(
+            f"{name} is {stored!r}, asked for {asked!r}"
+            for name, (stored, asked) in sorted(differences.items())
+        )
+        super().__init__(
+            f"task {task!r} exists with other settings: {listed}. "
+            "Open it with the stored ones, use another task name, or clear() it first."
+        )
+
+
+class RecordError(RedrbError, ValueError):
+    """An item or a batch of experience is malformed.
+
+    Attributes:
+        field: The field at fault, or None when it is the whole record.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        self.field = field
+        super().__init__(message)
+
+
+class EncodeError(RedrbError, ValueError):
+    """A group cannot be written in the wire format. Nothing was sent."""
+
+
+class DecodeError(RedrbError, ValueError):
+    """Bytes are not a valid group or manifest of the wire format."""
+
+
+class StoreError(RedrbError):
+    """Redis could not do what was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """Redis was not reached within the configured retries, or did not answer in time.
+
+    Attributes:
+        where: Host and port, or socket path; never a password.
+        uncertain: True when the last attempt may have taken effect before the connection broke.
+    """
+
+    def __init__(self, message: str, *, where: str, uncertain: bool = False) -> None:
+        self.where = where
+        self.uncertain = uncertain
+        super().__init__(message)
+
+
+class StoreDenied(StoreError):
+    """The server refused the password, the user or a command of this user."""
+
+
+class StoreFull(StoreError):
+    """The task's limit or the server's memory is reached; this group was not stored.
+
+    Attributes:
+        task: Name of the task.
+        stored: How many groups of a `put_many` were stored before this.
+        reason: "limit", "max_bytes" or "memory".
+    """
+
+    def __init__(self, message: str, *, task: str, stored: int = 0, reason: str = "limit") -> None:
+        self.task = task
+        self.stored = stored
+        self.reason = reason
+        super().__init__(message)
+
+
+class UnsupportedServer(StoreError):
+    """The server is older than 6.2, or does not speak Redis' protocol."""
+
+
+class BatchTimeout(RedrbError, TimeoutError):
+    """No full batch came in time; nothing was taken.
+
+    Attributes:
+        task: Name of the task.
+        wanted: Groups asked for.
+        available: Groups that were waiting at the last look.
+        waited_s: Seconds waited.
+    """
+
+    def __init__(self, *, task: str, wanted: int, available: int, waited_s: float) -> None:
+        self.task = task
+        self.wanted = wanted
+        self.available = available
+        self.waited_s = waited_s
+        super().__init__(
+            f"task {task!r}: {available} of {wanted} groups were waiting after {waited_s:.1f} s. "
+            "None was taken. Check that makers are alive (`redrb stats`), or ask for fewer."
+        )
+
+
+class LeaseLost(RedrbError):
+    """The lease was taken over because this consumer's heartbeat stopped, or it ended already.
+
+    Its groups are trained by another consumer: drop what came of them, and take again.
+
+    Attributes:
+        task: Name of the task.
+        ids: Ids of the groups that are lost.
+    """
+
+    def __init__(self, *, task: str, ids: tuple[int, ...], why: str) -> None:
+        self.task = task
+        self.ids = ids
+        super().__init__(f"task {task!r}: the lease on {len(ids)} groups is lost: {why}")
+
+
+class WeightError(RedrbError):
+    """Weights could not be published or fetched."""
+
+
+class WeightMismatch(WeightError, ValueError):
+    """Published names, shapes or dtypes do not fit the model. Nothing was loaded."""
+
+
+class WeightTimeout(WeightError, TimeoutError):
+    """No newer version was published in time."""
+
+
+class WeightCorrupt(WeightError):
+    """A chunk does not match its checksum. Nothing was loaded."""
+
+
+class PublisherFenced(WeightError):
+    """A newer publisher of this name has taken over; this one may publish no more."""

@@ -1,0 +1,203 @@
+"""From samples to padded batches and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redrb.errors import RecordError
+from redrb.experience.padding import (
+    ACTION_FIELDS,
+    MASK_DTYPES,
+    MASK_OF,
+    SEQUENCE_FIELDS,
+    check_side,
+    lengths_mask,
+    pad_value,
+    padded_shape,
+    row_slice,
+)
+from redrb.experience.records import (
+    TENSOR_FIELDS,
+    BufferItem,
+    Experience,
+    Side,
+    batch_size,
+    named_tensors,
+    per_sample,
+)
+
+METADATA = ("policy_version", "status", "group_id", "tags", "extras")
+
+
+def make_experience_batch(items: Sequence[BufferItem], *, side: Side = "left") -> Experience:
+    """Pad samples to one batch; the inverse of `split_experience_batch`.
+
+    Sequence-aligned fields are padded to the longest S, action-aligned ones to the longest A, with
+    zeros (token versions with -1) and their dtype kept. A mask that is None in every sample stays
+    None while all lengths are equal; otherwise it is made, so that padding is never taken for
+    tokens. Contract: ColossalAI `coati`, whose batches pad on the left.
+
+    Args:
+        items: At least one sample; all with the same fields and dtypes.
+        side: Where padding goes, "left" or "right".
+
+    Raises:
+        RecordError: No sample, another side, or fields, ranks or dtypes that differ.
+    """
+    side = check_side(side)
+    if not items:
+        raise RecordError("a batch needs at least one sample.")
+    rows = [named_tensors(item) for item in items]
+    columns = {name: [row.get(name) for row in rows] for name in _field_names(rows)}
+    padded: dict[str, Tensor] = {}
+    for name, column in columns.items():
+        if name in MASK_OF.values():
+            continue
+        missing = [row for row, tensor in enumerate(column) if tensor is None]
+        if missing:
+            raise RecordError(
+                f"{name} is None in sample {missing[0]} and a tensor in others.", field=name
+            )
+        padded[name] = _zero_pad_sequences(
+            [tensor for tensor in column if tensor is not None], side, name=name
+        )
+    for of, mask in MASK_OF.items():
+        made = _batch_mask(mask, columns.get(mask, [None] * len(rows)), columns.get(of), side)
+        if made is not None:
+            padded[mask] = made
+    metadata: dict[str, Any] = {key: [getattr(item, key) for item in items] for key in METADATA}
+    return assemble_experience(padded, metadata, side)
+
+
+def assemble_experience(
+    padded: dict[str, Tensor], metadata: dict[str, Any], side: Side
+) -> Experience:
+    """Return an Experience of padded tensors by name and lists of metadata by name."""
+    standard: dict[str, Any] = {name: padded.get(name) for name in TENSOR_FIELDS}
+    further = {name: tensor for name, tensor in padded.items() if name not in standard}
+    return Experience(**standard, tensors=further, padding_side=side, **metadata)
+
+
+def split_experience_batch(experience: Experience) -> list[BufferItem]:
+    """Split a batch into its samples along dimension 0; the inverse of `make_experience_batch`.
+
+    Padding is taken off where the masks say it is: on `experience.padding_side`, positions whose
+    mask is 0 and whose fields hold one repeated value, as padding does. A row whose mask is 0
+    everywhere is left whole. The samples are views of the batch.
+
+    Raises:
+        RecordError: A field has another batch size than the others.
+    """
+    size = batch_size(experience)
+    side = check_side(experience.padding_side)
+    rows: list[dict[str, Tensor]] = [{} for _ in range(size)]
+    for name, tensor in named_tensors(experience).items():
+        for row, part in zip(rows, tensor.unbind(0), strict=True):
+            row[name] = part
+    for row in rows:
+        _strip(row, "attention_mask", SEQUENCE_FIELDS, side)
+        _strip(row, "action_mask", ACTION_FIELDS, side)
+    metadata = {key: per_sample(experience, key, size) for key in METADATA}
+    items = []
+    for index, row in enumerate(rows):
+        standard: dict[str, Any] = {name: row.pop(name, None) for name in TENSOR_FIELDS}
+        own = {key: values[index] for key, values in metadata.items()}
+        own["tags"], own["extras"] = dict(own["tags"]), dict(own["extras"])
+        items.append(BufferItem(**standard, tensors=row, **own))
+    return items
+
+
+def _zero_pad_sequences(
+    tensors: Sequence[Tensor], side: str = "left", *, name: str = "sequences"
+) -> Tensor:
+    """Pad tensors to their longest first dimension and stack them, each dtype kept."""
+    checked = check_side(side)
+    dtype = tensors[0].dtype
+    for row, tensor in enumerate(tensors):
+        if tensor.dtype != dtype:
+            raise RecordError(
+                f"{name} is {dtype} in sample 0 and {tensor.dtype} in sample {row}: "
+                "a batch needs one dtype a field.",
+                field=name,
+            )
+    shape = padded_shape(name, [tuple(tensor.shape) for tensor in tensors])
+    out = torch.full(shape, pad_value(name), dtype=dtype, device=tensors[0].device)
+    if len(shape) == 1:
+        return torch.stack(list(tensors), out=out)
+    for row, tensor in enumerate(tensors):
+        out[row, row_slice(tensor.shape[0], shape[1], checked)] = tensor
+    return out
+
+
+def _field_names(rows: Sequence[dict[str, Tensor]]) -> list[str]:
+    """Return the names that any row has, standard fields first."""
+    found = {name for row in rows for name in row}
+    further = sorted(found.difference(TENSOR_FIELDS))
+    return [name for name in TENSOR_FIELDS if name in found] + further
+
+
+def _batch_mask(
+    name: str,
+    column: Sequence[Tensor | None],
+    described: Sequence[Tensor | None] | None,
+    side: Side,
+) -> Tensor | None:
+    """Return the padded mask; made from the lengths where samples bring none."""
+    given = [mask for mask in column if mask is not None]
+    if len(given) == len(column):
+        return _zero_pad_sequences(given, side, name=name)
+    if described is None:
+        raise RecordError(f"{name} is None in some samples and nothing says their lengths.")
+    lengths = [tensor.shape[0] if tensor is not None and tensor.dim() else 0 for tensor in described]
+    if not given:
+        if len(set(lengths)) == 1:
+            return None
+        device = next((tensor.device for tensor in described if tensor is not None), None)
+        return lengths_mask(lengths, max(lengths), side, MASK_DTYPES[name]).to(device)
+    filled = [
+        mask if mask is not None else torch.ones(length, dtype=given[0].dtype, device=given[0].device)
+        for mask, length in zip(column, lengths, strict=True)
+    ]
+    return _zero_pad_sequences(filled, side, name=name)
+
+
+def _strip(row: dict[str, Tensor], mask_name: str, names: tuple[str, ...], side: Side) -> None:
+    """Cut this row's padding off the fields that `mask_name` describes."""
+    mask = row.get(mask_name)
+    if mask is None or mask.dim() != 1 or mask.shape[0] == 0:
+        return
+    aligned = [
+        name
+        for name in names
+        if name in row and row[name].dim() >= 1 and row[name].shape[0] == mask.shape[0]
+    ]
+    from_start = side == "left"
+    padding = _leading(mask != 0, from_start=from_start)
+    if padding in (0, mask.shape[0]):
+        return
+    for name in aligned:
+        field = row[name]
+        outermost = field[0] if from_start else field[-1]
+        padding = min(padding, _leading(_differs(field, outermost), from_start=from_start))
+    for name in aligned:
+        row[name] = row[name][padding:] if from_start else row[name][: mask.shape[0] - padding]
+
+
+def _differs(field: Tensor, value: Tensor) -> Tensor:
+    """Return, bool `[T]`, where an entry of `field` is not `value` (nan counts as equal to nan)."""
+    unequal = field != value
+    if field.is_floating_point():
+        unequal &= ~(field.isnan() & value.isnan())
+    return unequal.flatten(1).any(1) if unequal.dim() > 1 else unequal
+
+
+def _leading(marks: Tensor, *, from_start: bool) -> int:
+    """Return how many entries come before the first mark, from the start or from the end."""
+    found = marks.nonzero()
+    if found.numel() == 0:
+        return int(marks.shape[0])
+    return int(found[0, 0]) if from_start else int(marks.shape[0] - 1 - found[-1, 0])

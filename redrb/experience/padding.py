@@ -1,0 +1,87 @@
+"""Where each sample of a padded batch lies: the one place that knows how batches are padded.
+
+`make_experience_batch` and the decoder both build batches with this, so that both give the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from redrb.errors import RecordError
+from redrb.experience.records import Side
+
+SEQUENCE_FIELDS = ("sequences", "attention_mask")
+"""Fields of length S."""
+
+ACTION_FIELDS = (
+    "action_log_probs",
+    "values",
+    "kl",
+    "advantages",
+    "action_mask",
+    "token_versions",
+)
+"""Fields of length A (`values`, `kl` and `advantages` may be scalars instead)."""
+
+MASK_OF = {"sequences": "attention_mask", "action_log_probs": "action_mask"}
+"""The field whose lengths a mask describes -> the mask."""
+
+MASK_DTYPES = {"attention_mask": torch.int64, "action_mask": torch.bool}
+"""What a mask is made as where no sample brought one."""
+
+_PAD_VALUES = {"token_versions": -1}
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+def check_side(side: str) -> Side:
+    """Return `side`, or raise RecordError unless it is "left" or "right"."""
+    if side == "left":
+        return "left"
+    if side == "right":
+        return "right"
+    raise RecordError(f'padding side {side!r} is neither "left" nor "right".')
+
+
+def pad_value(name: str) -> int:
+    """Return what field `name` is padded with: -1 for token versions, 0 for all others."""
+    return _PAD_VALUES.get(name, 0)
+
+
+def row_slice(length: int, longest: int, side: Side) -> slice:
+    """Return where `length` entries lie in a row of `longest` that is padded on `side`."""
+    return slice(longest - length, longest) if side == "left" else slice(0, length)
+
+
+def padded_shape(name: str, shapes: Sequence[Shape]) -> Shape:
+    """Return the shape `[B, longest, ...]` that holds samples of these shapes.
+
+    Raises:
+        RecordError: They differ in more than their first dimension.
+    """
+    first = shapes[0]
+    for row, shape in enumerate(shapes):
+        if len(shape) != len(first) or shape[1:] != first[1:]:
+            raise RecordError(
+                f"{name} has shape {list(first)} in sample 0 and {list(shape)} in sample {row}: "
+                "only the first dimension may differ within a batch.",
+                field=name,
+            )
+    if not first:
+        return (len(shapes),)
+    return (len(shapes), max(shape[0] for shape in shapes), *first[1:])
+
+
+def lengths_mask(
+    lengths: Sequence[int], longest: int, side: Side, dtype: torch.dtype, *, pin: bool = False
+) -> Tensor:
+    """Return a mask `[B, longest]` that is 1 on each row's `lengths` entries, 0 on its padding."""
+    sizes = torch.tensor(lengths, dtype=torch.int64)[:, None]
+    places = torch.arange(longest)[None, :]
+    real = places >= longest - sizes if side == "left" else places < sizes
+    mask = real.to(dtype)
+    return mask.pin_memory() if pin else mask

@@ -1,0 +1,197 @@
+"""Records of experience: one sample (`BufferItem`) and a padded batch (`Experience`).
+
+The eight standard fields and their order are those of ColossalAI's ColossalChat (`coati`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, TypeAlias
+
+import torch
+from torch import Tensor
+
+from redrb.errors import RecordError
+from redrb.experience.status import Status
+
+STANDARD_FIELDS = (
+    "sequences",
+    "action_log_probs",
+    "values",
+    "reward",
+    "kl",
+    "advantages",
+    "attention_mask",
+    "action_mask",
+)
+"""The eight standard fields, always in this order."""
+
+TENSOR_FIELDS = (*STANDARD_FIELDS, "token_versions")
+"""Every field that holds a tensor, without the further named ones in `tensors`."""
+
+Scalar: TypeAlias = str | int | float | bool
+Side: TypeAlias = Literal["left", "right"]
+
+
+@dataclass(eq=False)
+class BufferItem:
+    """One trainable sample: a prompt with its completion.
+
+    S is the length of the whole sequence, A the number of actions: the last A tokens of it.
+
+    Attributes:
+        sequences: Token ids, int64 `[S]`.
+        action_log_probs: Log-probability of each action, float32 `[A]`.
+        values: Critic's value, float32 `[A]` or `[]`.
+        reward: Reward of the sample, float32 `[]`.
+        kl: Divergence from the reference model, float32 `[A]` or `[]`.
+        advantages: float32 `[A]` or `[]`.
+        attention_mask: 1 where a token counts, int64 or bool `[S]`; None: everywhere.
+        action_mask: True where an action counts, bool `[A]`; None: everywhere.
+        tensors: Further tensors by name, any shape and dtype.
+        policy_version: Weight version that the sample was made with (the oldest, if several).
+        token_versions: Weight version of each action, int64 `[A]`, -1 where there is none.
+        status: What became of the rollout.
+        group_id: Name of the group it belongs to, the same for all completions of one prompt.
+        tags: Scalars by name that one can query.
+        extras: Anything msgpack can hold: messages, text, reward details.
+    """
+
+    sequences: Tensor | None
+    action_log_probs: Tensor | None
+    values: Tensor | None
+    reward: Tensor | None
+    kl: Tensor | None
+    advantages: Tensor | None
+    attention_mask: Tensor | None = None
+    action_mask: Tensor | None = None
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    policy_version: int | None = None
+    token_versions: Tensor | None = None
+    status: Status = Status.COMPLETED
+    group_id: str | None = None
+    tags: dict[str, Scalar] = field(default_factory=dict)
+    extras: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Experience:
+    """A padded batch of B samples.
+
+    The tensors are those of `BufferItem` with a leading batch dimension: `sequences [B, S]`,
+    `action_log_probs [B, A]`, `values [B, A]` or `[B]`, `reward [B]` and so on. Metadata has one
+    entry a sample; a single value given at construction stands for all of them.
+
+    Attributes:
+        padding_side: Where `make_experience_batch` put the padding that `split_experience_batch`
+            may take off again.
+    """
+
+    sequences: Tensor | None
+    action_log_probs: Tensor | None
+    values: Tensor | None
+    reward: Tensor | None
+    kl: Tensor | None
+    advantages: Tensor | None
+    attention_mask: Tensor | None = None
+    action_mask: Tensor | None = None
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    policy_version: int | None | Sequence[int | None] = None
+    token_versions: Tensor | None = None
+    status: Status | Sequence[Status] = Status.COMPLETED
+    group_id: str | None | Sequence[str | None] = None
+    tags: Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] = field(default_factory=dict)
+    extras: Mapping[str, Any] | Sequence[Mapping[str, Any]] = field(default_factory=dict)
+    padding_side: Side = "left"
+
+    def __len__(self) -> int:
+        """Return B, the number of samples."""
+        return batch_size(self)
+
+    def to_device(self, device: str | torch.device) -> Self:
+        """Move every tensor to `device` in place (None stays None) and return self."""
+        return self._apply(lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))
+
+    def pin_memory(self) -> Self:
+        """Pin every tensor in place for fast copies to an accelerator and return self.
+
+        Without an accelerator there is nothing to pin for: the tensors stay as they are.
+        """
+        if not torch.accelerator.is_available():
+            return self
+        return self._apply(lambda tensor: tensor.pin_memory())
+
+    def _apply(self, change: Callable[[Tensor], Tensor]) -> Self:
+        for name in TENSOR_FIELDS:
+            tensor = getattr(self, name)
+            if tensor is not None:
+                setattr(self, name, change(tensor))
+        self.tensors = {name: change(tensor) for name, tensor in self.tensors.items()}
+        return self
+
+
+def named_tensors(record: BufferItem | Experience) -> dict[str, Tensor]:
+    """Return every tensor that is there, standard fields first, then `tensors` by name.
+
+    Raises:
+        RecordError: A name in `tensors` is a standard field's, or a value is not a tensor.
+    """
+    found = {name: getattr(record, name) for name in TENSOR_FIELDS}
+    for name, tensor in record.tensors.items():
+        if name in found:
+            raise RecordError(
+                f"tensors[{name!r}] has the name of a standard field: set the field itself.",
+                field=name,
+            )
+        found[name] = tensor
+    present = {name: tensor for name, tensor in found.items() if tensor is not None}
+    for name, tensor in present.items():
+        if not isinstance(tensor, Tensor):
+            raise RecordError(
+                f"{name} is a {type(tensor).__name__}, not a torch.Tensor: "
+                "convert it with torch.as_tensor().",
+                field=name,
+            )
+    return present
+
+
+def batch_size(experience: Experience) -> int:
+    """Return B, after checking that every tensor and every list of metadata agrees on it.
+
+    Raises:
+        RecordError: The batch has no tensor, or a field has another batch size than the first.
+    """
+    size: int | None = None
+    first = ""
+    for name, tensor in named_tensors(experience).items():
+        if tensor.dim() == 0:
+            raise RecordError(f"{name} has no batch dimension.", field=name)
+        if size is None:
+            size, first = tensor.shape[0], name
+        elif tensor.shape[0] != size:
+            raise RecordError(
+                f"{name} holds {tensor.shape[0]} samples, {first} {size}: "
+                "every field of an Experience needs the same batch size.",
+                field=name,
+            )
+    if size is None:
+        raise RecordError("the Experience holds no tensor at all.")
+    return size
+
+
+def per_sample(experience: Experience, name: str, size: int) -> list[Any]:
+    """Return metadata `name` of a batch as a list of `size` values.
+
+    Raises:
+        RecordError: It is a list of another length.
+    """
+    value = getattr(experience, name)
+    if value is None or isinstance(value, str | int | Mapping):
+        return [value] * size
+    if len(value) != size:
+        raise RecordError(
+            f"{name} has {len(value)} entries for a batch of {size}: give one a sample, or one.",
+            field=name,
+        )
+    return list(value)
