@@ -1,0 +1,111 @@
+"""redrb: a Redis-backed streaming experience store for reinforcement-learning post-training.
+
+Makers put experience in, trainers take full, padded batches and acknowledge them after the
+optimizer step, new weights go back to the makers. Names are loaded at their first use, so that
+`import redrb` is cheap and the commands start without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from redrb import errors
+from redrb.errors import (
+    BatchTimeout,
+    ConfigError,
+    DecodeError,
+    EncodeError,
+    LeaseLost,
+    PublisherFenced,
+    RecordError,
+    RedrbError,
+    StoreDenied,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    TaskMismatch,
+    UnsupportedServer,
+    WeightCorrupt,
+    WeightError,
+    WeightMismatch,
+    WeightTimeout,
+)
+
+if TYPE_CHECKING:
+    from redrb.connection import Client, connect
+    from redrb.experience import (
+        BufferItem,
+        Experience,
+        Status,
+        make_experience_batch,
+        split_experience_batch,
+    )
+    from redrb.stream import DeadLetter, ExperienceStream, Lease, Ledger, StreamStats
+    from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BatchTimeout",
+    "BufferItem",
+    "Client",
+    "ConfigError",
+    "DeadLetter",
+    "DecodeError",
+    "EncodeError",
+    "Experience",
+    "ExperienceStream",
+    "Lease",
+    "LeaseLost",
+    "Ledger",
+    "PublisherFenced",
+    "RecordError",
+    "RedrbError",
+    "Status",
+    "StoreDenied",
+    "StoreError",
+    "StoreFull",
+    "StoreUnavailable",
+    "StreamStats",
+    "TaskMismatch",
+    "UnsupportedServer",
+    "WeightCorrupt",
+    "WeightError",
+    "WeightMismatch",
+    "WeightPublisher",
+    "WeightSubscriber",
+    "WeightTimeout",
+    "WeightVersion",
+    "connect",
+    "errors",
+    "make_experience_batch",
+    "split_experience_batch",
+]
+
+_HOMES = {
+    "redrb.connection": ("Client", "connect"),
+    "redrb.experience": (
+        "BufferItem",
+        "Experience",
+        "Status",
+        "make_experience_batch",
+        "split_experience_batch",
+    ),
+    "redrb.stream": ("DeadLetter", "ExperienceStream", "Lease", "Ledger", "StreamStats"),
+    "redrb.weights": ("WeightPublisher", "WeightSubscriber", "WeightVersion"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name at its first use."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'redrb' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -105,7 +105,9 @@ class StoreFull(StoreError):
         reason: "limit", "max_bytes" or "memory".
     """
 
-    def __init__(self, message: str, *, task: str, stored: int = 0, reason: str = "limit") -> None:
+    def __init__(
+        self, message: str, *, task: str = "", stored: int = 0, reason: str = "limit"
+    ) -> None:
         self.task = task
         self.stored = stored
         self.reason = reason

@@ -1,0 +1,77 @@
+"""Time the codec on `rlhf-1k`: `python -m benchmarks.codec`; us a sample, best, median.
+
+The same calls are timed in turn, round by round, so that noise of the machine meets all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from redrb.codec import decode_batch, decode_items, encode_experience, encode_groups, parse_group
+from redrb.experience import BufferItem, make_experience_batch
+
+
+def make_item(generator: torch.Generator, tokens: int = 1024, actions: int = 768) -> BufferItem:
+    """Return one sample of RLHF: a left-padded prompt, its completion and all eight fields."""
+    padding = int(torch.randint(20, 200, (), generator=generator))
+    sequences = torch.randint(1, 32_000, (tokens,), generator=generator)
+    sequences[:padding] = 0
+
+    def floats() -> torch.Tensor:
+        return torch.randn(actions, generator=generator)
+
+    return BufferItem(
+        sequences=sequences,
+        action_log_probs=floats(),
+        values=floats(),
+        reward=torch.randn((), generator=generator),
+        kl=floats(),
+        advantages=floats(),
+        attention_mask=(torch.arange(tokens) >= padding).long(),
+        action_mask=torch.ones(actions, dtype=torch.bool),
+        policy_version=7,
+    )
+
+
+def main() -> None:
+    """Print the times of every call."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--groups", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=300)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    items = [make_item(generator) for _ in range(options.groups)]
+    groups = [[item] for item in items]
+    batch = make_experience_batch(items)
+    blobs = [b"".join(group.parts) for group in encode_groups(groups)]
+    layouts = [parse_group(blob) for blob in blobs]
+    raw = sum(t.nbytes for t in (batch.sequences, batch.kl) if t is not None)
+    print(f"{len(blobs[0])} bytes a blob, {raw} bytes of sequences and kl")
+    calls: dict[str, Callable[[], object]] = {
+        "encode_groups": lambda: encode_groups(groups),
+        "encode_experience": lambda: encode_experience(batch),
+        "join": lambda: [b"".join(group.parts) for group in encode_experience(batch)],
+        "parse_group": lambda: [parse_group(blob) for blob in blobs],
+        "decode_batch": lambda: decode_batch(layouts),
+        "parse + decode_batch": lambda: decode_batch([parse_group(blob) for blob in blobs]),
+        "decode_items": lambda: [decode_items(layout) for layout in layouts],
+        "make_experience_batch": lambda: make_experience_batch(items),
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(options.rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append((time.perf_counter() - start) / options.groups * 1e6)
+    for name, own in times.items():
+        print(f"{name:24} {min(own):7.2f} {statistics.median(own):7.2f}")
+
+
+if __name__ == "__main__":
+    main()

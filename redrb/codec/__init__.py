@@ -1,0 +1,15 @@
+"""Groups of samples to bytes and back; the bytes are described in `docs/wire-format.md`."""
+
+from redrb.codec.decode import decode_batch, decode_items
+from redrb.codec.encode import EncodedGroup, encode_experience, encode_groups
+from redrb.codec.layout import GroupLayout, parse_group
+
+__all__ = [
+    "EncodedGroup",
+    "GroupLayout",
+    "decode_batch",
+    "decode_items",
+    "encode_experience",
+    "encode_groups",
+    "parse_group",
+]

@@ -1,0 +1,278 @@
+"""Bytes to samples, or to a padded batch with one copy of each byte."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from redrb.codec.layout import Field, GroupLayout, Piece
+from redrb.codec.wire import (
+    BFLOAT16,
+    BOOL,
+    DTYPES,
+    FLOAT64,
+    MAX_BATCH_BYTES,
+    UINT64,
+    DType,
+    Storage,
+    storage_of,
+)
+from redrb.errors import RecordError
+from redrb.experience.batching import METADATA, assemble_experience
+from redrb.experience.padding import (
+    MASK_DTYPES,
+    MASK_OF,
+    Shape,
+    check_side,
+    lengths_mask,
+    pad_value,
+    padded_shape,
+)
+from redrb.experience.records import TENSOR_FIELDS, BufferItem, Experience, Side
+
+Source: TypeAlias = tuple[memoryview, int, Piece]
+"""A blob, the code that the column's body is stored as, and where one sample's part lies."""
+
+
+def decode_items(layout: GroupLayout) -> list[BufferItem]:
+    """Decode one group to samples that own their memory and may be changed.
+
+    Decoding the same layout twice shares what is nested in `extras`.
+    """
+    rows: list[dict[str, Tensor]] = [{} for _ in range(layout.samples)]
+    blob = memoryview(layout.blob)
+    for field, pieces in zip(layout.fields, layout.pieces, strict=True):
+        for row, piece in zip(rows, pieces, strict=True):
+            if piece is not None:
+                tensor = torch.empty(piece[0], dtype=field.dtype.tensor)
+                Target(tensor, field.dtype).write(blob, field.wire, piece, 0)
+                row[field.name] = tensor
+    metadata = zip(*(_metadata(layout, name) for name in METADATA), strict=True)
+    return [
+        BufferItem(
+            **{name: row.pop(name, None) for name in TENSOR_FIELDS},  # type: ignore[arg-type]
+            tensors=row,
+            **dict(zip(METADATA, own, strict=True)),
+        )
+        for row, own in zip(rows, metadata, strict=True)
+    ]
+
+
+def decode_batch(
+    layouts: Sequence[GroupLayout], *, side: Side = "left", pin: bool = False
+) -> Experience:
+    """Decode groups straight into one padded batch, a row for each of their samples.
+
+    The batch is what `make_experience_batch` makes of all their samples, with one copy less.
+
+    Args:
+        layouts: At least one group; all with the same fields and dtypes.
+        side: Where padding goes, "left" or "right".
+        pin: Put the batch into pinned memory, for fast copies to an accelerator; without an
+            accelerator this does nothing.
+
+    Raises:
+        RecordError: No group, another side, groups that do not fit each other, or a batch that
+            would be larger than 4 GiB.
+    """
+    side = check_side(side)
+    if not layouts:
+        raise RecordError("a batch needs at least one sample.")
+    columns = _columns(layouts)
+    for of, mask in MASK_OF.items():
+        _fill_mask(columns.get(mask), columns.get(of))
+    shapes = {name: column.padded_shape() for name, column in columns.items()}
+    made = {
+        mask: _mask_lengths(columns[of])
+        for of, mask in MASK_OF.items()
+        if of in columns and mask not in columns
+    }
+    _check_size(columns, shapes, made)
+    pin = pin and torch.accelerator.is_available()
+    padded = {name: columns[name].padded(shape, side, pin=pin) for name, shape in shapes.items()}
+    for mask, lengths in made.items():
+        if lengths:
+            padded[mask] = lengths_mask(lengths, max(lengths), side, MASK_DTYPES[mask], pin=pin)
+    metadata = {
+        name: [value for layout in layouts for value in _metadata(layout, name)]
+        for name in METADATA
+    }
+    return assemble_experience(padded, metadata, side)
+
+
+def _metadata(layout: GroupLayout, name: str) -> list[Any]:
+    """Return metadata `name` of each sample, in dicts of its own."""
+    if name == "policy_version":
+        return layout.policy_versions
+    if name == "status":
+        return list(layout.statuses)
+    if name == "group_id":
+        return [layout.group_id] * layout.samples
+    return [dict(own) for own in getattr(layout, name)]
+
+
+class _Column:
+    """One field of a batch: where each row's sample lies."""
+
+    def __init__(self, field: Field, rows: int) -> None:
+        self.name = field.name
+        self.dtype = field.dtype
+        self.sources: list[Source | None] = [None] * rows
+
+    def add(
+        self, first: int, layout: GroupLayout, field: Field, pieces: list[Piece | None]
+    ) -> None:
+        """Note one group's samples, whose first row is `first`."""
+        if field.dtype is not self.dtype:
+            raise RecordError(
+                f"{self.name} is {self.dtype.tensor} in some samples and {field.dtype.tensor} in "
+                f"sample {first}: a batch needs one dtype a field.",
+                field=self.name,
+            )
+        blob, wire = memoryview(layout.blob), field.wire
+        for row, piece in enumerate(pieces, first):
+            if piece is not None:
+                self.sources[row] = (blob, wire, piece)
+
+    def padded_shape(self) -> Shape:
+        """Return the shape of the padded field, or raise RecordError where rows do not fit."""
+        if None in self.sources:
+            raise RecordError(
+                f"{self.name} is None in sample {self.sources.index(None)} and a tensor in others.",
+                field=self.name,
+            )
+        shapes = [source[2][0] for source in self.sources if source is not None]
+        if shapes.count(shapes[0]) == len(shapes):
+            return (len(shapes), *shapes[0])
+        return padded_shape(self.name, shapes)
+
+    def padded(self, shape: Shape, side: Side, *, pin: bool) -> Tensor:
+        """Return the field, each row's sample decoded to its place."""
+        tensor = torch.empty(shape, dtype=self.dtype.tensor, pin_memory=pin)
+        target = Target(tensor, self.dtype)
+        inner = math.prod(shape[2:])
+        stride = math.prod(shape[1:])
+        filler = _bits(pad_value(self.name), self.dtype) if pad_value(self.name) else 0
+        for row, source in enumerate(self.sources):
+            if source is None:
+                continue
+            blob, wire, piece = source
+            at, end = row * stride, (row + 1) * stride
+            held = piece[0][0] * inner if piece[0] else 1
+            if held == stride:
+                target.write(blob, wire, piece, at)
+            elif side == "left":
+                target.array[at : end - held] = filler
+                target.write(blob, wire, piece, end - held)
+            else:
+                target.write(blob, wire, piece, at)
+                target.array[at + held : end] = filler
+        return tensor
+
+
+def _columns(layouts: Sequence[GroupLayout]) -> dict[str, _Column]:
+    """Return the fields that any group has: the standard ones first, then by name."""
+    rows = sum(layout.samples for layout in layouts)
+    found: dict[str, _Column] = {}
+    first = 0
+    for layout in layouts:
+        for field, pieces in zip(layout.fields, layout.pieces, strict=True):
+            column = found.get(field.name)
+            if column is None:
+                column = found[field.name] = _Column(field, rows)
+            column.add(first, layout, field, pieces)
+        first += layout.samples
+    further = sorted(found.keys() - TENSOR_FIELDS)
+    return {name: found[name] for name in (*TENSOR_FIELDS, *further) if name in found}
+
+
+def _lengths(column: _Column) -> list[int]:
+    """Return the first dimension of each row's sample; 0 where it has none."""
+    shapes = [source[2][0] if source else () for source in column.sources]
+    return [shape[0] if shape else 0 for shape in shapes]
+
+
+def _fill_mask(mask: _Column | None, described: _Column | None) -> None:
+    """Give rows without a mask one that is 1 everywhere, if other rows have one."""
+    if mask is None or described is None or None not in mask.sources:
+        return
+    one = _bits(1, mask.dtype)
+    for row, length in enumerate(_lengths(described)):
+        if mask.sources[row] is None:
+            ones: Piece = ((length,), 0, length, one, 0, 0, 0, 0)
+            mask.sources[row] = (memoryview(b""), mask.dtype.code, ones)
+
+
+def _mask_lengths(described: _Column) -> list[int]:
+    """Return the lengths a mask is to be made of; none where all are equal."""
+    lengths = _lengths(described)
+    return lengths if len(set(lengths)) > 1 else []
+
+
+def _check_size(
+    columns: dict[str, _Column], shapes: dict[str, Shape], made: dict[str, list[int]]
+) -> None:
+    size = sum(math.prod(shape) * columns[name].dtype.itemsize for name, shape in shapes.items())
+    size += sum(
+        len(lengths) * max(lengths) * MASK_DTYPES[mask].itemsize
+        for mask, lengths in made.items()
+        if lengths
+    )
+    if size > MAX_BATCH_BYTES:
+        raise RecordError(
+            f"the padded batch would have {size} bytes, the limit is {MAX_BATCH_BYTES}: "
+            "take fewer groups at a time."
+        )
+
+
+def _bits(value: int, dtype: DType) -> int:
+    """Return the bit pattern of `value` as this dtype."""
+    return int(storage_of(torch.full((1,), value, dtype=dtype.tensor), dtype)[0])
+
+
+class Target:
+    """Fresh memory that samples are decoded to."""
+
+    def __init__(self, tensor: Tensor, dtype: DType) -> None:
+        self.array = storage_of(tensor, dtype)
+        self.dtype = dtype
+        self.itemsize = dtype.itemsize
+        self.bytes = self.array.view(np.uint8).data
+
+    def write(self, blob: memoryview, wire: int, piece: Piece, at: int) -> None:
+        """Decode one sample to the elements from `at` on."""
+        _, count, lead, lead_value, trail, trail_value, start, end = piece
+        if lead:
+            self.array[at : at + lead] = lead_value
+            at += lead
+        if count and wire == self.dtype.code and wire != BOOL:
+            self.bytes[at * self.itemsize : (at + count) * self.itemsize] = blob[start:end]
+        elif count:
+            self._convert(blob[start:end], wire, at, count)
+        if trail:
+            at += count
+            self.array[at : at + trail] = trail_value
+
+    def _convert(self, body: memoryview, wire: int, at: int, count: int) -> None:
+        """Decode a body that is stored as another dtype."""
+        stored = np.frombuffer(body, DTYPES[wire].storage)
+        if wire == BOOL:
+            self.array[at : at + count] = np.unpackbits(stored, count=count, bitorder="little")
+        elif self.dtype.code <= UINT64:
+            self.array[at : at + count] = stored
+        else:
+            floats = np.float64 if self.dtype.code == FLOAT64 else np.float32
+            self.array.view(floats)[at : at + count] = _widened(stored, wire)
+
+
+def _widened(stored: Storage, wire: int) -> NDArray[np.floating[Any]]:
+    """Return float16 or bfloat16 bodies as numbers."""
+    if wire == BFLOAT16:
+        return (stored.astype(np.uint32) << 16).view(np.float32)
+    return stored.view(np.float16)

@@ -1,0 +1,126 @@
+"""The start of each group's blob: prefix, schema, header and extras."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import Any, TypeAlias
+
+import msgpack
+
+from redrb.codec.columns import NO_RUN, Column, EncodedColumn, Grouping, Run
+from redrb.codec.metadata import Metadata, one_or_all
+from redrb.codec.wire import (
+    FIELD_CODES,
+    MAGIC,
+    MAX_HEADER_BYTES,
+    MAX_SCHEMA_BYTES,
+    PREFIX,
+    VERSION,
+)
+from redrb.errors import EncodeError
+from redrb.experience.padding import Shape
+
+Layout: TypeAlias = tuple[tuple[int | None, ...], Sequence[Any], Sequence[Shape]]
+"""Of one group: each column's wire code (None: the group lacks it), the header's entry for each
+column that is there, and the shapes that these entries refer to."""
+
+
+def pack_heads(
+    columns: Sequence[Column],
+    encoded: Sequence[EncodedColumn],
+    grouping: Grouping,
+    metadata: Sequence[Metadata],
+) -> Iterator[bytes]:
+    """Yield what comes before the body, group after group.
+
+    Raises:
+        EncodeError: A header or a schema is longer than readers allow.
+    """
+    pack = msgpack.Packer().pack
+    schemas: dict[tuple[int | None, ...], bytes] = {}
+    alike = grouping.alone and all(column.shape is not None for column in columns)
+    layouts = _lone_layouts(columns, encoded) if alike else _layouts(columns, encoded, grouping)
+    for (wires, entries, shapes), own in zip(layouts, metadata, strict=False):
+        schema = schemas.get(wires)
+        if schema is None:
+            schema = schemas[wires] = _pack_schema(columns, wires)
+        header = pack((own.samples, entries, shapes, *own.tail))
+        if len(header) > MAX_HEADER_BYTES:
+            raise EncodeError(
+                f"a group's header has {len(header)} bytes, the limit is {MAX_HEADER_BYTES}: "
+                "use fewer tags or put smaller groups."
+            )
+        prefix = PREFIX.pack(MAGIC, VERSION, 0, len(schema), len(header), len(own.extras))
+        yield b"".join((prefix, schema, header, own.extras))
+
+
+def _pack_schema(columns: Sequence[Column], wires: Sequence[int | None]) -> bytes:
+    schema: bytes = msgpack.packb(
+        [
+            (FIELD_CODES.get(column.name, column.name), column.dtype.code, wire)
+            for column, wire in zip(columns, wires, strict=True)
+            if wire is not None
+        ]
+    )
+    if len(schema) > MAX_SCHEMA_BYTES:
+        raise EncodeError("the names in `tensors` are too long: shorten them.")
+    return schema
+
+
+def _lone_layouts(columns: Sequence[Column], encoded: Sequence[EncodedColumn]) -> Iterable[Layout]:
+    """Return the layouts of groups of one sample whose shapes are all alike: the fast path."""
+    table: dict[Shape, int] = {}
+    entries: list[Iterable[Any]] = []
+    for column, own in zip(columns, encoded, strict=True):
+        ref = table.setdefault(column.shape or (), len(table))
+        if own.runs is None:
+            entries.append(repeat(ref))
+        else:
+            entries.append([ref if run is NO_RUN else _lone_entry(ref, run) for run in own.runs])
+    if not columns:
+        return repeat(((), (), ()))
+    wires = zip(*(own.wires for own in encoded), strict=True)
+    return zip(wires, zip(*entries, strict=False), repeat(tuple(table)), strict=False)
+
+
+def _lone_entry(ref: int, run: Run) -> Any:
+    lead, lead_value, trail, trail_value = run
+    if trail:
+        return (ref, lead, lead_value, trail, trail_value)
+    return (ref, lead, lead_value) if lead else ref
+
+
+def _layouts(
+    columns: Sequence[Column], encoded: Sequence[EncodedColumn], grouping: Grouping
+) -> Iterator[Layout]:
+    """Yield the layouts of any groups."""
+    spans = zip(grouping.firsts.tolist(), grouping.counts.tolist(), strict=True)
+    for group, (first, count) in enumerate(spans):
+        table: dict[Shape, int] = {}
+        wires: list[int | None] = []
+        entries: list[Any] = []
+        for column, own in zip(columns, encoded, strict=True):
+            refs = [
+                None if shape is None else table.setdefault(shape, len(table))
+                for shape in column.shapes[first : first + count]
+            ]
+            here = any(ref is not None for ref in refs)
+            wires.append(own.wires[group] if here else None)
+            if here:
+                runs = own.runs[first : first + count] if own.runs is not None else []
+                entries.append(_entry(refs, runs))
+        yield tuple(wires), entries, tuple(table)
+
+
+def _entry(refs: list[int | None], runs: Sequence[Run]) -> Any:
+    """Return a column's entry in the header: a shape, or shapes and runs as one or all."""
+    ref = one_or_all(refs)
+    leads, lead_values, trails, trail_values = (
+        map(list, zip(*runs, strict=True)) if runs else [[]] * 4
+    )
+    if any(trails):
+        return (ref, *map(one_or_all, (leads, lead_values, trails, trail_values)))
+    if any(leads):
+        return (ref, one_or_all(leads), one_or_all(lead_values))
+    return (ref,) if isinstance(ref, list) else ref

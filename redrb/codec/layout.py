@@ -1,0 +1,324 @@
+"""Reading a blob's header: everything is checked here, before anything is allocated for it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from types import NoneType
+from typing import Any, NamedTuple, TypeAlias
+
+from redrb.codec.wire import (
+    BOOL,
+    COMPLETED,
+    DTYPES,
+    FIELD_CODES,
+    INT64_RANGE,
+    MAGIC,
+    MAX_BLOB_BYTES,
+    MAX_COLUMNS,
+    MAX_ELEMENTS,
+    MAX_EXTRAS_BYTES,
+    MAX_GROUP_ID_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_NAME_BYTES,
+    MAX_RANK,
+    MAX_SAMPLES,
+    MAX_TAGS,
+    PREFIX,
+    STATUSES,
+    VERSION,
+    DType,
+    decoded_limit,
+    malformed,
+    unpack,
+)
+from redrb.experience.padding import Shape
+from redrb.experience.records import TENSOR_FIELDS, Scalar
+from redrb.experience.status import Status
+
+Piece: TypeAlias = tuple[Shape, int, int, int, int, int, int, int]
+"""One sample of one column: its shape, how many elements its body holds, lead and its value,
+trail and its value, and where in the blob the body begins and ends."""
+
+
+_SCALARS = frozenset((str, int, float, bool))
+
+
+class Field(NamedTuple):
+    """One column of a schema.
+
+    Attributes:
+        name: The field.
+        dtype: Its tensors' dtype.
+        wire: The code that its body is stored as.
+        wire_size: Bytes of one element of the body; 0 where eight share a byte.
+    """
+
+    name: str
+    dtype: DType
+    wire: int
+    wire_size: int
+
+
+class GroupLayout:
+    """One group's blob, checked in full, with all that is needed to decode it.
+
+    Attributes:
+        blob: The bytes.
+        nbytes: How many.
+        samples: Samples in the group, >= 1.
+        policy_versions: Policy version of each sample.
+        statuses: Status of each sample.
+        group_id: Name of the group.
+        tags: Tags of each sample; samples may share one dict, so copy before changing.
+        extras: Extras of each sample.
+        decoded_bytes: Bytes of all its tensors.
+        fields: Its columns.
+        pieces: Of each column, each sample's piece; None where the sample has none.
+    """
+
+    __slots__ = (
+        "blob",
+        "decoded_bytes",
+        "extras",
+        "fields",
+        "group_id",
+        "nbytes",
+        "pieces",
+        "policy_versions",
+        "samples",
+        "statuses",
+        "tags",
+    )
+
+    blob: bytes
+    nbytes: int
+    samples: int
+    policy_versions: list[int | None]
+    statuses: list[Status]
+    group_id: str | None
+    tags: list[dict[str, Scalar]]
+    extras: list[dict[str, Any]]
+    decoded_bytes: int
+    fields: tuple[Field, ...]
+    pieces: list[list[Piece | None]]
+
+
+def parse_group(blob: bytes) -> GroupLayout:
+    """Check a blob of untrusted bytes in full and say where everything in it lies.
+
+    What this returns can be decoded; only groups that do not fit each other can still fail then.
+
+    Raises:
+        DecodeError: The bytes are not exactly one group in a version of the format known here.
+    """
+    if not isinstance(blob, bytes):
+        malformed(f"it is a {type(blob).__name__}, not bytes")
+    if not PREFIX.size <= len(blob) <= MAX_BLOB_BYTES:
+        malformed(f"it has {len(blob)} bytes")
+    magic, version, flags, schema_bytes, header_bytes, extras_bytes = PREFIX.unpack_from(blob)
+    if magic != MAGIC:
+        malformed(f"it starts with {magic!r}")
+    if version != VERSION or flags:
+        malformed(
+            f"it is written in version {version} with flags {flags}, and only version {VERSION} "
+            "without flags is known here: upgrade redrb"
+        )
+    header_at = PREFIX.size + schema_bytes
+    extras_at = header_at + header_bytes
+    body_at = extras_at + extras_bytes
+    if header_bytes > MAX_HEADER_BYTES or extras_bytes > MAX_EXTRAS_BYTES or body_at > len(blob):
+        malformed("its header or extras are longer than allowed")
+    layout = GroupLayout()
+    layout.blob, layout.nbytes = blob, len(blob)
+    layout.fields = _parse_schema(blob[PREFIX.size : header_at])
+    _parse_header(layout, unpack(blob[header_at:extras_at], "header"), body_at)
+    layout.extras = _parse_extras(blob[extras_at:body_at], layout.samples)
+    return layout
+
+
+@lru_cache(maxsize=128)
+def _parse_schema(schema: bytes) -> tuple[Field, ...]:
+    """Return a schema's columns; few schemas occur, so that most are parsed once."""
+    listed = unpack(schema, "schema")
+    if type(listed) is not list or len(listed) > MAX_COLUMNS:
+        malformed("its schema is no list of columns")
+    fields = tuple(map(_parse_field, listed))
+    if len({field.name for field in fields}) != len(fields):
+        malformed("its schema has a column twice")
+    return fields
+
+
+def _parse_field(column: object) -> Field:
+    if type(column) is not list or len(column) != 3:
+        malformed(f"column {column!r:.80} is no name, dtype and wire dtype")
+    name, code, wire = column
+    if type(name) is int and 0 <= name < len(TENSOR_FIELDS):
+        name = TENSOR_FIELDS[name]
+    elif type(name) is not str or name in FIELD_CODES or len(name.encode()) > MAX_NAME_BYTES:
+        malformed(f"a column's name is {name!r:.80}")
+    if type(code) is not int or not 0 <= code < len(DTYPES):
+        malformed(f"column {name} has the unknown dtype {code!r:.80}")
+    dtype = DTYPES[code]
+    if type(wire) is not int or wire not in dtype.wires:
+        malformed(f"column {name} of {dtype.tensor} is stored as {wire!r:.80}")
+    return Field(name, dtype, wire, 0 if wire == BOOL else DTYPES[wire].itemsize)
+
+
+def _parse_header(layout: GroupLayout, header: object, body_at: int) -> None:
+    """Fill the layout in from its header, whose bodies lie from `body_at` on."""
+    if type(header) is not list or len(header) < 3:
+        malformed("its header is no list of at least three elements")
+    samples, columns, shapes, *tail = header
+    if type(samples) is not int or not 1 <= samples <= MAX_SAMPLES:
+        malformed(f"it has {samples!r:.80} samples")
+    layout.samples = samples
+    _parse_tail(layout, *tail[:4])
+    if type(columns) is not list or len(columns) != len(layout.fields):
+        malformed("its header and its schema have different columns")
+    if type(shapes) is not list:
+        malformed("its shapes are no list")
+    reader = _PieceReader(list(map(_parse_shape, shapes)), samples, body_at)
+    layout.pieces = [
+        reader.read(field, entry) for field, entry in zip(layout.fields, columns, strict=True)
+    ]
+    if reader.end != layout.nbytes:
+        malformed(f"its columns end at byte {reader.end} of {layout.nbytes}")
+    layout.decoded_bytes = reader.decoded
+    if reader.decoded > decoded_limit(layout.nbytes):
+        malformed(f"{layout.nbytes} bytes say that they hold {reader.decoded}")
+
+
+def _parse_shape(shape: object) -> tuple[Shape, int]:
+    """Return a shape and its number of elements."""
+    if type(shape) is not list or len(shape) > MAX_RANK:
+        malformed(f"a shape is {shape!r:.80}")
+    count = room = 1
+    for size in shape:
+        if type(size) is not int or not 0 <= size <= MAX_ELEMENTS:
+            malformed(f"a dimension is {size!r:.80}")
+        count *= size
+        room *= size or 1
+    if room > MAX_ELEMENTS:
+        malformed(f"a shape is {shape}")
+    return tuple(shape), count
+
+
+class _PieceReader:
+    """Reads the header's entries of one column after the other and follows where bodies lie."""
+
+    def __init__(self, shapes: list[tuple[Shape, int]], samples: int, body_at: int) -> None:
+        self.shapes = shapes
+        self.samples = samples
+        self.end = body_at
+        self.decoded = 0
+
+    def read(self, field: Field, entry: object) -> list[Piece | None]:
+        """Return each sample's piece of one column."""
+        if type(entry) is int and self.samples == 1:
+            return [self._piece(field, entry)]
+        if type(entry) is int:
+            return [self._piece(field, entry) for _ in range(self.samples)]
+        if type(entry) is not list or not 1 <= len(entry) <= 5:
+            malformed(f"column {field.name} is placed by {entry!r:.80}")
+        if self.samples == 1:
+            return [self._piece(field, *entry)]
+        parts = [_each(part, self.samples) for part in entry]
+        return [self._piece(field, *part) for part in zip(*parts, strict=True)]
+
+    def _piece(
+        self,
+        field: Field,
+        ref: Any,
+        lead: Any = 0,
+        lead_value: Any = 0,
+        trail: Any = 0,
+        trail_value: Any = 0,
+    ) -> Piece | None:
+        if ref is None:
+            return None
+        if type(ref) is not int or not 0 <= ref < len(self.shapes):
+            malformed(f"column {field.name} refers to shape {ref!r:.80}")
+        _, dtype, _, wire_size = field
+        shape, count = self.shapes[ref]
+        self.decoded += count * dtype.itemsize
+        if lead != 0 or trail != 0:
+            _check_run(field, lead, lead_value)
+            _check_run(field, trail, trail_value)
+            count -= lead + trail
+            if count < 0:
+                malformed(f"column {field.name} has runs longer than its {shape}")
+        start = self.end
+        self.end = end = start + (count * wire_size if wire_size else (count + 7) >> 3)
+        return shape, count, lead, lead_value, trail, trail_value, start, end
+
+
+def _check_run(field: Field, length: object, value: object) -> None:
+    if type(length) is not int or length < 0:
+        malformed(f"column {field.name} has a run of {length!r:.80} elements")
+    if type(value) is not int or not field.dtype.low <= value <= field.dtype.high:
+        malformed(f"column {field.name} has a run of the value {value!r:.80}")
+
+
+def _parse_tail(
+    layout: GroupLayout,
+    versions: object = None,
+    statuses: object = COMPLETED,
+    group_id: object = None,
+    tags: object = None,
+) -> None:
+    """Fill in the metadata, whose elements may be absent at the end of the header."""
+    layout.policy_versions = _each(versions, layout.samples)
+    for version in set(map(type, layout.policy_versions)):
+        if version not in (int, NoneType):
+            malformed(f"a policy version is a {version.__name__}")
+    if any(version not in INT64_RANGE for version in layout.policy_versions if version is not None):
+        malformed("a policy version does not fit in 64 signed bits")
+    layout.statuses = [_status(code) for code in _each(statuses, layout.samples)]
+    if group_id is not None and (
+        type(group_id) is not str or len(group_id.encode()) > MAX_GROUP_ID_BYTES
+    ):
+        malformed(f"its group_id is {group_id!r:.80}")
+    layout.group_id = group_id
+    if tags is None:
+        layout.tags = [{} for _ in range(layout.samples)]
+    else:
+        layout.tags = _each(tags, layout.samples)
+        for own in layout.tags if type(tags) is list else layout.tags[:1]:
+            _check_tags(own)
+
+
+def _each(part: object, samples: int) -> list[Any]:
+    """Return a value a sample, of one for all or a list with one for each."""
+    if type(part) is not list:
+        return [part] * samples
+    if len(part) != samples:
+        malformed(f"a list of {len(part)} entries is to describe {samples} samples")
+    return part
+
+
+def _status(code: object) -> Status:
+    if type(code) is not int or not 0 <= code < len(STATUSES):
+        malformed(f"a status is {code!r:.80}")
+    return STATUSES[code]
+
+
+def _check_tags(tags: object) -> None:
+    if type(tags) is not dict or len(tags) > MAX_TAGS:
+        malformed("the tags of a sample are no small map")
+    for key, value in tags.items():
+        if type(key) is not str or len(key.encode()) > MAX_NAME_BYTES:
+            malformed(f"a tag's key is {key!r:.80}")
+        if type(value) not in _SCALARS:
+            malformed(f"tag {key!r:.80} is a {type(value).__name__}")
+
+
+def _parse_extras(packed: bytes, samples: int) -> list[dict[str, Any]]:
+    if not packed:
+        return [{} for _ in range(samples)]
+    extras = unpack(packed, "extras")
+    if type(extras) is not list or len(extras) != samples:
+        malformed(f"its extras are not those of {samples} samples")
+    for own in extras:
+        if type(own) is not dict or any(type(key) is not str for key in own):
+            malformed("the extras of a sample are no map with names as keys")
+    return extras

@@ -1,0 +1,212 @@
+"""What a group's header and extras say besides tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, index
+from typing import Any, TypeVar
+
+import msgpack
+
+from redrb.codec.gather import check_text
+from redrb.codec.wire import (
+    COMPLETED,
+    INT64_RANGE,
+    MAX_EXTRAS_BYTES,
+    MAX_GROUP_ID_BYTES,
+    MAX_NAME_BYTES,
+    MAX_TAGS,
+    STATUS_CODES,
+    STATUSES,
+    unpack,
+)
+from redrb.errors import DecodeError, EncodeError
+from redrb.experience.batching import METADATA
+from redrb.experience.records import BufferItem, Experience, per_sample
+from redrb.experience.status import Status, group_status
+
+T = TypeVar("T")
+Row = tuple[Any, Any, Any, Any, Any]
+"""Policy version, status, group id, tags and extras of one sample: the order of METADATA."""
+
+_SCALARS = (str, int, float, bool)
+_FLAT = {str, int, float, bool, bytes, type(None)}
+_row = attrgetter(*METADATA)
+
+
+@dataclass(slots=True)
+class Metadata:
+    """One group's metadata, ready for the wire.
+
+    Attributes:
+        samples: Samples in the group.
+        policy_version: The oldest of the samples' policy versions.
+        status: The group's status.
+        tail: The header's elements after the columns, without trailing defaults.
+        extras: The packed extras; empty where no sample has any.
+    """
+
+    samples: int
+    policy_version: int | None
+    status: Status
+    tail: tuple[Any, ...]
+    extras: bytes
+
+
+def metadata_of_items(
+    groups: Sequence[Sequence[BufferItem]], policy_version: int | None
+) -> list[Metadata]:
+    """Return each group's metadata, with `policy_version` where a sample has none."""
+    return [_metadata(list(map(_row, group)), policy_version) for group in groups]
+
+
+def metadata_of_rows(
+    experience: Experience, size: int, policy_version: int | None
+) -> list[Metadata]:
+    """Return the metadata of a batch of `size` groups of one sample."""
+    columns = [per_sample(experience, name, size) for name in METADATA]
+    return [_metadata([row], policy_version) for row in zip(*columns, strict=True)]
+
+
+def _metadata(rows: Sequence[Row], default: int | None) -> Metadata:
+    if len(rows) == 1:
+        return _lone_metadata(rows[0], default)
+    versions = [_version(default if row[0] is None else row[0]) for row in rows]
+    codes = [_status_code(row[1]) for row in rows]
+    known = [version for version in versions if version is not None]
+    return Metadata(
+        len(rows),
+        min(known) if known else None,
+        group_status(STATUSES[code] for code in codes),
+        _tail(one_or_all(versions), one_or_all(codes), _group_id(rows), _tags(rows)),
+        _extras(rows),
+    )
+
+
+def _lone_metadata(row: Row, default: int | None) -> Metadata:
+    """Return the metadata of a group of one: the same, sooner."""
+    version, status, group_id, tags, extras = row
+    if version is None:
+        version = default
+    if type(version) is not int or version not in INT64_RANGE:
+        version = _version(version)
+    code = _status_code(status)
+    if group_id is not None:
+        check_text(group_id, MAX_GROUP_ID_BYTES, "group_id")
+    tail = _tail(version, code, group_id, _tags([row]) if tags else None)
+    return Metadata(1, version, STATUSES[code], tail, _extras([row]) if extras else b"")
+
+
+def _tail(versions: Any, codes: Any, group_id: str | None, tags: Any) -> tuple[Any, ...]:
+    if tags is not None:
+        return (versions, codes, group_id, tags)
+    if group_id is not None:
+        return (versions, codes, group_id)
+    if codes != COMPLETED:
+        return (versions, codes)
+    return () if versions is None else (versions,)
+
+
+def one_or_all(values: list[T]) -> T | list[T]:
+    """Return the one value that all are, or all."""
+    return values[0] if values.count(values[0]) == len(values) else values
+
+
+def _version(value: object) -> int | None:
+    if value is None:
+        return None
+    try:
+        number = value if type(value) is int else index(value)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise EncodeError(f"policy_version is {value!r}, not an int or None.") from error
+    if number not in INT64_RANGE:
+        raise EncodeError(f"policy_version {number} does not fit in 64 bits.")
+    return number
+
+
+def _status_code(status: object) -> int:
+    code = STATUS_CODES.get(status) if isinstance(status, str) else None  # type: ignore[call-overload]
+    if code is None:
+        known = ", ".join(STATUSES)
+        raise EncodeError(f"status is {status!r}: use one of redrb.Status ({known}).")
+    return int(code)
+
+
+def _group_id(rows: Sequence[Row]) -> str | None:
+    first: str | None = rows[0][2]
+    for row in rows:
+        if row[2] != first:
+            raise EncodeError(
+                f"one group holds samples of group_id {first!r} and {row[2]!r}: "
+                "put the completions of different prompts as different groups."
+            )
+    if first is not None:
+        check_text(first, MAX_GROUP_ID_BYTES, "group_id")
+    return first
+
+
+def _tags(rows: Sequence[Row]) -> dict[str, Any] | list[dict[str, Any]] | None:
+    if not any(row[3] for row in rows):
+        return None
+    tags = [dict(row[3] or {}) for row in rows]
+    packed = [_pack_map(own, "tag", _check_tag) for own in tags]
+    for own in tags:
+        if len(own) > MAX_TAGS:
+            raise EncodeError(f"{len(own)} tags are more than {MAX_TAGS}: put text into extras.")
+    return tags[0] if packed.count(packed[0]) == len(packed) else tags
+
+
+def _check_tag(key: str, value: object) -> None:
+    check_text(key, MAX_NAME_BYTES, "a tag's key")
+    if not isinstance(value, _SCALARS):
+        raise EncodeError(
+            f"tag {key!r} is a {type(value).__name__}: a tag is a str, int, float or bool; "
+            "put the rest into extras."
+        )
+
+
+def _extras(rows: Sequence[Row]) -> bytes:
+    if not any(row[4] for row in rows):
+        return b""
+    packed = [_pack_map(row[4] or {}, "extra", _check_extra) for row in rows]
+    joined = b"".join([msgpack.Packer().pack_array_header(len(packed)), *packed])
+    if len(joined) > MAX_EXTRAS_BYTES:
+        raise EncodeError(f"extras have {len(joined)} bytes, the limit is {MAX_EXTRAS_BYTES}.")
+    return joined
+
+
+def _check_extra(key: str, value: object) -> None:
+    """Refuse what would pack and not unpack, such as numbers as keys of a nested map."""
+    check_text(key, MAX_NAME_BYTES, "an extra's key")
+    if type(value) not in _FLAT:
+        try:
+            unpack(_pack(value), "value")
+        except DecodeError as error:
+            raise EncodeError(f"extra {key!r} could not be read back: {error}") from error
+
+
+def _pack_map(values: Mapping[str, Any], what: str, check: Callable[[str, object], None]) -> bytes:
+    """Return `values` as msgpack, or name the key whose value msgpack cannot hold."""
+    for key, value in values.items():
+        check(key, value)
+    try:
+        return _pack(values)
+    except EncodeError:
+        for key, value in values.items():
+            try:
+                _pack(value)
+            except EncodeError as error:
+                raise EncodeError(f"{what} {key!r} cannot be stored: {error}") from error.__cause__
+        raise
+
+
+def _pack(value: object) -> bytes:
+    try:
+        packed: bytes = msgpack.packb(value, datetime=True)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EncodeError(
+            f"{error} (msgpack holds None, bool, 64-bit int, float, str, bytes, "
+            "aware datetime, list and dict)."
+        ) from error
+    return packed

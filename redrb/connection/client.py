@@ -1,0 +1,144 @@
+"""A client of one Redis: a pool of connections, retries and our own errors around them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self, TypeVar
+
+import redis
+from redis.exceptions import RedisError
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_delay,
+    wait_random_exponential,
+)
+
+from redrb.connection.failures import is_transient, translate
+from redrb.connection.transport import Argument, Pipeline, Reply, read_reply
+
+T = TypeVar("T")
+
+_log = logging.getLogger("redrb")
+
+
+class Client:
+    """A connection to Redis, shared by streams, publishers and subscribers; safe among threads.
+
+    Made by `redrb.connect`. Everything that goes through `retrying` is safe to repeat: redis-py's
+    own retries, which replay writes, are off.
+
+    Attributes:
+        where: Host and port, or the socket's path; never a password.
+        url: URL under which other processes reach the same server; it holds the password.
+        server_version: The server's version, such as (7, 0, 15).
+        retry_s: Seconds for which a request is repeated while Redis is away.
+    """
+
+    def __init__(
+        self,
+        pool: redis.ConnectionPool,
+        *,
+        where: str,
+        url: str,
+        server_version: tuple[int, ...],
+        retry_s: float,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self._pool = pool
+        self._on_close = on_close
+        self.where = where
+        self.url = url
+        self.server_version = server_version
+        self.retry_s = retry_s
+
+    def __repr__(self) -> str:
+        return f"<redrb.Client {self.where}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection, and end the server where this client is its owner."""
+        self._pool.disconnect()
+        if self._on_close is not None:
+            self._on_close()
+
+    def retrying(self, attempt: Callable[[], T], *, retry_s: float | None = None) -> T:
+        """Run `attempt`, and again while Redis is away; it must be safe to repeat.
+
+        Args:
+            attempt: What to do; raises redis-py's exceptions.
+            retry_s: Seconds after which no further attempt starts; default: the client's.
+
+        Raises:
+            StoreUnavailable: Redis stayed away.
+            StoreError: Redis answered with an error.
+        """
+        retries = Retrying(
+            retry=retry_if_exception(is_transient),
+            stop=stop_after_delay(self.retry_s if retry_s is None else retry_s),
+            wait=wait_random_exponential(multiplier=0.02, max=1.0),
+            before_sleep=self._log_retry,
+            reraise=True,
+        )
+        try:
+            return retries(attempt)
+        except RedisError as error:
+            raise translate(error, self.where) from error
+
+    @contextmanager
+    def connection(self) -> Iterator[redis.Connection]:
+        """Lend one connection; it is dropped when an exception leaves replies unread on it."""
+        connection = self._pool.get_connection()
+        try:
+            yield connection
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            self._pool.release(connection)
+
+    def exchange(self, pipeline: Pipeline) -> list[Reply]:
+        """Send a pipeline once and return its replies; an error reply is an item of the list."""
+        with self.connection() as connection:
+            return pipeline.exchange(connection)
+
+    def execute(self, *arguments: Argument, retry_s: float | None = None) -> Reply:
+        """Run one command that is safe to repeat and return its reply.
+
+        Raises:
+            StoreUnavailable: Redis stayed away.
+            StoreError: Redis answered with an error.
+        """
+        return self.retrying(lambda: self.once(*arguments), retry_s=retry_s)
+
+    def once(self, *arguments: Argument) -> Reply:
+        """Run one command without retries; raises redis-py's exceptions."""
+        pipeline = Pipeline()
+        pipeline.add(*arguments)
+        with self.connection() as connection:
+            pipeline.send(connection)
+            reply = read_reply(connection)
+        if isinstance(reply, RedisError):
+            raise reply
+        return reply
+
+    def _log_retry(self, state: RetryCallState) -> None:
+        outcome = state.outcome
+        cause: Any = outcome.exception() if outcome is not None else None
+        level = logging.WARNING if state.attempt_number in (1, 10) else logging.DEBUG
+        _log.log(
+            level,
+            "Redis at %s is away (%s); attempt %d, trying for %.0f s more",
+            self.where,
+            type(cause).__name__,
+            state.attempt_number + 1,
+            max(0.0, self.retry_s - (state.seconds_since_start or 0.0)),
+        )

@@ -1,0 +1,82 @@
+"""What an exception of redis-py means to us: the one place where they are mapped."""
+
+from __future__ import annotations
+
+import redis.exceptions as upstream
+
+from redrb.errors import (
+    RedrbError,
+    StoreDenied,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    UnsupportedServer,
+)
+
+_DENIED = (
+    upstream.AuthenticationError,
+    upstream.AuthenticationWrongNumberOfArgsError,
+    upstream.AuthorizationError,
+    upstream.NoPermissionError,
+)
+_UNREACHABLE = (upstream.ConnectionError, upstream.TimeoutError)
+_NOT_NOW = (
+    upstream.ClusterDownError,  # MASTERDOWN too
+    upstream.ReadOnlyError,
+    upstream.TryAgainError,
+)
+_NOT_NOW_CODES = ("BUSY ", "NOREPLICAS", "UNBLOCKED")
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether the same request may succeed a little later."""
+    if isinstance(error, (*_DENIED, upstream.MaxConnectionsError)):
+        return False
+    if isinstance(error, (*_UNREACHABLE, *_NOT_NOW)):
+        return True
+    # what a script meets in a command comes as a plain ResponseError with the code in its text
+    return isinstance(error, upstream.ResponseError) and (
+        str(error).startswith(_NOT_NOW_CODES) or "-READONLY " in str(error)
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether the server refused a write because it is at its memory limit."""
+    return isinstance(error, upstream.OutOfMemoryError) or (
+        isinstance(error, upstream.ResponseError) and "OOM command not allowed" in str(error)
+    )
+
+
+def is_missing_script(error: BaseException) -> bool:
+    """Return whether the server does not know the script: after a restart or failover."""
+    return isinstance(error, upstream.NoScriptError)
+
+
+def translate(error: upstream.RedisError, where: str) -> RedrbError:
+    """Return the error of our own tree that stands for `error`."""
+    told = _first_line(error)
+    if isinstance(error, _DENIED):
+        return StoreDenied(
+            f"Redis at {where} refused access: {told}. Check user and password in the URL "
+            "(or REDRB_URL), and that this user may run scripts and use keys `redrb:*`."
+        )
+    if is_out_of_memory(error):
+        return StoreFull(
+            f"Redis at {where} is at its memory limit: raise maxmemory, or let trainers catch up.",
+            reason="memory",
+        )
+    if isinstance(error, upstream.InvalidResponse):
+        return UnsupportedServer(f"what answers at {where} does not speak Redis' protocol.")
+    if is_transient(error):
+        return StoreUnavailable(
+            f"Redis at {where} is not reachable: {told}. Check that the server runs there "
+            "(`redis-cli ping`), and that no firewall is between.",
+            where=where,
+            uncertain=isinstance(error, _UNREACHABLE),
+        )
+    return StoreError(f"Redis at {where} answered with an error: {told}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -1,0 +1,25 @@
+"""The only reader of the environment: every variable that redrb knows, by name."""
+
+from __future__ import annotations
+
+import os
+
+URL = "REDRB_URL"
+"""Where Redis is, with user and password."""
+
+PREFIX = "REDRB_"
+
+
+def variable(name: str, default: str | None = None) -> str | None:
+    """Return environment variable `name`, or `default` where it is unset or empty."""
+    return os.environ.get(name) or default
+
+
+def search_path() -> str:
+    """Return the PATH on which servers are looked for."""
+    return os.environ.get("PATH", os.defpath)
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """Return this process' environment with `changes`, for a process that is started."""
+    return {**os.environ, **changes}

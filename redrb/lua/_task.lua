@@ -1,0 +1,54 @@
+-- Part of every script of a task: its keys, its ids, its clock.
+--
+-- KEYS[1] is the task's stream. All other keys of the task share its prefix and with it its hash
+-- tag; they are derived here, since consumer groups and waiters come and go.
+--
+-- Ids of entries are <BASE>-<seq>. BASE lies in the future, so XADD with `*` counts seq up by one:
+-- a script that runs in the same transaction knows the ids of what was just added.
+
+local BASE = '9999999999999-'
+local stream = KEYS[1]
+local prefix = string.sub(stream, 1, -7)
+local task = prefix .. 'task'
+
+local function key(kind, name)
+  return name and (prefix .. kind .. ':' .. name) or (prefix .. kind)
+end
+
+local function id_of(seq)
+  return BASE .. string.format('%.0f', seq)
+end
+
+-- Members of sorted sets order by score, then by text: padded, text order is arrival order.
+local function member_of(seq)
+  return string.format('%016.0f', seq)
+end
+
+local function seq_of(id)
+  return tonumber(string.sub(id, #BASE + 1))
+end
+
+local function number(hash, field)
+  return tonumber(redis.call('HGET', hash, field) or '0')
+end
+
+local function add(hash, field, amount)
+  if amount ~= 0 then
+    redis.call('HINCRBY', hash, field, string.format('%.0f', amount))
+  end
+end
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function exists()
+  return redis.call('EXISTS', task) == 1
+end
+
+-- At the memory limit a script may write only after a write that frees memory. This one frees
+-- nothing and opens the way for those that do.
+local function begin_writing()
+  redis.call('DEL', prefix .. 'none')
+end

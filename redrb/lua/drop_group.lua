@@ -1,0 +1,36 @@
+-- Remove a consumer group: entries that only it still needed are deleted.
+-- KEYS[1] stream
+-- ARGV    group
+-- Returns the number of entries deleted.
+--@ _task _waiters _room _groups
+
+begin_writing()
+local group = ARGV[1]
+if not exists() or redis.call('SREM', key('groups'), group) == 0 then
+  return 0
+end
+local deleted = 0
+if #groups() > 0 then
+  local seqs = {}
+  for _, member in ipairs(redis.call('ZRANGE', key('ready', group), 0, -1)) do
+    seqs[#seqs + 1] = tonumber(member)
+  end
+  local from, pending = '-', {}
+  repeat
+    pending = redis.call('XPENDING', stream, group, from, '+', 500)
+    for _, entry in ipairs(pending) do
+      seqs[#seqs + 1] = seq_of(entry[1])
+    end
+    from = #pending > 0 and '(' .. pending[#pending][1] or from
+  until #pending == 0
+  for seq = number(key('group', group), 'cursor') + 1, number(task, 'last') do
+    seqs[#seqs + 1] = seq
+  end
+  deleted = forget(group, seqs)
+end
+redis.call('XGROUP', 'DESTROY', stream, group)
+for _, kind in ipairs({'group', 'ready', 'deliveries', 'consumers', 'leases', 'queue', 'needs'}) do
+  redis.call('DEL', key(kind, group))
+end
+wake('#room', room_left(), now_ms())
+return deleted

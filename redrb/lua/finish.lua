@@ -1,0 +1,58 @@
+-- End a lease, or a part of it.
+-- KEYS[1] stream
+-- ARGV    group, consumer, slot, token, outcome, reason, samples, ends, seq ...
+--         outcome: ack | release (back, unharmed) | fail (back, counts as a failed delivery)
+--         | reject (to the dead-letter stream); ends is 1 when nothing of the lease is left
+-- Returns {'ok', entries} | {'lost'}; the same call again changes nothing and returns {'ok', 0}.
+--@ _task _waiters _room _groups
+
+begin_writing()
+local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local outcome, reason = ARGV[5], ARGV[6]
+local held = redis.call('HGET', key('leases', group), slot)
+if held == token .. ' ended' then
+  return {'ok', 0}
+elseif held ~= token then
+  return {'lost'}
+end
+
+local state, seqs, ended = key('group', group), {}, 0
+for i = 9, #ARGV do
+  seqs[#seqs + 1] = tonumber(ARGV[i])
+end
+if outcome == 'ack' then
+  for first = 1, #seqs, 1000 do
+    local ids, members = {}, {}
+    for i = first, math.min(first + 999, #seqs) do
+      ids[#ids + 1] = id_of(seqs[i])
+      members[#members + 1] = member_of(seqs[i])
+    end
+    ended = ended + redis.call('XACK', stream, group, unpack(ids))
+    redis.call('HDEL', key('deliveries', group), unpack(members))
+  end
+  add(state, 'acked', ended)
+  if ended > 0 then
+    add(state, 'samples_acked', tonumber(ARGV[7]))
+  end
+  forget(group, seqs)
+elseif outcome == 'reject' then
+  for _, seq in ipairs(seqs) do
+    local fields = fields_of(seq)
+    if redis.call('XACK', stream, group, id_of(seq)) == 1 then
+      bury(group, seq, fields, reason, consumer)
+      ended = ended + 1
+    end
+  end
+  forget(group, seqs)
+else
+  for _, seq in ipairs(seqs) do
+    ended = ended + return_lease(group, seq, outcome == 'fail', consumer)
+  end
+end
+if ARGV[8] == '1' then
+  redis.call('HSET', key('leases', group), slot, token .. ' ended')
+end
+local now = now_ms()
+wake('#room', room_left(), now)
+wake(group, number(state, 'waiting'), now)
+return {'ok', ended}

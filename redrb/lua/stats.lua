@@ -1,0 +1,38 @@
+-- One consistent look at a task from one consumer group. Writes nothing.
+-- KEYS[1] stream
+-- ARGV    group
+-- Returns a flat list name, number, ... ; {} when the task does not exist.
+--@ _task
+
+local found = {}
+local function tell(name, value)
+  found[#found + 1] = name
+  found[#found + 1] = string.format('%.0f', value)
+end
+if not exists() then
+  return found
+end
+local group, now = ARGV[1], now_ms()
+local state = key('group', group)
+local stored = redis.call('XLEN', stream)
+tell('stored', stored)
+for _, name in ipairs({'limit', 'max_bytes', 'samples_put', 'bytes_put', 'filtered'}) do
+  tell(name, number(task, name))
+end
+tell('dead_letters', redis.call('XLEN', key('dead')))
+tell('producers_waiting', redis.call('ZCARD', key('queue', '#room')))
+if redis.call('SISMEMBER', key('groups'), group) == 0 then
+  -- nobody took yet: all that is stored waits, what was put and is gone was evicted
+  tell('put', number(task, 'put'))
+  tell('evicted', number(task, 'put') - stored)
+  tell('waiting', stored)
+  return found
+end
+for _, name in ipairs({'put', 'waiting', 'acked', 'expired', 'evicted', 'dead', 'samples_acked',
+  'returned', 'taken_over'}) do
+  tell(name, number(state, name))
+end
+tell('leased', redis.call('XPENDING', stream, group)[1])
+tell('consumers', redis.call('ZCOUNT', key('consumers', group), '(' .. string.format('%.0f', now), '+inf'))
+tell('consumers_waiting', redis.call('ZCARD', key('queue', group)))
+return found

@@ -1,0 +1,36 @@
+"""Orders: which of the waiting groups a trainer gets next. They stand beside the storage."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from redrb.errors import ConfigError
+from redrb.orders.fifo import Fifo
+
+__all__ = ["Fifo", "Order", "order_named"]
+
+
+class Order(Protocol):
+    """A policy that chooses among the waiting groups of a task.
+
+    Attributes:
+        name: What users type, and what the task remembers.
+    """
+
+    name: str
+
+
+_ORDERS: dict[str, type[Order]] = {Fifo.name: Fifo}
+
+
+def order_named(name: str) -> Order:
+    """Return the order that users call `name`.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    try:
+        return _ORDERS[name]()
+    except KeyError:
+        known = ", ".join(sorted(_ORDERS))
+        raise ConfigError(f"unknown order {name!r}: use one of {known}.") from None

@@ -1,0 +1,226 @@
+"""The side of trainers: full batches are leased, held by a heartbeat, and ended."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+import threading
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from redrb.codec import GroupLayout, parse_group
+from redrb.errors import BatchTimeout, ConfigError, DecodeError
+from redrb.stream.heartbeat import Heartbeat
+from redrb.stream.lease import Lease, Outcome
+from redrb.stream.store import TakeReply, TaskStore
+from redrb.stream.waiting import QUEUE_TTL_MS, Wait
+
+_log = logging.getLogger("redrb")
+
+
+class Consumer:
+    """One member of a consumer group; safe among threads."""
+
+    def __init__(
+        self, store: TaskStore, group: str, lease_ms: int, reopen: Callable[[], None]
+    ) -> None:
+        """Make a consumer; its heartbeat begins with the first take.
+
+        Args:
+            store: The task.
+            group: Name of the consumer group.
+            lease_ms: Silence after which others take its leases over.
+            reopen: Creates the task again after somebody cleared it.
+        """
+        self._store = store
+        self._group = group
+        self._lease_ms = lease_ms
+        self._reopen = reopen
+        self.name = f"{socket.gethostname()[:32]}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        self._tokens = itertools.count(1)
+        self._slots: set[int] = set()
+        self._abandoned: deque[tuple[int, str, tuple[int, ...]]] = deque()
+        self._lock = threading.Lock()
+        self._heartbeat: Heartbeat | None = None
+
+    def take(self, count: int, least: int, timeout: float | None) -> Lease:
+        """Lease `count` groups; when time is up, at least `least`.
+
+        Raises:
+            BatchTimeout: Fewer came in time; none was taken.
+            ConfigError: The task's limit is smaller than `least`.
+        """
+        self._start_heartbeat()
+        wait = Wait(timeout)
+        with self._lock:
+            slot = next(number for number in itertools.count() if number not in self._slots)
+            self._slots.add(slot)
+        try:
+            entries, token = self._take_decodable(slot, count, least, wait)
+        except BaseException:
+            self._free(slot)
+            raise
+        self_ref = weakref.ref(self)
+
+        def finish(
+            outcome: Outcome, ids: Sequence[int], reason: str, samples: int, ends: bool
+        ) -> bool:
+            return self._finish(slot, token, outcome, ids, reason, samples, ends=ends)
+
+        def abandon(ids: tuple[int, ...]) -> None:
+            consumer = self_ref()
+            if consumer is not None:
+                consumer._abandoned.append((slot, token, ids))
+
+        return Lease(self._store.task, entries, finish, abandon)
+
+    def close(self) -> None:
+        """Stop the heartbeat and give back what is still leased, unharmed."""
+        with self._lock:
+            heartbeat, self._heartbeat = self._heartbeat, None
+        if heartbeat is not None:
+            heartbeat.stop()
+            self._store.leave(self._group, self.name)
+
+    def _take_decodable(
+        self, slot: int, count: int, least: int, wait: Wait
+    ) -> tuple[list[tuple[int, GroupLayout]], str]:
+        """Take until every group of the batch can be read; what cannot goes to the dead letters."""
+        while True:
+            token = str(next(self._tokens))
+            reply = self._take_full(slot, token, count, least, wait)
+            good: list[tuple[int, GroupLayout]] = []
+            bad: list[tuple[int, str]] = []
+            for seq, payload in reply.entries:
+                try:
+                    if payload is None:
+                        raise DecodeError("the payload is gone")
+                    good.append((seq, parse_group(payload)))
+                except DecodeError as error:
+                    bad.append((seq, f"cannot be decoded: {error}"))
+            if not bad and good:
+                return good, token
+            for index, (seq, reason) in enumerate(bad):
+                _log.error("task %r: group %d %s", self._store.task, seq, reason)
+                ends = not good and index == len(bad) - 1
+                self._finish_quietly(slot, token, "reject", [seq], reason, ends=ends)
+            if good:
+                self._finish_quietly(slot, token, "release", [seq for seq, _ in good], "", ends=True)
+
+    def _take_full(
+        self, slot: int, token: str, count: int, least: int, wait: Wait
+    ) -> TakeReply:
+        waiter = f"{self.name}.{slot}"
+        while True:
+            last = wait.over
+            reply = self._store.take(
+                self._group,
+                self.name,
+                f"{self.name}/{slot}",
+                token,
+                count=count,
+                least=least if last else count,
+                waiter=waiter,
+                ttl_ms=0 if last else QUEUE_TTL_MS,
+                lease_ms=self._lease_ms,
+            )
+            if reply.outcome == "taken":
+                return reply
+            if reply.outcome == "never":
+                raise ConfigError(
+                    f"task {self._store.task!r} holds at most {reply.amount} groups: a batch of "
+                    f"{count} can never be full. Take fewer, or raise the limit."
+                )
+            if reply.outcome == "gone":
+                self._reopen()
+            if last:
+                raise BatchTimeout(
+                    task=self._store.task,
+                    wanted=least,
+                    available=reply.amount,
+                    waited_s=wait.waited_s,
+                )
+            if reply.outcome == "short":
+                wait.tell(
+                    f"task {self._store.task!r}, consumer group {self._group!r}: "
+                    f"{reply.amount} of {count} groups are waiting"
+                )
+                self._store.wait_for_wake(waiter, wait.slice_s())
+
+    def _finish(
+        self,
+        slot: int,
+        token: str,
+        outcome: Outcome,
+        ids: Sequence[int],
+        reason: str,
+        samples: int,
+        *,
+        ends: bool,
+    ) -> bool:
+        held = self._finish_quietly(slot, token, outcome, ids, reason, samples, ends=ends)
+        if ends or not held:
+            self._free(slot)
+        return held
+
+    def _finish_quietly(
+        self,
+        slot: int,
+        token: str,
+        outcome: Outcome,
+        ids: Sequence[int],
+        reason: str,
+        samples: int = 0,
+        *,
+        ends: bool,
+    ) -> bool:
+        return self._store.finish(
+            self._group,
+            self.name,
+            f"{self.name}/{slot}",
+            token,
+            ids,
+            outcome=outcome,
+            reason=reason,
+            samples=samples,
+            ends=ends,
+        )
+
+    def _free(self, slot: int) -> None:
+        with self._lock:
+            self._slots.discard(slot)
+
+    def _start_heartbeat(self) -> None:
+        with self._lock:
+            if self._heartbeat is None:
+                self_ref = weakref.ref(self)
+
+                def beat() -> None:
+                    consumer = self_ref()
+                    if consumer is not None:
+                        consumer._beat()
+
+                self._heartbeat = Heartbeat(beat, self._lease_ms / 3000, "heartbeat")
+                weakref.finalize(self, self._heartbeat.stop).atexit = False
+
+    def _beat(self) -> None:
+        known, taken_over = self._store.heartbeat(self._group, self.name, self._lease_ms)
+        if not known and self._slots:
+            _log.warning("task %r: the heartbeat came too late", self._store.task)
+        if taken_over:
+            _log.warning(
+                "task %r: took %d groups over from dead consumers", self._store.task, taken_over
+            )
+        while self._abandoned:
+            slot, token, ids = self._abandoned.popleft()
+            _log.warning(
+                "task %r: a lease on %d groups was dropped without ack, release or reject; "
+                "its groups go back",
+                self._store.task,
+                len(ids),
+            )
+            self._finish(slot, token, "release", ids, "", 0, ends=True)

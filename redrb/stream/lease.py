@@ -1,0 +1,174 @@
+"""What a take returns: groups that belong to this consumer until they are acknowledged."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from types import TracebackType
+from typing import Literal, Self, TypeAlias
+
+import torch
+
+from redrb.codec import GroupLayout, decode_batch, decode_items
+from redrb.errors import ConfigError, LeaseLost
+from redrb.experience import BufferItem, Experience
+from redrb.experience.records import Side
+
+Outcome: TypeAlias = Literal["ack", "release", "fail", "reject"]
+
+Finish: TypeAlias = Callable[[Outcome, Sequence[int], str, int, bool], bool]
+"""Ends leased groups: outcome, ids, reason, samples in them, whether nothing is left then."""
+
+
+class Lease:
+    """Groups taken from a task, held by this consumer's heartbeat until they are ended.
+
+    As a context manager it acknowledges at the end of the block; an exception gives the groups
+    back and counts as a failed delivery, an interrupt (Ctrl-C, SystemExit) gives them back
+    unharmed.
+
+    Attributes:
+        ids: Ids of the groups that are still leased, in the order of the batch.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        entries: Sequence[tuple[int, GroupLayout]],
+        finish: Finish,
+        abandon: Callable[[tuple[int, ...]], None],
+    ) -> None:
+        self._task = task
+        self._layouts = dict(entries)
+        self._finish = finish
+        # a lease that nobody ended and nobody holds any more goes back by itself
+        self._finalizer = weakref.finalize(self, abandon, tuple(self._layouts))
+        self._finalizer.atexit = False
+
+    def __len__(self) -> int:
+        """Return the number of groups that are still leased."""
+        return len(self._layouts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._layouts:
+            return
+        if error is None:
+            self.ack()
+        elif isinstance(error, LeaseLost):
+            self._forget(self.ids)
+        else:
+            self._end("fail" if isinstance(error, Exception) else "release", None)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Ids of the groups that are still leased."""
+        return tuple(self._layouts)
+
+    @property
+    def samples(self) -> int:
+        """Samples in the groups that are still leased."""
+        return sum(layout.samples for layout in self._layouts.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the groups that are still leased, as stored."""
+        return sum(layout.nbytes for layout in self._layouts.values())
+
+    @property
+    def policy_versions(self) -> list[int | None]:
+        """Policy version of each sample, without decoding tensors."""
+        layouts = self._layouts.values()
+        return [version for layout in layouts for version in layout.policy_versions]
+
+    def batch(
+        self, device: str | torch.device = "cpu", *, side: Side = "left", pin_memory: bool = False
+    ) -> Experience:
+        """Return all samples as one zero-padded batch.
+
+        Each sample is decoded straight into the padded tensors: one copy.
+
+        Args:
+            device: Where the batch is needed.
+            side: Where padding goes.
+            pin_memory: Decode into pinned memory, for a copy to `device` beside other work.
+
+        Raises:
+            RecordError: Samples differ in fields, ranks or dtypes, so there is no batch of them;
+                `groups()` reads them one by one.
+            LeaseLost: The lease was ended already.
+        """
+        self._check_held()
+        layouts = list(self._layouts.values())
+        on_accelerator = torch.device(device).type != "cpu"
+        batch = decode_batch(layouts, side=side, pin=pin_memory and on_accelerator)
+        return batch.to_device(device) if on_accelerator else batch
+
+    def groups(self) -> list[list[BufferItem]]:
+        """Return the samples of each group, in the order of `ids`."""
+        self._check_held()
+        return [decode_items(layout) for layout in self._layouts.values()]
+
+    def items(self) -> list[BufferItem]:
+        """Return all samples, group after group."""
+        return [item for group in self.groups() for item in group]
+
+    def ack(self, ids: Collection[int] | None = None) -> None:
+        """Say that the groups are trained: they are deleted, once all consumer groups said so.
+
+        Call it after the optimizer step. Safe to repeat when the connection breaks.
+
+        Args:
+            ids: Some of `self.ids`; default: all.
+
+        Raises:
+            LeaseLost: Another consumer has them by now; nothing was acknowledged.
+        """
+        self._end("ack", ids)
+
+    def release(self, ids: Collection[int] | None = None) -> None:
+        """Give groups back unharmed: they wait again, in their old place, for any consumer."""
+        self._end("release", ids)
+
+    def reject(self, reason: str, ids: Collection[int] | None = None) -> None:
+        """Move groups to the dead-letter stream, with the reason.
+
+        Raises:
+            LeaseLost: Another consumer has them by now.
+        """
+        self._end("reject", ids, reason)
+
+    def _end(self, outcome: Outcome, ids: Collection[int] | None, reason: str = "") -> None:
+        self._check_held()
+        chosen = self.ids if ids is None else tuple(ids)
+        unknown = [seq for seq in chosen if seq not in self._layouts]
+        if unknown:
+            raise ConfigError(f"groups {unknown} are not in this lease; it holds {self.ids}.")
+        samples = sum(self._layouts[seq].samples for seq in chosen)
+        ends = len(chosen) == len(self._layouts)
+        held = self._finish(outcome, chosen, reason, samples, ends)
+        self._forget(chosen if held else self.ids)
+        if not held:
+            raise LeaseLost(
+                task=self._task,
+                ids=chosen,
+                why="this consumer's heartbeat stopped for longer than lease_ms, and others took "
+                "over. Drop what came of it and take again.",
+            )
+
+    def _forget(self, ids: Collection[int]) -> None:
+        for seq in ids:
+            del self._layouts[seq]
+        if not self._layouts:
+            self._finalizer.detach()
+
+    def _check_held(self) -> None:
+        if not self._layouts:
+            raise LeaseLost(task=self._task, ids=(), why="it was ended already.")

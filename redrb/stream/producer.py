@@ -1,0 +1,153 @@
+"""The side of makers: groups go in exactly once, and wait for room when there is none."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from redrb.codec import EncodedGroup
+from redrb.errors import ConfigError, StoreFull
+from redrb.stream.store import PutReply, TaskStore
+from redrb.stream.waiting import QUEUE_TTL_MS, Wait
+
+OnFull: TypeAlias = Literal["block", "drop_oldest", "error"]
+
+CHUNK_GROUPS = 32
+"""Most groups a transaction; more of them bring nothing."""
+
+CHUNK_BYTES = 4 << 20
+"""Most bytes a transaction, unless a single group is larger."""
+
+EVICTIONS = 8
+"""Attempts to make room by evicting before a put gives up."""
+
+
+@dataclass(slots=True)
+class _Identity:
+    """A producer as Redis knows it; used by one thread at a time, so its puts are in order."""
+
+    name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    operation: int = 0
+
+
+class Producer:
+    """Puts encoded groups into one task; safe among threads."""
+
+    def __init__(self, store: TaskStore, on_full: OnFull, reopen: Callable[[], None]) -> None:
+        """Make a producer.
+
+        Args:
+            store: The task.
+            on_full: What a put does when there is no room.
+            reopen: Creates the task again after somebody cleared it.
+        """
+        self._store = store
+        self._on_full = on_full
+        self._reopen = reopen
+        self._idle: deque[_Identity] = deque()
+        self._crowded = False
+
+    def put(self, groups: Sequence[EncodedGroup], timeout: float | None) -> tuple[int, ...]:
+        """Store groups, a chunk of them a transaction; returns their ids in order.
+
+        Raises:
+            StoreFull: No room in time; `stored` says how many groups are in.
+            ConfigError: A group is larger than the task's limits.
+        """
+        wait = Wait(timeout)
+        ids: list[int] = []
+        identity = self._idle.pop() if self._idle else _Identity()
+        try:
+            while len(ids) < len(groups):
+                chunk = _next_chunk(groups, len(ids))
+                reply = self._put_chunk(identity, chunk, wait, len(ids))
+                ids += range(reply.last - reply.stored + 1, reply.last + 1)
+        finally:
+            self._idle.append(identity)
+        return tuple(ids)
+
+    def _put_chunk(
+        self, identity: _Identity, chunk: Sequence[EncodedGroup], wait: Wait, stored: int
+    ) -> PutReply:
+        """Store all groups of a chunk, or as many from its start as there is room for."""
+        identity.operation += 1
+        count, evict = len(chunk), None
+        for attempt in itertools.count(1):
+            if self._crowded and self._on_full == "block":
+                count = self._wait_for_room(identity, len(chunk), wait, stored)
+            reply = self._attempt(identity, chunk[:count], evict)
+            if reply.outcome in ("ok", "again"):
+                self._crowded = 0 <= reply.room < len(chunk)
+                return reply
+            if reply.outcome == "gone":
+                self._reopen()
+            elif reply.outcome == "never":
+                count = self._smaller(chunk, count)
+            elif self._on_full == "block":
+                self._crowded = True
+            elif self._on_full == "drop_oldest" and attempt <= EVICTIONS:
+                evict = count * (attempt - 1)
+            else:
+                raise self._full(reply, stored)
+        raise AssertionError("counting never ends")
+
+    def _attempt(
+        self, identity: _Identity, groups: Sequence[EncodedGroup], evict: int | None
+    ) -> PutReply:
+        try:
+            return self._store.put(identity.name, identity.operation, groups, evict=evict)
+        except StoreFull:  # the server's memory: waits and evictions help as at a limit of our own
+            return PutReply("memory")
+
+    def _wait_for_room(self, identity: _Identity, count: int, wait: Wait, stored: int) -> int:
+        """Queue until there is room for some groups; returns for how many."""
+        while True:
+            room = self._store.room(identity.name, count, ttl_ms=QUEUE_TTL_MS)
+            if room > 0:
+                return room
+            if wait.over:
+                self._store.room(identity.name, count, ttl_ms=0)
+                raise self._full(PutReply("full"), stored)
+            wait.tell(f"task {self._store.task!r} is full: {count} groups wait to be put")
+            self._store.wait_for_wake(identity.name, wait.slice_s())
+
+    def _smaller(self, chunk: Sequence[EncodedGroup], count: int) -> int:
+        """Return how many groups to try when `count` of them exceed the limits at once."""
+        if count == 1:
+            raise ConfigError(
+                f"task {self._store.task!r}: a group of {chunk[0].nbytes} bytes is larger than "
+                "max_bytes: raise it, or make groups smaller."
+            )
+        return max(1, count // 2)
+
+    def _full(self, reply: PutReply, stored: int) -> StoreFull:
+        task = self._store.task
+        if reply.outcome == "memory":
+            return StoreFull(
+                f"Redis at {self._store.client.where} is at its memory limit and task {task!r} "
+                "cannot grow: raise maxmemory, or let trainers catch up.",
+                task=task,
+                stored=stored,
+                reason="memory",
+            )
+        return StoreFull(
+            f"task {task!r} is full and nothing made room: trainers must acknowledge what they "
+            "took (`redrb stats`), or raise limit / max_bytes.",
+            task=task,
+            stored=stored,
+        )
+
+
+def _next_chunk(groups: Sequence[EncodedGroup], start: int) -> Sequence[EncodedGroup]:
+    """Return the groups from `start` that go into one transaction: at least one."""
+    end, size = start, 0
+    while end < len(groups) and end - start < CHUNK_GROUPS:
+        size += groups[end].nbytes
+        if end > start and size > CHUNK_BYTES:
+            break
+        end += 1
+    return groups[start:end]

@@ -1,0 +1,49 @@
+"""How anyone waits here: woken by what he waits for, at most a slice at a time, never silently."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+SLICE_S = 1.0
+"""Longest block before a waiter looks again, in case whoever should wake it has died."""
+
+QUEUE_TTL_MS = 3000
+"""How long a waiter that no longer looks keeps its place in the queue."""
+
+WARN_EVERY_S = 30.0
+
+_log = logging.getLogger("redrb")
+
+
+class Wait:
+    """One wait: its deadline, and a log line every half minute that names what is missing."""
+
+    def __init__(self, timeout: float | None) -> None:
+        """Start waiting, for `timeout` seconds; None: for ever."""
+        self._started = time.monotonic()
+        self._timeout = timeout
+        self._warned = self._started
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the wait began."""
+        return time.monotonic() - self._started
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return self._timeout is not None and self.waited_s >= self._timeout
+
+    def slice_s(self) -> float:
+        """Return how long to block before looking again."""
+        if self._timeout is None:
+            return SLICE_S
+        return max(0.0, min(SLICE_S, self._timeout - self.waited_s))
+
+    def tell(self, missing: str) -> None:
+        """Log what is missing, every `WARN_EVERY_S` seconds."""
+        now = time.monotonic()
+        if now - self._warned >= WARN_EVERY_S:
+            self._warned = now
+            _log.warning("%s, for %.0f s now", missing, self.waited_s)

@@ -1,0 +1,73 @@
+"""Backends that tests run on, and a namespace of its own for each test."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import redrb
+from redrb.connection import Client
+from tests.servers import Server, programs
+
+torch.set_num_threads(1)
+
+REAL = programs()
+
+
+@pytest.fixture(scope="session")
+def server_urls() -> Iterator[Callable[[str], str]]:
+    """URL of the real server NAME, started at its first use and shared by the session."""
+    running: dict[str, Server] = {}
+
+    def url(name: str) -> str:
+        if name not in running:
+            running[name] = Server(REAL[name])
+        return running[name].url
+
+    yield url
+    for server in running.values():
+        server.close()
+
+
+@pytest.fixture(params=["fake", *REAL])
+def url(request: pytest.FixtureRequest, server_urls: Callable[[str], str]) -> str:
+    """URL of each backend in turn: fakeredis, then every real server at hand."""
+    if request.param == "fake":
+        return f"fake://{uuid.uuid4().hex}"
+    return server_urls(request.param)
+
+
+@pytest.fixture(params=list(REAL))
+def real_url(request: pytest.FixtureRequest, server_urls: Callable[[str], str]) -> str:
+    """URL of each real server in turn."""
+    return server_urls(request.param)
+
+
+@pytest.fixture(params=list(REAL))
+def own_server(request: pytest.FixtureRequest) -> Iterator[Callable[..., Server]]:
+    """Start real servers that this test may kill, with further arguments."""
+    started: list[Server] = []
+
+    def start(*arguments: str) -> Server:
+        started.append(Server(REAL[request.param], *arguments))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    """A client of each backend in turn."""
+    with redrb.connect(url, retry_s=10) as client:
+        yield client
+
+
+@pytest.fixture
+def namespace() -> str:
+    """A namespace that no other test uses."""
+    return uuid.uuid4().hex

