@@ -30,7 +30,7 @@ class PolicySettings:
     width: int = 64
     layers: int = 2
     heads: int = 4
-    mlp_ratio: int = 4
+    mlp_ratio: int = 2
     max_positions: int = MAX_PROMPT_TOKENS + MAX_NEW_TOKENS
 
 
@@ -170,6 +170,17 @@ class ActorCritic(nn.Module):
         self.settings = settings or PolicySettings()
         self.actor = Actor(self.settings)
         self.critic = Critic(self.settings)
+
+
+def chosen_log_probs(logits: Tensor, sequences: Tensor) -> Tensor:
+    """Return the log-probability of each action, float32 `[B, A]`.
+
+    Args:
+        logits: What chose the last A tokens, float32 `[B, A, vocabulary]`.
+        sequences: Token ids, int64 `[B, S]`.
+    """
+    actions = sequences[:, -logits.shape[1] :, None]
+    return logits.log_softmax(-1).gather(-1, actions).squeeze(-1)
 
 
 def attend_to(attention_mask: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from redrb.errors import RecordError
 from redrb.experience import Experience
-from workers.policy import ActorCritic
+from workers.losses import entropy, masked_mean, normalised, policy_loss, value_loss
+from workers.policy import ActorCritic, chosen_log_probs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,61 +163,6 @@ def ppo_losses(
         approx_kl=masked_mean(ratio - 1 - log_ratio, mask).detach(),
         clip_fraction=masked_mean(((ratio - 1).abs() > settings.clip).float(), mask),
     )
-
-
-def policy_loss(ratio: Tensor, advantages: Tensor, mask: Tensor, *, clip: float) -> Tensor:
-    """Return `-mean(min(ratio * A, clamp(ratio, 1 - clip, 1 + clip) * A))`, float32 `[]`.
-
-    Args:
-        ratio: Probability of each action now over then, float32 `[B, A]`.
-        advantages: float32 `[B, A]`.
-        mask: True where an action counts, bool `[B, A]`.
-        clip: Epsilon of equation 7.
-    """
-    clipped = ratio.clamp(1 - clip, 1 + clip)
-    return -masked_mean(torch.minimum(ratio * advantages, clipped * advantages), mask)
-
-
-def value_loss(
-    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, clip: float
-) -> Tensor:
-    """Return half the mean squared error of the values, float32 `[]`, all arguments `[B, A]`.
-
-    The larger of two errors counts: of the value, and of the value held within `clip` of the old
-    one (as in the PPO of OpenAI Baselines and of `coati`).
-    """
-    clipped = old_values + (values - old_values).clamp(-clip, clip)
-    errors = torch.maximum((values - returns).square(), (clipped - returns).square())
-    return 0.5 * masked_mean(errors, mask)
-
-
-def entropy(logits: Tensor) -> Tensor:
-    """Return the entropy of each distribution in nats, float32 `[B, A]` of `[B, A, vocabulary]`."""
-    log_probs = logits.log_softmax(-1)
-    return -(log_probs.exp() * log_probs).sum(-1)
-
-
-def chosen_log_probs(logits: Tensor, sequences: Tensor) -> Tensor:
-    """Return the log-probability of each action, float32 `[B, A]`.
-
-    Args:
-        logits: What chose the last A tokens, float32 `[B, A, vocabulary]`.
-        sequences: Token ids, int64 `[B, S]`.
-    """
-    actions = sequences[:, -logits.shape[1] :, None]
-    return logits.log_softmax(-1).gather(-1, actions).squeeze(-1)
-
-
-def normalised(advantages: Tensor, mask: Tensor) -> Tensor:
-    """Return advantages with mean 0 and variance 1 over the actions that count, `[B, A]`."""
-    mean = masked_mean(advantages, mask)
-    variance = masked_mean((advantages - mean).square(), mask)
-    return (advantages - mean) / (variance.sqrt() + 1e-8)
-
-
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of the values where `mask` is True, float32 `[]`; 0 where it never is."""
-    return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
 def _required(field: Tensor | None, name: str) -> Tensor:

@@ -11,8 +11,7 @@ from torch import Tensor
 from redrb.experience import Experience
 from workers.advantages import gae, token_rewards
 from workers.generation import generate
-from workers.policy import Actor, ActorCritic
-from workers.ppo import chosen_log_probs
+from workers.policy import Actor, ActorCritic, chosen_log_probs
 from workers.sorting import MAX_NEW_TOKENS, reward
 
 

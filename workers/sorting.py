@@ -1,7 +1,8 @@
 """The demo's task: sort digits. Its reward is exact and needs no reward model.
 
 A prompt is `BOS d d d d SEP`, the completion that earns 1.0 is `d d d d EOS` in ascending order.
-Prompts have 3 to 5 digits and a policy may end early or late, so lengths differ on both sides.
+Prompts have 4 to 6 digits, no digit twice, and a policy may end early or late, so lengths differ
+on both sides.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ FIRST_DIGIT = 4
 
 VOCABULARY_SIZE = FIRST_DIGIT + 10
 
-MIN_DIGITS, MAX_DIGITS = 3, 5
+MIN_DIGITS, MAX_DIGITS = 4, 6
 MAX_PROMPT_TOKENS = MAX_DIGITS + 2
 MAX_NEW_TOKENS = MAX_DIGITS + 2
 """One more than the longest right answer with its EOS, so that a policy can end too late."""
@@ -48,15 +49,21 @@ def reward(prompt: Tensor, completion: Tensor) -> float:
 
 
 def sample_prompts(generator: torch.Generator, count: int) -> list[Tensor]:
-    """Draw `count` training prompts, none of which is held out, each int64 `[5..7]`.
+    """Draw `count` training prompts, none of which is held out, each int64 `[6..8]`.
 
-    Lengths are uniform over 3 to 5 digits, digits uniform over 0 to 9.
+    Lengths are uniform over 4 to 6 digits, and so are the digits over all that differ.
     """
-    return _draw(generator, count, without=_held_out_digits())
+    held_out = _held_out_digits()
+    prompts: list[Tensor] = []
+    while len(prompts) < count:
+        digits = _random_digits(generator)
+        if digits not in held_out:
+            prompts.append(make_prompt(digits))
+    return prompts
 
 
 def held_out_prompts() -> list[Tensor]:
-    """Return the 512 different prompts of the fixed evaluation set, each int64 `[5..7]`."""
+    """Return the 512 different prompts of the fixed evaluation set, each int64 `[6..8]`."""
     return [make_prompt(digits) for digits in sorted(_held_out_digits())]
 
 
@@ -96,20 +103,7 @@ def _held_out_digits() -> frozenset[tuple[int, ...]]:
     return frozenset(found)
 
 
-def _draw(
-    generator: torch.Generator, count: int, *, without: frozenset[tuple[int, ...]]
-) -> list[Tensor]:
-    """Draw prompts until `count` of them are not in `without`."""
-    prompts: list[Tensor] = []
-    while len(prompts) < count:
-        digits = _random_digits(generator)
-        if digits not in without:
-            prompts.append(make_prompt(digits))
-    return prompts
-
-
 def _random_digits(generator: torch.Generator) -> tuple[int, ...]:
-    """Draw one list of digits: first its length, then the digits."""
-    length, *digits = torch.randint(0, 2_520, (MAX_DIGITS + 1,), generator=generator).tolist()
-    kept = MIN_DIGITS + length % (MAX_DIGITS - MIN_DIGITS + 1)
-    return tuple(digit % 10 for digit in digits[:kept])
+    """Draw one list of different digits."""
+    count = int(torch.randint(MIN_DIGITS, MAX_DIGITS + 1, (), generator=generator))
+    return tuple(torch.randperm(10, generator=generator)[:count].tolist())

@@ -22,9 +22,10 @@ from redrb.codec.wire import (
     DType,
     Storage,
     storage_of,
+    tensor_of,
 )
 from redrb.errors import RecordError
-from redrb.experience.batching import METADATA, assemble_experience
+from redrb.experience.batching import assemble_experience
 from redrb.experience.padding import (
     MASK_DTYPES,
     MASK_OF,
@@ -50,17 +51,17 @@ def decode_items(layout: GroupLayout) -> list[BufferItem]:
     for field, pieces in zip(layout.fields, layout.pieces, strict=True):
         for row, piece in zip(rows, pieces, strict=True):
             if piece is not None:
-                tensor = torch.empty(piece[0], dtype=field.dtype.tensor)
-                Target(tensor, field.dtype).write(blob, field.wire, piece, 0)
-                row[field.name] = tensor
-    metadata = zip(*(_metadata(layout, name) for name in METADATA), strict=True)
+                array = np.empty(math.prod(piece[0]), field.dtype.storage)
+                Target(array, field.dtype).write(blob, field.wire, piece, 0)
+                row[field.name] = tensor_of(array, field.dtype).view(piece[0])
+    metadata = _metadata([layout])
     return [
         BufferItem(
             **{name: row.pop(name, None) for name in TENSOR_FIELDS},  # type: ignore[arg-type]
             tensors=row,
-            **dict(zip(METADATA, own, strict=True)),
+            **dict(zip(metadata, own, strict=True)),
         )
-        for row, own in zip(rows, metadata, strict=True)
+        for row, own in zip(rows, zip(*metadata.values(), strict=True), strict=True)
     ]
 
 
@@ -99,22 +100,18 @@ def decode_batch(
     for mask, lengths in made.items():
         if lengths:
             padded[mask] = lengths_mask(lengths, max(lengths), side, MASK_DTYPES[mask], pin=pin)
-    metadata = {
-        name: [value for layout in layouts for value in _metadata(layout, name)]
-        for name in METADATA
+    return assemble_experience(padded, _metadata(layouts), side)
+
+
+def _metadata(layouts: Sequence[GroupLayout]) -> dict[str, list[Any]]:
+    """Return each sample's metadata by name, in dicts of its own."""
+    return {
+        "policy_version": [version for own in layouts for version in own.policy_versions],
+        "status": [status for own in layouts for status in own.statuses],
+        "group_id": [own.group_id for own in layouts for _ in range(own.samples)],
+        "tags": [dict(tags) for own in layouts for tags in own.tags],
+        "extras": [dict(extras) for own in layouts for extras in own.extras],
     }
-    return assemble_experience(padded, metadata, side)
-
-
-def _metadata(layout: GroupLayout, name: str) -> list[Any]:
-    """Return metadata `name` of each sample, in dicts of its own."""
-    if name == "policy_version":
-        return layout.policy_versions
-    if name == "status":
-        return list(layout.statuses)
-    if name == "group_id":
-        return [layout.group_id] * layout.samples
-    return [dict(own) for own in getattr(layout, name)]
 
 
 class _Column:
@@ -126,7 +123,7 @@ class _Column:
         self.sources: list[Source | None] = [None] * rows
 
     def add(
-        self, first: int, layout: GroupLayout, field: Field, pieces: list[Piece | None]
+        self, first: int, blob: memoryview, field: Field, pieces: Sequence[Piece | None]
     ) -> None:
         """Note one group's samples, whose first row is `first`."""
         if field.dtype is not self.dtype:
@@ -135,10 +132,9 @@ class _Column:
                 f"sample {first}: a batch needs one dtype a field.",
                 field=self.name,
             )
-        blob, wire = memoryview(layout.blob), field.wire
         for row, piece in enumerate(pieces, first):
             if piece is not None:
-                self.sources[row] = (blob, wire, piece)
+                self.sources[row] = (blob, field.wire, piece)
 
     def padded_shape(self) -> Shape:
         """Return the shape of the padded field, or raise RecordError where rows do not fit."""
@@ -155,15 +151,19 @@ class _Column:
     def padded(self, shape: Shape, side: Side, *, pin: bool) -> Tensor:
         """Return the field, each row's sample decoded to its place."""
         tensor = torch.empty(shape, dtype=self.dtype.tensor, pin_memory=pin)
-        target = Target(tensor, self.dtype)
+        target = Target(storage_of(tensor, self.dtype), self.dtype)
         inner = math.prod(shape[2:])
         stride = math.prod(shape[1:])
+        code, size = self.dtype.code or None, self.dtype.itemsize
         filler = _bits(pad_value(self.name), self.dtype) if pad_value(self.name) else 0
         for row, source in enumerate(self.sources):
             if source is None:
                 continue
             blob, wire, piece = source
             at, end = row * stride, (row + 1) * stride
+            if piece[1] == stride and wire == code:  # nothing but a body that fills the row
+                target.bytes[at * size : end * size] = blob[piece[6] : piece[7]]
+                continue
             held = piece[0][0] * inner if piece[0] else 1
             if held == stride:
                 target.write(blob, wire, piece, at)
@@ -182,11 +182,12 @@ def _columns(layouts: Sequence[GroupLayout]) -> dict[str, _Column]:
     found: dict[str, _Column] = {}
     first = 0
     for layout in layouts:
+        blob = memoryview(layout.blob)
         for field, pieces in zip(layout.fields, layout.pieces, strict=True):
             column = found.get(field.name)
             if column is None:
                 column = found[field.name] = _Column(field, rows)
-            column.add(first, layout, field, pieces)
+            column.add(first, blob, field, pieces)
         first += layout.samples
     further = sorted(found.keys() - TENSOR_FIELDS)
     return {name: found[name] for name in (*TENSOR_FIELDS, *further) if name in found}
@@ -239,8 +240,8 @@ def _bits(value: int, dtype: DType) -> int:
 class Target:
     """Fresh memory that samples are decoded to."""
 
-    def __init__(self, tensor: Tensor, dtype: DType) -> None:
-        self.array = storage_of(tensor, dtype)
+    def __init__(self, array: Storage, dtype: DType) -> None:
+        self.array = array
         self.dtype = dtype
         self.itemsize = dtype.itemsize
         self.bytes = self.array.view(np.uint8).data

@@ -9,7 +9,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from redrb.codec.columns import Column, EncodedColumn, Grouping, encode_column
+from redrb.codec.bodies import EncodedColumn, Part, encode_column
+from redrb.codec.columns import Column, Grouping
 from redrb.codec.gather import dtypes_differ, gather_batch, gather_items
 from redrb.codec.heads import pack_heads
 from redrb.codec.metadata import Metadata, metadata_of_items, metadata_of_rows
@@ -27,7 +28,6 @@ from redrb.errors import EncodeError
 from redrb.experience.records import BufferItem, Experience, batch_size
 from redrb.experience.status import Status
 
-Part: TypeAlias = bytes | memoryview
 NarrowFloats: TypeAlias = Literal["float16", "bfloat16"]
 
 _NARROW = {None: None, "float16": FLOAT16, "bfloat16": BFLOAT16}
@@ -164,7 +164,7 @@ def _check_sizes(columns: Sequence[Column], grouping: Grouping, sizes: Sequence[
         )
     if sum(column.flat.nbytes for column in columns) <= DECODED_BYTES:
         return
-    raw = sum((column.lengths * column.dtype.itemsize for column in columns), np.int64(0))
+    raw = sum((column.spans.counts * column.dtype.itemsize for column in columns), np.int64(0))
     for size, own in zip(sizes, np.add.reduceat(raw, grouping.firsts).tolist(), strict=True):
         if own > decoded_limit(size):
             raise EncodeError(
@@ -186,8 +186,8 @@ def _oldest(
     tokens = column.flat.astype(np.int64)
     known = np.where(tokens >= 0, tokens, _NO_VERSION)
     edges = np.append(known, _NO_VERSION)  # so that a last, empty group has a place of its own
-    lengths = np.add.reduceat(column.lengths, grouping.firsts)
-    tokens = np.minimum.reduceat(edges, column.starts[grouping.firsts])
+    lengths = np.add.reduceat(column.spans.counts, grouping.firsts)
+    tokens = np.minimum.reduceat(edges, column.spans.starts[grouping.firsts])
     tokens = np.where(lengths > 0, tokens, _NO_VERSION)
     return [
         token if token != _NO_VERSION and (own is None or token < own) else own

@@ -18,6 +18,7 @@ _FIELDS = [(name, attrgetter(name)) for name in TENSOR_FIELDS]
 _PLAIN = ({Tensor}, {type(None)})
 
 
+@torch.no_grad()
 def gather_items(items: Sequence[BufferItem]) -> list[Column] | None:
     """Return every field that some sample has; None where a field's dtypes differ.
 
@@ -30,14 +31,15 @@ def gather_items(items: Sequence[BufferItem]) -> list[Column] | None:
         present = [tensor for tensor in tensors if tensor is not None]
         if not present:
             continue
-        first = present[0].dtype
-        if not all(tensor.dtype is first for tensor in present):
+        dtypes = [tensor.dtype for tensor in present]
+        if dtypes.count(dtypes[0]) != len(dtypes):
             return None
         columns.append(_column(name, tensors, present))
     _check_names(columns)
     return columns
 
 
+@torch.no_grad()
 def gather_batch(experience: Experience) -> list[Column]:
     """Return the fields of a batch, a sample a row.
 
@@ -117,13 +119,13 @@ def check_text(text: str, limit: int, what: str) -> None:
 
 def _column(name: str, tensors: Sequence[Tensor | None], present: Sequence[Tensor]) -> Column:
     dtype = _dtype(name, present[0])
-    shapes = [None if tensor is None else tensor.shape for tensor in tensors]
-    first = shapes[0]
-    if first is not None and shapes.count(first) == len(shapes):
-        shape = _checked_shape(name, tuple(first))
-        return Column(name, dtype, _flat(name, present), [shape] * len(shapes), shape)
-    plain = [None if shape is None else _checked_shape(name, tuple(shape)) for shape in shapes]
-    return Column(name, dtype, _flat(name, present), plain, None)
+    shapes: list[Shape | None] = [None if tensor is None else tensor.shape for tensor in tensors]
+    shape = shapes[0]
+    if shape is not None and shapes.count(shape) == len(shapes):
+        shape = _checked_shape(name, tuple(shape))
+        return Column(name, dtype, _flat(name, present, shape), [shape] * len(shapes), shape)
+    shapes = [None if shape is None else _checked_shape(name, tuple(shape)) for shape in shapes]
+    return Column(name, dtype, _flat(name, present), shapes, None)
 
 
 def _dtype(name: str, tensor: Tensor) -> DType:
@@ -147,16 +149,19 @@ def _checked_shape(name: str, shape: Shape) -> Shape:
     return shape
 
 
-def _flat(name: str, tensors: Sequence[Tensor]) -> Tensor:
+def _flat(name: str, tensors: Sequence[Tensor], shape: Shape | None = None) -> Tensor:
     """Return all elements in one flat contiguous tensor on the CPU, without its history."""
     try:
-        with torch.no_grad():
-            if len(tensors) == 1:
-                joined = tensors[0].detach()
-            elif all(tensor.ndim == 1 and tensor.is_cpu for tensor in tensors):
-                joined = torch.cat(list(tensors))
-            else:
-                joined = torch.cat([tensor.detach().reshape(-1).cpu() for tensor in tensors])
-            return joined.cpu().resolve_neg().contiguous().reshape(-1)
+        joined = tensors[0].detach() if len(tensors) == 1 else _joined(tensors, shape)
+        return joined.cpu().resolve_neg().contiguous().reshape(-1)
     except RuntimeError as error:
         raise EncodeError(f"{name} cannot be read as plain memory: {error}") from error
+
+
+def _joined(tensors: Sequence[Tensor], shape: Shape | None) -> Tensor:
+    """Return one tensor with the elements of all, each of `shape`, or of any where it is None."""
+    if not all([tensor.is_cpu for tensor in tensors]) and len({own.device for own in tensors}) > 1:
+        tensors = [tensor.cpu() for tensor in tensors]
+    if not shape:
+        tensors = [tensor.reshape(-1) for tensor in tensors]
+    return torch.cat(list(tensors))

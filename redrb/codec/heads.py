@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 import msgpack
 
-from redrb.codec.columns import NO_RUN, Column, EncodedColumn, Grouping, Run
+from redrb.codec.bodies import EncodedColumn
+from redrb.codec.columns import Column, Grouping
 from redrb.codec.metadata import Metadata, one_or_all
 from redrb.codec.wire import (
     FIELD_CODES,
@@ -77,18 +78,16 @@ def _lone_layouts(columns: Sequence[Column], encoded: Sequence[EncodedColumn]) -
         if own.runs is None:
             entries.append(repeat(ref))
         else:
-            entries.append([ref if run is NO_RUN else _lone_entry(ref, run) for run in own.runs])
+            entries.append(
+                [
+                    (ref, *run) if run[2] else (ref, *run[:2]) if run[0] else ref
+                    for run in zip(*(part.tolist() for part in own.runs), strict=True)
+                ]
+            )
     if not columns:
         return repeat(((), (), ()))
     wires = zip(*(own.wires for own in encoded), strict=True)
     return zip(wires, zip(*entries, strict=False), repeat(tuple(table)), strict=False)
-
-
-def _lone_entry(ref: int, run: Run) -> Any:
-    lead, lead_value, trail, trail_value = run
-    if trail:
-        return (ref, lead, lead_value, trail, trail_value)
-    return (ref, lead, lead_value) if lead else ref
 
 
 def _layouts(
@@ -108,19 +107,16 @@ def _layouts(
             here = any(ref is not None for ref in refs)
             wires.append(own.wires[group] if here else None)
             if here:
-                runs = own.runs[first : first + count] if own.runs is not None else []
+                runs = [part[first : first + count].tolist() for part in own.runs or ()]
                 entries.append(_entry(refs, runs))
         yield tuple(wires), entries, tuple(table)
 
 
-def _entry(refs: list[int | None], runs: Sequence[Run]) -> Any:
+def _entry(refs: list[int | None], runs: list[list[int]]) -> Any:
     """Return a column's entry in the header: a shape, or shapes and runs as one or all."""
     ref = one_or_all(refs)
-    leads, lead_values, trails, trail_values = (
-        map(list, zip(*runs, strict=True)) if runs else [[]] * 4
-    )
-    if any(trails):
-        return (ref, *map(one_or_all, (leads, lead_values, trails, trail_values)))
-    if any(leads):
-        return (ref, one_or_all(leads), one_or_all(lead_values))
+    if runs and any(runs[2]):
+        return (ref, *map(one_or_all, runs))
+    if runs and any(runs[0]):
+        return (ref, *map(one_or_all, runs[:2]))
     return (ref,) if isinstance(ref, list) else ref

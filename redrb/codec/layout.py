@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 
 from redrb.codec.wire import (
@@ -177,15 +177,7 @@ def _parse_header(layout: GroupLayout, header: object, body_at: int) -> None:
         malformed("its header and its schema have different columns")
     if type(shapes) is not list:
         malformed("its shapes are no list")
-    reader = _PieceReader(list(map(_parse_shape, shapes)), samples, body_at)
-    layout.pieces = [
-        reader.read(field, entry) for field, entry in zip(layout.fields, columns, strict=True)
-    ]
-    if reader.end != layout.nbytes:
-        malformed(f"its columns end at byte {reader.end} of {layout.nbytes}")
-    layout.decoded_bytes = reader.decoded
-    if reader.decoded > decoded_limit(layout.nbytes):
-        malformed(f"{layout.nbytes} bytes say that they hold {reader.decoded}")
+    _place(layout, columns, list(map(_parse_shape, shapes)), body_at)
 
 
 def _parse_shape(shape: object) -> tuple[Shape, int]:
@@ -203,53 +195,50 @@ def _parse_shape(shape: object) -> tuple[Shape, int]:
     return tuple(shape), count
 
 
-class _PieceReader:
-    """Reads the header's entries of one column after the other and follows where bodies lie."""
+def _place(
+    layout: GroupLayout, columns: list[Any], shapes: list[tuple[Shape, int]], body_at: int
+) -> None:
+    """Say where each sample's part of each column lies, one body after the other."""
+    end, decoded = body_at, 0
+    layout.pieces = []
+    for field, entry in zip(layout.fields, columns, strict=True):
+        name, dtype, _, wire_size = field
+        pieces: list[Piece | None] = []
+        for ref, lead, lead_value, trail, trail_value in _spread(name, entry, layout.samples):
+            if ref is None:
+                pieces.append(None)
+                continue
+            if type(ref) is not int or not 0 <= ref < len(shapes):
+                malformed(f"column {name} refers to shape {ref!r:.80}")
+            shape, count = shapes[ref]
+            decoded += count * dtype.itemsize
+            if lead != 0 or trail != 0:
+                _check_run(field, lead, lead_value)
+                _check_run(field, trail, trail_value)
+                count -= lead + trail
+                if count < 0:
+                    malformed(f"column {name} has runs longer than its {shape}")
+            start = end
+            end += count * wire_size if wire_size else (count + 7) >> 3
+            pieces.append((shape, count, lead, lead_value, trail, trail_value, start, end))
+        layout.pieces.append(pieces)
+    if end != layout.nbytes:
+        malformed(f"its columns end at byte {end} of {layout.nbytes}")
+    if decoded > decoded_limit(layout.nbytes):
+        malformed(f"{layout.nbytes} bytes say that they hold {decoded}")
+    layout.decoded_bytes = decoded
 
-    def __init__(self, shapes: list[tuple[Shape, int]], samples: int, body_at: int) -> None:
-        self.shapes = shapes
-        self.samples = samples
-        self.end = body_at
-        self.decoded = 0
 
-    def read(self, field: Field, entry: object) -> list[Piece | None]:
-        """Return each sample's piece of one column."""
-        if type(entry) is int and self.samples == 1:
-            return [self._piece(field, entry)]
-        if type(entry) is int:
-            return [self._piece(field, entry) for _ in range(self.samples)]
-        if type(entry) is not list or not 1 <= len(entry) <= 5:
-            malformed(f"column {field.name} is placed by {entry!r:.80}")
-        if self.samples == 1:
-            return [self._piece(field, *entry)]
-        parts = [_each(part, self.samples) for part in entry]
-        return [self._piece(field, *part) for part in zip(*parts, strict=True)]
-
-    def _piece(
-        self,
-        field: Field,
-        ref: Any,
-        lead: Any = 0,
-        lead_value: Any = 0,
-        trail: Any = 0,
-        trail_value: Any = 0,
-    ) -> Piece | None:
-        if ref is None:
-            return None
-        if type(ref) is not int or not 0 <= ref < len(self.shapes):
-            malformed(f"column {field.name} refers to shape {ref!r:.80}")
-        _, dtype, _, wire_size = field
-        shape, count = self.shapes[ref]
-        self.decoded += count * dtype.itemsize
-        if lead != 0 or trail != 0:
-            _check_run(field, lead, lead_value)
-            _check_run(field, trail, trail_value)
-            count -= lead + trail
-            if count < 0:
-                malformed(f"column {field.name} has runs longer than its {shape}")
-        start = self.end
-        self.end = end = start + (count * wire_size if wire_size else (count + 7) >> 3)
-        return shape, count, lead, lead_value, trail, trail_value, start, end
+def _spread(name: str, entry: object, samples: int) -> Iterable[Sequence[Any]]:
+    """Return shape, lead, its value, trail and its value for each sample of a column."""
+    if type(entry) is int:
+        return [(entry, 0, 0, 0, 0)] * samples
+    if type(entry) is not list or not 1 <= len(entry) <= 5:
+        malformed(f"column {name} is placed by {entry!r:.80}")
+    entry += (0,) * (5 - len(entry))
+    if samples == 1:
+        return [entry]
+    return zip(*[_each(part, samples) for part in entry], strict=True)
 
 
 def _check_run(field: Field, length: object, value: object) -> None:
@@ -267,13 +256,14 @@ def _parse_tail(
     tags: object = None,
 ) -> None:
     """Fill in the metadata, whose elements may be absent at the end of the header."""
+    for version in versions if type(versions) is list else (versions,):
+        if version is not None and (type(version) is not int or version not in INT64_RANGE):
+            malformed(f"a policy version is {version!r:.80}")
+    for code in statuses if type(statuses) is list else (statuses,):
+        if type(code) is not int or not 0 <= code < len(STATUSES):
+            malformed(f"a status is {code!r:.80}")
     layout.policy_versions = _each(versions, layout.samples)
-    for version in set(map(type, layout.policy_versions)):
-        if version not in (int, NoneType):
-            malformed(f"a policy version is a {version.__name__}")
-    if any(version not in INT64_RANGE for version in layout.policy_versions if version is not None):
-        malformed("a policy version does not fit in 64 signed bits")
-    layout.statuses = [_status(code) for code in _each(statuses, layout.samples)]
+    layout.statuses = [STATUSES[code] for code in _each(statuses, layout.samples)]
     if group_id is not None and (
         type(group_id) is not str or len(group_id.encode()) > MAX_GROUP_ID_BYTES
     ):
@@ -294,12 +284,6 @@ def _each(part: object, samples: int) -> list[Any]:
     if len(part) != samples:
         malformed(f"a list of {len(part)} entries is to describe {samples} samples")
     return part
-
-
-def _status(code: object) -> Status:
-    if type(code) is not int or not 0 <= code < len(STATUSES):
-        malformed(f"a status is {code!r:.80}")
-    return STATUSES[code]
 
 
 def _check_tags(tags: object) -> None:

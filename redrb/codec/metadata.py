@@ -169,7 +169,7 @@ def _check_tag(key: str, value: object) -> None:
 def _extras(rows: Sequence[Row]) -> bytes:
     if not any(row[4] for row in rows):
         return b""
-    packed = [_pack_map(row[4] or {}, "extra", _check_extra) for row in rows]
+    packed = [_pack_map(dict(row[4] or {}), "extra", _check_extra) for row in rows]
     joined = b"".join([msgpack.Packer().pack_array_header(len(packed)), *packed])
     if len(joined) > MAX_EXTRAS_BYTES:
         raise EncodeError(f"extras have {len(joined)} bytes, the limit is {MAX_EXTRAS_BYTES}.")
@@ -178,12 +178,12 @@ def _extras(rows: Sequence[Row]) -> bytes:
 
 def _check_extra(key: str, value: object) -> None:
     """Refuse what would pack and not unpack, such as numbers as keys of a nested map."""
-    check_text(key, MAX_NAME_BYTES, "an extra's key")
+    check_text(key, MAX_EXTRAS_BYTES, "an extra's key")
     if type(value) not in _FLAT:
         try:
             unpack(_pack(value), "value")
-        except DecodeError as error:
-            raise EncodeError(f"extra {key!r} could not be read back: {error}") from error
+        except (EncodeError, DecodeError) as error:
+            raise EncodeError(f"extra {key!r} cannot be stored: {error}") from error
 
 
 def _pack_map(values: Mapping[str, Any], what: str, check: Callable[[str, object], None]) -> bytes:

@@ -57,7 +57,9 @@ class DType:
         code: Its number on the wire.
         tensor: The tensors' dtype.
         carrier: Torch dtype of the same size that numpy knows too.
+        native: Numpy's dtype of that.
         storage: Numpy integer dtype that carries its bits.
+        unsigned: The unsigned integer dtype of the same size.
         itemsize: Bytes of one element in memory.
         low: The smallest value that a run's value may have.
         high: The largest.
@@ -67,7 +69,9 @@ class DType:
     code: int
     tensor: torch.dtype
     carrier: torch.dtype
+    native: np.dtype[Any]
     storage: np.dtype[Any]
+    unsigned: np.dtype[Any]
     itemsize: int
     low: int
     high: int
@@ -102,7 +106,9 @@ def _make_dtype(code: int) -> DType:
     elif code in (FLOAT32, FLOAT64):
         wires |= {FLOAT16, BFLOAT16}
     carrier = _CARRIERS.get(code, _TORCH[code])
-    own = (_TORCH[code], carrier, storage, storage.itemsize)
+    native = torch.empty(0, dtype=carrier).numpy().dtype
+    unsigned = np.dtype(f"<u{storage.itemsize}")
+    own = (_TORCH[code], carrier, native, storage, unsigned, storage.itemsize)
     return DType(code, *own, low, high, frozenset(wires))
 
 
@@ -131,6 +137,11 @@ def storage_of(tensor: Tensor, dtype: DType) -> Storage:
     """Return a contiguous CPU tensor's elements, flat and without a copy."""
     array: Storage = tensor.view(dtype.carrier).reshape(-1).numpy()
     return array.view(dtype.storage)
+
+
+def tensor_of(array: Storage, dtype: DType) -> Tensor:
+    """Return the flat tensor whose elements `array` holds, without a copy."""
+    return torch.from_numpy(array.view(dtype.native)).view(dtype.tensor)
 
 
 def decoded_limit(blob_bytes: int) -> int:

@@ -18,6 +18,9 @@ from redrb.errors import ConfigError, RedrbError, StoreUnavailable, UnsupportedS
 SOCKET_TIMEOUT_S = 20.0
 """Longest silence of a server before a connection counts as broken; blocking waits are shorter."""
 
+MAX_CONNECTIONS = 10_000
+"""Of one client; each thread that waits holds one."""
+
 _READ_SIZE = 1 << 20
 
 
@@ -94,6 +97,7 @@ def _pool(address: Address, connect_timeout: float) -> redis.ConnectionPool:
     connection_class = options.pop("connection_class", redis.Connection)
     options.setdefault("socket_timeout", SOCKET_TIMEOUT_S)
     options.setdefault("socket_connect_timeout", connect_timeout)
+    options.setdefault("max_connections", MAX_CONNECTIONS)
     if address.scheme != "unix":
         options.setdefault("socket_keepalive", True)
     return redis.ConnectionPool(

@@ -25,5 +25,8 @@ def fake_pool(name: str) -> redis.ConnectionPool:
     with _lock:
         server = _servers.setdefault(name, fakeredis.FakeServer(version=(7, 0)))
     return redis.ConnectionPool(
-        connection_class=fakeredis.FakeRedisConnection, server=server, protocol=2
+        connection_class=fakeredis.FakeRedisConnection,
+        server=server,
+        protocol=2,
+        max_connections=10_000,
     )

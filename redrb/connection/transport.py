@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import redis
+from hiredis import pack_command
 from redis.exceptions import ResponseError
 
-Argument: TypeAlias = bytes | str | int | float | memoryview
+Argument: TypeAlias = bytes | str | int | float
 Reply: TypeAlias = Any
 
 _CRLF = b"\r\n"
@@ -27,11 +28,7 @@ class Pipeline:
 
     def add(self, *arguments: Argument) -> None:
         """Append one command."""
-        parts = self._parts
-        parts.append(b"*%d\r\n" % len(arguments))
-        for argument in arguments:
-            data = _encode(argument)
-            parts += (b"$%d\r\n" % _size(data), data, _CRLF)
+        self._parts.append(pack_command(arguments))
         self.commands += 1
 
     def add_payload(
@@ -66,8 +63,7 @@ class Pipeline:
 
 def packed(*arguments: Argument) -> bytes:
     """Return arguments in the form that commands carry them, for `Pipeline.add_payload`."""
-    encoded = [_encode(argument) for argument in arguments]
-    return b"".join(b"$%d\r\n%b\r\n" % (_size(data), data) for data in encoded)
+    return pack_command(arguments).partition(_CRLF)[2]  # without the number of arguments
 
 
 def read_reply(connection: redis.Connection) -> Reply:
@@ -81,15 +77,3 @@ def read_reply(connection: redis.Connection) -> Reply:
 def first_error(replies: Sequence[Reply]) -> ResponseError | None:
     """Return the first error reply, if any; the cause of an aborted transaction comes first."""
     return next((reply for reply in replies if isinstance(reply, ResponseError)), None)
-
-
-def _encode(argument: Argument) -> bytes | memoryview:
-    if isinstance(argument, bytes | memoryview):
-        return argument
-    if isinstance(argument, str):
-        return argument.encode()
-    return repr(argument).encode()
-
-
-def _size(data: bytes | memoryview) -> int:
-    return data.nbytes if isinstance(data, memoryview) else len(data)

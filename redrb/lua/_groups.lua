@@ -15,8 +15,8 @@ local function delete(seqs)
   for first = 1, #seqs, 1000 do
     local ids, fields = {}, {}
     for i = first, math.min(first + 999, #seqs) do
-      ids[#ids + 1] = id_of(seqs[i])
-      fields[#fields + 1] = string.format('%.0f', seqs[i])
+      ids[i - first + 1] = id_of(seqs[i])
+      fields[i - first + 1] = seqs[i]
     end
     deleted = deleted + redis.call('XDEL', stream, unpack(ids))
     if sized then
@@ -82,7 +82,7 @@ end
 -- Move a leased entry, already out of the pending list, to the dead-letter stream.
 local function bury(group, seq, fields, reason, consumer)
   local deliveries = redis.call('HGET', key('deliveries', group), member_of(seq)) or '0'
-  local letter = {'XADD', key('dead'), '*', 'seq', string.format('%.0f', seq), 'group', group,
+  local letter = {'XADD', key('dead'), '*', 'seq', seq, 'group', group,
     'reason', reason, 'consumer', consumer, 'failed_deliveries', deliveries}
   for _, value in ipairs(fields) do
     letter[#letter + 1] = value
@@ -117,7 +117,7 @@ local function return_lease(group, seq, counted, consumer)
       return 1
     end
   end
-  redis.call('ZADD', key('ready', group), string.format('%.0f', seq), member_of(seq))
+  redis.call('ZADD', key('ready', group), seq, member_of(seq))
   add(key('group', group), 'waiting', 1)
   add(key('group', group), 'returned', 1)
   return 1

@@ -16,7 +16,7 @@ local function key(kind, name)
 end
 
 local function id_of(seq)
-  return BASE .. string.format('%.0f', seq)
+  return BASE .. seq -- a whole number below 1e14 is written with all its digits
 end
 
 -- Members of sorted sets order by score, then by text: padded, text order is arrival order.

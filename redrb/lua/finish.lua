@@ -18,17 +18,20 @@ end
 
 local state, seqs, ended = key('group', group), {}, 0
 for i = 9, #ARGV do
-  seqs[#seqs + 1] = tonumber(ARGV[i])
+  seqs[i - 8] = tonumber(ARGV[i])
 end
 if outcome == 'ack' then
   for first = 1, #seqs, 1000 do
-    local ids, members = {}, {}
+    local ids = {}
     for i = first, math.min(first + 999, #seqs) do
-      ids[#ids + 1] = id_of(seqs[i])
-      members[#members + 1] = member_of(seqs[i])
+      ids[i - first + 1] = id_of(seqs[i])
     end
     ended = ended + redis.call('XACK', stream, group, unpack(ids))
-    redis.call('HDEL', key('deliveries', group), unpack(members))
+  end
+  if redis.call('EXISTS', key('deliveries', group)) == 1 then
+    for _, seq in ipairs(seqs) do
+      redis.call('HDEL', key('deliveries', group), member_of(seq))
+    end
   end
   add(state, 'acked', ended)
   if ended > 0 then

@@ -45,11 +45,11 @@ local claimed = 0
 local function claim(seqs)
   if #seqs > 0 then
     local command = {'XCLAIM', stream, group, slot, 0}
-    for _, seq in ipairs(seqs) do
-      command[#command + 1] = id_of(seq)
+    for i, seq in ipairs(seqs) do
+      command[5 + i] = id_of(seq)
     end
-    command[#command + 1] = 'FORCE'
-    command[#command + 1] = 'JUSTID'
+    command[6 + #seqs] = 'FORCE'
+    command[7 + #seqs] = 'JUSTID'
     claimed = claimed + #redis.call(unpack(command))
   end
 end
@@ -74,7 +74,7 @@ while claimed < count and cursor < last do
   local upto = math.min(cursor + math.min(count - claimed, 1000), last)
   local seqs = {}
   for seq = cursor + 1, upto do
-    seqs[#seqs + 1] = seq
+    seqs[seq - cursor] = seq
   end
   claim(seqs)
   cursor = upto

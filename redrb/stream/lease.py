@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
@@ -62,9 +63,8 @@ class Lease:
             return
         if error is None:
             self.ack()
-        elif isinstance(error, LeaseLost):
-            self._forget(self.ids)
-        else:
+            return
+        with suppress(LeaseLost):  # what went wrong in the block matters more
             self._end("fail" if isinstance(error, Exception) else "release", None)
 
     @property
@@ -147,7 +147,7 @@ class Lease:
 
     def _end(self, outcome: Outcome, ids: Collection[int] | None, reason: str = "") -> None:
         self._check_held()
-        chosen = self.ids if ids is None else tuple(ids)
+        chosen = self.ids if ids is None else tuple(dict.fromkeys(ids))
         unknown = [seq for seq in chosen if seq not in self._layouts]
         if unknown:
             raise ConfigError(f"groups {unknown} are not in this lease; it holds {self.ids}.")

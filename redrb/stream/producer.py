@@ -60,7 +60,10 @@ class Producer:
         """
         wait = Wait(timeout)
         ids: list[int] = []
-        identity = self._idle.pop() if self._idle else _Identity()
+        try:
+            identity = self._idle.pop()
+        except IndexError:
+            identity = _Identity()
         try:
             while len(ids) < len(groups):
                 chunk = _next_chunk(groups, len(ids))

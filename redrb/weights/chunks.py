@@ -175,7 +175,9 @@ class Filler:
             raise reply
         manifest = self._manifest
         if not isinstance(reply, bytes) or not reply:
-            raise ChunkGoneError(f"chunk {index} of version {manifest.version} is not there any more.")
+            raise ChunkGoneError(
+                f"chunk {index} of version {manifest.version} is not there any more."
+            )
         checksum = manifest.checksums[index]
         if len(reply) != manifest.layout.size(index) or xxhash.xxh3_64_intdigest(reply) != checksum:
             raise WeightCorrupt(

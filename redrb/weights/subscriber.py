@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -30,6 +31,7 @@ T = TypeVar("T")
 
 _ATTEMPTS = 3
 _BLOCK_S = 5.0  # one blocking read; far below the connection's timeout
+_LISTED = 1000
 _ID = re.compile(rb"([1-9][0-9]{0,15})-0")
 
 
@@ -84,6 +86,11 @@ class WeightSubscriber:
         """Return the newest version, None when nothing is published."""
         entry = self._newer_than(0)
         return entry.described if entry else None
+
+    def versions(self) -> list[WeightVersion]:
+        """Return all versions that are kept, the newest last."""
+        found = self._client.execute("XRANGE", self._keys.versions, "-", "+", "COUNT", _LISTED)
+        return [self._parse(entry).described for entry in found]
 
     def poll(self, target: Target, *, strict: bool = True) -> WeightVersion | None:
         """Load the newest version in place, unless it is loaded already.
@@ -144,13 +151,14 @@ class WeightSubscriber:
             raise ConfigError(f"newer_than={newer_than!r}: it is an integer from 0 to 2**53 - 1.")
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            entry = self._newer_than(after)
+            left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+            patience_s = min(left, self._client.retry_s)
+            entry = self._newer_than(after, retry_s=patience_s)
             if entry is not None:
                 return entry.described
-            left = _BLOCK_S if deadline is None else deadline - time.monotonic()
-            if left <= 0:
+            if not left:
                 raise self._timeout(after, timeout)
-            self._block(after, min(left, _BLOCK_S))
+            self._block(after, min(left, _BLOCK_S), retry_s=patience_s)
 
     def _trying(self, attempt: Callable[[], T]) -> T:
         """Run an attempt, and again from the newest version when a chunk is gone or damaged."""
@@ -196,10 +204,11 @@ class WeightSubscriber:
         Filler(self._client, self._keys, entry.manifest, values).fill()
         return values
 
-    def _newer_than(self, version: int) -> _Entry | None:
+    def _newer_than(self, version: int, *, retry_s: float | None = None) -> _Entry | None:
         """Return the newest version if it is larger than `version`."""
+        least = f"{version + 1}-0"
         found = self._client.execute(
-            "XREVRANGE", self._keys.versions, "+", f"{version + 1}-0", "COUNT", 1
+            "XREVRANGE", self._keys.versions, "+", least, "COUNT", 1, retry_s=retry_s
         )
         return self._parse(found[0]) if found else None
 
@@ -220,7 +229,7 @@ class WeightSubscriber:
             )
         return _Entry(manifest, manifest.describe(self._name, int(created_ms) / 1000))
 
-    def _block(self, version: int, seconds: float) -> None:
+    def _block(self, version: int, seconds: float, *, retry_s: float) -> None:
         """Wait until there may be a version larger than `version`, at most `seconds`."""
 
         def attempt() -> None:
@@ -237,11 +246,11 @@ class WeightSubscriber:
             if isinstance(reply, Exception):
                 raise reply
 
-        self._client.retrying(attempt)
+        self._client.retrying(attempt, retry_s=retry_s)
 
     def _timeout(self, version: int, timeout: float | None) -> WeightTimeout:
-        newest = self.latest()
-        seen = f"the newest is {newest.version}" if newest else "nothing is published yet"
+        newest = self._newer_than(0, retry_s=0)
+        seen = f"the newest is {newest.manifest.version}" if newest else "none is published yet"
         return WeightTimeout(
             f"weights {self._name!r}: no version newer than {version} within {timeout} s; {seen}. "
             "Check that its trainer is alive (`redrb weights`), or wait longer."

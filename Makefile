@@ -1,0 +1,53 @@
+# What runs here runs in CI too: `.ci/run` calls check and test.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help setup demo test test-slow check format bench clean
+
+help:  ## show the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+
+setup: .venv/.dev  ## make .venv with everything that development needs
+
+demo: .venv/.demo  ## train a small policy with two makers and a trainer, in under two minutes
+	@$(BIN)/redrb demo $(ARGS)
+
+test: .venv/.dev  ## run the tests
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: .venv/.dev  ## run the tests that take longer
+	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+check: .venv/.dev  ## lint, format, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: .venv/.dev  ## mend what the tools can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.dev  ## samples a second against a raw redis-py floor
+	$(BIN)/python -m benchmarks.throughput $(ARGS)
+
+clean:  ## remove what was built
+	rm -rf .venv build *.egg-info demo-run .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "redrb needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "making .venv"
+	@$(PYTHON) -m venv .venv
+
+# The demo needs less than development does, so a first `make demo` is quicker.
+.venv/.demo: .venv/bin/python pyproject.toml constraints.txt
+	@echo "installing redrb (the first time this takes a minute or two)"
+	@$(INSTALL) -e '.[demo]'
+	@touch $@
+
+.venv/.dev: .venv/bin/python pyproject.toml constraints.txt
+	@echo "installing redrb and its development tools"
+	@$(INSTALL) -e '.[dev]'
+	@touch $@ .venv/.demo

@@ -1,0 +1,111 @@
+"""The `redrb` command. Heavy modules are imported by the commands that need them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from redrb import __version__
+from redrb.errors import RedrbError
+from redrb.options import add_options, settings_from, variable_of
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except RedrbError as error:
+        print(f"redrb: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="redrb",
+        description="A Redis-backed streaming experience store for reinforcement learning.",
+        epilog=f"Every command reads {variable_of('url')} where --url is not given.",
+    )
+    parser.add_argument("--version", action="version", version=f"redrb {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_demo(commands)
+    _add_server(commands)
+    _add_stats(commands)
+    return parser
+
+
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from redrb.demo.settings import DemoSettings
+
+    parser = commands.add_parser(
+        "demo", help="train a small policy with two makers and a trainer on this machine"
+    )
+    add_options(parser, DemoSettings)
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.set_defaults(run=_demo)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from redrb.demo.run import run_demo
+    from redrb.demo.settings import DemoSettings
+
+    return run_demo(settings_from(options, DemoSettings), as_json=options.json)
+
+
+def _add_server(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("server", help="run an embedded server until Ctrl-C")
+    parser.add_argument(
+        "directory", nargs="?", default="", help="keep data here; default: keep none"
+    )
+    parser.set_defaults(run=_server)
+
+
+def _server(options: argparse.Namespace) -> int:
+    from redrb.connection import connect
+
+    directory = str(Path(options.directory).absolute()) if options.directory else ""
+    with connect(f"embedded://{directory}") as client:
+        version = ".".join(map(str, client.server_version))
+        print(f"Redis {version} serves at\n  {variable_of('url')}={client.url}\nuntil Ctrl-C", flush=True)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with suppress(KeyboardInterrupt):
+            signal.pause()
+    return 0
+
+
+def _add_stats(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("stats", help="show a task's ledger and who waits")
+    parser.add_argument("task", help="name of the task")
+    parser.add_argument("--namespace", default="default", help="its namespace (default: default)")
+    parser.add_argument("--group", default="default", help="consumer group (default: default)")
+    parser.add_argument("--url", help=f"where Redis is (default: {variable_of('url')})")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.set_defaults(run=_stats)
+
+
+def _stats(options: argparse.Namespace) -> int:
+    from redrb.connection import connect
+    from redrb.stream.inspect import task_stats
+
+    with connect(options.url) as client:
+        stats = task_stats(client, options.task, namespace=options.namespace, group=options.group)
+    figures = {**asdict(stats), "ledger_balanced": stats.ledger.balanced}
+    if options.json:
+        print(json.dumps(figures))
+        return 0
+    for name, value in (figures.pop("ledger") | figures).items():
+        print(f"{name:18} {value:>12,}" if type(value) is int else f"{name:18} {value!s:>12}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

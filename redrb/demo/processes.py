@@ -1,0 +1,86 @@
+"""Worker processes of the demo: started by the commands that a cluster uses, and ended by us."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from redrb.environment import child_environment
+
+GRACE_S = 15.0
+"""Seconds that a worker has to end after SIGTERM."""
+
+OnEvent = Callable[[Mapping[str, Any]], None]
+
+
+class Worker:
+    """One worker process, whose metrics are handed to `on_event` as they come.
+
+    Attributes:
+        name: What it is called in tables.
+        command: The arguments after `python -m`.
+    """
+
+    def __init__(
+        self, name: str, command: list[str], url: str, logs: Path, on_event: OnEvent
+    ) -> None:
+        self.name = name
+        self.command = command
+        self._errors = (logs / f"{name}.err").open("w+", encoding="utf-8")
+        self._metrics = (logs / f"{name}.jsonl").open("w", encoding="utf-8")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", *command, "--metrics", "-"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=child_environment(REDRB_URL=url),  # not as an argument: it may hold a password
+            start_new_session=True,  # Ctrl-C is ours; they get SIGTERM from us
+        )
+        self._reader = threading.Thread(target=self._read, args=(on_event,), daemon=True)
+        self._reader.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self._process.poll() is None
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for the end; returns whether it came in time."""
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM."""
+        if self.running:
+            self._process.terminate()
+
+    def end(self) -> tuple[int, str]:
+        """Make sure that it ended; returns its exit status and the last it had to complain."""
+        if not self.wait(GRACE_S):
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(GRACE_S)
+        self._errors.seek(0)
+        said = self._errors.read()
+        self._errors.close()
+        self._metrics.close()
+        return self._process.returncode, said[-2000:]
+
+    def _read(self, on_event: OnEvent) -> None:
+        output: IO[str] | None = self._process.stdout
+        if output is None:
+            return
+        with output:
+            for line in output:
+                self._metrics.write(line)
+                self._metrics.flush()
+                on_event(json.loads(line))

@@ -1,0 +1,82 @@
+"""What is left of a run: a table, a curve and one line of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from redrb.demo.history import History
+from redrb.stream import StreamStats
+
+
+def summary(seconds: float, history: History, stats: StreamStats) -> dict[str, Any]:
+    """Return the figures of a run, as `--json` prints them."""
+    return {
+        "reward_first": history.reward_first,
+        "reward_last": history.reward_last,
+        "seconds": round(seconds, 2),
+        "samples": history.samples,
+        "samples_per_second": round(history.samples / seconds, 1),
+        "staleness_mean": round(history.staleness_mean, 3),
+        "staleness_max": history.staleness_max,
+        "weight_versions": history.weight_version,
+        "ledger": stats.ledger.as_dict(),
+        "ledger_balanced": stats.ledger.balanced,
+    }
+
+
+def table(figures: Mapping[str, Any], history: History, stats: StreamStats) -> Table:
+    """Return what happened, for people."""
+    shown = Table(title="what happened", title_justify="left", show_header=False)
+    shown.add_column(style="dim")
+    shown.add_column(justify="right")
+    for name, value in (
+        ("held-out reward before", f"{figures['reward_first']:.3f}"),
+        ("held-out reward after", f"[bold]{figures['reward_last']:.3f}[/bold]"),
+        ("seconds", f"{figures['seconds']:.1f}"),
+        ("samples trained", f"{figures['samples']:,}"),
+        ("samples a second", f"{figures['samples_per_second']:,.0f}"),
+        ("optimizer steps", f"{history.steps:,}"),
+        ("weight versions published", f"{figures['weight_versions']:,}"),
+        ("staleness, mean / max versions", f"{figures['staleness_mean']:.2f} / {figures['staleness_max']}"),
+        ("trainer waited for batches", f"{history.wait_for_batch_s:.1f} s"),
+        ("bytes a sample in Redis", f"{stats.bytes_put / max(1, stats.samples_put):,.0f}"),
+    ):
+        shown.add_row(name, value)
+    shown.add_section()
+    for name, count in stats.ledger.as_dict().items():
+        shown.add_row(f"groups {name}", f"{count:,}")
+    balanced = "[green]yes[/green]" if stats.ledger.balanced else "[red]NO[/red]"
+    shown.add_row("ledger balanced", balanced)
+    return shown
+
+
+def draw_curve(path: Path, history: History) -> None:
+    """Draw held-out reward and staleness over time to a PNG file."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (above, below) = plt.subplots(
+        2, 1, figsize=(8, 5.5), sharex=True, height_ratios=(2, 1), layout="constrained"
+    )
+    above.plot(*zip(*history.rewards, strict=True), marker="o", markersize=4, color="tab:blue")
+    above.set(ylabel="held-out reward\n(exact match)", ylim=(0, 1.02))
+    above.set_title("redrb demo: two makers, one trainer", loc="left")
+    if history.ages:
+        seconds, mean, largest = zip(*history.ages, strict=True)
+        below.fill_between(seconds, largest, color="tab:orange", alpha=0.25, label="max", lw=0)
+        below.plot(seconds, mean, color="tab:orange", lw=1, label="mean")
+        below.legend(loc="upper right", frameon=False)
+    below.set(ylabel="staleness\n(weight versions)", xlabel="seconds since training began")
+    below.set_ylim(bottom=0)
+    for axes in (above, below):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,137 @@
+"""Runs the demo: server, workers, screen, report."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from redrb.connection import Client, connect
+from redrb.demo.history import History
+from redrb.demo.processes import Worker
+from redrb.demo.report import draw_curve, summary, table
+from redrb.demo.screen import Screen
+from redrb.demo.settings import DemoSettings
+from redrb.errors import StoreError
+from redrb.stream import ExperienceStream, StreamStats
+
+REFRESH_S = 0.25
+HARD_END_S = 20.0
+"""Seconds after the trainer's own limit at which the demo gives up on it."""
+
+
+def run_demo(settings: DemoSettings, *, as_json: bool) -> int:
+    """Run the demo and return its exit status: 0 when workers ended well and the ledger balances."""
+    console = Console()
+    out = Path(settings.out)
+    out.mkdir(parents=True, exist_ok=True)
+    history, started = History(), time.perf_counter()
+    with connect(settings.url or "embedded://") as client:
+        namespace = f"demo-{int(time.time())}"
+        console.print(f"Redis {'.'.join(map(str, client.server_version))} at {client.where}")
+        stream = ExperienceStream(client, "sort", namespace=namespace)
+        workers = _start_workers(settings, client, namespace, out, history)
+        try:
+            _watch(workers, stream, history, console, settings, started)
+        finally:
+            complaints = _end_workers(workers)
+        seconds = time.perf_counter() - started
+        stats = stream.stats()
+        _delete_run(stream, client, namespace)
+    for name, status, said in complaints:
+        console.print(f"[red]{name} ended with status {status}[/red]\n{said}", highlight=False)
+    if history.reward_last is None:
+        console.print(f"[red]no reward was measured[/red]; the workers' words are in {out}/*.err")
+        return 1
+    figures = summary(seconds, history, stats)
+    console.print(table(figures, history, stats))
+    draw_curve(out / "curve.png", history)
+    console.print(f"curve: {out / 'curve.png'}")
+    if as_json:
+        print(json.dumps(figures), flush=True)
+    return 0 if not complaints and stats.ledger.balanced else 1
+
+
+def _start_workers(
+    settings: DemoSettings, client: Client, namespace: str, out: Path, history: History
+) -> list[Worker]:
+    """Start the trainer, then the makers, by the commands that a cluster would use."""
+    shared = ["--namespace", namespace, "--seed", str(settings.seed)]
+    ends = ["--target-reward", str(settings.target_reward)]
+    ends += ["--max-seconds", str(settings.max_seconds)]
+    commands = {"trainer": ["workers.trainer", *shared, *ends]}
+    for number in range(1, settings.makers + 1):
+        name = f"maker-{number}"
+        commands[name] = ["workers.maker", *shared, "--worker", name]
+    return [
+        Worker(name, command, client.url, out, history.add) for name, command in commands.items()
+    ]
+
+
+def _watch(
+    workers: list[Worker],
+    stream: ExperienceStream,
+    history: History,
+    console: Console,
+    settings: DemoSettings,
+    started: float,
+) -> None:
+    """Show the run until the trainer has ended, a signal came, or time is up."""
+    trainer, *makers = workers
+    with _interrupts() as interrupted, Screen(console, settings.target_reward) as screen:
+        while trainer.running and any(maker.running for maker in makers):
+            seconds = time.perf_counter() - started
+            screen.show(seconds, history, _look(stream))
+            if interrupted.wait(REFRESH_S):
+                return
+            if seconds > settings.max_seconds + HARD_END_S:
+                console.print("[red]the trainer did not end in time[/red]")
+                return
+        screen.show(time.perf_counter() - started, history, _look(stream))
+
+
+def _look(stream: ExperienceStream) -> StreamStats | None:
+    try:
+        return stream.stats()
+    except StoreError:
+        return None  # the screen shows none; the workers report what is wrong
+
+
+def _end_workers(workers: list[Worker]) -> list[tuple[str, int, str]]:
+    """End all workers; returns name, status and last words of those that failed."""
+    for worker in workers:
+        worker.ask_to_end()
+    ended = [(worker.name, *worker.end()) for worker in workers]
+    return [(name, status, said) for name, status, said in ended if status != 0]
+
+
+def _delete_run(stream: ExperienceStream, client: Client, namespace: str) -> None:
+    """Leave nothing behind on a Redis that is not ours."""
+    stream.close()
+    cursor = b""
+    while cursor != b"0":
+        pattern = f"redrb:{{{namespace}:*"
+        cursor, keys = client.execute("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", 1000)
+        if keys:
+            client.execute("UNLINK", *keys)
+
+
+@contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Turn Ctrl-C and SIGTERM into an event while the run is watched."""
+    event = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: event.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

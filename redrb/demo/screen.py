@@ -1,0 +1,84 @@
+"""What a person sees while the demo runs."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from redrb.demo.history import History
+from redrb.stream import StreamStats
+
+LINE_EVERY_S = 5.0
+"""Seconds between lines where the output is not a terminal."""
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+class Screen:
+    """Redraws one panel on a terminal; prints a line now and then elsewhere."""
+
+    def __init__(self, console: Console, target: float) -> None:
+        self._console = console
+        self._target = target
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._printed_at = -LINE_EVERY_S
+
+    def __enter__(self) -> Screen:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def show(self, seconds: float, history: History, stats: StreamStats | None) -> None:
+        """Show the state of the run."""
+        if self._console.is_terminal:
+            self._live.update(_panel(seconds, history, stats, self._target), refresh=True)
+        elif seconds - self._printed_at >= LINE_EVERY_S:
+            self._printed_at = seconds
+            self._console.print(_line(seconds, history, stats), soft_wrap=True, highlight=False)
+
+
+def _panel(seconds: float, history: History, stats: StreamStats | None, target: float) -> Panel:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(min_width=34)
+    reward = history.reward_last
+    if reward is None:
+        grid.add_row("held-out reward", "warm start ...")
+    else:
+        bar = ProgressBar(total=1.0, completed=reward, width=24)
+        figures = Table.grid(padding=(0, 1))
+        figures.add_row(bar, f"{reward:.3f}", Text(f"of {target:.2f}", style="dim"))
+        grid.add_row("held-out reward", figures)
+    grid.add_row("", _sparkline([value for _, value in history.rewards]))
+    grid.add_row("samples / s", f"{history.rate:,.0f}   ({history.samples:,} trained)")
+    newest = history.ages[-1] if history.ages else (0.0, 0.0, 0.0)
+    grid.add_row("staleness", f"mean {newest[1]:.1f}, max {newest[2]:.0f} versions")
+    grid.add_row("weight version", str(history.weight_version))
+    if stats is not None:
+        grid.add_row("groups", f"{stats.ledger.waiting} waiting, {stats.ledger.leased} leased")
+    title = f"redrb demo  ·  2 makers, 1 trainer  ·  {seconds:.0f} s"
+    return Panel(Group(grid), title=title, title_align="left", border_style="cyan", expand=False)
+
+
+def _line(seconds: float, history: History, stats: StreamStats | None) -> str:
+    reward = history.reward_last
+    newest = history.ages[-1] if history.ages else (0.0, 0.0, 0.0)
+    waiting = stats.ledger.waiting if stats else 0
+    leased = stats.ledger.leased if stats else 0
+    return (
+        f"{seconds:5.0f} s  reward {'  ... ' if reward is None else f'{reward:.3f}'}"
+        f"  {history.rate:6,.0f} samples/s  staleness {newest[1]:.1f} (max {newest[2]:.0f})"
+        f"  weights v{history.weight_version}  {waiting} waiting, {leased} leased"
+    )
+
+
+def _sparkline(values: list[float]) -> str:
+    return "".join(_BARS[min(7, int(value * 8))] for value in values[-32:])

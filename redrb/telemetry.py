@@ -1,0 +1,64 @@
+"""Metrics as JSON lines: one object a line, for people with jq and for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+
+class MetricsLog:
+    """Appends one line an event; safe among threads.
+
+    Every line has `time` (seconds since the epoch), `worker` and `event`.
+    """
+
+    def __init__(self, path: str, *, worker: str) -> None:
+        """Open the log.
+
+        Args:
+            path: A file that is appended to; "-" is standard output, "" writes nothing.
+            worker: Name that each line carries.
+        """
+        self._worker = worker
+        self._lock = threading.Lock()
+        self._file: IO[str] | None = None
+        self._owned = path not in ("", "-")
+        if path == "-":
+            self._file = sys.stdout
+        elif path:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self._file = Path(path).open("a", encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._owned and self._file is not None:
+            self._file.close()
+
+    def write(self, event: str, **values: object) -> None:
+        """Append one event."""
+        if self._file is None:
+            return
+        line = {"time": round(time.time(), 3), "worker": self._worker, "event": event, **values}
+        with self._lock:
+            self._file.write(json.dumps(line, default=_number) + "\n")
+            self._file.flush()
+
+
+def _number(value: object) -> object:
+    """Return a float or text for what JSON does not know, such as a tensor of one element."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return str(value)

@@ -1,0 +1,157 @@
+"""Counts a task's groups in the raw structures of Redis and compares every counter with them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from redrb import ExperienceStream
+from redrb.connection.transport import Pipeline
+
+BASE = "9999999999999-"
+_MANY = 1_000_000
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Where the groups of a task are for one consumer group, by their ids.
+
+    Attributes:
+        waiting: Not taken, or returned.
+        leased: Id -> slot of the lease.
+    """
+
+    waiting: frozenset[int]
+    leased: dict[int, str]
+
+
+def audit(stream: ExperienceStream) -> dict[str, Holdings]:
+    """Assert that counters, indexes and entries of a task agree, for every consumer group.
+
+    Everything is read in one transaction, so it may run beside others' work.
+
+    Returns:
+        What each consumer group has.
+    """
+    prefix = stream._store.keys.prefix
+    client = stream._store.client
+    names = sorted(name.decode() for name in client.execute("SMEMBERS", f"{prefix}groups"))
+    entries, info, task, sizes, joined, dead, needs, queue, *told = _together(
+        stream,
+        ("XRANGE", f"{prefix}stream", "-", "+"),
+        ("XINFO", "STREAM", f"{prefix}stream"),
+        ("HGETALL", f"{prefix}task"),
+        ("HGETALL", f"{prefix}sizes"),
+        ("SMEMBERS", f"{prefix}groups"),
+        ("XRANGE", f"{prefix}dead", "-", "+"),
+        ("HKEYS", f"{prefix}needs:#room"),
+        ("ZRANGE", f"{prefix}queue:#room", 0, -1),
+        *(command for name in names for command in _of_group(prefix, name)),
+    )
+    assert sorted(name.decode() for name in joined) == names, "a group came or went meanwhile"
+    counters = _counters(task)
+    stored = {_seq(entry_id): fields for entry_id, fields in entries}
+    last = _seq(_pairs(info)["last-generated-id"])
+    assert counters["last"] == last, "ids do not count on where the task thinks"
+    assert all(seq <= last for seq in stored)
+    assert sorted(needs) == sorted(queue)
+    _check_bytes(stored, _pairs(sizes), counters)
+    buried = Counter(_pairs(fields)["group"].decode() for _, fields in dead)
+    found = {}
+    step = len(_of_group("", ""))
+    for index, name in enumerate(names):
+        found[name] = _check_group(stored, told[index * step : (index + 1) * step], name, buried)
+    needed = set().union(*(held.waiting | held.leased.keys() for held in found.values()))
+    if names:
+        assert stored.keys() == needed, "entries are stored that nobody needs"
+    return found
+
+
+def kill_consumer(stream: ExperienceStream) -> None:
+    """Make a stream's consumer dead to the others: no heartbeat, and its deadline is over."""
+    consumer = stream._consumer
+    if consumer._heartbeat is not None:
+        consumer._heartbeat.stop()
+        consumer._heartbeat._thread.join()
+        consumer._heartbeat = None
+    key = f"{stream._store.keys.prefix}consumers:{stream.group}"
+    stream._store.client.execute("ZADD", key, "XX", 1, consumer.name)
+
+
+def _of_group(prefix: str, name: str) -> list[tuple[Any, ...]]:
+    return [
+        ("HGETALL", f"{prefix}group:{name}"),
+        ("XPENDING", f"{prefix}stream", name, "-", "+", _MANY),
+        ("ZRANGE", f"{prefix}ready:{name}", 0, -1, "WITHSCORES"),
+        ("HGETALL", f"{prefix}leases:{name}"),
+        ("ZRANGE", f"{prefix}consumers:{name}", 0, -1),
+        ("HGETALL", f"{prefix}deliveries:{name}"),
+        ("HKEYS", f"{prefix}needs:{name}"),
+        ("ZRANGE", f"{prefix}queue:{name}", 0, -1),
+    ]
+
+
+def _check_group(
+    stored: dict[int, Any], told: list[Any], name: str, buried: Counter[str]
+) -> Holdings:
+    state, pending, scored, leases, consumers, deliveries, needs, queue = told
+    counters = _counters(state)
+    ready = {int(member): int(score) for member, score in zip(scored[::2], scored[1::2], strict=True)}
+    assert all(seq == score for seq, score in ready.items())
+    leased = {_seq(entry_id): slot.decode() for entry_id, slot, *_ in pending}
+    cursor = counters["cursor"]
+    fresh = {seq for seq in stored if seq > cursor}
+    assert all(seq <= cursor for seq in (*ready, *leased)), f"{name}: taken beyond the cursor"
+    assert not ready.keys() & leased.keys(), f"{name}: leased and waiting at once"
+    assert ready.keys() | leased.keys() <= stored.keys(), f"{name}: holds what is not stored"
+    assert counters["waiting"] == len(ready) + len(fresh), f"{name}: waiting"
+    assert counters["dead"] == buried[name], f"{name}: dead"
+    ended = sum(counters[kind] for kind in ("acked", "expired", "filtered", "evicted", "dead"))
+    assert counters["put"] == ended + len(leased) + len(ready) + len(fresh), f"{name}: {counters}"
+    alive = {consumer.decode() for consumer in consumers}
+    tokens = {slot.decode(): token.decode() for slot, token in _pairs(leases, str).items()}
+    for slot in set(leased.values()):
+        assert not tokens[slot].endswith(" ended"), f"{name}: an ended lease holds groups"
+        assert slot.rpartition("/")[0] in alive, f"{name}: nobody watches over a lease"
+    failed = {int(member) for member in deliveries[::2]}
+    assert failed <= ready.keys() | leased.keys(), f"{name}: deliveries of what is gone"
+    assert sorted(needs) == sorted(queue)
+    return Holdings(frozenset(ready.keys() | fresh), leased)
+
+
+def _check_bytes(
+    stored: dict[int, Any], sizes: dict[str, bytes], counters: Counter[str]
+) -> None:
+    if counters["max_bytes"] == 0:
+        assert not sizes
+        return
+    actual = {seq: len(fields[1]) for seq, fields in stored.items()}
+    assert {int(seq): int(size) for seq, size in sizes.items()} == actual
+    assert counters["bytes"] == sum(actual.values())
+
+
+def _together(stream: ExperienceStream, *commands: tuple[Any, ...]) -> list[Any]:
+    pipeline = Pipeline()
+    for command in (("MULTI",), *commands, ("EXEC",)):
+        pipeline.add(*command)
+    *_, replies = stream._store.client.exchange(pipeline)
+    for reply in replies:
+        assert not isinstance(reply, Exception), reply
+    return list(replies)
+
+
+def _seq(entry_id: bytes) -> int:
+    text = entry_id.decode()
+    assert text.startswith(BASE), text
+    return int(text.removeprefix(BASE))
+
+
+def _pairs(flat: list[Any], kind: type | None = None) -> dict[Any, Any]:
+    names = [name if kind is str else name.decode() for name in flat[::2]]
+    return dict(zip(names, flat[1::2], strict=True))
+
+
+def _counters(flat: list[Any]) -> Counter[str]:
+    numbers = {name: value for name, value in _pairs(flat).items() if value.isdigit()}
+    return Counter({name: int(value) for name, value in numbers.items()})

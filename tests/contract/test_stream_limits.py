@@ -1,0 +1,216 @@
+"""Back-pressure: what a put does when the task is full."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from redrb import ConfigError, ExperienceStream, StoreFull
+from redrb.connection import Client
+from tests.audit import audit
+from tests.samples import numbered, numbers
+
+Opener = Callable[..., ExperienceStream]
+
+
+@pytest.fixture
+def open_stream(client: Client, namespace: str) -> Iterator[Opener]:
+    """Open the task; it is audited at the end."""
+    opened: list[ExperienceStream] = []
+
+    def open_it(**settings: Any) -> ExperienceStream:
+        opened.append(ExperienceStream(client, "math", namespace=namespace, **settings))
+        return opened[-1]
+
+    yield open_it
+    for stream in opened:
+        audit(stream)
+        assert stream.stats().ledger.balanced
+        stream.close()
+
+
+def size_of_a_group(stream: ExperienceStream) -> int:
+    stream.put(numbered(0))
+    stream.take(1, timeout=0).ack()
+    return stream.stats().bytes_put
+
+
+def test_a_full_task_refuses_and_says_how_many_groups_are_in(open_stream: Opener) -> None:
+    stream = open_stream(limit=40, on_full="error")
+    with pytest.raises(StoreFull) as caught:
+        stream.put_many([[numbered(n)] for n in range(50)])
+    assert (caught.value.stored, caught.value.task, caught.value.reason) == (32, "math", "limit")
+    assert stream.stats().stored == 32
+
+
+def test_leased_groups_count_against_the_limit_until_they_are_acknowledged(
+    open_stream: Opener,
+) -> None:
+    stream = open_stream(limit=2, on_full="error")
+    stream.put_many([[numbered(1)], [numbered(2)]])
+    lease = stream.take(2, timeout=0)
+    with pytest.raises(StoreFull):
+        stream.put(numbered(3))
+    lease.ack()
+    assert stream.put(numbered(3))
+
+
+def test_a_put_of_more_than_the_limit_goes_in_by_and_by(open_stream: Opener) -> None:
+    stream = open_stream(limit=5)
+    with ThreadPoolExecutor(1) as pool:
+        put = pool.submit(stream.put_many, [[numbered(n)] for n in range(13)])
+        taken: list[int] = []
+        while len(taken) < 13:
+            with stream.take(5, timeout=2, at_least=1) as lease:
+                assert stream.stats().stored <= 5
+                taken += numbers(lease)
+        assert len(put.result()) == 13
+    assert taken == list(range(13))
+
+
+@pytest.mark.parametrize("timeout", [0, 0.2])
+def test_a_blocked_put_gives_up_in_time(open_stream: Opener, timeout: float) -> None:
+    stream = open_stream(limit=2)
+    stream.put_many([[numbered(1)], [numbered(2)]])
+    for _ in range(2):
+        started = time.monotonic()
+        with pytest.raises(StoreFull, match="is full") as caught:
+            stream.put(numbered(3), timeout=timeout)
+        assert timeout <= time.monotonic() - started < timeout + 1
+        assert caught.value.reason == "limit"
+    assert stream.stats().producers_waiting == 0
+    stream.take(1, timeout=0).ack()
+    stream.put(numbered(3), timeout=timeout)
+
+
+def test_a_blocked_put_tells_how_many_are_in(open_stream: Opener) -> None:
+    stream = open_stream(limit=4)
+    with pytest.raises(StoreFull) as caught:
+        stream.put_many([[numbered(n)] for n in range(10)], timeout=0.1)
+    assert caught.value.stored == 4
+
+
+def test_dropping_makes_room_from_the_oldest_on(open_stream: Opener) -> None:
+    stream = open_stream(limit=4, on_full="drop_oldest")
+    for n in range(7):
+        stream.put(numbered(n))
+    assert numbers(stream.take(4, timeout=0)) == [3, 4, 5, 6]
+
+
+def test_dropping_spares_leased_groups_and_counts_the_others(open_stream: Opener) -> None:
+    stream = open_stream(limit=6, on_full="drop_oldest")
+    stream.put_many([[numbered(n)] for n in range(6)])
+    lease = stream.take(2, timeout=0)
+    stream.take(2, timeout=0).release()
+    stream.put_many([[numbered(n)] for n in range(6, 9)])
+    assert stream.stats().ledger.evicted == 3
+    assert stream.stats().ledger.leased == 2
+    lease.ack()
+    assert numbers(stream.take(4, timeout=0)) == [5, 6, 7, 8]
+
+
+def test_when_all_is_leased_nothing_can_be_dropped(open_stream: Opener) -> None:
+    stream = open_stream(limit=2, on_full="drop_oldest")
+    stream.put_many([[numbered(n)] for n in range(2)])
+    lease = stream.take(2, timeout=0)
+    with pytest.raises(StoreFull):
+        stream.put(numbered(2))
+    assert numbers(lease) == [0, 1]
+    lease.ack()
+    stream.put(numbered(2))
+
+
+def test_what_one_group_holds_is_not_dropped_for_another(open_stream: Opener) -> None:
+    stream = open_stream(limit=3, on_full="drop_oldest")
+    other = open_stream(group="critic")
+    other.join_group()
+    stream.put_many([[numbered(n)] for n in range(3)])
+    lease = stream.take(1, timeout=0)
+    stream.take(1, timeout=0).ack()
+    stream.put(numbered(3))
+    assert other.stats().ledger.evicted == 1
+    assert stream.stats().ledger.evicted == 0
+    assert numbers(other.take(3, timeout=0)) == [0, 2, 3]
+    lease.ack()
+
+
+def test_max_bytes_counts_what_is_stored(open_stream: Opener) -> None:
+    stream = open_stream(max_bytes=10**6, on_full="error")
+    size = size_of_a_group(stream)
+    many = 10**6 // size + 1
+    with pytest.raises(StoreFull) as caught:
+        stream.put_many([[numbered(n)] for n in range(many)])
+    assert caught.value.reason == "max_bytes"
+    assert stream.stats().stored == caught.value.stored <= many - 1
+
+
+def test_a_put_blocked_by_bytes_waits_and_gives_up_in_time(open_stream: Opener) -> None:
+    stream = open_stream(max_bytes=1000)
+    size = size_of_a_group(stream)
+    fit = 1000 // size
+    assert 1000 % size, "the case is a rest that is too small for a group"
+    with pytest.raises(StoreFull) as caught:
+        stream.put_many([[numbered(n)] for n in range(fit + 1)], timeout=0.2)
+    assert (caught.value.stored, caught.value.reason) == (fit, "max_bytes")
+    with ThreadPoolExecutor(1) as pool:
+        put = pool.submit(stream.put, numbered(fit), timeout=10)
+        while stream.stats().producers_waiting == 0:
+            time.sleep(0.005)
+        stream.take(1, timeout=0).ack()
+        assert put.result(timeout=5)
+    assert numbers(stream.take(fit, timeout=0)) == list(range(1, fit + 1))
+
+
+def test_bytes_are_dropped_from_the_oldest_on(open_stream: Opener) -> None:
+    stream = open_stream(max_bytes=2000, on_full="drop_oldest")
+    fit = 2000 // size_of_a_group(stream)
+    for n in range(fit + 3):
+        stream.put(numbered(n))
+    assert numbers(stream.take(fit, timeout=0)) == list(range(3, fit + 3))
+
+
+def test_a_group_larger_than_max_bytes_is_refused_at_once(open_stream: Opener) -> None:
+    stream = open_stream(max_bytes=1000)
+    large = numbered(1, sequences=torch.randint(2**40, 2**41, (500,)))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="larger than max_bytes"):
+            stream.put(large, timeout=5)
+    stream.put(numbered(1))
+
+
+def test_sixteen_producers_never_overshoot_the_limit(open_stream: Opener) -> None:
+    limit, each = 8, 6
+    streams = [open_stream(limit=limit) for _ in range(4)]
+    done = threading.Event()
+    seen: list[int] = []
+
+    def watch() -> None:
+        while not done.is_set():
+            seen.append(streams[0].stats().stored)
+
+    def put(producer: int) -> None:
+        for n in range(each):
+            streams[producer % 4].put(numbered(producer * each + n), timeout=30)
+
+    with ThreadPoolExecutor(17) as pool:
+        watcher = pool.submit(watch)
+        puts = [pool.submit(put, producer) for producer in range(16)]
+        taken: list[int] = []
+        while len(taken) < 16 * each:
+            with streams[0].take(4, timeout=30) as lease:
+                taken += numbers(lease)
+        for future in puts:
+            future.result()
+        done.set()
+        watcher.result()
+    assert max(seen) <= limit
+    assert sorted(taken) == list(range(16 * each))
+    for producer in range(16):
+        own = [n for n in taken if n // each == producer]
+        assert own == sorted(own), "puts of one producer arrive in order"

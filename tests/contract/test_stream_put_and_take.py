@@ -1,0 +1,302 @@
+"""What goes in comes out: groups, batches, leases and how they end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import redrb
+from redrb import BatchTimeout, ExperienceStream, LeaseLost, make_experience_batch
+from redrb.connection import Client
+from redrb.errors import ConfigError
+from redrb.experience.records import TENSOR_FIELDS
+from tests.audit import audit
+from tests.samples import assert_same, numbered, numbers, random_item
+
+
+@pytest.fixture
+def stream(client: Client, namespace: str) -> Iterator[ExperienceStream]:
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        yield stream
+        audit(stream)
+        assert stream.stats().ledger.balanced
+
+
+def test_a_list_is_one_group_and_a_sample_a_group_of_its_own(stream: ExperienceStream) -> None:
+    ids = stream.put([numbered(1), numbered(2), numbered(3)]) + stream.put(numbered(4))
+    assert len(ids) == 2
+    assert len(stream) == 2
+    lease = stream.take(2, timeout=0)
+    assert lease.ids == ids
+    assert [numbers(group) for group in lease.groups()] == [[1, 2, 3], [4]]
+    assert lease.samples == 4
+    assert stream.stats().samples_put == 4
+    assert lease.nbytes == stream.stats().bytes_put
+    lease.ack()
+    assert stream.stats().samples_acked == 4
+
+
+def test_put_many_stores_each_group_and_skips_empty_ones(stream: ExperienceStream) -> None:
+    ids = stream.put_many([[numbered(n), numbered(n)] for n in range(70)] + [[]])
+    assert ids == tuple(range(1, 71))
+    assert stream.put([]) == ()
+    assert stream.put_many([]) == ()
+    lease = stream.take(70, timeout=0)
+    assert lease.ids == ids
+    assert numbers(lease) == [n for n in range(70) for _ in range(2)]
+    lease.ack()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_batch_is_what_make_experience_batch_makes(
+    stream: ExperienceStream, side: Any
+) -> None:
+    dice = random.Random(7)
+    items = [random_item(dice) for _ in range(12)]
+    stream.put_many([items[:1], items[1:5], items[5:]])
+    with stream.take(3, timeout=0) as lease:
+        got, expected = lease.batch(side=side), make_experience_batch(items, side=side)
+        assert lease.policy_versions == [item.policy_version for item in items]
+    assert_same(got, expected)
+    assert got.padding_side == side
+
+
+def test_masks_of_ragged_samples_are_made(stream: ExperienceStream) -> None:
+    dice = random.Random(8)
+    items = [random_item(dice, scalars=True, masks=False) for _ in range(5)]
+    stream.put_many([[item] for item in items])
+    with stream.take(5, timeout=0) as lease:
+        batch = lease.batch()
+    assert batch.attention_mask is not None
+    assert batch.attention_mask.sum(1).tolist() == [len(i.sequences) for i in items]  # type: ignore[arg-type]
+
+
+def test_an_experience_is_one_group_a_row_bit_for_bit(stream: ExperienceStream) -> None:
+    dice = random.Random(9)
+    batch = make_experience_batch([random_item(dice) for _ in range(6)])
+    ids = stream.put(batch)
+    assert len(ids) == 6
+    with stream.take(6, timeout=0) as lease:
+        groups = lease.groups()
+    for row, group in enumerate(groups):
+        (item,) = group
+        for name in TENSOR_FIELDS:
+            tensor = getattr(batch, name)
+            assert tensor is None or torch.equal(getattr(item, name), tensor[row]), name
+
+
+def test_policy_version_stands_in_where_samples_say_none(stream: ExperienceStream) -> None:
+    stream.put([numbered(1), numbered(2, policy_version=3)], policy_version=7)
+    with stream.take(1, timeout=0) as lease:
+        assert lease.policy_versions == [7, 3]
+
+
+def test_items_come_back_as_they_were(stream: ExperienceStream) -> None:
+    items = [random_item(random.Random(n)) for n in range(4)]
+    items[0].tensors["logits"] = torch.randn(3, 5, dtype=torch.float64)
+    items[1].group_id = "prompt 1"
+    items[2].status = redrb.Status.ABORTED
+    for item in items:
+        stream.put(item)
+    with stream.take(4, timeout=0) as lease:
+        for got, expected in zip(lease.items(), items, strict=True):
+            assert_same(got, expected)
+
+
+def test_a_take_is_full_or_takes_nothing(stream: ExperienceStream) -> None:
+    stream.put_many([[numbered(n)] for n in range(3)])
+    with pytest.raises(BatchTimeout) as caught:
+        stream.take(4, timeout=0)
+    error = caught.value
+    assert (error.task, error.wanted, error.available) == ("math", 4, 3)
+    assert error.waited_s < 1
+    assert isinstance(error, TimeoutError)
+    ledger = stream.stats().ledger
+    assert (ledger.waiting, ledger.leased) == (3, 0)
+    assert numbers(stream.take(3, timeout=0)) == [0, 1, 2]
+
+
+def test_a_timeout_tells_how_long_it_waited(stream: ExperienceStream) -> None:
+    with pytest.raises(BatchTimeout) as caught:
+        stream.take(1, timeout=0.15)
+    assert 0.15 <= caught.value.waited_s < 2
+    assert "0 of 1 groups" in str(caught.value)
+    assert "'math'" in str(caught.value)
+
+
+def test_at_least_takes_fewer_only_when_the_time_is_up(stream: ExperienceStream) -> None:
+    stream.put_many([[numbered(n)] for n in range(5)])
+    assert numbers(stream.take(2, timeout=5, at_least=1)) == [0, 1]
+    assert numbers(stream.take(4, timeout=0.1, at_least=2)) == [2, 3, 4]
+    with pytest.raises(BatchTimeout) as caught:
+        stream.take(4, timeout=0, at_least=1)
+    assert caught.value.wanted == 1
+
+
+@pytest.mark.parametrize(("count", "least"), [(0, None), (-1, None), (2, 0), (2, 3)])
+def test_impossible_counts_are_refused(
+    stream: ExperienceStream, count: int, least: int | None
+) -> None:
+    with pytest.raises(ConfigError, match="at_least"):
+        stream.take(count, timeout=0, at_least=least)
+
+
+def test_groups_come_in_the_order_of_arrival_also_after_release(stream: ExperienceStream) -> None:
+    stream.put_many([[numbered(n)] for n in range(6)])
+    first, second = stream.take(2, timeout=0), stream.take(2, timeout=0)
+    second.release()
+    first.release()
+    assert numbers(stream.take(3, timeout=0)) == [0, 1, 2]
+    assert numbers(stream.take(3, timeout=0)) == [3, 4, 5]
+
+
+def test_ack_deletes_and_release_and_reject_do_not_count_as_trained(
+    stream: ExperienceStream,
+) -> None:
+    stream.put_many([[numbered(n)] for n in range(6)])
+    stream.take(2, timeout=0).ack()
+    stream.take(2, timeout=0).reject("nan loss")
+    stream.take(2, timeout=0).release()
+    stats = stream.stats()
+    assert stats.ledger.as_dict() == {
+        **dict.fromkeys(("expired", "filtered", "evicted", "leased"), 0),
+        **{"put": 6, "acked": 2, "dead": 2, "waiting": 2},
+    }
+    assert (stats.stored, stats.samples_acked, stats.returned) == (2, 2, 2)
+    letters = stream.dead_letters()
+    assert [letter.id for letter in letters] == [4, 3]
+    assert {letter.reason for letter in letters} == {"nan loss"}
+    assert {letter.group for letter in letters} == {"default"}
+    assert [numbers(letter.items or []) for letter in letters] == [[3], [2]]
+    assert [letter.id for letter in stream.dead_letters(1)] == [4]
+
+
+def test_parts_of_a_lease_end_by_their_ids(stream: ExperienceStream) -> None:
+    stream.put_many([[numbered(n)] for n in range(1, 7)])
+    lease = stream.take(5, timeout=0)
+    lease.ack([2, 4])
+    assert lease.ids == (1, 3, 5)
+    assert numbers(lease.batch() and lease) == [1, 3, 5]
+    lease.reject("too long", [3])
+    lease.release([1])
+    assert lease.ids == (5,)
+    assert len(lease) == 1
+    audit(stream)
+    with pytest.raises(ConfigError, match="not in this lease"):
+        lease.ack([1, 5])
+    lease.ack()
+    ledger = stream.stats().ledger
+    assert (ledger.acked, ledger.dead, ledger.leased, ledger.waiting) == (3, 1, 0, 2)
+    assert numbers(stream.take(2, timeout=0)) == [1, 6]
+
+
+def test_an_id_named_twice_counts_once(stream: ExperienceStream) -> None:
+    stream.put_many([[numbered(n)] for n in range(1, 3)])
+    lease = stream.take(2, timeout=0)
+    lease.ack([1, 1])
+    assert lease.ids == (2,)
+    assert stream.stats().samples_acked == 1
+    audit(stream)
+    lease.ack()
+
+
+def test_naming_no_ids_ends_nothing(stream: ExperienceStream) -> None:
+    stream.put(numbered(1))
+    lease = stream.take(1, timeout=0)
+    lease.ack([])
+    assert stream.stats().ledger.leased == 1
+    lease.ack()
+
+
+@pytest.mark.parametrize("end", ["ack", "release", "reject", "batch", "groups"])
+def test_a_lease_that_ended_says_so(stream: ExperienceStream, end: str) -> None:
+    stream.put(numbered(1))
+    lease = stream.take(1, timeout=0)
+    lease.ack()
+    late: dict[str, Callable[[], object]] = {
+        "ack": lease.ack,
+        "release": lease.release,
+        "reject": lambda: lease.reject("late"),
+        "batch": lease.batch,
+        "groups": lease.groups,
+    }
+    with pytest.raises(LeaseLost, match="ended already"):
+        late[end]()
+
+
+def test_the_end_of_a_block_acknowledges(stream: ExperienceStream) -> None:
+    stream.put_many([[numbered(n)] for n in range(3)])
+    with stream.take(2, timeout=0):
+        assert stream.stats().ledger.leased == 2
+    assert stream.stats().ledger.acked == 2
+    with stream.take(1, timeout=0) as lease:
+        lease.release()
+    assert stream.stats().ledger.waiting == 1
+
+
+def test_an_exception_in_a_block_gives_back_and_counts(stream: ExperienceStream) -> None:
+    stream.put(numbered(1))
+    for _ in range(5):
+        with pytest.raises(ZeroDivisionError), stream.take(1, timeout=0):
+            raise ZeroDivisionError
+        audit(stream)
+    (letter,) = stream.dead_letters()
+    assert letter.failed_deliveries == 5
+    assert letter.reason == "delivered 5 times without acknowledgement"
+    assert stream.stats().ledger.dead == 1
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_of_a_block_gives_back_unharmed(
+    stream: ExperienceStream, interrupt: type[BaseException]
+) -> None:
+    stream.put(numbered(1))
+    for _ in range(6):
+        with pytest.raises(interrupt), stream.take(1, timeout=0):
+            raise interrupt
+    assert stream.stats().ledger.waiting == 1
+    assert stream.dead_letters() == []
+
+
+def test_another_leases_loss_in_a_block_gives_this_one_back(stream: ExperienceStream) -> None:
+    stream.put_many([[numbered(n)] for n in range(2)])
+    ended = stream.take(1, timeout=0)
+    ended.ack()
+    with pytest.raises(LeaseLost), stream.take(1, timeout=0):
+        ended.ack()
+    ledger = stream.stats().ledger
+    assert (ledger.acked, ledger.leased, ledger.waiting) == (1, 0, 1)
+
+
+def test_closing_a_stream_gives_back_what_it_leases(client: Client, namespace: str) -> None:
+    with ExperienceStream(client, "math", namespace=namespace) as watcher:
+        with ExperienceStream(client, "math", namespace=namespace) as stream:
+            stream.put_many([[numbered(n)] for n in range(3)])
+            lease = stream.take(2, timeout=0)
+        assert watcher.stats().ledger.waiting == 3
+        assert watcher.stats().consumers == 0
+        with pytest.raises(LeaseLost):
+            lease.ack()
+        assert numbers(watcher.take(3, timeout=0)) == [0, 1, 2]
+        assert watcher.dead_letters() == []
+        audit(watcher)
+
+
+def test_thousands_of_groups_in_one_batch(stream: ExperienceStream) -> None:
+    stream.put_many([[numbered(n)] for n in range(2100)])
+    lease = stream.take(2050, timeout=0)
+    assert numbers(lease)[::500] == [0, 500, 1000, 1500, 2000]
+    lease.release(lease.ids[:1050])
+    audit(stream)
+    lease.ack()
+    assert numbers(stream.take(1100, timeout=0))[1049:1051] == [1049, 2050]
+
+
+def test_malformed_samples_store_nothing(stream: ExperienceStream) -> None:
+    with pytest.raises(redrb.RecordError, match="reward"):
+        stream.put_many([[numbered(1)], [numbered(2, reward=1.0)]])
+    assert len(stream) == 0

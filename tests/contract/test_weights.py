@@ -1,0 +1,445 @@
+"""Publisher and subscriber, the same on fakeredis and on real servers."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+
+import msgpack
+import pytest
+import torch
+from torch import nn
+
+import redrb
+from redrb.errors import (
+    ConfigError,
+    DecodeError,
+    PublisherFenced,
+    WeightCorrupt,
+    WeightError,
+    WeightMismatch,
+    WeightTimeout,
+)
+from redrb.weights.layout import ITEM_BYTES
+
+
+@pytest.fixture
+def publisher(client, namespace):
+    return redrb.WeightPublisher(client, "actor", namespace=namespace)
+
+
+@pytest.fixture
+def subscriber(client, namespace):
+    return redrb.WeightSubscriber(client, "actor", namespace=namespace)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    monkeypatch.setattr("redrb.weights.publisher.CHUNK_BYTES", 1024)
+
+
+@pytest.fixture
+def keys(client, namespace):
+    """All keys of this test's weights, without their common prefix."""
+
+    def found():
+        names = client.execute("KEYS", f"redrb:{{{namespace}:weights:*")
+        return sorted(name.decode().partition("}:")[2] for name in names)
+
+    return found
+
+
+def full_key(namespace, key):
+    return f"redrb:{{{namespace}:weights:actor}}:{key}"
+
+
+def model(seed):
+    torch.manual_seed(seed)
+    made = nn.Sequential(nn.Linear(40, 30), nn.BatchNorm1d(30), nn.Linear(30, 3))
+    made[1].running_mean.normal_()
+    return made
+
+
+def same(left, right):
+    left, right = dict(left), dict(right)
+    return left.keys() == right.keys() and all(
+        left[name].dtype == right[name].dtype and torch.equal(left[name], right[name])
+        for name in left
+    )
+
+
+def every_kind():
+    """Every dtype with every bit pattern, and shapes and strides of all kinds."""
+    dice = torch.Generator().manual_seed(0)
+    state = {}
+    for name in ITEM_BYTES:
+        raw = torch.randint(0, 2 if name == "bool" else 256, (7 * 48,), generator=dice)
+        state[name] = raw.to(torch.uint8).view(getattr(torch, name)).reshape(7, -1)
+    wide = torch.randn(6, 10, generator=dice)
+    state |= {
+        "scalar": torch.tensor(3.5),
+        "empty": torch.empty(0, 5),
+        "transposed": wide.t(),
+        "every second": wide[:, ::2],
+        "expanded": torch.randn(1, generator=dice).expand(4, 3),
+        "tied": wide,
+        "tied too": wide,
+        "conjugated": torch.randn(5, dtype=torch.complex64, generator=dice).conj(),
+        "large": torch.randn(70, 700, generator=dice, dtype=torch.float64),
+    }
+    return state
+
+
+def bits(tensor):
+    plain = tensor.detach().resolve_conj().contiguous().reshape(-1)
+    return tensor.dtype, tuple(tensor.shape), plain.view(torch.uint8).tolist()
+
+
+@pytest.mark.parametrize("chunk_bytes", [1024, 4 << 20])
+def test_every_dtype_and_shape_comes_back_bit_by_bit(
+    publisher, subscriber, monkeypatch, chunk_bytes
+):
+    monkeypatch.setattr("redrb.weights.publisher.CHUNK_BYTES", chunk_bytes)
+    state = every_kind()
+    published = publisher.publish(state)
+    fetched = subscriber.fetch()
+    assert list(fetched) == list(state)
+    for name, tensor in state.items():
+        assert bits(fetched[name]) == bits(tensor), name
+    assert fetched["tied"] is fetched["tied too"]
+    assert published.tensors == len(state)
+    assert (published.chunks > 100) == (chunk_bytes == 1024)
+
+
+def test_versions_of_several_real_chunks(publisher, subscriber):
+    state = {f"layer{i}": torch.randn(1111, 777) for i in range(3)}
+    state["head"] = torch.randn(1_500_000).to(torch.bfloat16)
+    assert publisher.publish(iter(state.items())).chunks == 3 + 1
+    live = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    subscriber.poll(live)
+    assert same(live, state)
+
+
+def test_poll_loads_in_place_and_only_what_is_newer(publisher, subscriber):
+    trained, made = model(1), model(2)
+    places = [parameter.data_ptr() for parameter in made.parameters()]
+    assert subscriber.poll(made) is None
+    assert subscriber.version is None
+    published = publisher.publish(trained)
+    assert subscriber.poll(made) == published
+    assert same(made.state_dict(), trained.state_dict())
+    assert [parameter.data_ptr() for parameter in made.parameters()] == places
+    assert all(parameter.requires_grad for parameter in made.parameters())
+    assert subscriber.version == published.version == 1
+    assert subscriber.poll(made) is None
+
+
+def test_poll_skips_to_the_newest(publisher, subscriber):
+    states = [model(seed).state_dict() for seed in range(4)]
+    for state in states:
+        publisher.publish(state)
+    live = model(9).state_dict()
+    assert subscriber.poll(live).version == 4
+    assert same(live, states[-1])
+
+
+def test_bfloat16_loads_into_float32(publisher, subscriber):
+    state = {"a": torch.randn(5, dtype=torch.bfloat16)}
+    publisher.publish(state)
+    live = {"a": torch.zeros(5)}
+    subscriber.poll(live)
+    assert torch.equal(live["a"], state["a"].float())
+
+
+def test_version_describes_what_was_published(publisher, subscriber, client):
+    state = {"a": torch.zeros(3), "b": torch.zeros(2, 2, dtype=torch.bfloat16)}
+    published = publisher.publish(state)
+    assert (published.name, published.version, published.kind) == ("actor", 1, "full")
+    assert (published.nbytes, published.tensors, published.chunks) == (128, 2, 1)
+    assert abs(published.created_s - time.time()) < 60
+    assert subscriber.latest() == published
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        published.version = 2
+
+
+def test_versions_only_grow(publisher, subscriber):
+    state = {"a": torch.zeros(1)}
+    assert publisher.publish(state).version == 1
+    assert publisher.publish(state, version=10).version == 10
+    for stale in (10, 9, 1):
+        with pytest.raises(ConfigError, match="not newer than 10"):
+            publisher.publish(state, version=stale)
+    assert publisher.publish(state).version == 11
+    assert publisher.publish(state, version=2**53 - 1).version == 2**53 - 1
+    assert subscriber.poll({"a": torch.ones(1)}).version == 2**53 - 1
+
+
+@pytest.mark.parametrize("version", [0, -1, True, "1", 1.0, 2**53])
+def test_a_version_is_a_positive_integer(publisher, version):
+    with pytest.raises(ConfigError, match="integer"):
+        publisher.publish({"a": torch.zeros(1)}, version=version)
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_the_last_versions_are_kept_and_nothing_else(
+    client, namespace, subscriber, keys, small_chunks, keep
+):
+    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, keep=keep)
+    for value in range(1, 6):
+        publisher.publish({"a": torch.full((600,), float(value))})
+    assert [version.version for version in subscriber.versions()] == list(range(6 - keep, 6))
+    assert len([key for key in keys() if key.startswith("chunk:")]) == keep * 3
+    assert {client.execute("TTL", full_key(namespace, key)) for key in keys()} == {-1}
+    assert subscriber.fetch(6 - keep)["a"][0] == 6 - keep
+    with pytest.raises(WeightError, match=f"no version {5 - keep} of"):
+        subscriber.fetch(5 - keep)
+
+
+def test_fetch_before_anything_is_published(subscriber):
+    with pytest.raises(WeightError, match="nothing is published yet"):
+        subscriber.fetch()
+
+
+def test_names_and_namespaces_are_apart(client, namespace, publisher):
+    redrb.WeightPublisher(client, "critic", namespace=namespace).publish({"c": torch.zeros(1)})
+    publisher.publish({"a": torch.zeros(1)})
+    for name, found in {"actor": "a", "critic": "c"}.items():
+        assert list(redrb.WeightSubscriber(client, name, namespace=namespace).fetch()) == [found]
+    other = redrb.WeightSubscriber(client, "actor", namespace=namespace + "-2")
+    assert other.latest() is None
+
+
+def test_a_mismatch_changes_nothing(publisher, subscriber):
+    publisher.publish({"a": torch.ones(2), "b": torch.ones(3)})
+    live = {"a": torch.zeros(2), "b": torch.zeros(4)}
+    with pytest.raises(WeightMismatch, match="b "):
+        subscriber.poll(live)
+    assert not live["a"].any()
+    assert subscriber.version is None
+
+
+def test_without_strict_the_common_names_are_loaded(publisher, subscriber, small_chunks):
+    publisher.publish({"a": torch.ones(2000), "b": torch.ones(3000), "b too": torch.ones(3)})
+    live = {"b": torch.zeros(3000), "z": torch.zeros(1)}
+    assert subscriber.poll(live, strict=False).version == 1
+    assert live["b"].all()
+    assert not live["z"].any()
+
+
+def test_a_tied_tensor_loads_by_either_name(publisher, subscriber):
+    base = torch.randn(6)
+    publisher.publish({"embed": base, "head": base})
+    live = {"head": torch.zeros(6)}
+    subscriber.poll(live, strict=False)
+    assert torch.equal(live["head"], base)
+
+
+def test_wait_wakes_at_the_commit(publisher, subscriber):
+    state = {"a": torch.zeros(1)}
+    publisher.publish(state)
+    woken = []
+
+    def wait():
+        woken.append((subscriber.wait(newer_than=1, timeout=10), time.monotonic()))
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    time.sleep(0.2)
+    assert not woken
+    publisher.publish(state, version=5)
+    committed_at = time.monotonic()
+    waiter.join()
+    version, woken_at = woken[0]
+    assert version.version == 5
+    assert woken_at - committed_at < 0.5
+    assert subscriber.version is None
+
+
+def test_wait_returns_at_once_what_is_there(publisher, subscriber):
+    published = publisher.publish({"a": torch.zeros(1)})
+    assert subscriber.wait() == published
+    subscriber.poll({"a": torch.zeros(1)})
+    with pytest.raises(WeightTimeout):
+        subscriber.wait(timeout=0)
+
+
+def test_wait_tells_what_it_waited_for(publisher, subscriber):
+    with pytest.raises(WeightTimeout, match=r"'actor'.* newer than 0 .*none is published"):
+        subscriber.wait(timeout=0.05)
+    publisher.publish({"a": torch.zeros(1)})
+    started = time.monotonic()
+    with pytest.raises(WeightTimeout, match=r"newer than 11 within 0\.1 s; the newest is 1"):
+        subscriber.wait(newer_than=11, timeout=0.1)
+    assert 0.1 <= time.monotonic() - started < 1
+
+
+@pytest.mark.parametrize("overwritten", [b"", b"short", b"\1" * 1024, b"\1" * 1025])
+def test_a_corrupt_chunk_is_never_loaded(
+    client, namespace, publisher, subscriber, keys, small_chunks, overwritten
+):
+    publisher.publish({"a": torch.zeros(1000)})
+    damaged = [key for key in keys() if key.startswith("chunk:")][1]
+    client.execute("SET", full_key(namespace, damaged), overwritten)
+    live = {"a": torch.ones(1000)}
+    with pytest.raises(WeightError if not overwritten else WeightCorrupt):
+        subscriber.poll(live)
+    assert live["a"].all()
+    assert subscriber.version is None
+    publisher.publish({"a": torch.zeros(1000)})
+    assert subscriber.poll(live).version == 2
+    assert not live["a"].any()
+
+
+def test_a_reader_whose_version_is_evicted_goes_on_with_the_newest(
+    client, namespace, subscriber, monkeypatch, small_chunks
+):
+    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, keep=1)
+    publisher.publish({"a": torch.full((1000,), 1.0)})
+    overtaken = []
+
+    def fill(filler, original=redrb.weights.chunks.Filler.fill):
+        if not overtaken:
+            overtaken.append(publisher.publish({"a": torch.full((1000,), 2.0)}))
+        original(filler)
+
+    monkeypatch.setattr("redrb.weights.chunks.Filler.fill", fill)
+    live = {"a": torch.zeros(1000)}
+    assert subscriber.poll(live) == overtaken[0]
+    assert (live["a"] == 2).all()
+
+
+def test_chunks_that_stay_away_are_told(client, namespace, publisher, subscriber, keys):
+    publisher.publish({"a": torch.zeros(10)})
+    client.execute("DEL", full_key(namespace, keys()[0]))
+    with pytest.raises(WeightError, match="gone 3 times"):
+        subscriber.fetch()
+
+
+def hostile(manifest):
+    return [b"manifest", manifest, b"created_ms", b"1"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [b"other", b"1"],
+        hostile(b""),
+        hostile(msgpack.packb({"format": 1, "kind": "full", "nbytes": 2**60})),
+        [b"manifest", b"", b"created_ms", b"never"],
+    ],
+    ids=["other fields", "empty", "huge", "no time"],
+)
+def test_hostile_entries_load_nothing(client, namespace, subscriber, fields):
+    client.execute("XADD", full_key(namespace, "versions"), "7-0", *fields)
+    live = {"a": torch.ones(1)}
+    for call in (lambda: subscriber.poll(live), subscriber.fetch, subscriber.wait):
+        with pytest.raises(DecodeError):
+            call()
+    assert live["a"].all()
+
+
+def test_a_manifest_under_another_number_is_refused(client, namespace, publisher, subscriber):
+    publisher.publish({"a": torch.zeros(1)})
+    versions = full_key(namespace, "versions")
+    fields = client.execute("XRANGE", versions, "-", "+")[0][1]
+    client.execute("XADD", versions, "2-0", *fields)
+    with pytest.raises(DecodeError, match="holds version 1"):
+        subscriber.fetch()
+
+
+def test_a_second_publisher_takes_over(client, namespace, publisher, subscriber, keys):
+    state = {"a": torch.zeros(1)}
+    publisher.publish(state)
+    second = redrb.WeightPublisher(client, "actor", namespace=namespace)
+    with pytest.raises(PublisherFenced, match="another publisher"):
+        publisher.publish(state)
+    assert second.publish(state).version == 2
+    with pytest.raises(PublisherFenced):
+        publisher.publish(state, version=50)
+    assert subscriber.latest().version == 2
+    assert len(keys()) == 4
+
+
+def test_a_publisher_fenced_in_mid_publish_leaves_nothing(
+    client, namespace, publisher, subscriber, keys, monkeypatch
+):
+    publisher.publish({"a": torch.zeros(1)})
+    before = keys()
+
+    def stage(*arguments, original=redrb.weights.publisher.stage, **options):
+        redrb.WeightPublisher(client, "actor", namespace=namespace)
+        original(*arguments, **options)
+
+    monkeypatch.setattr("redrb.weights.publisher.stage", stage)
+    with pytest.raises(PublisherFenced):
+        publisher.publish({"a": torch.ones(1)})
+    assert keys() == before
+    assert subscriber.latest().version == 1
+
+
+def test_loading_waits_for_whoever_holds_the_lock(client, namespace, publisher):
+    lock = threading.Lock()
+    subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace, lock=lock)
+    assert subscriber.lock is lock
+    publisher.publish({"a": torch.ones(4), "b": torch.ones(4)})
+    live = {"a": torch.zeros(4), "b": torch.zeros(4)}
+    with lock:
+        loader = threading.Thread(target=subscriber.poll, args=[live])
+        loader.start()
+        loader.join(0.3)
+        assert loader.is_alive()
+        assert not live["a"].any()
+        assert subscriber.version is None
+    loader.join()
+    assert live["a"].all()
+    assert live["b"].all()
+
+
+def test_whoever_holds_the_lock_never_sees_half_an_update(publisher, subscriber, small_chunks):
+    live = {f"t{i}": torch.zeros(300) for i in range(8)}
+    publisher.publish(live)
+    done = threading.Event()
+    seen = set()
+
+    def generate():
+        while not done.is_set():
+            with subscriber.lock:
+                values = {value.item() for tensor in live.values() for value in tensor[::100]}
+            seen.add(frozenset(values))
+
+    generator = threading.Thread(target=generate)
+    generator.start()
+    for step in range(1, 16):
+        publisher.publish({name: torch.full((300,), float(step)) for name in live})
+        subscriber.poll(live)
+    done.set()
+    generator.join()
+    assert all(len(values) == 1 for values in seen)
+
+
+def test_own_lock_is_reentrant(publisher, subscriber):
+    publisher.publish({"a": torch.ones(1)})
+    live = {"a": torch.zeros(1)}
+    with subscriber.lock:
+        subscriber.poll(live)
+    assert live["a"].all()
+
+
+@pytest.mark.parametrize("keep", [0, -1, True, 1.5])
+def test_keep_is_a_positive_integer(client, keep):
+    with pytest.raises(ConfigError, match="keep"):
+        redrb.WeightPublisher(client, "actor", keep=keep)
+
+
+def test_names_that_cannot_be_keys_are_refused(client):
+    for cls in (redrb.WeightPublisher, redrb.WeightSubscriber):
+        with pytest.raises(ConfigError):
+            cls(client, "actor}:x")
+
+
+def test_a_version_of_no_bytes(publisher, subscriber):
+    assert publisher.publish({"a": torch.empty(0, 3)}).chunks == 0
+    assert subscriber.fetch()["a"].shape == (0, 3)
+    live = {"a": torch.empty(0, 3)}
+    assert subscriber.poll(live).version == 1

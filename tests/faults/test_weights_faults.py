@@ -1,0 +1,305 @@
+"""Weights when processes are killed, connections break and memory runs out."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import redis
+import torch
+
+import redrb
+from redrb import scripts
+from redrb.errors import PublisherFenced, StoreFull, StoreUnavailable
+from redrb.weights import publisher as publishing
+
+MIB = 1 << 20
+
+PUBLISHER = """
+import sys
+import torch
+import redrb
+from redrb.weights import publisher as publishing
+
+url, namespace = sys.argv[1:]
+publisher = redrb.WeightPublisher(redrb.connect(url), "actor", namespace=namespace)
+publisher.publish({"a": torch.full((2_000_000,), 1.0)})
+publishing.CHUNK_BYTES = 64 << 10
+stage = publishing.stage
+
+def stage_and_stop(client, chunks, *, expire_s):
+    stage(client, chunks, expire_s=expire_s)
+    print("staged", flush=True)
+    sys.stdin.read()
+
+publishing.stage = stage_and_stop
+publisher.publish({"a": torch.full((2_000_000,), 2.0)})
+"""
+
+
+def prefix(namespace):
+    return f"redrb:{{{namespace}:weights:actor}}:"
+
+
+def chunk_keys(client, namespace):
+    return sorted(client.execute("KEYS", prefix(namespace) + "chunk:*"))
+
+
+def state(value, count=1000):
+    return {"a": torch.full((count,), float(value))}
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(publishing, "CHUNK_BYTES", 1024)
+
+
+def losing(monkeypatch, client, script, *, times, before=False):
+    """Break the connection around calls of `script`, after they were done or before."""
+    original, left = client.once, [times]
+    names = {scripts.load(script).sha, scripts.load(script).text}
+
+    def once(*arguments):
+        lost = not names.isdisjoint(arguments) and left[0] > 0
+        left[0] -= lost
+        if lost and before:
+            raise redis.ConnectionError("lost before it was sent")
+        reply = original(*arguments)
+        if lost:
+            raise redis.ConnectionError("lost before the reply")
+        return reply
+
+    monkeypatch.setattr(client, "once", once)
+
+
+def test_a_publisher_killed_in_mid_publish_leaves_the_old_version_whole(real_url, namespace):
+    process = subprocess.Popen(
+        [sys.executable, "-c", PUBLISHER, real_url, namespace],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout.readline() == b"staged\n"
+    process.kill()
+    process.communicate()
+    with redrb.connect(real_url) as client:
+        subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+        live = state(0, 2_000_000)
+        assert subscriber.poll(live).version == 1
+        assert (live["a"] == 1).all()
+        staged = [key for key in chunk_keys(client, namespace) if b":2:" in key]
+        assert len(staged) == 16
+        assert all(0 < client.execute("TTL", key) <= 600 for key in staged)
+        successor = redrb.WeightPublisher(client, "actor", namespace=namespace)
+        assert successor.publish(state(3, 2_000_000)).version == 2
+        assert subscriber.poll(live).version == 2
+        assert (live["a"] == 3).all()
+        assert all(client.execute("TTL", key) > 0 for key in staged)
+
+
+@pytest.mark.parametrize("script", ["weights_take_over", "weights_begin", "weights_commit"])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_lost_connection_changes_nothing(
+    client, namespace, monkeypatch, small_chunks, script, before
+):
+    redrb.WeightPublisher(client, "actor", namespace=namespace).publish(state(1))
+    losing(monkeypatch, client, script, times=2, before=before)
+    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
+    assert publisher.publish(state(2)).version == 2
+    subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+    assert [version.version for version in subscriber.versions()] == [1, 2]
+    assert (subscriber.fetch()["a"] == 2).all()
+    assert len(chunk_keys(client, namespace)) == 2 * 4
+
+
+def test_a_commit_whose_reply_never_came_keeps_its_chunks(
+    url, namespace, monkeypatch, small_chunks
+):
+    with redrb.connect(url, retry_s=0.2) as client:
+        publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
+        with monkeypatch.context() as patch:
+            losing(patch, client, "weights_commit", times=1000)
+            with pytest.raises(StoreUnavailable) as caught:
+                publisher.publish(state(1))
+        assert caught.value.uncertain
+        subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+        assert (subscriber.fetch(1)["a"] == 1).all()
+        assert publisher.publish(state(2)).version == 2
+        assert (subscriber.fetch(1)["a"] == 1).all()
+
+
+def test_a_commit_that_was_never_sent_leaves_nothing(url, namespace, monkeypatch, small_chunks):
+    with redrb.connect(url, retry_s=0.2) as client:
+        publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
+        with monkeypatch.context() as patch:
+            losing(patch, client, "weights_commit", times=1000, before=True)
+            with pytest.raises(StoreUnavailable):
+                publisher.publish(state(1))
+        assert chunk_keys(client, namespace) == []
+        assert publisher.publish(state(2)).version == 1
+
+
+def test_a_commit_that_arrives_late_is_not_the_next_attempt(
+    client, namespace, monkeypatch, small_chunks
+):
+    """The first attempt's commit is still on its way while the second stages the same version."""
+    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
+    commit = scripts.load("weights_commit")
+    late = []
+
+    def hold_back(client, script, keys, arguments, original=scripts.run, **options):
+        if script == commit and not late:
+            late.append((keys, arguments))
+            raise StoreUnavailable("timed out", where=client.where, uncertain=True)
+        return original(client, script, keys, arguments, **options)
+
+    monkeypatch.setattr(scripts, "run", hold_back)
+    monkeypatch.setattr(publisher, "_discard", lambda *_: None)
+    with pytest.raises(StoreUnavailable):
+        publisher.publish(state(1))
+
+    stage = publishing.stage
+
+    def stage_then_late_commit(*arguments, **options):
+        stage(*arguments, **options)
+        assert scripts.run(client, commit, *late[0])[0] == b"fenced"
+
+    monkeypatch.setattr(publishing, "stage", stage_then_late_commit)
+    assert publisher.publish(state(2)).version == 1
+    subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+    assert (subscriber.fetch()["a"] == 2).all()
+
+
+def test_an_interrupt_leaves_nothing(client, namespace, monkeypatch, small_chunks):
+    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
+
+    def interrupt(*arguments, original=publishing.stage, **options):
+        original(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(publishing, "stage", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        publisher.publish(state(1))
+    assert chunk_keys(client, namespace) == []
+
+
+def test_staged_chunks_that_are_gone_are_not_committed(
+    client, namespace, monkeypatch, small_chunks
+):
+    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
+
+    def lose_one(client, chunks, original=publishing.stage, **options):
+        original(client, chunks, **options)
+        client.execute("DEL", chunks[1].key)
+
+    monkeypatch.setattr(publishing, "stage", lose_one)
+    with pytest.raises(redrb.WeightError, match="only 3 of 4 chunks"):
+        publisher.publish(state(1))
+    assert chunk_keys(client, namespace) == []
+
+
+def test_killed_connections_are_made_again(real_url, namespace):
+    """Connections break all the time while versions are published, fetched and waited for."""
+    done = threading.Event()
+    with redrb.connect(real_url) as client, redrb.connect(real_url) as killer:
+
+        def kill():
+            while not done.wait(0.02):
+                with contextlib.suppress(StoreUnavailable):
+                    killer.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+        saboteur = threading.Thread(target=kill)
+        saboteur.start()
+        try:
+            publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
+            subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+            live = state(0, 5_000_000)
+            for value in range(1, 6):
+                publisher.publish(state(value, 5_000_000))
+                assert subscriber.wait(timeout=10).version == value
+                assert subscriber.poll(live).version == value
+                assert (live["a"] == value).all()
+        finally:
+            done.set()
+            saboteur.join()
+
+
+def test_wait_survives_a_restart_of_the_server(own_server, namespace):
+    server = own_server("--appendonly", "yes")
+    with redrb.connect(server.url) as client:
+        publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
+        publisher.publish(state(1))
+        subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+        found = []
+        waiter = threading.Thread(target=lambda: found.append(subscriber.wait(1, timeout=20)))
+        waiter.start()
+        time.sleep(0.2)
+        server.kill()
+        server.start()
+        assert publisher.publish(state(2)).version == 2
+        waiter.join(10)
+        assert found[0].version == 2
+
+
+def test_a_server_that_lost_everything_gets_the_next_number(own_server, namespace):
+    server = own_server()
+    with redrb.connect(server.url) as client:
+        publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
+        publisher.publish(state(1), version=11)
+        live = state(0)
+        subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+        subscriber.poll(live)
+        server.kill()
+        server.start()
+        assert publisher.publish(state(2)).version == 12
+        assert subscriber.poll(live).version == 12
+
+
+def test_wait_gives_up_in_time_when_the_server_is_away(own_server, namespace):
+    server = own_server()
+    with redrb.connect(server.url, retry_s=60) as client:
+        subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+        assert subscriber.latest() is None
+        server.kill()
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            subscriber.wait(timeout=0.5)
+        assert time.monotonic() - started < 3
+
+
+def test_no_memory_leaves_the_old_version_and_nothing_else(own_server, namespace):
+    server = own_server("--maxmemory", "24mb", "--maxmemory-policy", "noeviction")
+    with redrb.connect(server.url) as client:
+        publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, keep=1)
+        publisher.publish(state(1, MIB))
+        before = chunk_keys(client, namespace)
+        with pytest.raises(StoreFull, match="keep fewer") as caught:
+            publisher.publish(state(2, 8 * MIB))
+        assert caught.value.reason == "memory"
+        assert chunk_keys(client, namespace) == before
+        subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+        assert (subscriber.fetch()["a"] == 1).all()
+        assert publisher.publish(state(3, MIB)).version == 2
+
+
+def test_what_is_staged_is_committed_even_at_the_memory_limit(own_server, namespace, monkeypatch):
+    server = own_server("--maxmemory", "32mb", "--maxmemory-policy", "noeviction")
+    with redrb.connect(server.url) as client:
+        publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
+
+        def stage_then_limit(*arguments, original=publishing.stage, **options):
+            original(*arguments, **options)
+            client.execute("CONFIG", "SET", "maxmemory", "8mb")
+            with pytest.raises(StoreFull):
+                client.execute("SET", "filler", b"x" * MIB)
+
+        monkeypatch.setattr(publishing, "stage", stage_then_limit)
+        assert publisher.publish(state(1, 3 * MIB)).version == 1
+        subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+        assert (subscriber.fetch()["a"] == 1).all()
+        redrb.WeightPublisher(client, "actor", namespace=namespace)
+        with pytest.raises(PublisherFenced):
+            publisher.publish(state(2, 10))

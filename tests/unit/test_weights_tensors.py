@@ -1,0 +1,176 @@
+"""States, layouts, and what fits into which model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from redrb.errors import ConfigError, EncodeError, WeightMismatch
+from redrb.weights.chunks import Cutter
+from redrb.weights.layout import CHUNK_BYTES
+from redrb.weights.tensors import (
+    byte_view,
+    check_fits,
+    empty_tensors,
+    lay_out,
+    load_in_place,
+    module_tensors,
+    state_tensors,
+    target_tensors,
+)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(4, 3)
+        self.head = nn.Linear(3, 4, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("steps", torch.tensor(5))
+        self.register_buffer("cache", torch.zeros(9), persistent=False)
+
+    def get_extra_state(self):
+        return {"anything": 1}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def layout_of(**tensors):
+    return lay_out(tensors, CHUNK_BYTES)
+
+
+def test_module_gives_its_live_parameters_and_persistent_buffers():
+    model = Model()
+    found = module_tensors(model)
+    assert set(found) == {"embed.weight", "head.weight", "steps"}
+    assert found["embed.weight"] is model.embed.weight
+    assert found["steps"] is model.steps
+
+
+def test_tied_tensors_are_stored_once():
+    layout = lay_out(module_tensors(Model()), CHUNK_BYTES)
+    by_name = {entry.name: entry for entry in layout.tensors}
+    assert by_name["head.weight"].alias == "embed.weight"
+    assert layout.nbytes == 64 + 64
+
+
+def test_views_that_read_memory_differently_are_not_tied():
+    base = torch.randn(4, 4)
+    layout = layout_of(a=base, b=base.t(), c=base[:2], d=torch.empty(0), e=torch.empty(0))
+    assert [entry.alias for entry in layout.tensors] == [None] * 5
+
+
+def test_contiguous_tensors_are_not_copied():
+    tensor = torch.randn(100, 100, dtype=torch.bfloat16)
+    assert byte_view(tensor).data_ptr() == tensor.data_ptr()
+    cutter = Cutter({"a": torch.full((1 << 20,), 3, dtype=torch.uint8)})
+    spans = layout_of(a=torch.empty(1 << 20, dtype=torch.uint8)).spans()[0]
+    assert [type(piece) for piece in cutter.cut("key", spans, 1 << 20).pieces] == [memoryview]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"a": 1},
+        {1: torch.zeros(1)},
+        {"": torch.zeros(1)},
+        [("a", torch.zeros(1)), ("a", torch.zeros(1))],
+        {"a": torch.zeros(2, 2).to_sparse()},
+        {"a": torch.zeros(2, device="meta")},
+        {"a": torch.empty(2, dtype=torch.bits8)},
+    ],
+    ids=["empty", "no tensor", "no name", "no letters", "twice", "sparse", "meta", "opaque bits"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_published_is_refused(state):
+    with pytest.raises(EncodeError):
+        state_tensors(state)
+
+
+def test_target_is_a_module_or_a_dict():
+    with pytest.raises(ConfigError, match="list"):
+        target_tensors([])
+
+
+def test_mismatch_lists_all_that_is_wrong():
+    layout = layout_of(a=torch.zeros(2), b=torch.zeros(3), c=torch.zeros(1, dtype=torch.int64))
+    targets = {"a": torch.zeros(4), "c": torch.zeros(1), "d": torch.zeros(1)}
+    with pytest.raises(WeightMismatch) as caught:
+        check_fits(layout, targets, strict=True)
+    message = str(caught.value)
+    assert "in the model but not published: d" in message
+    assert "published but not in the model: b" in message
+    assert "a (published float32[2], model float32[4])" in message
+    assert "c (published int64[1], model float32[1])" in message
+
+
+def test_long_lists_are_cut():
+    layout = lay_out({f"t{i}": torch.zeros(1) for i in range(50)}, CHUNK_BYTES)
+    with pytest.raises(WeightMismatch, match="t4 and 45 more"):
+        check_fits(layout, {}, strict=True)
+
+
+def test_without_strict_names_may_differ_but_not_shapes():
+    layout = layout_of(a=torch.zeros(2), b=torch.zeros(3))
+    assert check_fits(layout, {"b": torch.zeros(3), "c": torch.zeros(1)}, strict=False) == ["b"]
+    with pytest.raises(WeightMismatch, match="no name in common"):
+        check_fits(layout, {"c": torch.zeros(1)}, strict=False)
+    with pytest.raises(WeightMismatch, match="different"):
+        check_fits(layout, {"b": torch.zeros(4)}, strict=False)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [torch.zeros(1).expand(2), torch.zeros(2, device="meta"), torch.zeros(2).to_sparse()],
+    ids=["expanded", "meta", "sparse"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_targets_that_cannot_be_written_whole_are_refused(target):
+    with pytest.raises(WeightMismatch):
+        check_fits(layout_of(a=torch.zeros(2)), {"a": target}, strict=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_floats_are_cast_into_each_other(dtype):
+    value, target = torch.tensor([1.5, -2.0], dtype=torch.bfloat16), torch.zeros(2, dtype=dtype)
+    assert check_fits(layout_of(a=value), {"a": target}, strict=True) == ["a"]
+    load_in_place({"a": value}, {"a": target})
+    assert target.tolist() == [1.5, -2.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float8_e4m3fn, torch.complex64])
+def test_nothing_else_is_cast(dtype):
+    with pytest.raises(WeightMismatch, match="different"):
+        check_fits(layout_of(a=torch.zeros(2)), {"a": torch.zeros(2, dtype=dtype)}, strict=True)
+
+
+def test_loading_writes_into_the_same_memory_and_autograd_knows():
+    parameter = nn.Parameter(torch.zeros(3))
+    strided = torch.zeros(3, 2).t()
+    with torch.inference_mode():
+        inference = torch.zeros(2)
+    places = [parameter.data_ptr(), strided.data_ptr(), inference.data_ptr()]
+    loss = (parameter * parameter).sum()
+    values = {"p": torch.ones(3), "s": torch.ones(2, 3), "i": torch.ones(2)}
+    load_in_place(values, {"p": parameter, "s": strided, "i": inference})
+    assert [t.sum().item() for t in (parameter, strided, inference)] == [3, 6, 2]
+    assert [parameter.data_ptr(), strided.data_ptr(), inference.data_ptr()] == places
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_conjugated_targets_are_written():
+    target = torch.zeros(2, dtype=torch.complex64).conj()
+    load_in_place({"a": torch.tensor([1 + 2j, 3 - 1j])}, {"a": target})
+    assert target.tolist() == [1 + 2j, 3 - 1j]
+
+
+def test_fetched_tensors_have_memory_of_their_own_and_ties_stay():
+    base = torch.randn(4)
+    layout = layout_of(a=base, b=base, c=torch.randn(4))
+    tensors = empty_tensors(layout, ["a", "b", "c"])
+    assert tensors["a"] is tensors["b"]
+    assert tensors["a"].untyped_storage().nbytes() == 16
