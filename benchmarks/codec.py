@@ -14,6 +14,7 @@ import torch
 
 from redrb.codec import decode_batch, decode_items, encode_experience, encode_groups, parse_group
 from redrb.experience import BufferItem, make_experience_batch
+from redrb.experience.records import named_tensors
 
 
 def make_item(generator: torch.Generator, tokens: int = 1024, actions: int = 768) -> BufferItem:
@@ -51,8 +52,8 @@ def main() -> None:
     batch = make_experience_batch(items)
     blobs = [b"".join(group.parts) for group in encode_groups(groups)]
     layouts = [parse_group(blob) for blob in blobs]
-    raw = sum(t.nbytes for t in (batch.sequences, batch.kl) if t is not None)
-    print(f"{len(blobs[0])} bytes a blob, {raw} bytes of sequences and kl")
+    raw = sum(tensor.nbytes for tensor in named_tensors(items[0]).values())
+    print(f"{raw} bytes a sample, {sum(map(len, blobs)) / len(blobs):.0f} as a blob")
     calls: dict[str, Callable[[], object]] = {
         "encode_groups": lambda: encode_groups(groups),
         "encode_experience": lambda: encode_experience(batch),

@@ -13,29 +13,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from redrb.errors import RecordError
 from redrb.experience import Experience
+from workers.hyperparameters import PPOSettings
 from workers.losses import entropy, masked_mean, normalised, policy_loss, value_loss
 from workers.policy import ActorCritic, chosen_log_probs
-
-
-@dataclass(frozen=True, kw_only=True)
-class PPOSettings:
-    """How a trainer learns from a batch.
-
-    Attributes:
-        actor_learning_rate: Of Adam, for the actor.
-        critic_learning_rate: Of Adam, for the critic.
-        clip: The ratio's clipping range, epsilon of the paper.
-        value_clip: How far a value may move from the one that the maker noted.
-        entropy_coef: Weight of the entropy bonus.
-        max_grad_norm: Gradients of actor and of critic are scaled down to this norm, each.
-    """
-
-    actor_learning_rate: float = 1e-3
-    critic_learning_rate: float = 2e-3
-    clip: float = 0.2
-    value_clip: float = 0.5
-    entropy_coef: float = 0.0
-    max_grad_norm: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,27 +10,9 @@ from torch import Tensor
 from redrb.experience import Experience
 from workers.advantages import gae, token_rewards
 from workers.generation import generate
+from workers.hyperparameters import RolloutSettings
 from workers.policy import Actor, ActorCritic, chosen_log_probs
-from workers.sorting import MAX_NEW_TOKENS, reward
-
-
-@dataclass(frozen=True, kw_only=True)
-class RolloutSettings:
-    """How experience is made.
-
-    Attributes:
-        group_size: Completions of each prompt.
-        kl_coef: Price of the divergence from the reference policy, in rewards a nat.
-        gamma: Discount a token.
-        lam: GAE's lambda.
-        max_new_tokens: Longest completion, EOS included.
-    """
-
-    group_size: int = 4
-    kl_coef: float = 0.01
-    gamma: float = 1.0
-    lam: float = 0.95
-    max_new_tokens: int = MAX_NEW_TOKENS
+from workers.sorting import reward
 
 
 @torch.no_grad()
@@ -57,7 +38,7 @@ def make_experience(
         prompts: Token ids without padding, each int64 `[P]`.
         generator: Source of randomness of the sampling.
         settings: How experience is made.
-        policy_version: Weight version of `actor_critic`, noted on every sample and action.
+        policy_version: Weight version of `actor_critic`, noted on every sample.
 
     Returns:
         B = `len(prompts) * group_size` samples: prompts end at S - A, padded on the left;
@@ -65,9 +46,7 @@ def make_experience(
     """
     settings = settings or RolloutSettings()
     repeated = [prompt for prompt in prompts for _ in range(settings.group_size)]
-    done = generate(
-        actor_critic.actor, repeated, generator=generator, max_new_tokens=settings.max_new_tokens
-    )
+    done = generate(actor_critic.actor, repeated, generator=generator)
     actions = done.action_mask.shape[1]
     scores = torch.tensor([reward(prompt, done.completion(i)) for i, prompt in enumerate(repeated)])
     expected = chosen_log_probs(

@@ -34,6 +34,7 @@ _UNSIGNED_MAXIMA = np.array([1, 2**8 - 1, 2**16 - 1, 2**32 - 1], np.uint64)
 _SIGNED = np.array([INT8, INT8 + 1, INT8 + 2, INT64])
 _UNSIGNED = np.array([BOOL, UINT8, UINT8 + 1, UINT8 + 2, UINT64])
 _SIZES = np.array([dtype.itemsize for dtype in DTYPES])
+_BITS = np.array([1 if dtype.code == BOOL else 8 * dtype.itemsize for dtype in DTYPES])
 
 
 @dataclass(slots=True)
@@ -87,7 +88,9 @@ class Cut:
         rows = np.flatnonzero(self.counts)
         if dtype.code == BOOL or rows.size == 0:
             return np.full(len(self.grouping.counts), BOOL)
-        edges = np.stack([self.begins[rows], self.begins[rows] + self.counts[rows]], axis=1).ravel()
+        edges = np.empty(2 * len(rows), np.int64)
+        edges[::2] = self.begins[rows]
+        edges[1::2] = edges[::2] + self.counts[rows]
         if edges[-1] == self.column.flat.size:
             edges = edges[:-1]
         high = self._extreme(np.maximum, dtype.unsigned, rows, edges)
@@ -136,10 +139,8 @@ class Cut:
 
     def nbytes(self, wires: Places) -> Places:
         """Return the bytes of each group's body."""
-        if (wires == wires[0]).all() and wires[0] != BOOL and self.grouping.alone:
-            return np.asarray(self.counts * _SIZES[wires[0]])
         each = wires if self.grouping.alone else np.repeat(wires, self.grouping.counts)
-        sizes = np.where(each == BOOL, (self.counts + 7) // 8, self.counts * _SIZES[each])
+        sizes = np.asarray((self.counts * _BITS[each] + 7) >> 3)
         if self.grouping.alone:
             return sizes
         return np.asarray(np.add.reduceat(sizes, self.grouping.firsts))

@@ -53,6 +53,8 @@ class Spans:
         long: Index of those that are long enough for a run.
         first: First element of each of these.
         last: Last element of each of these.
+        inward: Each's element that ends the shortest run at its start.
+        backward: Each's element that begins the shortest run at its end.
     """
 
     starts: Places
@@ -60,6 +62,8 @@ class Spans:
     long: Places
     first: Places
     last: Places
+    inward: Places
+    backward: Places
 
     @classmethod
     def of(cls, lengths: Sequence[int]) -> Spans:
@@ -67,10 +71,11 @@ class Spans:
         counts = np.array(lengths, dtype=np.int64)
         starts = np.cumsum(counts) - counts
         long = np.flatnonzero(counts >= MIN_RUN)
-        spans = cls(starts, counts, long, starts[long], starts[long] + counts[long] - 1)
-        for array in (starts, counts, long, spans.first, spans.last):
+        first, last = starts[long], starts[long] + counts[long] - 1
+        arrays = (starts, counts, long, first, last, first + (MIN_RUN - 1), last - (MIN_RUN - 1))
+        for array in arrays:
             array.flags.writeable = False
-        return spans
+        return cls(*arrays)
 
 
 @dataclass

@@ -8,19 +8,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from redrb.codec.layout import Field, GroupLayout, Piece
+from redrb.codec.layout import GroupLayout, Piece
+from redrb.codec.schema import Field
+from redrb.codec.target import Target
 from redrb.codec.wire import (
-    BFLOAT16,
-    BOOL,
-    DTYPES,
-    FLOAT64,
     MAX_BATCH_BYTES,
-    UINT64,
     DType,
-    Storage,
     storage_of,
     tensor_of,
 )
@@ -53,7 +48,7 @@ def decode_items(layout: GroupLayout) -> list[BufferItem]:
             if piece is not None:
                 array = np.empty(math.prod(piece[0]), field.dtype.storage)
                 Target(array, field.dtype).write(blob, field.wire, piece, 0)
-                row[field.name] = tensor_of(array, field.dtype).view(piece[0])
+                row[field.name] = tensor_of(array.reshape(piece[0]), field.dtype)
     metadata = _metadata([layout])
     return [
         BufferItem(
@@ -235,45 +230,3 @@ def _check_size(
 def _bits(value: int, dtype: DType) -> int:
     """Return the bit pattern of `value` as this dtype."""
     return int(storage_of(torch.full((1,), value, dtype=dtype.tensor), dtype)[0])
-
-
-class Target:
-    """Fresh memory that samples are decoded to."""
-
-    def __init__(self, array: Storage, dtype: DType) -> None:
-        self.array = array
-        self.dtype = dtype
-        self.itemsize = dtype.itemsize
-        self.bytes = self.array.view(np.uint8).data
-
-    def write(self, blob: memoryview, wire: int, piece: Piece, at: int) -> None:
-        """Decode one sample to the elements from `at` on."""
-        _, count, lead, lead_value, trail, trail_value, start, end = piece
-        if lead:
-            self.array[at : at + lead] = lead_value
-            at += lead
-        if count and wire == self.dtype.code and wire != BOOL:
-            self.bytes[at * self.itemsize : (at + count) * self.itemsize] = blob[start:end]
-        elif count:
-            self._convert(blob[start:end], wire, at, count)
-        if trail:
-            at += count
-            self.array[at : at + trail] = trail_value
-
-    def _convert(self, body: memoryview, wire: int, at: int, count: int) -> None:
-        """Decode a body that is stored as another dtype."""
-        stored = np.frombuffer(body, DTYPES[wire].storage)
-        if wire == BOOL:
-            self.array[at : at + count] = np.unpackbits(stored, count=count, bitorder="little")
-        elif self.dtype.code <= UINT64:
-            self.array[at : at + count] = stored
-        else:
-            floats = np.float64 if self.dtype.code == FLOAT64 else np.float32
-            self.array.view(floats)[at : at + count] = _widened(stored, wire)
-
-
-def _widened(stored: Storage, wire: int) -> NDArray[np.floating[Any]]:
-    """Return float16 or bfloat16 bodies as numbers."""
-    if wire == BFLOAT16:
-        return (stored.astype(np.uint32) << 16).view(np.float32)
-    return stored.view(np.float16)

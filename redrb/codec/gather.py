@@ -160,7 +160,7 @@ def _flat(name: str, tensors: Sequence[Tensor], shape: Shape | None = None) -> T
 
 def _joined(tensors: Sequence[Tensor], shape: Shape | None) -> Tensor:
     """Return one tensor with the elements of all, each of `shape`, or of any where it is None."""
-    if not all([tensor.is_cpu for tensor in tensors]) and len({own.device for own in tensors}) > 1:
+    if not all(tensor.is_cpu for tensor in tensors) and len({own.device for own in tensors}) > 1:
         tensors = [tensor.cpu() for tensor in tensors]
     if not shape:
         tensors = [tensor.reshape(-1) for tensor in tensors]

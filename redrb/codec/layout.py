@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
+from redrb.codec.schema import Field, parse_schema
 from redrb.codec.wire import (
-    BOOL,
     COMPLETED,
-    DTYPES,
-    FIELD_CODES,
     INT64_RANGE,
     MAGIC,
     MAX_BLOB_BYTES,
-    MAX_COLUMNS,
     MAX_ELEMENTS,
     MAX_EXTRAS_BYTES,
     MAX_GROUP_ID_BYTES,
@@ -26,13 +22,12 @@ from redrb.codec.wire import (
     PREFIX,
     STATUSES,
     VERSION,
-    DType,
     decoded_limit,
     malformed,
     unpack,
 )
 from redrb.experience.padding import Shape
-from redrb.experience.records import TENSOR_FIELDS, Scalar
+from redrb.experience.records import Scalar
 from redrb.experience.status import Status
 
 Piece: TypeAlias = tuple[Shape, int, int, int, int, int, int, int]
@@ -41,22 +36,6 @@ trail and its value, and where in the blob the body begins and ends."""
 
 
 _SCALARS = frozenset((str, int, float, bool))
-
-
-class Field(NamedTuple):
-    """One column of a schema.
-
-    Attributes:
-        name: The field.
-        dtype: Its tensors' dtype.
-        wire: The code that its body is stored as.
-        wire_size: Bytes of one element of the body; 0 where eight share a byte.
-    """
-
-    name: str
-    dtype: DType
-    wire: int
-    wire_size: int
 
 
 class GroupLayout:
@@ -130,38 +109,10 @@ def parse_group(blob: bytes) -> GroupLayout:
         malformed("its header or extras are longer than allowed")
     layout = GroupLayout()
     layout.blob, layout.nbytes = blob, len(blob)
-    layout.fields = _parse_schema(blob[PREFIX.size : header_at])
+    layout.fields = parse_schema(blob[PREFIX.size : header_at])
     _parse_header(layout, unpack(blob[header_at:extras_at], "header"), body_at)
     layout.extras = _parse_extras(blob[extras_at:body_at], layout.samples)
     return layout
-
-
-@lru_cache(maxsize=128)
-def _parse_schema(schema: bytes) -> tuple[Field, ...]:
-    """Return a schema's columns; few schemas occur, so that most are parsed once."""
-    listed = unpack(schema, "schema")
-    if type(listed) is not list or len(listed) > MAX_COLUMNS:
-        malformed("its schema is no list of columns")
-    fields = tuple(map(_parse_field, listed))
-    if len({field.name for field in fields}) != len(fields):
-        malformed("its schema has a column twice")
-    return fields
-
-
-def _parse_field(column: object) -> Field:
-    if type(column) is not list or len(column) != 3:
-        malformed(f"column {column!r:.80} is no name, dtype and wire dtype")
-    name, code, wire = column
-    if type(name) is int and 0 <= name < len(TENSOR_FIELDS):
-        name = TENSOR_FIELDS[name]
-    elif type(name) is not str or name in FIELD_CODES or len(name.encode()) > MAX_NAME_BYTES:
-        malformed(f"a column's name is {name!r:.80}")
-    if type(code) is not int or not 0 <= code < len(DTYPES):
-        malformed(f"column {name} has the unknown dtype {code!r:.80}")
-    dtype = DTYPES[code]
-    if type(wire) is not int or wire not in dtype.wires:
-        malformed(f"column {name} of {dtype.tensor} is stored as {wire!r:.80}")
-    return Field(name, dtype, wire, 0 if wire == BOOL else DTYPES[wire].itemsize)
 
 
 def _parse_header(layout: GroupLayout, header: object, body_at: int) -> None:

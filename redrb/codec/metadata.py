@@ -117,7 +117,7 @@ def _version(value: object) -> int | None:
     if value is None:
         return None
     try:
-        number = value if type(value) is int else index(value)  # type: ignore[arg-type]
+        number = int(index(value))  # type: ignore[arg-type]
     except TypeError as error:
         raise EncodeError(f"policy_version is {value!r}, not an int or None.") from error
     if number not in INT64_RANGE:

@@ -17,9 +17,8 @@ Runs: TypeAlias = tuple[Storage, Storage, Storage, Storage]
 
 def find_runs(flat: Storage, spans: Spans) -> Runs | None:
     """Return the runs of one value at each sample's start and end, where they are worth it."""
-    first, last = spans.first, spans.last
-    leads = flat[first] == flat[first + (MIN_RUN - 1)]
-    trails = flat[last] == flat[last - (MIN_RUN - 1)]
+    leads = flat[spans.first] == flat[spans.inward]
+    trails = flat[spans.last] == flat[spans.backward]
     if not (leads | trails).any():
         return None
     changes = (flat[1:] != flat[:-1]).tobytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -15,6 +16,9 @@ from torch import Tensor
 from redrb.errors import DecodeError
 from redrb.experience.records import TENSOR_FIELDS
 from redrb.experience.status import Status
+
+if sys.byteorder != "little":
+    raise ImportError("redrb.codec copies bytes as they are: it needs a little-endian machine")
 
 Storage: TypeAlias = NDArray[Any]
 """A tensor's elements as numpy integers: floats and bools by their bit patterns."""
@@ -140,13 +144,19 @@ def storage_of(tensor: Tensor, dtype: DType) -> Storage:
 
 
 def tensor_of(array: Storage, dtype: DType) -> Tensor:
-    """Return the flat tensor whose elements `array` holds, without a copy."""
-    return torch.from_numpy(array.view(dtype.native)).view(dtype.tensor)
+    """Return the tensor whose elements `array` holds, without a copy."""
+    tensor = torch.from_numpy(array.view(dtype.native))
+    return tensor if dtype.carrier is dtype.tensor else tensor.view(dtype.tensor)
 
 
 def decoded_limit(blob_bytes: int) -> int:
     """Return how many bytes a blob of this size may decode to."""
     return DECODED_BYTES + DECODED_PER_BYTE * blob_bytes
+
+
+# ValueError: msgpack's FormatError, StackError and ExtraData, broken UTF-8, foreign keys.
+# OverflowError: far times. TypeError: lists as keys. RecursionError: msgpack without its extension.
+_UNPACK_ERRORS = (ValueError, OverflowError, TypeError, RecursionError)
 
 
 def unpack(data: bytes, what: str) -> Any:
@@ -163,8 +173,7 @@ def unpack(data: bytes, what: str) -> Any:
         return msgpack.unpackb(
             data, raw=False, strict_map_key=True, timestamp=3, object_pairs_hook=_distinct
         )
-    except (msgpack.UnpackException, ValueError, OverflowError, TypeError) as error:
-        # ValueError: msgpack's FormatError, StackError and ExtraData, broken UTF-8, foreign keys.
+    except (msgpack.UnpackException, *_UNPACK_ERRORS) as error:
         raise DecodeError(f"the {what} is not valid msgpack: {error}") from error
 
 

@@ -123,18 +123,24 @@ local function return_lease(group, seq, counted, consumer)
   return 1
 end
 
+-- Return all that a slot holds. Returns the number of entries.
+local function return_slot(group, slot, counted, consumer)
+  local returned, pending = 0, {}
+  repeat
+    pending = redis.call('XPENDING', stream, group, '-', '+', 500, slot)
+    for _, entry in ipairs(pending) do
+      returned = returned + return_lease(group, seq_of(entry[1]), counted, consumer)
+    end
+  until #pending == 0
+  return returned
+end
+
 -- Take every lease from a consumer. Returns the number of entries that it held.
 local function return_leases(group, consumer, counted)
   local returned = 0
   for _, slot in ipairs(redis.call('HKEYS', key('leases', group))) do
     if string.sub(slot, 1, #consumer + 1) == consumer .. '/' then
-      local pending
-      repeat
-        pending = redis.call('XPENDING', stream, group, '-', '+', 500, slot)
-        for _, entry in ipairs(pending) do
-          returned = returned + return_lease(group, seq_of(entry[1]), counted, consumer)
-        end
-      until #pending == 0
+      returned = returned + return_slot(group, slot, counted, consumer)
       redis.call('HDEL', key('leases', group), slot)
       redis.call('XGROUP', 'DELCONSUMER', stream, group, slot)
     end

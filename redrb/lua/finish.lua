@@ -16,6 +16,11 @@ elseif held ~= token then
   return {'lost'}
 end
 
+-- an entry that this lease gave back before, by a call that is repeated, may be another's by now
+local function holds(seq)
+  return #redis.call('XPENDING', stream, group, id_of(seq), id_of(seq), 1, slot) > 0
+end
+
 local state, seqs, ended = key('group', group), {}, 0
 for i = 9, #ARGV do
   seqs[i - 8] = tonumber(ARGV[i])
@@ -41,7 +46,7 @@ if outcome == 'ack' then
 elseif outcome == 'reject' then
   for _, seq in ipairs(seqs) do
     local fields = fields_of(seq)
-    if redis.call('XACK', stream, group, id_of(seq)) == 1 then
+    if holds(seq) and redis.call('XACK', stream, group, id_of(seq)) == 1 then
       bury(group, seq, fields, reason, consumer)
       ended = ended + 1
     end
@@ -49,7 +54,9 @@ elseif outcome == 'reject' then
   forget(group, seqs)
 else
   for _, seq in ipairs(seqs) do
-    ended = ended + return_lease(group, seq, outcome == 'fail', consumer)
+    if holds(seq) then
+      ended = ended + return_lease(group, seq, outcome == 'fail', consumer)
+    end
   end
 end
 if ARGV[8] == '1' then

@@ -4,7 +4,8 @@
 -- ARGV    producer, operation, samples, bytes of each entry ...
 --         operation counts up by one a put of this producer: a repeated one is not stored again;
 --         room that was granted to the producer is used up
--- Returns {'ok', last seq, room left} | {'again', last seq, entries stored then} | {'full'} | {'never'} | {'gone'}
+-- Returns {'ok', last seq, room left} | {'again', last seq, entries stored then} | {'full', setting} | {'never'} | {'gone'}
+--         setting: limit | max_bytes, whichever leaves no room
 --@ _task _waiters _room
 
 begin_writing()
@@ -48,7 +49,7 @@ if limit > 0 then
 end
 if excess > 0 or (max_bytes > 0 and number(task, 'bytes') + bytes > max_bytes) then
   undo()
-  return {'full'}
+  return {'full', excess > 0 and 'limit' or 'max_bytes'}
 end
 
 dequeue('#room', producer)

@@ -1,16 +1,33 @@
 -- Queue for room; whoever is woken asks again.
 -- KEYS[1] stream
--- ARGV    producer, count, ttl_ms    ttl_ms 0 leaves the queue
--- Returns how many of `count` entries may be put now (kept for the producer until ttl_ms), or 0.
+-- ARGV    producer, ttl_ms, bytes of each entry ...    ttl_ms 0 leaves the queue
+-- Returns {how many of these entries may be put now (kept for the producer until ttl_ms) or 0,
+--         the setting that leaves no room for more: limit | max_bytes}
 --@ _task _waiters _room
 
 begin_writing()
-local producer, count, ttl_ms, now = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), now_ms()
+local producer, ttl_ms, count, now = ARGV[1], tonumber(ARGV[2]), #ARGV - 2, now_ms()
 if ttl_ms == 0 or not exists() then
   dequeue('#room', producer)
   wake('#room', room_left(), now)
-  return count
+  return {count, ''}
 end
-local granted = math.min(count, room_left() - reserved_before('#room', producer, now))
+local limit, max_bytes = number(task, 'limit'), number(task, 'max_bytes')
+local granted, setting = count, ''
+if limit > 0 then
+  local left = limit - redis.call('XLEN', stream) - reserved_before('#room', producer, now)
+  granted, setting = math.max(math.min(count, left), 0), 'limit'
+end
+-- an entry that is larger than max_bytes is let through, to be refused by the put
+if max_bytes > 0 and granted > 0 and tonumber(ARGV[3]) <= max_bytes then
+  local free = max_bytes - number(task, 'bytes')
+  for i = 1, granted do
+    free = free - tonumber(ARGV[2 + i])
+    if free < 0 then
+      granted, setting = i - 1, 'max_bytes'
+      break
+    end
+  end
+end
 enqueue('#room', producer, math.max(granted, 1), ttl_ms, now)
-return math.max(granted, 0)
+return {granted, setting}

@@ -15,11 +15,18 @@ local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local count, least, waiter = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 local ttl_ms, now = tonumber(ARGV[8]), now_ms()
 join(group)
-if redis.call('HGET', key('leases', group), slot) == token then
+local leased = redis.call('HGET', key('leases', group), slot)
+if leased == token then
   return {'taken', #redis.call('XPENDING', stream, group, '-', '+', count, slot)}
 end
 beat(group, consumer, tonumber(ARGV[9]), now)
-reclaim(group, now)
+-- what an earlier take leased here, and its consumer never heard of, goes back
+if leased and not string.find(leased, ' ended', 1, true) then
+  return_slot(group, slot, false, consumer)
+end
+if reclaim(group, now) > 0 then
+  wake('#room', room_left(), now)
+end
 
 local state = key('group', group)
 local limit = number(task, 'limit')
@@ -34,8 +41,8 @@ if free < count then
       enqueue(group, waiter, count, ttl_ms, now)
     else
       dequeue(group, waiter)
-      wake(group, waiting, now)
     end
+    wake(group, waiting, now)
     return {'short', waiting}
   end
   count = free

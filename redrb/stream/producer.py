@@ -80,8 +80,9 @@ class Producer:
         identity.operation += 1
         count, evict = len(chunk), None
         for attempt in itertools.count(1):
-            if self._crowded and self._on_full == "block":
-                count = self._wait_for_room(identity, len(chunk), wait, stored)
+            queued = self._crowded and self._on_full == "block"
+            if queued:
+                count = self._wait_for_room(identity, chunk, wait, stored)
             reply = self._attempt(identity, chunk[:count], evict)
             if reply.outcome in ("ok", "again"):
                 self._crowded = 0 <= reply.room < len(chunk)
@@ -91,9 +92,11 @@ class Producer:
             elif reply.outcome == "never":
                 count = self._smaller(chunk, count)
             elif self._on_full == "block":
+                if queued:  # another producer was faster, or the server has no memory
+                    self._pause(identity, reply, wait, stored)
                 self._crowded = True
             elif self._on_full == "drop_oldest" and attempt <= EVICTIONS:
-                evict = count * (attempt - 1)
+                evict = self._make_room(identity, chunk[:count], reply, attempt, evict)
             else:
                 raise self._full(reply, stored)
         raise AssertionError("counting never ends")
@@ -106,17 +109,39 @@ class Producer:
         except StoreFull:  # the server's memory: waits and evictions help as at a limit of our own
             return PutReply("memory")
 
-    def _wait_for_room(self, identity: _Identity, count: int, wait: Wait, stored: int) -> int:
+    def _make_room(
+        self,
+        identity: _Identity,
+        groups: Sequence[EncodedGroup],
+        reply: PutReply,
+        attempt: int,
+        evicted: int | None,
+    ) -> int | None:
+        """Evict, or return how many groups the next attempt is to evict at least."""
+        if reply.outcome == "memory":  # freed by whole nodes of entries: ask for ever more
+            least = len(groups) << attempt
+            self._store.evict(identity.name, identity.operation, groups, least=least)
+            return None
+        return 0 if evicted is None else evicted + len(groups)
+
+    def _wait_for_room(
+        self, identity: _Identity, chunk: Sequence[EncodedGroup], wait: Wait, stored: int
+    ) -> int:
         """Queue until there is room for some groups; returns for how many."""
+        sizes = [group.nbytes for group in chunk]
         while True:
-            room = self._store.room(identity.name, count, ttl_ms=QUEUE_TTL_MS)
+            room, setting = self._store.room(identity.name, sizes, ttl_ms=QUEUE_TTL_MS)
             if room > 0:
                 return room
-            if wait.over:
-                self._store.room(identity.name, count, ttl_ms=0)
-                raise self._full(PutReply("full"), stored)
-            wait.tell(f"task {self._store.task!r} is full: {count} groups wait to be put")
-            self._store.wait_for_wake(identity.name, wait.slice_s())
+            self._pause(identity, PutReply("full", setting=setting), wait, stored)
+
+    def _pause(self, identity: _Identity, reply: PutReply, wait: Wait, stored: int) -> None:
+        """Wait in the queue until something was acknowledged, for a slice of time at most."""
+        if wait.over:
+            self._store.room(identity.name, [], ttl_ms=0)
+            raise self._full(reply, stored)
+        wait.tell(f"task {self._store.task!r} has no room: a put waits")
+        self._store.wait_for_wake(identity.name, wait.slice_s())
 
     def _smaller(self, chunk: Sequence[EncodedGroup], count: int) -> int:
         """Return how many groups to try when `count` of them exceed the limits at once."""
@@ -142,6 +167,7 @@ class Producer:
             "took (`redrb stats`), or raise limit / max_bytes.",
             task=task,
             stored=stored,
+            reason=reply.setting,
         )
 
 

@@ -31,12 +31,14 @@ class PutReply:
         last: Id of the last group stored.
         stored: Groups stored; by an earlier attempt it may be another number.
         room: Groups that may still be put; -1 without a limit.
+        setting: What leaves no room when it is full: "limit" or "max_bytes".
     """
 
     outcome: str
     last: int = 0
     stored: int = 0
     room: int = -1
+    setting: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +117,27 @@ class TaskStore:
         reply = self.client.retrying(lambda: self._transaction(pipeline)[-1], retry_s=retry_s)
         return _put_reply(reply, len(groups))
 
-    def room(self, producer: str, count: int, *, ttl_ms: int) -> int:
-        """Queue for room; returns how many of `count` groups may be put now.
+    def evict(
+        self, producer: str, operation: int, groups: Sequence[EncodedGroup], *, least: int
+    ) -> int:
+        """Make room for a put before it is sent; returns the number of groups evicted.
+
+        At the server's memory limit a put is refused with everything in its transaction. Repeated
+        after a broken connection it may evict more.
+        """
+        nbytes = sum(group.nbytes for group in groups)
+        return int(self._run("evict", [producer, operation, len(groups), nbytes, least]))
+
+    def room(self, producer: str, sizes: Sequence[int], *, ttl_ms: int) -> tuple[int, str]:
+        """Queue for room; returns how many groups may be put now, and what stops the next one.
 
         Args:
             producer: Who wants to put, and is woken when there is room.
-            count: Groups to put.
+            sizes: Bytes of each group to put.
             ttl_ms: How long the place in the queue, or what was granted, is kept; 0: leave.
         """
-        return int(self._run("room", [producer, count, ttl_ms]))
+        granted, setting = self._run("room", [producer, ttl_ms, *sizes])
+        return int(granted), setting.decode()
 
     def take(
         self,
@@ -253,7 +267,7 @@ def _put_reply(reply: Reply, count: int) -> PutReply:
         return PutReply(outcome, last=int(reply[1]), stored=count, room=int(reply[2]))
     if outcome == "again":
         return PutReply(outcome, last=int(reply[1]), stored=int(reply[2]))
-    return PutReply(outcome)
+    return PutReply(outcome, setting=reply[1].decode() if outcome == "full" else "")
 
 
 def _entry(entry: Reply) -> tuple[int, bytes | None]:

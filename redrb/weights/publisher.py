@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from redrb import scripts
 from redrb.connection import Client
+from redrb.connection.transport import Argument, Reply
 from redrb.errors import (
     ConfigError,
     EncodeError,
@@ -64,7 +65,7 @@ class WeightPublisher:
         self._owner = uuid.uuid4().hex
         self._last = 0
         self._publishing = threading.Lock()
-        scripts.run(client, scripts.load("weights_take_over"), self._key, [self._owner])
+        self._run("weights_take_over", self._owner)
 
     def __repr__(self) -> str:
         return f"<redrb.WeightPublisher {self._name!r} on {self._client.where}>"
@@ -96,7 +97,7 @@ class WeightPublisher:
         with self._publishing:
             token, newest = self._begin()
             number = max(newest, self._last) + 1 if version is None else version
-            if number <= newest:
+            if not newest < number <= MAX_VERSION:
                 raise ConfigError(
                     f"version {number} of weights {self._name!r} is not newer than {newest}, which "
                     "is published: leave `version` out, or give a larger one."
@@ -111,13 +112,9 @@ class WeightPublisher:
             self._last = number
             return published
 
-    @property
-    def _key(self) -> list[str]:
-        return [self._keys.versions]
-
     def _begin(self) -> tuple[int, int]:
         """Return the token of this attempt and the newest version, 0 when there is none."""
-        reply = scripts.run(self._client, scripts.load("weights_begin"), self._key, [self._owner])
+        reply = self._run("weights_begin", self._owner)
         if reply[0] == b"fenced":
             raise self._fenced()
         return reply[1], reply[2]
@@ -140,19 +137,15 @@ class WeightPublisher:
         if len(stored) > MAX_MANIFEST_BYTES:
             raise EncodeError(f"{len(manifest.layout.tensors)} tensors: their list is too long.")
         chunks = manifest.layout.chunks
-        reply = scripts.run(
-            self._client,
-            scripts.load("weights_commit"),
-            self._key,
-            [
-                self._owner,
-                manifest.token,
-                manifest.version,
-                chunks,
-                self._keep,
-                manifest.kind,
-                stored,
-            ],
+        reply = self._run(
+            "weights_commit",
+            self._owner,
+            manifest.token,
+            manifest.version,
+            chunks,
+            self._keep,
+            manifest.kind,
+            stored,
         )
         if reply[0] == b"ok":
             return manifest.describe(self._name, int(reply[1]) / 1000)
@@ -171,9 +164,12 @@ class WeightPublisher:
 
     def _discard(self, token: int, version: int, chunks: int) -> None:
         """Delete what was staged; without an answer from Redis it expires."""
-        script = scripts.load("weights_discard")
         with contextlib.suppress(StoreError):
-            scripts.run(self._client, script, self._key, [token, version, chunks], retry_s=0)
+            self._run("weights_discard", token, version, chunks, retry_s=0)
+
+    def _run(self, script: str, *arguments: Argument, retry_s: float | None = None) -> Reply:
+        keys = [self._keys.versions]
+        return scripts.run(self._client, scripts.load(script), keys, arguments, retry_s=retry_s)
 
     def _fenced(self) -> PublisherFenced:
         return PublisherFenced(

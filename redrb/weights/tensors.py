@@ -16,9 +16,8 @@ from redrb.weights.manifest import MAX_NAME_LENGTH, MAX_TENSORS
 State: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 Target: TypeAlias = nn.Module | Mapping[str, Tensor]
 
-_NAMES = {
-    getattr(torch, name): name for name in ITEM_BYTES if hasattr(torch, name)
-}  # float8 and float4 came with later versions of torch
+# some of float8 and float4 came with later versions of torch
+_NAMES = {getattr(torch, name): name for name in ITEM_BYTES if hasattr(torch, name)}
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _CAST = frozenset({"float16", "bfloat16", "float32", "float64"})
 _SHOWN = 5
@@ -105,8 +104,9 @@ def target_tensors(target: Target) -> dict[str, Tensor]:
     if isinstance(target, nn.Module):
         return module_tensors(target)
     if not isinstance(target, Mapping):
-        raise ConfigError(f"cannot load weights into {type(target).__name__}: give a module, or a "
-                          "dict of tensors.")  # fmt: skip
+        raise ConfigError(
+            f"cannot load weights into {type(target).__name__}: give a module or a dict of tensors."
+        )
     return dict(target)
 
 
@@ -152,6 +152,8 @@ def load_in_place(values: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -
 def _check_publishable(name: object, tensor: object) -> None:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH:
         raise EncodeError(f"{name!r:.80} is not a tensor's name: 1 to {MAX_NAME_LENGTH} letters.")
+    if name.encode(errors="ignore").decode() != name:
+        raise EncodeError(f"{name!r:.80} is not a tensor's name: UTF-8 cannot hold it.")
     if not isinstance(tensor, Tensor):
         raise EncodeError(f"{name!r} is a {type(tensor).__name__}, not a tensor: leave it out.")
     if hasattr(tensor, "full_tensor"):

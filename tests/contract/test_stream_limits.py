@@ -67,7 +67,7 @@ def test_a_put_of_more_than_the_limit_goes_in_by_and_by(open_stream: Opener) -> 
         put = pool.submit(stream.put_many, [[numbered(n)] for n in range(13)])
         taken: list[int] = []
         while len(taken) < 13:
-            with stream.take(5, timeout=2, at_least=1) as lease:
+            with stream.take(5, timeout=0.3, at_least=1) as lease:
                 assert stream.stats().stored <= 5
                 taken += numbers(lease)
         assert len(put.result()) == 13
@@ -141,9 +141,9 @@ def test_what_one_group_holds_is_not_dropped_for_another(open_stream: Opener) ->
 
 
 def test_max_bytes_counts_what_is_stored(open_stream: Opener) -> None:
-    stream = open_stream(max_bytes=10**6, on_full="error")
+    stream = open_stream(max_bytes=20_000, on_full="error")
     size = size_of_a_group(stream)
-    many = 10**6 // size + 1
+    many = 20_000 // size + 1
     with pytest.raises(StoreFull) as caught:
         stream.put_many([[numbered(n)] for n in range(many)])
     assert caught.value.reason == "max_bytes"

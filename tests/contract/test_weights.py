@@ -9,6 +9,7 @@ import time
 import msgpack
 import pytest
 import torch
+import xxhash
 from torch import nn
 
 import redrb
@@ -173,6 +174,8 @@ def test_versions_only_grow(publisher, subscriber):
     assert publisher.publish(state).version == 11
     assert publisher.publish(state, version=2**53 - 1).version == 2**53 - 1
     assert subscriber.poll({"a": torch.ones(1)}).version == 2**53 - 1
+    with pytest.raises(ConfigError, match="not newer"):
+        publisher.publish(state)
 
 
 @pytest.mark.parametrize("version", [0, -1, True, "1", 1.0, 2**53])
@@ -443,3 +446,49 @@ def test_a_version_of_no_bytes(publisher, subscriber):
     assert subscriber.fetch()["a"].shape == (0, 3)
     live = {"a": torch.empty(0, 3)}
     assert subscriber.poll(live).version == 1
+
+
+def test_a_checksum_over_fewer_bytes_than_told_is_refused(client, namespace, publisher, subscriber):
+    publisher.publish({"a": torch.zeros(16)})
+    versions = full_key(namespace, "versions")
+    stored = dict(zip(*[iter(client.execute("XRANGE", versions, "-", "+")[0][1])] * 2, strict=True))
+    checksum = xxhash.xxh3_64_digest(b"short")
+    manifest = msgpack.unpackb(stored[b"manifest"]) | {"version": 2, "checksums": checksum}
+    chunk = full_key(namespace, f"chunk:{manifest['token']}:2:0")
+    client.execute("SET", chunk, b"short")
+    client.execute("XADD", versions, "2-0", *hostile(msgpack.packb(manifest)))
+    live = {"a": torch.ones(16)}
+    with pytest.raises(WeightCorrupt):
+        subscriber.poll(live)
+    assert live["a"].all()
+
+
+def test_a_version_added_behind_the_publishers_back_is_not_overtaken(
+    client, namespace, publisher, keys, monkeypatch
+):
+    def stage(*arguments, original=redrb.weights.publisher.stage, **options):
+        original(*arguments, **options)
+        client.execute("XADD", full_key(namespace, "versions"), "5-0", "other", "1")
+
+    monkeypatch.setattr("redrb.weights.publisher.stage", stage)
+    with pytest.raises(ConfigError, match="not newer than 5"):
+        publisher.publish({"a": torch.zeros(1)})
+    assert keys() == ["fence", "versions"]
+
+
+def test_a_slow_poll_does_not_undo_a_faster_one(publisher, subscriber, monkeypatch):
+    """Two threads poll the same model; the one that began earlier comes last."""
+    publisher.publish({"a": torch.full((3,), 1.0)})
+    live = {"a": torch.zeros(3)}
+    faster = []
+
+    def fill(filler, original=redrb.weights.chunks.Filler.fill):
+        original(filler)
+        if not faster:
+            faster.append(publisher.publish({"a": torch.full((3,), 2.0)}))
+            assert subscriber.poll(live) == faster[0]
+
+    monkeypatch.setattr("redrb.weights.chunks.Filler.fill", fill)
+    assert subscriber.poll(live) is None
+    assert (live["a"] == 2).all()
+    assert subscriber.version == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import sys
 import threading
@@ -303,3 +304,17 @@ def test_what_is_staged_is_committed_even_at_the_memory_limit(own_server, namesp
         redrb.WeightPublisher(client, "actor", namespace=namespace)
         with pytest.raises(PublisherFenced):
             publisher.publish(state(2, 10))
+
+
+def test_wait_blocks_for_less_than_a_connection_may_be_silent(real_url, namespace):
+    with redrb.connect(f"{real_url}?socket_timeout=0.4") as client:
+        subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+        subscriber.latest()
+        before = client.execute("INFO", "stats")
+        with pytest.raises(redrb.WeightTimeout):
+            subscriber.wait(timeout=1)
+        assert connections(client.execute("INFO", "stats")) == connections(before)
+
+
+def connections(stats):
+    return re.search(rb"total_connections_received:(\d+)", stats)[1]

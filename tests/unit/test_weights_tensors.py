@@ -77,12 +77,23 @@ def test_contiguous_tensors_are_not_copied():
         {"a": 1},
         {1: torch.zeros(1)},
         {"": torch.zeros(1)},
+        {"\ud800": torch.zeros(1)},
         [("a", torch.zeros(1)), ("a", torch.zeros(1))],
         {"a": torch.zeros(2, 2).to_sparse()},
         {"a": torch.zeros(2, device="meta")},
         {"a": torch.empty(2, dtype=torch.bits8)},
     ],
-    ids=["empty", "no tensor", "no name", "no letters", "twice", "sparse", "meta", "opaque bits"],
+    ids=[
+        "empty",
+        "no tensor",
+        "no name",
+        "no letters",
+        "no utf-8",
+        "twice",
+        "sparse",
+        "meta",
+        "opaque bits",
+    ],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_what_cannot_be_published_is_refused(state):

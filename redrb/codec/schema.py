@@ -1,0 +1,66 @@
+"""Which columns a group has; few different schemas occur, so most are parsed once."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from redrb.codec.wire import (
+    BOOL,
+    DTYPES,
+    FIELD_CODES,
+    MAX_COLUMNS,
+    MAX_NAME_BYTES,
+    DType,
+    malformed,
+    unpack,
+)
+from redrb.experience.records import TENSOR_FIELDS
+
+
+class Field(NamedTuple):
+    """One column of a schema.
+
+    Attributes:
+        name: The field.
+        dtype: Its tensors' dtype.
+        wire: The code that its body is stored as.
+        wire_size: Bytes of one element of the body; 0 where eight share a byte.
+    """
+
+    name: str
+    dtype: DType
+    wire: int
+    wire_size: int
+
+
+@lru_cache(maxsize=128)
+def parse_schema(schema: bytes) -> tuple[Field, ...]:
+    """Return the columns of a schema from an untrusted source.
+
+    Raises:
+        DecodeError: It is not a schema that is known here.
+    """
+    listed = unpack(schema, "schema")
+    if type(listed) is not list or len(listed) > MAX_COLUMNS:
+        malformed("its schema is no list of columns")
+    fields = tuple(map(_parse_field, listed))
+    if len({field.name for field in fields}) != len(fields):
+        malformed("its schema has a column twice")
+    return fields
+
+
+def _parse_field(column: object) -> Field:
+    if type(column) is not list or len(column) != 3:
+        malformed(f"column {column!r:.80} is no name, dtype and wire dtype")
+    name, code, wire = column
+    if type(name) is int and 0 <= name < len(TENSOR_FIELDS):
+        name = TENSOR_FIELDS[name]
+    elif type(name) is not str or name in FIELD_CODES or len(name.encode()) > MAX_NAME_BYTES:
+        malformed(f"a column's name is {name!r:.80}")
+    if type(code) is not int or not 0 <= code < len(DTYPES):
+        malformed(f"column {name} has the unknown dtype {code!r:.80}")
+    dtype = DTYPES[code]
+    if type(wire) is not int or wire not in dtype.wires:
+        malformed(f"column {name} of {dtype.tensor} is stored as {wire!r:.80}")
+    return Field(name, dtype, wire, 0 if wire == BOOL else DTYPES[wire].itemsize)

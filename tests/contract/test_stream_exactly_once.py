@@ -1,0 +1,318 @@
+"""Replies are lost, scripts are forgotten, connections break: everything still happens once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import ConnectionError as Broken
+
+from redrb import ExperienceStream, LeaseLost, StoreUnavailable
+from redrb.connection import Client
+from redrb.connection.transport import Pipeline
+from tests.audit import audit
+from tests.samples import numbered, numbers
+
+WHEN = ["before", "middle", "after"]
+"""The connection breaks before anything was sent, when half was, after all was executed."""
+
+
+class Line:
+    """Cuts a client's next requests off, one for each entry of `cuts`."""
+
+    def __init__(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cuts: list[str] = []
+        self.requests = 0
+        self._exchange = client.exchange
+        self._once = client.once
+        self._client = client
+        monkeypatch.setattr(client, "exchange", self.exchange)
+        monkeypatch.setattr(client, "once", self.once)
+
+    def exchange(self, pipeline: Pipeline) -> list[Any]:
+        return self._cut(lambda: self._exchange(pipeline), pipeline)
+
+    def once(self, *arguments: Any) -> Any:
+        pipeline = Pipeline()
+        pipeline.add(*arguments)
+        return self._cut(lambda: self._once(*arguments), pipeline)
+
+    def _cut(self, request: Callable[[], Any], pipeline: Pipeline) -> Any:
+        self.requests += 1
+        cut = self.cuts.pop(0) if self.cuts else ""
+        if cut == "middle":
+            self._send_half(pipeline)
+        if cut in ("before", "middle"):
+            raise Broken(f"cut {cut}")
+        reply = request()
+        if cut == "after":
+            raise Broken("cut after")
+        return reply
+
+    def _send_half(self, pipeline: Pipeline) -> None:
+        if self._client.url.startswith("fake://"):
+            return  # fakeredis executes command by command, without a connection to break
+        with self._client.connection() as connection:
+            whole = b"".join(pipeline._parts)
+            connection.send_packed_command([whole[: len(whole) // 2]])
+            connection.disconnect()
+
+
+@pytest.fixture
+def line(client: Client, monkeypatch: pytest.MonkeyPatch) -> Line:
+    return Line(client, monkeypatch)
+
+
+@pytest.fixture
+def stream(client: Client, namespace: str, line: Line) -> Iterator[ExperienceStream]:
+    with ExperienceStream(client, "math", namespace=namespace, limit=8) as stream:
+        yield stream
+        line.cuts.clear()
+        audit(stream)
+        assert stream.stats().ledger.balanced
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_a_put_lands_once(stream: ExperienceStream, line: Line, when: str) -> None:
+    stream.put(numbered(0))
+    line.cuts = [when] * 3
+    first, second = stream.put_many([[numbered(1)], [numbered(2)]])
+    assert line.cuts == []
+    line.cuts = [when]
+    third = stream.put(numbered(3))[0]
+    assert first < second < third
+    lease = stream.take(4, timeout=0)
+    assert lease.ids[1:] == (first, second, third)
+    assert numbers(lease) == [0, 1, 2, 3]
+    assert stream.stats().samples_put == 4
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_a_put_that_evicts_lands_once_and_evicts_once(
+    client: Client, namespace: str, stream: ExperienceStream, line: Line, when: str
+) -> None:
+    with ExperienceStream(client, "math", namespace=namespace, on_full="drop_oldest") as evicting:
+        evicting.put_many([[numbered(n)] for n in range(8)])
+        line.cuts = [when] * 4
+        evicting.put_many([[numbered(8)], [numbered(9)]])
+        assert line.cuts == []
+        audit(stream)
+        assert numbers(stream.take(8, timeout=0)) == list(range(2, 10))
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_a_put_larger_than_the_room_lands_once(
+    stream: ExperienceStream, line: Line, when: str
+) -> None:
+    stream.put_many([[numbered(n)] for n in range(5)])
+    line.cuts = ["", when, "", when, when, when, when, when]
+    with pytest.raises(Exception, match="full") as caught:
+        stream.put_many([[numbered(n)] for n in range(5, 10)], timeout=0.01)
+    assert caught.value.stored == 3  # type: ignore[attr-defined]
+    assert numbers(stream.take(8, timeout=0)) == list(range(8))
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_a_take_leases_once(stream: ExperienceStream, line: Line, when: str) -> None:
+    stream.put_many([[numbered(n)] for n in range(6)])
+    line.cuts = [when] * 3
+    lease = stream.take(2, timeout=0)
+    assert line.cuts == []
+    assert numbers(lease) == [0, 1]
+    assert stream.stats().ledger.leased == 2
+    lease.ack()
+    line.cuts = [when]
+    assert numbers(stream.take(4, timeout=0)) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        ("ack", {"acked": 2, "waiting": 1}),
+        ("release", {"waiting": 3}),
+        ("reject", {"dead": 2, "waiting": 1}),
+        ("fail", {"waiting": 3}),
+    ],
+)
+def test_a_lease_ends_once(
+    stream: ExperienceStream, line: Line, when: str, end: str, expected: dict[str, int]
+) -> None:
+    stream.put_many([[numbered(n)] for n in range(3)])
+    lease = stream.take(2, timeout=0)
+    line.cuts = [when] * 3
+    lease._end(end, None, "bad")  # type: ignore[arg-type]
+    assert line.cuts == []
+    stats = stream.stats()
+    counts = {name: number for name, number in stats.ledger.as_dict().items() if number}
+    assert counts == {"put": 3, **expected}
+    assert stats.samples_acked == expected.get("acked", 0)
+    assert stats.returned == expected["waiting"] - 1
+    assert len(stream.dead_letters()) == expected.get("dead", 0)
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("end", ["ack", "release", "reject"])
+def test_a_part_of_a_lease_ends_once(
+    stream: ExperienceStream, line: Line, when: str, end: str
+) -> None:
+    stream.put_many([[numbered(n)] for n in range(3)])
+    lease = stream.take(3, timeout=0)
+    line.cuts = [when] * 2
+    lease._end(end, [2], "bad")  # type: ignore[arg-type]
+    audit(stream)
+    assert stream.stats().ledger.leased == 2
+    lease.ack()
+    assert stream.stats().ledger.acked == (3 if end == "ack" else 2)
+
+
+def test_a_release_that_is_repeated_takes_nothing_from_the_next_consumer(
+    client: Client, namespace: str, stream: ExperienceStream, line: Line
+) -> None:
+    with ExperienceStream(client, "math", namespace=namespace) as other:
+        stream.put_many([[numbered(n)] for n in range(2)])
+        lease = stream.take(2, timeout=0)
+        taken = []
+        once = line.once
+
+        def other_is_faster(*arguments: Any) -> Any:
+            client.once = once  # type: ignore[method-assign]
+            once(*arguments)
+            taken.append(other.take(1, timeout=0))
+            raise Broken("cut after")
+
+        client.once = other_is_faster  # type: ignore[method-assign]
+        lease.release([1])
+        audit(stream)
+        assert stream.stats().ledger.leased == 2
+        assert numbers(taken[0]) == [0]
+        taken[0].ack()
+        lease.ack()
+        assert stream.stats().ledger.acked == 2
+
+
+@pytest.fixture
+def hasty(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Client, Line]]:
+    """A client that gives up at once."""
+    import redrb
+
+    with redrb.connect(url, retry_s=0) as client:
+        yield client, Line(client, monkeypatch)
+
+
+def test_what_a_given_up_take_leased_comes_back_with_the_next_one(
+    hasty: tuple[Client, Line], namespace: str
+) -> None:
+    client, line = hasty
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        stream.put_many([[numbered(n)] for n in range(4)])
+        line.cuts = ["after"]
+        with pytest.raises(StoreUnavailable):
+            stream.take(2, timeout=0)
+        lease = stream.take(2, timeout=0)
+        assert numbers(lease) == [0, 1]
+        audit(stream)
+        assert stream.stats().ledger.leased == 2
+        lease.ack()
+        assert numbers(stream.take(2, timeout=0)) == [2, 3]
+
+
+def test_a_put_that_is_given_up_tells_that_it_may_have_landed(
+    hasty: tuple[Client, Line], namespace: str
+) -> None:
+    client, line = hasty
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        line.cuts = ["after"]
+        with pytest.raises(StoreUnavailable) as caught:
+            stream.put(numbered(1))
+        assert caught.value.uncertain
+        assert caught.value.where == client.where
+        assert stream.put(numbered(2)) == (2,)
+        assert numbers(stream.take(2, timeout=0)) == [1, 2]
+
+
+def test_an_ack_that_was_given_up_can_be_repeated(
+    hasty: tuple[Client, Line], namespace: str
+) -> None:
+    client, line = hasty
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        stream.put_many([[numbered(n)] for n in range(2)])
+        lease = stream.take(2, timeout=0)
+        line.cuts = ["after"]
+        with pytest.raises(StoreUnavailable):
+            lease.ack()
+        lease.ack()
+        with pytest.raises(LeaseLost):
+            lease.ack()
+        assert stream.stats().ledger.acked == 2
+        assert stream.stats().samples_acked == 2
+
+
+def test_scripts_that_the_server_forgot_are_sent_again(
+    client: Client, namespace: str, stream: ExperienceStream
+) -> None:
+    def forget() -> None:
+        client.execute("SCRIPT", "FLUSH")
+
+    for number in range(3):
+        forget()
+        stream.put(numbered(number))
+    forget()
+    assert len(stream) == 3
+    forget()
+    lease = stream.take(2, timeout=0)
+    forget()
+    stream._consumer._beat()
+    forget()
+    lease.ack([1])
+    forget()
+    lease.release()
+    forget()
+    stream.join_group()
+    forget()
+    assert numbers(stream.take(2, timeout=0)) == [1, 2]
+    audit(stream)
+    forget()
+    stream.drop_group()
+    forget()
+    assert stream.clear() == 2
+
+
+def test_a_retry_is_logged_with_what_it_waits_for(
+    stream: ExperienceStream, line: Line, caplog: pytest.LogCaptureFixture
+) -> None:
+    line.cuts = ["before"]
+    with caplog.at_level(logging.WARNING, "redrb"):
+        stream.put(numbered(1))
+    assert "is away (ConnectionError)" in caplog.text
+    assert "attempt 2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        redis.exceptions.BusyLoadingError("LOADING Redis is loading the dataset in memory"),
+        redis.exceptions.ReadOnlyError("You can't write against a read only replica."),
+        redis.exceptions.TimeoutError("Timeout reading from socket"),
+        redis.exceptions.MasterDownError("Link with MASTER is down"),
+        redis.exceptions.ResponseError("NOREPLICAS Not enough good replicas to write."),
+        redis.exceptions.ResponseError("BUSY Redis is busy running a script."),
+    ],
+    ids=lambda error: type(error).__name__ + str(error)[:4],
+)
+def test_what_passes_by_itself_is_waited_for(
+    stream: ExperienceStream, client: Client, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    exchange, errors = client.exchange, [error]
+
+    def failing(pipeline: Pipeline) -> list[Any]:
+        if errors:
+            raise errors.pop()
+        return exchange(pipeline)
+
+    monkeypatch.setattr(client, "exchange", failing)
+    assert len(stream.put(numbered(1))) == 1
+    assert len(stream) == 1

@@ -1,0 +1,246 @@
+"""Leases belong to live consumers: heartbeats, takeovers, dead letters."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from redrb import BatchTimeout, ExperienceStream, LeaseLost
+from redrb.codec import EncodedGroup
+from redrb.connection import Client
+from redrb.experience import Status
+from tests.audit import audit, kill_consumer
+from tests.samples import numbered, numbers
+
+Opener = Callable[..., ExperienceStream]
+
+
+@pytest.fixture
+def open_stream(client: Client, namespace: str) -> Iterator[Opener]:
+    """Open the task; it is audited at the end."""
+    opened: list[ExperienceStream] = []
+
+    def open_it(**settings: Any) -> ExperienceStream:
+        opened.append(ExperienceStream(client, "math", namespace=namespace, **settings))
+        return opened[-1]
+
+    yield open_it
+    for stream in opened:
+        audit(stream)
+        assert stream.stats().ledger.balanced
+        stream.close()
+
+
+def test_a_heartbeat_keeps_a_lease_longer_than_lease_ms(open_stream: Opener) -> None:
+    slow, other = open_stream(lease_ms=300), open_stream(lease_ms=300)
+    slow.put(numbered(1))
+    lease = slow.take(1, timeout=0)
+    with pytest.raises(BatchTimeout):
+        other.take(1, timeout=0.9)
+    lease.ack()
+    assert slow.stats().taken_over == 0
+
+
+def test_a_waiting_take_takes_over_when_a_heartbeat_stops(open_stream: Opener) -> None:
+    dead, other = open_stream(lease_ms=200), open_stream()
+    dead.put_many([[numbered(n)] for n in range(3)])
+    lost = dead.take(2, timeout=0)
+    assert dead._consumer._heartbeat is not None
+    dead._consumer._heartbeat.stop()
+    lease = other.take(3, timeout=5)
+    assert numbers(lease) == [0, 1, 2]
+    assert other.stats().taken_over == 2
+    with pytest.raises(LeaseLost, match="heartbeat stopped") as caught:
+        lost.ack()
+    assert caught.value.ids == (1, 2)
+    assert caught.value.task == "math"
+    lease.ack()
+    assert other.stats().ledger.acked == 3
+
+
+@pytest.mark.parametrize("end", ["ack", "release", "reject"])
+def test_what_was_taken_over_cannot_be_ended_by_the_late_consumer(
+    open_stream: Opener, end: str
+) -> None:
+    late, other = open_stream(), open_stream()
+    late.put_many([[numbered(n)] for n in range(2)])
+    lease = late.take(2, timeout=0)
+    kill_consumer(late)
+    taken = other.take(2, timeout=0)
+    with pytest.raises(LeaseLost):
+        lease.reject("late") if end == "reject" else getattr(lease, end)()
+    assert len(lease) == 0
+    audit(other)
+    assert other.stats().ledger.leased == 2
+    taken.ack()
+    ledger = other.stats().ledger
+    assert (ledger.acked, ledger.dead, ledger.waiting) == (2, 0, 0)
+
+
+def test_a_late_consumer_may_go_on_taking(open_stream: Opener) -> None:
+    late, other = open_stream(), open_stream()
+    late.put_many([[numbered(n)] for n in range(3)])
+    lost = late.take(1, timeout=0)
+    kill_consumer(late)
+    other.take(1, timeout=0).ack()
+    with pytest.raises(LeaseLost):
+        lost.ack()
+    with late.take(2, timeout=0) as lease:
+        assert numbers(lease) == [1, 2]
+
+
+def test_an_error_in_the_block_of_a_lost_lease_is_the_one_that_is_raised(
+    open_stream: Opener,
+) -> None:
+    late, other = open_stream(), open_stream()
+    late.put(numbered(1))
+    with pytest.raises(ZeroDivisionError), late.take(1, timeout=0):
+        kill_consumer(late)
+        other.take(1, timeout=0)
+        raise ZeroDivisionError
+
+
+def test_takeovers_go_on_in_the_order_of_arrival(open_stream: Opener) -> None:
+    first, second, other = open_stream(), open_stream(), open_stream()
+    first.put_many([[numbered(n)] for n in range(6)])
+    first.take(2, timeout=0)
+    second.take(2, timeout=0)
+    kill_consumer(second)
+    kill_consumer(first)
+    assert numbers(other.take(6, timeout=0)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_heartbeat_takes_over_too(open_stream: Opener) -> None:
+    dead, other = open_stream(), open_stream(lease_ms=200)
+    dead.put_many([[numbered(n)] for n in range(2)])
+    lease = other.take(1, timeout=0)
+    dead.take(1, timeout=0)
+    kill_consumer(dead)
+    deadline = time.monotonic() + 5
+    while other.stats().taken_over == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert len(other) == 1
+    lease.ack()
+
+
+def test_a_group_whose_deliveries_fail_too_often_becomes_a_dead_letter(
+    open_stream: Opener,
+) -> None:
+    watcher = open_stream(max_deliveries=3)
+    watcher.put([numbered(1), numbered(2)])
+    for _ in range(3):
+        dead = open_stream()
+        dead.take(1, timeout=0)
+        kill_consumer(dead)
+    with pytest.raises(BatchTimeout):
+        watcher.take(1, timeout=0)
+    (letter,) = watcher.dead_letters()
+    assert letter.failed_deliveries == 3
+    assert "3 times" in letter.reason
+    assert letter.items is not None
+    assert numbers(letter.items) == [1, 2]
+    stats = watcher.stats()
+    assert (stats.ledger.dead, stats.stored, stats.dead_letters) == (1, 0, 1)
+
+
+def test_releases_do_not_count_as_failed_deliveries(open_stream: Opener) -> None:
+    stream = open_stream(max_deliveries=2)
+    stream.put(numbered(1))
+    for _ in range(5):
+        stream.take(1, timeout=0).release()
+    with pytest.raises(ValueError, match="once"), stream.take(1, timeout=0):
+        raise ValueError("once")
+    assert len(stream) == 1
+    with pytest.raises(ValueError, match="twice"), stream.take(1, timeout=0):
+        raise ValueError("twice")
+    assert stream.stats().ledger.dead == 1
+
+
+def test_a_lease_that_is_dropped_comes_back(
+    open_stream: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream, other = open_stream(lease_ms=200), open_stream()
+    stream.put_many([[numbered(n)] for n in range(2)])
+    lease = stream.take(2, timeout=0)
+    with caplog.at_level(logging.WARNING, "redrb"):
+        del lease
+        gc.collect()
+        assert numbers(other.take(2, timeout=5)) == [0, 1]
+    assert "dropped without ack" in caplog.text
+    assert other.stats().taken_over == 0
+    assert other.dead_letters() == []
+
+
+def test_what_a_dropped_lease_released_before_stays_with_its_new_consumer(
+    open_stream: Opener,
+) -> None:
+    stream, other = open_stream(), open_stream()
+    stream.put_many([[numbered(n)] for n in range(2)])
+    lease = stream.take(2, timeout=0)
+    lease.release([1])
+    taken = other.take(1, timeout=0)
+    del lease
+    gc.collect()
+    stream._consumer._beat()
+    audit(stream)
+    assert other.stats().ledger.leased == 1
+    taken.ack()
+    assert numbers(other.take(1, timeout=0)) == [1]
+
+
+def garbage(size: int = 20) -> EncodedGroup:
+    return EncodedGroup((b"\xff" * size,), size, 1, None, Status.COMPLETED)
+
+
+def test_what_cannot_be_decoded_becomes_a_dead_letter_and_the_batch_is_still_full(
+    open_stream: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = open_stream()
+    stream.put(numbered(1))
+    stream._store.put("broken", 1, [garbage(), garbage(5)])
+    stream.put_many([[numbered(2)], [numbered(3)]])
+    with caplog.at_level(logging.ERROR, "redrb"):
+        lease = stream.take(3, timeout=0)
+    assert numbers(lease) == [1, 2, 3]
+    assert caplog.text.count("cannot be decoded") == 2
+    letters = stream.dead_letters()
+    assert [letter.id for letter in letters] == [3, 2]
+    assert all(letter.reason.startswith("cannot be decoded") for letter in letters)
+    assert all(letter.items is None for letter in letters)
+    lease.ack()
+
+
+def test_when_what_cannot_be_decoded_leaves_too_few_nothing_is_taken(open_stream: Opener) -> None:
+    stream = open_stream()
+    stream._store.put("broken", 1, [garbage()])
+    stream.put(numbered(1))
+    with pytest.raises(BatchTimeout) as caught:
+        stream.take(2, timeout=0)
+    assert caught.value.available == 1
+    assert stream.stats().ledger.leased == 0
+    assert stream.stats().ledger.dead == 1
+
+
+def test_only_garbage_is_no_batch(open_stream: Opener) -> None:
+    stream = open_stream()
+    stream._store.put("broken", 1, [garbage(), garbage()])
+    with pytest.raises(BatchTimeout):
+        stream.take(2, timeout=0)
+    assert stream.stats().ledger.dead == 2
+
+
+def test_entries_deleted_behind_our_back_are_accounted_for(
+    client: Client, open_stream: Opener
+) -> None:
+    stream = open_stream()
+    stream.put_many([[numbered(n)] for n in range(5)])
+    client.execute("XDEL", stream._store.keys.stream, "9999999999999-2")
+    assert numbers(stream.take(4, timeout=0)) == [0, 2, 3, 4]
+    with pytest.raises(BatchTimeout):
+        stream.take(1, timeout=0, at_least=1)

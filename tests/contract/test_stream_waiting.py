@@ -1,0 +1,226 @@
+"""Waiting without polling: who is woken, by what, and in which order."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from redrb import ExperienceStream
+from redrb.connection import Client
+from redrb.stream import consumer, producer, waiting
+from tests.audit import audit
+from tests.samples import numbered, numbers
+
+LOOK_AGAIN_S = 15.0
+"""Longer than any test here: whoever is not woken makes it fail."""
+
+
+@pytest.fixture(autouse=True)
+def _waits_end_by_waking_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "SLICE_S", LOOK_AGAIN_S)
+    monkeypatch.setattr(consumer, "QUEUE_TTL_MS", 60_000)
+    monkeypatch.setattr(producer, "QUEUE_TTL_MS", 60_000)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(16) as pool:
+        yield pool
+
+
+@pytest.fixture
+def stream(client: Client, namespace: str) -> Iterator[ExperienceStream]:
+    with ExperienceStream(client, "math", namespace=namespace, limit=12) as stream:
+        yield stream
+        audit(stream)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another thread is about to do."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def start_take(
+    pool: ThreadPoolExecutor, stream: ExperienceStream, count: int, **options: Any
+) -> Future[list[int]]:
+    """Start a take and return when it is in the queue."""
+    before = stream.stats().consumers_waiting
+    future = pool.submit(lambda: numbers(stream.take(count, timeout=30, **options)))
+    until(lambda: stream.stats().consumers_waiting == before + 1)
+    return future
+
+
+def start_put(
+    pool: ThreadPoolExecutor, stream: ExperienceStream, *items: int
+) -> Future[tuple[int, ...]]:
+    """Start a put and return when it is in the queue."""
+    before = stream.stats().producers_waiting
+    future = pool.submit(stream.put_many, [[numbered(n)] for n in items], timeout=30)
+    until(lambda: stream.stats().producers_waiting == before + 1)
+    return future
+
+
+def test_a_waiting_take_is_woken_by_the_group_that_completes_its_batch(
+    stream: ExperienceStream, pool: ThreadPoolExecutor
+) -> None:
+    took = start_take(pool, stream, 3)
+    stream.put(numbered(1))
+    stream.put(numbered(2))
+    assert not took.done()
+    started = time.monotonic()
+    stream.put(numbered(3))
+    assert took.result(timeout=5) == [1, 2, 3]
+    assert time.monotonic() - started < 1
+
+
+def test_waiting_takes_are_woken_once_and_in_their_order(
+    stream: ExperienceStream, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: Counter[str] = Counter()
+    take = stream._store.take
+
+    def counting(*args: Any, **options: Any) -> Any:
+        looks[options["waiter"]] += 1
+        return take(*args, **options)
+
+    monkeypatch.setattr(stream._store, "take", counting)
+    took = [start_take(pool, stream, 2) for _ in range(5)]
+    for n in range(10):
+        stream.put(numbered(n))
+    assert [future.result(timeout=5) for future in took] == [[n, n + 1] for n in range(0, 10, 2)]
+    assert set(looks.values()) == {2}
+    assert len(looks) == 5
+
+
+def test_one_put_wakes_as_many_takes_as_it_satisfies(
+    stream: ExperienceStream, pool: ThreadPoolExecutor
+) -> None:
+    took = [start_take(pool, stream, 2) for _ in range(4)]
+    stream.put_many([[numbered(n)] for n in range(7)])
+    assert sorted(future.result(timeout=5) for future in took[:3]) == [[0, 1], [2, 3], [4, 5]]
+    assert not took[3].done()
+    stream.put(numbered(7))
+    assert took[3].result(timeout=5) == [6, 7]
+
+
+def test_a_large_take_is_not_starved_by_small_ones(
+    stream: ExperienceStream, pool: ThreadPoolExecutor
+) -> None:
+    large = start_take(pool, stream, 8)
+    small = [start_take(pool, stream, 1) for _ in range(3)]
+    for n in range(11):
+        stream.put(numbered(n))
+        assert len(stream) <= 11
+    assert large.result(timeout=5) == list(range(8))
+    assert [future.result(timeout=5) for future in small] == [[8], [9], [10]]
+
+
+def test_a_take_that_only_looks_does_not_overtake_those_that_wait(
+    stream: ExperienceStream, pool: ThreadPoolExecutor
+) -> None:
+    took = start_take(pool, stream, 2)
+    stream.put(numbered(1))
+    with pytest.raises(TimeoutError):
+        stream.take(1, timeout=0)
+    stream.put(numbered(2))
+    assert took.result(timeout=5) == [1, 2]
+
+
+def test_a_take_that_gives_up_lets_the_next_one_have_its_groups(
+    stream: ExperienceStream, pool: ThreadPoolExecutor
+) -> None:
+    stream.put(numbered(1))
+    impatient = pool.submit(stream.take, 5, timeout=0.3)
+    until(lambda: stream.stats().consumers_waiting == 1)
+    patient = start_take(pool, stream, 1)
+    with pytest.raises(TimeoutError):
+        impatient.result(timeout=5)
+    assert patient.result(timeout=5) == [1]
+
+
+def test_released_groups_wake_a_waiting_take(
+    stream: ExperienceStream, pool: ThreadPoolExecutor
+) -> None:
+    stream.put_many([[numbered(1)], [numbered(2)]])
+    lease = stream.take(2, timeout=0)
+    took = start_take(pool, stream, 2)
+    lease.release()
+    assert took.result(timeout=5) == [1, 2]
+
+
+def test_closing_a_stream_wakes_who_waits_for_its_leases(
+    client: Client, namespace: str, stream: ExperienceStream, pool: ThreadPoolExecutor
+) -> None:
+    with ExperienceStream(client, "math", namespace=namespace) as other:
+        other.put(numbered(1))
+        other.take(1, timeout=0)
+        took = start_take(pool, stream, 1)
+    assert took.result(timeout=5) == [1]
+
+
+def test_a_blocked_put_is_woken_by_ack(stream: ExperienceStream, pool: ThreadPoolExecutor) -> None:
+    stream.put_many([[numbered(n)] for n in range(12)])
+    lease = stream.take(4, timeout=0)
+    put = start_put(pool, stream, 12)
+    assert not put.done()
+    lease.ack()
+    assert put.result(timeout=5)
+    assert stream.stats().stored == 9
+
+
+@pytest.mark.parametrize("how", ["reject", "clear", "drop_group"])
+def test_a_blocked_put_is_woken_by_whatever_makes_room(
+    client: Client, namespace: str, stream: ExperienceStream, pool: ThreadPoolExecutor, how: str
+) -> None:
+    with ExperienceStream(client, "math", namespace=namespace, group="second") as second:
+        second.join_group()
+        stream.put_many([[numbered(n)] for n in range(12)])
+        lease = stream.take(12, timeout=0)
+        if how == "drop_group":
+            lease.ack()
+        put = start_put(pool, stream, 12)
+        if how == "reject":
+            second.take(12, timeout=0).ack()
+            lease.reject("bad")
+        elif how == "clear":
+            stream.clear()
+        else:
+            second.drop_group()
+        assert put.result(timeout=5)
+
+
+def test_blocked_puts_go_in_in_their_order(
+    stream: ExperienceStream, pool: ThreadPoolExecutor
+) -> None:
+    stream.put_many([[numbered(n)] for n in range(12)])
+    puts = [start_put(pool, stream, 100 + n) for n in range(4)]
+    for n in range(4):
+        stream.take(1, timeout=0).ack()
+        puts[n].result(timeout=5)
+        assert not any(put.done() for put in puts[n + 1 :])
+    assert numbers(stream.take(12, timeout=0))[8:] == [100, 101, 102, 103]
+
+
+def test_sixty_four_takes_that_wait_are_all_served(
+    client: Client, namespace: str, stream: ExperienceStream
+) -> None:
+    with ThreadPoolExecutor(64) as many:
+        took = [many.submit(stream.take, 2, timeout=30) for _ in range(64)]
+        leases = []
+        for n in range(128):
+            stream.put(numbered(n), timeout=30)
+            for future in [future for future in took if future.done()]:
+                took.remove(future)
+                leases.append(future.result())
+                leases[-1].ack()
+        for future in took:
+            future.result(timeout=10).ack()
+    assert stream.stats().ledger.acked == 128

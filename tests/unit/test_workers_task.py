@@ -1,0 +1,107 @@
+"""The sorting task and the supervised start."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from workers.generation import evaluate
+from workers.sorting import (
+    EOS,
+    FIRST_DIGIT,
+    MAX_NEW_TOKENS,
+    MAX_PROMPT_TOKENS,
+    held_out_prompts,
+    make_prompt,
+    pad_prompts,
+    reward,
+    sample_prompts,
+    show,
+    target,
+)
+from workers.warm_start import WarmStartSettings, demonstration, warm_start
+
+
+def digits(*values: int) -> list[int]:
+    return [FIRST_DIGIT + value for value in values]
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        ([*digits(0, 2, 5, 9), EOS], 1.0),
+        (digits(0, 2, 5, 9), 0.0),
+        ([*digits(0, 2, 5), EOS], 0.0),
+        ([*digits(2, 0, 5, 9), EOS], 0.0),
+        ([*digits(0, 2, 5, 9), EOS, EOS], 0.0),
+        ([], 0.0),
+    ],
+    ids=["right", "no EOS", "too short", "unsorted", "too long", "empty"],
+)
+def test_reward_is_exact_match_with_eos(completion: list[int], expected: float) -> None:
+    prompt = make_prompt([9, 2, 5, 0])
+    assert reward(prompt, torch.tensor(completion, dtype=torch.int64)) == expected
+
+
+def test_target_earns_the_reward() -> None:
+    for prompt in held_out_prompts():
+        assert reward(prompt, target(prompt)) == 1.0
+        assert target(prompt).shape[0] < MAX_NEW_TOKENS
+
+
+def test_prompts_differ_in_length_and_are_never_held_out() -> None:
+    held_out = {tuple(prompt.tolist()) for prompt in held_out_prompts()}
+    prompts = sample_prompts(torch.Generator().manual_seed(0), 2_000)
+    assert len(held_out) == 512
+    assert {prompt.shape[0] for prompt in prompts} == {6, 7, 8}
+    assert max(prompt.shape[0] for prompt in prompts) == MAX_PROMPT_TOKENS
+    assert held_out.isdisjoint(tuple(prompt.tolist()) for prompt in prompts)
+
+
+def test_prompts_follow_the_seed() -> None:
+    def drawn(seed: int) -> list[list[int]]:
+        return [p.tolist() for p in sample_prompts(torch.Generator().manual_seed(seed), 20)]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_prompts_are_padded_on_the_left() -> None:
+    tokens, mask = pad_prompts([make_prompt([4, 2]), make_prompt([7])])
+    assert tokens.tolist() == [[1, 8, 6, 2], [0, 1, 11, 2]]
+    assert mask.tolist() == [[1, 1, 1, 1], [0, 1, 1, 1]]
+
+
+def test_show_is_readable() -> None:
+    prompt = make_prompt([3, 5, 1])
+    assert show(torch.cat([torch.tensor([0]), prompt, target(prompt)])) == "[BOS]351[SEP]135[EOS]"
+
+
+def test_a_teacher_that_never_slips_is_right() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for prompt in sample_prompts(generator, 20):
+        assert torch.equal(demonstration(prompt, generator, slip=0.0), target(prompt))
+
+
+def test_a_careless_teacher_writes_different_lengths() -> None:
+    generator = torch.Generator().manual_seed(0)
+    prompt = make_prompt([5, 4, 3, 2, 1, 0])
+    lengths = {demonstration(prompt, generator, slip=0.5).shape[0] for _ in range(200)}
+    assert max(lengths) == MAX_NEW_TOKENS
+    assert len(lengths) > 3
+
+
+def test_warm_start_follows_the_seed_and_leaves_the_global_random_state() -> None:
+    settings = WarmStartSettings(steps=12)
+    state = torch.get_rng_state()
+    first, same, other = (warm_start(seed, settings=settings).state_dict() for seed in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert not torch.equal(first["actor.head.weight"], other["actor.head.weight"])
+    assert {name.split(".")[0] for name in first} == {"actor", "critic"}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_warm_start_leaves_something_to_learn(seed: int) -> None:
+    score = evaluate(warm_start(seed).actor, held_out_prompts())
+    assert 0.2 < score < 0.45
