@@ -75,7 +75,10 @@ def _server(options: argparse.Namespace) -> int:
     directory = str(Path(options.directory).absolute()) if options.directory else ""
     with connect(f"embedded://{directory}") as client:
         version = ".".join(map(str, client.server_version))
-        print(f"Redis {version} serves at\n  {variable_of('url')}={client.url}\nuntil Ctrl-C", flush=True)
+        print(
+            f"Redis {version} serves at\n  {variable_of('url')}={client.url}\nuntil Ctrl-C",
+            flush=True,
+        )
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with suppress(KeyboardInterrupt):
             signal.pause()

@@ -36,6 +36,8 @@ def audit(stream: ExperienceStream) -> dict[str, Holdings]:
     """
     prefix = stream._store.keys.prefix
     client = stream._store.client
+    if not client.execute("EXISTS", f"{prefix}task"):
+        return {}
     names = sorted(name.decode() for name in client.execute("SMEMBERS", f"{prefix}groups"))
     entries, info, task, sizes, joined, dead, needs, queue, *told = _together(
         stream,
@@ -97,7 +99,9 @@ def _check_group(
 ) -> Holdings:
     state, pending, scored, leases, consumers, deliveries, needs, queue = told
     counters = _counters(state)
-    ready = {int(member): int(score) for member, score in zip(scored[::2], scored[1::2], strict=True)}
+    ready = {
+        int(member): int(score) for member, score in zip(scored[::2], scored[1::2], strict=True)
+    }
     assert all(seq == score for seq, score in ready.items())
     leased = {_seq(entry_id): slot.decode() for entry_id, slot, *_ in pending}
     cursor = counters["cursor"]
@@ -120,9 +124,7 @@ def _check_group(
     return Holdings(frozenset(ready.keys() | fresh), leased)
 
 
-def _check_bytes(
-    stored: dict[int, Any], sizes: dict[str, bytes], counters: Counter[str]
-) -> None:
+def _check_bytes(stored: dict[int, Any], sizes: dict[str, bytes], counters: Counter[str]) -> None:
     if counters["max_bytes"] == 0:
         assert not sizes
         return

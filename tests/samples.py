@@ -75,9 +75,7 @@ def assert_same(got: BufferItem | Experience, expected: BufferItem | Experience)
         assert getattr(got, name) == getattr(expected, name), name
 
 
-def _assert_same_tensor(
-    name: str, got: torch.Tensor | None, expected: torch.Tensor | None
-) -> None:
+def _assert_same_tensor(name: str, got: torch.Tensor | None, expected: torch.Tensor | None) -> None:
     if expected is None or got is None:
         assert got is None, name
         assert expected is None, name

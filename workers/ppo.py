@@ -13,9 +13,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from redrb.errors import RecordError
 from redrb.experience import Experience
-from workers.hyperparameters import PPOSettings
 from workers.losses import entropy, masked_mean, normalised, policy_loss, value_loss
 from workers.policy import ActorCritic, chosen_log_probs
+from workers.settings import PPOSettings
 
 
 @dataclass(frozen=True, eq=False)

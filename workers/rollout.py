@@ -10,8 +10,8 @@ from torch import Tensor
 from redrb.experience import Experience
 from workers.advantages import gae, token_rewards
 from workers.generation import generate
-from workers.hyperparameters import RolloutSettings
 from workers.policy import Actor, ActorCritic, chosen_log_probs
+from workers.settings import RolloutSettings
 from workers.sorting import reward
 
 

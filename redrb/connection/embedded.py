@@ -79,7 +79,9 @@ class EmbeddedServer:
         self._lock = _lock_directory(self.directory)
         self.socket = self.directory / "redis.sock"
         if len(os.fsencode(self.socket)) > 100:
-            raise ConfigError(f"the path {self.socket} is too long for a socket: use a shorter one.")
+            raise ConfigError(
+                f"the path {self.socket} is too long for a socket: use a shorter one."
+            )
         self._said: deque[str] = deque(maxlen=20)
         self._ready = threading.Event()
         self._process = subprocess.Popen(

@@ -41,7 +41,10 @@ def table(figures: Mapping[str, Any], history: History, stats: StreamStats) -> T
         ("samples a second", f"{figures['samples_per_second']:,.0f}"),
         ("optimizer steps", f"{history.steps:,}"),
         ("weight versions published", f"{figures['weight_versions']:,}"),
-        ("staleness, mean / max versions", f"{figures['staleness_mean']:.2f} / {figures['staleness_max']}"),
+        (
+            "staleness, mean / max versions",
+            f"{figures['staleness_mean']:.2f} / {figures['staleness_max']}",
+        ),
         ("trainer waited for batches", f"{history.wait_for_batch_s:.1f} s"),
         ("bytes a sample in Redis", f"{stats.bytes_put / max(1, stats.samples_put):,.0f}"),
     ):

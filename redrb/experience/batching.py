@@ -150,16 +150,22 @@ def _batch_mask(
     given = [mask for mask in column if mask is not None]
     if len(given) == len(column):
         return _zero_pad_sequences(given, side, name=name)
+    if described is None and not given:
+        return None
     if described is None:
         raise RecordError(f"{name} is None in some samples and nothing says their lengths.")
-    lengths = [tensor.shape[0] if tensor is not None and tensor.dim() else 0 for tensor in described]
+    lengths = [
+        tensor.shape[0] if tensor is not None and tensor.dim() else 0 for tensor in described
+    ]
     if not given:
         if len(set(lengths)) == 1:
             return None
         device = next((tensor.device for tensor in described if tensor is not None), None)
         return lengths_mask(lengths, max(lengths), side, MASK_DTYPES[name]).to(device)
     filled = [
-        mask if mask is not None else torch.ones(length, dtype=given[0].dtype, device=given[0].device)
+        mask
+        if mask is not None
+        else torch.ones(length, dtype=given[0].dtype, device=given[0].device)
         for mask, length in zip(column, lengths, strict=True)
     ]
     return _zero_pad_sequences(filled, side, name=name)

@@ -109,11 +109,11 @@ class Consumer:
                 ends = not good and index == len(bad) - 1
                 self._finish_quietly(slot, token, "reject", [seq], reason, ends=ends)
             if good:
-                self._finish_quietly(slot, token, "release", [seq for seq, _ in good], "", ends=True)
+                self._finish_quietly(
+                    slot, token, "release", [seq for seq, _ in good], "", ends=True
+                )
 
-    def _take_full(
-        self, slot: int, token: str, count: int, least: int, wait: Wait
-    ) -> TakeReply:
+    def _take_full(self, slot: int, token: str, count: int, least: int, wait: Wait) -> TakeReply:
         waiter = f"{self.name}.{slot}"
         while True:
             last = wait.over

@@ -17,5 +17,7 @@ def task_stats(client: Client, task: str, *, namespace: str, group: str) -> Stre
     """
     counters = TaskStore(client, task, TaskKeys.of(namespace, task)).stats(group)
     if not counters:
-        raise ConfigError(f"there is no task {task!r} in namespace {namespace!r} at {client.where}.")
+        raise ConfigError(
+            f"there is no task {task!r} in namespace {namespace!r} at {client.where}."
+        )
     return StreamStats.of(counters)

@@ -79,9 +79,7 @@ class TaskStore:
             for name, value in zip(reply[::2], reply[1::2], strict=True)
         }
         if head == b"differs":
-            raise TaskMismatch(
-                self.task, {name: (told[name], settings.get(name)) for name in told}
-            )
+            raise TaskMismatch(self.task, {name: (told[name], settings.get(name)) for name in told})
         return told
 
     def put(

@@ -286,4 +286,6 @@ def _dead_letter(fields: dict[bytes, bytes]) -> DeadLetter:
             items=items,
         )
     except (KeyError, ValueError) as error:
-        raise StoreError(f"the dead-letter stream holds an entry that is not ours: {error}") from error
+        raise StoreError(
+            f"the dead-letter stream holds an entry that is not ours: {error}"
+        ) from error

@@ -52,9 +52,7 @@ def test_put_many_stores_each_group_and_skips_empty_ones(stream: ExperienceStrea
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_batch_is_what_make_experience_batch_makes(
-    stream: ExperienceStream, side: Any
-) -> None:
+def test_a_batch_is_what_make_experience_batch_makes(stream: ExperienceStream, side: Any) -> None:
     dice = random.Random(7)
     items = [random_item(dice) for _ in range(12)]
     stream.put_many([items[:1], items[1:5], items[5:]])

@@ -50,13 +50,15 @@ def test_the_redis_service_keeps_data_and_never_evicts(
     services: dict[str, Any], compose_redis: Server
 ) -> None:
     with redis.Redis(port=compose_redis.port) as client:
-        settings = client.config_get(
-            "appendonly", "appendfsync", "maxmemory", "maxmemory-policy"
-        ) if client.info("server")["redis_version"] >= "7" else {
-            key: value
-            for name in ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
-            for key, value in client.config_get(name).items()
-        }
+        settings = (
+            client.config_get("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
+            if client.info("server")["redis_version"] >= "7"
+            else {
+                key: value
+                for name in ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
+                for key, value in client.config_get(name).items()
+            }
+        )
     assert settings == {
         "appendonly": "yes",
         "appendfsync": "everysec",

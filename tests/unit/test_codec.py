@@ -198,6 +198,7 @@ def test_a_policy_version_stands_in_only_where_there_is_none() -> None:
     found = trip(items, policy_version=9)
     assert [item.policy_version for item in found] == [9, 3]
     assert [item.policy_version for item in items] == [None, 3]
+    assert trip([rollout(policy_version=True)])[0].policy_version == 1
 
 
 def test_the_groups_version_is_its_oldest_tokens() -> None:

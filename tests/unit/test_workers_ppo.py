@@ -17,10 +17,10 @@ from redrb.experience import (
 )
 from redrb.experience.records import STANDARD_FIELDS
 from workers.generation import evaluate
-from workers.hyperparameters import PPOSettings, RolloutSettings
 from workers.policy import ActorCritic
 from workers.ppo import PPOLosses, make_optimizer, ppo_losses, train_step
 from workers.rollout import make_experience
+from workers.settings import PPOSettings, RolloutSettings
 from workers.sorting import held_out_prompts, make_prompt, sample_prompts
 from workers.warm_start import WarmStartSettings, warm_start
 

@@ -19,7 +19,7 @@ from workers.sorting import (
     show,
     target,
 )
-from workers.warm_start import WarmStartSettings, demonstration, warm_start
+from workers.warm_start import WarmStartSettings, warm_start
 
 
 def digits(*values: int) -> list[int]:
@@ -77,20 +77,6 @@ def test_show_is_readable() -> None:
     assert show(torch.cat([torch.tensor([0]), prompt, target(prompt)])) == "[BOS]351[SEP]135[EOS]"
 
 
-def test_a_teacher_that_never_slips_is_right() -> None:
-    generator = torch.Generator().manual_seed(0)
-    for prompt in sample_prompts(generator, 20):
-        assert torch.equal(demonstration(prompt, generator, slip=0.0), target(prompt))
-
-
-def test_a_careless_teacher_writes_different_lengths() -> None:
-    generator = torch.Generator().manual_seed(0)
-    prompt = make_prompt([5, 4, 3, 2, 1, 0])
-    lengths = {demonstration(prompt, generator, slip=0.5).shape[0] for _ in range(200)}
-    assert max(lengths) == MAX_NEW_TOKENS
-    assert len(lengths) > 3
-
-
 def test_warm_start_follows_the_seed_and_leaves_the_global_random_state() -> None:
     settings = WarmStartSettings(steps=12)
     state = torch.get_rng_state()
@@ -104,4 +90,4 @@ def test_warm_start_follows_the_seed_and_leaves_the_global_random_state() -> Non
 @pytest.mark.parametrize("seed", [0, 1])
 def test_warm_start_leaves_something_to_learn(seed: int) -> None:
     score = evaluate(warm_start(seed).actor, held_out_prompts())
-    assert 0.2 < score < 0.45
+    assert 0.05 < score < 0.5
