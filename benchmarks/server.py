@@ -20,8 +20,10 @@ def private_server(program: str | None = None) -> Iterator[tuple[str, str]]:
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="redrb-bench-") as directory:
         process = subprocess.Popen(
-            [program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-            + ["--dir", directory, "--daemonize", "no", "--logfile", ""],
+            [
+                *(program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""),
+                *("--dir", directory, "--daemonize", "no", "--logfile", ""),
+            ],
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -27,7 +27,7 @@ class Workload:
     batch: int
 
     def items(self, count: int, seed: int = 0) -> list[BufferItem]:
-        """Return `count` samples: a left-padded prompt of its own length each, then a completion."""
+        """Return `count` samples, each a left-padded prompt and a completion."""
         generator = torch.Generator().manual_seed(seed)
         return [self._item(generator) for _ in range(count)]
 

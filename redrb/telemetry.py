@@ -32,7 +32,7 @@ class MetricsLog:
             self._file = sys.stdout
         elif path:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self._file = Path(path).open("a", encoding="utf-8")
+            self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (__exit__ closes)
 
     def __enter__(self) -> Self:
         return self

@@ -73,8 +73,10 @@ class Server:
     def start(self) -> None:
         log = (self.directory / "log").open("ab")
         self.process = subprocess.Popen(
-            [self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
-            + ["--dir", str(self.directory), "--daemonize", "no", *self.arguments],
+            [
+                *(self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""),
+                *("--dir", str(self.directory), "--daemonize", "no", *self.arguments),
+            ],
             stdout=log,
             stderr=log,
         )

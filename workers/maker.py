@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import time
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -152,7 +153,7 @@ def _first(subscriber: WeightSubscriber, timeout: float) -> ActorCritic:
 
 def _seed(seed: int, name: str) -> int:
     """Return a seed of its own for each maker, the same for the same name."""
-    return seed * 1_000_003 + sum(ord(letter) * 257**place for place, letter in enumerate(name[:7]))
+    return zlib.crc32(f"{seed} {name}".encode())
 
 
 def _mean_reward(groups: list[list[BufferItem]]) -> float:

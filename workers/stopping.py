@@ -18,6 +18,6 @@ class Stop:
     def __bool__(self) -> bool:
         return self._event.is_set()
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
         self._event.set()
         signal.signal(number, signal.SIG_DFL)

@@ -100,7 +100,7 @@ class Client:
         try:
             yield connection
         except BaseException:
-            connection.disconnect()
+            connection.disconnect()  # type: ignore[no-untyped-call]
             raise
         finally:
             self._pool.release(connection)

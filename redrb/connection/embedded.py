@@ -85,8 +85,12 @@ class EmbeddedServer:
         self._said: deque[str] = deque(maxlen=20)
         self._ready = threading.Event()
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _GUARD, "redrb-server", "" if directory else str(self.directory)]
-            + [program, *self._arguments(keep_data=bool(directory))],
+            [
+                *("/bin/sh", "-c", _GUARD, "redrb-server"),
+                "" if directory else str(self.directory),
+                program,
+                *self._arguments(keep_data=bool(directory)),
+            ],
             pass_fds=(self._lock.fileno(),),  # held until the server has ended, not only its owner
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -28,7 +28,7 @@ class Pipeline:
 
     def add(self, *arguments: Argument) -> None:
         """Append one command."""
-        self._parts.append(pack_command(arguments))
+        self._parts.append(_packed_command(arguments))
         self.commands += 1
 
     def add_payload(
@@ -49,7 +49,7 @@ class Pipeline:
 
     def send(self, connection: redis.Connection) -> None:
         """Send all commands as one buffer."""
-        connection.send_packed_command([b"".join(self._parts)])
+        connection.send_packed_command([b"".join(self._parts)])  # type: ignore[no-untyped-call]
 
     def exchange(self, connection: redis.Connection) -> list[Reply]:
         """Send all commands and return their replies; an error reply is an item of the list.
@@ -63,7 +63,7 @@ class Pipeline:
 
 def packed(*arguments: Argument) -> bytes:
     """Return arguments in the form that commands carry them, for `Pipeline.add_payload`."""
-    return pack_command(arguments).partition(_CRLF)[2]  # without the number of arguments
+    return _packed_command(arguments).partition(_CRLF)[2]  # without the number of arguments
 
 
 def read_reply(connection: redis.Connection) -> Reply:
@@ -77,3 +77,8 @@ def read_reply(connection: redis.Connection) -> Reply:
 def first_error(replies: Sequence[Reply]) -> ResponseError | None:
     """Return the first error reply, if any; the cause of an aborted transaction comes first."""
     return next((reply for reply in replies if isinstance(reply, ResponseError)), None)
+
+
+def _packed_command(arguments: tuple[Argument, ...]) -> bytes:
+    command: bytes = pack_command(arguments)  # type: ignore[arg-type]
+    return command

@@ -44,7 +44,7 @@ def parse_address(url: str) -> Address:
         path = url.partition("://")[2]
         return Address(scheme, f"{scheme}://{path}", {}, path)
     try:
-        options = dict(parse_url(url))
+        options = dict(parse_url(url))  # type: ignore[no-untyped-call]
         port = urlsplit(url).port
     except ValueError as error:
         # the cause may quote the URL, and with it the password: only its kind is told

@@ -27,7 +27,7 @@ HARD_END_S = 20.0
 
 
 def run_demo(settings: DemoSettings, *, as_json: bool) -> int:
-    """Run the demo and return its exit status: 0 when workers ended well and the ledger balances."""
+    """Run the demo; returns 0 when the workers ended well and the ledger balances."""
     console = Console()
     out = Path(settings.out)
     out.mkdir(parents=True, exist_ok=True)

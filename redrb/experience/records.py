@@ -97,10 +97,10 @@ class Experience:
     attention_mask: Tensor | None = None
     action_mask: Tensor | None = None
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    policy_version: int | None | Sequence[int | None] = None
+    policy_version: int | Sequence[int | None] | None = None
     token_versions: Tensor | None = None
     status: Status | Sequence[Status] = Status.COMPLETED
-    group_id: str | None | Sequence[str | None] = None
+    group_id: str | Sequence[str | None] | None = None
     tags: Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] = field(default_factory=dict)
     extras: Mapping[str, Any] | Sequence[Mapping[str, Any]] = field(default_factory=dict)
     padding_side: Side = "left"

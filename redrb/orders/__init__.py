@@ -11,16 +11,14 @@ __all__ = ["Fifo", "Order", "order_named"]
 
 
 class Order(Protocol):
-    """A policy that chooses among the waiting groups of a task.
+    """A policy that chooses among the waiting groups of a task."""
 
-    Attributes:
-        name: What users type, and what the task remembers.
-    """
-
-    name: str
+    @property
+    def name(self) -> str:
+        """What users type, and what the task remembers."""
 
 
-_ORDERS: dict[str, type[Order]] = {Fifo.name: Fifo}
+_ORDERS: dict[str, Order] = {order.name: order for order in (Fifo(),)}
 
 
 def order_named(name: str) -> Order:
@@ -30,7 +28,7 @@ def order_named(name: str) -> Order:
         ConfigError: There is none of that name.
     """
     try:
-        return _ORDERS[name]()
+        return _ORDERS[name]
     except KeyError:
         known = ", ".join(sorted(_ORDERS))
         raise ConfigError(f"unknown order {name!r}: use one of {known}.") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,4 +12,4 @@ class Fifo:
     Costs nothing at put: arrival is the order in which the stream holds them.
     """
 
-    name: ClassVar[str] = "fifo"
+    name: str = "fifo"

@@ -8,9 +8,9 @@ import os
 import socket
 import threading
 import uuid
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from redrb.codec import GroupLayout, parse_group
 from redrb.errors import BatchTimeout, ConfigError, DecodeError
@@ -20,6 +20,34 @@ from redrb.stream.store import TakeReply, TaskStore
 from redrb.stream.waiting import QUEUE_TTL_MS, Wait
 
 _log = logging.getLogger("redrb")
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """One lease's place in a consumer."""
+
+    consumer: Consumer
+    number: int
+    token: str
+
+    def finish(
+        self,
+        outcome: Outcome,
+        ids: Sequence[int],
+        *,
+        reason: str = "",
+        samples: int = 0,
+        ends: bool,
+    ) -> bool:
+        held = self.consumer.finish(
+            self.number, self.token, outcome, ids, reason=reason, samples=samples, ends=ends
+        )
+        if ends or not held:
+            self.consumer.free(self.number)
+        return held
+
+    def abandon(self, ids: tuple[int, ...]) -> None:
+        self.consumer.abandon(self, ids)
 
 
 class Consumer:
@@ -43,7 +71,7 @@ class Consumer:
         self.name = f"{socket.gethostname()[:32]}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._tokens = itertools.count(1)
         self._slots: set[int] = set()
-        self._abandoned: deque[tuple[int, str, tuple[int, ...]]] = deque()
+        self._abandoned: deque[tuple[_Slot, tuple[int, ...]]] = deque()
         self._lock = threading.Lock()
         self._heartbeat: Heartbeat | None = None
 
@@ -62,21 +90,9 @@ class Consumer:
         try:
             entries, token = self._take_decodable(slot, count, least, wait)
         except BaseException:
-            self._free(slot)
+            self.free(slot)
             raise
-        self_ref = weakref.ref(self)
-
-        def finish(
-            outcome: Outcome, ids: Sequence[int], reason: str, samples: int, ends: bool
-        ) -> bool:
-            return self._finish(slot, token, outcome, ids, reason, samples, ends=ends)
-
-        def abandon(ids: tuple[int, ...]) -> None:
-            consumer = self_ref()
-            if consumer is not None:
-                consumer._abandoned.append((slot, token, ids))
-
-        return Lease(self._store.task, entries, finish, abandon)
+        return Lease(self._store.task, entries, _Slot(self, slot, token))
 
     def close(self) -> None:
         """Stop the heartbeat and give back what is still leased, unharmed."""
@@ -102,16 +118,14 @@ class Consumer:
                     good.append((seq, parse_group(payload)))
                 except DecodeError as error:
                     bad.append((seq, f"cannot be decoded: {error}"))
-            if not bad and good:
+            if not bad and len(good) >= least:
                 return good, token
             for index, (seq, reason) in enumerate(bad):
                 _log.error("task %r: group %d %s", self._store.task, seq, reason)
                 ends = not good and index == len(bad) - 1
-                self._finish_quietly(slot, token, "reject", [seq], reason, ends=ends)
+                self.finish(slot, token, "reject", [seq], reason=reason, ends=ends)
             if good:
-                self._finish_quietly(
-                    slot, token, "release", [seq for seq, _ in good], "", ends=True
-                )
+                self.finish(slot, token, "release", [seq for seq, _ in good], ends=True)
 
     def _take_full(self, slot: int, token: str, count: int, least: int, wait: Wait) -> TakeReply:
         waiter = f"{self.name}.{slot}"
@@ -151,33 +165,18 @@ class Consumer:
                 )
                 self._store.wait_for_wake(waiter, wait.slice_s())
 
-    def _finish(
+    def finish(
         self,
         slot: int,
         token: str,
         outcome: Outcome,
         ids: Sequence[int],
-        reason: str,
-        samples: int,
         *,
-        ends: bool,
-    ) -> bool:
-        held = self._finish_quietly(slot, token, outcome, ids, reason, samples, ends=ends)
-        if ends or not held:
-            self._free(slot)
-        return held
-
-    def _finish_quietly(
-        self,
-        slot: int,
-        token: str,
-        outcome: Outcome,
-        ids: Sequence[int],
-        reason: str,
+        reason: str = "",
         samples: int = 0,
-        *,
         ends: bool,
     ) -> bool:
+        """End groups of a lease; False when they are another consumer's by now."""
         return self._store.finish(
             self._group,
             self.name,
@@ -190,24 +189,22 @@ class Consumer:
             ends=ends,
         )
 
-    def _free(self, slot: int) -> None:
+    def abandon(self, slot: _Slot, ids: tuple[int, ...]) -> None:
+        """Leave groups to the next heartbeat."""
+        self._abandoned.append((slot, ids))
+
+    def free(self, slot: int) -> None:
+        """Let another lease use the slot."""
         with self._lock:
             self._slots.discard(slot)
 
     def _start_heartbeat(self) -> None:
         with self._lock:
             if self._heartbeat is None:
-                self_ref = weakref.ref(self)
+                self._heartbeat = Heartbeat(self.beat, self._lease_ms / 3000, "heartbeat")
 
-                def beat() -> None:
-                    consumer = self_ref()
-                    if consumer is not None:
-                        consumer._beat()
-
-                self._heartbeat = Heartbeat(beat, self._lease_ms / 3000, "heartbeat")
-                weakref.finalize(self, self._heartbeat.stop).atexit = False
-
-    def _beat(self) -> None:
+    def beat(self) -> None:
+        """Say that this consumer lives, and give back what was dropped without being ended."""
         known, taken_over = self._store.heartbeat(self._group, self.name, self._lease_ms)
         if not known and self._slots:
             _log.warning("task %r: the heartbeat came too late", self._store.task)
@@ -216,11 +213,11 @@ class Consumer:
                 "task %r: took %d groups over from dead consumers", self._store.task, taken_over
             )
         while self._abandoned:
-            slot, token, ids = self._abandoned.popleft()
+            slot, ids = self._abandoned.popleft()
             _log.warning(
                 "task %r: a lease on %d groups was dropped without ack, release or reject; "
                 "its groups go back",
                 self._store.task,
                 len(ids),
             )
-            self._finish(slot, token, "release", ids, "", 0, ends=True)
+            slot.finish("release", ids, ends=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Literal, Self, TypeAlias
+from typing import Literal, Protocol, Self, TypeAlias
 
 import torch
 
@@ -17,8 +17,25 @@ from redrb.experience.records import Side
 
 Outcome: TypeAlias = Literal["ack", "release", "fail", "reject"]
 
-Finish: TypeAlias = Callable[[Outcome, Sequence[int], str, int, bool], bool]
-"""Ends leased groups: outcome, ids, reason, samples in them, whether nothing is left then."""
+
+class Holder(Protocol):
+    """What holds a lease in Redis: one slot of a consumer."""
+
+    def finish(
+        self, outcome: Outcome, ids: Sequence[int], *, reason: str, samples: int, ends: bool
+    ) -> bool:
+        """End leased groups; False when they are another consumer's by now.
+
+        Args:
+            outcome: How.
+            ids: Which.
+            reason: Why, for the dead-letter stream.
+            samples: Samples in them.
+            ends: Whether nothing of the lease is left then.
+        """
+
+    def abandon(self, ids: tuple[int, ...]) -> None:
+        """Note that nobody can end these groups any more; it must not block."""
 
 
 class Lease:
@@ -36,14 +53,13 @@ class Lease:
         self,
         task: str,
         entries: Sequence[tuple[int, GroupLayout]],
-        finish: Finish,
-        abandon: Callable[[tuple[int, ...]], None],
+        holder: Holder,
     ) -> None:
         self._task = task
         self._layouts = dict(entries)
-        self._finish = finish
+        self._holder = holder
         # a lease that nobody ended and nobody holds any more goes back by itself
-        self._finalizer = weakref.finalize(self, abandon, tuple(self._layouts))
+        self._finalizer = weakref.finalize(self, holder.abandon, tuple(self._layouts))
         self._finalizer.atexit = False
 
     def __len__(self) -> int:
@@ -153,7 +169,7 @@ class Lease:
             raise ConfigError(f"groups {unknown} are not in this lease; it holds {self.ids}.")
         samples = sum(self._layouts[seq].samples for seq in chosen)
         ends = len(chosen) == len(self._layouts)
-        held = self._finish(outcome, chosen, reason, samples, ends)
+        held = self._holder.finish(outcome, chosen, reason=reason, samples=samples, ends=ends)
         self._forget(chosen if held else self.ids)
         if not held:
             raise LeaseLost(

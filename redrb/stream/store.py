@@ -105,11 +105,11 @@ class TaskStore:
         pipeline = Pipeline()
         pipeline.add("MULTI")
         if evict is not None:
-            room = [producer, operation, len(groups), sum(sizes), evict]
+            room: list[Argument] = [producer, operation, len(groups), sum(sizes), evict]
             add_to(pipeline, load("evict"), self._stream, room, whole=True)
         for group in groups:
             pipeline.add_payload(self._xadd, 6, group.parts, group.nbytes)
-        account = [producer, operation, samples, *sizes]
+        account: list[Argument] = [producer, operation, samples, *sizes]
         add_to(pipeline, load("put"), self._stream, account, whole=True)
         pipeline.add("EXEC")
         reply = self.client.retrying(lambda: self._transaction(pipeline)[-1], retry_s=retry_s)
@@ -152,7 +152,8 @@ class TaskStore:
         retry_s: float | None = None,
     ) -> TakeReply:
         """Lease `count` groups, or at least `least`, or none, and read them."""
-        arguments = [group, consumer, slot, token, count, least, waiter, ttl_ms, lease_ms]
+        arguments: list[Argument] = [group, consumer, slot, token, count]
+        arguments += [least, waiter, ttl_ms, lease_ms]
         replies = self.client.retrying(
             lambda: self._take_and_read(group, slot, count, arguments), retry_s=retry_s
         )
@@ -238,7 +239,7 @@ class TaskStore:
     def _take_and_read(
         self, group: str, slot: str, count: int, arguments: Sequence[Argument]
     ) -> list[Reply]:
-        read = ["XREADGROUP", "GROUP", group, slot, "COUNT", count]
+        read: list[Argument] = ["XREADGROUP", "GROUP", group, slot, "COUNT", count]
 
         def attempt(*, whole: bool) -> list[Reply]:
             pipeline = Pipeline()

@@ -14,8 +14,8 @@ from redrb.experience import BufferItem, Experience
 from redrb.keys import TaskKeys, check_name
 from redrb.orders import Fifo, Order, order_named
 from redrb.stream.consumer import Consumer
-from redrb.stream.ledger import StreamStats
 from redrb.stream.lease import Lease
+from redrb.stream.ledger import StreamStats
 from redrb.stream.producer import OnFull, Producer
 from redrb.stream.store import WIRE_FORMAT, TaskStore
 
@@ -248,7 +248,7 @@ class ExperienceStream:
 
     def _open(self) -> None:
         stored = self._store.open({"format": str(WIRE_FORMAT), **self._asked})
-        order_named(stored["order"] or Fifo.name)
+        order_named(stored["order"] or Fifo().name)
 
 
 def _settings(

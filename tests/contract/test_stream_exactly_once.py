@@ -270,7 +270,7 @@ def test_scripts_that_the_server_forgot_are_sent_again(
     forget()
     lease = stream.take(2, timeout=0)
     forget()
-    stream._consumer._beat()
+    stream._consumer.beat()
     forget()
     lease.ack([1])
     forget()

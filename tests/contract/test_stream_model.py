@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from redrb import BatchTimeout, ExperienceStream, Lease, LeaseLost, StoreFull
 from redrb.connection import Client
 from tests.audit import audit, kill_consumer
-from tests.samples import numbered
+from tests.samples import numbered, numbers
 
 LIMIT = 9
 MAX_DELIVERIES = 2
@@ -89,7 +90,9 @@ class Model:
         self.stored: set[int] = set()
         self.groups: dict[str, Group] = {}
         self.leases: list[Held] = []
-        self.generation = 0
+        self.numbers = itertools.count()
+        self.number_of: dict[int, int] = {}
+        self.cleared = False
 
     def close(self) -> None:
         for stream in (self.maker, self.dropping, *self.streams.values()):
@@ -117,8 +120,13 @@ class Model:
         self._stored(ids)
 
     def take(self, consumer: str, count: int) -> None:
-        group = self._group(CONSUMERS[consumer])
         stream = self.streams[consumer]
+        if self.cleared:
+            self.cleared = False
+            with pytest.raises(BatchTimeout):
+                stream.take(count, timeout=0)
+            return
+        group = self._group(CONSUMERS[consumer])
         if len(group.waiting) < count:
             with pytest.raises(BatchTimeout) as caught:
                 stream.take(count, timeout=0)
@@ -127,7 +135,7 @@ class Model:
         lease = stream.take(count, timeout=0)
         expected, group.waiting = group.waiting[:count], group.waiting[count:]
         assert list(lease.ids) == expected
-        assert [int(item.reward or 0) for item in lease.items()] == [seq % 1000 for seq in expected]
+        assert numbers(lease) == [self.number_of[seq] for seq in expected]
         group.leased.update(dict.fromkeys(expected, consumer))
         self.leases.append(Held(lease, consumer, expected))
 
@@ -160,7 +168,7 @@ class Model:
         """A consumer's heartbeat stops; the other one of its group takes over."""
         kill_consumer(self.streams[consumer])
         other = {"a1": "a2", "a2": "a1"}[consumer]
-        self.streams[other]._consumer._beat()
+        self.streams[other]._consumer.beat()
         self._lose(consumer, counted=True)
 
     def close_consumer(self, consumer: str) -> None:
@@ -180,11 +188,12 @@ class Model:
 
     def join(self, name: str) -> None:
         self.streams[f"{name}1"].join_group()
+        self.cleared = False
         self._group(name)
 
     def clear(self) -> None:
         assert self.maker.clear() == len(self.stored)
-        self.stored, self.groups = set(), {}
+        self.stored, self.groups, self.cleared = set(), {}, True
         for held in self.leases:
             held.ids = []
 
@@ -210,13 +219,10 @@ class Model:
             assert found[name].leased.keys() == group.leased.keys()
 
     def _send(self, stream: ExperienceStream, count: int) -> tuple[int, ...]:
-        # a sample's number is its id: refused puts skip ids, so it is asked for
-        key = f"{stream._store.keys.prefix}task"
-        last = int(stream._store.client.execute("HGET", key, "last") or 0)
-        items = [[numbered((last + n) % 1000)] for n in range(1, count + 1)]
-        ids = stream.put_many(items)
-        for sent, seq in zip(items, ids, strict=True):
-            sent[0].reward.fill_(seq % 1000)  # type: ignore[union-attr]
+        self.cleared = False
+        numbers = [next(self.numbers) for _ in range(count)]
+        ids = stream.put_many([[numbered(number)] for number in numbers])
+        self.number_of.update(zip(ids, numbers, strict=True))
         return ids
 
     def _stored(self, ids: tuple[int, ...]) -> None:

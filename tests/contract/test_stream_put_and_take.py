@@ -162,7 +162,10 @@ def test_ack_deletes_and_release_and_reject_do_not_count_as_trained(
     stats = stream.stats()
     assert stats.ledger.as_dict() == {
         **dict.fromkeys(("expired", "filtered", "evicted", "leased"), 0),
-        **{"put": 6, "acked": 2, "dead": 2, "waiting": 2},
+        "put": 6,
+        "acked": 2,
+        "dead": 2,
+        "waiting": 2,
     }
     assert (stats.stored, stats.samples_acked, stats.returned) == (2, 2, 2)
     letters = stream.dead_letters()

@@ -187,7 +187,7 @@ def test_what_a_dropped_lease_released_before_stays_with_its_new_consumer(
     taken = other.take(1, timeout=0)
     del lease
     gc.collect()
-    stream._consumer._beat()
+    stream._consumer.beat()
     audit(stream)
     assert other.stats().ledger.leased == 1
     taken.ack()

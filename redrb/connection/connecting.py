@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
@@ -112,7 +114,7 @@ def _pool(address: Address, connect_timeout: float) -> redis.ConnectionPool:
 
 def _check_server(pool: redis.ConnectionPool, where: str, timeout: float) -> tuple[int, ...]:
     """Return the server's version, asked for with the one command that needs no permission."""
-    connection = pool.make_connection()
+    connection: Any = pool.make_connection()
     connection.socket_timeout = timeout
     try:
         connection.connect()

@@ -1,0 +1,283 @@
+"""Random sequences of operations against a model in memory, with an audit after every step."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from redrb import BatchTimeout, ExperienceStream, Lease, LeaseLost, StoreFull
+from redrb.connection import Client
+from tests.audit import audit, kill_consumer
+from tests.samples import numbered, numbers
+
+LIMIT = 9
+MAX_DELIVERIES = 2
+
+CONSUMERS = {"a1": "a", "a2": "a", "b1": "b"}
+ENDS = ("ack", "release", "fail", "reject")
+STEPS = st.one_of(
+    st.tuples(st.just("put"), st.integers(1, 4)),
+    st.tuples(st.just("put_dropping"), st.integers(1, 4)),
+    st.tuples(st.just("take"), st.sampled_from(sorted(CONSUMERS)), st.integers(1, 4)),
+    st.tuples(st.just("take"), st.sampled_from(sorted(CONSUMERS)), st.integers(1, 4)),
+    st.tuples(st.just("end"), st.sampled_from(ENDS), st.integers(0, 5), st.integers(0, 3)),
+    st.tuples(st.just("end"), st.sampled_from(ENDS), st.integers(0, 5), st.integers(0, 3)),
+    st.tuples(st.just("kill"), st.sampled_from(["a1", "a2"])),
+    st.tuples(st.just("drop"), st.sampled_from(["a", "b"])),
+    st.tuples(st.just("join"), st.sampled_from(["a", "b"])),
+    st.tuples(st.just("close"), st.sampled_from(sorted(CONSUMERS))),
+    st.tuples(st.just("clear")),
+)
+
+
+@dataclass
+class Group:
+    """What a consumer group should have."""
+
+    waiting: list[int]
+    put: int
+    leased: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, int] = field(default_factory=dict)
+    acked: int = 0
+    evicted: int = 0
+    dead: int = 0
+
+    def give_back(self, ids: list[int], *, counted: bool) -> None:
+        for seq in ids:
+            del self.leased[seq]
+            failed = self.failed.get(seq, 0) + counted
+            if counted and failed >= MAX_DELIVERIES:
+                self.failed.pop(seq, None)
+                self.dead += 1
+                continue
+            if counted:
+                self.failed[seq] = failed
+            self.waiting = sorted([*self.waiting, seq])
+
+
+@dataclass
+class Held:
+    """A lease, whose it is, and which of its groups the model says are held."""
+
+    lease: Lease
+    consumer: str
+    ids: list[int]
+
+
+class Model:
+    """Applies each step to the streams and to lists in memory."""
+
+    def __init__(self, client: Client) -> None:
+        shared: dict[str, Any] = {
+            "task": "math",
+            "namespace": uuid4().hex,
+            "limit": LIMIT,
+            "max_deliveries": MAX_DELIVERIES,
+            "max_bytes": 10**6,
+        }
+        self.maker = ExperienceStream(client, on_full="error", **shared)
+        self.dropping = ExperienceStream(client, on_full="drop_oldest", **shared)
+        self.streams = {
+            name: ExperienceStream(client, group=group, **shared)
+            for name, group in CONSUMERS.items()
+        }
+        self.stored: set[int] = set()
+        self.groups: dict[str, Group] = {}
+        self.leases: list[Held] = []
+        self.numbers = itertools.count()
+        self.number_of: dict[int, int] = {}
+        self.cleared = False
+
+    def close(self) -> None:
+        for stream in (self.maker, self.dropping, *self.streams.values()):
+            stream.close()
+        self.maker.clear()
+
+    def put(self, count: int) -> None:
+        if len(self.stored) + count > LIMIT:
+            with pytest.raises(StoreFull):
+                self._send(self.maker, count)
+            return
+        self._stored(self._send(self.maker, count))
+
+    def put_dropping(self, count: int) -> None:
+        excess = len(self.stored) + count - LIMIT
+        leased = set().union(*(group.leased for group in self.groups.values()))
+        victims = sorted(self.stored - leased)
+        if excess > len(victims):
+            with pytest.raises(StoreFull):
+                self._send(self.dropping, count)
+            self._evicted(victims)
+            return
+        ids = self._send(self.dropping, count)
+        self._evicted(victims[: max(excess, 0)])
+        self._stored(ids)
+
+    def take(self, consumer: str, count: int) -> None:
+        stream = self.streams[consumer]
+        if self.cleared:
+            self.cleared = False
+            with pytest.raises(BatchTimeout):
+                stream.take(count, timeout=0)
+            return
+        group = self._group(CONSUMERS[consumer])
+        if len(group.waiting) < count:
+            with pytest.raises(BatchTimeout) as caught:
+                stream.take(count, timeout=0)
+            assert caught.value.available == len(group.waiting)
+            return
+        lease = stream.take(count, timeout=0)
+        expected, group.waiting = group.waiting[:count], group.waiting[count:]
+        assert list(lease.ids) == expected
+        assert numbers(lease) == [self.number_of[seq] for seq in expected]
+        group.leased.update(dict.fromkeys(expected, consumer))
+        self.leases.append(Held(lease, consumer, expected))
+
+    def end(self, outcome: Any, which: int, parts: int) -> None:
+        """End a lease, or its first `parts` groups."""
+        if which >= len(self.leases):
+            return
+        held = self.leases[which]
+        chosen = list(held.lease.ids)[:parts] if parts else list(held.lease.ids)
+        if not held.ids:
+            with pytest.raises(LeaseLost):
+                held.lease._end(outcome, chosen)
+            self.leases.remove(held)
+            return
+        held.lease._end(outcome, chosen, "bad")
+        group = self.groups[CONSUMERS[held.consumer]]
+        if outcome in ("release", "fail"):
+            group.give_back(chosen, counted=outcome == "fail")
+        else:
+            for seq in chosen:
+                del group.leased[seq]
+                group.failed.pop(seq, None)
+            group.acked += len(chosen) * (outcome == "ack")
+            group.dead += len(chosen) * (outcome == "reject")
+        held.ids = [seq for seq in held.ids if seq not in chosen]
+        if not held.ids:
+            self.leases.remove(held)
+
+    def kill(self, consumer: str) -> None:
+        """A consumer's heartbeat stops; the other one of its group takes over."""
+        kill_consumer(self.streams[consumer])
+        other = {"a1": "a2", "a2": "a1"}[consumer]
+        self.streams[other]._consumer.beat()
+        self._lose(consumer, counted=True)
+
+    def close_consumer(self, consumer: str) -> None:
+        self.streams[consumer].close()
+        if self.streams[consumer]._consumer._heartbeat is None:
+            self._lose(consumer, counted=False)
+
+    def drop(self, name: str) -> None:
+        before = len(self.stored)
+        self.streams[f"{name}1"].drop_group()
+        self.groups.pop(name, None)
+        for held in self.leases:
+            if CONSUMERS[held.consumer] == name:
+                held.ids = []
+        self._forget()
+        assert len(self.stored) <= before
+
+    def join(self, name: str) -> None:
+        self.streams[f"{name}1"].join_group()
+        self.cleared = False
+        self._group(name)
+
+    def clear(self) -> None:
+        assert self.maker.clear() == len(self.stored)
+        self.stored, self.groups, self.cleared = set(), {}, True
+        for held in self.leases:
+            held.ids = []
+
+    def check(self) -> None:
+        self._forget()
+        found = audit(self.maker)
+        assert found.keys() == self.groups.keys()
+        assert self.maker.stats().stored == len(self.stored)
+        for name, group in self.groups.items():
+            ledger = self.streams[f"{name}1"].stats().ledger
+            assert ledger.as_dict() == {
+                "put": group.put,
+                "acked": group.acked,
+                "expired": 0,
+                "filtered": 0,
+                "evicted": group.evicted,
+                "dead": group.dead,
+                "leased": len(group.leased),
+                "waiting": len(group.waiting),
+            }
+            assert ledger.balanced
+            assert found[name].waiting == set(group.waiting)
+            assert found[name].leased.keys() == group.leased.keys()
+
+    def _send(self, stream: ExperienceStream, count: int) -> tuple[int, ...]:
+        self.cleared = False
+        numbers = [next(self.numbers) for _ in range(count)]
+        ids = stream.put_many([[numbered(number)] for number in numbers])
+        self.number_of.update(zip(ids, numbers, strict=True))
+        return ids
+
+    def _stored(self, ids: tuple[int, ...]) -> None:
+        self.stored.update(ids)
+        for group in self.groups.values():
+            group.waiting += ids
+            group.put += len(ids)
+
+    def _evicted(self, victims: list[int]) -> None:
+        self.stored.difference_update(victims)
+        for group in self.groups.values():
+            mine = set(group.waiting) & set(victims)
+            group.evicted += len(mine)
+            group.waiting = [seq for seq in group.waiting if seq not in mine]
+            for seq in mine:
+                group.failed.pop(seq, None)
+
+    def _lose(self, consumer: str, *, counted: bool) -> None:
+        group = self.groups.get(CONSUMERS[consumer])
+        for held in self.leases:
+            if held.consumer == consumer:
+                if group is not None:
+                    group.give_back(held.ids, counted=counted)
+                held.ids = []
+
+    def _group(self, name: str) -> Group:
+        self._forget()
+        if name not in self.groups:
+            self.groups[name] = Group(sorted(self.stored), put=len(self.stored))
+        return self.groups[name]
+
+    def _forget(self) -> None:
+        """Delete what no group needs."""
+        if self.groups:
+            needed = (set(group.waiting) | group.leased.keys() for group in self.groups.values())
+            self.stored &= set().union(*needed)
+
+
+def run(client: Client, steps: list[tuple[Any, ...]]) -> None:
+    model = Model(client)
+    try:
+        for name, *arguments in steps:
+            getattr(model, "close_consumer" if name == "close" else name)(*arguments)
+            model.check()
+    finally:
+        model.close()
+
+
+@given(st.lists(STEPS, min_size=15, max_size=40))
+@settings(
+    max_examples=1500,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_every_sequence_of_operations_agrees_with_the_model(
+    client: Client, steps: list[tuple[Any, ...]]
+) -> None:
+    run(client, steps)
