@@ -81,6 +81,12 @@ class Client:
             StoreUnavailable: Redis stayed away.
             StoreError: Redis answered with an error.
         """
+        try:
+            return attempt()  # the ordinary case; what follows costs more than a small request
+        except RedisError as error:
+            if not is_transient(error):
+                raise translate(error, self.where) from error
+            first = error
         retries = Retrying(
             retry=retry_if_exception(is_transient),
             stop=stop_after_delay(self.retry_s if retry_s is None else retry_s),
@@ -89,7 +95,7 @@ class Client:
             reraise=True,
         )
         try:
-            return retries(attempt)
+            return retries(_failed_once(first, attempt))
         except RedisError as error:
             raise translate(error, self.where) from error
 
@@ -142,3 +148,15 @@ class Client:
             state.attempt_number + 1,
             max(0.0, self.retry_s - (state.seconds_since_start or 0.0)),
         )
+
+
+def _failed_once(first: RedisError, attempt: Callable[[], T]) -> Callable[[], T]:
+    """Return `attempt` as a retry loop sees it that starts after the first failure."""
+    failures = [first]
+
+    def again() -> T:
+        if failures:
+            raise failures.pop()
+        return attempt()
+
+    return again

@@ -86,8 +86,9 @@ def split_experience_batch(experience: Experience) -> list[BufferItem]:
     """Split a batch into its samples along dimension 0; the inverse of `make_experience_batch`.
 
     Padding is taken off where the masks say it is: on `experience.padding_side`, positions whose
-    mask is 0 and whose fields hold one repeated value, as padding does. A row whose mask is 0
-    everywhere is left whole. The samples are views of the batch.
+    mask is 0 and whose fields hold what padding does: any one token in `sequences`, zeros in the
+    action-aligned fields (-1 in token versions). A masked action with a log-probability of its own
+    stays. A row whose mask is 0 everywhere is left whole. The samples are views of the batch.
 
     Raises:
         RecordError: A field has another batch size than the others.
@@ -187,8 +188,10 @@ def _strip(row: dict[str, Tensor], mask_name: str, names: tuple[str, ...], side:
         return
     for name in aligned:
         field = row[name]
-        outermost = field[0] if from_start else field[-1]
-        padding = min(padding, _leading(_differs(field, outermost), from_start=from_start))
+        filler = torch.full_like(field[0], pad_value(name))
+        if name == "sequences":  # padded with the tokenizer's own token by whoever generated
+            filler = field[0] if from_start else field[-1]
+        padding = min(padding, _leading(_differs(field, filler), from_start=from_start))
     for name in aligned:
         row[name] = row[name][padding:] if from_start else row[name][: mask.shape[0] - padding]
 

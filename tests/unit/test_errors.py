@@ -1,0 +1,191 @@
+"""The error tree is whole, every upstream exception has its place in it, and secrets stay out."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+
+import pytest
+import redis
+import redis.exceptions as upstream
+
+import redrb
+from redrb import errors
+from redrb.connection import Client
+from redrb.connection.failures import (
+    is_missing_script,
+    is_out_of_memory,
+    is_transient,
+    translate,
+)
+from redrb.connection.url import parse_address
+
+SECRET = "hunter2!"
+
+_ARGUMENTS: dict[str, tuple[str, ...]] = {"AskError": ("1 host:1",), "MovedError": ("1 host:1",)}
+
+
+def upstream_errors() -> list[upstream.RedisError]:
+    kinds = [kind for kind in vars(upstream).values() if inspect.isclass(kind)]
+    return [
+        kind(*_ARGUMENTS.get(kind.__name__, (f"{kind.__name__} happened",)))
+        for kind in kinds
+        if issubclass(kind, upstream.RedisError)
+    ]
+
+
+def own_errors() -> list[type[Exception]]:
+    return [kind for kind in vars(errors).values() if inspect.isclass(kind)]
+
+
+def test_every_error_is_a_redrb_error_and_public() -> None:
+    for kind in own_errors():
+        assert issubclass(kind, errors.RedrbError)
+        assert kind.__name__ in redrb.__all__
+
+
+def test_the_docstring_draws_the_tree_as_it_is() -> None:
+    assert errors.__doc__ is not None
+    drawn = [line for line in errors.__doc__.splitlines() if "──" in line]
+    assert len(drawn) == len(own_errors()) - 1
+    for line in drawn:
+        words = line.replace("│", " ").replace("├──", " ").replace("└──", " ").split()
+        kind = getattr(errors, words[0])
+        bases = [base for base in kind.__mro__[1:] if base.__module__ == "builtins"]
+        if len(words) > 1 and words[1].startswith("("):
+            assert words[1].strip("()") in {base.__name__ for base in bases}
+
+
+@pytest.mark.parametrize("error", upstream_errors(), ids=lambda error: type(error).__name__)
+def test_every_upstream_error_becomes_ours(error: upstream.RedisError) -> None:
+    ours = translate(error, "host:1/0")
+    assert isinstance(ours, errors.StoreError)
+    assert "host:1/0" in str(ours)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (upstream.AuthenticationError("WRONGPASS"), errors.StoreDenied),
+        (upstream.NoPermissionError("no permissions to run"), errors.StoreDenied),
+        (upstream.ConnectionError("refused"), errors.StoreUnavailable),
+        (upstream.TimeoutError("no answer"), errors.StoreUnavailable),
+        (upstream.BusyLoadingError("loading"), errors.StoreUnavailable),
+        (upstream.ReadOnlyError("replica"), errors.StoreUnavailable),
+        (upstream.OutOfMemoryError("OOM command not allowed"), errors.StoreFull),
+        (upstream.InvalidResponse("Protocol Error"), errors.UnsupportedServer),
+        (upstream.ResponseError("WRONGTYPE"), errors.StoreError),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_upstream_errors_have_their_place(
+    error: upstream.RedisError, expected: type[Exception]
+) -> None:
+    assert type(translate(error, "host:1/0")) is expected
+
+
+def test_a_broken_connection_leaves_it_uncertain_whether_a_request_landed() -> None:
+    broken = translate(upstream.ConnectionError("reset"), "host:1/0")
+    refused = translate(upstream.ReadOnlyError("replica"), "host:1/0")
+    assert isinstance(broken, errors.StoreUnavailable)
+    assert isinstance(refused, errors.StoreUnavailable)
+    assert broken.uncertain
+    assert not refused.uncertain
+    assert broken.where == "host:1/0"
+
+
+def test_memory_is_recognised_in_whatever_form_it_comes() -> None:
+    told = "OOM command not allowed when used memory > 'maxmemory'."
+    for error in (
+        upstream.OutOfMemoryError(told),
+        upstream.ExecAbortError(f"Transaction discarded because of: {told}"),
+        upstream.ResponseError(f"Error running script: {told}"),
+    ):
+        assert is_out_of_memory(error)
+        ours = translate(error, "here")
+        assert isinstance(ours, errors.StoreFull)
+        assert ours.reason == "memory"
+
+
+def test_only_what_may_pass_by_itself_is_tried_again() -> None:
+    assert is_transient(upstream.ConnectionError("reset"))
+    assert is_transient(upstream.ResponseError("UNBLOCKED force unblock from blocking operation"))
+    assert is_transient(upstream.ResponseError("ERR Error running script: -READONLY You can't"))
+    assert not is_transient(upstream.AuthenticationError("WRONGPASS"))
+    assert not is_transient(upstream.MaxConnectionsError("Too many connections"))
+    assert not is_transient(upstream.ResponseError("WRONGTYPE"))
+    assert not is_transient(ValueError("x"))
+    assert is_missing_script(upstream.NoScriptError("NOSCRIPT"))
+
+
+def test_a_message_of_several_lines_is_told_by_its_first() -> None:
+    assert "second" not in str(translate(upstream.ResponseError("first\nsecond"), "here"))
+    assert "TimeoutError" in str(translate(upstream.TimeoutError(), "here"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://maker:{SECRET}@host:7000/3",
+        f"rediss://:{SECRET}@host",
+        f"unix://maker:{SECRET}@/run/redis.sock?db=2",
+        f"redis://host?password={SECRET}",
+    ],
+)
+def test_passwords_are_used_and_never_shown(url: str) -> None:
+    address = parse_address(url)
+    assert address.options["password"] == SECRET
+    client = Client(
+        redis.ConnectionPool(), where=address.where, url=url, server_version=(7,), retry_s=1
+    )
+    for shown in (repr(address), str(address), address.where, repr(client), str(client)):
+        assert SECRET not in shown
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://maker:{SECRET}@host:port/0",
+        f"redis://maker:{SECRET}@host:99999/0",
+        f"redis://maker:{SECRET}@host/0?socket_timeout=soon",
+        f"redis://maker:{SECRET}@[::1/0",
+        f"http://maker:{SECRET}@host",
+        f"maker:{SECRET}@host",
+        f"redis://maker:{SECRET}@host/0?connection_class=evil",
+        f"unix://maker:{SECRET}@",
+    ],
+)
+def test_a_url_that_is_wrong_is_an_error_without_its_password(url: str) -> None:
+    with pytest.raises(errors.ConfigError) as caught:
+        parse_address(url)
+    told = "".join(traceback.format_exception(caught.value, chain=True))
+    frames = [line for line in told.splitlines() if not line.startswith(("  ", "   "))]
+    assert SECRET not in "\n".join(frames)
+
+
+@pytest.mark.parametrize(
+    ("url", "where", "options"),
+    [
+        ("redis://host", "host:6379/0", {"host": "host", "port": 6379}),
+        ("redis://", "localhost:6379/0", {"host": "localhost"}),
+        ("redis://host:7000/3", "host:7000/3", {"db": 3, "port": 7000}),
+        ("redis://u:p%40ss@host", "host:6379/0", {"username": "u", "password": "p@ss"}),
+        ("rediss://host:1/0", "host:1/0", {"connection_class": redis.SSLConnection}),
+        ("unix:///run/redis.sock", "unix:///run/redis.sock", {"path": "/run/redis.sock"}),
+        ("redis://host?socket_timeout=3", "host:6379/0", {"socket_timeout": 3.0}),
+        ("redis://[::1]:7000/0", "::1:7000/0", {"host": "::1", "port": 7000}),
+    ],
+)
+def test_urls_are_understood(url: str, where: str, options: dict[str, object]) -> None:
+    address = parse_address(url)
+    assert address.where == where
+    assert options.items() <= address.options.items()
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [("embedded://", ""), ("embedded:///data/run 1", "/data/run 1"), ("fake://x", "x")],
+)
+def test_servers_of_our_own_have_a_path(url: str, path: str) -> None:
+    address = parse_address(url)
+    assert (address.path, address.where, address.options) == (path, url, {})

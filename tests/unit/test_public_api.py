@@ -1,0 +1,38 @@
+"""What `import redrb` offers, and how little it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import redrb
+
+
+def test_the_public_names_are_sorted_and_unique() -> None:
+    assert redrb.__all__ == sorted(set(redrb.__all__))
+
+
+@pytest.mark.parametrize("name", redrb.__all__)
+def test_every_public_name_loads_and_is_documented(name: str) -> None:
+    assert getattr(redrb, name).__doc__
+
+
+def test_dir_shows_the_public_names() -> None:
+    assert dir(redrb) == redrb.__all__
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = redrb.nothing
+
+
+def test_importing_redrb_imports_neither_torch_nor_redis() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", "import redrb, sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {"torch", "numpy", "redis"}.isdisjoint(told.stdout.split())

@@ -1,0 +1,82 @@
+"""Scripts say what they take and return, touch only keys of their task, and load as they are."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+import pytest
+
+from redrb.scripts import load
+
+_LUA = {path.name: path.read_text("utf-8") for path in files("redrb.lua").iterdir() if path.name.endswith(".lua")}
+PARTS = sorted(name for name in _LUA if name.startswith("_"))
+SCRIPTS = sorted(name for name in _LUA if not name.startswith("_"))
+
+
+def header(name: str) -> str:
+    lines = []
+    for line in _LUA[name].splitlines():
+        if not line.startswith("--"):
+            break
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def test_there_are_scripts_and_parts() -> None:
+    assert {"put.lua", "take.lua", "finish.lua"} <= set(SCRIPTS)
+    assert "_task.lua" in PARTS
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_begins_with_what_it_takes_and_returns(name: str) -> None:
+    told = header(name)
+    assert re.search(r"^-- KEYS", told, re.M)
+    assert re.search(r"^-- Returns ", told, re.M)
+    used = "ARGV" in _LUA[name].replace(told, "")
+    assert bool(re.search(r"^-- ARGV", told, re.M)) == used
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_begins_with_what_it_is_for(name: str) -> None:
+    assert header(name)
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, *PARTS])
+def test_every_key_is_derived_from_keys(name: str) -> None:
+    body = _LUA[name]
+    calls = re.findall(r"redis\.p?call\(\s*'([A-Z]+)'\s*(?:,\s*([^,)]+))?", body)
+    assert len(calls) == len(re.findall(r"redis\.p?call\(\s*'", body))
+    for command, first in calls:
+        if command == "TIME":
+            continue
+        if command in ("XGROUP", "XINFO", "OBJECT"):  # a word of its own comes before the key
+            continue
+        assert not first.lstrip().startswith(("'", '"')), f"{command} {first}"
+    for verb in re.findall(r"'XGROUP',\s*'[A-Z]+',\s*([^,)]+)", body):
+        assert verb.strip() == "stream" or verb.strip().startswith("KEYS")
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, *PARTS])
+def test_scripts_are_small_and_leave_no_globals_and_no_clock(name: str) -> None:
+    body = _LUA[name]
+    assert len(body.splitlines()) <= 170
+    assert not re.search(r"^\s*function ", body, re.M), "a function that is global"
+    assert not re.search(r"^[a-z_]+ *= ", body, re.M), "a variable that is global"
+    assert not re.search(r"os\.(time|clock)|math\.random", body)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_loads_with_the_parts_that_it_names(name: str) -> None:
+    script = load(name.removesuffix(".lua"))
+    assert load(name.removesuffix(".lua")) is script
+    assert len(script.sha) == 40
+    assert "--@" not in script.text
+    for part in re.findall(r"^--@ (.*)$", _LUA[name], re.M):
+        for each in part.split():
+            first = next(
+                line.strip()
+                for line in _LUA[f"{each}.lua"].splitlines()
+                if line.strip() and not line.strip().startswith("--")
+            )
+            assert first in script.text
