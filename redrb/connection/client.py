@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
@@ -50,6 +52,8 @@ class Client:
     ) -> None:
         self._pool = pool
         self._on_close = on_close
+        self._pid = os.getpid()
+        self._idle: deque[redis.Connection] = deque()
         self.where = where
         self.url = url
         self.server_version = server_version
@@ -101,15 +105,37 @@ class Client:
 
     @contextmanager
     def connection(self) -> Iterator[redis.Connection]:
-        """Lend one connection; it is dropped when an exception leaves replies unread on it."""
-        connection = self._pool.get_connection()
+        """Lend one connection; it is dropped when an exception leaves replies unread on it.
+
+        Connections that were given back are lent again without asking the pool, whose checks cost
+        more than a small request. One that broke meanwhile fails at its use, like any other.
+        """
+        idle = self._idle_here()
+        connection = self._idle_connection() or self._pool.get_connection()
         try:
             yield connection
         except BaseException:
-            connection.disconnect()  # type: ignore[no-untyped-call]
+            self._drop(connection)
+            while other := self._idle_connection():  # most likely they broke too
+                self._drop(other)
             raise
-        finally:
-            self._pool.release(connection)
+        idle.append(connection)
+
+    def _idle_here(self) -> deque[redis.Connection]:
+        """Return the idle connections of this process; a fork starts with none."""
+        if self._pid != os.getpid():
+            self._pid, self._idle = os.getpid(), deque()
+        return self._idle
+
+    def _idle_connection(self) -> redis.Connection | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _drop(self, connection: redis.Connection) -> None:
+        connection.disconnect()  # type: ignore[no-untyped-call]
+        self._pool.release(connection)
 
     def exchange(self, pipeline: Pipeline) -> list[Reply]:
         """Send a pipeline once and return its replies; an error reply is an item of the list."""

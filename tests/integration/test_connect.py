@@ -1,0 +1,233 @@
+"""Connecting to real servers, and what is said when that cannot be."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import redrb
+from redrb import ExperienceStream, StoreDenied, StoreUnavailable, UnsupportedServer
+from redrb.connection import connect as connecting
+from redrb.errors import ConfigError
+from tests.samples import numbered, numbers
+from tests.servers import Server, free_port
+
+OwnServer = Callable[..., Server]
+SECRET = "hunter2"
+
+
+@contextmanager
+def listening(answer: bytes | None) -> Iterator[int]:
+    """Listen on loopback: answer every connection with these bytes, or never accept one."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=_answer, args=(server, answer))
+        if answer is not None:
+            thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        if answer is not None:
+            thread.join()
+
+
+def _answer(server: socket.socket, answer: bytes) -> None:
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        with connection:
+            connection.settimeout(2)
+            connection.recv(4096)
+            connection.sendall(answer)
+
+
+def test_a_server_tells_its_version(real_url: str) -> None:
+    with redrb.connect(real_url) as client:
+        told = client.execute("INFO", "server").decode()
+        version = ".".join(map(str, client.server_version))
+        assert f"_version:{version}\r\n" in told
+        assert client.url == real_url
+
+
+def test_the_url_comes_from_the_environment(real_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDRB_URL", real_url)
+    with redrb.connect() as client:
+        assert client.url == real_url
+    monkeypatch.delenv("REDRB_URL")
+    with pytest.raises(ConfigError, match="REDRB_URL"):
+        redrb.connect()
+
+
+def test_nothing_listens_there() -> None:
+    port = free_port()
+    started = time.monotonic()
+    with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{port}") as caught:
+        redrb.connect(f"redis://:{SECRET}@127.0.0.1:{port}/0")
+    assert time.monotonic() - started < 2
+    assert caught.value.where == f"127.0.0.1:{port}/0"
+    assert SECRET not in str(caught.value)
+
+
+def test_a_host_without_an_address_is_unavailable() -> None:
+    with pytest.raises(StoreUnavailable):
+        redrb.connect("redis://host.invalid", connect_timeout=2)
+
+
+def test_a_server_that_never_answers_is_given_up_in_time() -> None:
+    with listening(None) as port:
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            redrb.connect(f"redis://127.0.0.1:{port}", connect_timeout=0.3)
+        assert 0.25 < time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"+OK\r\n"],
+    ids=["http", "ssh", "status"],
+)
+def test_what_is_no_redis_is_told_so(answer: bytes) -> None:
+    with listening(answer) as port, pytest.raises(UnsupportedServer, match="protocol"):
+        redrb.connect(f"redis://127.0.0.1:{port}", connect_timeout=2)
+
+
+def test_a_server_that_hangs_up_is_unavailable() -> None:
+    with listening(b"") as port, pytest.raises(StoreUnavailable):
+        redrb.connect(f"redis://127.0.0.1:{port}", connect_timeout=2)
+
+
+def test_a_server_that_does_not_know_hello_is_too_old() -> None:
+    said = b"-ERR unknown command `HELLO`, with args beginning with: `2`,\r\n"
+    with listening(said) as port, pytest.raises(UnsupportedServer, match=r"6\.2 or newer"):
+        redrb.connect(f"redis://127.0.0.1:{port}", connect_timeout=2)
+
+
+def test_an_old_server_is_refused_with_its_version(
+    real_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connecting, "OLDEST_SERVER", (99, 0))
+    with pytest.raises(UnsupportedServer, match=r"is \d+\.\d+\.\d+: redrb needs"):
+        redrb.connect(real_url)
+
+
+@pytest.fixture
+def guarded(own_server: OwnServer) -> Server:
+    """A server that wants a password, and knows a user with few keys and one with few commands."""
+    server = own_server()
+    with redrb.connect(server.url) as client:
+        for name, rules in {
+            "maker": "~redrb:* +@all -@admin",
+            "stranger": "~other:* +@all",
+            "reader": "~* +@read +@connection",
+        }.items():
+            client.execute("ACL", "SETUSER", name, "on", f">{SECRET}", *rules.split())
+        client.execute("CONFIG", "SET", "requirepass", SECRET)
+    return server
+
+
+@pytest.mark.parametrize("login", ["", "wrong:", ":wrong", "maker:wrong", "nobody:" + SECRET])
+def test_a_wrong_password_is_denied_and_not_shown(guarded: Server, login: str) -> None:
+    given = f"{login}@" if login else ""
+    with pytest.raises(StoreDenied, match="user and password") as caught:
+        redrb.connect(f"redis://{given}127.0.0.1:{guarded.port}", retry_s=5)
+    assert "wrong@" not in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("login", [f":{SECRET}", f"default:{SECRET}", f"maker:{SECRET}"])
+def test_a_user_with_its_password_and_keys_works(guarded: Server, login: str) -> None:
+    url = f"redis://{login}@127.0.0.1:{guarded.port}/0"
+    with redrb.connect(url) as client, ExperienceStream(client, "math") as stream:
+        stream.put(numbered(1))
+        with stream.take(1, timeout=0) as lease:
+            assert numbers(lease) == [1]
+        assert SECRET not in repr(client) + repr(stream)
+
+
+@pytest.mark.parametrize("user", ["stranger", "reader"])
+def test_a_user_without_the_keys_or_commands_is_denied(guarded: Server, user: str) -> None:
+    url = f"redis://{user}:{SECRET}@127.0.0.1:{guarded.port}/0"
+    started = time.monotonic()
+    with redrb.connect(url, retry_s=30) as client, pytest.raises(StoreDenied, match="redrb:"):
+        ExperienceStream(client, "math")
+    assert time.monotonic() - started < 5
+
+
+def test_a_password_that_changes_meanwhile_is_denied_at_once(own_server: OwnServer) -> None:
+    server = own_server()
+    with redrb.connect(server.url, retry_s=30) as client:
+        stream = ExperienceStream(client, "math")
+        with redrb.connect(server.url) as admin:
+            admin.execute("CONFIG", "SET", "requirepass", SECRET)
+            admin.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        started = time.monotonic()
+        with pytest.raises(StoreDenied):
+            stream.put(numbered(1))
+        assert time.monotonic() - started < 5
+
+
+def test_a_unix_socket_is_reached(own_server: OwnServer, tmp_path: Path) -> None:
+    path = tmp_path / "redis.sock"
+    server = own_server("--unixsocket", str(path))
+    with redrb.connect(f"unix://{path}") as client:
+        assert client.where == f"unix://{path}"
+        client.execute("SET", "here", "yes")
+    with redrb.connect(server.url) as client:
+        assert client.execute("GET", "here") == b"yes"
+    with pytest.raises(StoreUnavailable, match="missing"):
+        redrb.connect(f"unix://{tmp_path}/missing.sock")
+
+
+def test_databases_of_a_server_are_apart(own_server: OwnServer) -> None:
+    server = own_server()
+    with (
+        redrb.connect(f"redis://127.0.0.1:{server.port}/1") as one,
+        redrb.connect(f"redis://127.0.0.1:{server.port}/2") as two,
+    ):
+        ExperienceStream(one, "math").put(numbered(1))
+        assert len(ExperienceStream(one, "math")) == 1
+        assert len(ExperienceStream(two, "math")) == 0
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with key.pem and a certificate cert.pem that it signed itself."""
+    directory = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+        + ["-nodes", "-keyout", "key.pem", "-out", "cert.pem", "-days", "1"]
+        + ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
+        cwd=directory,
+        check=True,
+        capture_output=True,
+    )
+    return directory
+
+
+def test_tls_is_checked_against_the_certificate(own_server: OwnServer, certificate: Path) -> None:
+    port = free_port()
+    try:
+        server = own_server(
+            *("--tls-port", str(port), "--tls-auth-clients", "no"),
+            *("--tls-cert-file", str(certificate / "cert.pem")),
+            *("--tls-key-file", str(certificate / "key.pem")),
+        )
+    except AssertionError as error:
+        pytest.skip(f"this server was built without TLS: {str(error).splitlines()[0]}")
+    trusting = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate / 'cert.pem'}"
+    with redrb.connect(trusting) as client, ExperienceStream(client, "math") as stream:
+        stream.put(numbered(1))
+        assert numbers(stream.take(1, timeout=0)) == [1]
+    with pytest.raises(StoreUnavailable, match="certificate"):
+        redrb.connect(f"rediss://127.0.0.1:{port}/0")
+    with pytest.raises(StoreUnavailable):
+        redrb.connect(f"rediss://127.0.0.1:{server.port}/0", connect_timeout=2)
+    with pytest.raises((StoreUnavailable, UnsupportedServer)):
+        redrb.connect(f"redis://127.0.0.1:{port}/0", connect_timeout=2)

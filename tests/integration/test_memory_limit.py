@@ -1,0 +1,105 @@
+"""A server at its memory limit: puts wait, fail or evict, and nothing else stops working."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import redrb
+from redrb import BufferItem, ExperienceStream, StoreFull
+from redrb.connection import Client
+from tests.audit import audit
+from tests.samples import numbered, numbers
+from tests.servers import Server
+
+
+def large(number: int) -> BufferItem:
+    """Return a sample of about 64 KiB that cannot be packed."""
+    generator = torch.Generator().manual_seed(number)
+    return numbered(number, sequences=torch.randint(2**62, (8192,), generator=generator))
+
+
+@pytest.fixture
+def full(own_server: Callable[..., Server]) -> Iterator[Client]:
+    """A client of a server that has no memory left, with large groups in the task "math"."""
+    server = own_server("--maxmemory-policy", "noeviction")
+    with redrb.connect(server.url, retry_s=5) as client:
+        with ExperienceStream(client, "math", on_full="error") as stream:
+            stream.put_many([[large(n)] for n in range(24)])
+            used = int(client.execute("INFO", "memory").decode().partition("used_memory:")[2].split()[0])
+            client.execute("CONFIG", "SET", "maxmemory", str(used + 300_000))
+            with pytest.raises(StoreFull) as caught:
+                for n in range(24, 100):
+                    stream.put(large(n))
+            assert caught.value.reason == "memory"
+        yield client
+
+
+def test_puts_fail_with_the_reason_and_store_nothing(full: Client) -> None:
+    with ExperienceStream(full, "math", on_full="error") as stream:
+        before = stream.stats()
+        with pytest.raises(StoreFull, match="memory limit") as caught:
+            stream.put_many([[large(n)] for n in range(8)])
+        assert (caught.value.reason, caught.value.task) == ("memory", "math")
+        after = stream.stats()
+        assert (after.stored, after.ledger) == (before.stored, before.ledger)
+        audit(stream)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.3])
+def test_a_put_that_waits_gives_up_in_time(full: Client, timeout: float) -> None:
+    with ExperienceStream(full, "math") as stream:
+        started = time.monotonic()
+        with pytest.raises(StoreFull) as caught:
+            stream.put(large(1), timeout=timeout)
+        assert caught.value.reason == "memory"
+        assert time.monotonic() - started < timeout + 1.5
+
+
+def test_a_put_that_waits_goes_on_when_trainers_catch_up(full: Client) -> None:
+    with ExperienceStream(full, "math") as stream, ThreadPoolExecutor(1) as pool:
+        stored = stream.stats().stored
+        put = pool.submit(stream.put, large(1), timeout=20)
+        while stream.stats().producers_waiting == 0:
+            time.sleep(0.01)
+        assert not put.done()
+        stream.take(4, timeout=0).ack()
+        assert put.result(timeout=5)
+        assert stream.stats().stored == stored - 3
+        audit(stream)
+
+
+def test_dropping_makes_room_in_memory(full: Client) -> None:
+    with ExperienceStream(full, "math", on_full="drop_oldest") as stream:
+        stream.join_group()
+        for n in range(1000, 1010):
+            stream.put(large(n))
+        stats = stream.stats()
+        assert 0 < stats.ledger.evicted
+        assert stats.ledger.balanced
+        taken = numbers(stream.take(stats.stored, timeout=0))
+        assert taken[-10:] == list(range(1000, 1010))
+        audit(stream)
+
+
+def test_leases_begin_and_end_at_the_limit(full: Client) -> None:
+    with ExperienceStream(full, "math") as stream:
+        stored = stream.stats().stored
+        first, second, third, fourth = (stream.take(4, timeout=0) for _ in range(4))
+        first.reject("nan loss")
+        second.release()
+        with pytest.raises(ZeroDivisionError), third:
+            raise ZeroDivisionError
+        fourth.ack()
+        stream._consumer._beat()
+        ledger = stream.stats().ledger
+        assert (ledger.dead, ledger.acked, ledger.waiting) == (4, 4, stored - 8)
+        assert ledger.balanced
+        audit(stream)
+        assert len(stream.dead_letters()) == 4
+        assert stream.clear() == stored - 8
+        ExperienceStream(full, "other").close()
