@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from redrb.codec.schema import Field, parse_schema
 from redrb.codec.wire import (
@@ -30,19 +30,26 @@ from redrb.experience.padding import Shape
 from redrb.experience.records import Scalar
 from redrb.experience.status import Status
 
+Blob: TypeAlias = bytes | memoryview
 Piece: TypeAlias = tuple[Shape, int, int, int, int, int, int, int]
 """One sample of one column: its shape, how many elements its body holds, lead and its value,
 trail and its value, and where in the blob the body begins and ends."""
 
-
 _SCALARS = frozenset((str, int, float, bool))
+
+
+class Rows(Protocol):
+    """Where the bodies of many groups of one sample lie, column by column."""
+
+    def pieces(self, row: int) -> list[list[Piece | None]]:
+        """Return the pieces of one of the groups."""
 
 
 class GroupLayout:
     """One group's blob, checked in full, with all that is needed to decode it.
 
     Attributes:
-        blob: The bytes.
+        blob: The bytes; a view keeps what it is a view of alive.
         nbytes: How many.
         samples: Samples in the group, >= 1.
         policy_versions: Policy version of each sample.
@@ -52,24 +59,27 @@ class GroupLayout:
         extras: Extras of each sample.
         decoded_bytes: Bytes of all its tensors.
         fields: Its columns.
-        pieces: Of each column, each sample's piece; None where the sample has none.
+        rows: What was found out of it and its neighbours at once; None where it was read alone.
+        row: Its place there.
     """
 
     __slots__ = (
+        "_pieces",
         "blob",
         "decoded_bytes",
         "extras",
         "fields",
         "group_id",
         "nbytes",
-        "pieces",
         "policy_versions",
+        "row",
+        "rows",
         "samples",
         "statuses",
         "tags",
     )
 
-    blob: bytes
+    blob: Blob
     nbytes: int
     samples: int
     policy_versions: list[int | None]
@@ -79,19 +89,45 @@ class GroupLayout:
     extras: list[dict[str, Any]]
     decoded_bytes: int
     fields: tuple[Field, ...]
-    pieces: list[list[Piece | None]]
+    rows: Rows | None
+    row: int
+    _pieces: list[list[Piece | None]]
+
+    @property
+    def pieces(self) -> list[list[Piece | None]]:
+        """Of each column, each sample's piece; None where the sample has none."""
+        return self._pieces if self.rows is None else self.rows.pieces(self.row)
 
 
-def parse_group(blob: bytes) -> GroupLayout:
+def parse_group(blob: Blob) -> GroupLayout:
     """Check a blob of untrusted bytes in full and say where everything in it lies.
 
     What this returns can be decoded; only groups that do not fit each other can still fail then.
 
+    Args:
+        blob: `bytes`, or a flat contiguous view of bytes that nobody changes any more.
+
     Raises:
         DecodeError: The bytes are not exactly one group in a version of the format known here.
     """
+    header_at, extras_at, body_at = find_sections(blob)
+    layout = GroupLayout()
+    layout.blob, layout.nbytes = blob, len(blob)
+    layout.rows, layout.row = None, 0
+    layout.fields = parse_schema(bytes(blob[PREFIX.size : header_at]))
+    _parse_header(layout, unpack(blob[header_at:extras_at], "header"), body_at)
+    layout.extras = parse_extras(blob[extras_at:body_at], layout.samples)
+    return layout
+
+
+def find_sections(blob: Blob) -> tuple[int, int, int]:
+    """Return where header, extras and bodies begin; the schema follows the prefix.
+
+    Raises:
+        DecodeError: It is no blob, or its sections do not fit into it.
+    """
     if not isinstance(blob, bytes):
-        malformed(f"it is a {type(blob).__name__}, not bytes")
+        _check_view(blob)
     if not PREFIX.size <= len(blob) <= MAX_BLOB_BYTES:
         malformed(f"it has {len(blob)} bytes")
     magic, version, flags, schema_bytes, header_bytes, extras_bytes = PREFIX.unpack_from(blob)
@@ -107,12 +143,14 @@ def parse_group(blob: bytes) -> GroupLayout:
     body_at = extras_at + extras_bytes
     if header_bytes > MAX_HEADER_BYTES or extras_bytes > MAX_EXTRAS_BYTES or body_at > len(blob):
         malformed("its header or extras are longer than allowed")
-    layout = GroupLayout()
-    layout.blob, layout.nbytes = blob, len(blob)
-    layout.fields = parse_schema(blob[PREFIX.size : header_at])
-    _parse_header(layout, unpack(blob[header_at:extras_at], "header"), body_at)
-    layout.extras = _parse_extras(blob[extras_at:body_at], layout.samples)
-    return layout
+    return header_at, extras_at, body_at
+
+
+def _check_view(blob: object) -> None:
+    if not isinstance(blob, memoryview):
+        malformed(f"it is a {type(blob).__name__}, not bytes")
+    if blob.format != "B" or blob.ndim != 1 or not blob.c_contiguous:
+        malformed(f"it is a view of {blob.format!r} {blob.shape}, not of plain bytes")
 
 
 def _parse_header(layout: GroupLayout, header: object, body_at: int) -> None:
@@ -123,15 +161,15 @@ def _parse_header(layout: GroupLayout, header: object, body_at: int) -> None:
     if type(samples) is not int or not 1 <= samples <= MAX_SAMPLES:
         malformed(f"it has {samples!r:.80} samples")
     layout.samples = samples
-    _parse_tail(layout, *tail[:4])
+    parse_tail(layout, *tail[:4])
     if type(columns) is not list or len(columns) != len(layout.fields):
         malformed("its header and its schema have different columns")
     if type(shapes) is not list:
         malformed("its shapes are no list")
-    _place(layout, columns, list(map(_parse_shape, shapes)), body_at)
+    _place(layout, columns, list(map(parse_shape, shapes)), body_at)
 
 
-def _parse_shape(shape: object) -> tuple[Shape, int]:
+def parse_shape(shape: object) -> tuple[Shape, int]:
     """Return a shape and its number of elements."""
     if type(shape) is not list or len(shape) > MAX_RANK:
         malformed(f"a shape is {shape!r:.80}")
@@ -151,7 +189,7 @@ def _place(
 ) -> None:
     """Say where each sample's part of each column lies, one body after the other."""
     end, decoded = body_at, 0
-    layout.pieces = []
+    layout._pieces = []
     for field, entry in zip(layout.fields, columns, strict=True):
         name, dtype, _, wire_size = field
         pieces: list[Piece | None] = []
@@ -172,7 +210,7 @@ def _place(
             start = end
             end += count * wire_size if wire_size else (count + 7) >> 3
             pieces.append((shape, count, lead, lead_value, trail, trail_value, start, end))
-        layout.pieces.append(pieces)
+        layout._pieces.append(pieces)
     if end != layout.nbytes:
         malformed(f"its columns end at byte {end} of {layout.nbytes}")
     if decoded > decoded_limit(layout.nbytes):
@@ -199,7 +237,7 @@ def _check_run(field: Field, length: object, value: object) -> None:
         malformed(f"column {field.name} has a run of the value {value!r:.80}")
 
 
-def _parse_tail(
+def parse_tail(
     layout: GroupLayout,
     versions: object = None,
     statuses: object = COMPLETED,
@@ -247,7 +285,7 @@ def _check_tags(tags: object) -> None:
             malformed(f"tag {key!r:.80} is a {type(value).__name__}")
 
 
-def _parse_extras(packed: bytes, samples: int) -> list[dict[str, Any]]:
+def parse_extras(packed: Blob, samples: int) -> list[dict[str, Any]]:
     if not packed:
         return [{} for _ in range(samples)]
     extras = unpack(packed, "extras")

@@ -159,7 +159,7 @@ def decoded_limit(blob_bytes: int) -> int:
 _UNPACK_ERRORS = (ValueError, OverflowError, TypeError, RecursionError)
 
 
-def unpack(data: bytes, what: str) -> Any:
+def unpack(data: bytes | memoryview, what: str) -> Any:
     """Return the one msgpack object that `data` is, from an untrusted source.
 
     Maps keep their order and need distinct keys of str or bytes; timestamps become aware datetimes.
@@ -177,7 +177,7 @@ def unpack(data: bytes, what: str) -> Any:
         raise DecodeError(f"the {what} is not valid msgpack: {error}") from error
 
 
-def _check_lengths(data: bytes) -> None:
+def _check_lengths(data: bytes | memoryview) -> None:
     """Refuse lengths that the bytes do not bear out before a list of that length is made."""
     unpacker = msgpack.Unpacker(read_size=len(data), max_buffer_size=len(data))
     unpacker.feed(data)

@@ -25,6 +25,7 @@ START_TIMEOUT_S = 20.0
 _GUARD = """
 trash=$1; shift
 "$@" </dev/null & server=$!
+exec >/dev/null 2>&1
 read -r _
 kill $server 2>/dev/null; wait $server
 [ -z "$trash" ] || rm -rf "$trash"
@@ -76,14 +77,15 @@ class EmbeddedServer:
         """
         program, _ = find_server()
         self.directory = Path(directory or tempfile.mkdtemp(prefix="redrb-")).absolute()
-        self._lock = _lock_directory(self.directory)
         self.socket = self.directory / "redis.sock"
         if len(os.fsencode(self.socket)) > 100:
             raise ConfigError(
                 f"the path {self.socket} is too long for a socket: use a shorter one."
             )
+        self._lock = _lock_directory(self.directory)
         self._said: deque[str] = deque(maxlen=20)
         self._ready = threading.Event()
+        self._ended = False
         self._process = subprocess.Popen(
             [
                 *("/bin/sh", "-c", _GUARD, "redrb-server"),
@@ -100,7 +102,7 @@ class EmbeddedServer:
             start_new_session=True,  # Ctrl-C in the owner's terminal is the owner's to handle
         )
         threading.Thread(target=self._listen, name="redrb-server-log", daemon=True).start()
-        if not self._ready.wait(START_TIMEOUT_S) or self._process.poll() is not None:
+        if not self._ready.wait(START_TIMEOUT_S) or self._ended:
             self.close()
             said = "\n".join(self._said)
             raise StoreUnavailable(
@@ -141,7 +143,8 @@ class EmbeddedServer:
                 self._said.append(line.rstrip())
                 if "ready to accept connections" in line.lower():
                     self._ready.set()
-        self._ready.set()  # it ended: the constructor looks at the process
+        self._ended = True
+        self._ready.set()
 
 
 def _candidates() -> Iterator[str]:

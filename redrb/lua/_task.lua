@@ -32,6 +32,16 @@ local function number(hash, field)
   return tonumber(redis.call('HGET', hash, field) or '0')
 end
 
+-- Several numbers with one call; a missing one is 0, `missing` tells whether the first is.
+local function numbers(hash, ...)
+  local found = redis.call('HMGET', hash, ...)
+  local missing = not found[1]
+  for i = 1, #found do
+    found[i] = tonumber(found[i] or '0')
+  end
+  return found, missing
+end
+
 local function add(hash, field, amount)
   if amount ~= 0 then
     redis.call('HINCRBY', hash, field, string.format('%.0f', amount))

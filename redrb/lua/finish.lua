@@ -62,7 +62,10 @@ end
 if ARGV[8] == '1' then
   redis.call('HSET', key('leases', group), slot, token .. ' ended')
 end
-local now = now_ms()
-wake('#room', room_left(), now)
-wake(group, number(state, 'waiting'), now)
+if redis.call('EXISTS', key('queue', '#room')) == 1 then
+  wake('#room', room_left(), now_ms())
+end
+if redis.call('EXISTS', key('queue', group)) == 1 then
+  wake(group, number(state, 'waiting'), now_ms())
+end
 return {'ok', ended}

@@ -9,18 +9,20 @@
 --@ _task _waiters _room
 
 begin_writing()
-if not exists() then
+local known, gone = numbers(task, 'last', 'limit', 'max_bytes', 'bytes', 'put', 'samples_put',
+  'bytes_put')
+if gone then
   return {'gone'}
 end
+local before, limit, max_bytes, stored_bytes = known[1], known[2], known[3], known[4]
 local producer, operation, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 3
-local before = number(task, 'last')
 local last = before + count
-redis.call('HSET', task, 'last', string.format('%.0f', last))
 
 local function undo()
   for seq = before + 1, last do
     redis.call('XDEL', stream, id_of(seq))
   end
+  redis.call('HSET', task, 'last', string.format('%.0f', last))
 end
 
 local earlier = redis.call('HGET', key('producers'), producer)
@@ -33,7 +35,6 @@ if earlier then
 end
 
 local now = now_ms()
-local limit, max_bytes = number(task, 'limit'), number(task, 'max_bytes')
 local bytes = 0
 for i = 4, #ARGV do
   bytes = bytes + tonumber(ARGV[i])
@@ -42,37 +43,38 @@ if (limit > 0 and count > limit) or (max_bytes > 0 and bytes > max_bytes) then
   undo()
   return {'never'}
 end
-
-local excess = 0
+local left = -1
 if limit > 0 then
-  excess = redis.call('XLEN', stream) + reserved_before('#room', producer, now) - limit
+  left = limit - redis.call('XLEN', stream)
+  if left < reserved_before('#room', producer, now) then
+    undo()
+    return {'full', 'limit'}
+  end
 end
-if excess > 0 or (max_bytes > 0 and number(task, 'bytes') + bytes > max_bytes) then
-  undo()
-  return {'full', excess > 0 and 'limit' or 'max_bytes'}
-end
-
-dequeue('#room', producer)
-redis.call('HSET', key('producers'), producer, 
-  string.format('%.0f %.0f %.0f', operation, last, count))
-add(task, 'put', count)
-add(task, 'samples_put', tonumber(ARGV[3]))
-add(task, 'bytes_put', bytes)
 if max_bytes > 0 then
+  if stored_bytes + bytes > max_bytes then
+    undo()
+    return {'full', 'max_bytes'}
+  end
   for i = 1, count do
     redis.call('HSET', key('sizes'), string.format('%.0f', before + i), ARGV[3 + i])
   end
   add(task, 'bytes', bytes)
 end
+
+redis.call('HSET', key('producers'), producer,
+  string.format('%.0f %.0f %.0f', operation, last, count))
+redis.call('HSET', task, 'last', string.format('%.0f', last),
+  'put', string.format('%.0f', known[5] + count),
+  'samples_put', string.format('%.0f', known[6] + tonumber(ARGV[3])),
+  'bytes_put', string.format('%.0f', known[7] + bytes))
 for _, group in ipairs(groups()) do
   local state = key('group', group)
   redis.call('HINCRBY', state, 'put', count)
   wake(group, redis.call('HINCRBY', state, 'waiting', count), now)
 end
-local left = room_left()
-if left == math.huge then
-  left = -1
-else
-  wake('#room', left, now)
+if limit > 0 or max_bytes > 0 then
+  dequeue('#room', producer)
+  wake('#room', room_left(), now)
 end
 return {'ok', last, left}

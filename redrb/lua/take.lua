@@ -8,33 +8,43 @@
 --@ _task _waiters _room _groups
 
 begin_writing()
-if not exists() then
+local known, gone = numbers(task, 'last', 'limit')
+if gone then
   return {'gone'}
 end
+local last, limit = known[1], known[2]
 local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local count, least, waiter = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 local ttl_ms, now = tonumber(ARGV[8]), now_ms()
-join(group)
+local state = key('group', group)
+local counters, new = numbers(state, 'cursor', 'waiting')
+if new then
+  join(group)
+  counters = numbers(state, 'cursor', 'waiting')
+end
 local leased = redis.call('HGET', key('leases', group), slot)
 if leased == token then
   return {'taken', #redis.call('XPENDING', stream, group, '-', '+', count, slot)}
 end
 beat(group, consumer, tonumber(ARGV[9]), now)
 -- what an earlier take leased here, and its consumer never heard of, goes back
+local returned = 0
 if leased and not string.find(leased, ' ended', 1, true) then
-  return_slot(group, slot, false, consumer)
+  returned = return_slot(group, slot, false, consumer)
 end
-if reclaim(group, now) > 0 then
+local taken_over = reclaim(group, now)
+if taken_over > 0 then
   wake('#room', room_left(), now)
 end
-
-local state = key('group', group)
-local limit = number(task, 'limit')
+if returned + taken_over > 0 then
+  counters = numbers(state, 'cursor', 'waiting')
+end
+local cursor, waiting = counters[1], counters[2]
 if limit > 0 and least > limit then
   return {'never', limit}
 end
-local waiting = number(state, 'waiting')
-local free = waiting - reserved_before(group, waiter, now)
+local queued = redis.call('EXISTS', key('queue', group)) == 1
+local free = queued and waiting - reserved_before(group, waiter, now) or waiting
 if free < count then
   if free < least then
     if ttl_ms > 0 then
@@ -63,20 +73,19 @@ end
 
 -- what came back is older than what was never delivered
 local ready = key('ready', group)
-local returned
+local back
 repeat
-  returned = redis.call('ZRANGE', ready, 0, math.min(count - claimed, 1000) - 1)
-  if #returned > 0 then
+  back = redis.call('ZRANGE', ready, 0, math.min(count - claimed, 1000) - 1)
+  if #back > 0 then
     local seqs = {}
-    for i, member in ipairs(returned) do
+    for i, member in ipairs(back) do
       seqs[i] = tonumber(member)
     end
-    redis.call('ZREM', ready, unpack(returned))
+    redis.call('ZREM', ready, unpack(back))
     claim(seqs)
   end
-until #returned == 0 or claimed == count
+until #back == 0 or claimed == count
 
-local cursor, last = number(state, 'cursor'), number(task, 'last')
 while claimed < count and cursor < last do
   local upto = math.min(cursor + math.min(count - claimed, 1000), last)
   local seqs = {}
@@ -86,11 +95,13 @@ while claimed < count and cursor < last do
   claim(seqs)
   cursor = upto
 end
-redis.call('HSET', state, 'cursor', string.format('%.0f', cursor))
+redis.call('HSET', state, 'cursor', string.format('%.0f', cursor),
+  'waiting', string.format('%.0f', waiting - count))
 redis.call('HSET', key('leases', group), slot, token)
-add(state, 'waiting', -count)
 -- entries that someone deleted behind our back
 add(state, 'evicted', count - claimed)
-dequeue(group, waiter)
-wake(group, waiting - count, now)
+if queued then
+  dequeue(group, waiter)
+  wake(group, waiting - count, now)
+end
 return {'taken', claimed}

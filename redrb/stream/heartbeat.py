@@ -41,3 +41,4 @@ class Heartbeat:
                 beat()
             except RedrbError as error:
                 _log.warning("heartbeat failed, leases may be taken over: %s", error)
+            del beat  # it holds its owner

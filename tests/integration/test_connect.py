@@ -14,7 +14,7 @@ import pytest
 
 import redrb
 from redrb import ExperienceStream, StoreDenied, StoreUnavailable, UnsupportedServer
-from redrb.connection import connect as connecting
+from redrb.connection import connecting
 from redrb.errors import ConfigError
 from tests.samples import numbered, numbers
 from tests.servers import Server, free_port

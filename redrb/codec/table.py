@@ -1,0 +1,292 @@
+"""Many blobs at once: groups of one sample with one schema, checked column by column.
+
+What a take brings is mostly alike, and Python's cost is a call's. So everything about columns is
+done here for all blobs of a schema in one go. Only what is plainly in order passes: all else is
+left to `parse_group`, which alone says what is an error and what is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from redrb.codec.columns import Places
+from redrb.codec.layout import (
+    Blob,
+    GroupLayout,
+    Piece,
+    find_sections,
+    parse_extras,
+    parse_group,
+    parse_shape,
+    parse_tail,
+)
+from redrb.codec.schema import Field, parse_schema
+from redrb.codec.wire import (
+    INT64_RANGE,
+    MAX_ELEMENTS,
+    PREFIX,
+    decoded_limit,
+    malformed,
+    unpack,
+)
+from redrb.errors import DecodeError
+from redrb.experience.padding import Shape
+from redrb.experience.status import Status
+
+Draft: TypeAlias = tuple[int, GroupLayout, list[Any], int]
+"""A blob's place in the call, its layout without columns, its header, and where bodies begin."""
+Numbers: TypeAlias = Sequence[int]
+
+_FEWEST = 2
+_ZEROS = (0,) * 5
+
+
+@dataclass(slots=True)
+class TableColumn:
+    """One column of all groups of a table; every list has an entry for each group.
+
+    Attributes:
+        field: Its name and dtypes.
+        shapes: Shape of each sample.
+        shape: The shape of all samples, or None where they differ.
+        elements: Elements of each sample, or of all.
+        leads: Elements of the run at the start; None where there are no runs at all.
+        lead_values: The value of that.
+        trails: Elements of the run at the end.
+        trail_values: The value of that.
+        counts: Elements in the body.
+        starts: Where in the blob the body begins.
+        ends: Where it ends.
+    """
+
+    field: Field
+    shapes: Sequence[Shape]
+    shape: Shape | None
+    elements: int | Numbers
+    leads: Numbers | None
+    lead_values: Numbers
+    trails: Numbers
+    trail_values: Numbers
+    counts: Numbers = ()
+    starts: Numbers = ()
+    ends: Numbers = ()
+
+
+@dataclass(slots=True)
+class Table:
+    """Where everything lies in the blobs of `size` groups of one sample with one schema."""
+
+    size: int
+    columns: list[TableColumn]
+
+    def pieces(self, row: int) -> list[list[Piece | None]]:
+        """Return each column's piece of one group, as `parse_group` finds it."""
+        return [
+            [
+                (
+                    own.shapes[row],
+                    own.counts[row],
+                    own.leads[row] if own.leads else 0,
+                    own.lead_values[row],
+                    own.trails[row],
+                    own.trail_values[row],
+                    own.starts[row],
+                    own.ends[row],
+                )
+            ]
+            for own in self.columns
+        ]
+
+
+def parse_groups(blobs: Iterable[Blob]) -> list[GroupLayout | DecodeError]:
+    """Check many blobs of untrusted bytes, as `parse_group` does, only sooner.
+
+    Returns:
+        For each blob its layout, or the error that `parse_group` raises for it.
+    """
+    blobs = list(blobs)
+    found: list[GroupLayout | DecodeError | None] = [None] * len(blobs)
+    alike: dict[int, list[Draft]] = {}
+    for place, blob in enumerate(blobs):
+        try:
+            draft = _draft(place, blob)
+        except DecodeError:
+            continue
+        if draft is not None:
+            alike.setdefault(id(draft[1].fields), []).append(draft)
+    for drafts in alike.values():
+        try:
+            _tabulate(drafts[0][1].fields, drafts)
+        except DecodeError:
+            continue
+        for place, layout, _, _ in drafts:
+            found[place] = layout
+    return [_parse_alone(blob) if own is None else own for own, blob in zip(found, blobs, strict=True)]
+
+
+def _parse_alone(blob: Blob) -> GroupLayout | DecodeError:
+    try:
+        return parse_group(blob)
+    except DecodeError as error:
+        return error
+
+
+def _draft(place: int, blob: Blob) -> Draft | None:
+    """Return all of a blob but its columns; None for a group of several samples and the like."""
+    header_at, extras_at, body_at = find_sections(blob)
+    header = unpack(blob[header_at:extras_at], "header")
+    if type(header) is not list or len(header) < 3 or type(header[0]) is not int or header[0] != 1:
+        return None
+    layout = GroupLayout()
+    layout.blob, layout.nbytes, layout.samples = blob, len(blob), 1
+    layout.fields = parse_schema(bytes(blob[PREFIX.size : header_at]))
+    if len(header) > 4:
+        parse_tail(layout, *header[3:7])
+    else:
+        version = header[3] if len(header) == 4 else None
+        if version is not None and (type(version) is not int or version not in INT64_RANGE):
+            return None
+        layout.policy_versions = [version]
+        layout.statuses = [Status.COMPLETED]
+        layout.group_id = None
+        layout.tags = [{}]
+    layout.extras = parse_extras(blob[extras_at:body_at], 1) if body_at > extras_at else [{}]
+    return place, layout, header, body_at
+
+
+def _tabulate(fields: tuple[Field, ...], drafts: Sequence[Draft]) -> None:
+    """Fill in the columns of all layouts, or raise DecodeError if one of them is not plain."""
+    size = len(drafts)
+    if size < _FEWEST or not fields:
+        malformed("there is nothing to win")
+    entries = [header[1] for _, _, header, _ in drafts]
+    if not _all(entries, list) or set(map(len, entries)) != {len(fields)}:
+        malformed("its header and its schema have different columns")
+    shapes = _Shapes([header[2] for _, _, header, _ in drafts])
+    columns = [
+        _column(field, own, shapes) for field, own in zip(fields, zip(*entries, strict=True), strict=True)
+    ]
+    decoded = _place(columns, drafts)
+    table = Table(size, columns)
+    for row, ((_, layout, _, _), amount) in enumerate(zip(drafts, decoded, strict=True)):
+        layout.rows, layout.row, layout.decoded_bytes = table, row, amount
+
+
+def _all(values: Iterable[object], kind: type) -> bool:
+    """Return whether the type of all values is `kind` itself, so that a bool is no int."""
+    return set(map(type, values)) <= {kind}
+
+
+class _Shapes:
+    """The shapes in the headers of all drafts."""
+
+    def __init__(self, listed: list[Any]) -> None:
+        if not _all(listed, list) or not _all(chain.from_iterable(listed), list):
+            malformed("its shapes are no lists")
+        if not _all(chain.from_iterable(chain.from_iterable(listed)), int):
+            malformed("a dimension is no int")
+        self.rows = len(listed)
+        self.same = listed.count(listed[0]) == len(listed)
+        if self.same:
+            self._parsed = [list(map(parse_shape, listed[0]))]
+        else:
+            memo: dict[Shape, tuple[Shape, int]] = {}
+            self._parsed = [[_remember(memo, shape) for shape in own] for own in listed]
+
+    def find(self, refs: Numbers) -> tuple[Sequence[Shape], Shape | None, int | Numbers]:
+        """Return each sample's shape, the one of all or None, and the elements of one or all."""
+        first = refs[0]
+        if not 0 <= min(refs):
+            malformed("a reference to a shape is negative")
+        if self.same and refs.count(first) == self.rows:
+            if first >= len(self._parsed[0]):
+                malformed("a reference leads to no shape")
+            shape, count = self._parsed[0][first]
+            return (shape,) * self.rows, shape, count
+        parsed = self._parsed * self.rows if self.same else self._parsed
+        try:
+            found = [own[ref] for own, ref in zip(parsed, refs, strict=True)]
+        except IndexError:
+            malformed("a reference leads to no shape")
+        shapes = [shape for shape, _ in found]
+        one = shapes[0] if shapes.count(shapes[0]) == len(shapes) else None
+        return shapes, one, [count for _, count in found]
+
+
+def _remember(memo: dict[Shape, tuple[Shape, int]], shape: list[int]) -> tuple[Shape, int]:
+    key = tuple(shape)
+    found = memo.get(key)
+    if found is None:
+        found = memo[key] = parse_shape(shape)
+    return found
+
+
+def _column(field: Field, entries: Sequence[Any], shapes: _Shapes) -> TableColumn:
+    """Return shapes and runs of one column."""
+    nothing = (0,) * len(entries)
+    if _all(entries, int):
+        found, one, counts = shapes.find(entries)
+        return TableColumn(field, found, one, counts, None, nothing, nothing, nothing)
+    refs, leads, lead_values, trails, trail_values = _spread(entries)
+    if not _all(chain(refs, leads, lead_values, trails, trail_values), int):
+        malformed(f"an entry of column {field.name} is no int")
+    if min(leads) < 0 or min(trails) < 0 or max(leads) + max(trails) > 2 * MAX_ELEMENTS:
+        malformed(f"a run of column {field.name} has no length")
+    low, high = field.dtype.low, field.dtype.high
+    if min(lead_values) < low or max(lead_values) > high:
+        malformed(f"a run of column {field.name} has no value of its dtype")
+    if min(trail_values) < low or max(trail_values) > high:
+        malformed(f"a run of column {field.name} has no value of its dtype")
+    found, one, counts = shapes.find(refs)
+    return TableColumn(field, found, one, counts, leads, lead_values, trails, trail_values)
+
+
+def _spread(entries: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return shape, lead, its value, trail and its value of each entry, part by part."""
+    if not _all(entries, list):
+        entries = [entry if type(entry) is list else [entry] for entry in entries]
+    lengths = set(map(len, entries))
+    if min(lengths) < 1 or max(lengths) > 5:
+        malformed("an entry is too short or too long")
+    if len(lengths) > 1:
+        entries = [(*entry, *_ZEROS[len(entry) :]) for entry in entries]
+    parts = list(zip(*entries, strict=True))
+    return parts + [(0,) * len(entries)] * (5 - len(parts))
+
+
+def _place(columns: Sequence[TableColumn], drafts: Sequence[Draft]) -> list[int]:
+    """Say where each body lies; return the bytes of all tensors of each group."""
+    shape = (len(columns), len(drafts))
+    elements: Places = np.empty(shape, np.int64)
+    sizes: Places = np.empty(shape, np.int64)
+    for own, total, size in zip(columns, elements, sizes, strict=True):
+        total[:] = size[:] = own.elements
+        if own.leads is not None:
+            size -= np.add(own.leads, own.trails)
+        if min(counts := size.tolist()) < 0:
+            malformed(f"column {own.field.name} has runs longer than its samples")
+        own.counts = counts
+        if own.field.wire_size:
+            size *= own.field.wire_size
+        else:
+            size += 7
+            size >>= 3
+    nbytes: Places = np.array([layout.nbytes for _, layout, _, _ in drafts])
+    starts: Places = np.array([body_at for _, _, _, body_at in drafts])
+    ends = np.cumsum(sizes, axis=0) + starts
+    if not np.array_equal(ends[-1], nbytes):
+        malformed("its columns do not end where it ends")
+    decoded = np.array([own.field.dtype.itemsize for own in columns]) @ elements
+    if (decoded > decoded_limit(nbytes)).any():
+        malformed("it is little but runs of one value")
+    begin = starts.tolist()
+    for own, end in zip(columns, ends.tolist(), strict=True):
+        own.starts, own.ends = begin, end
+        begin = end
+    amounts: list[int] = decoded.tolist()
+    return amounts
