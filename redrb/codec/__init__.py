@@ -3,6 +3,7 @@
 from redrb.codec.decode import decode_batch, decode_items
 from redrb.codec.encode import EncodedGroup, encode_experience, encode_groups
 from redrb.codec.layout import GroupLayout, parse_group
+from redrb.codec.table import parse_groups
 
 __all__ = [
     "EncodedGroup",
@@ -12,4 +13,5 @@ __all__ = [
     "encode_experience",
     "encode_groups",
     "parse_group",
+    "parse_groups",
 ]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from redrb.codec.fill import Stack, stacks
 from redrb.codec.layout import GroupLayout, Piece
 from redrb.codec.schema import Field
-from redrb.codec.target import Target
+from redrb.codec.target import Target, bits_of
 from redrb.codec.wire import (
     MAX_BATCH_BYTES,
-    DType,
     storage_of,
     tensor_of,
 )
@@ -32,6 +34,7 @@ from redrb.experience.padding import (
 )
 from redrb.experience.records import TENSOR_FIELDS, BufferItem, Experience, Side
 
+T = TypeVar("T")
 Source: TypeAlias = tuple[memoryview, int, Piece]
 """A blob, the code that the column's body is stored as, and where one sample's part lies."""
 
@@ -81,11 +84,9 @@ def decode_batch(
     if not layouts:
         raise RecordError("a batch needs at least one sample.")
     columns = _columns(layouts)
-    for of, mask in MASK_OF.items():
-        _fill_mask(columns.get(mask), columns.get(of))
     shapes = {name: column.padded_shape() for name, column in columns.items()}
     made = {
-        mask: _mask_lengths(columns[of])
+        mask: _lengths_to_mark(columns[of].lengths())
         for of, mask in MASK_OF.items()
         if of in columns and mask not in columns
     }
@@ -101,16 +102,20 @@ def decode_batch(
 def _metadata(layouts: Sequence[GroupLayout]) -> dict[str, list[Any]]:
     """Return each sample's metadata by name, in dicts of its own."""
     return {
-        "policy_version": [version for own in layouts for version in own.policy_versions],
-        "status": [status for own in layouts for status in own.statuses],
+        "policy_version": _joined("policy_versions", layouts),
+        "status": _joined("statuses", layouts),
         "group_id": [own.group_id for own in layouts for _ in range(own.samples)],
-        "tags": [dict(tags) for own in layouts for tags in own.tags],
-        "extras": [dict(extras) for own in layouts for extras in own.extras],
+        "tags": list(map(dict, _joined("tags", layouts))),
+        "extras": list(map(dict, _joined("extras", layouts))),
     }
 
 
+def _joined(name: str, layouts: Sequence[GroupLayout]) -> list[Any]:
+    return list(chain.from_iterable(map(attrgetter(name), layouts)))
+
+
 class _Column:
-    """One field of a batch: where each row's sample lies."""
+    """One field of any groups: where each row's sample lies."""
 
     def __init__(self, field: Field, rows: int) -> None:
         self.name = field.name
@@ -131,6 +136,11 @@ class _Column:
             if piece is not None:
                 self.sources[row] = (blob, field.wire, piece)
 
+    def lengths(self) -> list[int]:
+        """Return the first dimension of each row's sample; 0 where it has none."""
+        shapes = [source[2][0] if source else () for source in self.sources]
+        return [shape[0] if shape else 0 for shape in shapes]
+
     def padded_shape(self) -> Shape:
         """Return the shape of the padded field, or raise RecordError where rows do not fit."""
         if None in self.sources:
@@ -150,7 +160,7 @@ class _Column:
         inner = math.prod(shape[2:])
         stride = math.prod(shape[1:])
         code, size = self.dtype.code or None, self.dtype.itemsize
-        filler = _bits(pad_value(self.name), self.dtype) if pad_value(self.name) else 0
+        filler = bits_of(pad_value(self.name), self.dtype)
         for row, source in enumerate(self.sources):
             if source is None:
                 continue
@@ -171,8 +181,24 @@ class _Column:
         return tensor
 
 
-def _columns(layouts: Sequence[GroupLayout]) -> dict[str, _Column]:
+def _columns(layouts: Sequence[GroupLayout]) -> dict[str, Stack] | dict[str, _Column]:
     """Return the fields that any group has: the standard ones first, then by name."""
+    table = stacks(layouts)
+    if table is not None:
+        return _sorted({own.name: own for own in table})
+    found = _find_columns(layouts)
+    for of, mask in MASK_OF.items():
+        _fill_mask(found.get(mask), found.get(of))
+    return _sorted(found)
+
+
+def _sorted(columns: dict[str, T]) -> dict[str, T]:
+    further = sorted(columns.keys() - TENSOR_FIELDS)
+    return {name: columns[name] for name in (*TENSOR_FIELDS, *further) if name in columns}
+
+
+def _find_columns(layouts: Sequence[GroupLayout]) -> dict[str, _Column]:
+    """Return the fields of any groups."""
     rows = sum(layout.samples for layout in layouts)
     found: dict[str, _Column] = {}
     first = 0
@@ -184,35 +210,27 @@ def _columns(layouts: Sequence[GroupLayout]) -> dict[str, _Column]:
                 column = found[field.name] = _Column(field, rows)
             column.add(first, blob, field, pieces)
         first += layout.samples
-    further = sorted(found.keys() - TENSOR_FIELDS)
-    return {name: found[name] for name in (*TENSOR_FIELDS, *further) if name in found}
-
-
-def _lengths(column: _Column) -> list[int]:
-    """Return the first dimension of each row's sample; 0 where it has none."""
-    shapes = [source[2][0] if source else () for source in column.sources]
-    return [shape[0] if shape else 0 for shape in shapes]
+    return found
 
 
 def _fill_mask(mask: _Column | None, described: _Column | None) -> None:
     """Give rows without a mask one that is 1 everywhere, if other rows have one."""
     if mask is None or described is None or None not in mask.sources:
         return
-    one = _bits(1, mask.dtype)
-    for row, length in enumerate(_lengths(described)):
+    one = bits_of(1, mask.dtype)
+    for row, length in enumerate(described.lengths()):
         if mask.sources[row] is None:
             ones: Piece = ((length,), 0, length, one, 0, 0, 0, 0)
             mask.sources[row] = (memoryview(b""), mask.dtype.code, ones)
 
 
-def _mask_lengths(described: _Column) -> list[int]:
+def _lengths_to_mark(lengths: list[int]) -> list[int]:
     """Return the lengths a mask is to be made of; none where all are equal."""
-    lengths = _lengths(described)
     return lengths if len(set(lengths)) > 1 else []
 
 
 def _check_size(
-    columns: dict[str, _Column], shapes: dict[str, Shape], made: dict[str, list[int]]
+    columns: Mapping[str, Stack | _Column], shapes: dict[str, Shape], made: dict[str, list[int]]
 ) -> None:
     size = sum(math.prod(shape) * columns[name].dtype.itemsize for name, shape in shapes.items())
     size += sum(
@@ -225,8 +243,3 @@ def _check_size(
             f"the padded batch would have {size} bytes, the limit is {MAX_BATCH_BYTES}: "
             "take fewer groups at a time."
         )
-
-
-def _bits(value: int, dtype: DType) -> int:
-    """Return the bit pattern of `value` as this dtype."""
-    return int(storage_of(torch.full((1,), value, dtype=dtype.tensor), dtype)[0])

@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from redrb.codec.columns import Places
 from redrb.codec.layout import (
     Blob,
     GroupLayout,
@@ -28,7 +25,6 @@ from redrb.codec.layout import (
 from redrb.codec.schema import Field, parse_schema
 from redrb.codec.wire import (
     INT64_RANGE,
-    MAX_ELEMENTS,
     PREFIX,
     decoded_limit,
     malformed,
@@ -54,7 +50,7 @@ class TableColumn:
         field: Its name and dtypes.
         shapes: Shape of each sample.
         shape: The shape of all samples, or None where they differ.
-        elements: Elements of each sample, or of all.
+        totals: Elements of each sample.
         leads: Elements of the run at the start; None where there are no runs at all.
         lead_values: The value of that.
         trails: Elements of the run at the end.
@@ -67,12 +63,12 @@ class TableColumn:
     field: Field
     shapes: Sequence[Shape]
     shape: Shape | None
-    elements: int | Numbers
+    totals: Numbers
     leads: Numbers | None
     lead_values: Numbers
     trails: Numbers
     trail_values: Numbers
-    counts: Numbers = ()
+    counts: Numbers
     starts: Numbers = ()
     ends: Numbers = ()
 
@@ -126,7 +122,9 @@ def parse_groups(blobs: Iterable[Blob]) -> list[GroupLayout | DecodeError]:
             continue
         for place, layout, _, _ in drafts:
             found[place] = layout
-    return [_parse_alone(blob) if own is None else own for own, blob in zip(found, blobs, strict=True)]
+    return [
+        _parse_alone(blob) if own is None else own for own, blob in zip(found, blobs, strict=True)
+    ]
 
 
 def _parse_alone(blob: Blob) -> GroupLayout | DecodeError:
@@ -169,7 +167,8 @@ def _tabulate(fields: tuple[Field, ...], drafts: Sequence[Draft]) -> None:
         malformed("its header and its schema have different columns")
     shapes = _Shapes([header[2] for _, _, header, _ in drafts])
     columns = [
-        _column(field, own, shapes) for field, own in zip(fields, zip(*entries, strict=True), strict=True)
+        _column(field, own, shapes)
+        for field, own in zip(fields, zip(*entries, strict=True), strict=True)
     ]
     decoded = _place(columns, drafts)
     table = Table(size, columns)
@@ -198,16 +197,16 @@ class _Shapes:
             memo: dict[Shape, tuple[Shape, int]] = {}
             self._parsed = [[_remember(memo, shape) for shape in own] for own in listed]
 
-    def find(self, refs: Numbers) -> tuple[Sequence[Shape], Shape | None, int | Numbers]:
-        """Return each sample's shape, the one of all or None, and the elements of one or all."""
+    def find(self, refs: Numbers) -> tuple[Sequence[Shape], Shape | None, Numbers]:
+        """Return each sample's shape, the one of all or None, and each sample's elements."""
         first = refs[0]
-        if not 0 <= min(refs):
+        if min(refs) < 0:
             malformed("a reference to a shape is negative")
         if self.same and refs.count(first) == self.rows:
             if first >= len(self._parsed[0]):
                 malformed("a reference leads to no shape")
             shape, count = self._parsed[0][first]
-            return (shape,) * self.rows, shape, count
+            return (shape,) * self.rows, shape, (count,) * self.rows
         parsed = self._parsed * self.rows if self.same else self._parsed
         try:
             found = [own[ref] for own, ref in zip(parsed, refs, strict=True)]
@@ -227,66 +226,83 @@ def _remember(memo: dict[Shape, tuple[Shape, int]], shape: list[int]) -> tuple[S
 
 
 def _column(field: Field, entries: Sequence[Any], shapes: _Shapes) -> TableColumn:
-    """Return shapes and runs of one column."""
+    """Return shapes and runs of one column, and how much of each sample its body holds."""
     nothing = (0,) * len(entries)
     if _all(entries, int):
         found, one, counts = shapes.find(entries)
-        return TableColumn(field, found, one, counts, None, nothing, nothing, nothing)
-    refs, leads, lead_values, trails, trail_values = _spread(entries)
-    if not _all(chain(refs, leads, lead_values, trails, trail_values), int):
+        return TableColumn(field, found, one, counts, None, nothing, nothing, nothing, counts)
+    refs, *parts = _spread(entries)
+    if not _all(refs, int):
         malformed(f"an entry of column {field.name} is no int")
-    if min(leads) < 0 or min(trails) < 0 or max(leads) + max(trails) > 2 * MAX_ELEMENTS:
-        malformed(f"a run of column {field.name} has no length")
-    low, high = field.dtype.low, field.dtype.high
-    if min(lead_values) < low or max(lead_values) > high:
-        malformed(f"a run of column {field.name} has no value of its dtype")
-    if min(trail_values) < low or max(trail_values) > high:
-        malformed(f"a run of column {field.name} has no value of its dtype")
-    found, one, counts = shapes.find(refs)
-    return TableColumn(field, found, one, counts, leads, lead_values, trails, trail_values)
+    for lengths, values in zip(parts[::2], parts[1::2], strict=True):
+        _check_runs(field, lengths, values)
+    found, one, totals = shapes.find(refs)
+    leads, lead_values = parts[:2] if parts else (nothing, nothing)
+    counts = [total - lead for total, lead in zip(totals, leads, strict=True)]
+    trails, trail_values = parts[2:] if len(parts) > 2 else (nothing, nothing)
+    if len(parts) > 2:
+        counts = [count - trail for count, trail in zip(counts, trails, strict=True)]
+    if min(counts) < 0:
+        malformed(f"column {field.name} has runs longer than its samples")
+    return TableColumn(field, found, one, totals, leads, lead_values, trails, trail_values, counts)
 
 
 def _spread(entries: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return shape, lead, its value, trail and its value of each entry, part by part."""
+    """Return shape, lead, its value, trail and its value of each entry, part by part.
+
+    Pairs that no entry has are left out.
+    """
     if not _all(entries, list):
         entries = [entry if type(entry) is list else [entry] for entry in entries]
     lengths = set(map(len, entries))
-    if min(lengths) < 1 or max(lengths) > 5:
+    longest = max(lengths)
+    if min(lengths) < 1 or longest > 5:
         malformed("an entry is too short or too long")
-    if len(lengths) > 1:
-        entries = [(*entry, *_ZEROS[len(entry) :]) for entry in entries]
-    parts = list(zip(*entries, strict=True))
-    return parts + [(0,) * len(entries)] * (5 - len(parts))
+    if len(lengths) > 1 or longest in (2, 4):
+        longest |= 1
+        entries = [(*entry, *_ZEROS[len(entry) : longest]) for entry in entries]
+    return list(zip(*entries, strict=True))
+
+
+def _check_runs(field: Field, lengths: Sequence[Any], values: Sequence[Any]) -> None:
+    if not _all(lengths, int) or not _all(values, int):
+        malformed(f"a run of column {field.name} is no int")
+    if min(lengths) < 0:
+        malformed(f"a run of column {field.name} has a negative length")
+    if min(values) < field.dtype.low or max(values) > field.dtype.high:
+        malformed(f"a run of column {field.name} has a value beyond its dtype")
 
 
 def _place(columns: Sequence[TableColumn], drafts: Sequence[Draft]) -> list[int]:
     """Say where each body lies; return the bytes of all tensors of each group."""
-    shape = (len(columns), len(drafts))
-    elements: Places = np.empty(shape, np.int64)
-    sizes: Places = np.empty(shape, np.int64)
-    for own, total, size in zip(columns, elements, sizes, strict=True):
-        total[:] = size[:] = own.elements
-        if own.leads is not None:
-            size -= np.add(own.leads, own.trails)
-        if min(counts := size.tolist()) < 0:
-            malformed(f"column {own.field.name} has runs longer than its samples")
-        own.counts = counts
-        if own.field.wire_size:
-            size *= own.field.wire_size
-        else:
-            size += 7
-            size >>= 3
-    nbytes: Places = np.array([layout.nbytes for _, layout, _, _ in drafts])
-    starts: Places = np.array([body_at for _, _, _, body_at in drafts])
-    ends = np.cumsum(sizes, axis=0) + starts
-    if not np.array_equal(ends[-1], nbytes):
+    ends = [body_at for _, _, _, body_at in drafts]
+    for own in columns:
+        own.starts = ends
+        ends = _advance(ends, own)
+        own.ends = ends
+    alike = sum(
+        own.totals[0] * own.field.dtype.itemsize for own in columns if own.shape is not None
+    )
+    decoded = [alike] * len(drafts)
+    for own in columns:
+        if own.shape is None:
+            size = own.field.dtype.itemsize
+            decoded = [sum_ + total * size for sum_, total in zip(decoded, own.totals, strict=True)]
+    if ends != [layout.nbytes for _, layout, _, _ in drafts]:
         malformed("its columns do not end where it ends")
-    decoded = np.array([own.field.dtype.itemsize for own in columns]) @ elements
-    if (decoded > decoded_limit(nbytes)).any():
-        malformed("it is little but runs of one value")
-    begin = starts.tolist()
-    for own, end in zip(columns, ends.tolist(), strict=True):
-        own.starts, own.ends = begin, end
-        begin = end
-    amounts: list[int] = decoded.tolist()
-    return amounts
+    if max(decoded) > decoded_limit(min(ends)):
+        malformed("one may be little but runs of one value")
+    return decoded
+
+
+def _advance(starts: list[int], own: TableColumn) -> list[int]:
+    """Return where the bodies of a column end."""
+    width = own.field.wire_size
+    if own.leads is None and own.shape is not None:
+        size = own.counts[0] * width if width else (own.counts[0] + 7) >> 3
+        return [start + size for start in starts]
+    if not any(own.counts):
+        return starts
+    if width:
+        return [start + count * width for start, count in zip(starts, own.counts, strict=True)]
+    return [start + ((count + 7) >> 3) for start, count in zip(starts, own.counts, strict=True)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from redrb.codec.layout import Piece
-from redrb.codec.wire import BFLOAT16, BOOL, DTYPES, FLOAT64, UINT64, DType, Storage
+from redrb.codec.wire import BFLOAT16, BOOL, DTYPES, FLOAT64, UINT64, DType, Storage, storage_of
 
 
 class Target:
@@ -29,12 +30,12 @@ class Target:
         if count and wire == self.dtype.code and wire != BOOL:
             self.bytes[at * self.itemsize : (at + count) * self.itemsize] = blob[start:end]
         elif count:
-            self._convert(blob[start:end], wire, at, count)
+            self.convert(blob[start:end], wire, at, count)
         if trail:
             at += count
             self.array[at : at + trail] = trail_value
 
-    def _convert(self, body: memoryview, wire: int, at: int, count: int) -> None:
+    def convert(self, body: memoryview, wire: int, at: int, count: int) -> None:
         """Decode a body that is stored as another dtype."""
         stored = np.frombuffer(body, DTYPES[wire].storage)
         if wire == BOOL:
@@ -51,3 +52,8 @@ def _widened(stored: Storage, wire: int) -> NDArray[np.floating[Any]]:
     if wire == BFLOAT16:
         return (stored.astype(np.uint32) << 16).view(np.float32)
     return stored.view(np.float16)
+
+
+def bits_of(value: int, dtype: DType) -> int:
+    """Return the bit pattern of `value` as this dtype."""
+    return int(storage_of(torch.full((1,), value, dtype=dtype.tensor), dtype)[0]) if value else 0

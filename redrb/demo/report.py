@@ -74,7 +74,7 @@ def draw_curve(path: Path, history: History) -> None:
         seconds, mean, largest = zip(*history.ages, strict=True)
         below.fill_between(seconds, largest, color="tab:orange", alpha=0.25, label="max", lw=0)
         below.plot(seconds, mean, color="tab:orange", lw=1, label="mean")
-        below.legend(loc="upper right", frameon=False)
+        below.legend(loc="lower right", ncols=2, frameon=False, bbox_to_anchor=(1, 0.98))
     below.set(ylabel="staleness\n(weight versions)", xlabel="seconds since training began")
     below.set_ylim(bottom=0)
     for axes in (above, below):

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +19,7 @@ from redrb.demo.processes import Worker
 from redrb.demo.report import draw_curve, summary, table
 from redrb.demo.screen import Screen
 from redrb.demo.settings import DemoSettings
-from redrb.errors import StoreError
+from redrb.errors import ConfigError, StoreError
 from redrb.stream import ExperienceStream, StreamStats
 
 REFRESH_S = 0.25
@@ -28,6 +29,8 @@ HARD_END_S = 20.0
 
 def run_demo(settings: DemoSettings, *, as_json: bool) -> int:
     """Run the demo; returns 0 when the workers ended well and the ledger balances."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError("the demo draws a curve: pip install 'redrb[demo]'.")
     console = Console()
     out = Path(settings.out)
     out.mkdir(parents=True, exist_ok=True)

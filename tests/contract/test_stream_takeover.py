@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -192,6 +193,24 @@ def test_what_a_dropped_lease_released_before_stays_with_its_new_consumer(
     assert other.stats().ledger.leased == 1
     taken.ack()
     assert numbers(other.take(1, timeout=0)) == [1]
+
+
+def test_a_stream_that_is_dropped_beats_no_more(
+    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = ExperienceStream(client, "math", namespace=namespace, lease_ms=100)
+    beaten = threading.Event()
+    monkeypatch.setattr(stream._store, "heartbeat", lambda *_: (beaten.set(), 0))
+    with pytest.raises(BatchTimeout):
+        stream.take(1, timeout=0)
+    assert stream._consumer._heartbeat is not None
+    thread = stream._consumer._heartbeat._thread
+    assert beaten.wait(5)
+    del stream
+    monkeypatch.undo()
+    gc.collect()
+    thread.join(5)
+    assert not thread.is_alive()
 
 
 def garbage(size: int = 20) -> EncodedGroup:

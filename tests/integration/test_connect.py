@@ -228,6 +228,6 @@ def test_tls_is_checked_against_the_certificate(own_server: OwnServer, certifica
     with pytest.raises(StoreUnavailable, match="certificate"):
         redrb.connect(f"rediss://127.0.0.1:{port}/0")
     with pytest.raises(StoreUnavailable):
-        redrb.connect(f"rediss://127.0.0.1:{server.port}/0", connect_timeout=2)
+        redrb.connect(f"rediss://127.0.0.1:{server.port}/0", connect_timeout=0.5)
     with pytest.raises((StoreUnavailable, UnsupportedServer)):
-        redrb.connect(f"redis://127.0.0.1:{port}/0", connect_timeout=2)
+        redrb.connect(f"redis://127.0.0.1:{port}/0", connect_timeout=0.5)

@@ -1,0 +1,117 @@
+"""One client for many threads: requests, errors, retries."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from redis.exceptions import ConnectionError as Broken
+from redis.exceptions import ResponseError
+
+from redrb import StoreError, StoreUnavailable
+from redrb.connection import Client
+from redrb.connection.transport import Pipeline, packed
+
+
+def test_binary_values_come_back_as_they_were(client: Client, namespace: str) -> None:
+    value = bytes(range(256)) * 40 + b"\r\n$5\r\n"
+    client.execute("SET", namespace, value)
+    assert client.execute("GET", namespace) == value
+
+
+def test_numbers_are_sent_as_text(client: Client, namespace: str) -> None:
+    client.execute("RPUSH", namespace, 7, 0.5, "seven", b"\x00")
+    assert client.execute("LRANGE", namespace, 0, -1) == [b"7", b"0.5", b"seven", b"\x00"]
+
+
+def test_a_pipeline_answers_in_order_and_keeps_errors_as_items(
+    client: Client, namespace: str
+) -> None:
+    pipeline = Pipeline()
+    pipeline.add("SET", namespace, "text")
+    pipeline.add("INCR", namespace)
+    pipeline.add_payload(packed("APPEND", namespace), 3, [b" and ", memoryview(b"more")], 9)
+    pipeline.add("GET", namespace)
+    stored, error, length, value = client.exchange(pipeline)
+    assert stored == b"OK"
+    assert isinstance(error, ResponseError)
+    assert (length, value) == (13, b"text and more")
+
+
+def test_a_servers_error_is_ours_with_its_cause(client: Client, namespace: str) -> None:
+    client.execute("SET", namespace, "text")
+    with pytest.raises(StoreError, match="not an integer") as caught:
+        client.execute("INCR", namespace)
+    assert isinstance(caught.value.__cause__, ResponseError)
+    assert client.where in str(caught.value)
+
+
+def test_replies_that_nobody_read_do_not_reach_the_next_request(
+    client: Client, namespace: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt), client.connection() as connection:
+        connection.send_command("ECHO", "stale")
+        raise KeyboardInterrupt
+    assert client.execute("ECHO", "fresh") == b"fresh"
+
+
+def test_a_request_is_repeated_until_it_succeeds(client: Client) -> None:
+    attempts: list[float] = []
+
+    def attempt() -> str:
+        attempts.append(time.monotonic())
+        if len(attempts) < 4:
+            raise Broken("reset")
+        return "done"
+
+    assert client.retrying(attempt) == "done"
+    assert len(attempts) == 4
+
+
+def test_retries_end_in_time(client: Client) -> None:
+    attempts = 0
+
+    def attempt() -> None:
+        nonlocal attempts
+        attempts += 1
+        raise Broken("reset")
+
+    started = time.monotonic()
+    with pytest.raises(StoreUnavailable, match="reset") as caught:
+        client.retrying(attempt, retry_s=0.3)
+    assert 0.2 < time.monotonic() - started < 2
+    assert attempts > 2
+    assert caught.value.where == client.where
+    assert caught.value.uncertain
+    attempts = 0
+    with pytest.raises(StoreUnavailable):
+        client.retrying(attempt, retry_s=0)
+    assert attempts == 1
+
+
+def test_what_is_wrong_is_not_repeated(client: Client) -> None:
+    attempts = 0
+
+    def attempt() -> None:
+        nonlocal attempts
+        attempts += 1
+        raise ResponseError("WRONGTYPE")
+
+    with pytest.raises(StoreError):
+        client.retrying(attempt)
+    assert attempts == 1
+
+
+def test_hundreds_of_threads_may_wait_at_once(client: Client, namespace: str) -> None:
+    waiting = 150
+    with ThreadPoolExecutor(waiting) as pool:
+        futures = [pool.submit(client.once, "BLPOP", namespace, "10") for _ in range(waiting)]
+        client.execute("RPUSH", namespace, *range(waiting))
+        got = {int(future.result(timeout=20)[1]) for future in futures}
+    assert got == set(range(waiting))
+
+
+def test_a_client_names_its_server_only(client: Client) -> None:
+    assert repr(client) == f"<redrb.Client {client.where}>"
+    assert client.server_version >= (6, 2)

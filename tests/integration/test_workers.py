@@ -1,0 +1,198 @@
+"""The worker commands as processes: they end cleanly, start late, die, and start again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import redrb
+from redrb.environment import child_environment
+from redrb.stream.inspect import task_stats
+
+Event = dict[str, Any]
+Start = Callable[..., "Process"]
+
+
+class Process:
+    """One worker, whose metrics are read line by line."""
+
+    def __init__(self, url: str, module: str, *arguments: str) -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", module, "--metrics", "-", *arguments],
+            env=child_environment(REDRB_URL=url),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def until(self, event: str, count: int = 1) -> list[Event]:
+        """Read metrics until `event` came `count` times; returns these."""
+        found: list[Event] = []
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            record = json.loads(line)
+            if record["event"] == event:
+                found.append(record)
+                if len(found) == count:
+                    return found
+        raise AssertionError(f"the worker ended before event {event!r} came {count} times")
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal, read what is left and return the exit status."""
+        self.popen.send_signal(number)
+        self.popen.communicate(timeout=30)
+        return self.popen.returncode
+
+
+@pytest.fixture
+def run_id() -> str:
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def start(real_url: str, run_id: str) -> Iterator[Start]:
+    """Start workers of one run; all are ended with the test."""
+    started: list[Process] = []
+
+    def begin(module: str, *arguments: str) -> Process:
+        started.append(Process(real_url, module, "--namespace", run_id, *arguments))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.popen.kill()
+        process.popen.communicate()
+
+
+def stats_of(url: str, run_id: str) -> redrb.StreamStats:
+    with redrb.connect(url) as client:
+        return task_stats(client, "sort", namespace=run_id, group="default")
+
+
+def test_sigterm_ends_trainer_and_maker_with_nothing_leased(
+    start: Start, real_url: str, run_id: str
+) -> None:
+    trainer = start("workers.trainer", "--target-reward", "2")
+    maker = start("workers.maker")
+    trainer.until("step", 3)
+    assert trainer.end() == 0
+    assert maker.end() == 0
+    stats = stats_of(real_url, run_id)
+    assert stats.ledger.acked >= 3 * 32
+    assert stats.ledger.leased == 0
+    assert stats.ledger.balanced
+
+
+def test_makers_that_die_or_start_late_do_not_disturb_the_run(
+    start: Start, real_url: str, run_id: str
+) -> None:
+    trainer = start("workers.trainer", "--target-reward", "2")
+    doomed = start("workers.maker", "--worker", "doomed")
+    trainer.until("step", 2)
+    assert doomed.end(signal.SIGKILL) == -signal.SIGKILL
+    late = start("workers.maker", "--worker", "late")
+    late.until("put", 3)
+    before = trainer.until("step")[0]["step"]
+    assert trainer.until("step", 3)[-1]["step"] == before + 3
+    assert trainer.end() == 0
+    assert late.end() == 0
+    assert stats_of(real_url, run_id).ledger.balanced
+
+
+def test_a_trainer_that_was_killed_goes_on_from_the_published_weights(
+    start: Start, real_url: str, run_id: str
+) -> None:
+    arguments = ("--target-reward", "2", "--lease-ms", "1000")
+    first = start("workers.trainer", *arguments)
+    maker = start("workers.maker")
+    killed_at = first.until("step", 5)[-1]["weight_version"]
+    first.end(signal.SIGKILL)
+    second = start("workers.trainer", *arguments)
+    evaluation = second.until("evaluation")[0]
+    assert evaluation["step"] == 0
+    assert evaluation["weight_version"] >= killed_at
+    second.until("step", 5)
+    assert second.end() == 0
+    assert maker.end() == 0
+    stats = stats_of(real_url, run_id)
+    assert stats.ledger.dead == 0
+    assert stats.ledger.balanced
+
+
+def test_every_sample_carries_what_training_needs(start: Start, real_url: str, run_id: str) -> None:
+    trainer = start("workers.trainer", "--steps", "1", "--target-reward", "2")
+    maker = start("workers.maker", "--steps", "2", "--worker", "maker-x")
+    maker.until("put", 2)
+    trainer.until("step", 1)
+    assert maker.popen.wait(30) == 0
+    assert trainer.popen.wait(30) == 0
+    with redrb.connect(real_url) as client:
+        stream = redrb.ExperienceStream(client, "sort", namespace=run_id)
+        with stream, stream.take(32, timeout=10) as lease:
+            groups, batch = lease.groups(), lease.batch()
+    items = [item for group in groups for item in group]
+    assert len({len(item.sequences) for item in items}) > 1  # prompts
+    assert len({int(item.action_mask.sum()) for item in items}) > 1  # completions
+    for group in groups:
+        assert len(group) == 4
+        assert len({item.group_id for item in group}) == 1
+        for item in group:
+            assert item.policy_version is not None
+            assert item.tags["maker"] == "maker-x"
+            assert item.extras["prompt"]
+            for name in redrb.experience.records.STANDARD_FIELDS:
+                assert getattr(item, name) is not None, name
+    assert batch.kl.abs().sum() >= 0
+    assert batch.advantages.shape == batch.action_mask.shape
+    assert batch.values.abs().sum() >= 0
+    assert set(batch.reward.tolist()) <= {0.0, 1.0}
+
+
+def test_a_maker_without_a_trainer_says_what_it_waits_for(real_url: str, run_id: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "workers.maker"]
+        + ["--namespace", run_id, "--weights-timeout", "0.3"],
+        env=child_environment(REDRB_URL=real_url),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "policy-reference" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+HELP = """
+import runpy, sys
+sys.argv = ["command", "--help"]
+try:
+    runpy.run_module({module!r}, run_name="__main__")
+except SystemExit as end:
+    assert not end.code
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("workers.maker", ("--url", "--group-size", "REDRB_KL_COEF")),
+        ("workers.trainer", ("--groups", "--clip", "REDRB_TARGET_REWARD")),
+        ("redrb.cli", ("demo", "server", "stats", "REDRB_URL")),
+    ],
+)
+def test_help_is_complete_and_imports_no_torch(module: str, words: tuple[str, ...]) -> None:
+    code = HELP.format(module=module)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for word in words:
+        assert word in done.stdout
