@@ -12,7 +12,15 @@ from collections.abc import Callable
 
 import torch
 
-from redrb.codec import decode_batch, decode_items, encode_experience, encode_groups, parse_group
+from redrb.codec import (
+    GroupLayout,
+    decode_batch,
+    decode_items,
+    encode_experience,
+    encode_groups,
+    parse_group,
+    parse_groups,
+)
 from redrb.experience import BufferItem, make_experience_batch
 from redrb.experience.records import named_tensors
 
@@ -39,6 +47,11 @@ def make_item(generator: torch.Generator, tokens: int = 1024, actions: int = 768
     )
 
 
+def parse(blobs: list[bytes]) -> list[GroupLayout]:
+    """Return the layouts of blobs that are all good."""
+    return [own for own in parse_groups(blobs) if isinstance(own, GroupLayout)]
+
+
 def main() -> None:
     """Print the times of every call."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -51,7 +64,7 @@ def main() -> None:
     groups = [[item] for item in items]
     batch = make_experience_batch(items)
     blobs = [b"".join(group.parts) for group in encode_groups(groups)]
-    layouts = [parse_group(blob) for blob in blobs]
+    layouts = parse(blobs)
     raw = sum(tensor.nbytes for tensor in named_tensors(items[0]).values())
     print(f"{raw} bytes a sample, {sum(map(len, blobs)) / len(blobs):.0f} as a blob")
     calls: dict[str, Callable[[], object]] = {
@@ -59,8 +72,9 @@ def main() -> None:
         "encode_experience": lambda: encode_experience(batch),
         "join": lambda: [b"".join(group.parts) for group in encode_experience(batch)],
         "parse_group": lambda: [parse_group(blob) for blob in blobs],
+        "parse_groups": lambda: parse_groups(blobs),
         "decode_batch": lambda: decode_batch(layouts),
-        "parse + decode_batch": lambda: decode_batch([parse_group(blob) for blob in blobs]),
+        "parse + decode_batch": lambda: decode_batch(parse(blobs)),
         "decode_items": lambda: [decode_items(layout) for layout in layouts],
         "make_experience_batch": lambda: make_experience_batch(items),
     }

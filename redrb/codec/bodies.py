@@ -64,13 +64,31 @@ def encode_column(column: Column, grouping: Grouping, narrow: int | None) -> Enc
     """
     begins, counts = column.spans.starts, column.spans.counts
     runs = find_runs(column.flat, column.spans)
+    is_float = column.dtype.code > UINT64
+    if runs is None and is_float and narrow is None and grouping.alone and column.shape is not None:
+        return _as_they_are(column)
     if runs is not None:
         leads, _, trails, _ = runs
         begins, counts = begins + leads, counts - leads - trails
     cut = Cut(column, begins, counts, grouping)
-    is_float = column.dtype.code > UINT64
     wires = cut.float_wires(narrow) if is_float else cut.integer_wires()
     return EncodedColumn(wires.tolist(), runs, cut.bodies(wires), cut.nbytes(wires))
+
+
+def _as_they_are(column: Column) -> EncodedColumn:
+    """Return a column of lone samples of one shape whose elements are the body, all of them."""
+    samples = len(column.shapes)
+    view = column.flat.view(np.uint8).data
+    size = len(view) // samples
+    bodies: list[Sequence[Part]] = [
+        (view[at : at + size],) for at in range(0, size * samples, size or 1)
+    ]
+    return EncodedColumn(
+        [column.dtype.code] * samples,
+        None,
+        bodies or [()] * samples,
+        np.full(samples, size),
+    )
 
 
 @dataclass(slots=True)
@@ -157,18 +175,24 @@ class Cut:
             return [
                 (view[begin * size : end * size],) for begin, end in zip(begins, ends, strict=True)
             ]
+        if self.grouping.alone:
+            spans = zip(kinds, begins, ends, strict=True)
+            return [self._body(views, *span) if span[1] < span[2] else () for span in spans]
         bodies: list[Sequence[Part]] = []
         row = 0
         for wire, count in zip(kinds, self.grouping.counts.tolist(), strict=True):
-            spans = _joined(begins[row : row + count], ends[row : row + count], wire)
+            joined = _joined(begins[row : row + count], ends[row : row + count], wire)
             row += count
-            if wire == BOOL:
-                flat = self.column.flat
-                bodies.append([np.packbits(flat[b:e], bitorder="little").data for b, e in spans])
-            else:
-                view, size = views[wire]
-                bodies.append([view[b * size : e * size] for b, e in spans])
+            bodies.append([part for span in joined for part in self._body(views, wire, *span)])
         return bodies
+
+    def _body(
+        self, views: dict[int, tuple[memoryview, int]], wire: int, begin: int, end: int
+    ) -> Sequence[Part]:
+        if wire == BOOL:
+            return (np.packbits(self.column.flat[begin:end], bitorder="little").data,)
+        view, size = views[wire]
+        return (view[begin * size : end * size],)
 
     def _wire_view(self, wire: int) -> tuple[memoryview, int]:
         """Return all samples as one wire dtype, and the bytes of one element."""

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from redrb.codec.fill import Stack, stacks
+from redrb.codec.fill import Stack, stack, table_of
 from redrb.codec.layout import GroupLayout, Piece
 from redrb.codec.schema import Field
+from redrb.codec.table import Table
 from redrb.codec.target import Target, bits_of
 from redrb.codec.wire import (
     MAX_BATCH_BYTES,
@@ -33,6 +34,7 @@ from redrb.experience.padding import (
     padded_shape,
 )
 from redrb.experience.records import TENSOR_FIELDS, BufferItem, Experience, Side
+from redrb.experience.status import Status
 
 T = TypeVar("T")
 Source: TypeAlias = tuple[memoryview, int, Piece]
@@ -52,7 +54,7 @@ def decode_items(layout: GroupLayout) -> list[BufferItem]:
                 array = np.empty(math.prod(piece[0]), field.dtype.storage)
                 Target(array, field.dtype).write(blob, field.wire, piece, 0)
                 row[field.name] = tensor_of(array.reshape(piece[0]), field.dtype)
-    metadata = _metadata([layout])
+    metadata = _metadata([layout], None)
     return [
         BufferItem(
             **{name: row.pop(name, None) for name in TENSOR_FIELDS},  # type: ignore[arg-type]
@@ -83,7 +85,8 @@ def decode_batch(
     side = check_side(side)
     if not layouts:
         raise RecordError("a batch needs at least one sample.")
-    columns = _columns(layouts)
+    table = table_of(layouts)
+    columns = _columns(layouts) if table is None else _sorted(stack(table, layouts))
     shapes = {name: column.padded_shape() for name, column in columns.items()}
     made = {
         mask: _lengths_to_mark(columns[of].lengths())
@@ -96,11 +99,20 @@ def decode_batch(
     for mask, lengths in made.items():
         if lengths:
             padded[mask] = lengths_mask(lengths, max(lengths), side, MASK_DTYPES[mask], pin=pin)
-    return assemble_experience(padded, _metadata(layouts), side)
+    return assemble_experience(padded, _metadata(layouts, table), side)
 
 
-def _metadata(layouts: Sequence[GroupLayout]) -> dict[str, list[Any]]:
+def _metadata(layouts: Sequence[GroupLayout], table: Table | None) -> dict[str, list[Any]]:
     """Return each sample's metadata by name, in dicts of its own."""
+    if table is not None and table.plain:
+        size = table.size
+        return {
+            "policy_version": [own.policy_versions[0] for own in layouts],
+            "status": [Status.COMPLETED] * size,
+            "group_id": [None] * size,
+            "tags": [{} for _ in range(size)],
+            "extras": [{} for _ in range(size)],
+        }
     return {
         "policy_version": _joined("policy_versions", layouts),
         "status": _joined("statuses", layouts),
@@ -181,11 +193,8 @@ class _Column:
         return tensor
 
 
-def _columns(layouts: Sequence[GroupLayout]) -> dict[str, Stack] | dict[str, _Column]:
+def _columns(layouts: Sequence[GroupLayout]) -> dict[str, _Column]:
     """Return the fields that any group has: the standard ones first, then by name."""
-    table = stacks(layouts)
-    if table is not None:
-        return _sorted({own.name: own for own in table})
     found = _find_columns(layouts)
     for of, mask in MASK_OF.items():
         _fill_mask(found.get(mask), found.get(of))

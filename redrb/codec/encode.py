@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -34,8 +33,7 @@ _NARROW = {None: None, "float16": FLOAT16, "bfloat16": BFLOAT16}
 _NO_VERSION = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedGroup:
+class EncodedGroup(NamedTuple):
     """One group on its way to Redis.
 
     Attributes:

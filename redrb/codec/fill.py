@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from redrb.codec.layout import GroupLayout
-from redrb.codec.table import Table, TableColumn
+from redrb.codec.table import Numbers, Table, TableColumn
 from redrb.codec.target import Target, bits_of
 from redrb.codec.wire import BOOL, DTYPES, UINT64, Storage, storage_of, tensor_of
 from redrb.experience.padding import Shape, pad_value, padded_shape
@@ -38,6 +38,8 @@ class Stack:
 
     def padded(self, shape: Shape, side: Side, *, pin: bool) -> Tensor:
         """Return the field, each row's sample decoded to its place."""
+        if not pin and self._is_whole():
+            return self._joined(shape)
         stride = math.prod(shape[1:])
         tensor, array = self._memory(shape, pin=pin)
         if not stride:
@@ -54,6 +56,22 @@ class Stack:
             self._write_runs(array, firsts, self._column.leads, background)
         return tensor
 
+    def _is_whole(self) -> bool:
+        """Return whether rows are bodies as they are, and nothing else."""
+        own = self._column
+        as_it_is = own.field.wire == self.dtype.code != BOOL
+        return as_it_is and own.leads is None and own.shape is not None
+
+    def _joined(self, shape: Shape) -> Tensor:
+        """Return the field of bodies that fill their rows: joined, they are its memory."""
+        own = self._column
+        bodies = [
+            blob[start:end]
+            for blob, start, end in zip(self._blobs, own.starts, own.ends, strict=True)
+        ]
+        array = np.frombuffer(bytearray().join(bodies), self.dtype.storage)
+        return tensor_of(array.reshape(shape), self.dtype)
+
     def _memory(self, shape: Shape, *, pin: bool) -> tuple[Tensor, Storage]:
         """Return a new tensor and its elements."""
         if pin:
@@ -66,43 +84,44 @@ class Stack:
         """Write all bodies, and the padding; return what lies in the runs' places, if known."""
         own = self._column
         code, wire = self.dtype.code, own.field.wire
-        if not any(own.counts):
-            background = self._commonest() if pad is None else pad
+        if wire == BOOL or not any(own.counts):
+            background = pad if pad is not None else self._commonest()
             array.fill(background)
+            self._convert(array, firsts)
             return background
-        begins = firsts
-        if own.leads is not None:
-            begins = [at + lead for at, lead in zip(firsts, own.leads, strict=True)]
-        if wire not in (BOOL, code) and code <= UINT64 and not pad:
+        if wire != code and code <= UINT64 and not pad:
             stored = np.zeros(array.size, DTYPES[wire].storage)
-            self._copy(stored, begins)
+            self._copy(stored, firsts)
             array[:] = stored
             return 0
         if pad is not None:
             array.fill(pad)
-        if wire == code and wire != BOOL:
-            self._copy(array, begins)
+        if wire == code:
+            self._copy(array, firsts)
         else:
-            target = Target(array, self.dtype)
-            bodies = zip(self._blobs, own.starts, own.ends, begins, own.counts, strict=True)
-            for blob, start, end, at, count in bodies:
-                if count:
-                    target.convert(blob[start:end], wire, at, count)
+            self._convert(array, firsts)
         return pad
 
     def _commonest(self) -> int:
-        """Return a value that most of the runs may have."""
+        """Return a value that many elements may have."""
         own = self._column
         return own.trail_values[0] if own.trails[0] else own.lead_values[0]
 
-    def _copy(self, array: Storage, begins: Sequence[int]) -> None:
-        """Copy all bodies, stored as `array`'s dtype, to the elements from `begins` on."""
+    def _convert(self, array: Storage, firsts: Sequence[int]) -> None:
+        """Decode bodies row by row, of samples that lie from `firsts` on."""
+        own, target = self._column, Target(array, self.dtype)
+        leads = own.leads or (0,) * len(firsts)
+        for row, count in enumerate(own.counts):
+            if count:
+                body = self._blobs[row][own.starts[row] : own.ends[row]]
+                target.convert(body, own.field.wire, firsts[row] + leads[row], count)
+
+    def _copy(self, array: Storage, firsts: Sequence[int]) -> None:
+        """Copy bodies, stored as `array`'s dtype, of samples that lie from `firsts` on."""
         own, size = self._column, array.itemsize
         room = array.view(np.uint8).data
-        if isinstance(begins, range):
-            places: Sequence[int] = range(0, begins.stop * size, begins.step * size)
-        else:
-            places = [begin * size for begin in begins]
+        leads = own.leads or (0,) * len(firsts)
+        places = [(at + lead) * size for at, lead in zip(firsts, leads, strict=True)]
         for blob, start, end, at in zip(self._blobs, own.starts, own.ends, places, strict=True):
             room[at : at + end - start] = blob[start:end]
 
@@ -110,25 +129,42 @@ class Stack:
         self, array: Storage, firsts: Sequence[int], leads: Sequence[int], background: int | None
     ) -> None:
         """Write the runs whose value is not there already."""
-        own, there = self._column, {background}
-        if not there.issuperset(own.lead_values):
-            for at, lead, value in zip(firsts, leads, own.lead_values, strict=True):
-                if lead and value != background:
-                    array[at : at + lead] = value
-        if any(own.trails) and not there.issuperset(own.trail_values):
-            ends = [at + total for at, total in zip(firsts, own.totals, strict=True)]
-            for end, trail, value in zip(ends, own.trails, own.trail_values, strict=True):
-                if trail and value != background:
-                    array[end - trail : end] = value
+        own = self._column
+        _write_runs(array, firsts, leads, own.lead_values, background)
+        if any(own.trails):
+            ends = zip(firsts, own.totals, own.trails, strict=True)
+            starts = [at + total - trail for at, total, trail in ends]
+            _write_runs(array, starts, own.trails, own.trail_values, background)
 
 
-def stacks(layouts: Sequence[GroupLayout]) -> list[Stack] | None:
-    """Return the fields of groups that are a whole table in its order; None for any others."""
+def _write_runs(
+    array: Storage, starts: Numbers, lengths: Numbers, values: Numbers, background: int | None
+) -> None:
+    if values.count(background) == len(values):
+        return
+    if values.count(values[0]) < len(values):
+        for at, length, value in zip(starts, lengths, values, strict=True):
+            if length and value != background:
+                array[at : at + length] = value
+        return
+    room, size = array.view(np.uint8).data, array.itemsize
+    run = np.full(max(lengths), values[0], array.dtype).view(np.uint8).data
+    for at, length in zip(starts, lengths, strict=True):
+        room[at * size : (at + length) * size] = run[: length * size]
+
+
+def table_of(layouts: Sequence[GroupLayout]) -> Table | None:
+    """Return the table whose groups these are, all of them and in its order."""
     table = layouts[0].rows
     if not isinstance(table, Table) or len(layouts) != table.size:
         return None
     for row, own in enumerate(layouts):
         if own.rows is not table or own.row != row:
             return None
+    return table
+
+
+def stack(table: Table, layouts: Sequence[GroupLayout]) -> dict[str, Stack]:
+    """Return the fields of a batch of a table's groups by name."""
     blobs = [memoryview(own.blob) for own in layouts]
-    return [Stack(column, blobs) for column in table.columns]
+    return {column.field.name: Stack(column, blobs) for column in table.columns}

@@ -160,8 +160,15 @@ def _flat(name: str, tensors: Sequence[Tensor], shape: Shape | None = None) -> T
 
 def _joined(tensors: Sequence[Tensor], shape: Shape | None) -> Tensor:
     """Return one tensor with the elements of all, each of `shape`, or of any where it is None."""
-    if not all(tensor.is_cpu for tensor in tensors) and len({own.device for own in tensors}) > 1:
-        tensors = [tensor.cpu() for tensor in tensors]
-    if not shape:
-        tensors = [tensor.reshape(-1) for tensor in tensors]
-    return torch.cat(list(tensors))
+    try:
+        return _catenate(tensors, shape)
+    except RuntimeError:  # they may lie on several devices
+        return _catenate([tensor.cpu() for tensor in tensors], shape)
+
+
+def _catenate(tensors: Sequence[Tensor], shape: Shape | None) -> Tensor:
+    if shape:
+        return torch.cat(list(tensors))
+    if shape is not None:
+        return torch.stack(list(tensors))
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])

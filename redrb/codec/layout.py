@@ -61,16 +61,17 @@ class GroupLayout:
         fields: Its columns.
         rows: What was found out of it and its neighbours at once; None where it was read alone.
         row: Its place there.
+        own_pieces: What `pieces` is where it was read alone.
     """
 
     __slots__ = (
-        "_pieces",
         "blob",
         "decoded_bytes",
         "extras",
         "fields",
         "group_id",
         "nbytes",
+        "own_pieces",
         "policy_versions",
         "row",
         "rows",
@@ -91,12 +92,12 @@ class GroupLayout:
     fields: tuple[Field, ...]
     rows: Rows | None
     row: int
-    _pieces: list[list[Piece | None]]
+    own_pieces: list[list[Piece | None]]
 
     @property
     def pieces(self) -> list[list[Piece | None]]:
         """Of each column, each sample's piece; None where the sample has none."""
-        return self._pieces if self.rows is None else self.rows.pieces(self.row)
+        return self.own_pieces if self.rows is None else self.rows.pieces(self.row)
 
 
 def parse_group(blob: Blob) -> GroupLayout:
@@ -126,8 +127,7 @@ def find_sections(blob: Blob) -> tuple[int, int, int]:
     Raises:
         DecodeError: It is no blob, or its sections do not fit into it.
     """
-    if not isinstance(blob, bytes):
-        _check_view(blob)
+    check_bytes(blob)
     if not PREFIX.size <= len(blob) <= MAX_BLOB_BYTES:
         malformed(f"it has {len(blob)} bytes")
     magic, version, flags, schema_bytes, header_bytes, extras_bytes = PREFIX.unpack_from(blob)
@@ -146,7 +146,10 @@ def find_sections(blob: Blob) -> tuple[int, int, int]:
     return header_at, extras_at, body_at
 
 
-def _check_view(blob: object) -> None:
+def check_bytes(blob: object) -> None:
+    """Raise DecodeError unless it is `bytes`, or a flat view of bytes."""
+    if isinstance(blob, bytes):
+        return
     if not isinstance(blob, memoryview):
         malformed(f"it is a {type(blob).__name__}, not bytes")
     if blob.format != "B" or blob.ndim != 1 or not blob.c_contiguous:
@@ -189,7 +192,7 @@ def _place(
 ) -> None:
     """Say where each sample's part of each column lies, one body after the other."""
     end, decoded = body_at, 0
-    layout._pieces = []
+    layout.own_pieces = []
     for field, entry in zip(layout.fields, columns, strict=True):
         name, dtype, _, wire_size = field
         pieces: list[Piece | None] = []
@@ -210,7 +213,7 @@ def _place(
             start = end
             end += count * wire_size if wire_size else (count + 7) >> 3
             pieces.append((shape, count, lead, lead_value, trail, trail_value, start, end))
-        layout._pieces.append(pieces)
+        layout.own_pieces.append(pieces)
     if end != layout.nbytes:
         malformed(f"its columns end at byte {end} of {layout.nbytes}")
     if decoded > decoded_limit(layout.nbytes):
@@ -286,6 +289,11 @@ def _check_tags(tags: object) -> None:
 
 
 def parse_extras(packed: Blob, samples: int) -> list[dict[str, Any]]:
+    """Return each sample's extras.
+
+    Raises:
+        DecodeError: They are not those of so many samples.
+    """
     if not packed:
         return [{} for _ in range(samples)]
     extras = unpack(packed, "extras")

@@ -58,7 +58,28 @@ def metadata_of_items(
     groups: Sequence[Sequence[BufferItem]], policy_version: int | None
 ) -> list[Metadata]:
     """Return each group's metadata, with `policy_version` where a sample has none."""
-    return [_metadata(list(map(_row, group)), policy_version) for group in groups]
+    plain: dict[int, Metadata] = {}  # of lone samples that have a version and nothing else
+    found: list[Metadata] = []
+    for group in groups:
+        if len(group) > 1:
+            found.append(_metadata(list(map(_row, group)), policy_version))
+            continue
+        row = _row(group[0])
+        version, status, group_id, tags, extras = row
+        if (
+            type(version) is not int
+            or status is not Status.COMPLETED
+            or group_id is not None
+            or tags
+            or extras
+        ):
+            found.append(_lone_metadata(row, policy_version))
+            continue
+        own = plain.get(version)
+        if own is None:
+            own = plain[version] = _lone_metadata(row, policy_version)
+        found.append(own)
+    return found
 
 
 def metadata_of_rows(

@@ -22,6 +22,9 @@ def find_runs(flat: Storage, spans: Spans) -> Runs | None:
     if not (leads | trails).any():
         return None
     changes = (flat[1:] != flat[:-1]).tobytes()
+    if 1 not in changes and len(spans.long) == len(spans.counts):  # such as a mask of ones
+        lead, (trail, trail_value) = spans.counts, _nothing(flat, spans)
+        return lead, flat[spans.first], trail, trail_value
     lead, lead_value = _nothing(flat, spans)
     rows, at, end = _some(leads, spans)
     if rows.size:

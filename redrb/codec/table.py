@@ -16,6 +16,7 @@ from redrb.codec.layout import (
     Blob,
     GroupLayout,
     Piece,
+    check_bytes,
     find_sections,
     parse_extras,
     parse_group,
@@ -25,6 +26,7 @@ from redrb.codec.layout import (
 from redrb.codec.schema import Field, parse_schema
 from redrb.codec.wire import (
     INT64_RANGE,
+    MAX_BLOB_BYTES,
     PREFIX,
     decoded_limit,
     malformed,
@@ -34,11 +36,16 @@ from redrb.errors import DecodeError
 from redrb.experience.padding import Shape
 from redrb.experience.status import Status
 
-Draft: TypeAlias = tuple[int, GroupLayout, list[Any], int]
-"""A blob's place in the call, its layout without columns, its header, and where bodies begin."""
+Head: TypeAlias = tuple[tuple[Field, ...], int, int, int]
+"""A blob's columns, and where its header, extras and bodies begin."""
+Draft: TypeAlias = tuple[int, GroupLayout, list[Any], int, bool]
+"""A blob's place in the call, its layout without columns, its header, where bodies begin, and
+whether a policy version is all the metadata it has."""
 Numbers: TypeAlias = Sequence[int]
 
 _FEWEST = 2
+_LONGEST_HEADER = 4096
+"""Bytes; longer ones are read one at a time, so that few unpacked ones are held at once."""
 _ZEROS = (0,) * 5
 
 
@@ -75,10 +82,17 @@ class TableColumn:
 
 @dataclass(slots=True)
 class Table:
-    """Where everything lies in the blobs of `size` groups of one sample with one schema."""
+    """Where everything lies in the blobs of `size` groups of one sample with one schema.
+
+    Attributes:
+        size: Groups.
+        columns: Their columns.
+        plain: Whether policy versions are all the metadata they have.
+    """
 
     size: int
     columns: list[TableColumn]
+    plain: bool
 
     def pieces(self, row: int) -> list[list[Piece | None]]:
         """Return each column's piece of one group, as `parse_group` finds it."""
@@ -107,20 +121,12 @@ def parse_groups(blobs: Iterable[Blob]) -> list[GroupLayout | DecodeError]:
     """
     blobs = list(blobs)
     found: list[GroupLayout | DecodeError | None] = [None] * len(blobs)
-    alike: dict[int, list[Draft]] = {}
-    for place, blob in enumerate(blobs):
-        try:
-            draft = _draft(place, blob)
-        except DecodeError:
-            continue
-        if draft is not None:
-            alike.setdefault(id(draft[1].fields), []).append(draft)
-    for drafts in alike.values():
+    for drafts in _drafts(blobs):
         try:
             _tabulate(drafts[0][1].fields, drafts)
         except DecodeError:
             continue
-        for place, layout, _, _ in drafts:
+        for place, layout, *_ in drafts:
             found[place] = layout
     return [
         _parse_alone(blob) if own is None else own for own, blob in zip(found, blobs, strict=True)
@@ -134,16 +140,48 @@ def _parse_alone(blob: Blob) -> GroupLayout | DecodeError:
         return error
 
 
-def _draft(place: int, blob: Blob) -> Draft | None:
-    """Return all of a blob but its columns; None for a group of several samples and the like."""
+def _drafts(blobs: Sequence[Blob]) -> Iterable[list[Draft]]:
+    """Return the drafts of all blobs that can be read so far, those with one schema together."""
+    alike: dict[int, list[Draft]] = {}
+    heads: dict[bytes, Head] = {}  # prefix and schema: few differ, and only by a length
+    size = 0
+    for place, blob in enumerate(blobs):
+        try:
+            check_bytes(blob)
+            head = heads.get(bytes(blob[:size]))
+            if head is None or not head[3] <= len(blob) <= MAX_BLOB_BYTES:
+                head = _read_head(blob)
+                size = head[1]
+                heads[bytes(blob[:size])] = head
+            draft = _draft(place, blob, head)
+        except DecodeError:
+            continue
+        if draft is not None:
+            alike.setdefault(id(head[0]), []).append(draft)
+    return alike.values()
+
+
+def _read_head(blob: Blob) -> Head:
     header_at, extras_at, body_at = find_sections(blob)
+    fields = parse_schema(bytes(blob[PREFIX.size : header_at]))
+    return fields, header_at, extras_at, body_at
+
+
+def _draft(place: int, blob: Blob, head: Head) -> Draft | None:
+    """Return all of a blob but its columns; None for a group of several samples and the like."""
+    fields, header_at, extras_at, body_at = head
+    if extras_at - header_at > _LONGEST_HEADER:
+        return None
     header = unpack(blob[header_at:extras_at], "header")
     if type(header) is not list or len(header) < 3 or type(header[0]) is not int or header[0] != 1:
         return None
     layout = GroupLayout()
-    layout.blob, layout.nbytes, layout.samples = blob, len(blob), 1
-    layout.fields = parse_schema(bytes(blob[PREFIX.size : header_at]))
-    if len(header) > 4:
+    layout.blob = blob
+    layout.nbytes = len(blob)
+    layout.samples = 1
+    layout.fields = fields
+    plain = len(header) <= 4
+    if not plain:
         parse_tail(layout, *header[3:7])
     else:
         version = header[3] if len(header) == 4 else None
@@ -153,27 +191,33 @@ def _draft(place: int, blob: Blob) -> Draft | None:
         layout.statuses = [Status.COMPLETED]
         layout.group_id = None
         layout.tags = [{}]
-    layout.extras = parse_extras(blob[extras_at:body_at], 1) if body_at > extras_at else [{}]
-    return place, layout, header, body_at
+    if body_at > extras_at:
+        plain = False
+        layout.extras = parse_extras(blob[extras_at:body_at], 1)
+    else:
+        layout.extras = [{}]
+    return place, layout, header, body_at, plain
 
 
 def _tabulate(fields: tuple[Field, ...], drafts: Sequence[Draft]) -> None:
     """Fill in the columns of all layouts, or raise DecodeError if one of them is not plain."""
-    size = len(drafts)
-    if size < _FEWEST or not fields:
+    if len(drafts) < _FEWEST or not fields:
         malformed("there is nothing to win")
-    entries = [header[1] for _, _, header, _ in drafts]
+    _, layouts, headers, body_ats, plain = zip(*drafts, strict=True)
+    entries = [header[1] for header in headers]
     if not _all(entries, list) or set(map(len, entries)) != {len(fields)}:
         malformed("its header and its schema have different columns")
-    shapes = _Shapes([header[2] for _, _, header, _ in drafts])
+    shapes = _Shapes([header[2] for header in headers])
     columns = [
         _column(field, own, shapes)
         for field, own in zip(fields, zip(*entries, strict=True), strict=True)
     ]
-    decoded = _place(columns, drafts)
-    table = Table(size, columns)
-    for row, ((_, layout, _, _), amount) in enumerate(zip(drafts, decoded, strict=True)):
-        layout.rows, layout.row, layout.decoded_bytes = table, row, amount
+    decoded = _place(columns, body_ats, [layout.nbytes for layout in layouts])
+    table = Table(len(drafts), columns, all(plain))
+    for row, layout in enumerate(layouts):
+        layout.rows = table
+        layout.row = row
+        layout.decoded_bytes = decoded[row]
 
 
 def _all(values: Iterable[object], kind: type) -> bool:
@@ -185,12 +229,13 @@ class _Shapes:
     """The shapes in the headers of all drafts."""
 
     def __init__(self, listed: list[Any]) -> None:
-        if not _all(listed, list) or not _all(chain.from_iterable(listed), list):
+        self.rows = len(listed)
+        self.same = listed.count(listed[0]) == len(listed)  # a list equals lists alone
+        checked = listed[:1] if self.same else listed
+        if not _all(checked, list) or not _all(chain.from_iterable(checked), list):
             malformed("its shapes are no lists")
         if not _all(chain.from_iterable(chain.from_iterable(listed)), int):
             malformed("a dimension is no int")
-        self.rows = len(listed)
-        self.same = listed.count(listed[0]) == len(listed)
         if self.same:
             self._parsed = [list(map(parse_shape, listed[0]))]
         else:
@@ -200,13 +245,13 @@ class _Shapes:
     def find(self, refs: Numbers) -> tuple[Sequence[Shape], Shape | None, Numbers]:
         """Return each sample's shape, the one of all or None, and each sample's elements."""
         first = refs[0]
-        if min(refs) < 0:
-            malformed("a reference to a shape is negative")
         if self.same and refs.count(first) == self.rows:
-            if first >= len(self._parsed[0]):
+            if not 0 <= first < len(self._parsed[0]):
                 malformed("a reference leads to no shape")
             shape, count = self._parsed[0][first]
             return (shape,) * self.rows, shape, (count,) * self.rows
+        if min(refs) < 0:
+            malformed("a reference to a shape is negative")
         parsed = self._parsed * self.rows if self.same else self._parsed
         try:
             found = [own[ref] for own, ref in zip(parsed, refs, strict=True)]
@@ -228,12 +273,11 @@ def _remember(memo: dict[Shape, tuple[Shape, int]], shape: list[int]) -> tuple[S
 def _column(field: Field, entries: Sequence[Any], shapes: _Shapes) -> TableColumn:
     """Return shapes and runs of one column, and how much of each sample its body holds."""
     nothing = (0,) * len(entries)
-    if _all(entries, int):
+    kinds = set(map(type, entries))
+    if kinds == {int}:
         found, one, counts = shapes.find(entries)
         return TableColumn(field, found, one, counts, None, nothing, nothing, nothing, counts)
-    refs, *parts = _spread(entries)
-    if not _all(refs, int):
-        malformed(f"an entry of column {field.name} is no int")
+    refs, *parts = _spread(entries, kinds)
     for lengths, values in zip(parts[::2], parts[1::2], strict=True):
         _check_runs(field, lengths, values)
     found, one, totals = shapes.find(refs)
@@ -247,35 +291,39 @@ def _column(field: Field, entries: Sequence[Any], shapes: _Shapes) -> TableColum
     return TableColumn(field, found, one, totals, leads, lead_values, trails, trail_values, counts)
 
 
-def _spread(entries: Sequence[Any]) -> list[tuple[Any, ...]]:
+def _spread(entries: Sequence[Any], kinds: set[type]) -> list[tuple[Any, ...]]:
     """Return shape, lead, its value, trail and its value of each entry, part by part.
 
     Pairs that no entry has are left out.
     """
-    if not _all(entries, list):
+    if kinds != {list}:
         entries = [entry if type(entry) is list else [entry] for entry in entries]
     lengths = set(map(len, entries))
     longest = max(lengths)
     if min(lengths) < 1 or longest > 5:
         malformed("an entry is too short or too long")
-    if len(lengths) > 1 or longest in (2, 4):
-        longest |= 1
-        entries = [(*entry, *_ZEROS[len(entry) : longest]) for entry in entries]
+    longest |= 1  # a length without its value has the value 0
+    if lengths != {longest}:
+        missing = [list(_ZEROS[size:longest]) for size in range(6)]
+        entries = [
+            entry if len(entry) == longest else entry + missing[len(entry)] for entry in entries
+        ]
+    if not _all(chain.from_iterable(entries), int):
+        malformed("an element of an entry is no int")
     return list(zip(*entries, strict=True))
 
 
-def _check_runs(field: Field, lengths: Sequence[Any], values: Sequence[Any]) -> None:
-    if not _all(lengths, int) or not _all(values, int):
-        malformed(f"a run of column {field.name} is no int")
+def _check_runs(field: Field, lengths: Numbers, values: Numbers) -> None:
     if min(lengths) < 0:
         malformed(f"a run of column {field.name} has a negative length")
-    if min(values) < field.dtype.low or max(values) > field.dtype.high:
+    distinct = set(values)
+    if min(distinct) < field.dtype.low or max(distinct) > field.dtype.high:
         malformed(f"a run of column {field.name} has a value beyond its dtype")
 
 
-def _place(columns: Sequence[TableColumn], drafts: Sequence[Draft]) -> list[int]:
+def _place(columns: Sequence[TableColumn], body_ats: Iterable[int], nbytes: list[int]) -> list[int]:
     """Say where each body lies; return the bytes of all tensors of each group."""
-    ends = [body_at for _, _, _, body_at in drafts]
+    ends = list(body_ats)
     for own in columns:
         own.starts = ends
         ends = _advance(ends, own)
@@ -283,12 +331,14 @@ def _place(columns: Sequence[TableColumn], drafts: Sequence[Draft]) -> list[int]
     alike = sum(
         own.totals[0] * own.field.dtype.itemsize for own in columns if own.shape is not None
     )
-    decoded = [alike] * len(drafts)
+    decoded = [alike] * len(ends)
     for own in columns:
         if own.shape is None:
             size = own.field.dtype.itemsize
-            decoded = [sum_ + total * size for sum_, total in zip(decoded, own.totals, strict=True)]
-    if ends != [layout.nbytes for _, layout, _, _ in drafts]:
+            decoded = [
+                amount + total * size for amount, total in zip(decoded, own.totals, strict=True)
+            ]
+    if ends != nbytes:
         malformed("its columns do not end where it ends")
     if max(decoded) > decoded_limit(min(ends)):
         malformed("one may be little but runs of one value")

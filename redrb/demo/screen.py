@@ -53,7 +53,7 @@ def _panel(seconds: float, history: History, stats: StreamStats | None, target: 
     if reward is None:
         grid.add_row("held-out reward", "warm start ...")
     else:
-        bar = ProgressBar(total=1.0, completed=reward, width=24)
+        bar = ProgressBar(total=1.0, completed=reward, width=24, complete_style="cyan")
         figures = Table.grid(padding=(0, 1))
         figures.add_row(bar, f"{reward:.3f}", Text(f"of {target:.2f}", style="dim"))
         grid.add_row("held-out reward", figures)

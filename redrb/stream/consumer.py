@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from redrb.codec import GroupLayout, parse_group
+from redrb.codec import GroupLayout, parse_groups
 from redrb.errors import BatchTimeout, ConfigError, DecodeError
 from redrb.stream.heartbeat import Heartbeat
 from redrb.stream.lease import Lease, Outcome
@@ -111,13 +111,13 @@ class Consumer:
             reply = self._take_full(slot, token, count, least, wait)
             good: list[tuple[int, GroupLayout]] = []
             bad: list[tuple[int, str]] = []
+            parsed = iter(parse_groups(own for _, own in reply.entries if own is not None))
             for seq, payload in reply.entries:
-                try:
-                    if payload is None:
-                        raise DecodeError("the payload is gone")
-                    good.append((seq, parse_group(payload)))
-                except DecodeError as error:
-                    bad.append((seq, f"cannot be decoded: {error}"))
+                layout = next(parsed) if payload is not None else DecodeError("the payload is gone")
+                if isinstance(layout, DecodeError):
+                    bad.append((seq, f"cannot be decoded: {layout}"))
+                else:
+                    good.append((seq, layout))
             if not bad and len(good) >= least:
                 return good, token
             for index, (seq, reason) in enumerate(bad):

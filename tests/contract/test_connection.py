@@ -50,9 +50,13 @@ def test_a_servers_error_is_ours_with_its_cause(client: Client, namespace: str) 
 def test_replies_that_nobody_read_do_not_reach_the_next_request(
     client: Client, namespace: str
 ) -> None:
-    with pytest.raises(KeyboardInterrupt), client.connection() as connection:
-        connection.send_command("ECHO", "stale")
-        raise KeyboardInterrupt
+    def interrupted() -> None:
+        with client.connection() as connection:
+            connection.send_command("ECHO", "stale")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert client.execute("ECHO", "fresh") == b"fresh"
 
 

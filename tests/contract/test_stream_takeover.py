@@ -100,10 +100,15 @@ def test_an_error_in_the_block_of_a_lost_lease_is_the_one_that_is_raised(
 ) -> None:
     late, other = open_stream(), open_stream()
     late.put(numbered(1))
-    with pytest.raises(ZeroDivisionError), late.take(1, timeout=0):
-        kill_consumer(late)
-        other.take(1, timeout=0)
-        raise ZeroDivisionError
+
+    def train() -> None:
+        with late.take(1, timeout=0):
+            kill_consumer(late)
+            other.take(1, timeout=0)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
 
 
 def test_takeovers_go_on_in_the_order_of_arrival(open_stream: Opener) -> None:

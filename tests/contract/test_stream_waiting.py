@@ -93,9 +93,11 @@ def test_waiting_takes_are_woken_once_and_in_their_order(
 
     monkeypatch.setattr(stream._store, "take", counting)
     took = [start_take(pool, stream, 2) for _ in range(5)]
-    for n in range(10):
-        stream.put(numbered(n))
-    assert [future.result(timeout=5) for future in took] == [[n, n + 1] for n in range(0, 10, 2)]
+    for n, future in enumerate(took):
+        stream.put(numbered(2 * n))
+        stream.put(numbered(2 * n + 1))
+        assert future.result(timeout=5) == [2 * n, 2 * n + 1]
+        assert not any(later.done() for later in took[n + 1 :])
     assert set(looks.values()) == {2}
     assert len(looks) == 5
 
@@ -116,11 +118,13 @@ def test_a_large_take_is_not_starved_by_small_ones(
 ) -> None:
     large = start_take(pool, stream, 8)
     small = [start_take(pool, stream, 1) for _ in range(3)]
-    for n in range(11):
+    for n in range(8):
+        assert not any(future.done() for future in (large, *small))
         stream.put(numbered(n))
-        assert len(stream) <= 11
     assert large.result(timeout=5) == list(range(8))
-    assert [future.result(timeout=5) for future in small] == [[8], [9], [10]]
+    assert not any(future.done() for future in small)
+    stream.put_many([[numbered(n)] for n in range(8, 11)])
+    assert sorted(future.result(timeout=5) for future in small) == [[8], [9], [10]]
 
 
 def test_a_take_that_only_looks_does_not_overtake_those_that_wait(
@@ -213,14 +217,9 @@ def test_sixty_four_takes_that_wait_are_all_served(
     client: Client, namespace: str, stream: ExperienceStream
 ) -> None:
     with ThreadPoolExecutor(64) as many:
-        took = [many.submit(stream.take, 2, timeout=30) for _ in range(64)]
-        leases = []
+        took = [many.submit(lambda: stream.take(2, timeout=30).ack()) for _ in range(64)]
         for n in range(128):
             stream.put(numbered(n), timeout=30)
-            for future in [future for future in took if future.done()]:
-                took.remove(future)
-                leases.append(future.result())
-                leases[-1].ack()
         for future in took:
-            future.result(timeout=10).ack()
+            future.result(timeout=10)
     assert stream.stats().ledger.acked == 128

@@ -1,7 +1,7 @@
-"""Makers and trainers for the tests of faults: `python -m tests.faults.stream_workers ROLE URL ...`.
+"""Makers and trainers for tests of faults: `python -m tests.faults.stream_workers ROLE URL ...`.
 
-A maker prints the numbers of groups whose put returned; a trainer those it acknowledged. Each ends
-at end-of-file on its standard input.
+A maker prints the numbers of groups whose put returned; a trainer those that it acknowledged. Each
+ends at end-of-file on its standard input.
 """
 
 from __future__ import annotations

@@ -54,7 +54,9 @@ def test_a_private_server_works_and_ends_with_its_client() -> None:
             assert numbers(stream.take(1, timeout=0)) == [1]
         with redrb.connect(client.url) as other:
             assert other.execute("PING") == b"PONG"
-            pid = int(other.execute("INFO", "server").decode().partition("process_id:")[2].split()[0])
+            pid = int(
+                other.execute("INFO", "server").decode().partition("process_id:")[2].split()[0]
+            )
     client.close()
     assert not psutil.pid_exists(pid)
     assert not directory.exists()

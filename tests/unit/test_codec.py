@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any
 
 import hypothesis.strategies as st
@@ -14,11 +15,13 @@ from torch import Tensor
 
 from redrb.codec import (
     EncodedGroup,
+    GroupLayout,
     decode_batch,
     decode_items,
     encode_experience,
     encode_groups,
     parse_group,
+    parse_groups,
 )
 from redrb.codec import wire as wire_format
 from redrb.codec.wire import DTYPES
@@ -474,6 +477,56 @@ def test_decode_batch_is_make_experience_batch(groups: list[list[BufferItem]], s
     items = [item for layout in layouts for item in decode_items(layout)]
     assert_same(items, [item for group in groups for item in group])
     assert_batches(decode_batch(layouts, side=side), make_experience_batch(items, side=side))
+
+
+@given(samples(), samples(), st.sampled_from(["left", "right"]))
+@quick
+def test_many_parsed_at_once_make_the_same_batch(
+    groups: list[list[BufferItem]], others: list[list[BufferItem]], side: Side
+) -> None:
+    lone = [[item] for group in groups for item in group]
+    for mix in (lone, lone * 2, lone + groups, lone + others, groups + lone[::-1] + groups):
+        blobs = [join(group) for group in encode_groups(mix)]
+        layouts = [own for own in parse_groups(blobs) if isinstance(own, GroupLayout)]
+        items = [item for group in mix for item in group]
+        assert_same([item for own in layouts for item in decode_items(own)], items)
+        for chosen, rows in ((layouts, mix), (layouts[1:], mix[1:]), (layouts[::-1], mix[::-1])):
+            items = [item for group in rows for item in group]
+            try:
+                wanted = make_experience_batch(items, side=side)
+            except RecordError:
+                with pytest.raises(RecordError):
+                    decode_batch(chosen, side=side)
+            else:
+                assert_batches(decode_batch(chosen, side=side), wanted)
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
+@pytest.mark.parametrize("narrow", [None, "float16"])
+def test_every_dtype_comes_back_from_many_at_once(dtype: torch.dtype, narrow: Any) -> None:
+    lead, trail = values_of(dtype, (2,), 3)
+    groups = []
+    for row, (before, middle, after) in enumerate(
+        [(0, 9, 0), (20, 9, 0), (0, 9, 20), (20, 9, 20), (29, 0, 0), (29, 0, 20), (0, 0, 0)]
+    ):
+        parts = [lead.expand(before), values_of(dtype, (middle,), row), trail.expand(after)]
+        groups.append([make(tensors={"x": torch.cat(parts), "y": values_of(dtype, (), row)})])
+    encoded = [join(encode_groups([own], narrow_floats=narrow)[0]) for own in groups]
+    for blobs in (encoded, encoded[1:3], encoded[2:3] * 3, encoded[4:5] * 3, encoded[6:] * 2):
+        alone = [parse_group(blob) for blob in blobs]
+        found = [own for own in parse_groups(blobs) if isinstance(own, GroupLayout)]
+        assert_batches(decode_batch(found), decode_batch(alone))
+
+
+def test_tables_are_made_of_what_is_alike_and_of_nothing_else() -> None:
+    blobs = [join(group) for group in encode_groups([[rollout(seed=n)] for n in range(4)])]
+    blobs.insert(2, join(encode_groups([[rollout(), rollout()]])[0]))
+    buffer = memoryview(b"".join(blobs))
+    ends = list(accumulate(map(len, blobs)))
+    views = [buffer[end - len(blob) : end] for end, blob in zip(ends, blobs, strict=True)]
+    layouts = [own for own in parse_groups(views) if isinstance(own, GroupLayout)]
+    assert [own.rows is not None for own in layouts] == [True, True, False, True, True]
+    assert parse_groups([]) == []
 
 
 MISFITS = {

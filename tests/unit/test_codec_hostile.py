@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 import tracemalloc
+from collections.abc import Sequence
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,10 +14,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from redrb.codec import GroupLayout, decode_batch, decode_items, parse_group
+from redrb.codec import GroupLayout, decode_batch, decode_items, parse_group, parse_groups
 from redrb.codec.wire import FIELD_CODES, PREFIX
 from redrb.errors import DecodeError, RecordError
-from redrb.experience.records import named_tensors
+from redrb.experience.records import Side, named_tensors
+from tests.unit.test_codec import assert_batches
 from tests.unit.test_codec_golden import CASES, golden
 
 quick = settings(deadline=None, derandomize=True, max_examples=600)
@@ -51,11 +54,50 @@ def decode_all(layout: GroupLayout) -> None:
 
 
 def attempt(blob: bytes) -> None:
+    alone = parse_or_error(blob)
+    for twin in parse_groups([blob, memoryview(blob)]):
+        assert repr_of(twin) == repr_of(alone)
+    if isinstance(alone, GroupLayout):
+        decode_all(alone)
+
+
+def parse_or_error(blob: bytes | memoryview) -> GroupLayout | DecodeError:
     try:
-        layout = parse_group(blob)
-    except DecodeError:
-        return
-    decode_all(layout)
+        return parse_group(blob)
+    except DecodeError as error:
+        return error
+
+
+WHAT_A_LAYOUT_SAYS = ("samples", "nbytes", "policy_versions", "statuses", "group_id", "tags")
+WHERE_A_LAYOUT_POINTS = ("extras", "decoded_bytes", "fields", "pieces")
+
+
+def assert_parsed_alike(blobs: Sequence[bytes | memoryview]) -> None:
+    """Many blobs at once give what each gives alone, and decode to the same batch."""
+    alone = list(map(parse_or_error, blobs))
+    together = parse_groups(blobs)
+    assert list(map(repr_of, together)) == list(map(repr_of, alone))
+    wanted = [own for own in alone if isinstance(own, GroupLayout)]
+    found = [own for own in together if isinstance(own, GroupLayout)]
+    side: Side
+    for side in ("left", "right"):
+        try:
+            batch = decode_batch(wanted, side=side)
+        except RecordError as error:
+            with pytest.raises(RecordError, match=re.escape(str(error))):
+                decode_batch(found, side=side)
+        else:
+            assert_batches(decode_batch(found, side=side), batch)
+            assert_batches(
+                decode_batch(found[::-1], side=side), decode_batch(wanted[::-1], side=side)
+            )
+
+
+def repr_of(own: GroupLayout | DecodeError) -> str:
+    """All that one can say about it; nan is equal to itself here, and 1 is no True."""
+    if isinstance(own, DecodeError):
+        return repr(own)
+    return repr([getattr(own, name) for name in WHAT_A_LAYOUT_SAYS + WHERE_A_LAYOUT_POINTS])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -73,8 +115,13 @@ def test_every_truncation_is_refused(name: str) -> None:
 def test_every_single_changed_byte_is_refused_or_decodes(name: str) -> None:
     blob = golden(name)
     for at in range(len(blob)):
-        for byte in (0, 1, 0x7F, 0x80, 0x90, 0xC0, 0xC4, 0xDD, 0xDF, 0xFF, blob[at] ^ 1):
-            attempt(blob[:at] + bytes([byte]) + blob[at + 1 :])
+        changed = [
+            blob[:at] + bytes([byte]) + blob[at + 1 :]
+            for byte in (0, 1, 0x7F, 0x80, 0x90, 0xC0, 0xC4, 0xDD, 0xDF, 0xFF, blob[at] ^ 1)
+        ]
+        for other in changed:
+            attempt(other)
+        assert_parsed_alike([blob, *changed, memoryview(blob)])
 
 
 @given(st.binary(max_size=300))
@@ -248,17 +295,85 @@ def test_the_hand_made_blobs_would_do_without_their_faults() -> None:
     decode_all(parse_group(blob_of([], [1, [], []], extras=b"\x91\x81\xa1a\x01")))
 
 
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(list(CASES)), st.integers(0), st.sampled_from([0, 0, 0, 1, 255])),
+        min_size=1,
+        max_size=6,
+    )
+)
+@quick
+def test_any_mix_is_parsed_alike(mix: list[tuple[str, int, int]]) -> None:
+    blobs = []
+    for name, at, change in mix:
+        blob = bytearray(golden(name))
+        blob[at % len(blob)] ^= change
+        blobs.append(bytes(blob))
+    assert_parsed_alike(blobs)
+
+
+def test_contradictions_among_good_blobs_are_found_alike() -> None:
+    good = blob_of(ONE, [1, [0], [[2]]], b"\x05\x06")
+    ragged = blob_of(ONE, [1, [[0, 16, 7]], [[18]], 5], b"\x05\x06")
+    for bad in HOSTILE.values():
+        assert_parsed_alike([good, bad, ragged, bad])
+    assert_parsed_alike([*HOSTILE.values(), good])
+    for twin in (True, 1.0):  # equal to 1, and no int
+        for header in (
+            [twin, [0], [[1]]],
+            [1, [0], [[twin]]],
+            [1, [[0, twin, 7]], [[1]]],
+            [1, [[0, 1, twin]], [[1]]],
+            [1, [0, 1], [[1], [twin]]],
+            [1, [0], [[1]], twin],
+        ):
+            plain = blob_of(ONE, [1, [0], [[1]]], b"\x01")
+            assert_parsed_alike([plain, blob_of(ONE, header, b"\x01"), plain])
+            assert_parsed_alike([plain, blob_of(ONE, header), plain])
+
+
+NUMBERS = st.integers(-1, 20) | st.sampled_from([True, None, 2**31, 2**62, 2**63, -(2**63)])
+ENTRIES = st.integers(0, 1) | st.lists(NUMBERS, min_size=1, max_size=5)
+
+
+@given(st.lists(st.tuples(ENTRIES, ENTRIES, st.integers(0, 20)), min_size=2, max_size=4))
+@quick
+def test_any_runs_among_many_are_parsed_alike(rows: list[tuple[Any, Any, int]]) -> None:
+    schema = [["x", INT64, UINT8], ["f", FLOAT32, FLOAT32]]
+    blobs = [
+        blob_of(schema, [1, [first, second], [[size], []]], bytes(body))
+        for first, second, size in rows
+        for body in (size, size + 4, 4 * size + size, 8)
+    ]
+    assert_parsed_alike(blobs)
+    fit = [blob for blob in blobs if isinstance(parse_groups([blob])[0], GroupLayout)]
+    assert_parsed_alike(fit)
+
+
 def test_later_versions_may_add_to_the_header() -> None:
     layout = parse_group(blob_of([], [1, [], [], None, 1, None, None, "more", [1]]))
     assert layout.tags == [{}]
 
 
 @pytest.mark.parametrize(
-    "other", [bytearray(golden("plain")), memoryview(golden("plain")), "", None]
+    "other",
+    [
+        bytearray(golden("plain")),
+        memoryview(golden("plain") * 2)[::2],
+        memoryview(golden("plain") * 8).cast("q"),
+        memoryview(golden("plain")).cast("b"),
+        "",
+        None,
+    ],
 )
 def test_only_bytes_are_parsed(other: Any) -> None:
     with pytest.raises(DecodeError):
         parse_group(other)
+    good = golden("plain")
+    first, bad, last = parse_groups([good, other, memoryview(good)])
+    assert isinstance(bad, DecodeError)
+    assert not isinstance(first, DecodeError)
+    assert not isinstance(last, DecodeError)
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,9 @@ def item(length: int, actions: int, **changes: Any) -> BufferItem:
 
 
 def test_the_eight_fields_come_in_coatis_order() -> None:
-    names = (
-        "sequences action_log_probs values reward kl advantages attention_mask action_mask".split()
-    )
-    assert STANDARD_FIELDS == tuple(names)
+    names = ["sequences", "action_log_probs", "values", "reward", "kl", "advantages"]
+    names += ["attention_mask", "action_mask"]
+    assert list(STANDARD_FIELDS) == names
     for record in (BufferItem, Experience):
         assert [field.name for field in fields(record)][:8] == names
     tensors = [torch.tensor([n]) for n in range(8)]
@@ -205,7 +204,7 @@ def test_a_field_without_a_batch_dimension_is_an_error() -> None:
 
 def test_mixed_dtypes_are_an_error_that_names_the_field() -> None:
     narrow = item(3, 2, values=torch.ones(2, dtype=torch.float16))
-    with pytest.raises(RecordError, match="values is torch.float32 in sample 0"):
+    with pytest.raises(RecordError, match=r"values is torch\.float32 in sample 0"):
         make_experience_batch([item(3, 2), narrow])
 
 

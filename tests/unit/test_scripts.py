@@ -9,7 +9,11 @@ import pytest
 
 from redrb.scripts import load
 
-_LUA = {path.name: path.read_text("utf-8") for path in files("redrb.lua").iterdir() if path.name.endswith(".lua")}
+_LUA = {
+    path.name: path.read_text("utf-8")
+    for path in files("redrb.lua").iterdir()
+    if path.name.endswith(".lua")
+}
 PARTS = sorted(name for name in _LUA if name.startswith("_"))
 SCRIPTS = sorted(name for name in _LUA if not name.startswith("_"))
 
