@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 
 def programs() -> dict[str, str]:
@@ -82,7 +84,7 @@ class Server:
         )
         log.close()
         deadline = time.monotonic() + 20
-        client = redis.Redis(port=self.port)
+        client = redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0))
         while True:
             try:
                 client.ping()

@@ -166,5 +166,5 @@ def table_of(layouts: Sequence[GroupLayout]) -> Table | None:
 
 def stack(table: Table, layouts: Sequence[GroupLayout]) -> dict[str, Stack]:
     """Return the fields of a batch of a table's groups by name."""
-    blobs = [memoryview(own.blob) for own in layouts]
+    blobs = [own.blob if type(own.blob) is memoryview else memoryview(own.blob) for own in layouts]
     return {column.field.name: Stack(column, blobs) for column in table.columns}

@@ -170,11 +170,11 @@ def _read_head(blob: Blob) -> Head:
 def _draft(place: int, blob: Blob, head: Head) -> Draft | None:
     """Return all of a blob but its columns; None for a group of several samples and the like."""
     fields, header_at, extras_at, body_at = head
-    if extras_at - header_at > _LONGEST_HEADER:
+    if not 2 < extras_at - header_at <= _LONGEST_HEADER:
         return None
-    header = unpack(blob[header_at:extras_at], "header")
-    if type(header) is not list or len(header) < 3 or type(header[0]) is not int or header[0] != 1:
-        return None
+    if not 0x93 <= blob[header_at] <= 0x9F or blob[header_at + 1] != 1:
+        return None  # no short array of at least three elements, or no single sample
+    header: list[Any] = unpack(blob[header_at:extras_at], "header")
     layout = GroupLayout()
     layout.blob = blob
     layout.nbytes = len(blob)

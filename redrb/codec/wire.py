@@ -139,8 +139,10 @@ FIELD_CODES: Final = {name: code for code, name in enumerate(TENSOR_FIELDS)}
 
 def storage_of(tensor: Tensor, dtype: DType) -> Storage:
     """Return a contiguous CPU tensor's elements, flat and without a copy."""
-    array: Storage = tensor.view(dtype.carrier).reshape(-1).numpy()
-    return array.view(dtype.storage)
+    if dtype.carrier is not dtype.tensor:
+        tensor = tensor.view(dtype.carrier)
+    array: Storage = tensor.numpy()
+    return array.reshape(-1).view(dtype.storage)
 
 
 def tensor_of(array: Storage, dtype: DType) -> Tensor:

@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import redis
 from redis.exceptions import RedisError
@@ -19,8 +19,9 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from redrb.connection.failures import is_transient, translate
+from redrb.connection.failures import is_transient, may_have_landed, translate
 from redrb.connection.transport import Argument, Pipeline, Reply, read_reply
+from redrb.errors import StoreUnavailable
 
 T = TypeVar("T")
 
@@ -98,10 +99,14 @@ class Client:
             before_sleep=self._log_retry,
             reraise=True,
         )
+        again = _FailedOnce(first, attempt)
         try:
-            return retries(_failed_once(first, attempt))
+            return retries(again)
         except RedisError as error:
-            raise translate(error, self.where) from error
+            failure = translate(error, self.where)
+            if isinstance(failure, StoreUnavailable):
+                failure.uncertain = again.may_have_landed
+            raise failure from error
 
     @contextmanager
     def connection(self) -> Iterator[redis.Connection]:
@@ -176,13 +181,24 @@ class Client:
         )
 
 
-def _failed_once(first: RedisError, attempt: Callable[[], T]) -> Callable[[], T]:
-    """Return `attempt` as a retry loop sees it that starts after the first failure."""
-    failures = [first]
+class _FailedOnce(Generic[T]):
+    """An attempt as a retry loop sees it that starts after the first failure.
 
-    def again() -> T:
-        if failures:
-            raise failures.pop()
-        return attempt()
+    Attributes:
+        may_have_landed: Whether the server may have done what any of the attempts asked for.
+    """
 
-    return again
+    def __init__(self, first: RedisError, attempt: Callable[[], T]) -> None:
+        self._first: RedisError | None = first
+        self._attempt = attempt
+        self.may_have_landed = may_have_landed(first)
+
+    def __call__(self) -> T:
+        if self._first is not None:
+            first, self._first = self._first, None
+            raise first
+        try:
+            return self._attempt()
+        except RedisError as error:
+            self.may_have_landed |= may_have_landed(error)
+            raise

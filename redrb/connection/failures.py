@@ -40,6 +40,11 @@ def is_transient(error: BaseException) -> bool:
     )
 
 
+def may_have_landed(error: BaseException) -> bool:
+    """Return whether the server may have done what the broken attempt asked for."""
+    return isinstance(error, _UNREACHABLE) and " connecting to " not in str(error)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether the server refused a write because it is at its memory limit."""
     return isinstance(error, upstream.OutOfMemoryError) or (
@@ -72,7 +77,7 @@ def translate(error: upstream.RedisError, where: str) -> RedrbError:
             f"Redis at {where} is not reachable: {told}. Check that the server runs there "
             "(`redis-cli ping`), and that no firewall is between.",
             where=where,
-            uncertain=isinstance(error, _UNREACHABLE),
+            uncertain=may_have_landed(error),
         )
     return StoreError(f"Redis at {where} answered with an error: {told}")
 

@@ -149,17 +149,22 @@ local function return_leases(group, consumer, counted)
   return returned
 end
 
+-- Say that a consumer lives, and take the leases of those whose heartbeat stopped. One that comes
+-- late itself judges nobody: most likely Redis was away, and the others are just coming back too.
+-- Returns the number of entries taken over, and whether the consumer was known.
 local function beat(group, consumer, lease_ms, now)
-  redis.call('ZADD', key('consumers', group), string.format('%.0f', now + lease_ms), consumer)
-end
-
--- Take the leases of consumers whose heartbeat stopped. Returns the number of entries.
-local function reclaim(group, now)
-  local returned = 0
   local consumers = key('consumers', group)
-  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', consumers, '-inf', now, 'LIMIT', 0, 16)) do
-    returned = returned + return_leases(group, dead, true)
+  local deadline = redis.call('ZSCORE', consumers, consumer)
+  local until_ms = string.format('%.0f', now + lease_ms)
+  redis.call('ZADD', consumers, until_ms, consumer)
+  local returned = 0
+  for _, other in ipairs(redis.call('ZRANGEBYSCORE', consumers, '-inf', now)) do
+    if deadline and tonumber(deadline) <= now then
+      redis.call('ZADD', consumers, until_ms, other)
+    else
+      returned = returned + return_leases(group, other, true)
+    end
   end
   add(key('group', group), 'taken_over', returned)
-  return returned
+  return returned, deadline
 end

@@ -9,9 +9,7 @@ local group, consumer, now = ARGV[1], ARGV[2], now_ms()
 if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0 then
   return {0, 0}
 end
-local known = redis.call('ZSCORE', key('consumers', group), consumer)
-beat(group, consumer, tonumber(ARGV[3]), now)
-local returned = reclaim(group, now)
+local returned, known = beat(group, consumer, tonumber(ARGV[3]), now)
 if returned > 0 then
   wake('#room', room_left(), now)
   wake(group, number(key('group', group), 'waiting'), now)

@@ -26,13 +26,12 @@ local leased = redis.call('HGET', key('leases', group), slot)
 if leased == token then
   return {'taken', #redis.call('XPENDING', stream, group, '-', '+', count, slot)}
 end
-beat(group, consumer, tonumber(ARGV[9]), now)
+local taken_over = beat(group, consumer, tonumber(ARGV[9]), now)
 -- what an earlier take leased here, and its consumer never heard of, goes back
 local returned = 0
 if leased and not string.find(leased, ' ended', 1, true) then
   returned = return_slot(group, slot, false, consumer)
 end
-local taken_over = reclaim(group, now)
 if taken_over > 0 then
   wake('#room', room_left(), now)
 end

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from redis.exceptions import ConnectionError as Broken
 from redis.exceptions import ResponseError
 
+import redrb
 from redrb import StoreError, StoreUnavailable
 from redrb.connection import Client
 from redrb.connection.transport import Pipeline, packed
@@ -119,3 +121,30 @@ def test_hundreds_of_threads_may_wait_at_once(client: Client, namespace: str) ->
 def test_a_client_names_its_server_only(client: Client) -> None:
     assert repr(client) == f"<redrb.Client {client.where}>"
     assert client.server_version >= (6, 2)
+
+
+def test_an_outage_says_whether_an_earlier_attempt_may_have_landed() -> None:
+    client = redrb.connect(f"fake://{uuid.uuid4().hex}", retry_s=0.2)
+    failures = [Broken("Connection closed by server."), *[_refused()] * 100]
+
+    def attempt() -> None:
+        raise failures.pop(0)
+
+    with pytest.raises(StoreUnavailable) as caught:
+        client.retrying(attempt)
+    assert caught.value.uncertain
+
+
+def test_an_outage_from_the_start_is_certain() -> None:
+    client = redrb.connect(f"fake://{uuid.uuid4().hex}", retry_s=0.2)
+
+    def attempt() -> None:
+        raise _refused()
+
+    with pytest.raises(StoreUnavailable) as caught:
+        client.retrying(attempt)
+    assert not caught.value.uncertain
+
+
+def _refused() -> Broken:
+    return Broken("Error 111 connecting to localhost:1. Connection refused.")

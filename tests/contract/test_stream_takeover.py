@@ -268,3 +268,36 @@ def test_entries_deleted_behind_our_back_are_accounted_for(
     assert numbers(stream.take(4, timeout=0)) == [0, 2, 3, 4]
     with pytest.raises(BatchTimeout):
         stream.take(1, timeout=0, at_least=1)
+
+
+def test_after_an_outage_longer_than_the_lease_everyone_keeps_what_he_has(
+    open_stream: Opener, client: Client
+) -> None:
+    """Deadlines passed while Redis was away: whoever comes back first must not judge the others."""
+    first, second = open_stream(), open_stream()
+    first.put_many([[numbered(n)] for n in range(4)])
+    mine, theirs = first.take(2, timeout=0), second.take(2, timeout=0)
+    consumers = first._store.keys.prefix + "consumers:default"
+    for stream in (first, second):
+        client.execute("ZADD", consumers, 1, stream._consumer.name)
+    first._consumer.beat()
+    second._consumer.beat()
+    theirs.ack()
+    mine.ack()
+    assert first.stats().taken_over == 0
+    assert first.stats().ledger.acked == 4
+
+
+def test_grace_ends_a_lease_later(open_stream: Opener, client: Client) -> None:
+    dead, alive = open_stream(), open_stream(lease_ms=200)
+    dead.put(numbered(1))
+    dead.take(1, timeout=0)
+    with pytest.raises(BatchTimeout):
+        alive.take(1, timeout=0)
+    assert dead._consumer._heartbeat is not None
+    dead._consumer._heartbeat.stop()
+    consumers = dead._store.keys.prefix + "consumers:default"
+    for stream in (dead, alive):
+        client.execute("ZADD", consumers, 1, stream._consumer.name)
+    assert numbers(alive.take(1, timeout=5)) == [1]
+    assert alive.stats().taken_over == 1
