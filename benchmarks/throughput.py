@@ -50,11 +50,13 @@ def redrb_consumer(
     with redrb.connect(url) as client, redrb.ExperienceStream(client, key) as stream:
         stream.join_group()
         barrier.wait(TIMEOUT_S)
+        lease = None
         for _ in range(0, count, workload.batch):
-            lease = stream.take(workload.batch, timeout=TIMEOUT_S)
+            lease = stream.take(workload.batch, timeout=TIMEOUT_S, ack=lease)
             batch = lease.batch()
             assert batch.sequences is not None
             assert batch.sequences.shape == (workload.batch, workload.sequence)
+        if lease is not None:
             lease.ack()
         finished.set()
 

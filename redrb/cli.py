@@ -101,6 +101,12 @@ def _stats(options: argparse.Namespace) -> int:
 
     with connect(options.url) as client:
         stats = task_stats(client, options.task, namespace=options.namespace, group=options.group)
+    if not stats.joined:
+        print(
+            f"redrb: consumer group {options.group!r} has taken nothing yet; the ledger shows "
+            "what it would find.",
+            file=sys.stderr,
+        )
     figures = {**asdict(stats), "ledger_balanced": stats.ledger.balanced}
     if options.json:
         print(json.dumps(figures))

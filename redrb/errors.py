@@ -26,11 +26,17 @@ from __future__ import annotations
 
 
 class RedrbError(Exception):
-    """The root of every error that redrb raises on purpose."""
+    """The root of every error that redrb raises on purpose.
+
+    Attributes:
+        stored: Of a put: how many of its groups, from the first, were surely stored before.
+    """
+
+    stored: int = 0
 
 
 class ConfigError(RedrbError, ValueError):
-    """An argument, a URL or a setting is wrong. Nothing was sent."""
+    """An argument, a URL or a setting is wrong."""
 
 
 class TaskMismatch(ConfigError):
@@ -59,10 +65,14 @@ class RecordError(RedrbError, ValueError):
 
     Attributes:
         field: The field at fault, or None when it is the whole record.
+        ids: Ids of the groups at fault, where they came from a lease.
     """
 
-    def __init__(self, message: str, *, field: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, field: str | None = None, ids: tuple[int, ...] = ()
+    ) -> None:
         self.field = field
+        self.ids = ids
         super().__init__(message)
 
 
@@ -83,7 +93,7 @@ class StoreUnavailable(StoreError):
 
     Attributes:
         where: Host and port, or socket path; never a password.
-        uncertain: True when the last attempt may have taken effect before the connection broke.
+        uncertain: True when an attempt may have taken effect before the connection broke.
     """
 
     def __init__(self, message: str, *, where: str, uncertain: bool = False) -> None:
@@ -126,16 +136,26 @@ class BatchTimeout(RedrbError, TimeoutError):
         wanted: Groups asked for.
         available: Groups that were waiting at the last look.
         waited_s: Seconds waited.
+        blocked: Producers that waited for room at the last look.
     """
 
-    def __init__(self, *, task: str, wanted: int, available: int, waited_s: float) -> None:
+    def __init__(
+        self, *, task: str, wanted: int, available: int, waited_s: float, blocked: int = 0
+    ) -> None:
         self.task = task
         self.wanted = wanted
         self.available = available
         self.waited_s = waited_s
+        self.blocked = blocked
+        advice = "Check that makers are alive (`redrb stats`), or ask for fewer."
+        if blocked:
+            advice = (
+                f"{blocked} producers wait for room: the task is full, so acknowledge what is "
+                "leased, ask for fewer, or raise limit / max_bytes."
+            )
         super().__init__(
             f"task {task!r}: {available} of {wanted} groups were waiting after {waited_s:.1f} s. "
-            "None was taken. Check that makers are alive (`redrb stats`), or ask for fewer."
+            f"None was taken. {advice}"
         )
 
 

@@ -42,6 +42,11 @@ class TaskKeys:
         return f"{self.prefix}stream"
 
     @property
+    def producers(self) -> str:
+        """Last operation of each producer."""
+        return f"{self.prefix}producers"
+
+    @property
     def dead(self) -> str:
         """The dead-letter stream."""
         return f"{self.prefix}dead"

@@ -2,6 +2,7 @@
 
 from redrb.codec.decode import decode_batch, decode_items
 from redrb.codec.encode import EncodedGroup, encode_experience, encode_groups
+from redrb.codec.fit import misfits
 from redrb.codec.layout import GroupLayout, parse_group
 from redrb.codec.table import parse_groups
 
@@ -12,6 +13,7 @@ __all__ = [
     "decode_items",
     "encode_experience",
     "encode_groups",
+    "misfits",
     "parse_group",
     "parse_groups",
 ]

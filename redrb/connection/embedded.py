@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -83,6 +84,7 @@ class EmbeddedServer:
                 f"the path {self.socket} is too long for a socket: use a shorter one."
             )
         self._lock = _lock_directory(self.directory)
+        self._pid = os.getpid()
         self._said: deque[str] = deque(maxlen=20)
         self._ready = threading.Event()
         self._ended = False
@@ -112,7 +114,13 @@ class EmbeddedServer:
 
     def close(self) -> None:
         """End the server; what it was told to keep is on disk then. Safe to call twice."""
+        if self._pid != os.getpid():
+            return  # a fork of the owner
         if self._process.stdin is not None and not self._process.stdin.closed:
+            # the line ends the guard's read also while a forked child holds the pipe open
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write("end\n")
+                self._process.stdin.flush()
             self._process.stdin.close()
             self._process.wait()
         self._lock.close()

@@ -46,13 +46,13 @@ def parse_address(url: str) -> Address:
     try:
         options = dict(parse_url(url))  # type: ignore[no-untyped-call]
         port = urlsplit(url).port
-    except ValueError as error:
-        # the cause may quote the URL, and with it the password: only its kind is told
+    except ValueError:
+        # the cause may quote the URL, and with it the password
         raise ConfigError(
             f"the {scheme}:// URL does not parse: expected "
             f"{scheme}://[user:password@]host[:port][/database][?option=value]; "
             "special characters in the password are percent-encoded."
-        ) from (None if "password" in str(error) or "@" in str(error) else error)
+        ) from None
     if scheme == "unix":
         if not options.get("path"):
             raise ConfigError("a unix:// URL needs the socket's path: unix:///run/redis.sock")

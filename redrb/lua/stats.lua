@@ -22,12 +22,12 @@ end
 tell('dead_letters', redis.call('XLEN', key('dead')))
 tell('producers_waiting', redis.call('ZCARD', key('queue', '#room')))
 if redis.call('SISMEMBER', key('groups'), group) == 0 then
-  -- nobody took yet: all that is stored waits, what was put and is gone was evicted
-  tell('put', number(task, 'put'))
-  tell('evicted', number(task, 'put') - stored)
+  -- it would find all that is stored, and waits for it
+  tell('put', stored)
   tell('waiting', stored)
   return found
 end
+tell('joined', 1)
 for _, name in ipairs({'put', 'waiting', 'acked', 'expired', 'evicted', 'dead', 'samples_acked',
   'returned', 'taken_over'}) do
   tell(name, number(state, name))

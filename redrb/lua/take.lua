@@ -4,7 +4,7 @@
 -- ARGV    group, consumer, slot, token, count, least, waiter, ttl_ms, lease_ms
 --         token names the lease: a repeated take with the same one finds what it leased
 --         least: entries accepted instead of `count`; ttl_ms 0: do not queue, leave the queue
--- Returns {'taken', entries} | {'short', waiting} | {'never', limit} | {'gone'}
+-- Returns {'taken', entries} | {'short', waiting, producers that wait for room} | {'never', limit} | {'gone'}
 --@ _task _waiters _room _groups
 
 begin_writing()
@@ -52,7 +52,7 @@ if free < count then
       dequeue(group, waiter)
     end
     wake(group, waiting, now)
-    return {'short', waiting}
+    return {'short', waiting, redis.call('ZCARD', key('queue', '#room'))}
   end
   count = free
 end

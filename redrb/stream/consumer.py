@@ -16,7 +16,7 @@ from redrb.codec import GroupLayout, parse_groups
 from redrb.errors import BatchTimeout, ConfigError, DecodeError
 from redrb.stream.heartbeat import Heartbeat
 from redrb.stream.lease import Lease, Outcome
-from redrb.stream.store import TakeReply, TaskStore
+from redrb.stream.store import Ending, TakeReply, TaskStore
 from redrb.stream.waiting import QUEUE_TTL_MS, Wait
 
 _log = logging.getLogger("redrb")
@@ -68,27 +68,45 @@ class Consumer:
         self._group = group
         self._lease_ms = lease_ms
         self._reopen = reopen
-        self.name = f"{socket.gethostname()[:32]}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        self._begin()
+
+    def _begin(self) -> None:
+        """Become a consumer that Redis does not know yet: at first, and in a forked process."""
+        self._pid = os.getpid()
+        self.name = f"{socket.gethostname()[:32]}-{self._pid}-{uuid.uuid4().hex[:12]}"
         self._tokens = itertools.count(1)
         self._slots: set[int] = set()
         self._abandoned: deque[tuple[_Slot, tuple[int, ...]]] = deque()
         self._lock = threading.Lock()
         self._heartbeat: Heartbeat | None = None
 
-    def take(self, count: int, least: int, timeout: float | None) -> Lease:
+    def take(
+        self, count: int, least: int, timeout: float | None, ack: Lease | None = None
+    ) -> Lease:
         """Lease `count` groups; when time is up, at least `least`.
+
+        Args:
+            count: Groups wanted.
+            least: Groups that do when the time is up.
+            timeout: Seconds to wait.
+            ack: A lease of this consumer to acknowledge in the same round trip.
 
         Raises:
             BatchTimeout: Fewer came in time; none was taken.
-            ConfigError: The task's limit is smaller than `least`.
+            LeaseLost: `ack` is another consumer's by now; nothing was taken.
+            ConfigError: The task's limit is smaller than `least`, or `ack` is not of this consumer.
         """
+        if ack is not None and not (isinstance(ack.holder, _Slot) and ack.holder.consumer is self):
+            raise ConfigError("take(ack=...) acknowledges leases of the same stream object only.")
+        if self._pid != os.getpid():
+            self._begin()
         self._start_heartbeat()
         wait = Wait(timeout)
         with self._lock:
             slot = next(number for number in itertools.count() if number not in self._slots)
             self._slots.add(slot)
         try:
-            entries, token = self._take_decodable(slot, count, least, wait)
+            entries, token = self._take_decodable(slot, count, least, wait, ack)
         except BaseException:
             self.free(slot)
             raise
@@ -96,6 +114,8 @@ class Consumer:
 
     def close(self) -> None:
         """Stop the heartbeat and give back what is still leased, unharmed."""
+        if self._pid != os.getpid():
+            return  # a fork of the consumer: its leases are its parent's
         with self._lock:
             heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
@@ -103,12 +123,13 @@ class Consumer:
             self._store.leave(self._group, self.name)
 
     def _take_decodable(
-        self, slot: int, count: int, least: int, wait: Wait
+        self, slot: int, count: int, least: int, wait: Wait, ack: Lease | None
     ) -> tuple[list[tuple[int, GroupLayout]], str]:
         """Take until every group of the batch can be read; what cannot goes to the dead letters."""
         while True:
             token = str(next(self._tokens))
-            reply = self._take_full(slot, token, count, least, wait)
+            reply = self._take_full(slot, token, count, least, wait, ack)
+            ack = None
             good: list[tuple[int, GroupLayout]] = []
             bad: list[tuple[int, str]] = []
             parsed = iter(parse_groups(own for _, own in reply.entries if own is not None))
@@ -127,21 +148,28 @@ class Consumer:
             if good:
                 self.finish(slot, token, "release", [seq for seq, _ in good], ends=True)
 
-    def _take_full(self, slot: int, token: str, count: int, least: int, wait: Wait) -> TakeReply:
+    def _take_full(
+        self, slot: int, token: str, count: int, least: int, wait: Wait, ack: Lease | None
+    ) -> TakeReply:
         waiter = f"{self.name}.{slot}"
         while True:
             last = wait.over
             reply = self._store.take(
                 self._group,
                 self.name,
-                f"{self.name}/{slot}",
+                self._name_of(slot),
                 token,
                 count=count,
                 least=least if last else count,
                 waiter=waiter,
                 ttl_ms=0 if last else QUEUE_TTL_MS,
                 lease_ms=self._lease_ms,
+                first=None if ack is None else self._acknowledgement(ack),
+                retry_s=wait.left_s,
             )
+            if ack is not None:
+                self._conclude(ack, reply, slot, token)
+                ack = None
             if reply.outcome == "taken":
                 return reply
             if reply.outcome == "never":
@@ -157,13 +185,35 @@ class Consumer:
                     wanted=least,
                     available=reply.amount,
                     waited_s=wait.waited_s,
+                    blocked=reply.blocked,
                 )
             if reply.outcome == "short":
                 wait.tell(
                     f"task {self._store.task!r}, consumer group {self._group!r}: "
-                    f"{reply.amount} of {count} groups are waiting"
+                    f"{reply.amount} of {count} groups are waiting, and {reply.blocked} producers "
+                    "wait for room"
                 )
                 self._store.wait_for_wake(waiter, wait.slice_s())
+
+    def _acknowledgement(self, lease: Lease) -> Ending | None:
+        """Return how a lease is acknowledged; None when nothing of it is left."""
+        holder = lease.holder
+        if not isinstance(holder, _Slot) or not lease.ids:
+            return None
+        return Ending(
+            self._name_of(holder.number), holder.token, "ack", lease.ids, samples=lease.samples
+        )
+
+    def _conclude(self, ack: Lease, reply: TakeReply, slot: int, token: str) -> None:
+        """Close the lease that a take has acknowledged; if it was lost, undo the take."""
+        if isinstance(ack.holder, _Slot) and ack.ids:
+            self.free(ack.holder.number)
+            if not reply.held and reply.outcome == "taken":
+                self.finish(slot, token, "release", [seq for seq, _ in reply.entries], ends=True)
+            ack.conclude(held=reply.held)
+
+    def _name_of(self, slot: int) -> str:
+        return f"{self.name}/{slot}"
 
     def finish(
         self,
@@ -177,17 +227,8 @@ class Consumer:
         ends: bool,
     ) -> bool:
         """End groups of a lease; False when they are another consumer's by now."""
-        return self._store.finish(
-            self._group,
-            self.name,
-            f"{self.name}/{slot}",
-            token,
-            ids,
-            outcome=outcome,
-            reason=reason,
-            samples=samples,
-            ends=ends,
-        )
+        ending = Ending(self._name_of(slot), token, outcome, tuple(ids), reason, samples, ends)
+        return self._store.finish(self._group, self.name, ending)
 
     def abandon(self, slot: _Slot, ids: tuple[int, ...]) -> None:
         """Leave groups to the next heartbeat."""
@@ -213,7 +254,7 @@ class Consumer:
                 "task %r: took %d groups over from dead consumers", self._store.task, taken_over
             )
         while self._abandoned:
-            slot, ids = self._abandoned.popleft()
+            slot, ids = self._abandoned[0]
             _log.warning(
                 "task %r: a lease on %d groups was dropped without ack, release or reject; "
                 "its groups go back",
@@ -221,3 +262,4 @@ class Consumer:
                 len(ids),
             )
             slot.finish("release", ids, ends=True)
+            self._abandoned.popleft()

@@ -10,8 +10,8 @@ from typing import Literal, Protocol, Self, TypeAlias
 
 import torch
 
-from redrb.codec import GroupLayout, decode_batch, decode_items
-from redrb.errors import ConfigError, LeaseLost
+from redrb.codec import GroupLayout, decode_batch, decode_items, misfits
+from redrb.errors import ConfigError, LeaseLost, RecordError
 from redrb.experience import BufferItem, Experience
 from redrb.experience.records import Side
 
@@ -43,7 +43,8 @@ class Lease:
 
     As a context manager it acknowledges at the end of the block; an exception gives the groups
     back and counts as a failed delivery, an interrupt (Ctrl-C, SystemExit) gives them back
-    unharmed.
+    unharmed. When groups do not fit into one batch, those that differ from most go to the
+    dead-letter stream and the others go back unharmed.
 
     Attributes:
         ids: Ids of the groups that are still leased, in the order of the batch.
@@ -81,6 +82,11 @@ class Lease:
             self.ack()
             return
         with suppress(LeaseLost):  # what went wrong in the block matters more
+            if isinstance(error, RecordError) and error.ids:  # the others did nothing wrong
+                odd = [seq for seq in error.ids if seq in self._layouts]
+                self._end("reject", odd, f"does not fit into a batch: {error}")
+                self._end("release", None)
+                return
             self._end("fail" if isinstance(error, Exception) else "release", None)
 
     @property
@@ -117,14 +123,20 @@ class Lease:
             pin_memory: Decode into pinned memory, for a copy to `device` beside other work.
 
         Raises:
-            RecordError: Samples differ in fields, ranks or dtypes, so there is no batch of them;
-                `groups()` reads them one by one.
+            RecordError: Samples differ in fields, ranks or dtypes, so there is no batch of them:
+                `error.ids` are the groups that differ from most. Reject these, or read all one by
+                one with `groups()`.
             LeaseLost: The lease was ended already.
         """
         self._check_held()
         layouts = list(self._layouts.values())
         on_accelerator = torch.device(device).type != "cpu"
-        batch = decode_batch(layouts, side=side, pin=pin_memory and on_accelerator)
+        try:
+            batch = decode_batch(layouts, side=side, pin=pin_memory and on_accelerator)
+        except RecordError as error:
+            ids = self.ids
+            error.ids = tuple(ids[index] for index in misfits(layouts))
+            raise
         return batch.to_device(device) if on_accelerator else batch
 
     def groups(self) -> list[list[BufferItem]]:
@@ -161,6 +173,22 @@ class Lease:
         """
         self._end("reject", ids, reason)
 
+    @property
+    def holder(self) -> Holder:
+        """What holds this lease in Redis."""
+        return self._holder
+
+    def conclude(self, *, held: bool) -> None:
+        """Note that all of the lease was ended by another call than this object's own.
+
+        Raises:
+            LeaseLost: It was not, since another consumer has it by now.
+        """
+        ids = self.ids
+        self._forget(ids)
+        if not held:
+            raise self._lost(ids)
+
     def _end(self, outcome: Outcome, ids: Collection[int] | None, reason: str = "") -> None:
         self._check_held()
         chosen = self.ids if ids is None else tuple(dict.fromkeys(ids))
@@ -172,12 +200,15 @@ class Lease:
         held = self._holder.finish(outcome, chosen, reason=reason, samples=samples, ends=ends)
         self._forget(chosen if held else self.ids)
         if not held:
-            raise LeaseLost(
-                task=self._task,
-                ids=chosen,
-                why="this consumer's heartbeat stopped for longer than lease_ms, and others took "
-                "over. Drop what came of it and take again.",
-            )
+            raise self._lost(chosen)
+
+    def _lost(self, ids: tuple[int, ...]) -> LeaseLost:
+        return LeaseLost(
+            task=self._task,
+            ids=ids,
+            why="this consumer's heartbeat stopped for longer than lease_ms, and others took "
+            "over. Drop what came of it and take again.",
+        )
 
     def _forget(self, ids: Collection[int]) -> None:
         for seq in ids:

@@ -47,6 +47,8 @@ class StreamStats:
 
     Attributes:
         ledger: What happened to the groups.
+        joined: 1 when the consumer group has joined; until then the ledger shows what it would
+            find.
         stored: Groups in the stream, for whichever consumer group.
         limit: Most groups that may be stored; 0: no limit.
         max_bytes: Most bytes that may be stored; 0: no limit.
@@ -62,6 +64,7 @@ class StreamStats:
     """
 
     ledger: Ledger
+    joined: int = 0
     stored: int = 0
     limit: int = 0
     max_bytes: int = 0

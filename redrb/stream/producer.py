@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from redrb.codec import EncodedGroup
-from redrb.errors import ConfigError, StoreFull
+from redrb.errors import ConfigError, StoreError, StoreFull
 from redrb.stream.store import PutReply, TaskStore
 from redrb.stream.waiting import QUEUE_TTL_MS, Wait
 
@@ -48,6 +49,7 @@ class Producer:
         self._store = store
         self._on_full = on_full
         self._reopen = reopen
+        self._pid = os.getpid()
         self._idle: deque[_Identity] = deque()
         self._crowded = False
 
@@ -55,23 +57,42 @@ class Producer:
         """Store groups, a chunk of them a transaction; returns their ids in order.
 
         Raises:
-            StoreFull: No room in time; `stored` says how many groups are in.
+            StoreFull: No room in time.
+            StoreUnavailable: Redis stayed away.
             ConfigError: A group is larger than the task's limits.
+            All of them: `stored` says how many groups, from the first, are surely in.
         """
         wait = Wait(timeout)
         ids: list[int] = []
-        try:
-            identity = self._idle.pop()
-        except IndexError:
-            identity = _Identity()
+        identity = self._identity()
         try:
             while len(ids) < len(groups):
                 chunk = _next_chunk(groups, len(ids))
                 reply = self._put_chunk(identity, chunk, wait, len(ids))
                 ids += range(reply.last - reply.stored + 1, reply.last + 1)
+        except (StoreError, ConfigError) as error:
+            error.stored = len(ids)
+            if ids:
+                error.add_note(f"{len(ids)} of {len(groups)} groups were stored before this.")
+            raise
         finally:
             self._idle.append(identity)
         return tuple(ids)
+
+    def close(self) -> None:
+        """Let Redis forget this producer; what it has put stays."""
+        if self._pid == os.getpid() and self._idle:
+            self._store.forget_producers([identity.name for identity in self._idle])
+            self._idle.clear()
+
+    def _identity(self) -> _Identity:
+        """Return an identity that nobody uses; a forked process has none of its parent's."""
+        if self._pid != os.getpid():
+            self._pid, self._idle = os.getpid(), deque()
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return _Identity()
 
     def _put_chunk(
         self, identity: _Identity, chunk: Sequence[EncodedGroup], wait: Wait, stored: int
@@ -83,7 +104,7 @@ class Producer:
             queued = self._crowded and self._on_full == "block"
             if queued:
                 count = self._wait_for_room(identity, chunk, wait, stored)
-            reply = self._attempt(identity, chunk[:count], evict)
+            reply = self._attempt(identity, chunk[:count], evict, wait)
             if reply.outcome in ("ok", "again"):
                 self._crowded = 0 <= reply.room < len(chunk)
                 return reply
@@ -102,10 +123,15 @@ class Producer:
         raise AssertionError("counting never ends")
 
     def _attempt(
-        self, identity: _Identity, groups: Sequence[EncodedGroup], evict: int | None
+        self,
+        identity: _Identity,
+        groups: Sequence[EncodedGroup],
+        evict: int | None,
+        wait: Wait,
     ) -> PutReply:
+        name, operation = identity.name, identity.operation
         try:
-            return self._store.put(identity.name, identity.operation, groups, evict=evict)
+            return self._store.put(name, operation, groups, evict=evict, retry_s=wait.left_s)
         except StoreFull:  # the server's memory: waits and evictions help as at a limit of our own
             return PutReply("memory")
 

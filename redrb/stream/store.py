@@ -48,12 +48,44 @@ class TakeReply:
     Attributes:
         outcome: "taken", "short", "never" or "gone".
         amount: Groups leased, groups waiting, or the limit, as `outcome` says.
+        blocked: Producers that wait for room, where too few groups are waiting.
         entries: Id and payload of each group, in order of arrival; None where it is gone.
+        held: False when the lease to be ended first is another consumer's by now.
     """
 
     outcome: str
     amount: int = 0
+    blocked: int = 0
     entries: tuple[tuple[int, bytes | None], ...] = ()
+    held: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How groups of a lease end.
+
+    Attributes:
+        slot: The lease's slot.
+        token: The lease's token.
+        outcome: "ack", "release", "fail" or "reject".
+        ids: Which groups.
+        reason: Why, for the dead-letter stream.
+        samples: Samples in them.
+        ends: Whether nothing of the lease is left then.
+    """
+
+    slot: str
+    token: str
+    outcome: str
+    ids: tuple[int, ...]
+    reason: str = ""
+    samples: int = 0
+    ends: bool = True
+
+    def arguments(self, group: str, consumer: str) -> list[Argument]:
+        """Return the ARGV of the script `finish`."""
+        who = [group, consumer, self.slot, self.token, self.outcome, self.reason]
+        return [*who, self.samples, int(self.ends), *self.ids]
 
 
 class TaskStore:
@@ -149,36 +181,34 @@ class TaskStore:
         waiter: str,
         ttl_ms: int,
         lease_ms: int,
+        first: Ending | None = None,
         retry_s: float | None = None,
     ) -> TakeReply:
-        """Lease `count` groups, or at least `least`, or none, and read them."""
+        """Lease `count` groups, or at least `least`, or none, and read them.
+
+        In the same round trip, and before it, another lease of this consumer may end: `first`.
+        `retry_s` are the seconds for which attempts start.
+        """
         arguments: list[Argument] = [group, consumer, slot, token, count]
         arguments += [least, waiter, ttl_ms, lease_ms]
-        replies = self.client.retrying(
-            lambda: self._take_and_read(group, slot, count, arguments), retry_s=retry_s
+        scripts = [("take", arguments)]
+        if first is not None:
+            scripts.insert(0, ("finish", first.arguments(group, consumer)))
+        read = ("XREADGROUP", "GROUP", group, slot, "COUNT", count, "STREAMS", self.keys.stream)
+        *ended, taken, payload = self.client.retrying(
+            lambda: self._run_and_read(scripts, read), retry_s=retry_s
         )
-        outcome, *amounts = replies[0]
+        held = not ended or ended[0][0] == b"ok"
+        outcome, *amounts = taken
+        amount, blocked = (*amounts, 0, 0)[:2]
         if outcome != b"taken":
-            return TakeReply(outcome.decode(), *amounts)
-        entries = replies[1][0][1] if replies[1] else []
-        return TakeReply("taken", amounts[0], tuple(_entry(entry) for entry in entries))
+            return TakeReply(outcome.decode(), amount, blocked, held=held)
+        entries = payload[0][1] if payload else []
+        return TakeReply("taken", amount, 0, tuple(map(_entry, entries)), held)
 
-    def finish(
-        self,
-        group: str,
-        consumer: str,
-        slot: str,
-        token: str,
-        ids: Sequence[int],
-        *,
-        outcome: str,
-        reason: str = "",
-        samples: int = 0,
-        ends: bool = True,
-    ) -> bool:
+    def finish(self, group: str, consumer: str, ending: Ending) -> bool:
         """End a lease or a part of it; False when it is another consumer's by now."""
-        who = [group, consumer, slot, token]
-        reply = self._run("finish", [*who, outcome, reason, samples, int(ends), *ids])
+        reply = self._run("finish", ending.arguments(group, consumer))
         return bool(reply[0] == b"ok")
 
     def heartbeat(self, group: str, consumer: str, lease_ms: int) -> tuple[bool, int]:
@@ -197,6 +227,10 @@ class TaskStore:
     def drop_group(self, group: str) -> int:
         """Remove a consumer group; returns the number of groups deleted with it."""
         return int(self._run("drop_group", [group]))
+
+    def forget_producers(self, names: Sequence[str]) -> None:
+        """Forget the last operations of producers that put no more."""
+        self.client.execute("HDEL", self.keys.producers, *names)
 
     def clear(self) -> int:
         """Delete the task; returns the number of groups that were stored."""
@@ -236,28 +270,29 @@ class TaskStore:
             raise error
         return results
 
-    def _take_and_read(
-        self, group: str, slot: str, count: int, arguments: Sequence[Argument]
+    def _run_and_read(
+        self, scripts: Sequence[tuple[str, Sequence[Argument]]], read: Sequence[Argument]
     ) -> list[Reply]:
-        read: list[Argument] = ["XREADGROUP", "GROUP", group, slot, "COUNT", count]
+        """Run scripts, the last of which leases entries, and read these in the same round trip."""
 
         def attempt(*, whole: bool) -> list[Reply]:
             pipeline = Pipeline()
-            add_to(pipeline, load("take"), self._stream, arguments, whole=whole)
-            pipeline.add(*read, "STREAMS", self.keys.stream, "0")
+            for name, arguments in scripts:
+                add_to(pipeline, load(name), self._stream, arguments, whole=whole)
+            pipeline.add(*read, "0")
             return self.client.exchange(pipeline)
 
-        replies = attempt(whole=False)
-        if is_missing_script(replies[0]):
-            replies = attempt(whole=True)
-        taken, payload = replies
-        if isinstance(taken, ResponseError):
-            raise taken
+        *answers, payload = attempt(whole=False)
+        if any(map(is_missing_script, answers)):
+            *answers, payload = attempt(whole=True)
+        error = first_error(answers)
+        if error is not None:
+            raise error
         if isinstance(payload, ResponseError):
-            if taken[0] == b"taken":
+            if answers[-1][0] == b"taken":
                 raise payload
             payload = None  # nothing was leased, so there may be no consumer group yet
-        return [taken, payload]
+        return [*answers, payload]
 
 
 def _put_reply(reply: Reply, count: int) -> PutReply:

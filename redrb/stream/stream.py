@@ -158,6 +158,8 @@ class ExperienceStream:
                 timeout,
             )
         group = [items] if isinstance(items, BufferItem) else items
+        if len(group) == 0:
+            return ()
         return self.put_many([group], policy_version=policy_version, timeout=timeout)
 
     def put_many(
@@ -169,17 +171,22 @@ class ExperienceStream:
     ) -> tuple[int, ...]:
         """Store several groups with few round trips; each group is visible whole or not at all.
 
-        Args, returns and errors are those of `put`; `StoreFull.stored` says how many of the groups
-        are in, from the first.
+        Args, returns and errors are those of `put`. Of a put that failed midway, the error's
+        `stored` says how many of the groups, from the first, are in; `StoreUnavailable.uncertain`
+        speaks of the up to 32 after these. An empty group is an EncodeError.
         """
-        filled = [group for group in groups if len(group) > 0]
         encoded = encode_groups(
-            filled, policy_version=policy_version, narrow_floats=self._narrow_floats
+            groups, policy_version=policy_version, narrow_floats=self._narrow_floats
         )
         return self._producer.put(encoded, timeout)
 
     def take(
-        self, count: int, *, timeout: float | None = None, at_least: int | None = None
+        self,
+        count: int,
+        *,
+        timeout: float | None = None,
+        at_least: int | None = None,
+        ack: Lease | None = None,
     ) -> Lease:
         """Lease exactly `count` groups in this task's order, or none.
 
@@ -192,19 +199,22 @@ class ExperienceStream:
                 every half minute what is missing.
             at_least: Fewest groups that are welcome when the time is up, at the end of data;
                 default `count`.
+            ack: The lease before this one: it is acknowledged first, in the same round trip, also
+                when the take itself times out.
 
         Returns:
             A lease; `lease.batch()` pads its samples to one batch.
 
         Raises:
             BatchTimeout: Fewer groups came in time; none was taken.
+            LeaseLost: `ack` is another consumer's by now; nothing was taken.
             ConfigError: `count` exceeds the task's limit, so it could never be full.
             StoreUnavailable: Redis stayed away.
         """
         least = count if at_least is None else at_least
         if count < 1 or not 1 <= least <= count:
             raise ConfigError(f"take({count}, at_least={least}): 1 <= at_least <= count is needed.")
-        return self._consumer.take(count, least, timeout)
+        return self._consumer.take(count, least, timeout, ack)
 
     def stats(self) -> StreamStats:
         """Return counters and ledger from one consistent look."""
@@ -245,6 +255,7 @@ class ExperienceStream:
     def close(self) -> None:
         """Stop the heartbeat and give back what is still leased. The client stays open."""
         self._consumer.close()
+        self._producer.close()
 
     def _open(self) -> None:
         stored = self._store.open({"format": str(WIRE_FORMAT), **self._asked})

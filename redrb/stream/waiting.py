@@ -35,11 +35,15 @@ class Wait:
         """Whether the time is up."""
         return self._timeout is not None and self.waited_s >= self._timeout
 
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the time is up; None: no end."""
+        return None if self._timeout is None else max(0.0, self._timeout - self.waited_s)
+
     def slice_s(self) -> float:
         """Return how long to block before looking again."""
-        if self._timeout is None:
-            return SLICE_S
-        return max(0.0, min(SLICE_S, self._timeout - self.waited_s))
+        left_s = self.left_s
+        return SLICE_S if left_s is None else min(SLICE_S, left_s)
 
     def tell(self, missing: str) -> None:
         """Log what is missing, every `WARN_EVERY_S` seconds."""

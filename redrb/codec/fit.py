@@ -1,0 +1,32 @@
+"""Which groups do not go into one batch with the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from redrb.codec.layout import GroupLayout
+from redrb.experience.padding import MASK_OF
+
+_MASKS = frozenset(MASK_OF.values())
+
+
+def misfits(layouts: Sequence[GroupLayout]) -> list[int]:
+    """Return the indices of the groups whose fields, ranks or dtypes differ from most others'."""
+    kinds = [_kind(layout) for layout in layouts]
+    usual = Counter(kinds).most_common(1)[0][0] if kinds else None
+    return [index for index, kind in enumerate(kinds) if kind != usual]
+
+
+def _kind(layout: GroupLayout) -> frozenset[Any]:
+    """Return what has to be alike: of each field its dtype, rank and inner dimensions.
+
+    Masks are left out: where one is missing it can be made.
+    """
+    return frozenset(
+        (field.name, field.dtype.code, len(piece[0]), piece[0][1:]) if piece else (field.name,)
+        for field, pieces in zip(layout.fields, layout.pieces, strict=True)
+        for piece in pieces
+        if field.name not in _MASKS
+    )

@@ -1,0 +1,82 @@
+"""Puts that end midway say how far they came, and timeouts hold while Redis is away."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError as Broken
+
+from redrb import ConfigError, EncodeError, ExperienceStream, StoreUnavailable
+from redrb.connection import Client
+from redrb.connection.transport import Pipeline
+from tests.samples import numbered
+
+
+def test_an_outage_midway_says_how_many_groups_are_in(
+    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = ExperienceStream(client, "math", namespace=namespace)
+    exchange, calls = client.exchange, []
+
+    def once_only(pipeline: Pipeline) -> Any:
+        calls.append(pipeline)
+        if len(calls) > 1:
+            raise Broken("Error 111 connecting to nowhere.")
+        return exchange(pipeline)
+
+    monkeypatch.setattr(client, "exchange", once_only)
+    monkeypatch.setattr(client, "retry_s", 0.1)
+    with pytest.raises(StoreUnavailable) as caught:
+        stream.put_many([[numbered(n)] for n in range(64)])
+    assert caught.value.stored == 32
+    assert not caught.value.uncertain
+    assert any("32 of 64 groups were stored" in note for note in caught.value.__notes__)
+    assert stream.stats().ledger.put == 32
+
+
+def test_a_group_that_is_too_large_says_how_many_before_it_are_in(
+    client: Client, namespace: str
+) -> None:
+    stream = ExperienceStream(client, "math", namespace=namespace, max_bytes=4000)
+    large = numbered(9, extras={"text": "x" * 5000})
+    with pytest.raises(ConfigError, match="larger than max_bytes") as caught:
+        stream.put_many([[numbered(0)], [numbered(1)], [large]])
+    assert caught.value.stored == stream.stats().stored == 2
+
+
+def test_an_empty_group_among_others_stores_nothing(client: Client, namespace: str) -> None:
+    stream = ExperienceStream(client, "math", namespace=namespace)
+    with pytest.raises(EncodeError, match="group 1 has 0 samples"):
+        stream.put_many([[numbered(0)], [], [numbered(1)]])
+    assert stream.stats().stored == 0
+    assert stream.put([]) == ()
+
+
+@pytest.mark.parametrize("operation", ["take", "put"])
+def test_a_timeout_holds_while_redis_is_away(
+    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    stream = ExperienceStream(client, "math", namespace=namespace)
+
+    def away(pipeline: Pipeline) -> Any:
+        raise Broken("Error 111 connecting to nowhere.")
+
+    monkeypatch.setattr(client, "exchange", away)
+    started = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        if operation == "take":
+            stream.take(1, timeout=0.3)
+        else:
+            stream.put(numbered(1), timeout=0.3)
+    assert time.monotonic() - started < 2.5
+
+
+def test_closing_a_stream_leaves_no_producer_behind(client: Client, namespace: str) -> None:
+    stream = ExperienceStream(client, "math", namespace=namespace)
+    stream.put(numbered(1))
+    producers = stream._store.keys.producers
+    assert client.execute("HLEN", producers) == 1
+    stream.close()
+    assert client.execute("HLEN", producers) == 0

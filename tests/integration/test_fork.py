@@ -1,0 +1,66 @@
+"""A stream that is used on both sides of a fork."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+
+import redrb
+from tests.samples import numbered, numbers
+
+
+def in_a_child(work: object) -> None:
+    """Run `work` in a forked process and check that it ended well."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads and fork do not mix well
+        pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()  # type: ignore[operator]
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_parent_and_child_put_and_take_for_themselves(real_url: str, namespace: str) -> None:
+    with (
+        redrb.connect(real_url) as client,
+        redrb.ExperienceStream(client, "math", namespace=namespace) as stream,
+    ):
+        stream.put(numbered(0))
+        lease = stream.take(1, timeout=0)
+
+        def child() -> None:
+            assert stream.put(numbered(1)) == (2,)
+            own = stream.take(1, timeout=5)
+            assert numbers(own) == [1]
+            own.ack()
+            stream.close()
+
+        in_a_child(child)
+        assert stream.put(numbered(2)) == (3,)
+        assert numbers(lease) == [0]
+        lease.ack()
+        ledger = stream.stats().ledger
+        assert (ledger.put, ledger.acked, ledger.waiting) == (3, 2, 1)
+        stream.take(1, timeout=0).ack()
+
+
+def test_closing_an_embedded_server_does_not_wait_for_forked_children() -> None:
+    client = redrb.connect("embedded://")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        time.sleep(30)
+        os._exit(0)
+    try:
+        started = time.monotonic()
+        client.close()
+        assert time.monotonic() - started < 5
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
