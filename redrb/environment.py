@@ -20,6 +20,16 @@ def search_path() -> str:
     return os.environ.get("PATH", os.defpath)
 
 
-def child_environment(**changes: str) -> dict[str, str]:
-    """Return this process' environment with `changes`, for a process that is started."""
-    return {**os.environ, **changes}
+def child_environment(*, without: str = "", **changes: str) -> dict[str, str]:
+    """Return the environment for a process that is started.
+
+    Args:
+        without: Variables whose names begin with this are not inherited; "": all are.
+        changes: Variables that the process gets besides or instead.
+    """
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not (without and name.startswith(without))
+    }
+    return {**inherited, **changes}

@@ -184,7 +184,28 @@ class WeightMismatch(WeightError, ValueError):
 
 
 class WeightTimeout(WeightError, TimeoutError):
-    """No newer version was published in time."""
+    """No newer version was published in time.
+
+    Attributes:
+        name: Name of the weights.
+        newer_than: The version that a newer one was waited for.
+        newest: The newest published version, None when there is none.
+        waited_s: Seconds waited.
+    """
+
+    def __init__(
+        self, *, name: str, newer_than: int, newest: int | None, waited_s: float
+    ) -> None:
+        self.name = name
+        self.newer_than = newer_than
+        self.newest = newest
+        self.waited_s = waited_s
+        seen = "none is published yet" if newest is None else f"the newest is {newest}"
+        super().__init__(
+            f"weights {name!r}: no version newer than {newer_than} within {waited_s:.1f} s; "
+            f"{seen}. Check that a trainer runs and publishes under this name and namespace, or "
+            "wait longer."
+        )
 
 
 class WeightCorrupt(WeightError):

@@ -58,7 +58,10 @@ class TaskKeys:
 
 @dataclass(frozen=True, slots=True)
 class WeightKeys:
-    """Keys of one published model."""
+    """Keys of one published model.
+
+    Scripts get `versions` and derive the fence and the chunks from its prefix.
+    """
 
     prefix: str
 
@@ -73,11 +76,6 @@ class WeightKeys:
     def versions(self) -> str:
         """Stream of committed versions; ids are `<version>-0`, entries hold the manifest."""
         return f"{self.prefix}versions"
-
-    @property
-    def fence(self) -> str:
-        """Counter of publishers; the newest holds its highest value as token."""
-        return f"{self.prefix}fence"
 
     def chunk(self, token: int, version: int, index: int) -> str:
         """One chunk of `version` as the publisher with `token` wrote it."""

@@ -3,17 +3,58 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import MISSING, Field, field, fields
+import operator
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar, get_type_hints
 
 from redrb import environment
+from redrb.errors import ConfigError
 
 T = TypeVar("T")
 
 
-def option(default: Any, text: str) -> Any:
-    """Return a dataclass field with a default and the text that `--help` shows for it."""
-    return field(default=default, metadata={"help": text})
+def option(
+    default: Any,
+    text: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+) -> Any:
+    """Return a dataclass field that becomes an option.
+
+    Args:
+        default: Its value unless it is given.
+        text: What `--help` says of it.
+        least: Smallest value that is allowed.
+        above: Values must be larger than this.
+        most: Largest value that is allowed.
+    """
+    ranges = {"at least": least, "more than": above, "at most": most}
+    return field(default=default, metadata={"help": text, "ranges": ranges})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Base of a command's settings: whoever makes one gets values in range, or ConfigError."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            for words, bound in item.metadata["ranges"].items():
+                if bound is not None and not _IS[words](value, bound):
+                    raise ConfigError(
+                        f"{flag_of(item.name)} (or {variable_of(item.name)}) is {value}: "
+                        f"it must be {words} {bound}."
+                    )
+
+
+_IS: dict[str, Callable[[Any, Any], bool]] = {
+    "at least": operator.ge,
+    "more than": operator.gt,
+    "at most": operator.le,
+}
 
 
 def add_options(parser: argparse.ArgumentParser, *settings: type) -> None:
@@ -28,8 +69,17 @@ def add_options(parser: argparse.ArgumentParser, *settings: type) -> None:
 
 
 def settings_from(options: argparse.Namespace, owner: type[T]) -> T:
-    """Return the dataclass `owner` as the parsed options say."""
+    """Return the dataclass `owner` as the parsed options say.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
     return owner(**{item.name: getattr(options, item.name) for item in fields(owner)})  # type: ignore[arg-type]
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of field `name`."""
+    return f"--{name.replace('_', '-')}"
 
 
 def variable_of(name: str) -> str:
@@ -43,7 +93,7 @@ def _add(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) -> None:
     variable = variable_of(item.name)
     shown = "" if item.default in ("", None) else f"default: {item.default}; "
     parser.add_argument(
-        f"--{item.name.replace('_', '-')}",
+        flag_of(item.name),
         dest=item.name,
         # argparse converts a default that is a string, and complains like about a flag
         default=environment.variable(variable, str(item.default)),

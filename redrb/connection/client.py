@@ -15,7 +15,6 @@ from tenacity import (
     RetryCallState,
     Retrying,
     retry_if_exception,
-    stop_after_attempt,
     stop_after_delay,
     wait_random_exponential,
 )
@@ -95,9 +94,7 @@ class Client:
             first = error
         retries = Retrying(
             retry=retry_if_exception(is_transient),
-            # the first attempt may have met a connection that broke while it was idle
-            stop=stop_after_delay(self.retry_s if retry_s is None else min(retry_s, self.retry_s))
-            & stop_after_attempt(2),
+            stop=stop_after_delay(self.retry_s if retry_s is None else min(retry_s, self.retry_s)),
             wait=wait_random_exponential(multiplier=0.02, max=1.0),
             before_sleep=self._log_retry,
             reraise=True,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from redrb.options import option
+from redrb.options import Settings, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoSettings:
+class DemoSettings(Settings):
     """What the demo can be told; everything else is what the workers do by default."""
 
     url: str = option("", "use this Redis; default: start an embedded one")
-    makers: int = option(2, "maker processes")
-    seed: int = option(0, "seed of the run")
+    makers: int = option(2, "maker processes", least=1)
+    seed: int = option(0, "seed of the run", least=0, most=2**63 - 1)
     target_reward: float = option(0.97, "held-out reward at which the trainer ends")
-    max_seconds: float = option(90.0, "seconds of training after which it ends anyway")
+    max_seconds: float = option(90.0, "seconds of training after which it ends anyway", above=0)
     out: str = option("demo-run", "directory for the curve and the workers' metrics")

@@ -165,7 +165,7 @@ class Consumer:
                 ttl_ms=0 if last else QUEUE_TTL_MS,
                 lease_ms=self._lease_ms,
                 first=None if ack is None else self._acknowledgement(ack),
-                retry_s=wait.left_s,
+                retry_s=wait.retry_s,
             )
             if ack is not None:
                 self._conclude(ack, reply, slot, token)

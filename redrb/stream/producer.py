@@ -131,7 +131,7 @@ class Producer:
     ) -> PutReply:
         name, operation = identity.name, identity.operation
         try:
-            return self._store.put(name, operation, groups, evict=evict, retry_s=wait.left_s)
+            return self._store.put(name, operation, groups, evict=evict, retry_s=wait.retry_s)
         except StoreFull:  # the server's memory: waits and evictions help as at a limit of our own
             return PutReply("memory")
 

@@ -11,6 +11,9 @@ SLICE_S = 1.0
 QUEUE_TTL_MS = 3000
 """How long a waiter that no longer looks keeps its place in the queue."""
 
+SHORT_OUTAGE_S = 1.0
+"""An outage that is bridged whatever the timeout, such as a connection that has to be made again."""
+
 WARN_EVERY_S = 30.0
 
 _log = logging.getLogger("redrb")
@@ -36,14 +39,17 @@ class Wait:
         return self._timeout is not None and self.waited_s >= self._timeout
 
     @property
-    def left_s(self) -> float | None:
-        """Seconds until the time is up; None: no end."""
-        return None if self._timeout is None else max(0.0, self._timeout - self.waited_s)
+    def retry_s(self) -> float | None:
+        """Seconds for which Redis may be away; None: as long as the client's own limit says."""
+        if self._timeout is None:
+            return None
+        return max(SHORT_OUTAGE_S, self._timeout - self.waited_s)
 
     def slice_s(self) -> float:
         """Return how long to block before looking again."""
-        left_s = self.left_s
-        return SLICE_S if left_s is None else min(SLICE_S, left_s)
+        if self._timeout is None:
+            return SLICE_S
+        return max(0.0, min(SLICE_S, self._timeout - self.waited_s))
 
     def tell(self, missing: str) -> None:
         """Log what is missing, every `WARN_EVERY_S` seconds."""

@@ -157,7 +157,7 @@ class WeightSubscriber:
             if entry is not None:
                 return entry.described
             if not left:
-                raise self._timeout(after, timeout)
+                raise self._timeout(after, timeout or 0.0)
             self._block(after, min(left, _BLOCK_S), retry_s=patience_s)
 
     def _trying(self, attempt: Callable[[], T]) -> T:
@@ -248,10 +248,11 @@ class WeightSubscriber:
 
         self._client.retrying(attempt, retry_s=retry_s)
 
-    def _timeout(self, version: int, timeout: float | None) -> WeightTimeout:
+    def _timeout(self, version: int, waited_s: float) -> WeightTimeout:
         newest = self._newer_than(0, retry_s=0)
-        seen = f"the newest is {newest.manifest.version}" if newest else "none is published yet"
         return WeightTimeout(
-            f"weights {self._name!r}: no version newer than {version} within {timeout} s; {seen}. "
-            "Check that its trainer is alive (`redrb weights`), or wait longer."
+            name=self._name,
+            newer_than=version,
+            newest=newest.manifest.version if newest else None,
+            waited_s=waited_s,
         )
