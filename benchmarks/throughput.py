@@ -101,16 +101,16 @@ def floor_consumer(
     client = redis.Redis.from_url(url)
     client.xgroup_create(key, "g", "0", mkstream=True)
     barrier.wait(TIMEOUT_S)
-    seen = 0
-    while seen < count:
-        reply: Any = client.xreadgroup("g", "c", {key: ">"}, count=workload.batch, block=1000)
-        if reply:
-            ids = [entry[0] for entry in reply[0][1]]
-            pipeline = client.pipeline(transaction=False)
-            pipeline.xack(key, "g", *ids)
-            pipeline.xdel(key, *ids)
-            pipeline.execute()
-            seen += len(ids)
+    for _ in range(0, count, workload.batch):
+        ids: list[bytes] = []
+        while len(ids) < workload.batch:
+            wanted = workload.batch - len(ids)
+            reply: Any = client.xreadgroup("g", "c", {key: ">"}, count=wanted, block=1000)
+            ids += [entry[0] for entry in reply[0][1]] if reply else []
+        pipeline = client.pipeline(transaction=False)
+        pipeline.xack(key, "g", *ids)
+        pipeline.xdel(key, *ids)
+        pipeline.execute()
     finished.set()
 
 

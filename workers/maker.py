@@ -10,22 +10,21 @@ import os
 import socket
 import sys
 import time
+import uuid
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from redrb.errors import RedrbError, StoreFull
+from redrb.errors import ConfigError, RedrbError, StoreFull, StoreUnavailable
 from redrb.options import add_options, settings_from
 from redrb.telemetry import MetricsLog
 from workers.settings import MakerSettings, RolloutSettings, RunSettings
 from workers.stopping import Stop
+from workers.waiting import SLICE_S, wait_in_slices
 
 if TYPE_CHECKING:
     from redrb import BufferItem, Client, WeightSubscriber
     from workers.policy import ActorCritic
-
-PUT_SLICE_S = 1.0
-"""Longest wait for room before a maker looks whether it was asked to end."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,20 +32,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="redrb-maker", description=__doc__)
     add_options(parser, RunSettings, MakerSettings, RolloutSettings)
     options = parser.parse_args(arguments)
-    run = settings_from(options, RunSettings)
-    own = settings_from(options, MakerSettings)
-    name = own.worker or f"{socket.gethostname()}-{os.getpid()}"
+    try:
+        run = settings_from(options, RunSettings)
+        own = settings_from(options, MakerSettings)
+        rollout = settings_from(options, RolloutSettings)
+    except ConfigError as error:
+        print(f"redrb-maker: {error}", file=sys.stderr)
+        return 2
+    name = own.worker or _new_name()
     stop = Stop()
     import redrb
 
     try:
         with redrb.connect(run.url) as client, MetricsLog(run.metrics, worker=name) as metrics:
-            Maker(client, name, run, own, settings_from(options, RolloutSettings), metrics).work(
-                stop
-            )
+            Maker(client, name, run, own, rollout, metrics).work(stop)
     except RedrbError as error:
         print(f"redrb-maker {name}: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
     return 0
 
 
@@ -62,14 +64,11 @@ class Maker:
         rollout: RolloutSettings,
         metrics: MetricsLog,
     ) -> None:
-        """Open the task and wait for the first weights.
-
-        Raises:
-            WeightTimeout: No trainer published any in time.
-        """
+        """Open the task."""
         import torch
 
         from redrb import ExperienceStream, WeightSubscriber
+        from workers.policy import ActorCritic
 
         torch.set_num_threads(run.threads)
         self._name = name
@@ -78,33 +77,55 @@ class Maker:
         self._metrics = metrics
         self._stream = ExperienceStream(client, run.task, namespace=run.namespace, limit=run.limit)
         self._generator = torch.Generator().manual_seed(_seed(run.seed, name))
-        timeout = own.weights_timeout
-        reference = WeightSubscriber(client, f"{run.weights}-reference", namespace=run.namespace)
-        self._reference = _first(reference, timeout)
-        self._subscriber = WeightSubscriber(client, run.weights, namespace=run.namespace)
-        self._policy = _first(self._subscriber, timeout)
+        self._retry_s = client.retry_s
+        self._reference, self._policy = ActorCritic(), ActorCritic()
+        name_of_reference = f"{run.weights}-reference"
+        self._reference_weights = WeightSubscriber(
+            client, name_of_reference, namespace=run.namespace
+        )
+        self._weights = WeightSubscriber(client, run.weights, namespace=run.namespace)
 
     def work(self, stop: Stop) -> None:
-        """Make groups and put them, with the newest weights each time, until told to end."""
-        step = 0
+        """Make groups and put them, with the newest weights each time, until told to end.
+
+        Raises:
+            WeightTimeout: No trainer published weights in time.
+        """
         with self._stream:
-            while not stop and (self._own.steps == 0 or step < self._own.steps):
-                step += 1
-                self._subscriber.poll(self._policy)
-                started = time.perf_counter()
-                groups = self._make(step)
-                made = time.perf_counter()
-                self._put(groups, stop)
-                self._metrics.write(
-                    "put",
-                    step=step,
-                    groups=len(groups),
-                    samples=sum(map(len, groups)),
-                    policy_version=self._subscriber.version,
-                    reward=_mean_reward(groups),
-                    make_s=made - started,
-                    backpressure_s=time.perf_counter() - made,
-                )
+            self._wait_for(self._reference_weights, stop)
+            self._wait_for(self._weights, stop)
+            if not stop:
+                self._reference_weights.poll(self._reference)
+                self._make_and_put(stop)
+
+    def _wait_for(self, weights: WeightSubscriber, stop: Stop) -> None:
+        """Wait until there are weights, or until asked to end."""
+        wait_in_slices(
+            lambda seconds: weights.wait(newer_than=0, timeout=seconds),
+            stop.__bool__,
+            timeout=self._own.weights_timeout,
+            retry_s=self._retry_s,
+        )
+
+    def _make_and_put(self, stop: Stop) -> None:
+        step = 0
+        while not stop and (self._own.steps == 0 or step < self._own.steps):
+            step += 1
+            self._weights.poll(self._policy)
+            started = time.perf_counter()
+            groups = self._make(step)
+            made = time.perf_counter()
+            stored = self._put(groups, stop)
+            self._metrics.write(
+                "put",
+                step=step,
+                groups=stored,
+                samples=sum(map(len, groups[:stored])),
+                policy_version=self._weights.version,
+                reward=_mean_reward(groups),
+                make_s=made - started,
+                backpressure_s=time.perf_counter() - made,
+            )
 
     def _make(self, step: int) -> list[list[BufferItem]]:
         """Return one group of scored completions a prompt."""
@@ -119,7 +140,7 @@ class Maker:
             prompts,
             generator=self._generator,
             settings=self._rollout,
-            policy_version=self._subscriber.version,
+            policy_version=self._weights.version,
         )
         items = split_experience_batch(experience)
         size = self._rollout.group_size
@@ -131,24 +152,23 @@ class Maker:
                 item.extras = {"prompt": show(prompt)}
         return groups
 
-    def _put(self, groups: list[list[BufferItem]], stop: Stop) -> None:
-        """Put groups, waiting for room as long as nobody asks to end."""
-        while groups and not stop:
+    def _put(self, groups: list[list[BufferItem]], stop: Stop) -> int:
+        """Put groups, waiting for room while nobody asks to end; returns how many surely are in."""
+        stored = 0
+        while stored < len(groups) and not stop:
             try:
-                self._stream.put_many(groups, timeout=PUT_SLICE_S)
-                return
+                stored += len(self._stream.put_many(groups[stored:], timeout=SLICE_S))
             except StoreFull as full:
-                groups = groups[full.stored :]
+                stored += full.stored
+            except StoreUnavailable as error:
+                # to put the rest again might store some twice: make new ones, which waits for Redis
+                return stored + error.stored
+        return stored
 
 
-def _first(subscriber: WeightSubscriber, timeout: float) -> ActorCritic:
-    """Return a model with the newest weights, waiting for the first ones."""
-    from workers.policy import ActorCritic
-
-    subscriber.wait(newer_than=0, timeout=timeout)
-    model = ActorCritic()
-    subscriber.poll(model)
-    return model
+def _new_name() -> str:
+    """Return a name that no other maker has: containers repeat host names and process ids."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def _seed(seed: int, name: str) -> int:

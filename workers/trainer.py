@@ -11,18 +11,16 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from redrb.errors import BatchTimeout, LeaseLost, RedrbError
+from redrb.errors import BatchTimeout, ConfigError, LeaseLost, RedrbError
 from redrb.options import add_options, settings_from
 from redrb.telemetry import MetricsLog
 from workers.settings import PPOSettings, RunSettings, TrainerSettings
 from workers.stopping import Stop
+from workers.waiting import wait_in_slices
 
 if TYPE_CHECKING:
     from redrb import Client, Lease
     from workers.policy import ActorCritic
-
-TAKE_SLICE_S = 1.0
-"""Longest wait for a batch before a trainer looks whether it was asked to end."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,17 +28,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="redrb-trainer", description=__doc__)
     add_options(parser, RunSettings, TrainerSettings, PPOSettings)
     options = parser.parse_args(arguments)
-    run = settings_from(options, RunSettings)
-    own = settings_from(options, TrainerSettings)
+    try:
+        run = settings_from(options, RunSettings)
+        own = settings_from(options, TrainerSettings)
+        ppo = settings_from(options, PPOSettings)
+    except ConfigError as error:
+        print(f"redrb-trainer: {error}", file=sys.stderr)
+        return 2
     stop = Stop()
     import redrb
 
     try:
         with redrb.connect(run.url) as client, MetricsLog(run.metrics, worker=own.worker) as log:
-            Trainer(client, run, own, settings_from(options, PPOSettings), log).work(stop)
+            why = Trainer(client, run, own, ppo, log).work(stop)
+            log.write("end", why=why)
     except RedrbError as error:
         print(f"redrb-trainer {own.worker}: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
+    print(f"redrb-trainer {own.worker} ends: {why}", file=sys.stderr)
     return 0
 
 
@@ -69,36 +74,46 @@ class Trainer:
         self._stream = ExperienceStream(
             client, run.task, namespace=run.namespace, limit=run.limit, lease_ms=own.lease_ms
         )
+        self._retry_s = client.retry_s
         self._publisher = WeightPublisher(client, run.weights, namespace=run.namespace)
+        self._unpublished = 0
         self._model, self.version = self._begin(client, run)
         self._optimizer = make_optimizer(self._model, ppo)
         self._held_out = held_out_prompts()
         self._started = time.perf_counter()
 
-    def work(self, stop: Stop) -> None:
-        """Take, train, acknowledge and publish until an end is reached.
+    def work(self, stop: Stop) -> str:
+        """Take, train, acknowledge and publish until an end is reached; returns which.
 
         Raises:
             BatchTimeout: No full batch came for `idle_timeout` seconds.
+            PublisherFenced: Another trainer began to publish under the same name.
         """
         own, step = self._own, 0
         reward = self._evaluate(step)
         with self._stream:
-            while not stop and not self._is_over(step, reward):
+            while (why := self._why_over(stop, step, reward)) is None:
                 waiting = time.perf_counter()
-                lease = self._take(stop)
+                lease = self._take(stop, step, reward)
                 if lease is None:
-                    break
+                    continue
                 step += 1
                 self._train(lease, step, waited_s=time.perf_counter() - waiting)
-                if step % own.publish_every == 0:
-                    self.version = self._publisher.publish(self._model).version
+                self._unpublished += 1
+                if self._unpublished >= own.publish_every:
+                    self._publish()
                 if step % own.evaluate_every == 0:
                     reward = self._evaluate(step)
-            if step % own.publish_every:
-                self.version = self._publisher.publish(self._model).version
+            self._publish()
             if step % own.evaluate_every:
                 self._evaluate(step)
+        return why
+
+    def _publish(self) -> None:
+        """Publish what was trained since the last version, if anything was."""
+        if self._unpublished:
+            self.version = self._publisher.publish(self._model).version
+            self._unpublished = 0
 
     def _begin(self, client: Client, run: RunSettings) -> tuple[ActorCritic, int]:
         """Return the newest published policy, or publish a warm start as policy and reference."""
@@ -116,16 +131,18 @@ class Trainer:
         reference.publish(model)
         return model, self._publisher.publish(model).version
 
-    def _take(self, stop: Stop) -> Lease | None:
-        """Return the next full batch, or None when asked to end meanwhile."""
-        deadline = time.monotonic() + self._own.idle_timeout
-        while not stop:
-            try:
-                return self._stream.take(self._own.groups, timeout=TAKE_SLICE_S)
-            except BatchTimeout:
-                if time.monotonic() >= deadline:
-                    raise
-        return None
+    def _take(self, stop: Stop, step: int, reward: float) -> Lease | None:
+        """Return the next full batch, or None when an end was reached meanwhile."""
+        try:
+            return wait_in_slices(
+                lambda seconds: self._stream.take(self._own.groups, timeout=seconds),
+                lambda: self._why_over(stop, step, reward) is not None,
+                timeout=self._own.idle_timeout,
+                retry_s=self._retry_s,
+            )
+        except BatchTimeout:
+            self._publish()
+            raise
 
     def _train(self, lease: Lease, step: int, *, waited_s: float) -> None:
         """Train on a batch and acknowledge it afterwards; an exception gives it back."""
@@ -165,14 +182,28 @@ class Trainer:
         )
         return reward
 
-    def _is_over(self, step: int, reward: float) -> bool:
+    def _why_over(self, stop: Stop, step: int, reward: float) -> str | None:
+        """Return why training ends, None while it goes on."""
         own = self._own
-        seconds = time.perf_counter() - self._started
-        return (
-            reward >= own.target_reward
-            or (own.steps > 0 and step >= own.steps)
-            or (own.max_seconds > 0 and seconds >= own.max_seconds)
-        )
+        if stop:
+            return f"it was asked to, after {step} steps at weight version {self.version}"
+        if reward >= own.target_reward:
+            return (
+                f"held-out reward {reward:.3f} has reached the target {own.target_reward:g} "
+                f"at weight version {self.version}{_advice(step)}"
+            )
+        if 0 < own.steps <= step:
+            return f"{step} steps are done, at weight version {self.version}"
+        if 0 < own.max_seconds <= time.perf_counter() - self._started:
+            return f"{own.max_seconds:g} seconds are over, at weight version {self.version}"
+        return None
+
+
+def _advice(step: int) -> str:
+    """Return what to do where published weights left nothing to train."""
+    if step:
+        return ""
+    return ", before this trainer began: to begin anew, use another --namespace or an empty Redis"
 
 
 if __name__ == "__main__":
