@@ -12,18 +12,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 from redrb import __version__
-from redrb.errors import RedrbError
+from redrb.errors import ConfigError, RedrbError
 from redrb.options import add_options, settings_from, variable_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
+    """Run one command; returns the exit status: 2 where something it was given is wrong."""
     options = _parser().parse_args(arguments)
     try:
         status: int = options.run(options)
     except RedrbError as error:
         print(f"redrb: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 130
     return status
@@ -33,7 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="redrb",
         description="A Redis-backed streaming experience store for reinforcement learning.",
-        epilog=f"Every command reads {variable_of('url')} where --url is not given.",
+        epilog=f"Where --url is not given, {variable_of('url')} is read.",
     )
     parser.add_argument("--version", action="version", version=f"redrb {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -47,7 +47,7 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     from redrb.demo.settings import DemoSettings
 
     parser = commands.add_parser(
-        "demo", help="train a small policy with two makers and a trainer on this machine"
+        "demo", help="train a small policy with makers and a trainer on this machine"
     )
     add_options(parser, DemoSettings)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")

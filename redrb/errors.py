@@ -193,9 +193,7 @@ class WeightTimeout(WeightError, TimeoutError):
         waited_s: Seconds waited.
     """
 
-    def __init__(
-        self, *, name: str, newer_than: int, newest: int | None, waited_s: float
-    ) -> None:
+    def __init__(self, *, name: str, newer_than: int, newest: int | None, waited_s: float) -> None:
         self.name = name
         self.newer_than = newer_than
         self.newest = newest

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from redrb.errors import ConfigError
+
 
 class MetricsLog:
     """Appends one line an event; safe among threads.
@@ -23,6 +25,9 @@ class MetricsLog:
         Args:
             path: A file that is appended to; "-" is standard output, "" writes nothing.
             worker: Name that each line carries.
+
+        Raises:
+            ConfigError: The file cannot be opened.
         """
         self._worker = worker
         self._lock = threading.Lock()
@@ -31,8 +36,13 @@ class MetricsLog:
         if path == "-":
             self._file = sys.stdout
         elif path:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (__exit__ closes)
+            try:
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (__exit__ closes)
+            except OSError as error:
+                raise ConfigError(
+                    f"no metrics can be written to {path}: {error.strerror}."
+                ) from error
 
     def __enter__(self) -> Self:
         return self

@@ -24,7 +24,6 @@ from workers.waiting import SLICE_S, wait_in_slices
 
 if TYPE_CHECKING:
     from redrb import BufferItem, Client, WeightSubscriber
-    from workers.policy import ActorCritic
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,11 +78,10 @@ class Maker:
         self._generator = torch.Generator().manual_seed(_seed(run.seed, name))
         self._retry_s = client.retry_s
         self._reference, self._policy = ActorCritic(), ActorCritic()
-        name_of_reference = f"{run.weights}-reference"
-        self._reference_weights = WeightSubscriber(
-            client, name_of_reference, namespace=run.namespace
+        self._first_weights, self._weights = (
+            WeightSubscriber(client, weights, namespace=run.namespace)
+            for weights in (f"{run.weights}-reference", run.weights)
         )
-        self._weights = WeightSubscriber(client, run.weights, namespace=run.namespace)
 
     def work(self, stop: Stop) -> None:
         """Make groups and put them, with the newest weights each time, until told to end.
@@ -92,10 +90,11 @@ class Maker:
             WeightTimeout: No trainer published weights in time.
         """
         with self._stream:
-            self._wait_for(self._reference_weights, stop)
+            self._metrics.write("start")
+            self._wait_for(self._first_weights, stop)
             self._wait_for(self._weights, stop)
             if not stop:
-                self._reference_weights.poll(self._reference)
+                self._first_weights.poll(self._reference)
                 self._make_and_put(stop)
 
     def _wait_for(self, weights: WeightSubscriber, stop: Stop) -> None:
@@ -108,6 +107,7 @@ class Maker:
         )
 
     def _make_and_put(self, stop: Stop) -> None:
+        """Go on until told to end, or until all steps are done."""
         step = 0
         while not stop and (self._own.steps == 0 or step < self._own.steps):
             step += 1

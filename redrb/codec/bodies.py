@@ -65,30 +65,12 @@ def encode_column(column: Column, grouping: Grouping, narrow: int | None) -> Enc
     begins, counts = column.spans.starts, column.spans.counts
     runs = find_runs(column.flat, column.spans)
     is_float = column.dtype.code > UINT64
-    if runs is None and is_float and narrow is None and grouping.alone and column.shape is not None:
-        return _as_they_are(column)
     if runs is not None:
         leads, _, trails, _ = runs
         begins, counts = begins + leads, counts - leads - trails
     cut = Cut(column, begins, counts, grouping)
     wires = cut.float_wires(narrow) if is_float else cut.integer_wires()
     return EncodedColumn(wires.tolist(), runs, cut.bodies(wires), cut.nbytes(wires))
-
-
-def _as_they_are(column: Column) -> EncodedColumn:
-    """Return a column of lone samples of one shape whose elements are the body, all of them."""
-    samples = len(column.shapes)
-    view = column.flat.view(np.uint8).data
-    size = len(view) // samples
-    bodies: list[Sequence[Part]] = [
-        (view[at : at + size],) for at in range(0, size * samples, size or 1)
-    ]
-    return EncodedColumn(
-        [column.dtype.code] * samples,
-        None,
-        bodies or [()] * samples,
-        np.full(samples, size),
-    )
 
 
 @dataclass(slots=True)

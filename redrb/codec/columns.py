@@ -42,6 +42,11 @@ class Grouping:
         sizes = np.array(counts, dtype=np.int64)
         return cls(np.cumsum(sizes) - sizes, sizes, len(counts) == int(sizes.sum()))
 
+    @staticmethod
+    def lone(samples: int) -> Grouping:
+        """Return the grouping of samples that are a group each; nobody may write to it."""
+        return _lone_grouping(samples)
+
 
 @dataclass(frozen=True, slots=True)
 class Spans:
@@ -108,6 +113,11 @@ class Column:
         if self.shape is not None:
             return _even_spans(len(self.shapes), math.prod(self.shape))
         return Spans.of([0 if shape is None else math.prod(shape) for shape in self.shapes])
+
+
+@lru_cache(maxsize=16)
+def _lone_grouping(samples: int) -> Grouping:
+    return Grouping.of([1] * samples)
 
 
 @lru_cache(maxsize=16)

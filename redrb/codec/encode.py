@@ -11,7 +11,8 @@ import numpy as np
 from redrb.codec.bodies import EncodedColumn, Part, encode_column
 from redrb.codec.columns import Column, Grouping
 from redrb.codec.gather import dtypes_differ, gather_batch, gather_items
-from redrb.codec.heads import pack_heads
+from redrb.codec.heads import layouts_of_groups, layouts_of_lone, pack_heads
+from redrb.codec.lone import encode_lone
 from redrb.codec.metadata import Metadata, metadata_of_items, metadata_of_rows
 from redrb.codec.wire import (
     BFLOAT16,
@@ -90,7 +91,10 @@ def encode_groups(
             encode_groups([group], policy_version=policy_version, narrow_floats=narrow_floats)[0]
             for group in groups
         ]
-    grouping = Grouping.of([len(group) for group in groups])
+    if len(items) == len(groups):
+        grouping = Grouping.lone(len(items))
+    else:
+        grouping = Grouping.of([len(group) for group in groups])
     metadata = metadata_of_items(groups, policy_version)
     return _encode(columns, grouping, metadata, narrow)
 
@@ -118,7 +122,7 @@ def encode_experience(
         return []
     columns = gather_batch(experience)
     metadata = metadata_of_rows(experience, size, policy_version)
-    return _encode(columns, Grouping.of([1] * size), metadata, narrow)
+    return _encode(columns, Grouping.lone(size), metadata, narrow)
 
 
 def _narrow_code(narrow_floats: str | None) -> int | None:
@@ -131,8 +135,11 @@ def _encode(
     columns: Sequence[Column], grouping: Grouping, metadata: Sequence[Metadata], narrow: int | None
 ) -> list[EncodedGroup]:
     """Encode all columns, then put each group's header and bodies together."""
+    if grouping.alone and all(column.shape is not None for column in columns):
+        return _encode_lone(columns, grouping, metadata, narrow)
     encoded = [encode_column(column, grouping, narrow) for column in columns]
-    heads = list(pack_heads(columns, encoded, grouping, metadata))
+    layouts = layouts_of_groups(columns, encoded, grouping)
+    heads = list(pack_heads(columns, layouts, metadata))
     body_bytes = sum((column.nbytes for column in encoded), np.zeros_like(grouping.counts))
     sizes = [len(head) + size for head, size in zip(heads, body_bytes.tolist(), strict=True)]
     _check_sizes(columns, grouping, sizes)
@@ -144,6 +151,29 @@ def _encode(
             heads, bodies, sizes, metadata, versions, strict=True
         )
     ]
+
+
+def _encode_lone(
+    columns: Sequence[Column], grouping: Grouping, metadata: Sequence[Metadata], narrow: int | None
+) -> list[EncodedGroup]:
+    """Do the same for groups of one sample whose shapes are all alike: the fast path."""
+    encoded = [encode_lone(column, narrow) for column in columns]
+    heads = list(pack_heads(columns, layouts_of_lone(columns, encoded), metadata))
+    sizes = _lone_sizes(heads, [column.nbytes for column in encoded])
+    _check_sizes(columns, grouping, sizes)
+    parts = zip(heads, *(own.bodies for own in encoded if own.bodies is not None), strict=True)
+    versions = _oldest(columns, grouping, metadata)
+    return [
+        EncodedGroup(body, size, 1, version, own.status)
+        for body, size, own, version in zip(parts, sizes, metadata, versions, strict=True)
+    ]
+
+
+def _lone_sizes(heads: Sequence[bytes], bodies: Sequence[list[int] | int]) -> list[int]:
+    """Return the bytes of each group; a column's bodies have one size, or one each."""
+    even = sum(size for size in bodies if isinstance(size, int))
+    uneven = [sizes for sizes in bodies if not isinstance(sizes, int)]
+    return [even + sum(sizes) for sizes in zip(map(len, heads), *uneven, strict=True)]
 
 
 def _bodies(encoded: Sequence[EncodedColumn], groups: int) -> Iterable[Iterable[Part]]:

@@ -15,6 +15,7 @@ from redrb.experience.padding import Shape
 from redrb.experience.records import TENSOR_FIELDS, BufferItem, Experience, named_tensors
 
 _FIELDS = [(name, attrgetter(name)) for name in TENSOR_FIELDS]
+_get_dtype = attrgetter("dtype")
 _PLAIN = ({Tensor}, {type(None)})
 
 
@@ -28,6 +29,10 @@ def gather_items(items: Sequence[BufferItem]) -> list[Column] | None:
     """
     columns: list[Column] = []
     for name, tensors in _tensors_by_name(items):
+        column = _alike(name, tensors)
+        if column is not None:
+            columns.append(column)
+            continue
         present = [tensor for tensor in tensors if tensor is not None]
         if not present:
             continue
@@ -115,6 +120,26 @@ def check_text(text: str, limit: int, what: str) -> None:
         raise EncodeError(f"{what} is not valid Unicode: {text!r}.") from error
     if size > limit:
         raise EncodeError(f"{what} has {size} bytes, the limit is {limit}: {text[:40]!r}...")
+
+
+def _alike(name: str, tensors: Sequence[Tensor | None]) -> Column | None:
+    """Return the column of plain tensors of one shape and dtype: the common case, sooner.
+
+    None where they are anything else, or where that is too much to be sure at once.
+    """
+    if len(tensors) == 1 or set(map(type, tensors)) != {Tensor}:
+        return None
+    dtypes = set(map(_get_dtype, tensors))
+    dtype = BY_TORCH.get(dtypes.pop())
+    if dtypes or dtype is None:
+        return None
+    try:
+        rows = torch.stack(tensors)  # type: ignore[arg-type]  # it refuses unequal shapes itself
+        flat = rows.cpu().reshape(-1)
+    except RuntimeError:
+        return None
+    shape = _checked_shape(name, tuple(rows.shape[1:]))
+    return Column(name, dtype, flat, [shape] * len(tensors), shape)
 
 
 def _column(name: str, tensors: Sequence[Tensor | None], present: Sequence[Tensor]) -> Column:

@@ -10,6 +10,7 @@ import msgpack
 
 from redrb.codec.bodies import EncodedColumn
 from redrb.codec.columns import Column, Grouping
+from redrb.codec.lone import LoneColumn
 from redrb.codec.metadata import Metadata, one_or_all
 from redrb.codec.wire import (
     FIELD_CODES,
@@ -28,32 +29,40 @@ column that is there, and the shapes that these entries refer to."""
 
 
 def pack_heads(
-    columns: Sequence[Column],
-    encoded: Sequence[EncodedColumn],
-    grouping: Grouping,
-    metadata: Sequence[Metadata],
+    columns: Sequence[Column], layouts: Iterable[Layout], metadata: Sequence[Metadata]
 ) -> Iterator[bytes]:
     """Yield what comes before the body, group after group.
+
+    Args:
+        columns: The fields, in the order of the layouts' codes.
+        layouts: Of each group, from `layouts_of_lone` or `layouts_of_groups`.
+        metadata: Of each group.
 
     Raises:
         EncodeError: A header or a schema is longer than readers allow.
     """
-    pack = msgpack.Packer().pack
+    packer = msgpack.Packer()
+    pack, pack_array_header = packer.pack, packer.pack_array_header
     schemas: dict[tuple[int | None, ...], bytes] = {}
-    alike = grouping.alone and all(column.shape is not None for column in columns)
-    layouts = _lone_layouts(columns, encoded) if alike else _layouts(columns, encoded, grouping)
+    last: tuple[Any, Any, Any] = (None, None, None)
     for (wires, entries, shapes), own in zip(layouts, metadata, strict=False):
         schema = schemas.get(wires)
         if schema is None:
             schema = schemas[wires] = _pack_schema(columns, wires)
-        header = pack((own.samples, entries, shapes, *own.tail))
-        if len(header) > MAX_HEADER_BYTES:
+        if shapes is not last[1] or own is not last[2]:  # most often they are the last group's
+            start = pack_array_header(3 + len(own.tail)) + pack(own.samples)
+            end = b"".join((pack(shapes), *map(pack, own.tail)))
+        if entries != last[0]:
+            middle = pack(entries)
+        last = (entries, shapes, own)
+        size = len(start) + len(middle) + len(end)
+        if size > MAX_HEADER_BYTES:
             raise EncodeError(
-                f"a group's header has {len(header)} bytes, the limit is {MAX_HEADER_BYTES}: "
+                f"a group's header has {size} bytes, the limit is {MAX_HEADER_BYTES}: "
                 "use fewer tags or put smaller groups."
             )
-        prefix = PREFIX.pack(MAGIC, VERSION, 0, len(schema), len(header), len(own.extras))
-        yield b"".join((prefix, schema, header, own.extras))
+        prefix = PREFIX.pack(MAGIC, VERSION, 0, len(schema), size, len(own.extras))
+        yield b"".join((prefix, schema, start, middle, end, own.extras))
 
 
 def _pack_schema(columns: Sequence[Column], wires: Sequence[int | None]) -> bytes:
@@ -69,28 +78,23 @@ def _pack_schema(columns: Sequence[Column], wires: Sequence[int | None]) -> byte
     return schema
 
 
-def _lone_layouts(columns: Sequence[Column], encoded: Sequence[EncodedColumn]) -> Iterable[Layout]:
+def layouts_of_lone(columns: Sequence[Column], encoded: Sequence[LoneColumn]) -> Iterable[Layout]:
     """Return the layouts of groups of one sample whose shapes are all alike: the fast path."""
     table: dict[Shape, int] = {}
     entries: list[Iterable[Any]] = []
     for column, own in zip(columns, encoded, strict=True):
         ref = table.setdefault(column.shape or (), len(table))
-        if own.runs is None:
+        if own.notes is None:
             entries.append(repeat(ref))
         else:
-            entries.append(
-                [
-                    (ref, *run) if run[2] else (ref, *run[:2]) if run[0] else ref
-                    for run in zip(*(part.tolist() for part in own.runs), strict=True)
-                ]
-            )
+            entries.append([(ref, *note) if note else ref for note in own.notes])
     if not columns:
         return repeat(((), (), ()))
     wires = zip(*(own.wires for own in encoded), strict=True)
     return zip(wires, zip(*entries, strict=False), repeat(tuple(table)), strict=False)
 
 
-def _layouts(
+def layouts_of_groups(
     columns: Sequence[Column], encoded: Sequence[EncodedColumn], grouping: Grouping
 ) -> Iterator[Layout]:
     """Yield the layouts of any groups."""

@@ -21,6 +21,8 @@ class History:
         ages: (seconds, mean staleness, largest staleness) of each step, in versions.
         samples: Samples trained.
         weight_version: Newest published version.
+        steps: Optimizer steps.
+        wait_for_batch_s: Seconds for which the trainer waited for batches.
     """
 
     rewards: list[tuple[float, float]] = field(default_factory=list)
@@ -28,9 +30,7 @@ class History:
     samples: int = 0
     weight_version: int = 0
     steps: int = 0
-    train_reward: float = 0.0
     wait_for_batch_s: float = 0.0
-    step_s: float = 0.0
     _weighted_age: float = 0.0
     _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -47,12 +47,10 @@ class History:
     def _add_step(self, event: Mapping[str, Any]) -> None:
         self.steps += 1
         self.samples += event["samples"]
-        self.train_reward = event["reward"]
         self.weight_version = max(self.weight_version, event["weight_version"])
         self.ages.append((event["seconds"], event["staleness_mean"], event["staleness_max"]))
         self._weighted_age += event["staleness_mean"] * event["samples"]
         self.wait_for_batch_s += event["wait_for_batch_s"]
-        self.step_s += event["step_s"]
         self._recent.append((event["seconds"], event["samples"]))
 
     @property

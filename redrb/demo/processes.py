@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from redrb.environment import child_environment
+from redrb.environment import PREFIX, child_environment
 
 GRACE_S = 15.0
 """Seconds that a worker has to end after SIGTERM."""
@@ -39,9 +40,12 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=child_environment(REDRB_URL=url),  # not as an argument: it may hold a password
+            # the URL is no argument, since it may hold a password; nothing else is inherited, since
+            # what is set for other runs must not change this one
+            env=child_environment(without=PREFIX, REDRB_URL=url),
             start_new_session=True,  # Ctrl-C is ours; they get SIGTERM from us
         )
+        self._asked = False
         self._reader = threading.Thread(target=self._read, args=(on_event,), daemon=True)
         self._reader.start()
 
@@ -61,10 +65,14 @@ class Worker:
     def ask_to_end(self) -> None:
         """Send SIGTERM."""
         if self.running:
+            self._asked = True
             self._process.terminate()
 
     def end(self) -> tuple[int, str]:
-        """Make sure that it ended; returns its exit status and the last it had to complain."""
+        """Make sure that it ended; returns its exit status and its last words.
+
+        The status is 0 also where SIGTERM came before the worker was ready to handle it.
+        """
         if not self.wait(GRACE_S):
             self._process.kill()
             self._process.wait()
@@ -73,7 +81,8 @@ class Worker:
         said = self._errors.read()
         self._errors.close()
         self._metrics.close()
-        return self._process.returncode, said[-2000:]
+        status = self._process.returncode
+        return 0 if self._asked and status == -signal.SIGTERM else status, said[-2000:]
 
     def _read(self, on_event: OnEvent) -> None:
         output: IO[str] | None = self._process.stdout

@@ -57,8 +57,8 @@ def table(figures: Mapping[str, Any], history: History, stats: StreamStats) -> T
     return shown
 
 
-def draw_curve(path: Path, history: History) -> None:
-    """Draw held-out reward and staleness over time to a PNG file."""
+def draw_curve(path: Path, history: History, *, workers: str) -> None:
+    """Draw held-out reward and staleness over time to a PNG file; `workers` says of whom."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -69,7 +69,7 @@ def draw_curve(path: Path, history: History) -> None:
     )
     above.plot(*zip(*history.rewards, strict=True), marker="o", markersize=4, color="tab:blue")
     above.set(ylabel="held-out reward\n(exact match)", ylim=(0, 1.02))
-    above.set_title("redrb demo: two makers, one trainer", loc="left")
+    above.set_title(f"redrb demo: {workers}", loc="left")
     if history.ages:
         seconds, mean, largest = zip(*history.ages, strict=True)
         below.fill_between(seconds, largest, color="tab:orange", alpha=0.25, label="max", lw=0)

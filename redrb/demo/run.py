@@ -6,10 +6,12 @@ import json
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 
@@ -22,6 +24,7 @@ from redrb.demo.settings import DemoSettings
 from redrb.errors import ConfigError, StoreError
 from redrb.stream import ExperienceStream, StreamStats
 
+TASK = "sort"
 REFRESH_S = 0.25
 HARD_END_S = 20.0
 """Seconds after the trainer's own limit at which the demo gives up on it."""
@@ -33,20 +36,24 @@ def run_demo(settings: DemoSettings, *, as_json: bool) -> int:
         raise ConfigError("the demo draws a curve: pip install 'redrb[demo]'.")
     console = Console()
     out = Path(settings.out)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be made: {error.strerror}.") from error
     history, started = History(), time.perf_counter()
     with connect(settings.url or "embedded://") as client:
-        namespace = f"demo-{int(time.time())}"
+        namespace = f"demo-{int(time.time())}-{uuid.uuid4().hex[:8]}"
         console.print(f"Redis {'.'.join(map(str, client.server_version))} at {client.where}")
-        stream = ExperienceStream(client, "sort", namespace=namespace)
-        workers = _start_workers(settings, client, namespace, out, history)
-        try:
-            _watch(workers, stream, history, console, settings, started)
-        finally:
-            complaints = _end_workers(workers)
-        seconds = time.perf_counter() - started
-        stats = stream.stats()
-        _delete_run(stream, client, namespace)
+        stream = ExperienceStream(client, TASK, namespace=namespace)
+        with _interrupts() as interrupted:
+            workers = _start_workers(settings, client, namespace, out, history)
+            try:
+                _watch(workers, stream, history, console, settings, started, interrupted)
+            finally:
+                complaints = _end_workers(workers)
+            seconds = time.perf_counter() - started
+            stats = stream.stats()
+            _delete_run(stream, client, namespace)
     for name, status, said in complaints:
         console.print(f"[red]{name} ended with status {status}[/red]\n{said}", highlight=False)
     if history.reward_last is None:
@@ -54,7 +61,7 @@ def run_demo(settings: DemoSettings, *, as_json: bool) -> int:
         return 1
     figures = summary(seconds, history, stats)
     console.print(table(figures, history, stats))
-    draw_curve(out / "curve.png", history)
+    draw_curve(out / "curve.png", history, workers=settings.workers)
     console.print(f"curve: {out / 'curve.png'}")
     if as_json:
         print(json.dumps(figures), flush=True)
@@ -65,7 +72,7 @@ def _start_workers(
     settings: DemoSettings, client: Client, namespace: str, out: Path, history: History
 ) -> list[Worker]:
     """Start the trainer, then the makers, by the commands that a cluster would use."""
-    shared = ["--namespace", namespace, "--seed", str(settings.seed)]
+    shared = ["--namespace", namespace, "--task", TASK, "--seed", str(settings.seed)]
     ends = ["--target-reward", str(settings.target_reward)]
     ends += ["--max-seconds", str(settings.max_seconds)]
     commands = {"trainer": ["workers.trainer", *shared, *ends]}
@@ -84,10 +91,11 @@ def _watch(
     console: Console,
     settings: DemoSettings,
     started: float,
+    interrupted: threading.Event,
 ) -> None:
     """Show the run until the trainer has ended, a signal came, or time is up."""
     trainer, *makers = workers
-    with _interrupts() as interrupted, Screen(console, settings.target_reward) as screen:
+    with Screen(console, settings) as screen:
         while trainer.running and any(maker.running for maker in makers):
             seconds = time.perf_counter() - started
             screen.show(seconds, history, _look(stream))
@@ -127,12 +135,20 @@ def _delete_run(stream: ExperienceStream, client: Client, namespace: str) -> Non
 
 @contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """Turn Ctrl-C and SIGTERM into an event while the run is watched."""
+    """Turn Ctrl-C and SIGTERM into an event, so that workers are ended and nothing is left behind.
+
+    A second signal does what signals do otherwise.
+    """
     event = threading.Event()
-    before = {
-        number: signal.signal(number, lambda *_: event.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        event.set()
+        signal.signal(number, before[number])
+
+    numbers: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        signal.signal(number, handle)
     try:
         yield event
     finally:

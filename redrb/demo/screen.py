@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from redrb.demo.history import History
+from redrb.demo.settings import DemoSettings
 from redrb.stream import StreamStats
 
 LINE_EVERY_S = 5.0
@@ -21,9 +22,9 @@ _BARS = "▁▂▃▄▅▆▇█"
 class Screen:
     """Redraws one panel on a terminal; prints a line now and then elsewhere."""
 
-    def __init__(self, console: Console, target: float) -> None:
+    def __init__(self, console: Console, settings: DemoSettings) -> None:
         self._console = console
-        self._target = target
+        self._settings = settings
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._printed_at = -LINE_EVERY_S
 
@@ -39,13 +40,15 @@ class Screen:
     def show(self, seconds: float, history: History, stats: StreamStats | None) -> None:
         """Show the state of the run."""
         if self._console.is_terminal:
-            self._live.update(_panel(seconds, history, stats, self._target), refresh=True)
+            self._live.update(_panel(seconds, history, stats, self._settings), refresh=True)
         elif seconds - self._printed_at >= LINE_EVERY_S:
             self._printed_at = seconds
             self._console.print(_line(seconds, history, stats), soft_wrap=True, highlight=False)
 
 
-def _panel(seconds: float, history: History, stats: StreamStats | None, target: float) -> Panel:
+def _panel(
+    seconds: float, history: History, stats: StreamStats | None, settings: DemoSettings
+) -> Panel:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(min_width=34)
@@ -55,7 +58,7 @@ def _panel(seconds: float, history: History, stats: StreamStats | None, target: 
     else:
         bar = ProgressBar(total=1.0, completed=reward, width=24, complete_style="cyan")
         figures = Table.grid(padding=(0, 1))
-        figures.add_row(bar, f"{reward:.3f}", Text(f"of {target:.2f}", style="dim"))
+        figures.add_row(bar, f"{reward:.3f}", Text(f"of {settings.target_reward:.2f}", style="dim"))
         grid.add_row("held-out reward", figures)
     grid.add_row("", _sparkline([value for _, value in history.rewards]))
     grid.add_row("samples / s", f"{history.rate:,.0f}   ({history.samples:,} trained)")
@@ -64,7 +67,7 @@ def _panel(seconds: float, history: History, stats: StreamStats | None, target: 
     grid.add_row("weight version", str(history.weight_version))
     if stats is not None:
         grid.add_row("groups", f"{stats.ledger.waiting} waiting, {stats.ledger.leased} leased")
-    title = f"redrb demo  ·  2 makers, 1 trainer  ·  {seconds:.0f} s"
+    title = f"redrb demo  ·  {settings.workers}  ·  {seconds:.0f} s"
     return Panel(Group(grid), title=title, title_align="left", border_style="cyan", expand=False)
 
 

@@ -17,3 +17,8 @@ class DemoSettings(Settings):
     target_reward: float = option(0.97, "held-out reward at which the trainer ends")
     max_seconds: float = option(90.0, "seconds of training after which it ends anyway", above=0)
     out: str = option("demo-run", "directory for the curve and the workers' metrics")
+
+    @property
+    def workers(self) -> str:
+        """How many workers of which kind there are, for people."""
+        return f"{self.makers} maker{'s' if self.makers > 1 else ''}, 1 trainer"

@@ -12,7 +12,7 @@ QUEUE_TTL_MS = 3000
 """How long a waiter that no longer looks keeps its place in the queue."""
 
 SHORT_OUTAGE_S = 1.0
-"""An outage that is bridged whatever the timeout, such as a connection that has to be made again."""
+"""An outage that is bridged whatever the timeout: a connection may have to be made again."""
 
 WARN_EVERY_S = 30.0
 

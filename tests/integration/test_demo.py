@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import redis
+from rich.console import Console
 
+from redrb.demo.history import History
+from redrb.demo.screen import Screen
+from redrb.demo.settings import DemoSettings
+from redrb.environment import child_environment
 from tests.servers import Server, programs
 
 
@@ -38,19 +45,59 @@ def test_the_demo_learns_and_balances(tmp_path: Path) -> None:
     }
 
 
-def test_the_demo_leaves_nothing_on_a_server_of_yours(tmp_path: Path) -> None:
+def test_the_demo_leaves_nothing_on_a_server_of_yours_and_needs_no_variables(
+    tmp_path: Path,
+) -> None:
+    for_other_runs = {
+        "REDRB_URL": "redis://127.0.0.1:1",
+        "REDRB_NAMESPACE": "other",
+        "REDRB_TASK": "other",
+        "REDRB_WEIGHTS": "other",
+        "REDRB_WORKER": "other",
+        "REDRB_STEPS": "1",
+        "REDRB_PROMPTS": "0",
+    }
     server = Server(next(iter(programs().values())))
     try:
         done = subprocess.run(
             [sys.executable, "-m", "redrb.cli", "demo", "--url", server.url]
-            + ["--out", str(tmp_path), "--max-seconds", "2"],
+            + ["--out", str(tmp_path), "--max-seconds", "3", "--makers", "1"],
+            env=child_environment(**for_other_runs),
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+        makers = [
+            json.loads(line) for line in (tmp_path / "maker-1.jsonl").read_text().splitlines()
+        ]
+        assert makers[0]["worker"] == "maker-1"
+        assert sum(event["event"] == "put" for event in makers) > 1
         with redis.Redis(port=server.port) as client:
             assert client.dbsize() == 0
     finally:
         server.close()
+
+
+@pytest.mark.parametrize(
+    ("makers", "words"), [(1, "1 maker, 1 trainer"), (3, "3 makers, 1 trainer")]
+)
+def test_the_panel_says_how_many_makers_there_are(makers: int, words: str) -> None:
+    console = Console(record=True, width=80, force_terminal=True, file=io.StringIO())
+    with Screen(console, DemoSettings(makers=makers)) as screen:
+        screen.show(1.0, History(), None)
+    assert words in console.export_text()
+
+
+def test_an_output_directory_that_cannot_be_is_named() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "redrb.cli", "demo", "--out", "/dev/null/run"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "--out /dev/null/run cannot be made" in done.stderr
+    assert "Traceback" not in done.stderr

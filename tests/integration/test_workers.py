@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,23 +16,33 @@ from typing import Any
 import pytest
 
 import redrb
-from redrb.environment import child_environment
+from redrb.environment import PREFIX, child_environment
 from redrb.stream.inspect import task_stats
+from tests.servers import programs
 
 Event = dict[str, Any]
 Start = Callable[..., "Process"]
+
+on_one_server = pytest.mark.parametrize("real_url", list(programs())[:1], indirect=True)
 
 
 class Process:
     """One worker, whose metrics are read line by line."""
 
     def __init__(self, url: str, module: str, *arguments: str) -> None:
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the test)
         self.popen = subprocess.Popen(
             [sys.executable, "-m", module, "--metrics", "-", *arguments],
-            env=child_environment(REDRB_URL=url),
+            env=child_environment(without=PREFIX, REDRB_URL=url),
             stdout=subprocess.PIPE,
+            stderr=self.errors,
             text=True,
         )
+
+    def said(self) -> str:
+        """Return what it wrote to standard error, after its end."""
+        self.errors.seek(0)
+        return self.errors.read()
 
     def until(self, event: str, count: int = 1) -> list[Event]:
         """Read metrics until `event` came `count` times; returns these."""
@@ -68,6 +81,7 @@ def start(real_url: str, run_id: str) -> Iterator[Start]:
     for process in started:
         process.popen.kill()
         process.popen.communicate()
+        process.errors.close()
 
 
 def stats_of(url: str, run_id: str) -> redrb.StreamStats:
@@ -158,7 +172,7 @@ def test_a_maker_without_a_trainer_says_what_it_waits_for(real_url: str, run_id:
     done = subprocess.run(
         [sys.executable, "-m", "workers.maker"]
         + ["--namespace", run_id, "--weights-timeout", "0.3"],
-        env=child_environment(REDRB_URL=real_url),
+        env=child_environment(without=PREFIX, REDRB_URL=real_url),
         capture_output=True,
         text=True,
         timeout=30,
@@ -166,7 +180,87 @@ def test_a_maker_without_a_trainer_says_what_it_waits_for(real_url: str, run_id:
     )
     assert done.returncode == 1
     assert "policy-reference" in done.stderr
+    assert re.search(r"within 0\.[34] s; none is published yet", done.stderr)
     assert "Traceback" not in done.stderr
+
+
+@on_one_server
+def test_a_maker_that_waits_for_weights_ends_when_asked(start: Start) -> None:
+    maker = start("workers.maker")
+    maker.until("start")
+    asked = time.monotonic()
+    assert maker.end() == 0
+    assert time.monotonic() - asked < 5
+    assert maker.said() == ""
+
+
+@on_one_server
+def test_a_trainer_without_makers_says_how_long_it_waited(start: Start) -> None:
+    trainer = start("workers.trainer", "--idle-timeout", "1.5", "--target-reward", "2")
+    trainer.popen.communicate(timeout=60)
+    assert trainer.popen.returncode == 1
+    assert re.search(r"0 of 32 groups were waiting after 1\.[5-9] s", trainer.said())
+    assert "Traceback" not in trainer.said()
+
+
+@on_one_server
+def test_a_trainer_without_makers_keeps_its_end(start: Start) -> None:
+    trainer = start("workers.trainer", "--max-seconds", "1", "--target-reward", "2")
+    trainer.popen.communicate(timeout=60)
+    assert trainer.popen.returncode == 0
+    assert "ends: 1 seconds are over, at weight version 1" in trainer.said()
+
+
+@on_one_server
+def test_a_second_trainer_takes_the_weights_over_and_the_first_says_so(
+    start: Start, real_url: str, run_id: str
+) -> None:
+    first = start("workers.trainer", "--target-reward", "2")
+    maker = start("workers.maker")
+    first.until("step")
+    second = start("workers.trainer", "--target-reward", "2", "--steps", "2")
+    first.popen.communicate(timeout=60)
+    assert first.popen.returncode == 1
+    assert "another publisher of weights 'policy' was started" in first.said()
+    assert "Traceback" not in first.said()
+    second.popen.communicate(timeout=60)
+    assert second.popen.returncode == 0
+    assert "ends: 2 steps are done, at weight version" in second.said()
+    assert maker.end() == 0
+    assert stats_of(real_url, run_id).ledger.balanced
+
+
+@on_one_server
+def test_a_trainer_whose_target_is_reached_already_says_so(start: Start) -> None:
+    trainer = start("workers.trainer", "--target-reward", "0.01")
+    assert trainer.until("end")[0]["why"].startswith("held-out reward 0.")
+    assert trainer.popen.wait(30) == 0
+    assert "has reached the target 0.01 at weight version 1, before" in trainer.said()
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        (["workers.trainer", "--publish-every", "0"], "--publish-every"),
+        (["workers.maker", "--prompts", "0"], "--prompts"),
+        (["workers.maker", "--task", "a b"], "--task"),
+        (["workers.maker", "--metrics", "/dev/null/none"], "/dev/null/none"),
+        (["redrb.cli", "demo", "--makers", "0"], "--makers"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(command: list[str], flag: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        env=child_environment(without=PREFIX, REDRB_URL="fake://settings"),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert flag in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
 
 
 HELP = """

@@ -1,0 +1,79 @@
+"""Settings from flags and variables, and what happens to those out of range."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Any
+
+import pytest
+
+from redrb.demo.settings import DemoSettings
+from redrb.environment import child_environment
+from redrb.errors import ConfigError
+from redrb.options import Settings, add_options, settings_from
+from workers.settings import (
+    MakerSettings,
+    PPOSettings,
+    RolloutSettings,
+    RunSettings,
+    TrainerSettings,
+)
+
+ALL = (DemoSettings, MakerSettings, PPOSettings, RolloutSettings, RunSettings, TrainerSettings)
+
+
+def test_a_flag_goes_before_a_variable_and_a_variable_before_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("REDRB_PROMPTS", "5")
+    monkeypatch.setenv("REDRB_STEPS", "6")
+    parser = argparse.ArgumentParser()
+    add_options(parser, MakerSettings)
+    made = settings_from(parser.parse_args(["--steps", "7"]), MakerSettings)
+    assert (made.prompts, made.steps, made.weights_timeout) == (5, 7, 120.0)
+
+
+@pytest.mark.parametrize("owner", ALL)
+def test_defaults_are_in_range(owner: type[Settings]) -> None:
+    owner()
+
+
+@pytest.mark.parametrize(
+    ("owner", "values", "told"),
+    [
+        (TrainerSettings, {"publish_every": 0}, r"--publish-every .*REDRB_PUBLISH_EVERY.* least 1"),
+        (TrainerSettings, {"evaluate_every": 0}, "--evaluate-every"),
+        (TrainerSettings, {"groups": 0}, "--groups"),
+        (TrainerSettings, {"steps": -1}, "--steps"),
+        (TrainerSettings, {"max_seconds": math.nan}, "--max-seconds"),
+        (TrainerSettings, {"lease_ms": 99}, "--lease-ms .* at least 100"),
+        (TrainerSettings, {"idle_timeout": -1.0}, "--idle-timeout"),
+        (RunSettings, {"threads": 0}, "--threads"),
+        (RunSettings, {"seed": 2**63}, "--seed .* at most"),
+        (RunSettings, {"limit": -1}, "--limit"),
+        (RunSettings, {"namespace": "a:b"}, "--namespace 'a:b'"),
+        (RunSettings, {"weights": ""}, "--weights"),
+        (MakerSettings, {"prompts": 0}, "--prompts"),
+        (MakerSettings, {"weights_timeout": -0.1}, "--weights-timeout"),
+        (RolloutSettings, {"group_size": 0}, "--group-size"),
+        (RolloutSettings, {"gamma": 1.1}, "--gamma .* at most 1"),
+        (PPOSettings, {"clip": 0.0}, "--clip .* more than 0"),
+        (DemoSettings, {"makers": 0}, "--makers"),
+        (DemoSettings, {"max_seconds": 0.0}, "--max-seconds"),
+    ],
+)
+def test_a_value_out_of_range_is_named(
+    owner: type[Settings], values: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        owner(**values)
+
+
+def test_a_child_inherits_what_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDRB_TASK", "other")
+    monkeypatch.setenv("OTHER_TASK", "other")
+    assert child_environment()["REDRB_TASK"] == "other"
+    child = child_environment(without="REDRB_", REDRB_URL="redis://here")
+    assert {name for name in child if name.startswith("REDRB_")} == {"REDRB_URL"}
+    assert child["OTHER_TASK"] == "other"
