@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from redrb.errors import BatchTimeout, ConfigError, LeaseLost, RedrbError
+from redrb.errors import BatchTimeout, ConfigError, LeaseLost, RecordError, RedrbError
 from redrb.options import add_options, settings_from
 from redrb.telemetry import MetricsLog
 from workers.settings import PPOSettings, RunSettings, TrainerSettings
@@ -157,6 +157,12 @@ class Trainer:
         except LeaseLost as error:
             # the step is done and another trainer will repeat it: delivery is at least once
             self._metrics.write("lease_lost", step=step, why=str(error))
+            return
+        except RecordError as error:
+            if not error.ids:
+                raise
+            # groups that fit into no batch are among the dead letters now, the others went back
+            self._metrics.write("misfits", step=step, groups=list(error.ids), why=str(error))
             return
         self._metrics.write(
             "step",
