@@ -39,6 +39,10 @@ def parse_address(url: str) -> Address:
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
+        if not scheme:
+            raise ConfigError(
+                f"the Redis URL has no scheme: write redis://host:6379/0. Known are {known}."
+            )
         raise ConfigError(f"unknown scheme {scheme!r} in the Redis URL: use one of {known}.")
     if scheme in ("embedded", "fake"):
         path = url.partition("://")[2]

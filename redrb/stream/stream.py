@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
+from torch import Tensor
+
 from redrb.codec import decode_items, encode_experience, encode_groups, parse_group
 from redrb.connection import Client
-from redrb.errors import ConfigError, DecodeError, StoreError
+from redrb.errors import ConfigError, DecodeError, RecordError, StoreError
 from redrb.experience import BufferItem, Experience
+from redrb.experience.padding import ACTION_FIELDS, SEQUENCE_FIELDS, check_aligned
+from redrb.experience.records import named_tensors
 from redrb.keys import TaskKeys, check_name
 from redrb.orders import Fifo, Order, order_named
 from redrb.stream.consumer import Consumer
@@ -18,6 +22,8 @@ from redrb.stream.lease import Lease
 from redrb.stream.ledger import StreamStats
 from redrb.stream.producer import OnFull, Producer
 from redrb.stream.store import WIRE_FORMAT, TaskStore
+
+ALIGNED_FIELDS = (*SEQUENCE_FIELDS, *ACTION_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,10 @@ class ExperienceStream:
             TaskMismatch: The task exists with other settings.
             StoreUnavailable: Redis stayed away.
         """
+        if not isinstance(client, Client):
+            raise ConfigError(
+                f"the client is a {type(client).__name__}: pass what redrb.connect(url) returns."
+            )
         if on_full not in ("block", "drop_oldest", "error"):
             raise ConfigError(f'on_full={on_full!r}: use "block", "drop_oldest" or "error".')
         if lease_ms < 100:
@@ -151,6 +161,7 @@ class ExperienceStream:
             StoreUnavailable: Redis stayed away; `uncertain` says whether it may have landed.
         """
         if isinstance(items, Experience):
+            check_aligned({name: row.shape[1:] for name, row in named_tensors(items).items()})
             return self._producer.put(
                 encode_experience(
                     items, policy_version=policy_version, narrow_floats=self._narrow_floats
@@ -175,6 +186,9 @@ class ExperienceStream:
         `stored` says how many of the groups, from the first, are in; `StoreUnavailable.uncertain`
         speaks of the up to 32 after these. An empty group is an EncodeError.
         """
+        for index, group in enumerate(groups):
+            for item in group:
+                _check_item(item, index)
         encoded = encode_groups(
             groups, policy_version=policy_version, narrow_floats=self._narrow_floats
         )
@@ -260,6 +274,21 @@ class ExperienceStream:
     def _open(self) -> None:
         stored = self._store.open({"format": str(WIRE_FORMAT), **self._asked})
         order_named(stored["order"] or Fifo().name)
+
+
+def _check_item(item: object, group: int) -> None:
+    """Refuse what is no sample, or one whose fields do not fit each other."""
+    if not isinstance(item, BufferItem):
+        raise RecordError(
+            f"group {group} holds a {type(item).__name__}: a group is a list of redrb.BufferItem, "
+            "and put_many takes a list of such lists."
+        )
+    shapes = {
+        name: tensor.shape
+        for name in ALIGNED_FIELDS
+        if isinstance(tensor := getattr(item, name), Tensor)
+    }
+    check_aligned(shapes, where=f" in group {group}")
 
 
 def _settings(

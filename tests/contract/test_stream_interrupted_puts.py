@@ -6,9 +6,17 @@ import time
 from typing import Any
 
 import pytest
+import torch
 from redis.exceptions import ConnectionError as Broken
 
-from redrb import ConfigError, EncodeError, ExperienceStream, StoreUnavailable
+from redrb import (
+    ConfigError,
+    EncodeError,
+    ExperienceStream,
+    RecordError,
+    StoreUnavailable,
+    make_experience_batch,
+)
 from redrb.connection import Client
 from redrb.connection.transport import Pipeline
 from tests.samples import numbered
@@ -80,3 +88,29 @@ def test_closing_a_stream_leaves_no_producer_behind(client: Client, namespace: s
     assert client.execute("HLEN", producers) == 1
     stream.close()
     assert client.execute("HLEN", producers) == 0
+
+
+def test_what_is_no_sample_is_refused(client: Client, namespace: str) -> None:
+    stream = ExperienceStream(client, "math", namespace=namespace)
+    for wrong in ([{"sequences": 1}], [[numbered(1)]]):
+        with pytest.raises(RecordError, match="BufferItem"):
+            stream.put(wrong)  # type: ignore[arg-type]
+    assert stream.stats().stored == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "length"), [("values", 3), ("action_mask", 1), ("attention_mask", 7)]
+)
+def test_fields_that_describe_the_same_tokens_need_one_length(
+    client: Client, namespace: str, field: str, length: int
+) -> None:
+    stream = ExperienceStream(client, "math", namespace=namespace)
+    item = numbered(1, **{field: torch.ones(length)})
+    with pytest.raises(RecordError, match=f"{field} has length {length}") as caught:
+        stream.put([numbered(0), item])
+    assert caught.value.field == field
+    batch = make_experience_batch([numbered(0)])
+    setattr(batch, field, torch.ones(1, length))
+    with pytest.raises(RecordError, match=f"{field} has length {length}"):
+        stream.put(batch)
+    assert stream.stats().stored == 0

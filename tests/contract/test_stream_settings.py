@@ -155,3 +155,8 @@ def test_a_waiting_take_survives_a_clear(client: Client, namespace: str) -> None
         thread.join(10)
         assert got == [2, 3]
         audit(stream)
+
+
+def test_what_is_no_client_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"redrb\.connect"):
+        ExperienceStream("redis://localhost", "math")  # type: ignore[arg-type]
