@@ -58,13 +58,31 @@ def metadata_of_items(
     groups: Sequence[Sequence[BufferItem]], policy_version: int | None
 ) -> list[Metadata]:
     """Return each group's metadata, with `policy_version` where a sample has none."""
-    plain: dict[int, Metadata] = {}  # of lone samples that have a version and nothing else
-    found: list[Metadata] = []
-    for group in groups:
-        if len(group) > 1:
-            found.append(_metadata(list(map(_row, group)), policy_version))
-            continue
-        row = _row(group[0])
+    lone = _Lone(policy_version)
+    return [
+        lone.metadata(_row(group[0]))
+        if len(group) == 1
+        else _metadata(list(map(_row, group)), policy_version)
+        for group in groups
+    ]
+
+
+def metadata_of_rows(
+    experience: Experience, size: int, policy_version: int | None
+) -> list[Metadata]:
+    """Return the metadata of a batch of `size` groups of one sample."""
+    columns = [per_sample(experience, name, size) for name in METADATA]
+    return list(map(_Lone(policy_version).metadata, zip(*columns, strict=True)))
+
+
+class _Lone:
+    """Metadata of groups of one sample; those that have a version and nothing else share it."""
+
+    def __init__(self, default: int | None) -> None:
+        self._default = default
+        self._plain: dict[int, Metadata] = {}
+
+    def metadata(self, row: Row) -> Metadata:
         version, status, group_id, tags, extras = row
         if (
             type(version) is not int
@@ -73,21 +91,11 @@ def metadata_of_items(
             or tags
             or extras
         ):
-            found.append(_lone_metadata(row, policy_version))
-            continue
-        own = plain.get(version)
+            return _lone_metadata(row, self._default)
+        own = self._plain.get(version)
         if own is None:
-            own = plain[version] = _lone_metadata(row, policy_version)
-        found.append(own)
-    return found
-
-
-def metadata_of_rows(
-    experience: Experience, size: int, policy_version: int | None
-) -> list[Metadata]:
-    """Return the metadata of a batch of `size` groups of one sample."""
-    columns = [per_sample(experience, name, size) for name in METADATA]
-    return [_metadata([row], policy_version) for row in zip(*columns, strict=True)]
+            own = self._plain[version] = _lone_metadata(row, self._default)
+        return own
 
 
 def _metadata(rows: Sequence[Row], default: int | None) -> Metadata:
