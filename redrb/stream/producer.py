@@ -29,10 +29,18 @@ EVICTIONS = 8
 
 @dataclass(slots=True)
 class _Identity:
-    """A producer as Redis knows it; used by one thread at a time, so its puts are in order."""
+    """A producer as Redis knows it; used by one thread at a time, so its puts are in order.
+
+    Attributes:
+        name: Its name.
+        operation: Number of its last put.
+        interrupted: Whether an attempt of it broke: it may still reach the server, and must find
+            there that its put is done.
+    """
 
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
     operation: int = 0
+    interrupted: bool = False
 
 
 class Producer:
@@ -71,6 +79,7 @@ class Producer:
                 reply = self._put_chunk(identity, chunk, wait, len(ids))
                 ids += range(reply.last - reply.stored + 1, reply.last + 1)
         except (StoreError, ConfigError) as error:
+            identity.interrupted = True
             error.stored = len(ids)
             if ids:
                 error.add_note(f"{len(ids)} of {len(groups)} groups were stored before this.")
@@ -80,10 +89,16 @@ class Producer:
         return tuple(ids)
 
     def close(self) -> None:
-        """Let Redis forget this producer; what it has put stays."""
-        if self._pid == os.getpid() and self._idle:
-            self._store.forget_producers([identity.name for identity in self._idle])
-            self._idle.clear()
+        """Let Redis forget this producer; what it has put stays.
+
+        Identities that had an attempt interrupted are remembered: it may arrive yet.
+        """
+        if self._pid != os.getpid():
+            return
+        idle, self._idle = self._idle, deque()
+        over = [identity.name for identity in idle if not identity.interrupted]
+        if over:
+            self._store.forget_producers(over)
 
     def _identity(self) -> _Identity:
         """Return an identity that nobody uses; a forked process has none of its parent's."""
@@ -131,7 +146,9 @@ class Producer:
     ) -> PutReply:
         name, operation = identity.name, identity.operation
         try:
-            return self._store.put(name, operation, groups, evict=evict, retry_s=wait.retry_s)
+            reply = self._store.put(name, operation, groups, evict=evict, retry_s=wait.retry_s)
+            identity.interrupted |= reply.repeated
+            return reply
         except StoreFull:  # the server's memory: waits and evictions help as at a limit of our own
             return PutReply("memory")
 

@@ -7,7 +7,7 @@ headers of the scripts in `redrb/lua`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -31,6 +31,7 @@ class PutReply:
         last: Id of the last group stored.
         stored: Groups stored; by an earlier attempt it may be another number.
         room: Groups that may still be put; -1 without a limit.
+        repeated: Whether an earlier attempt broke, and may still reach the server.
         setting: What leaves no room when it is full: "limit" or "max_bytes".
     """
 
@@ -38,6 +39,7 @@ class PutReply:
     last: int = 0
     stored: int = 0
     room: int = -1
+    repeated: bool = False
     setting: str = ""
 
 
@@ -144,8 +146,15 @@ class TaskStore:
         account: list[Argument] = [producer, operation, samples, *sizes]
         add_to(pipeline, load("put"), self._stream, account, whole=True)
         pipeline.add("EXEC")
-        reply = self.client.retrying(lambda: self._transaction(pipeline)[-1], retry_s=retry_s)
-        return _put_reply(reply, len(groups))
+        attempts = 0
+
+        def attempt() -> Reply:
+            nonlocal attempts
+            attempts += 1
+            return self._transaction(pipeline)[-1]
+
+        reply = self.client.retrying(attempt, retry_s=retry_s)
+        return replace(_put_reply(reply, len(groups)), repeated=attempts > 1)
 
     def evict(
         self, producer: str, operation: int, groups: Sequence[EncodedGroup], *, least: int

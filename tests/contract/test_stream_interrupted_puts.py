@@ -114,3 +114,24 @@ def test_fields_that_describe_the_same_tokens_need_one_length(
     with pytest.raises(RecordError, match=f"{field} has length {length}"):
         stream.put(batch)
     assert stream.stats().stored == 0
+
+
+def test_a_producer_whose_put_was_interrupted_is_remembered(
+    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broken attempt may arrive after the stream was closed: it must change nothing."""
+    stream = ExperienceStream(client, "math", namespace=namespace)
+    exchange, sent = client.exchange, []
+
+    def lost_once(pipeline: Pipeline) -> Any:
+        sent.append(pipeline)
+        if len(sent) == 1:
+            raise Broken("Connection closed by server.")
+        return exchange(pipeline)
+
+    monkeypatch.setattr(client, "exchange", lost_once)
+    stream.put(numbered(1))
+    stream.close()
+    late = exchange(sent[0])[-1]
+    assert late[-1][0] == b"again"
+    assert stream.stats().stored == 1
