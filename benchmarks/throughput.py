@@ -44,8 +44,9 @@ def redrb_producer(
     ]
     with redrb.connect(url) as client, redrb.ExperienceStream(client, key) as stream:
         barrier.wait(TIMEOUT_S)
-        for number in range(count // workload.batch):
-            stream.put(batches[number % len(batches)])  # one group a row
+        with stream.writer() as writer:
+            for number in range(count // workload.batch):
+                writer.put(batches[number % len(batches)])  # one group a row
 
 
 def redrb_consumer(
@@ -55,15 +56,15 @@ def redrb_consumer(
     with redrb.connect(url) as client, redrb.ExperienceStream(client, key) as stream:
         stream.join_group()
         barrier.wait(TIMEOUT_S)
-        lease = None
+        leases = stream.leases(workload.batch, timeout=TIMEOUT_S)
         for _ in range(0, count, workload.batch):
-            lease = stream.take(workload.batch, timeout=TIMEOUT_S, ack=lease)
+            lease = next(leases)  # acknowledges the one before
             batch = lease.batch()
             assert batch.sequences is not None
             assert batch.sequences.shape == (workload.batch, workload.sequence)
-        if lease is not None:
-            lease.ack()
+        lease.ack()
         finished.set()
+        leases.close()
 
 
 def floor_producer(

@@ -6,7 +6,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Generic, Self, TypeVar
 
 import redis
@@ -147,6 +147,13 @@ class Client:
         with self.connection() as connection:
             return pipeline.exchange(connection)
 
+    def begin(self, pipeline: Pipeline) -> Sent:
+        """Send a pipeline once; its replies are read later. Raises redis-py's exceptions."""
+        with ExitStack() as scope:
+            connection = scope.enter_context(self.connection())
+            pipeline.send(connection)
+            return Sent(connection, pipeline.commands, scope.pop_all())
+
     def execute(self, *arguments: Argument, retry_s: float | None = None) -> Reply:
         """Run one command that is safe to repeat and return its reply.
 
@@ -179,6 +186,29 @@ class Client:
             state.attempt_number + 1,
             max(0.0, self.retry_s - (state.seconds_since_start or 0.0)),
         )
+
+
+class Sent:
+    """A pipeline on its way: it keeps its connection until the replies are read, or dropped."""
+
+    def __init__(self, connection: redis.Connection, commands: int, scope: ExitStack) -> None:
+        self._connection = connection
+        self._commands = commands
+        self._scope = scope
+
+    def replies(self) -> list[Reply]:
+        """Read the replies, once; an error reply is an item of the list."""
+        with self._scope:
+            return [read_reply(self._connection) for _ in range(self._commands)]
+
+    def drop(self) -> None:
+        """Close the connection: what was sent may be done, and nobody will know."""
+        with suppress(_Dropped), self._scope:
+            raise _Dropped
+
+
+class _Dropped(Exception):
+    """Makes a connection be closed, since its replies were not read."""
 
 
 class _FailedOnce(Generic[T]):

@@ -24,11 +24,15 @@ class Pipeline:
 
     def __init__(self) -> None:
         self._parts: list[bytes | memoryview] = []
+        self._nbytes = 0
+        self._payloads: list[slice] = []
         self.commands = 0
 
     def add(self, *arguments: Argument) -> None:
         """Append one command."""
-        self._parts.append(_packed_command(arguments))
+        command = _packed_command(arguments)
+        self._parts.append(command)
+        self._nbytes += len(command)
         self.commands += 1
 
     def add_payload(
@@ -42,14 +46,25 @@ class Pipeline:
             parts: Pieces of the last argument.
             nbytes: Their bytes together.
         """
-        self._parts.append(b"*%d\r\n%b$%d\r\n" % (arguments, head, nbytes))
+        before = b"*%d\r\n%b$%d\r\n" % (arguments, head, nbytes)
+        begin = self._nbytes + len(before)
+        self._parts.append(before)
         self._parts += parts
         self._parts.append(_CRLF)
+        self._payloads.append(slice(begin, begin + nbytes))
+        self._nbytes = begin + nbytes + len(_CRLF)
         self.commands += 1
 
     def send(self, connection: redis.Connection) -> None:
-        """Send all commands as one buffer."""
-        connection.send_packed_command([b"".join(self._parts)])  # type: ignore[no-untyped-call]
+        """Send all commands as one buffer, of which the parts are copied at the first time."""
+        joined = b"".join(self._parts)
+        self._parts = [joined]
+        connection.send_packed_command([joined])  # type: ignore[no-untyped-call]
+
+    def payloads(self) -> list[memoryview]:
+        """Return the payloads as they were sent."""
+        (joined,) = self._parts
+        return [memoryview(joined)[span] for span in self._payloads]
 
     def exchange(self, connection: redis.Connection) -> list[Reply]:
         """Send all commands and return their replies; an error reply is an item of the list.

@@ -37,7 +37,7 @@ local function is_leased(group, seq)
 end
 
 local function is_waiting(group, seq)
-  return seq > number(key('group', group), 'cursor')
+  return tonumber(seq) > number(key('group', group), 'cursor')
     or redis.call('ZSCORE', key('ready', group), member_of(seq))
 end
 

@@ -16,7 +16,7 @@ local function key(kind, name)
 end
 
 local function id_of(seq)
-  return BASE .. seq -- a whole number below 1e14 is written with all its digits
+  return type(seq) == 'string' and BASE .. seq or string.format('9999999999999-%d', seq)
 end
 
 -- Members of sorted sets order by score, then by text: padded, text order is arrival order.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from redrb.codec import GroupLayout, parse_groups
+from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, DecodeError
 from redrb.stream.heartbeat import Heartbeat
 from redrb.stream.lease import Lease, Outcome
@@ -48,6 +49,23 @@ class _Slot:
 
     def abandon(self, ids: tuple[int, ...]) -> None:
         self.consumer.abandon(self, ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A take that was sent and whose reply was not read yet.
+
+    Attributes:
+        slot: Where its lease will be.
+        token: Its token.
+        request: The take.
+        ack: The lease that it acknowledges.
+    """
+
+    slot: int
+    token: str
+    request: Request[TakeReply]
+    ack: Lease | None
 
 
 class Consumer:
@@ -96,21 +114,63 @@ class Consumer:
             LeaseLost: `ack` is another consumer's by now; nothing was taken.
             ConfigError: The task's limit is smaller than `least`, or `ack` is not of this consumer.
         """
-        if ack is not None and not (isinstance(ack.holder, _Slot) and ack.holder.consumer is self):
-            raise ConfigError("take(ack=...) acknowledges leases of the same stream object only.")
-        if self._pid != os.getpid():
-            self._begin()
-        self._start_heartbeat()
+        self._check_own(ack)
+        slot = self._occupy()
         wait = Wait(timeout)
-        with self._lock:
-            slot = next(number for number in itertools.count() if number not in self._slots)
-            self._slots.add(slot)
         try:
-            entries, token = self._take_decodable(slot, count, least, wait, ack)
+            while True:
+                token = str(next(self._tokens))
+                reply = self._take_full(slot, token, count, least, wait, ack)
+                ack = None
+                lease = self._lease(slot, token, reply, least)
+                if lease is not None:
+                    return lease
         except BaseException:
             self.free(slot)
             raise
-        return Lease(self._store.task, entries, _Slot(self, slot, token))
+
+    def begin_take(self, count: int, ack: Lease | None) -> Ahead:
+        """Ask for `count` groups, if they are there, and do not wait for the reply."""
+        self._check_own(ack)
+        slot, token = self._occupy(), str(next(self._tokens))
+        request = self._request(slot, token, count, count, ttl_ms=0, ack=ack)
+        request.begin()
+        return Ahead(slot, token, request, ack)
+
+    def receive(self, ahead: Ahead, *, timeout: float | None) -> TakeReply | None:
+        """Return what `begin_take` has leased; None when the batch was not full.
+
+        Raises:
+            LeaseLost: The lease to acknowledge is another consumer's by now; nothing was taken.
+        """
+        taken = False
+        try:
+            reply = ahead.request.result(retry_s=Wait(timeout).retry_s)
+            if ahead.ack is not None:
+                self._conclude(ahead.ack, reply, ahead.slot, ahead.token)
+            taken = reply.outcome == "taken"
+            return reply if taken else None
+        finally:
+            if not taken:
+                self.free(ahead.slot)
+
+    def lease_of(self, ahead: Ahead, reply: TakeReply, least: int) -> Lease | None:
+        """Return the lease that was received; None when something of it could not be decoded."""
+        lease = None
+        try:
+            lease = self._lease(ahead.slot, ahead.token, reply, least)
+            return lease
+        finally:
+            if lease is None:
+                self.free(ahead.slot)
+
+    def give_back(self, ahead: Ahead, reply: TakeReply) -> None:
+        """Release what was received."""
+        try:
+            seqs = [seq for seq, _ in reply.entries]
+            self.finish(ahead.slot, ahead.token, "release", seqs, ends=True)
+        finally:
+            self.free(ahead.slot)
 
     def close(self) -> None:
         """Stop the heartbeat and give back what is still leased, unharmed."""
@@ -122,51 +182,72 @@ class Consumer:
             heartbeat.stop()
             self._store.leave(self._group, self.name)
 
-    def _take_decodable(
-        self, slot: int, count: int, least: int, wait: Wait, ack: Lease | None
-    ) -> tuple[list[tuple[int, GroupLayout]], str]:
-        """Take until every group of the batch can be read; what cannot goes to the dead letters."""
-        while True:
-            token = str(next(self._tokens))
-            reply = self._take_full(slot, token, count, least, wait, ack)
-            ack = None
-            good: list[tuple[int, GroupLayout]] = []
-            bad: list[tuple[int, str]] = []
-            parsed = iter(parse_groups(own for _, own in reply.entries if own is not None))
-            for seq, payload in reply.entries:
-                layout = next(parsed) if payload is not None else DecodeError("the payload is gone")
-                if isinstance(layout, DecodeError):
-                    bad.append((seq, f"cannot be decoded: {layout}"))
-                else:
-                    good.append((seq, layout))
-            if not bad and len(good) >= least:
-                return good, token
-            for index, (seq, reason) in enumerate(bad):
-                _log.error("task %r: group %d %s", self._store.task, seq, reason)
-                ends = not good and index == len(bad) - 1
-                self.finish(slot, token, "reject", [seq], reason=reason, ends=ends)
-            if good:
-                self.finish(slot, token, "release", [seq for seq, _ in good], ends=True)
+    def _check_own(self, ack: Lease | None) -> None:
+        if ack is not None and not (isinstance(ack.holder, _Slot) and ack.holder.consumer is self):
+            raise ConfigError("take(ack=...) acknowledges leases of the same stream object only.")
+
+    def _occupy(self) -> int:
+        """Return a slot that no lease of this consumer uses; its heartbeat beats from now on."""
+        if self._pid != os.getpid():
+            self._begin()
+        self._start_heartbeat()
+        with self._lock:
+            slot = next(number for number in itertools.count() if number not in self._slots)
+            self._slots.add(slot)
+        return slot
+
+    def _lease(self, slot: int, token: str, reply: TakeReply, least: int) -> Lease | None:
+        """Return the lease on what was taken; None when something of it could not be decoded.
+
+        That goes to the dead letters, and the rest back.
+        """
+        good: list[tuple[int, GroupLayout]] = []
+        bad: list[tuple[int, str]] = []
+        parsed = iter(parse_groups(own for _, own in reply.entries if own is not None))
+        for seq, payload in reply.entries:
+            layout = next(parsed) if payload is not None else DecodeError("the payload is gone")
+            if isinstance(layout, DecodeError):
+                bad.append((seq, f"cannot be decoded: {layout}"))
+            else:
+                good.append((seq, layout))
+        if not bad and len(good) >= least:
+            return Lease(self._store.task, good, _Slot(self, slot, token))
+        for index, (seq, reason) in enumerate(bad):
+            _log.error("task %r: group %d %s", self._store.task, seq, reason)
+            ends = not good and index == len(bad) - 1
+            self.finish(slot, token, "reject", [seq], reason=reason, ends=ends)
+        if good:
+            self.finish(slot, token, "release", [seq for seq, _ in good], ends=True)
+        return None
+
+    def _request(
+        self, slot: int, token: str, count: int, least: int, *, ttl_ms: int, ack: Lease | None
+    ) -> Request[TakeReply]:
+        return self._store.take(
+            self._group,
+            self.name,
+            self._name_of(slot),
+            token,
+            count=count,
+            least=least,
+            waiter=self._waiter(slot),
+            ttl_ms=ttl_ms,
+            lease_ms=self._lease_ms,
+            first=None if ack is None else self._acknowledgement(ack),
+        )
+
+    def _waiter(self, slot: int) -> str:
+        return f"{self.name}.{slot}"
 
     def _take_full(
         self, slot: int, token: str, count: int, least: int, wait: Wait, ack: Lease | None
     ) -> TakeReply:
-        waiter = f"{self.name}.{slot}"
         while True:
             last = wait.over
-            reply = self._store.take(
-                self._group,
-                self.name,
-                self._name_of(slot),
-                token,
-                count=count,
-                least=least if last else count,
-                waiter=waiter,
-                ttl_ms=0 if last else QUEUE_TTL_MS,
-                lease_ms=self._lease_ms,
-                first=None if ack is None else self._acknowledgement(ack),
-                retry_s=wait.retry_s,
-            )
+            ttl_ms = 0 if last else QUEUE_TTL_MS
+            own_least = least if last else count
+            request = self._request(slot, token, count, own_least, ttl_ms=ttl_ms, ack=ack)
+            reply = request.result(retry_s=wait.retry_s)
             if ack is not None:
                 self._conclude(ack, reply, slot, token)
                 ack = None
@@ -193,7 +274,7 @@ class Consumer:
                     f"{reply.amount} of {count} groups are waiting, and {reply.blocked} producers "
                     "wait for room"
                 )
-                self._store.wait_for_wake(waiter, wait.slice_s())
+                self._store.wait_for_wake(self._waiter(slot), wait.slice_s())
 
     def _acknowledgement(self, lease: Lease) -> Ending | None:
         """Return how a lease is acknowledged; None when nothing of it is left."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from redrb.codec import EncodedGroup
+from redrb.connection.request import Request
 from redrb.errors import ConfigError, StoreError, StoreFull
 from redrb.stream.store import PutReply, TaskStore
 from redrb.stream.waiting import QUEUE_TTL_MS, Wait
@@ -43,6 +44,45 @@ class _Identity:
     interrupted: bool = False
 
 
+@dataclass(slots=True)
+class Putting:
+    """Groups on their way into a task, and how far they are.
+
+    Attributes:
+        identity: Who puts them.
+        groups: All of them.
+        ids: Ids of those that are surely in, from the first.
+        numbered: Whether the identity's last operation is an attempt of the next chunk.
+        begun: A request for the next chunk that was sent already.
+    """
+
+    identity: _Identity
+    groups: Sequence[EncodedGroup]
+    ids: list[int] = field(default_factory=list)
+    numbered: bool = False
+    begun: Request[PutReply] | None = None
+
+    def keep(self, begun: Request[PutReply]) -> Sequence[EncodedGroup]:
+        """Hold the groups as they were sent: by now their tensors may have been changed."""
+        payloads = begun.pipeline.payloads()
+        self.groups = [
+            group._replace(parts=(payload,))
+            for group, payload in zip(self.groups, payloads, strict=True)
+        ]
+        return self.groups
+
+    def chunk(self) -> Sequence[EncodedGroup]:
+        """Return the groups that go into the next transaction: at least one."""
+        start = end = len(self.ids)
+        size = 0
+        while end < len(self.groups) and end - start < CHUNK_GROUPS:
+            size += self.groups[end].nbytes
+            if end > start and size > CHUNK_BYTES:
+                break
+            end += 1
+        return self.groups[start:end]
+
+
 class Producer:
     """Puts encoded groups into one task; safe among threads."""
 
@@ -70,23 +110,53 @@ class Producer:
             ConfigError: A group is larger than the task's limits.
             All of them: `stored` says how many groups, from the first, are surely in.
         """
-        wait = Wait(timeout)
-        ids: list[int] = []
-        identity = self._identity()
+        putting = Putting(self._identity(), groups)
         try:
-            while len(ids) < len(groups):
-                chunk = _next_chunk(groups, len(ids))
-                reply = self._put_chunk(identity, chunk, wait, len(ids))
-                ids += range(reply.last - reply.stored + 1, reply.last + 1)
-        except (StoreError, ConfigError) as error:
-            identity.interrupted = True
-            error.stored = len(ids)
-            if ids:
-                error.add_note(f"{len(ids)} of {len(groups)} groups were stored before this.")
-            raise
+            return self.settle(putting, timeout)
         finally:
-            self._idle.append(identity)
+            self.abandon(putting)
+
+    def begin(self, groups: Sequence[EncodedGroup]) -> Putting | None:
+        """Send groups and do not wait for the reply; `settle` does.
+
+        None when nothing was sent, since they are too many for one transaction, or room is scarce.
+        """
+        putting = Putting(self._identity(), groups)
+        chunk = putting.chunk()
+        if self._crowded or len(chunk) < len(groups):
+            self.abandon(putting)
+            return None
+        self._number(putting)
+        identity = putting.identity
+        putting.begun = self._store.put(identity.name, identity.operation, chunk)
+        putting.begun.begin()
+        return putting
+
+    def settle(self, putting: Putting, timeout: float | None) -> tuple[int, ...]:
+        """Wait until all groups are in; raises as `put` does, and may be called again then."""
+        wait = Wait(timeout)
+        ids, total = putting.ids, len(putting.groups)
+        try:
+            while len(ids) < total:
+                reply = self._put_chunk(putting, wait)
+                ids += range(reply.last - reply.stored + 1, reply.last + 1)
+                putting.numbered = False
+        except BaseException as error:
+            putting.identity.interrupted = True
+            if isinstance(error, (StoreError, ConfigError)):
+                error.stored = len(ids)
+                if ids:
+                    error.add_note(f"{len(ids)} of {total} groups were stored before this.")
+            raise
         return tuple(ids)
+
+    def abandon(self, putting: Putting) -> None:
+        """Let others use the identity; what is not in by now may come in late, once, or never."""
+        if putting.begun is not None:
+            putting.begun.drop()
+            putting.identity.interrupted = True
+        if self._pid == os.getpid():
+            self._idle.append(putting.identity)
 
     def close(self) -> None:
         """Let Redis forget this producer; what it has put stays.
@@ -109,20 +179,31 @@ class Producer:
         except IndexError:
             return _Identity()
 
-    def _put_chunk(
-        self, identity: _Identity, chunk: Sequence[EncodedGroup], wait: Wait, stored: int
-    ) -> PutReply:
+    def _number(self, putting: Putting) -> None:
+        """Give the next chunk its operation number, unless it has one."""
+        if not putting.numbered:
+            putting.identity.operation += 1
+            putting.numbered = True
+
+    def _put_chunk(self, putting: Putting, wait: Wait) -> PutReply:
         """Store all groups of a chunk, or as many from its start as there is room for."""
-        identity.operation += 1
+        self._number(putting)
+        identity, chunk, stored = putting.identity, putting.chunk(), len(putting.ids)
         count, evict = len(chunk), None
         for attempt in itertools.count(1):
-            queued = self._crowded and self._on_full == "block"
+            begun, putting.begun = putting.begun, None
+            queued = self._crowded and self._on_full == "block" and begun is None
             if queued:
                 count = self._wait_for_room(identity, chunk, wait, stored)
-            reply = self._attempt(identity, chunk[:count], evict, wait)
+            request = begun or self._store.put(
+                identity.name, identity.operation, chunk[:count], evict=evict
+            )
+            reply = self._result(identity, request, wait)
             if reply.outcome in ("ok", "again"):
                 self._crowded = 0 <= reply.room < len(chunk)
                 return reply
+            if begun is not None:
+                chunk = putting.keep(begun)
             if reply.outcome == "gone":
                 self._reopen()
             elif reply.outcome == "never":
@@ -137,20 +218,13 @@ class Producer:
                 raise self._full(reply, stored)
         raise AssertionError("counting never ends")
 
-    def _attempt(
-        self,
-        identity: _Identity,
-        groups: Sequence[EncodedGroup],
-        evict: int | None,
-        wait: Wait,
-    ) -> PutReply:
-        name, operation = identity.name, identity.operation
+    def _result(self, identity: _Identity, request: Request[PutReply], wait: Wait) -> PutReply:
         try:
-            reply = self._store.put(name, operation, groups, evict=evict, retry_s=wait.retry_s)
-            identity.interrupted |= reply.repeated
-            return reply
+            return request.result(retry_s=wait.retry_s)
         except StoreFull:  # the server's memory: waits and evictions help as at a limit of our own
             return PutReply("memory")
+        finally:
+            identity.interrupted |= request.attempts > 1
 
     def _make_room(
         self,
@@ -212,14 +286,3 @@ class Producer:
             stored=stored,
             reason=reply.setting,
         )
-
-
-def _next_chunk(groups: Sequence[EncodedGroup], start: int) -> Sequence[EncodedGroup]:
-    """Return the groups from `start` that go into one transaction: at least one."""
-    end, size = start, 0
-    while end < len(groups) and end - start < CHUNK_GROUPS:
-        size += groups[end].nbytes
-        if end > start and size > CHUNK_BYTES:
-            break
-        end += 1
-    return groups[start:end]

@@ -7,13 +7,14 @@ headers of the scripts in `redrb/lua`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from redis.exceptions import RedisError, ResponseError
 
 from redrb.codec import EncodedGroup
 from redrb.connection import Client
 from redrb.connection.failures import is_missing_script, is_transient
+from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error, packed
 from redrb.errors import StoreError, TaskMismatch
 from redrb.keys import TaskKeys
@@ -31,7 +32,6 @@ class PutReply:
         last: Id of the last group stored.
         stored: Groups stored; by an earlier attempt it may be another number.
         room: Groups that may still be put; -1 without a limit.
-        repeated: Whether an earlier attempt broke, and may still reach the server.
         setting: What leaves no room when it is full: "limit" or "max_bytes".
     """
 
@@ -39,7 +39,6 @@ class PutReply:
     last: int = 0
     stored: int = 0
     room: int = -1
-    repeated: bool = False
     setting: str = ""
 
 
@@ -123,16 +122,14 @@ class TaskStore:
         groups: Sequence[EncodedGroup],
         *,
         evict: int | None = None,
-        retry_s: float | None = None,
-    ) -> PutReply:
-        """Store groups in one transaction, exactly once.
+    ) -> Request[PutReply]:
+        """Return the request that stores groups in one transaction, exactly once.
 
         Args:
             producer: Who puts.
             operation: Number of this put; counts up by one a put of this producer.
             groups: What to store.
             evict: Make room first by evicting, this many groups at least; None: do not.
-            retry_s: Seconds for which attempts start.
         """
         sizes = [group.nbytes for group in groups]
         samples = sum(group.samples for group in groups)
@@ -146,15 +143,10 @@ class TaskStore:
         account: list[Argument] = [producer, operation, samples, *sizes]
         add_to(pipeline, load("put"), self._stream, account, whole=True)
         pipeline.add("EXEC")
-        attempts = 0
-
-        def attempt() -> Reply:
-            nonlocal attempts
-            attempts += 1
-            return self._transaction(pipeline)[-1]
-
-        reply = self.client.retrying(attempt, retry_s=retry_s)
-        return replace(_put_reply(reply, len(groups)), repeated=attempts > 1)
+        count = len(groups)
+        return Request(
+            self.client, pipeline, lambda replies: _put_reply(_results(replies)[-1], count)
+        )
 
     def evict(
         self, producer: str, operation: int, groups: Sequence[EncodedGroup], *, least: int
@@ -191,12 +183,10 @@ class TaskStore:
         ttl_ms: int,
         lease_ms: int,
         first: Ending | None = None,
-        retry_s: float | None = None,
-    ) -> TakeReply:
-        """Lease `count` groups, or at least `least`, or none, and read them.
+    ) -> Request[TakeReply]:
+        """Return the request that leases `count` groups, or at least `least`, or none, and reads.
 
         In the same round trip, and before it, another lease of this consumer may end: `first`.
-        `retry_s` are the seconds for which attempts start.
         """
         arguments: list[Argument] = [group, consumer, slot, token, count]
         arguments += [least, waiter, ttl_ms, lease_ms]
@@ -204,16 +194,20 @@ class TaskStore:
         if first is not None:
             scripts.insert(0, ("finish", first.arguments(group, consumer)))
         read = ("XREADGROUP", "GROUP", group, slot, "COUNT", count, "STREAMS", self.keys.stream)
-        *ended, taken, payload = self.client.retrying(
-            lambda: self._run_and_read(scripts, read), retry_s=retry_s
-        )
-        held = not ended or ended[0][0] == b"ok"
-        outcome, *amounts = taken
-        amount, blocked = (*amounts, 0, 0)[:2]
-        if outcome != b"taken":
-            return TakeReply(outcome.decode(), amount, blocked, held=held)
-        entries = payload[0][1] if payload else []
-        return TakeReply("taken", amount, 0, tuple(map(_entry, entries)), held)
+
+        def pipeline(*, whole: bool) -> Pipeline:
+            made = Pipeline()
+            for name, own in scripts:
+                add_to(made, load(name), self._stream, own, whole=whole)
+            made.add(*read, "0")
+            return made
+
+        def result(replies: list[Reply]) -> TakeReply:
+            if any(map(is_missing_script, replies[:-1])):
+                replies = self.client.exchange(pipeline(whole=True))
+            return _take_reply(replies)
+
+        return Request(self.client, pipeline(whole=False), result)
 
     def finish(self, group: str, consumer: str, ending: Ending) -> bool:
         """End a lease or a part of it; False when it is another consumer's by now."""
@@ -268,40 +262,33 @@ class TaskStore:
     def _run(self, name: str, arguments: Sequence[Argument]) -> Reply:
         return run(self.client, load(name), self._stream, arguments)
 
-    def _transaction(self, pipeline: Pipeline) -> list[Reply]:
-        replies = self.client.exchange(pipeline)
-        error = first_error(replies)
-        if error is not None:
-            raise error
-        results: list[Reply] = replies[-1]
-        error = first_error(results)
-        if error is not None:
-            raise error
-        return results
 
-    def _run_and_read(
-        self, scripts: Sequence[tuple[str, Sequence[Argument]]], read: Sequence[Argument]
-    ) -> list[Reply]:
-        """Run scripts, the last of which leases entries, and read these in the same round trip."""
+def _results(replies: list[Reply]) -> list[Reply]:
+    """Return what the commands of a transaction returned, or raise the error that stopped it."""
+    error = first_error(replies)
+    if error is not None:
+        raise error
+    results: list[Reply] = replies[-1]
+    error = first_error(results)
+    if error is not None:
+        raise error
+    return results
 
-        def attempt(*, whole: bool) -> list[Reply]:
-            pipeline = Pipeline()
-            for name, arguments in scripts:
-                add_to(pipeline, load(name), self._stream, arguments, whole=whole)
-            pipeline.add(*read, "0")
-            return self.client.exchange(pipeline)
 
-        *answers, payload = attempt(whole=False)
-        if any(map(is_missing_script, answers)):
-            *answers, payload = attempt(whole=True)
-        error = first_error(answers)
-        if error is not None:
-            raise error
-        if isinstance(payload, ResponseError):
-            if answers[-1][0] == b"taken":
-                raise payload
-            payload = None  # nothing was leased, so there may be no consumer group yet
-        return [*answers, payload]
+def _take_reply(replies: list[Reply]) -> TakeReply:
+    *answers, payload = replies
+    error = first_error(answers)
+    if error is not None:
+        raise error
+    held = len(answers) == 1 or answers[0][0] == b"ok"
+    outcome, *amounts = answers[-1]
+    amount, blocked = (*amounts, 0, 0)[:2]
+    if outcome != b"taken":  # nothing was leased, so there may be no consumer group to read yet
+        return TakeReply(outcome.decode(), amount, blocked, held=held)
+    if isinstance(payload, ResponseError):
+        raise payload
+    entries = payload[0][1] if payload else []
+    return TakeReply("taken", amount, 0, tuple(map(_entry, entries)), held)
 
 
 def _put_reply(reply: Reply, count: int) -> PutReply:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
 from torch import Tensor
 
-from redrb.codec import decode_items, encode_experience, encode_groups, parse_group
+from redrb.codec import (
+    EncodedGroup,
+    decode_items,
+    encode_experience,
+    encode_groups,
+    parse_group,
+)
 from redrb.connection import Client
 from redrb.errors import ConfigError, DecodeError, RecordError, StoreError
 from redrb.experience import BufferItem, Experience
@@ -17,11 +23,13 @@ from redrb.experience.padding import ACTION_FIELDS, SEQUENCE_FIELDS, check_align
 from redrb.experience.records import named_tensors
 from redrb.keys import TaskKeys, check_name
 from redrb.orders import Fifo, Order, order_named
+from redrb.stream.ahead import leases
 from redrb.stream.consumer import Consumer
 from redrb.stream.lease import Lease
 from redrb.stream.ledger import StreamStats
 from redrb.stream.producer import OnFull, Producer
 from redrb.stream.store import WIRE_FORMAT, TaskStore
+from redrb.stream.writer import Writer
 
 ALIGNED_FIELDS = (*SEQUENCE_FIELDS, *ACTION_FIELDS)
 
@@ -160,18 +168,19 @@ class ExperienceStream:
             StoreFull: There was no room in time.
             StoreUnavailable: Redis stayed away; `uncertain` says whether it may have landed.
         """
-        if isinstance(items, Experience):
-            check_aligned({name: row.shape[1:] for name, row in named_tensors(items).items()})
-            return self._producer.put(
-                encode_experience(
-                    items, policy_version=policy_version, narrow_floats=self._narrow_floats
-                ),
-                timeout,
-            )
-        group = [items] if isinstance(items, BufferItem) else items
-        if len(group) == 0:
-            return ()
-        return self.put_many([group], policy_version=policy_version, timeout=timeout)
+        return self._producer.put(self._encode(items, policy_version), timeout)
+
+    def writer(self) -> Writer:
+        """Return a writer, for makers that put again and again.
+
+        Each put is on its way while the next one is made, and as safe as `put`.
+
+        Example:
+            >>> with stream.writer() as writer:
+            ...     for prompts in loader:
+            ...         writer.put(make_experience(prompts), policy_version=7)
+        """
+        return Writer(self._producer, self._encode)
 
     def put_many(
         self,
@@ -186,13 +195,7 @@ class ExperienceStream:
         `stored` says how many of the groups, from the first, are in; `StoreUnavailable.uncertain`
         speaks of the up to 32 after these. An empty group is an EncodeError.
         """
-        for index, group in enumerate(groups):
-            for item in group:
-                _check_item(item, index)
-        encoded = encode_groups(
-            groups, policy_version=policy_version, narrow_floats=self._narrow_floats
-        )
-        return self._producer.put(encoded, timeout)
+        return self._producer.put(self._encode_many(groups, policy_version), timeout)
 
     def take(
         self,
@@ -225,10 +228,30 @@ class ExperienceStream:
             ConfigError: `count` exceeds the task's limit, so it could never be full.
             StoreUnavailable: Redis stayed away.
         """
-        least = count if at_least is None else at_least
-        if count < 1 or not 1 <= least <= count:
-            raise ConfigError(f"take({count}, at_least={least}): 1 <= at_least <= count is needed.")
-        return self._consumer.take(count, least, timeout, ack)
+        return self._consumer.take(count, _checked_least(count, at_least), timeout, ack)
+
+    def leases(
+        self, count: int, *, timeout: float | None = None, at_least: int | None = None
+    ) -> Generator[Lease]:
+        """Take batch after batch, the next one on its way while this one is trained on.
+
+        A lease is acknowledged when the loop comes back for the next, unless its user has ended it.
+        What the loop did not come back for, after `break` or an exception, is released unharmed:
+        call `lease.ack()` before a `break`, or use `with lease:` to count failures. It holds up to
+        two batches at a time, so the next one may be a step staler than with `take`.
+
+        Args:
+            count, timeout, at_least: Of each take.
+
+        Raises:
+            As `take` does. LeaseLost may speak of the batch before the last one.
+
+        Example:
+            >>> for lease in stream.leases(32, timeout=600):
+            ...     train(lease.batch())
+        """
+        least = _checked_least(count, at_least)
+        return leases(self._consumer, count, least, timeout)
 
     def stats(self) -> StreamStats:
         """Return counters and ledger from one consistent look."""
@@ -271,9 +294,38 @@ class ExperienceStream:
         self._consumer.close()
         self._producer.close()
 
+    def _encode(
+        self, items: BufferItem | Sequence[BufferItem] | Experience, policy_version: int | None
+    ) -> Sequence[EncodedGroup]:
+        """Check and encode what `put` was given."""
+        if isinstance(items, Experience):
+            check_aligned({name: row.shape[1:] for name, row in named_tensors(items).items()})
+            return encode_experience(
+                items, policy_version=policy_version, narrow_floats=self._narrow_floats
+            )
+        group = [items] if isinstance(items, BufferItem) else items
+        return self._encode_many([group] if len(group) else [], policy_version)
+
+    def _encode_many(
+        self, groups: Sequence[Sequence[BufferItem]], policy_version: int | None
+    ) -> Sequence[EncodedGroup]:
+        for index, group in enumerate(groups):
+            for item in group:
+                _check_item(item, index)
+        return encode_groups(
+            groups, policy_version=policy_version, narrow_floats=self._narrow_floats
+        )
+
     def _open(self) -> None:
         stored = self._store.open({"format": str(WIRE_FORMAT), **self._asked})
         order_named(stored["order"] or Fifo().name)
+
+
+def _checked_least(count: int, at_least: int | None) -> int:
+    least = count if at_least is None else at_least
+    if count < 1 or not 1 <= least <= count:
+        raise ConfigError(f"take({count}, at_least={least}): 1 <= at_least <= count is needed.")
+    return least
 
 
 def _check_item(item: object, group: int) -> None:

@@ -1,0 +1,78 @@
+"""A request that may be sent before its replies are wanted, and is repeated while Redis is away."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from redis.exceptions import RedisError
+
+from redrb.connection.client import Client, Sent
+from redrb.connection.transport import Pipeline, Reply
+
+T = TypeVar("T")
+
+
+class Request(Generic[T]):
+    """A pipeline that is safe to repeat, and what its replies mean.
+
+    Attributes:
+        pipeline: The commands.
+        attempts: How often they were sent.
+    """
+
+    def __init__(
+        self, client: Client, pipeline: Pipeline, read: Callable[[list[Reply]], T]
+    ) -> None:
+        """Make a request; nothing is sent.
+
+        Args:
+            client: Where to.
+            pipeline: What to send.
+            read: Makes the result of the replies; raises redis-py's exceptions.
+        """
+        self._client = client
+        self.pipeline = pipeline
+        self._read = read
+        self._sent: Sent | None = None
+        self._broke: RedisError | None = None
+        self._pid = 0
+        self.attempts = 0
+
+    def begin(self) -> None:
+        """Send it once, now. That a connection broke is found by `result`, which sends it again."""
+        self.attempts += 1
+        self._pid = os.getpid()
+        try:
+            self._sent = self._client.begin(self.pipeline)
+        except RedisError as error:
+            self._broke = error
+
+    def result(self, *, retry_s: float | None = None) -> T:
+        """Return what became of it; what was not sent yet, or got lost, is sent.
+
+        Args:
+            retry_s: Seconds after which no further attempt starts; default: the client's.
+
+        Raises:
+            StoreUnavailable: Redis stayed away.
+            StoreError: Redis answered with an error.
+        """
+        return self._client.retrying(self._attempt, retry_s=retry_s)
+
+    def drop(self) -> None:
+        """Forget it: it may be done or not."""
+        sent, self._sent = self._sent, None
+        if sent is not None and self._pid == os.getpid():
+            sent.drop()
+
+    def _attempt(self) -> T:
+        sent, self._sent = self._sent, None
+        broke, self._broke = self._broke, None
+        if broke is not None:
+            raise broke
+        if sent is not None and self._pid == os.getpid():
+            return self._read(sent.replies())
+        self.attempts += 1
+        return self._read(self._client.exchange(self.pipeline))

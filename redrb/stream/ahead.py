@@ -1,0 +1,69 @@
+"""Takes one batch after another, the next on its way while this one is trained on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+
+from redrb.errors import LeaseLost, StoreError
+from redrb.stream.consumer import Ahead, Consumer
+from redrb.stream.lease import Lease
+
+_log = logging.getLogger("redrb")
+
+CLOSE_TIMEOUT_S = 1.0
+"""How long an iteration that ends waits for Redis to give back what it holds."""
+
+
+def leases(consumer: Consumer, count: int, least: int, timeout: float | None) -> Generator[Lease]:
+    """Yield leases; see `ExperienceStream.leases`."""
+    reader = _Reader(consumer, count, least, timeout)
+    try:
+        while True:
+            yield reader.next()
+    finally:
+        reader.close()
+
+
+class _Reader:
+    """Holds the lease that is trained on, and the take of the next one."""
+
+    def __init__(self, consumer: Consumer, count: int, least: int, timeout: float | None) -> None:
+        self._consumer = consumer
+        self._count = count
+        self._least = least
+        self._timeout = timeout
+        self._lease: Lease | None = None
+        self._ahead: Ahead | None = None
+
+    def next(self) -> Lease:
+        """Acknowledge the last lease, ask for the one after the next, and return the next."""
+        done = self._lease if self._lease else None  # its user may have ended it
+        lease = None
+        while lease is None:
+            ahead, self._ahead = self._ahead, None
+            reply = None
+            if ahead is not None:
+                reply = self._consumer.receive(ahead, timeout=self._timeout)
+            if ahead is None or reply is None:
+                lease = self._consumer.take(self._count, self._least, self._timeout, done)
+                done = None
+            self._ahead = self._consumer.begin_take(self._count, done)
+            done = None
+            if ahead is not None and reply is not None:
+                lease = self._consumer.lease_of(ahead, reply, self._count)
+        self._lease = lease
+        return lease
+
+    def close(self) -> None:
+        """Release what the loop did not come back for."""
+        ahead, self._ahead = self._ahead, None
+        try:
+            if ahead is not None:
+                reply = self._consumer.receive(ahead, timeout=CLOSE_TIMEOUT_S)
+                if reply is not None:
+                    self._consumer.give_back(ahead, reply)
+            if self._lease:
+                self._lease.release()
+        except (LeaseLost, StoreError) as error:
+            _log.warning("a loop over leases ended; what it held goes back later: %s", error)

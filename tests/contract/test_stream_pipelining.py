@@ -1,0 +1,345 @@
+"""writer() and leases(): the next put or take is on its way while the caller works."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+import torch
+from redis.exceptions import ConnectionError as Broken
+
+from redrb import (
+    BatchTimeout,
+    ConfigError,
+    ExperienceStream,
+    Lease,
+    LeaseLost,
+    RecordError,
+    StoreFull,
+    make_experience_batch,
+)
+from redrb.codec.encode import EncodedGroup
+from redrb.connection import Client
+from redrb.connection.client import Sent
+from redrb.experience import Status
+from tests.audit import audit, kill_consumer
+from tests.samples import numbered, numbers
+
+
+@pytest.fixture
+def stream(client: Client, namespace: str) -> Generator[ExperienceStream]:
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        yield stream
+
+
+def filled(stream: ExperienceStream, count: int) -> ExperienceStream:
+    """Put numbered groups, on a server that knows all scripts: else a reply tells what is done."""
+    stream.put(numbered(0))
+    stream.take(1, timeout=0).ack()
+    stream.put_many([[numbered(n)] for n in range(count)])
+    return stream
+
+
+def break_replies(monkeypatch: pytest.MonkeyPatch, *, times: int) -> list[int]:
+    """Let the server do what is sent, and lose its replies so many times."""
+    replies, left = Sent.replies, [times]
+
+    def lost(sent: Sent) -> Any:
+        answers = replies(sent)
+        if left[0]:
+            left[0] -= 1
+            raise Broken("Connection closed by server.")
+        return answers
+
+    monkeypatch.setattr(Sent, "replies", lost)
+    return left
+
+
+def test_a_writer_puts_in_order_and_tells_ids_one_call_later(stream: ExperienceStream) -> None:
+    with stream.writer() as writer:
+        assert writer.put(numbered(0)) == ()
+        assert writer.put([numbered(1), numbered(2)]) == (1,)
+        assert writer.put(make_experience_batch([numbered(3), numbered(4)])) == (2,)
+        assert writer.put([]) == (3, 4)
+        assert writer.put(numbered(5), policy_version=7) == ()
+        assert writer.flush() == (5,)
+        assert writer.flush() == ()
+    lease = stream.take(5, timeout=0)
+    assert numbers(lease) == [0, 1, 2, 3, 4, 5]
+    assert lease.policy_versions[-1] == 7
+
+
+def test_leaving_waits_for_the_last_put(stream: ExperienceStream) -> None:
+    with pytest.raises(ZeroDivisionError), stream.writer() as writer:
+        writer.put(numbered(0))
+        raise ZeroDivisionError
+    assert stream.stats().ledger.put == 1
+
+
+def test_many_groups_at_once_are_put_without_pipelining(stream: ExperienceStream) -> None:
+    batch = make_experience_batch([numbered(n) for n in range(80)])
+    with stream.writer() as writer:
+        writer.put(numbered(99))
+        assert len(writer.put(batch)) == 81
+    assert stream.stats().stored == 81
+
+
+def test_a_writer_whose_reply_was_lost_puts_once(
+    stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = break_replies(monkeypatch, times=1)
+    with stream.writer() as writer:
+        writer.put(numbered(0))
+        assert writer.put(numbered(1)) == (1,)
+    assert left == [0]
+    assert numbers(stream.take(2, timeout=0)) == [0, 1]
+    assert stream.stats().ledger.put == 2
+
+
+@pytest.mark.parametrize("trouble", ["lost", "full"])
+def test_tensors_may_be_changed_when_put_returns(
+    stream: ExperienceStream, namespace: str, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    client = stream._store.client
+    if trouble == "lost":
+
+        def broken(self: Sent) -> Any:
+            self.drop()
+            monkeypatch.undo()
+            raise Broken("Connection closed by server.")
+
+        monkeypatch.setattr(Sent, "replies", broken)
+    else:
+        stream = ExperienceStream(client, "full", namespace=namespace, limit=1)
+        stream.put(numbered(7))
+    batch = make_experience_batch([numbered(1)])
+    assert batch.values is not None
+    with stream.writer() as writer:
+        writer._producer._crowded = False
+        writer.put(batch)
+        batch.values.fill_(123.0)
+        if trouble == "full":
+            stream.take(1, timeout=0).ack()
+    (item,) = stream.take(1, timeout=0).items()
+    assert item.values is not None
+    assert float(item.values) == 0.5
+
+
+def test_a_put_that_found_no_room_stays_with_the_writer(client: Client, namespace: str) -> None:
+    stream = ExperienceStream(client, "math", namespace=namespace, limit=2, on_full="error")
+    stream.put_many([[numbered(0)], [numbered(1)]])
+    writer = stream.writer()
+    writer._producer._crowded = False  # as when another producer has filled it
+    writer.put(numbered(2))
+    for _ in range(2):
+        with pytest.raises(StoreFull):
+            writer.put(numbered(9))
+    stream.take(1, timeout=0).ack()
+    assert writer.flush() == (3,) or stream.stats().ledger.put == 3
+    assert numbers(stream.take(2, timeout=0)) == [1, 2]
+    audit(stream)
+
+
+def test_a_writer_waits_for_room(client: Client, namespace: str) -> None:
+    stream = ExperienceStream(client, "math", namespace=namespace, limit=2)
+    with stream.writer() as writer:
+        for n in range(2):
+            writer.put(numbered(n))
+        with pytest.raises(StoreFull):
+            writer.put(numbered(2), timeout=0.05)
+        stream.take(2, timeout=0).ack()
+        writer.put(numbered(3))
+    assert numbers(stream.take(1, timeout=0)) == [3]
+
+
+def test_what_is_malformed_leaves_the_put_before_alone(stream: ExperienceStream) -> None:
+    with stream.writer() as writer:
+        writer.put(numbered(0))
+        with pytest.raises(RecordError):
+            writer.put(["no sample"])  # type: ignore[list-item]
+        writer.put(numbered(1))
+    assert numbers(stream.take(2, timeout=0)) == [0, 1]
+
+
+def test_a_task_cleared_meanwhile_is_opened_again(stream: ExperienceStream) -> None:
+    with stream.writer() as writer:
+        writer.put(numbered(0))
+        writer.flush()
+        stream.clear()
+        writer.put(numbered(1))
+    assert numbers(stream.take(1, timeout=0)) == [1]
+
+
+def test_leases_come_in_order_and_are_acknowledged_by_coming_back(
+    stream: ExperienceStream,
+) -> None:
+    filled(stream, 6)
+    seen: list[list[int]] = []
+    for lease in stream.leases(2, timeout=0.05):
+        assert stream.stats().ledger.acked <= 2 * len(seen) + 1
+        seen.append(numbers(lease))
+        if len(seen) == 3:
+            lease.ack()
+            break
+    assert seen == [[0, 1], [2, 3], [4, 5]]
+    ledger = stream.stats().ledger
+    assert (ledger.acked, ledger.leased, ledger.waiting) == (7, 0, 0)
+    assert stream.stats().samples_acked == 7
+    audit(stream)
+
+
+def test_the_next_batch_is_leased_while_this_one_is_trained_on(stream: ExperienceStream) -> None:
+    filled(stream, 6)
+    loop = stream.leases(2, timeout=0)
+    next(loop)
+    assert stream.stats().ledger.leased == 4
+    next(loop)
+    ledger = stream.stats().ledger
+    assert (ledger.leased, ledger.acked) == (4, 3)
+    loop.close()
+    ledger = stream.stats().ledger
+    assert (ledger.leased, ledger.acked, ledger.waiting) == (0, 3, 4)
+    assert numbers(stream.take(4, timeout=0)) == [2, 3, 4, 5]
+    audit(stream)
+
+
+@pytest.mark.parametrize("leave", ["break", "raise", "forget"])
+def test_what_the_loop_does_not_come_back_for_goes_back_unharmed(
+    stream: ExperienceStream, leave: str
+) -> None:
+    filled(stream, 6)
+
+    def loop() -> None:
+        for lease in stream.leases(2, timeout=0):
+            assert len(lease) == 2
+            if leave == "break":
+                break
+            if leave == "raise":
+                raise ZeroDivisionError
+            return
+
+    if leave == "raise":
+        with pytest.raises(ZeroDivisionError):
+            loop()
+    else:
+        loop()
+    gc.collect()
+    ledger = stream.stats().ledger
+    assert (ledger.leased, ledger.acked, ledger.waiting) == (0, 1, 6)
+    audit(stream)
+
+
+def test_a_lease_may_be_ended_in_the_loop(stream: ExperienceStream) -> None:
+    filled(stream, 6)
+    for number, lease in enumerate(stream.leases(2, timeout=0.05)):
+        if number == 0:
+            lease.reject("nan loss")
+        elif number == 1:
+            with lease:
+                pass
+        else:
+            lease.release()
+            break
+    ledger = stream.stats().ledger
+    assert (ledger.acked, ledger.dead, ledger.leased, ledger.waiting) == (3, 2, 0, 2)
+    audit(stream)
+
+
+def test_the_end_of_data_is_a_timeout_and_everything_is_acknowledged(
+    stream: ExperienceStream,
+) -> None:
+    filled(stream, 5)
+    sizes = []
+    with pytest.raises(BatchTimeout):
+        for lease in stream.leases(2, timeout=0.05, at_least=1):
+            sizes.append(len(lease))
+    assert sizes == [2, 2, 1]
+    assert stream.stats().ledger.acked == 6
+    audit(stream)
+
+
+def test_a_take_whose_reply_was_lost_is_found_again(
+    stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(stream, 8)
+    left = break_replies(monkeypatch, times=2)
+    seen: list[int] = []
+    for lease in stream.leases(2, timeout=1):
+        seen += numbers(lease)
+        if len(seen) == 8:
+            lease.ack()
+            break
+    assert left == [0]
+    assert seen == list(range(8))
+    assert stream.stats().ledger.acked == 9
+    audit(stream)
+
+
+def test_what_cannot_be_decoded_is_skipped(stream: ExperienceStream) -> None:
+    filled(stream, 2)
+    bad = EncodedGroup((b"\xff" * 9,), 9, 1, None, Status.COMPLETED)
+    stream._store.put("broken", 1, [bad]).result()
+    stream.put_many([[numbered(n)] for n in range(2, 7)])
+    seen: list[int] = []
+    for lease in stream.leases(2, timeout=0):
+        seen += numbers(lease)
+        if len(seen) == 6:
+            lease.ack()
+            break
+    assert sorted(seen) == [0, 1, 2, 3, 4, 5]
+    ledger = stream.stats().ledger
+    assert (ledger.acked, ledger.dead, ledger.leased) == (7, 1, 0)
+    audit(stream)
+
+
+def test_a_lost_lease_is_told_one_batch_later(stream: ExperienceStream) -> None:
+    filled(stream, 8)
+    loop = stream.leases(2, timeout=1)
+    next(loop)
+    next(loop)  # acknowledges the first
+    kill_consumer(stream)
+    stream._store.heartbeat("default", "another", 1000)
+    next(loop)  # the take before the kill; it sends the acknowledgement of the second
+    with pytest.raises(LeaseLost):
+        next(loop)
+    with pytest.raises(StopIteration):
+        next(loop)
+
+
+def test_closing_a_loop_whose_leases_are_lost_only_warns(
+    stream: ExperienceStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled(stream, 6)
+    loop = stream.leases(2, timeout=1)
+    next(loop)
+    kill_consumer(stream)
+    stream._store.heartbeat("default", "another", 1000)
+    with caplog.at_level(logging.WARNING, "redrb"):
+        loop.close()
+    assert "goes back later" in caplog.text
+    assert stream.stats().ledger.waiting == 6
+
+
+def test_a_batch_that_can_never_be_full_is_refused(client: Client, namespace: str) -> None:
+    stream = ExperienceStream(client, "math", namespace=namespace, limit=2)
+    with pytest.raises(ConfigError, match="at_least"):
+        stream.leases(2, at_least=3)
+    with pytest.raises(ConfigError, match="never be full"):
+        next(stream.leases(3, timeout=0))
+
+
+def test_batches_of_a_loop_are_whole(stream: ExperienceStream) -> None:
+    filled(stream, 4)
+    lease: Lease
+    total = torch.zeros(())
+    for lease in stream.leases(2, timeout=0.05):
+        reward = lease.batch().reward
+        assert reward is not None
+        total += reward.sum()
+        if float(total) >= 6:
+            lease.ack()
+            break
+    assert float(total) == 6.0
