@@ -41,7 +41,17 @@ if TYPE_CHECKING:
         make_experience_batch,
         split_experience_batch,
     )
-    from redrb.stream import DeadLetter, ExperienceStream, Lease, Ledger, StreamStats
+    from redrb.stream import (
+        DeadLetter,
+        ExperienceStream,
+        Lease,
+        Ledger,
+        RateLimit,
+        StalenessReport,
+        StoredGroup,
+        StreamStats,
+        reward_variance,
+    )
     from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
 
 __version__ = "0.1.0"
@@ -60,13 +70,16 @@ __all__ = [
     "LeaseLost",
     "Ledger",
     "PublisherFenced",
+    "RateLimit",
     "RecordError",
     "RedrbError",
+    "StalenessReport",
     "Status",
     "StoreDenied",
     "StoreError",
     "StoreFull",
     "StoreUnavailable",
+    "StoredGroup",
     "StreamStats",
     "TaskMismatch",
     "UnsupportedServer",
@@ -80,6 +93,7 @@ __all__ = [
     "connect",
     "errors",
     "make_experience_batch",
+    "reward_variance",
     "split_experience_batch",
 ]
 
@@ -92,7 +106,17 @@ _HOMES = {
         "make_experience_batch",
         "split_experience_batch",
     ),
-    "redrb.stream": ("DeadLetter", "ExperienceStream", "Lease", "Ledger", "StreamStats"),
+    "redrb.stream": (
+        "DeadLetter",
+        "ExperienceStream",
+        "Lease",
+        "Ledger",
+        "RateLimit",
+        "StalenessReport",
+        "StoredGroup",
+        "StreamStats",
+        "reward_variance",
+    ),
     "redrb.weights": ("WeightPublisher", "WeightSubscriber", "WeightVersion"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -137,25 +137,43 @@ class BatchTimeout(RedrbError, TimeoutError):
         available: Groups that were waiting at the last look.
         waited_s: Seconds waited.
         blocked: Producers that waited for room at the last look.
+        expired: Groups that turned out to be too stale meanwhile.
+        others: Groups that waited with another status at the last look.
     """
 
     def __init__(
-        self, *, task: str, wanted: int, available: int, waited_s: float, blocked: int = 0
+        self,
+        *,
+        task: str,
+        wanted: int,
+        available: int,
+        waited_s: float,
+        blocked: int = 0,
+        expired: int = 0,
+        others: int = 0,
     ) -> None:
         self.task = task
         self.wanted = wanted
         self.available = available
         self.waited_s = waited_s
         self.blocked = blocked
+        self.expired = expired
+        self.others = others
         advice = "Check that makers are alive (`redrb stats`), or ask for fewer."
         if blocked:
             advice = (
                 f"{blocked} producers wait for room: the task is full, so acknowledge what is "
                 "leased, ask for fewer, or raise limit / max_bytes."
             )
+        if expired:
+            advice = (
+                f"{expired} groups were too stale meanwhile: raise max_staleness, publish weights "
+                "less often, or make groups faster."
+            )
+        more = f" {others} more wait with another status." if others else ""
         super().__init__(
             f"task {task!r}: {available} of {wanted} groups were waiting after {waited_s:.1f} s. "
-            f"None was taken. {advice}"
+            f"None was taken. {advice}{more}"
         )
 
 

@@ -77,6 +77,11 @@ class WeightKeys:
         """Stream of committed versions; ids are `<version>-0`, entries hold the manifest."""
         return f"{self.prefix}versions"
 
+    @property
+    def followers(self) -> str:
+        """Set of the streams of tasks that want to know the newest version."""
+        return f"{self.prefix}followers"
+
     def chunk(self, token: int, version: int, index: int) -> str:
         """One chunk of `version` as the publisher with `token` wrote it."""
         return f"{self.prefix}chunk:{token}:{version}:{index}"

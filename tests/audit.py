@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from redrb import ExperienceStream
+from redrb import ExperienceStream, Status
 from redrb.connection.transport import Pipeline
 
 BASE = "9999999999999-"
@@ -39,12 +40,14 @@ def audit(stream: ExperienceStream) -> dict[str, Holdings]:
     if not client.execute("EXISTS", f"{prefix}task"):
         return {}
     names = sorted(name.decode() for name in client.execute("SMEMBERS", f"{prefix}groups"))
-    entries, info, task, sizes, joined, dead, needs, queue, *told = _together(
+    entries, info, task, sizes, facts, archive, joined, dead, needs, queue, *told = _together(
         stream,
         ("XRANGE", f"{prefix}stream", "-", "+"),
         ("XINFO", "STREAM", f"{prefix}stream"),
         ("HGETALL", f"{prefix}task"),
         ("HGETALL", f"{prefix}sizes"),
+        ("HGETALL", f"{prefix}facts"),
+        ("ZRANGE", f"{prefix}archive", 0, -1),
         ("SMEMBERS", f"{prefix}groups"),
         ("XRANGE", f"{prefix}dead", "-", "+"),
         ("HKEYS", f"{prefix}needs:#room"),
@@ -60,13 +63,24 @@ def audit(stream: ExperienceStream) -> dict[str, Holdings]:
     assert sorted(needs) == sorted(queue)
     _check_bytes(stored, _pairs(sizes), counters)
     buried = Counter(_pairs(fields)["group"].decode() for _, fields in dead)
+    settings = _pairs(task)
+    indexed = settings.get("indexed") == b"1"
+    known = {int(member): text.decode().split() for member, text in _pairs(facts, str).items()}
+    assert known.keys() == (stored.keys() if indexed else set()), "facts of what is not stored"
+    for seq, words in known.items():
+        assert int(words[0]) in (len(stored[seq][1]), 0)
     found = {}
     step = len(_of_group("", ""))
     for index, name in enumerate(names):
-        found[name] = _check_group(stored, told[index * step : (index + 1) * step], name, buried)
+        own = told[index * step : (index + 1) * step]
+        found[name] = _check_group(stored, own, name, buried, known if indexed else None)
+        if indexed:
+            _check_pools(stream, name, known, settings)
     needed = set().union(*(held.waiting | held.leased.keys() for held in found.values()))
+    kept = set(map(int, archive))
+    assert not kept & needed, "history that somebody waits for"
     if names:
-        assert stored.keys() == needed, "entries are stored that nobody needs"
+        assert stored.keys() == needed | kept, "entries are stored that nobody needs"
     return found
 
 
@@ -85,7 +99,10 @@ def _of_group(prefix: str, name: str) -> list[tuple[Any, ...]]:
     return [
         ("HGETALL", f"{prefix}group:{name}"),
         ("XPENDING", f"{prefix}stream", name, "-", "+", _MANY),
-        ("ZRANGE", f"{prefix}ready:{name}", 0, -1, "WITHSCORES"),
+        *(
+            ("ZRANGE", f"{prefix}ready:{_pool(name, status)}", 0, -1, "WITHSCORES")
+            for status in Status
+        ),
         ("HGETALL", f"{prefix}leases:{name}"),
         ("ZRANGE", f"{prefix}consumers:{name}", 0, -1),
         ("HGETALL", f"{prefix}deliveries:{name}"),
@@ -95,14 +112,22 @@ def _of_group(prefix: str, name: str) -> list[tuple[Any, ...]]:
 
 
 def _check_group(
-    stored: dict[int, Any], told: list[Any], name: str, buried: Counter[str]
+    stored: dict[int, Any],
+    told: list[Any],
+    name: str,
+    buried: Counter[str],
+    known: dict[int, list[str]] | None,
 ) -> Holdings:
-    state, pending, scored, leases, consumers, deliveries, needs, queue = told
+    state, pending, *pools, leases, consumers, deliveries, needs, queue = told
     counters = _counters(state)
-    ready = {
-        int(member): int(score) for member, score in zip(scored[::2], scored[1::2], strict=True)
-    }
-    assert all(seq == score for seq, score in ready.items())
+    scores = [
+        (int(member), float(score))
+        for scored in pools
+        for member, score in zip(scored[::2], scored[1::2], strict=True)
+    ]
+    ready = dict(scores)
+    assert len(scores) == len(ready), f"{name}: in two pools at once"
+    assert known is not None or all(seq == score for seq, score in scores)
     leased = {_seq(entry_id): slot.decode() for entry_id, slot, *_ in pending}
     cursor = counters["cursor"]
     fresh = {seq for seq in stored if seq > cursor}
@@ -123,6 +148,44 @@ def _check_group(
     assert failed <= ready.keys() | leased.keys(), f"{name}: deliveries of what is gone"
     assert sorted(needs) == sorted(queue)
     return Holdings(frozenset(ready.keys() | fresh), leased)
+
+
+def _check_pools(
+    stream: ExperienceStream, name: str, known: dict[int, list[str]], settings: dict[str, bytes]
+) -> None:
+    """Check the indexes beside the order: what is in a pool is in all of them, and nothing else."""
+    prefix, run = stream._store.keys.prefix, stream._store.client.execute
+    moved = {
+        int(seq): to.decode()
+        for seq, to in _pairs(run("HGETALL", f"{prefix}moved:{name}"), str).items()
+    }
+    masses = _pairs(run("HGETALL", f"{prefix}mass:{name}"))
+    for status in Status:
+        pool = _pool(name, status)
+        ready = set(map(int, run("ZRANGE", f"{prefix}ready:{pool}", 0, -1)))
+        assert all(moved.get(seq, known[seq][1]) == status for seq in ready), pool
+        for kind, setting, place in (
+            ("versions", "max_staleness", 4),
+            ("newest", "max_token_staleness", 5),
+        ):
+            told = set(map(int, run("ZRANGE", f"{prefix}{kind}:{pool}", 0, -1)))
+            asked = setting in settings and (
+                kind == "newest" or settings.get("order") != b"stalest"
+            )
+            assert told == {seq for seq in ready if asked and known[seq][place] != "-"}, (
+                kind,
+                pool,
+            )
+        for place, tag in enumerate(json.loads(settings.get("tags") or b"[]"), 8):
+            told = set(map(int, run("ZRANGE", f"{prefix}tag:{pool}:{tag}", 0, -1)))
+            assert told == {seq for seq in ready if known[seq][place] != "-"}, (tag, pool)
+        if settings.get("sampled") == b"1":
+            mass = sum(float(known[seq][2]) for seq in ready)
+            assert abs(mass - float(masses.get(pool, 0))) <= 1e-6 * max(mass, 1), pool
+
+
+def _pool(group: str, status: Status) -> str:
+    return group if status is Status.COMPLETED else f"{group}:{status}"
 
 
 def _check_bytes(stored: dict[int, Any], sizes: dict[str, bytes], counters: Counter[str]) -> None:

@@ -1,22 +1,25 @@
 -- What becomes of entries in the consumer groups.
 --
--- In a consumer group an entry is waiting (seq > cursor, or returned to the sorted set
--- ready:<group>), leased (in the pending list) or done. It is deleted when it is done in all.
--- group:<group> holds cursor and counters, deliveries:<group> failed deliveries by seq,
--- consumers:<group> the deadline of each consumer's heartbeat, leases:<group> a lease's token by
--- slot. A slot is the consumer name under which Redis keeps one lease: <consumer>/<number>.
+-- In a consumer group an entry is waiting, leased (in the pending list) or done. It is deleted when
+-- it is done in all. In a plain task what waits are the entries beyond the cursor, and those that
+-- came back, in the sorted set ready:<group>; in an indexed one what is in the group's pools.
+-- group:<group> holds cursor and counters.
 
+-- Forget entries for good. Returns the number of those that were there.
 local function delete(seqs)
   if #seqs == 0 then
     return 0
   end
-  local sized = number(task, 'max_bytes') > 0
+  local sized, indexed = number(task, 'max_bytes') > 0, rules().indexed
   local deleted = 0
   for first = 1, #seqs, 1000 do
-    local ids, fields = {}, {}
+    local ids, fields, members = {}, {}, {}
     for i = first, math.min(first + 999, #seqs) do
       ids[i - first + 1] = id_of(seqs[i])
       fields[i - first + 1] = seqs[i]
+      if indexed then
+        members[i - first + 1] = member_of(seqs[i])
+      end
     end
     deleted = deleted + redis.call('XDEL', stream, unpack(ids))
     if sized then
@@ -27,6 +30,9 @@ local function delete(seqs)
       add(task, 'bytes', -freed)
       redis.call('HDEL', key('sizes'), unpack(fields))
     end
+    if indexed then
+      redis.call('HDEL', key('facts'), unpack(members))
+    end
   end
   return deleted
 end
@@ -36,135 +42,100 @@ local function is_leased(group, seq)
   return #redis.call('XPENDING', stream, group, id, id, 1) > 0
 end
 
-local function is_waiting(group, seq)
-  return tonumber(seq) > number(key('group', group), 'cursor')
-    or redis.call('ZSCORE', key('ready', group), member_of(seq))
+-- The pool in which an entry waits, or nil.
+local function waits_in(group, seq)
+  local member, pool = member_of(seq), group
+  if rules().indexed then
+    local facts = facts_of(member)
+    pool = facts and home_of(group, member, facts) or group
+  elseif tonumber(seq) > number(key('group', group), 'cursor') then
+    return group
+  end
+  return redis.call('ZSCORE', key('ready', pool), member) and pool or nil
 end
 
--- Delete entries that are done in `group`, unless another group still needs them.
-local function forget(group, seqs)
-  local all = groups()
-  if #all == 1 and all[1] == group then
+-- Delete entries, or keep them to be read again where the task asks for it.
+local function retire(seqs)
+  local keep = redis.call('HMGET', task, 'keep_ms', 'keep_groups')
+  if not keep[1] and not keep[2] then
     return delete(seqs)
   end
-  local over = {}
+  local archive, now = key('archive'), now_ms()
   for _, seq in ipairs(seqs) do
-    local needed = false
-    for _, other in ipairs(all) do
-      if other ~= group and (is_waiting(other, seq) or is_leased(other, seq)) then
-        needed = true
-        break
-      end
+    redis.call('ZADD', archive, now, member_of(seq))
+  end
+  local over = {}
+  if keep[1] then
+    over = redis.call('ZRANGEBYSCORE', archive, '-inf', now - keep[1], 'LIMIT', 0, 1000)
+  end
+  local excess = keep[2] and redis.call('ZCARD', archive) - keep[2] - #over or 0
+  if excess > 0 then
+    for _, member in ipairs(redis.call('ZRANGE', archive, #over, #over + excess - 1)) do
+      over[#over + 1] = member
     end
-    if not needed then
-      over[#over + 1] = seq
-    end
+  end
+  in_parts('ZREM', archive, over)
+  for i, member in ipairs(over) do
+    over[i] = tonumber(member)
   end
   return delete(over)
 end
 
--- Make sure that the consumer group exists; a new one sees all that is stored.
-local function join(group)
-  if redis.call('SADD', key('groups'), group) == 0 then
-    return
-  end
-  redis.call('XGROUP', 'CREATE', stream, group, '0')
-  local cursor = number(task, 'last')
-  local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
-  if first then
-    cursor = seq_of(first[1]) - 1
-  end
-  local stored = redis.call('XLEN', stream)
-  redis.call('HSET', key('group', group), 'cursor', string.format('%.0f', cursor),
-    'put', stored, 'waiting', stored)
-end
-
--- Move a leased entry, already out of the pending list, to the dead-letter stream.
-local function bury(group, seq, fields, reason, consumer)
-  local deliveries = redis.call('HGET', key('deliveries', group), member_of(seq)) or '0'
-  local letter = {'XADD', key('dead'), '*', 'seq', seq, 'group', group,
-    'reason', reason, 'consumer', consumer, 'failed_deliveries', deliveries}
-  for _, value in ipairs(fields) do
-    letter[#letter + 1] = value
-  end
-  redis.call(unpack(letter))
-  redis.call('HDEL', key('deliveries', group), member_of(seq))
-  add(key('group', group), 'dead', 1)
-end
-
-local function max_deliveries()
-  return tonumber(redis.call('HGET', task, 'max_deliveries') or '5')
-end
-
-local function fields_of(seq)
-  local id = id_of(seq)
-  local entry = redis.call('XRANGE', stream, id, id)[1]
-  return entry and entry[2] or {}
-end
-
--- Put a leased entry back to the waiting ones, or bury it when its deliveries failed too often.
--- Returns 1 when it was leased.
-local function return_lease(group, seq, counted, consumer)
-  local fields = counted and fields_of(seq)
-  if redis.call('XACK', stream, group, id_of(seq)) == 0 then
-    return 0
-  end
-  if counted then
-    local failed = redis.call('HINCRBY', key('deliveries', group), member_of(seq), 1)
-    if failed >= max_deliveries() then
-      bury(group, seq, fields, 'delivered ' .. failed .. ' times without acknowledgement', consumer)
-      forget(group, {seq})
-      return 1
+-- Forget what this consumer group knew of entries that are done there, and the entries themselves
+-- unless another group still needs them. `kept`: they may stay as history.
+local function forget(group, seqs, kept)
+  if rules().indexed and redis.call('EXISTS', key('moved', group), key('expiries', group)) > 0 then
+    for _, seq in ipairs(seqs) do
+      redis.call('HDEL', key('moved', group), member_of(seq))
+      redis.call('HDEL', key('expiries', group), member_of(seq))
     end
   end
-  redis.call('ZADD', key('ready', group), seq, member_of(seq))
-  add(key('group', group), 'waiting', 1)
-  add(key('group', group), 'returned', 1)
-  return 1
-end
-
--- Return all that a slot holds. Returns the number of entries.
-local function return_slot(group, slot, counted, consumer)
-  local returned, pending = 0, {}
-  repeat
-    pending = redis.call('XPENDING', stream, group, '-', '+', 500, slot)
-    for _, entry in ipairs(pending) do
-      returned = returned + return_lease(group, seq_of(entry[1]), counted, consumer)
-    end
-  until #pending == 0
-  return returned
-end
-
--- Take every lease from a consumer. Returns the number of entries that it held.
-local function return_leases(group, consumer, counted)
-  local returned = 0
-  for _, slot in ipairs(redis.call('HKEYS', key('leases', group))) do
-    if string.sub(slot, 1, #consumer + 1) == consumer .. '/' then
-      returned = returned + return_slot(group, slot, counted, consumer)
-      redis.call('HDEL', key('leases', group), slot)
-      redis.call('XGROUP', 'DELCONSUMER', stream, group, slot)
+  local all, over = groups(), seqs
+  if #all ~= 1 or all[1] ~= group then
+    over = {}
+    for _, seq in ipairs(seqs) do
+      local needed = false
+      for _, other in ipairs(all) do
+        if other ~= group and (waits_in(other, seq) or is_leased(other, seq)) then
+          needed = true
+          break
+        end
+      end
+      if not needed then
+        over[#over + 1] = seq
+      end
     end
   end
-  redis.call('ZREM', key('consumers', group), consumer)
-  return returned
+  if kept and rules().indexed then
+    return retire(over)
+  end
+  return delete(over)
 end
 
--- Say that a consumer lives, and take the leases of those whose heartbeat stopped. One that comes
--- late itself judges nobody: most likely Redis was away, and the others are just coming back too.
--- Returns the number of entries taken over, and whether the consumer was known.
-local function beat(group, consumer, lease_ms, now)
-  local consumers = key('consumers', group)
-  local deadline = redis.call('ZSCORE', consumers, consumer)
-  local until_ms = string.format('%.0f', now + lease_ms)
-  redis.call('ZADD', consumers, until_ms, consumer)
-  local returned = 0
-  for _, other in ipairs(redis.call('ZRANGEBYSCORE', consumers, '-inf', now)) do
-    if deadline and tonumber(deadline) <= now then
-      redis.call('ZADD', consumers, until_ms, other)
+-- Wake takes that wait: those of a full batch in a pool, and those with a condition, which look.
+local function wake_pool(pool, now)
+  if redis.call('EXISTS', key('queue', pool)) == 1 then
+    local group = string.match(pool, '^[^:]+')
+    local waiting
+    if rules().indexed then
+      waiting = math.min(redis.call('ZCARD', key('ready', pool)), reads_left(group))
     else
-      returned = returned + return_leases(group, other, true)
+      waiting = number(key('group', group), 'waiting')
+    end
+    wake(pool, waiting, now)
+  end
+  if rules().indexed then
+    wake(pool .. '?', math.huge, now)
+  end
+end
+
+local function wake_pools(group, now)
+  wake_pool(group, now)
+  if rules().indexed then
+    for _, status in ipairs(STATUSES) do
+      if status ~= 'completed' then
+        wake_pool(pool_of(group, status), now)
+      end
     end
   end
-  add(key('group', group), 'taken_over', returned)
-  return returned, deadline
 end

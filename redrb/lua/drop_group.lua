@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    group
 -- Returns the number of entries deleted.
---@ _task _waiters _room _groups
+--@ _task _waiters _room _tags _index _groups _membership
 
 begin_writing()
 local group = ARGV[1]
@@ -12,8 +12,10 @@ end
 local deleted = 0
 if #groups() > 0 then
   local seqs = {}
-  for _, member in ipairs(redis.call('ZRANGE', key('ready', group), 0, -1)) do
-    seqs[#seqs + 1] = tonumber(member)
+  for _, status in ipairs(rules().indexed and STATUSES or {'completed'}) do
+    for _, member in ipairs(redis.call('ZRANGE', key('ready', pool_of(group, status)), 0, -1)) do
+      seqs[#seqs + 1] = tonumber(member)
+    end
   end
   local from, pending = '-', {}
   repeat
@@ -29,8 +31,6 @@ if #groups() > 0 then
   deleted = forget(group, seqs)
 end
 redis.call('XGROUP', 'DESTROY', stream, group)
-for _, kind in ipairs({'group', 'ready', 'deliveries', 'consumers', 'leases', 'queue', 'needs'}) do
-  redis.call('DEL', key(kind, group))
-end
+drop_keys(group)
 wake('#room', room_left(), now_ms())
 return deleted

@@ -1,10 +1,11 @@
 -- End a lease, or a part of it.
 -- KEYS[1] stream
 -- ARGV    group, consumer, slot, token, outcome, reason, samples, ends, seq ...
---         outcome: ack | release (back, unharmed) | fail (back, counts as a failed delivery)
---         | reject (to the dead-letter stream); ends is 1 when nothing of the lease is left
+--         outcome: ack | expire (done, as too stale) | release (back, unharmed) | fail (back, counts
+--         as a failed delivery) | reject (to the dead-letter stream); ends is 1 when nothing of the
+--         lease is left
 -- Returns {'ok', entries} | {'lost'}; the same call again changes nothing and returns {'ok', 0}.
---@ _task _waiters _room _groups
+--@ _task _waiters _room _tags _index _groups _leases
 
 begin_writing()
 local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -25,7 +26,39 @@ local state, seqs, ended = key('group', group), {}, 0
 for i = 9, #ARGV do
   seqs[i - 8] = ARGV[i] -- as text: to write a number costs ten times as much
 end
-if outcome == 'ack' then
+-- What may be read again waits again; returns the others.
+local function read_again()
+  local told, over = rules(), {}
+  if not told.indexed or told.max_reads == 1 then
+    return seqs
+  end
+  for _, seq in ipairs(seqs) do
+    local member = member_of(seq)
+    local facts = facts_of(member)
+    if facts and holds(seq) then
+      facts[READS] = string.format('%d', tonumber(facts[READS]) + 1)
+      redis.call('HSET', key('facts'), member, table.concat(facts, ' '))
+      if told.max_reads == 0 or tonumber(facts[READS]) < told.max_reads then
+        redis.call('XACK', stream, group, id_of(seq))
+        redis.call('HDEL', key('deliveries', group), member)
+        wait_again(group, seq)
+        add(state, 'reads', 1)
+      else
+        over[#over + 1] = seq
+      end
+    else
+      over[#over + 1] = seq
+    end
+  end
+  return over
+end
+
+if outcome == 'ack' or outcome == 'expire' then
+  local all = #seqs
+  if outcome == 'ack' then
+    seqs = read_again()
+  end
+  local again = all - #seqs
   for first = 1, #seqs, 1000 do
     local ids = {}
     for i = first, math.min(first + 999, #seqs) do
@@ -38,11 +71,12 @@ if outcome == 'ack' then
       redis.call('HDEL', key('deliveries', group), member_of(seq))
     end
   end
-  add(state, 'acked', ended)
-  if ended > 0 then
+  add(state, outcome == 'ack' and 'acked' or 'expired', ended)
+  if ended + again > 0 and outcome == 'ack' then
     add(state, 'samples_acked', tonumber(ARGV[7]))
   end
-  forget(group, seqs)
+  forget(group, seqs, outcome == 'ack')
+  ended = ended + again
 elseif outcome == 'reject' then
   for _, seq in ipairs(seqs) do
     local fields = fields_of(seq)
@@ -65,7 +99,9 @@ end
 if redis.call('EXISTS', key('queue', '#room')) == 1 then
   wake('#room', room_left(), now_ms())
 end
-if redis.call('EXISTS', key('queue', group)) == 1 then
-  wake(group, number(state, 'waiting'), now_ms())
+if rules().indexed then
+  wake_pools(group, now_ms())
+elseif redis.call('EXISTS', key('queue', group)) == 1 then
+  wake_pool(group, now_ms())
 end
 return {'ok', ended}

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    group, consumer, lease_ms
 -- Returns {1 when its leases were held until now else 0, entries taken over from others}
---@ _task _waiters _room _groups
+--@ _task _waiters _room _tags _index _groups _leases
 
 begin_writing()
 local group, consumer, now = ARGV[1], ARGV[2], now_ms()
@@ -12,6 +12,6 @@ end
 local returned, known = beat(group, consumer, tonumber(ARGV[3]), now)
 if returned > 0 then
   wake('#room', room_left(), now)
-  wake(group, number(key('group', group), 'waiting'), now)
+  wake_pools(group, now)
 end
 return {known and 1 or 0, returned}

@@ -1,12 +1,14 @@
 -- Register a consumer group: from now on no entry is deleted before it is done there.
 -- KEYS[1] stream
--- ARGV    group
+-- ARGV    group, start    start: '' for all that is stored, '+' for nothing of it, or a seq: history
+--                         too, from that one on
 -- Returns 1, or 0 when the task does not exist.
---@ _task _room _groups
+--@ _task _waiters _room _tags _index _groups _membership
 
 begin_writing()
 if not exists() then
   return 0
 end
-join(ARGV[1])
+local start = ARGV[2] == '+' and math.huge or tonumber(ARGV[2])
+join(ARGV[1], start)
 return 1

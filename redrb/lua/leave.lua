@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    group, consumer
 -- Returns the number of entries that went back.
---@ _task _waiters _room _groups
+--@ _task _waiters _room _tags _index _groups _leases
 
 begin_writing()
 local group = ARGV[1]
@@ -10,5 +10,5 @@ if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0 then
   return 0
 end
 local returned = return_leases(group, ARGV[2], false)
-wake(group, number(key('group', group), 'waiting'), now_ms())
+wake_pools(group, now_ms())
 return returned

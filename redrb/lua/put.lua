@@ -1,21 +1,22 @@
--- Account for entries that the same transaction has just added, or take them out again.
+-- Account for entries that the same transaction has just added to a plain task, or take them out.
 -- Runs in MULTI after n times XADD stream NOMKSTREAM * g <group>.
 -- KEYS[1] stream
--- ARGV    producer, operation, samples, bytes of each entry ...
+-- ARGV    producer, operation, samples, filtered, bytes of each entry ...
 --         operation counts up by one a put of this producer: a repeated one is not stored again;
 --         room that was granted to the producer is used up
--- Returns {'ok', last seq, room left} | {'again', last seq, entries stored then} | {'full', setting} | {'never'} | {'gone'}
+--         filtered: groups that a filter has dropped before these
+-- Returns {'ok', last seq, room left} | {'again', last seq, entries stored then} | {'full', setting} | {'never'} | {'gone'} | {'indexed'}
 --         setting: limit | max_bytes, whichever leaves no room
 --@ _task _waiters _room
 
 begin_writing()
 local known, gone = numbers(task, 'last', 'limit', 'max_bytes', 'bytes', 'put', 'samples_put',
-  'bytes_put')
+  'bytes_put', 'indexed')
 if gone then
   return {'gone'}
 end
 local before, limit, max_bytes, stored_bytes = known[1], known[2], known[3], known[4]
-local producer, operation, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 3
+local producer, operation, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 4
 local last = before + count
 
 local function undo()
@@ -34,9 +35,14 @@ if earlier then
   end
 end
 
+if known[8] == 1 then -- it has become one meanwhile
+  undo()
+  return {'indexed'}
+end
+
 local now = now_ms()
 local bytes = 0
-for i = 4, #ARGV do
+for i = 5, #ARGV do
   bytes = bytes + tonumber(ARGV[i])
 end
 if (limit > 0 and count > limit) or (max_bytes > 0 and bytes > max_bytes) then
@@ -57,7 +63,7 @@ if max_bytes > 0 then
     return {'full', 'max_bytes'}
   end
   for i = 1, count do
-    redis.call('HSET', key('sizes'), string.format('%.0f', before + i), ARGV[3 + i])
+    redis.call('HSET', key('sizes'), string.format('%.0f', before + i), ARGV[4 + i])
   end
   add(task, 'bytes', bytes)
 end
@@ -68,9 +74,12 @@ redis.call('HSET', task, 'last', string.format('%.0f', last),
   'put', string.format('%.0f', known[5] + count),
   'samples_put', string.format('%.0f', known[6] + tonumber(ARGV[3])),
   'bytes_put', string.format('%.0f', known[7] + bytes))
+local filtered = tonumber(ARGV[4])
+add(task, 'filtered', filtered)
 for _, group in ipairs(groups()) do
   local state = key('group', group)
-  redis.call('HINCRBY', state, 'put', count)
+  redis.call('HINCRBY', state, 'put', count + filtered)
+  add(state, 'filtered', filtered)
   wake(group, redis.call('HINCRBY', state, 'waiting', count), now)
 end
 if limit > 0 or max_bytes > 0 then

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    producer, ttl_ms, bytes of each entry ...    ttl_ms 0 leaves the queue
 -- Returns {how many of these entries may be put now (kept for the producer until ttl_ms) or 0,
---         the setting that leaves no room for more: limit | max_bytes}
+--         the setting that leaves no room for more: limit | rate | max_bytes}
 --@ _task _waiters _room
 
 begin_writing()
@@ -15,8 +15,12 @@ end
 local limit, max_bytes = number(task, 'limit'), number(task, 'max_bytes')
 local granted, setting = count, ''
 if limit > 0 then
-  local left = limit - redis.call('XLEN', stream) - reserved_before('#room', producer, now)
+  local left = limit - stored_groups() - reserved_before('#room', producer, now)
   granted, setting = math.max(math.min(count, left), 0), 'limit'
+end
+local inserts = inserts_left(number(task, 'put')) - reserved_before('#room', producer, now)
+if inserts < granted then
+  granted, setting = math.max(inserts, 0), 'rate'
 end
 -- an entry that is larger than max_bytes is let through, to be refused by the put
 if max_bytes > 0 and granted > 0 and tonumber(ARGV[3]) <= max_bytes then

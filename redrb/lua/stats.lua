@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    group
 -- Returns a flat list name, number, ... ; {} when the task does not exist.
---@ _task
+--@ _task _waiters _room _tags _index
 
 local found = {}
 local function tell(name, value)
@@ -14,9 +14,10 @@ if not exists() then
 end
 local group, now = ARGV[1], now_ms()
 local state = key('group', group)
-local stored = redis.call('XLEN', stream)
+local stored = stored_groups()
 tell('stored', stored)
-for _, name in ipairs({'limit', 'max_bytes', 'samples_put', 'bytes_put', 'filtered'}) do
+tell('archived', redis.call('ZCARD', key('archive')))
+for _, name in ipairs({'limit', 'max_bytes', 'capacity', 'samples_put', 'bytes_put', 'version'}) do
   tell(name, number(task, name))
 end
 tell('dead_letters', redis.call('XLEN', key('dead')))
@@ -28,11 +29,16 @@ if redis.call('SISMEMBER', key('groups'), group) == 0 then
   return found
 end
 tell('joined', 1)
-for _, name in ipairs({'put', 'waiting', 'acked', 'expired', 'evicted', 'dead', 'samples_acked',
-  'returned', 'taken_over'}) do
+for _, name in ipairs({'put', 'waiting', 'acked', 'expired', 'filtered', 'evicted', 'dead',
+  'samples_acked', 'returned', 'taken_over', 'reads'}) do
   tell(name, number(state, name))
 end
 tell('leased', redis.call('XPENDING', stream, group)[1])
 tell('consumers', redis.call('ZCOUNT', key('consumers', group), '(' .. string.format('%.0f', now), '+inf'))
-tell('consumers_waiting', redis.call('ZCARD', key('queue', group)))
+local queued = 0
+for _, status in ipairs(rules().indexed and STATUSES or {'completed'}) do
+  local pool = pool_of(group, status)
+  queued = queued + redis.call('ZCARD', key('queue', pool)) + redis.call('ZCARD', key('queue', pool .. '?'))
+end
+tell('consumers_waiting', queued)
 return found

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import re
 
 from redrb.errors import ConfigError
-from redrb.orders.fifo import Fifo
+from redrb.orders.fifo import Fifo, Lifo
+from redrb.orders.order import GroupFacts, Order, Score
+from redrb.orders.priority import Prioritized, Priority, Uniform
+from redrb.orders.versions import Freshest, Stalest
 
-__all__ = ["Fifo", "Order", "order_named"]
+__all__ = [
+    "Fifo",
+    "Freshest",
+    "GroupFacts",
+    "Lifo",
+    "Order",
+    "Prioritized",
+    "Priority",
+    "Score",
+    "Stalest",
+    "Uniform",
+    "known_order",
+    "order_named",
+]
+
+_ORDERS: dict[str, Order] = {
+    order.name: order for order in (Fifo(), Lifo(), Stalest(), Freshest(), Priority(), Uniform())
+}
+_PRIORITIZED = re.compile(r"prioritized(?:\(([0-9.e+-]{1,12})\))?")
 
 
-class Order(Protocol):
-    """A policy that chooses among the waiting groups of a task."""
-
-    @property
-    def name(self) -> str:
-        """What users type, and what the task remembers."""
-
-
-_ORDERS: dict[str, Order] = {order.name: order for order in (Fifo(),)}
+def known_order(name: str) -> Order | None:
+    """Return the order of redrb's own that is called `name`, if there is one."""
+    matched = _PRIORITIZED.fullmatch(name)
+    if matched is None:
+        return _ORDERS.get(name)
+    try:
+        return Prioritized() if matched[1] is None else Prioritized(float(matched[1]))
+    except ValueError:
+        return None
 
 
 def order_named(name: str) -> Order:
@@ -27,8 +48,8 @@ def order_named(name: str) -> Order:
     Raises:
         ConfigError: There is none of that name.
     """
-    try:
-        return _ORDERS[name]
-    except KeyError:
-        known = ", ".join(sorted(_ORDERS))
-        raise ConfigError(f"unknown order {name!r}: use one of {known}.") from None
+    order = known_order(name)
+    if order is None:
+        known = ", ".join(sorted([*_ORDERS, "prioritized"]))
+        raise ConfigError(f"unknown order {name!r}: use one of {known}, or an Order object.")
+    return order

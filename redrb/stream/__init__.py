@@ -1,7 +1,23 @@
 """The experience stream of a task."""
 
-from redrb.stream.lease import Lease
+from redrb.stream.expiration import Staleness, StalenessReport
+from redrb.stream.filters import reward_variance
+from redrb.stream.history import StoredGroup
+from redrb.stream.lease import Expiry, Lease
 from redrb.stream.ledger import Ledger, StreamStats
+from redrb.stream.rate import RateLimit
 from redrb.stream.stream import DeadLetter, ExperienceStream
 
-__all__ = ["DeadLetter", "ExperienceStream", "Lease", "Ledger", "StreamStats"]
+__all__ = [
+    "DeadLetter",
+    "ExperienceStream",
+    "Expiry",
+    "Lease",
+    "Ledger",
+    "RateLimit",
+    "Staleness",
+    "StalenessReport",
+    "StoredGroup",
+    "StreamStats",
+    "reward_variance",
+]

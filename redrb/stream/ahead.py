@@ -6,7 +6,7 @@ import logging
 from collections.abc import Generator
 
 from redrb.errors import LeaseLost, StoreError
-from redrb.stream.consumer import Ahead, Consumer
+from redrb.stream.consumer import Ahead, Consumer, Wanted
 from redrb.stream.lease import Lease
 
 _log = logging.getLogger("redrb")
@@ -15,9 +15,9 @@ CLOSE_TIMEOUT_S = 1.0
 """How long an iteration that ends waits for Redis to give back what it holds."""
 
 
-def leases(consumer: Consumer, count: int, least: int, timeout: float | None) -> Generator[Lease]:
+def leases(consumer: Consumer, wanted: Wanted, timeout: float | None) -> Generator[Lease]:
     """Yield leases; see `ExperienceStream.leases`."""
-    reader = _Reader(consumer, count, least, timeout)
+    reader = _Reader(consumer, wanted, timeout)
     try:
         while True:
             yield reader.next()
@@ -28,10 +28,9 @@ def leases(consumer: Consumer, count: int, least: int, timeout: float | None) ->
 class _Reader:
     """Holds the lease that is trained on, and the take of the next one."""
 
-    def __init__(self, consumer: Consumer, count: int, least: int, timeout: float | None) -> None:
+    def __init__(self, consumer: Consumer, wanted: Wanted, timeout: float | None) -> None:
         self._consumer = consumer
-        self._count = count
-        self._least = least
+        self._wanted = wanted
         self._timeout = timeout
         self._lease: Lease | None = None
         self._ahead: Ahead | None = None
@@ -46,12 +45,12 @@ class _Reader:
             if ahead is not None:
                 reply = self._consumer.receive(ahead, timeout=self._timeout)
             if ahead is None or reply is None:
-                lease = self._consumer.take(self._count, self._least, self._timeout, done)
+                lease = self._consumer.take(self._wanted, self._timeout, done)
                 done = None
-            self._ahead = self._consumer.begin_take(self._count, done)
+            self._ahead = self._consumer.begin_take(self._wanted, done)
             done = None
             if ahead is not None and reply is not None:
-                lease = self._consumer.lease_of(ahead, reply, self._count)
+                lease = self._consumer.lease_of(ahead, reply, self._wanted)
         self._lease = lease
         return lease
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from redrb.codec import GroupLayout, parse_groups
 from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, DecodeError
+from redrb.experience import Status
 from redrb.stream.heartbeat import Heartbeat
-from redrb.stream.lease import Lease, Outcome
+from redrb.stream.lease import Drawn, Expiry, Lease, Outcome
 from redrb.stream.store import Ending, TakeReply, TaskStore
 from redrb.stream.waiting import QUEUE_TTL_MS, Wait
 
@@ -49,6 +50,23 @@ class _Slot:
 
     def abandon(self, ids: tuple[int, ...]) -> None:
         self.consumer.abandon(self, ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a take asks for.
+
+    Attributes:
+        count: Groups.
+        least: Groups that do when the time is up.
+        status: Their status.
+        where: A query that they match, as Redis reads it; "": any.
+    """
+
+    count: int
+    least: int
+    status: Status = Status.COMPLETED
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +116,19 @@ class Consumer:
         self._lock = threading.Lock()
         self._heartbeat: Heartbeat | None = None
 
-    def take(
-        self, count: int, least: int, timeout: float | None, ack: Lease | None = None
-    ) -> Lease:
-        """Lease `count` groups; when time is up, at least `least`.
+    def take(self, wanted: Wanted, timeout: float | None, ack: Lease | None = None) -> Lease:
+        """Lease what is wanted, all of it or nothing.
 
         Args:
-            count: Groups wanted.
-            least: Groups that do when the time is up.
+            wanted: What.
             timeout: Seconds to wait.
             ack: A lease of this consumer to acknowledge in the same round trip.
 
         Raises:
             BatchTimeout: Fewer came in time; none was taken.
             LeaseLost: `ack` is another consumer's by now; nothing was taken.
-            ConfigError: The task's limit is smaller than `least`, or `ack` is not of this consumer.
+            ConfigError: The task's limit is smaller than `wanted.least`, or `ack` is of another
+                consumer.
         """
         self._check_own(ack)
         slot = self._occupy()
@@ -120,20 +136,20 @@ class Consumer:
         try:
             while True:
                 token = str(next(self._tokens))
-                reply = self._take_full(slot, token, count, least, wait, ack)
+                reply = self._take_full(slot, token, wanted, wait, ack)
                 ack = None
-                lease = self._lease(slot, token, reply, least)
+                lease = self._lease(slot, token, reply, wanted)
                 if lease is not None:
                     return lease
         except BaseException:
             self.free(slot)
             raise
 
-    def begin_take(self, count: int, ack: Lease | None) -> Ahead:
-        """Ask for `count` groups, if they are there, and do not wait for the reply."""
+    def begin_take(self, wanted: Wanted, ack: Lease | None) -> Ahead:
+        """Ask for full batch, if it is there, and do not wait for the reply."""
         self._check_own(ack)
         slot, token = self._occupy(), str(next(self._tokens))
-        request = self._request(slot, token, count, count, ttl_ms=0, ack=ack)
+        request = self._request(slot, token, wanted, wanted.count, ttl_ms=0, ack=ack)
         request.begin()
         return Ahead(slot, token, request, ack)
 
@@ -154,11 +170,11 @@ class Consumer:
             if not taken:
                 self.free(ahead.slot)
 
-    def lease_of(self, ahead: Ahead, reply: TakeReply, least: int) -> Lease | None:
+    def lease_of(self, ahead: Ahead, reply: TakeReply, wanted: Wanted) -> Lease | None:
         """Return the lease that was received; None when something of it could not be decoded."""
         lease = None
         try:
-            lease = self._lease(ahead.slot, ahead.token, reply, least)
+            lease = self._lease(ahead.slot, ahead.token, reply, wanted)
             return lease
         finally:
             if lease is None:
@@ -196,7 +212,7 @@ class Consumer:
             self._slots.add(slot)
         return slot
 
-    def _lease(self, slot: int, token: str, reply: TakeReply, least: int) -> Lease | None:
+    def _lease(self, slot: int, token: str, reply: TakeReply, wanted: Wanted) -> Lease | None:
         """Return the lease on what was taken; None when something of it could not be decoded.
 
         That goes to the dead letters, and the rest back.
@@ -210,8 +226,12 @@ class Consumer:
                 bad.append((seq, f"cannot be decoded: {layout}"))
             else:
                 good.append((seq, layout))
-        if not bad and len(good) >= least:
-            return Lease(self._store.task, good, _Slot(self, slot, token))
+        if not bad and len(good) >= min(wanted.least, wanted.count):
+            drawn = Drawn(reply.weights, reply.total_weight) if reply.weights else None
+            lease = Lease(self._store.task, good, _Slot(self, slot, token), drawn)
+            if wanted.status is Status.EXPIRED:
+                lease.expiries = self._expiries(lease.ids)
+            return lease
         for index, (seq, reason) in enumerate(bad):
             _log.error("task %r: group %d %s", self._store.task, seq, reason)
             ends = not good and index == len(bad) - 1
@@ -220,16 +240,32 @@ class Consumer:
             self.finish(slot, token, "release", [seq for seq, _ in good], ends=True)
         return None
 
+    def _expiries(self, ids: Sequence[int]) -> dict[int, Expiry | None]:
+        told = self._store.expiries(self._group, ids)
+        return {
+            seq: None if text is None else Expiry.parse(text)
+            for seq, text in zip(ids, told, strict=True)
+        }
+
     def _request(
-        self, slot: int, token: str, count: int, least: int, *, ttl_ms: int, ack: Lease | None
+        self,
+        slot: int,
+        token: str,
+        wanted: Wanted,
+        least: int,
+        *,
+        ttl_ms: int,
+        ack: Lease | None,
     ) -> Request[TakeReply]:
         return self._store.take(
             self._group,
             self.name,
             self._name_of(slot),
             token,
-            count=count,
+            count=wanted.count,
             least=least,
+            status=wanted.status,
+            where=wanted.where,
             waiter=self._waiter(slot),
             ttl_ms=ttl_ms,
             lease_ms=self._lease_ms,
@@ -240,17 +276,19 @@ class Consumer:
         return f"{self.name}.{slot}"
 
     def _take_full(
-        self, slot: int, token: str, count: int, least: int, wait: Wait, ack: Lease | None
+        self, slot: int, token: str, wanted: Wanted, wait: Wait, ack: Lease | None
     ) -> TakeReply:
+        count, expired = wanted.count, 0
         while True:
             last = wait.over
             ttl_ms = 0 if last else QUEUE_TTL_MS
-            own_least = least if last else count
-            request = self._request(slot, token, count, own_least, ttl_ms=ttl_ms, ack=ack)
+            least = wanted.least if last else count
+            request = self._request(slot, token, wanted, least, ttl_ms=ttl_ms, ack=ack)
             reply = request.result(retry_s=wait.retry_s)
             if ack is not None:
                 self._conclude(ack, reply, slot, token)
                 ack = None
+            expired += reply.expired
             if reply.outcome == "taken":
                 return reply
             if reply.outcome == "never":
@@ -263,16 +301,18 @@ class Consumer:
             if last:
                 raise BatchTimeout(
                     task=self._store.task,
-                    wanted=least,
+                    wanted=wanted.least,
                     available=reply.amount,
                     waited_s=wait.waited_s,
                     blocked=reply.blocked,
+                    expired=expired,
+                    others=reply.others,
                 )
             if reply.outcome == "short":
                 wait.tell(
                     f"task {self._store.task!r}, consumer group {self._group!r}: "
-                    f"{reply.amount} of {count} groups are waiting, and {reply.blocked} producers "
-                    "wait for room"
+                    f"{reply.amount} of {count} groups are waiting, {expired} were too stale, and "
+                    f"{reply.blocked} producers wait for room"
                 )
                 self._store.wait_for_wake(self._waiter(slot), wait.slice_s())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeAlias
 
@@ -15,7 +16,7 @@ from redrb.errors import ConfigError, LeaseLost, RecordError
 from redrb.experience import BufferItem, Experience
 from redrb.experience.records import Side
 
-Outcome: TypeAlias = Literal["ack", "release", "fail", "reject"]
+Outcome: TypeAlias = Literal["ack", "expire", "release", "fail", "reject"]
 
 
 class Holder(Protocol):
@@ -38,6 +39,36 @@ class Holder(Protocol):
         """Note that nobody can end these groups any more; it must not block."""
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """How groups were drawn: the weight of each, and that of all that waited."""
+
+    weights: tuple[float, ...]
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """By what a group expired; None: that rule was not given.
+
+    Attributes:
+        current_version: Weight version at that time.
+        max_staleness: Rule for a group's oldest version.
+        max_token_staleness: Rule for the newest token.
+    """
+
+    current_version: int
+    max_staleness: int | None
+    max_token_staleness: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return what Redis keeps as three words."""
+        version, *rules = text.split()
+        whole, token = (None if rule == "-" else int(rule) for rule in rules)
+        return cls(int(version), whole, token)
+
+
 class Lease:
     """Groups taken from a task, held by this consumer's heartbeat until they are ended.
 
@@ -48,6 +79,8 @@ class Lease:
 
     Attributes:
         ids: Ids of the groups that are still leased, in the order of the batch.
+        expiries: Of groups taken with status EXPIRED, by what they expired; None for those that
+            were put as expired.
     """
 
     def __init__(
@@ -55,10 +88,14 @@ class Lease:
         task: str,
         entries: Sequence[tuple[int, GroupLayout]],
         holder: Holder,
+        drawn: Drawn | None = None,
     ) -> None:
         self._task = task
         self._layouts = dict(entries)
         self._holder = holder
+        self._places = {seq: place for place, seq in enumerate(self._layouts)}
+        self._drawn = drawn
+        self.expiries: dict[int, Expiry | None] = {}
         # a lease that nobody ended and nobody holds any more goes back by itself
         self._finalizer = weakref.finalize(self, holder.abandon, tuple(self._layouts))
         self._finalizer.atexit = False
@@ -110,6 +147,35 @@ class Lease:
         layouts = self._layouts.values()
         return [version for layout in layouts for version in layout.policy_versions]
 
+    @property
+    def probabilities(self) -> list[float]:
+        """Probability of each group to be drawn next, when it was; of an order that draws.
+
+        Raises:
+            ConfigError: The task's order does not draw.
+        """
+        if self._drawn is None:
+            raise ConfigError('only the orders "uniform" and "prioritized" draw by probabilities.')
+        weights, total = self._drawn.weights, max(self._drawn.total, sum(self._drawn.weights))
+        return [weights[self._places[seq]] / total if total else 0.0 for seq in self.ids]
+
+    def importance_weights(self, beta: float = 0.4) -> torch.Tensor:
+        """Return importance-sampling weights, one a sample of the batch, float32 `[B]`.
+
+        `(N * P(i)) ** -beta`, divided by the largest of the batch (Schaul et al. 2016,
+        arXiv:1511.05952, section 3.4); N cancels.
+        """
+        own = torch.tensor(self.probabilities, dtype=torch.float64).clamp_min(1e-300) ** -beta
+        counts = torch.tensor([layout.samples for layout in self._layouts.values()])
+        return (own / own.max()).repeat_interleave(counts).to(torch.float32)
+
+    def staleness(self, current_version: int) -> list[int | None]:
+        """Return how many versions each sample is behind; None where it has no version."""
+        return [
+            None if version is None else max(0, current_version - version)
+            for version in self.policy_versions
+        ]
+
     def batch(
         self, device: str | torch.device = "cpu", *, side: Side = "left", pin_memory: bool = False
     ) -> Experience:
@@ -160,6 +226,10 @@ class Lease:
             LeaseLost: Another consumer has them by now; nothing was acknowledged.
         """
         self._end("ack", ids)
+
+    def expire(self, ids: Collection[int] | None = None) -> None:
+        """Say that the groups are too stale to be used: done, and counted as expired."""
+        self._end("expire", ids)
 
     def release(self, ids: Collection[int] | None = None) -> None:
         """Give groups back unharmed: they wait again, in their old place, for any consumer."""

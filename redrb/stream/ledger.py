@@ -49,9 +49,13 @@ class StreamStats:
         ledger: What happened to the groups.
         joined: 1 when the consumer group has joined; until then the ledger shows what it would
             find.
-        stored: Groups in the stream, for whichever consumer group.
+        stored: Groups in the stream, for whichever consumer group, without the kept history.
+        archived: Acknowledged groups that are kept as history.
         limit: Most groups that may be stored; 0: no limit.
         max_bytes: Most bytes that may be stored; 0: no limit.
+        capacity: Most groups stored, beyond which puts evict; 0: no capacity.
+        version: Newest weight version that the task knows; 0: none.
+        reads: Acknowledgements after which a group was to be taken again.
         samples_put: Samples in all groups ever put.
         bytes_put: Bytes of all groups ever put, as stored.
         samples_acked: Samples in the acknowledged groups.
@@ -66,8 +70,12 @@ class StreamStats:
     ledger: Ledger
     joined: int = 0
     stored: int = 0
+    archived: int = 0
     limit: int = 0
     max_bytes: int = 0
+    capacity: int = 0
+    version: int = 0
+    reads: int = 0
     samples_put: int = 0
     bytes_put: int = 0
     samples_acked: int = 0

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import math
 import os
+import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from redrb.codec import EncodedGroup
 from redrb.connection.request import Request
 from redrb.errors import ConfigError, StoreError, StoreFull
+from redrb.stream.batch import Batch
 from redrb.stream.store import PutReply, TaskStore
-from redrb.stream.waiting import QUEUE_TTL_MS, Wait
+from redrb.stream.waiting import QUEUE_TTL_MS, WARN_EVERY_S, Wait
+
+_log = logging.getLogger("redrb")
 
 OnFull: TypeAlias = Literal["block", "drop_oldest", "error"]
 
@@ -23,6 +28,9 @@ CHUNK_GROUPS = 32
 
 CHUNK_BYTES = 4 << 20
 """Most bytes a transaction, unless a single group is larger."""
+
+STALE_ROW = 8
+"""Groups in a row that are too stale on arrival before a producer warns."""
 
 EVICTIONS = 8
 """Attempts to make room by evicting before a put gives up."""
@@ -50,37 +58,55 @@ class Putting:
 
     Attributes:
         identity: Who puts them.
-        groups: All of them.
+        batch: All of them.
         ids: Ids of those that are surely in, from the first.
         numbered: Whether the identity's last operation is an attempt of the next chunk.
         begun: A request for the next chunk that was sent already.
     """
 
     identity: _Identity
-    groups: Sequence[EncodedGroup]
+    batch: Batch
     ids: list[int] = field(default_factory=list)
     numbered: bool = False
     begun: Request[PutReply] | None = None
 
-    def keep(self, begun: Request[PutReply]) -> Sequence[EncodedGroup]:
+    def keep(self, begun: Request[PutReply]) -> Batch:
         """Hold the groups as they were sent: by now their tensors may have been changed."""
-        payloads = begun.pipeline.payloads()
-        self.groups = [
-            group._replace(parts=(payload,))
-            for group, payload in zip(self.groups, payloads, strict=True)
-        ]
-        return self.groups
+        self.batch = self.batch.as_sent(begun.pipeline.payloads())
+        return self.batch
 
-    def chunk(self) -> Sequence[EncodedGroup]:
-        """Return the groups that go into the next transaction: at least one."""
+    def chunk(self) -> Batch:
+        """Return the groups that go into the next transaction: at least one, if there are any."""
+        groups = self.batch.groups
         start = end = len(self.ids)
         size = 0
-        while end < len(self.groups) and end - start < CHUNK_GROUPS:
-            size += self.groups[end].nbytes
+        while end < len(groups) and end - start < CHUNK_GROUPS:
+            size += groups[end].nbytes
             if end > start and size > CHUNK_BYTES:
                 break
             end += 1
-        return self.groups[start:end]
+        return self.batch.part(start, end)
+
+
+class _Arrivals:
+    """Warns when everything that arrives is too stale already: then nothing is ever trained."""
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+        self._row = 0
+        self._warned_at = -math.inf
+
+    def note(self, groups: int, expired: int) -> None:
+        self._row = self._row + groups if expired and expired == groups else 0
+        now = time.monotonic()
+        if self._row >= STALE_ROW and now - self._warned_at >= WARN_EVERY_S:
+            self._warned_at = now
+            _log.warning(
+                "task %r: the last %d groups were too stale when they arrived, none is left to "
+                "train on: raise max_staleness, publish weights less often, or make groups faster",
+                self._task,
+                self._row,
+            )
 
 
 class Producer:
@@ -100,8 +126,9 @@ class Producer:
         self._pid = os.getpid()
         self._idle: deque[_Identity] = deque()
         self._crowded = False
+        self._arrivals = _Arrivals(store.task)
 
-    def put(self, groups: Sequence[EncodedGroup], timeout: float | None) -> tuple[int, ...]:
+    def put(self, batch: Batch, timeout: float | None) -> tuple[int, ...]:
         """Store groups, a chunk of them a transaction; returns their ids in order.
 
         Raises:
@@ -110,20 +137,20 @@ class Producer:
             ConfigError: A group is larger than the task's limits.
             All of them: `stored` says how many groups, from the first, are surely in.
         """
-        putting = Putting(self._identity(), groups)
+        putting = Putting(self._identity(), batch)
         try:
             return self.settle(putting, timeout)
         finally:
             self.abandon(putting)
 
-    def begin(self, groups: Sequence[EncodedGroup]) -> Putting | None:
+    def begin(self, batch: Batch) -> Putting | None:
         """Send groups and do not wait for the reply; `settle` does.
 
         None when nothing was sent, since they are too many for one transaction, or room is scarce.
         """
-        putting = Putting(self._identity(), groups)
+        putting = Putting(self._identity(), batch)
         chunk = putting.chunk()
-        if self._crowded or len(chunk) < len(groups):
+        if self._crowded or len(chunk) < len(batch):
             self.abandon(putting)
             return None
         self._number(putting)
@@ -135,12 +162,13 @@ class Producer:
     def settle(self, putting: Putting, timeout: float | None) -> tuple[int, ...]:
         """Wait until all groups are in; raises as `put` does, and may be called again then."""
         wait = Wait(timeout)
-        ids, total = putting.ids, len(putting.groups)
+        ids, total, over = putting.ids, len(putting.batch), False
         try:
-            while len(ids) < total:
+            while not over:
                 reply = self._put_chunk(putting, wait)
                 ids += range(reply.last - reply.stored + 1, reply.last + 1)
                 putting.numbered = False
+                over = len(ids) == total
         except BaseException as error:
             putting.identity.interrupted = True
             if isinstance(error, (StoreError, ConfigError)):
@@ -196,15 +224,16 @@ class Producer:
             if queued:
                 count = self._wait_for_room(identity, chunk, wait, stored)
             request = begun or self._store.put(
-                identity.name, identity.operation, chunk[:count], evict=evict
+                identity.name, identity.operation, chunk.part(0, count), evict=evict
             )
             reply = self._result(identity, request, wait)
             if reply.outcome in ("ok", "again"):
+                self._arrivals.note(reply.stored, reply.expired)
                 self._crowded = 0 <= reply.room < len(chunk)
                 return reply
             if begun is not None:
                 chunk = putting.keep(begun)
-            if reply.outcome == "gone":
+            if reply.outcome in ("gone", "indexed"):
                 self._reopen()
             elif reply.outcome == "never":
                 count = self._smaller(chunk, count)
@@ -213,7 +242,7 @@ class Producer:
                     self._pause(identity, reply, wait, stored)
                 self._crowded = True
             elif self._on_full == "drop_oldest" and attempt <= EVICTIONS:
-                evict = self._make_room(identity, chunk[:count], reply, attempt, evict)
+                evict = self._make_room(identity, chunk.part(0, count), reply, attempt, evict)
             else:
                 raise self._full(reply, stored)
         raise AssertionError("counting never ends")
@@ -229,23 +258,21 @@ class Producer:
     def _make_room(
         self,
         identity: _Identity,
-        groups: Sequence[EncodedGroup],
+        batch: Batch,
         reply: PutReply,
         attempt: int,
         evicted: int | None,
     ) -> int | None:
         """Evict, or return how many groups the next attempt is to evict at least."""
         if reply.outcome == "memory":  # freed by whole nodes of entries: ask for ever more
-            least = len(groups) << attempt
-            self._store.evict(identity.name, identity.operation, groups, least=least)
+            least = len(batch) << attempt
+            self._store.evict(identity.name, identity.operation, batch, least=least)
             return None
-        return 0 if evicted is None else evicted + len(groups)
+        return 0 if evicted is None else evicted + len(batch)
 
-    def _wait_for_room(
-        self, identity: _Identity, chunk: Sequence[EncodedGroup], wait: Wait, stored: int
-    ) -> int:
+    def _wait_for_room(self, identity: _Identity, chunk: Batch, wait: Wait, stored: int) -> int:
         """Queue until there is room for some groups; returns for how many."""
-        sizes = [group.nbytes for group in chunk]
+        sizes = [group.nbytes for group in chunk.groups]
         while True:
             room, setting = self._store.room(identity.name, sizes, ttl_ms=QUEUE_TTL_MS)
             if room > 0:
@@ -260,12 +287,12 @@ class Producer:
         wait.tell(f"task {self._store.task!r} has no room: a put waits")
         self._store.wait_for_wake(identity.name, wait.slice_s())
 
-    def _smaller(self, chunk: Sequence[EncodedGroup], count: int) -> int:
+    def _smaller(self, chunk: Batch, count: int) -> int:
         """Return how many groups to try when `count` of them exceed the limits at once."""
         if count == 1:
             raise ConfigError(
-                f"task {self._store.task!r}: a group of {chunk[0].nbytes} bytes is larger than "
-                "max_bytes: raise it, or make groups smaller."
+                f"task {self._store.task!r}: a group of {chunk.groups[0].nbytes} bytes is larger "
+                "than max_bytes: raise it, or make groups smaller."
             )
         return max(1, count // 2)
 

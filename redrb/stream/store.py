@@ -8,19 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from redis.exceptions import RedisError, ResponseError
 
-from redrb.codec import EncodedGroup
 from redrb.connection import Client
 from redrb.connection.failures import is_missing_script, is_transient
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error, packed
 from redrb.errors import StoreError, TaskMismatch
+from redrb.experience import Status
 from redrb.keys import TaskKeys
+from redrb.orders import Fifo, Score
 from redrb.scripts import add_to, load, run
+from redrb.stream.batch import Batch, Indexer
 
 WIRE_FORMAT = 1
+
+ID_BASE = "9999999999999-"
+"""What ids of entries begin with, see `redrb/lua/_task.lua`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,8 @@ class PutReply:
         last: Id of the last group stored.
         stored: Groups stored; by an earlier attempt it may be another number.
         room: Groups that may still be put; -1 without a limit.
-        setting: What leaves no room when it is full: "limit" or "max_bytes".
+        setting: What leaves no room when it is full: "limit", "rate" or "max_bytes".
+        expired: Groups that were too stale on arrival, and are gone.
     """
 
     outcome: str
@@ -40,6 +47,7 @@ class PutReply:
     stored: int = 0
     room: int = -1
     setting: str = ""
+    expired: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,11 @@ class TakeReply:
         outcome: "taken", "short", "never" or "gone".
         amount: Groups leased, groups waiting, or the limit, as `outcome` says.
         blocked: Producers that wait for room, where too few groups are waiting.
-        entries: Id and payload of each group, in order of arrival; None where it is gone.
+        expired: Groups that turned out to be too stale, where too few are waiting.
+        others: Groups that wait with another status, where too few are waiting.
+        entries: Id and payload of each group, in the task's order; None where it is gone.
+        weights: Weight of each, in an order that draws; else empty.
+        total_weight: Sum of the weights of all that waited.
         held: False when the lease to be ended first is another consumer's by now.
     """
 
@@ -59,6 +71,10 @@ class TakeReply:
     blocked: int = 0
     entries: tuple[tuple[int, bytes | None], ...] = ()
     held: bool = True
+    weights: tuple[float, ...] = ()
+    total_weight: float = 0.0
+    expired: int = 0
+    others: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +84,7 @@ class Ending:
     Attributes:
         slot: The lease's slot.
         token: The lease's token.
-        outcome: "ack", "release", "fail" or "reject".
+        outcome: "ack", "expire", "release", "fail" or "reject".
         ids: Which groups.
         reason: Why, for the dead-letter stream.
         samples: Samples in them.
@@ -90,7 +106,11 @@ class Ending:
 
 
 class TaskStore:
-    """One task's keys on one client."""
+    """One task's keys on one client.
+
+    Attributes:
+        indexer: How the groups of an indexed task are described; None: the task is plain.
+    """
 
     def __init__(self, client: Client, task: str, keys: TaskKeys) -> None:
         self.client = client
@@ -98,6 +118,7 @@ class TaskStore:
         self.keys = keys
         self._stream = [keys.stream]
         self._xadd = packed("XADD", keys.stream, "NOMKSTREAM", "*", "g")
+        self.indexer: Indexer | None = None
 
     def open(self, settings: Mapping[str, str]) -> dict[str, str]:
         """Create the task or check its settings; returns all of them.
@@ -119,7 +140,7 @@ class TaskStore:
         self,
         producer: str,
         operation: int,
-        groups: Sequence[EncodedGroup],
+        batch: Batch,
         *,
         evict: int | None = None,
     ) -> Request[PutReply]:
@@ -128,9 +149,10 @@ class TaskStore:
         Args:
             producer: Who puts.
             operation: Number of this put; counts up by one a put of this producer.
-            groups: What to store.
+            batch: What to store.
             evict: Make room first by evicting, this many groups at least; None: do not.
         """
+        groups = batch.groups
         sizes = [group.nbytes for group in groups]
         samples = sum(group.samples for group in groups)
         pipeline = Pipeline()
@@ -140,24 +162,27 @@ class TaskStore:
             add_to(pipeline, load("evict"), self._stream, room, whole=True)
         for group in groups:
             pipeline.add_payload(self._xadd, 6, group.parts, group.nbytes)
-        account: list[Argument] = [producer, operation, samples, *sizes]
-        add_to(pipeline, load("put"), self._stream, account, whole=True)
+        account: list[Argument] = [producer, operation, samples, batch.filtered]
+        if self.indexer is None and not batch.needs_index:
+            add_to(pipeline, load("put"), self._stream, [*account, *sizes], whole=True)
+        else:
+            indexer = self.indexer or Indexer(Fifo(), ())
+            account += [indexer.tags(batch), *indexer.facts(batch)]
+            add_to(pipeline, load("put_indexed"), self._stream, account, whole=True)
         pipeline.add("EXEC")
         count = len(groups)
         return Request(
             self.client, pipeline, lambda replies: _put_reply(_results(replies)[-1], count)
         )
 
-    def evict(
-        self, producer: str, operation: int, groups: Sequence[EncodedGroup], *, least: int
-    ) -> int:
+    def evict(self, producer: str, operation: int, batch: Batch, *, least: int) -> int:
         """Make room for a put before it is sent; returns the number of groups evicted.
 
         At the server's memory limit a put is refused with everything in its transaction. Repeated
         after a broken connection it may evict more.
         """
-        nbytes = sum(group.nbytes for group in groups)
-        return int(self._run("evict", [producer, operation, len(groups), nbytes, least]))
+        nbytes = sum(group.nbytes for group in batch.groups)
+        return int(self._run("evict", [producer, operation, len(batch), nbytes, least]))
 
     def room(self, producer: str, sizes: Sequence[int], *, ttl_ms: int) -> tuple[int, str]:
         """Queue for room; returns how many groups may be put now, and what stops the next one.
@@ -182,6 +207,8 @@ class TaskStore:
         waiter: str,
         ttl_ms: int,
         lease_ms: int,
+        status: Status = Status.COMPLETED,
+        where: str = "",
         first: Ending | None = None,
     ) -> Request[TakeReply]:
         """Return the request that leases `count` groups, or at least `least`, or none, and reads.
@@ -189,7 +216,7 @@ class TaskStore:
         In the same round trip, and before it, another lease of this consumer may end: `first`.
         """
         arguments: list[Argument] = [group, consumer, slot, token, count]
-        arguments += [least, waiter, ttl_ms, lease_ms]
+        arguments += [least, waiter, ttl_ms, lease_ms, status, where]
         scripts = [("take", arguments)]
         if first is not None:
             scripts.insert(0, ("finish", first.arguments(group, consumer)))
@@ -223,9 +250,122 @@ class TaskStore:
         """Give back what a consumer leases; returns the number of groups."""
         return int(self._run("leave", [group, consumer]))
 
-    def join(self, group: str) -> bool:
-        """Register a consumer group; False when the task does not exist."""
-        return bool(self._run("join", [group]))
+    def join(self, group: str, start: str = "") -> bool:
+        """Register a consumer group; False when the task does not exist.
+
+        Args:
+            group: Its name.
+            start: "" to see all that is stored, "+" nothing of it, or a seq: from it on, history
+                too.
+        """
+        return bool(self._run("join", [group, start]))
+
+    def count(self, group: str, status: Status, where: str) -> int:
+        """Return how many groups wait in a status."""
+        return int(self._run("count", [group, status, where]))
+
+    def move(self, group: str, status: Status, ids: Sequence[int]) -> int:
+        """Move waiting groups to another status; returns how many wait there now."""
+        return int(self._run("move", [group, status, *ids]))
+
+    def rescore(self, changes: Sequence[tuple[int, float, Score]]) -> int:
+        """Change priority and score of groups; returns how many are stored."""
+        flat = [word for seq, priority, score in changes for word in (seq, priority, score)]
+        return int(self._run("rescore", flat))
+
+    def facts(self, ids: Sequence[int]) -> list[list[str] | None]:
+        """Return what the task knows of groups, by the places that `redrb/lua/_index.lua` names."""
+        members = [f"{seq:016d}" for seq in ids]
+        found = self.client.execute("HMGET", f"{self.keys.prefix}facts", *members)
+        return [text and text.decode().split() for text in found]
+
+    def expire(
+        self,
+        group: str,
+        limit: int,
+        *,
+        mode: Literal["keep", "discard", "look"],
+        version: int,
+        max_staleness: int | None,
+        max_token_staleness: int | None,
+        statuses: Sequence[Status],
+    ) -> tuple[int, tuple[int, ...]] | None:
+        """Expire at most `limit` groups, or look which ones would; None: versions are not indexed.
+
+        Returns:
+            How many expired, and the ids of those that would.
+        """
+        rules = ["-" if rule is None else rule for rule in (max_staleness, max_token_staleness)]
+        arguments: list[Argument] = [group, limit, mode, version, *rules, *statuses]
+        outcome, *told = self._run("expire", arguments)
+        if outcome == b"unversioned":
+            return None
+        return (int(told[0]), tuple(told[1:])) if told else (0, ())
+
+    def discard(self, group: str, ids: Sequence[int]) -> int:
+        """Expire these groups where they wait; returns how many."""
+        return int(self._run("discard", [group, *ids]))
+
+    def payload(self, seq: int) -> bytes | None:
+        """Return a group's bytes; None when it is gone."""
+        at = f"{ID_BASE}{seq}"
+        entries = self.client.execute("XRANGE", self.keys.stream, at, at)
+        return _entry(entries[0])[1] if entries else None
+
+    def read(self, ids: Sequence[int]) -> list[tuple[int, bytes | None, int | None]]:
+        """Return id, bytes and time of archiving in ms of groups; None where there is none."""
+        pipeline = Pipeline()
+        for seq in ids:
+            pipeline.add("XRANGE", self.keys.stream, f"{ID_BASE}{seq}", f"{ID_BASE}{seq}")
+            pipeline.add("ZSCORE", f"{self.keys.prefix}archive", f"{seq:016d}")
+        replies = self.client.retrying(lambda: self._checked(pipeline))
+        return [
+            (
+                seq,
+                _entry(entries[0])[1] if entries else None,
+                None if score is None else int(float(score)),
+            )
+            for seq, entries, score in zip(ids, replies[::2], replies[1::2], strict=True)
+        ]
+
+    def archived(self, since: str, after: str, until: str, count: int) -> list[tuple[int, str]]:
+        """Return id and time in ms of kept groups, from a time and the group of it before on."""
+        told = self._run("archived", [since, after, until, count])
+        pairs = zip(told[::2], told[1::2], strict=True)
+        return [(int(member), at.decode()) for member, at in pairs]
+
+    def _checked(self, pipeline: Pipeline) -> list[Reply]:
+        replies = self.client.exchange(pipeline)
+        error = first_error(replies)
+        if error is not None:
+            raise error
+        return replies
+
+    def current_version(self) -> int | None:
+        """Return the newest weight version that the task knows."""
+        told = self.client.execute("HGET", f"{self.keys.prefix}task", "version")
+        return None if told is None else int(told)
+
+    def versions(self, group: str) -> list[tuple[str, int, int]]:
+        """Return groups by version: kind, version (of those taken: staleness), and how many.
+
+        Kinds are `wo wn lo ln to tn`: waiting, leased or taken, by oldest or newest token.
+        """
+        told = self._run("versions", [group])
+        return [
+            (kind.decode(), int(version), int(groups))
+            for kind, version, groups in zip(told[::3], told[1::3], told[2::3], strict=True)
+        ]
+
+    def expiries(self, group: str, ids: Sequence[int]) -> list[str | None]:
+        """Return by what groups expired: "<version> <max_staleness> <max_token_staleness>"."""
+        members = [f"{seq:016d}" for seq in ids]
+        found = self.client.execute("HMGET", f"{self.keys.prefix}expiries:{group}", *members)
+        return [text and text.decode() for text in found]
+
+    def advance(self, version: int) -> int:
+        """Tell the task the newest weight version; returns the one that it knows."""
+        return int(self._run("advance", [version]))
 
     def drop_group(self, group: str) -> int:
         """Remove a consumer group; returns the number of groups deleted with it."""
@@ -281,20 +421,29 @@ def _take_reply(replies: list[Reply]) -> TakeReply:
     if error is not None:
         raise error
     held = len(answers) == 1 or answers[0][0] == b"ok"
-    outcome, *amounts = answers[-1]
-    amount, blocked = (*amounts, 0, 0)[:2]
+    outcome, *told = answers[-1]
     if outcome != b"taken":  # nothing was leased, so there may be no consumer group to read yet
-        return TakeReply(outcome.decode(), amount, blocked, held=held)
+        amount, blocked, expired, others = (*told, 0, 0, 0, 0)[:4]
+        word = outcome.decode()
+        return TakeReply(word, amount, blocked, held=held, expired=expired, others=others)
     if isinstance(payload, ResponseError):
         raise payload
-    entries = payload[0][1] if payload else []
-    return TakeReply("taken", amount, 0, tuple(map(_entry, entries)), held)
+    entries = list(map(_entry, payload[0][1] if payload else []))
+    amount, members, weights = told
+    if members:
+        by_id = dict(entries)
+        entries = [(seq, by_id[seq]) for seq in map(int, members) if seq in by_id]
+    if not weights or len(weights) != len(entries) + 1:
+        return TakeReply("taken", amount, 0, tuple(entries), held)
+    *own, total = map(float, weights)
+    return TakeReply("taken", amount, 0, tuple(entries), held, tuple(own), total)
 
 
 def _put_reply(reply: Reply, count: int) -> PutReply:
     outcome = reply[0].decode()
     if outcome == "ok":
-        return PutReply(outcome, last=int(reply[1]), stored=count, room=int(reply[2]))
+        expired = int(reply[3]) if len(reply) > 3 else 0
+        return PutReply(outcome, int(reply[1]), count, int(reply[2]), expired=expired)
     if outcome == "again":
         return PutReply(outcome, last=int(reply[1]), stored=int(reply[2]))
     return PutReply(outcome, setting=reply[1].decode() if outcome == "full" else "")

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from torch import Tensor
-
-from redrb.codec import (
-    EncodedGroup,
-    decode_items,
-    encode_experience,
-    encode_groups,
-    parse_group,
-)
+from redrb.codec import decode_items, parse_group
 from redrb.connection import Client
-from redrb.errors import ConfigError, DecodeError, RecordError, StoreError
-from redrb.experience import BufferItem, Experience
-from redrb.experience.padding import ACTION_FIELDS, SEQUENCE_FIELDS, check_aligned
-from redrb.experience.records import named_tensors
+from redrb.errors import ConfigError, DecodeError, StoreError
+from redrb.experience import BufferItem, Status
+from redrb.experience.records import Scalar
 from redrb.keys import TaskKeys, check_name
-from redrb.orders import Fifo, Order, order_named
+from redrb.orders import Order
 from redrb.stream.ahead import leases
-from redrb.stream.consumer import Consumer
+from redrb.stream.batch import Batch, Indexer
+from redrb.stream.consumer import Consumer, Wanted
+from redrb.stream.expiration import Expiration, Rules, StalenessReport
+from redrb.stream.filters import Filter, check_filters
+from redrb.stream.follower import Follower
+from redrb.stream.history import StoredGroup, history, read_groups
+from redrb.stream.intake import Given, Intake, Items, NarrowFloats
 from redrb.stream.lease import Lease
 from redrb.stream.ledger import StreamStats
 from redrb.stream.producer import OnFull, Producer
+from redrb.stream.rate import RateLimit
+from redrb.stream.reprioritizing import Reprioritizer
+from redrb.stream.settings import Eviction, OnExpired, TaskSettings
 from redrb.stream.store import WIRE_FORMAT, TaskStore
+from redrb.stream.where import parse_where
 from redrb.stream.writer import Writer
-
-ALIGNED_FIELDS = (*SEQUENCE_FIELDS, *ACTION_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,8 @@ class ExperienceStream:
 
     Put is exactly once; delivery is at least once, until acknowledged. Any number of processes and
     threads may share a task; one object may be shared by threads. Settings that belong to the task
-    (`order`, `limit`, `max_bytes`, `max_deliveries`) are remembered in Redis: who leaves one out
-    takes what is there, who gives another one gets `TaskMismatch`.
+    are remembered in Redis: who leaves one out takes what is there, who gives another one gets
+    `TaskMismatch`.
 
     Example:
         >>> stream = ExperienceStream(client, "math", limit=4096)
@@ -81,16 +82,31 @@ class ExperienceStream:
         on_full: OnFull = "block",
         max_deliveries: int | None = None,
         lease_ms: int = 30_000,
-        narrow_floats: Literal["float16", "bfloat16"] | None = None,
+        narrow_floats: NarrowFloats | None = None,
+        max_staleness: int | None = None,
+        max_token_staleness: int | None = None,
+        on_expired: OnExpired | None = None,
+        weights: str | None = None,
+        max_reads: int | None = None,
+        capacity: int | None = None,
+        eviction: Eviction | None = None,
+        rate: RateLimit | None = None,
+        tags: Sequence[str] | None = None,
+        filters: Sequence[Filter] = (),
+        keep: str | None = None,
+        keep_groups: int | None = None,
     ) -> None:
         """Open a task, and create it when it is new.
+
+        A setting "of the task" is remembered in Redis; leave it out to take what is there.
 
         Args:
             client: What `redrb.connect` returned.
             task: Name of the task.
             namespace: Keeps experiments on one server apart.
             group: Consumer group of `take`: each group sees every entry.
-            order: Which groups are taken first; a setting of the task, default "fifo".
+            order: Which groups are taken first: "fifo" (default), "lifo", "stalest", "freshest",
+                "priority", "uniform", "prioritized", or an `Order`; a setting of the task.
             limit: Most groups waiting and leased; a setting of the task, default 0: no limit.
             max_bytes: Most bytes waiting and leased; a setting of the task, default 0: no limit.
             on_full: What `put` does at the limit or at the server's memory limit: "block",
@@ -101,6 +117,25 @@ class ExperienceStream:
             lease_ms: Silence of this consumer's heartbeat after which others take its leases over.
             narrow_floats: Store float32 and float64 as "float16" or "bfloat16": half the bytes,
                 and not lossless.
+            max_staleness: Most weight versions that a group's oldest token may be behind: what is
+                staler expires at put, at take and by `expire`; a setting of the task.
+            max_token_staleness: The same for the newest token that counts of each sample: one
+                sample whose tokens are all too stale expires its group; a setting of the task.
+            on_expired: "discard" (default), or "keep": expired groups wait with status EXPIRED; a
+                setting of the task.
+            weights: Name of the published weights whose newest version is the current one.
+            max_reads: Times that a group is taken and acknowledged, 0 for ever; a setting of the
+                task, default 1.
+            capacity: Most groups stored; what exceeds it is evicted, never blocking; a setting of
+                the task.
+            eviction: Which go first at the capacity or by "drop_oldest": "oldest" (by arrival,
+                default), "stalest" or "last" (in the task's order); a setting of the task.
+            rate: How many reads an insert allows; a setting of the task.
+            tags: Names of tags that queries may use; a setting of the task.
+            filters: Each group must pass them to be put, else it counts as filtered.
+            keep: Period such as "7d" for which acknowledged groups stay readable; a setting of the
+                task.
+            keep_groups: Most acknowledged groups that stay readable; a setting of the task.
 
         Raises:
             ConfigError: A bad name or setting.
@@ -119,9 +154,27 @@ class ExperienceStream:
         self.namespace = namespace
         self.group = check_name("consumer group", group)
         self._narrow_floats = narrow_floats
-        self._asked = _settings(order, limit, max_bytes, max_deliveries)
+        self._filters = check_filters(filters)
+        self._settings = TaskSettings(
+            order=order,
+            limit=limit,
+            max_bytes=max_bytes,
+            max_deliveries=max_deliveries,
+            max_staleness=max_staleness,
+            max_token_staleness=max_token_staleness,
+            on_expired=on_expired,
+            max_reads=max_reads,
+            capacity=capacity,
+            eviction=eviction,
+            rate=rate,
+            tags=tags,
+            keep=keep,
+            keep_groups=keep_groups,
+        )
+        self._asked = self._settings.as_stored()
         self._store = TaskStore(client, task, TaskKeys.of(namespace, task))
         self._open()
+        self._follower = None if weights is None else Follower(self._store, namespace, weights)
         self._producer = Producer(self._store, on_full, self._open)
         self._consumer = Consumer(self._store, group, lease_ms, self._open)
 
@@ -141,14 +194,17 @@ class ExperienceStream:
         self.close()
 
     def __len__(self) -> int:
-        """Return the number of groups that wait for this consumer group."""
+        """Return the number of groups that wait for this consumer group, in whatever status."""
         return self.stats().ledger.waiting
 
     def put(
         self,
-        items: BufferItem | Sequence[BufferItem] | Experience,
+        items: Items,
         *,
         policy_version: int | None = None,
+        priority: float | None = None,
+        status: Status | None = None,
+        tags: Mapping[str, Scalar | None] | None = None,
         timeout: float | None = None,
     ) -> tuple[int, ...]:
         """Store experience, exactly once however often Redis has to be asked.
@@ -157,18 +213,41 @@ class ExperienceStream:
             items: A list of samples is one group, one sample a group of its own, and an Experience
                 one group a row. An empty list is nothing.
             policy_version: Weight version that made them, where they do not say it themselves.
+            priority: For the orders "priority" and "prioritized".
+            status: The groups' status; default: derived from their samples.
+            tags: Values of declared tags, where those of the samples are not meant.
             timeout: Seconds to wait for room, with `on_full="block"`; None waits for ever, and
                 logs every half minute what it waits for.
 
         Returns:
-            Ids of the groups, in order.
+            Ids of the groups that passed the filters, in order.
 
         Raises:
             RecordError, EncodeError: The experience is malformed; nothing was stored.
             StoreFull: There was no room in time.
             StoreUnavailable: Redis stayed away; `uncertain` says whether it may have landed.
         """
-        return self._producer.put(self._encode(items, policy_version), timeout)
+        given = Given(policy_version=policy_version, priority=priority, status=status, tags=tags)
+        return self._put(self._intake.one(items, given), timeout)
+
+    def put_many(
+        self,
+        groups: Sequence[Sequence[BufferItem]],
+        *,
+        policy_version: int | None = None,
+        priority: float | None = None,
+        status: Status | None = None,
+        tags: Mapping[str, Scalar | None] | None = None,
+        timeout: float | None = None,
+    ) -> tuple[int, ...]:
+        """Store several groups with few round trips; each group is visible whole or not at all.
+
+        Args, returns and errors are those of `put`. Of a put that failed midway, the error's
+        `stored` says how many of the groups, from the first, are in; `StoreUnavailable.uncertain`
+        speaks of the up to 32 after these. An empty group is an EncodeError.
+        """
+        given = Given(policy_version=policy_version, priority=priority, status=status, tags=tags)
+        return self._put(self._intake.many(groups, given), timeout)
 
     def writer(self) -> Writer:
         """Return a writer, for makers that put again and again.
@@ -180,22 +259,7 @@ class ExperienceStream:
             ...     for prompts in loader:
             ...         writer.put(make_experience(prompts), policy_version=7)
         """
-        return Writer(self._producer, self._encode)
-
-    def put_many(
-        self,
-        groups: Sequence[Sequence[BufferItem]],
-        *,
-        policy_version: int | None = None,
-        timeout: float | None = None,
-    ) -> tuple[int, ...]:
-        """Store several groups with few round trips; each group is visible whole or not at all.
-
-        Args, returns and errors are those of `put`. Of a put that failed midway, the error's
-        `stored` says how many of the groups, from the first, are in; `StoreUnavailable.uncertain`
-        speaks of the up to 32 after these. An empty group is an EncodeError.
-        """
-        return self._producer.put(self._encode_many(groups, policy_version), timeout)
+        return Writer(self._producer, lambda items, given: self._intake.one(items, given))
 
     def take(
         self,
@@ -204,6 +268,8 @@ class ExperienceStream:
         timeout: float | None = None,
         at_least: int | None = None,
         ack: Lease | None = None,
+        status: Status = Status.COMPLETED,
+        where: Mapping[str, Any] | None = None,
     ) -> Lease:
         """Lease exactly `count` groups in this task's order, or none.
 
@@ -218,6 +284,9 @@ class ExperienceStream:
                 default `count`.
             ack: The lease before this one: it is acknowledged first, in the same round trip, also
                 when the take itself times out.
+            status: Status of the groups: each is a pool of its own.
+            where: Only groups whose declared tags match this query, such as `{"score_gt": 0.8}`;
+                see docs/queries.md. Groups that other takes wait for may be among them.
 
         Returns:
             A lease; `lease.batch()` pads its samples to one batch.
@@ -228,10 +297,17 @@ class ExperienceStream:
             ConfigError: `count` exceeds the task's limit, so it could never be full.
             StoreUnavailable: Redis stayed away.
         """
-        return self._consumer.take(count, _checked_least(count, at_least), timeout, ack)
+        wanted = Wanted(count, _checked_least(count, at_least), Status(status), self._query(where))
+        return self._consumer.take(wanted, timeout, ack)
 
     def leases(
-        self, count: int, *, timeout: float | None = None, at_least: int | None = None
+        self,
+        count: int,
+        *,
+        timeout: float | None = None,
+        at_least: int | None = None,
+        status: Status = Status.COMPLETED,
+        where: Mapping[str, Any] | None = None,
     ) -> Generator[Lease]:
         """Take batch after batch, the next one on its way while this one is trained on.
 
@@ -241,7 +317,7 @@ class ExperienceStream:
         two batches at a time, so the next one may be a step staler than with `take`.
 
         Args:
-            count, timeout, at_least: Of each take.
+            count, timeout, at_least, status, where: Of each take.
 
         Raises:
             As `take` does. LeaseLost may speak of the batch before the last one.
@@ -250,26 +326,130 @@ class ExperienceStream:
             >>> for lease in stream.leases(32, timeout=600):
             ...     train(lease.batch())
         """
-        least = _checked_least(count, at_least)
-        return leases(self._consumer, count, least, timeout)
+        wanted = Wanted(count, _checked_least(count, at_least), Status(status), self._query(where))
+        return leases(self._consumer, wanted, timeout)
+
+    def count(
+        self, status: Status = Status.COMPLETED, where: Mapping[str, Any] | None = None
+    ) -> int:
+        """Return how many groups wait for this consumer group in a status.
+
+        Raises:
+            ConfigError: The query names a tag that the task does not declare.
+        """
+        return self._store.count(self.group, Status(status), self._query(where))
+
+    def counts(self) -> dict[Status, int]:
+        """Return how many groups wait in each status."""
+        return {status: self.count(status) for status in Status}
+
+    def move(self, ids: Iterable[int], status: Status) -> int:
+        """Move waiting groups to another status, in one atomic step.
+
+        Returns:
+            How many of them wait there now; those that are leased or gone are left alone.
+        """
+        return self._store.move(self.group, Status(status), tuple(ids))
+
+    def update_priority(self, ids: Sequence[int], priorities: Sequence[float]) -> int:
+        """Change the priority of groups, waiting or leased, and with it their place in the order.
+
+        Returns:
+            How many of them are stored.
+
+        Raises:
+            ConfigError: The numbers of ids and priorities differ, or one is not usable.
+        """
+        return Reprioritizer(self._store, self._order).update(ids, priorities)
+
+    def expire(
+        self,
+        current_version: int | None = None,
+        *,
+        max_staleness: int | None = None,
+        max_token_staleness: int | None = None,
+        statuses: Sequence[Status] = (Status.COMPLETED,),
+        on_expired: OnExpired | Callable[[list[BufferItem]], object] | None = None,
+    ) -> int:
+        """Expire the waiting groups that are too stale; costs what expires, not what is stored.
+
+        Args:
+            current_version: Newest weight version; default: the one that the task knows.
+            max_staleness, max_token_staleness: Rules; default: the task's own.
+            statuses: Pools to look at.
+            on_expired: "discard", "keep" (they wait with status EXPIRED), or a function that is
+                told each group before it is discarded; default: the task's own setting.
+
+        Returns:
+            How many groups expired for this consumer group.
+
+        Raises:
+            ConfigError: No version or no rule is known, or the task does not index versions.
+        """
+        rules = Rules(max_staleness, max_token_staleness)
+        return self._expiry.expire(current_version, rules, tuple(map(Status, statuses)), on_expired)
+
+    def advance(self, version: int) -> int:
+        """Tell the task the newest weight version; with `weights=` it learns it by itself.
+
+        Returns:
+            The version that the task knows now: it never goes back.
+        """
+        return self._store.advance(version)
+
+    def staleness(self, current_version: int | None = None) -> StalenessReport:
+        """Return how stale groups are that wait, that are leased, and that were taken.
+
+        Raises:
+            ConfigError: No current version is known, or the task does not index versions.
+        """
+        return self._expiry.report(current_version)
 
     def stats(self) -> StreamStats:
         """Return counters and ledger from one consistent look."""
         return StreamStats.of(self._store.stats(self.group))
 
+    def read(self, ids: Sequence[int]) -> list[StoredGroup | None]:
+        """Return groups by id without taking them, in the order of `ids`; None for those gone.
+
+        Groups that were acknowledged are there as long as the task keeps them.
+        """
+        return read_groups(self._store, ids)
+
+    def history(
+        self, *, since: datetime | None = None, until: datetime | None = None
+    ) -> Iterator[StoredGroup]:
+        """Yield acknowledged groups that the task keeps, in the order of their acknowledgement.
+
+        Args:
+            since: Acknowledged then or later; times without a zone are local.
+            until: Acknowledged before.
+        """
+        return history(self._store, since, until)
+
     def dead_letters(self, count: int = 100) -> list[DeadLetter]:
         """Return the newest `count` groups of the dead-letter stream, newest first."""
         return [_dead_letter(fields) for _, fields in self._store.dead_letters(count)]
 
-    def join_group(self) -> None:
+    def join_group(self, start: int | Literal["newest"] | None = None) -> None:
         """Register this consumer group now instead of at its first take.
 
-        From then on nothing is deleted before this group is done with it; what is stored at that
-        moment it sees too.
+        From then on nothing is deleted before this group is done with it. A group that is there
+        already stays as it is.
+
+        Args:
+            start: None to see all that is stored and not done elsewhere, "newest" nothing of it, or
+                an id: everything from that id on, kept history included.
+
+        Raises:
+            ConfigError: An id is given, and the task keeps no history.
         """
-        if not self._store.join(self.group):
+        if isinstance(start, int) and self._store.indexer is None:
+            raise ConfigError("only a task with keep= or keep_groups= can be read from an id on.")
+        told = "" if start is None else "+" if start == "newest" else str(start)
+        if not self._store.join(self.group, told):
             self._open()
-            self._store.join(self.group)
+            self._store.join(self.group, told)
 
     def drop_group(self) -> int:
         """Remove this consumer group, with its leases and its ledger.
@@ -294,31 +474,22 @@ class ExperienceStream:
         self._consumer.close()
         self._producer.close()
 
-    def _encode(
-        self, items: BufferItem | Sequence[BufferItem] | Experience, policy_version: int | None
-    ) -> Sequence[EncodedGroup]:
-        """Check and encode what `put` was given."""
-        if isinstance(items, Experience):
-            check_aligned({name: row.shape[1:] for name, row in named_tensors(items).items()})
-            return encode_experience(
-                items, policy_version=policy_version, narrow_floats=self._narrow_floats
-            )
-        group = [items] if isinstance(items, BufferItem) else items
-        return self._encode_many([group] if len(group) else [], policy_version)
+    def _put(self, batch: Batch, timeout: float | None) -> tuple[int, ...]:
+        return self._producer.put(batch, timeout) if batch else ()
 
-    def _encode_many(
-        self, groups: Sequence[Sequence[BufferItem]], policy_version: int | None
-    ) -> Sequence[EncodedGroup]:
-        for index, group in enumerate(groups):
-            for item in group:
-                _check_item(item, index)
-        return encode_groups(
-            groups, policy_version=policy_version, narrow_floats=self._narrow_floats
-        )
+    def _query(self, where: Mapping[str, Any] | None) -> str:
+        return "" if where is None else parse_where(where, self._intake.names)
 
     def _open(self) -> None:
+        """Create the task where it is gone, and learn what it is."""
         stored = self._store.open({"format": str(WIRE_FORMAT), **self._asked})
-        order_named(stored["order"] or Fifo().name)
+        names = tuple(json.loads(stored["tags"] or "[]"))
+        self._order = self._settings.chosen_order(stored["order"])
+        self._store.indexer = Indexer(self._order, names) if stored["indexed"] else None
+        self._intake = Intake(
+            self._narrow_floats, self._filters, names, bool(stored["max_token_staleness"])
+        )
+        self._expiry = Expiration(self._store, self.group, stored)
 
 
 def _checked_least(count: int, at_least: int | None) -> int:
@@ -326,42 +497,6 @@ def _checked_least(count: int, at_least: int | None) -> int:
     if count < 1 or not 1 <= least <= count:
         raise ConfigError(f"take({count}, at_least={least}): 1 <= at_least <= count is needed.")
     return least
-
-
-def _check_item(item: object, group: int) -> None:
-    """Refuse what is no sample, or one whose fields do not fit each other."""
-    if not isinstance(item, BufferItem):
-        raise RecordError(
-            f"group {group} holds a {type(item).__name__}: a group is a list of redrb.BufferItem, "
-            "and put_many takes a list of such lists."
-        )
-    shapes = {
-        name: tensor.shape
-        for name in ALIGNED_FIELDS
-        if isinstance(tensor := getattr(item, name), Tensor)
-    }
-    check_aligned(shapes, where=f" in group {group}")
-
-
-def _settings(
-    order: str | Order | None,
-    limit: int | None,
-    max_bytes: int | None,
-    max_deliveries: int | None,
-) -> dict[str, str]:
-    """Return the settings that were given, checked, as Redis keeps them."""
-    for name, value, least in (
-        ("limit", limit, 0),
-        ("max_bytes", max_bytes, 0),
-        ("max_deliveries", max_deliveries, 1),
-    ):
-        if value is not None and value < least:
-            raise ConfigError(f"{name}={value}: it must be at least {least}.")
-    given = {"limit": limit, "max_bytes": max_bytes, "max_deliveries": max_deliveries}
-    settings = {name: str(value) for name, value in given.items() if value is not None}
-    if order is not None:
-        settings["order"] = (order_named(order) if isinstance(order, str) else order).name
-    return settings
 
 
 def _dead_letter(fields: dict[bytes, bytes]) -> DeadLetter:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
-from redrb.codec import EncodedGroup
-from redrb.experience import BufferItem, Experience
+from redrb.experience import Status
+from redrb.experience.records import Scalar
+from redrb.stream.batch import Batch
+from redrb.stream.intake import Given, Items
 from redrb.stream.producer import Producer, Putting
-
-Encode = Callable[
-    [BufferItem | Sequence[BufferItem] | Experience, int | None], Sequence[EncodedGroup]
-]
 
 
 class Writer:
@@ -23,9 +21,9 @@ class Writer:
     in order. Belongs to one thread.
     """
 
-    def __init__(self, producer: Producer, encode: Encode) -> None:
+    def __init__(self, producer: Producer, prepare: Callable[[Items, Given], Batch]) -> None:
         self._producer = producer
-        self._encode = encode
+        self._prepare = prepare
         self._pending: Putting | None = None
 
     def __enter__(self) -> Self:
@@ -46,9 +44,12 @@ class Writer:
 
     def put(
         self,
-        items: BufferItem | Sequence[BufferItem] | Experience,
+        items: Items,
         *,
         policy_version: int | None = None,
+        priority: float | None = None,
+        status: Status | None = None,
+        tags: Mapping[str, Scalar | None] | None = None,
         timeout: float | None = None,
     ) -> tuple[int, ...]:
         """Send experience; return when the put before it is in.
@@ -62,13 +63,14 @@ class Writer:
             As `stream.put` does, for this put or the one before. What this call was given was then
             not put; the put before stays with the writer, and the next call tries it again.
         """
-        groups = self._encode(items, policy_version)
+        given = Given(policy_version=policy_version, priority=priority, status=status, tags=tags)
+        batch = self._prepare(items, given)
         ids = self.flush(timeout=timeout)
-        if not groups:
+        if not batch:
             return ids
-        self._pending = self._producer.begin(groups)
+        self._pending = self._producer.begin(batch)
         if self._pending is None:
-            ids += self._producer.put(groups, timeout)
+            ids += self._producer.put(batch, timeout)
         return ids
 
     def flush(self, *, timeout: float | None = None) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import uuid
 from collections.abc import Iterator
@@ -30,6 +31,11 @@ from redrb.weights.manifest import (
     encode_manifest,
 )
 from redrb.weights.tensors import State, lay_out, state_tensors
+
+_log = logging.getLogger("redrb")
+
+_TELL_S = 1.0
+"""How long each task that follows may keep a publisher waiting while Redis is away."""
 
 _STAGING_S = 600
 _SLOWEST_BYTES_PER_S = 10_000_000  # staged chunks live long enough even then
@@ -110,6 +116,7 @@ class WeightPublisher:
                     raise self._full(layout) from error
                 raise
             self._last = number
+            self._tell_followers(number)
             return published
 
     def _begin(self) -> tuple[int, int]:
@@ -161,6 +168,17 @@ class WeightPublisher:
             "at the commit: it evicts or lost them. Set maxmemory-policy to noeviction, and "
             "publish again."
         )
+
+    def _tell_followers(self, version: int) -> None:
+        """Tell the tasks that follow these weights; one that is missed learns the next version."""
+        try:
+            for stream in self._client.execute("SMEMBERS", self._keys.followers):
+                script = scripts.load("advance")
+                scripts.run(self._client, script, [stream], [version], retry_s=_TELL_S)
+        except StoreError as error:
+            _log.warning(
+                "weights %r: not every task knows version %d: %s", self._name, version, error
+            )
 
     def _discard(self, token: int, version: int, chunks: int) -> None:
         """Delete what was staged; without an answer from Redis it expires."""

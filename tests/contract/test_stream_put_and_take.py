@@ -100,9 +100,13 @@ def test_items_come_back_as_they_were(stream: ExperienceStream) -> None:
     items[2].status = redrb.Status.ABORTED
     for item in items:
         stream.put(item)
-    with stream.take(4, timeout=0) as lease:
-        for got, expected in zip(lease.items(), items, strict=True):
+    with pytest.raises(BatchTimeout, match="1 more wait with another status"):
+        stream.take(4, timeout=0)
+    with stream.take(3, timeout=0) as lease:
+        for got, expected in zip(lease.items(), [*items[:2], items[3]], strict=True):
             assert_same(got, expected)
+    with stream.take(1, timeout=0, status=redrb.Status.ABORTED) as lease:
+        assert_same(lease.items()[0], items[2])
 
 
 def test_a_take_is_full_or_takes_nothing(stream: ExperienceStream) -> None:

@@ -67,7 +67,9 @@ def test_scripts_are_small_and_leave_no_globals_and_no_clock(name: str) -> None:
     assert len(body.splitlines()) <= 170
     assert not re.search(r"^\s*function ", body, re.M), "a function that is global"
     assert not re.search(r"^[a-z_]+ *= ", body, re.M), "a variable that is global"
-    assert not re.search(r"os\.(time|clock)|math\.random", body)
+    assert not re.search(r"os\.(time|clock)", body)
+    # Redis seeds every script alike, so what draws must seed itself
+    assert name == "_index.lua" or "math.random" not in body
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -1,0 +1,113 @@
+-- Groups that are too stale, and how stale what is taken is.
+
+-- Members of a pool whose oldest version is at most `cut`, or whose newest token's at most `token_cut`.
+local function overdue(pool, cut, token_cut, limit)
+  local found, seen = {}, {}
+  local function look(name, most)
+    if most and #found < limit then
+      for _, member in ipairs(redis.call('ZRANGEBYSCORE', name, '-inf', most, 'LIMIT', 0, limit)) do
+        if not seen[member] and #found < limit then
+          seen[member] = true
+          found[#found + 1] = member
+        end
+      end
+    end
+  end
+  look(versions_of(pool), cut)
+  look(key('newest', pool), token_cut)
+  return found
+end
+
+-- Expire at most `limit` groups of a pool: discard them, or move them to the pool of the expired,
+-- with a note of what they expired by. Returns how many.
+local function expire_pool(group, status, cut, token_cut, limit, note)
+  local pool, expired = pool_of(group, status), pool_of(group, 'expired')
+  if note and pool == expired then
+    return 0
+  end
+  local found, state = overdue(pool, cut, token_cut, limit), key('group', group)
+  if #found == 0 then
+    return 0
+  end
+  withdraw(group, pool, found)
+  if note then
+    local facts, notes = {}, {}
+    for i, member in ipairs(found) do
+      facts[i] = facts_of(member)
+      redis.call('HSET', key('moved', group), member, 'expired')
+      redis.call('HSET', key('expiries', group), member, note)
+    end
+    enter(group, expired, found, facts)
+    return #found
+  end
+  local seqs = {}
+  for i, member in ipairs(found) do
+    seqs[i] = string.format('%d', tonumber(member))
+  end
+  add(state, 'waiting', -#found)
+  add(state, 'expired', #found)
+  in_parts('HDEL', key('deliveries', group), found)
+  forget(group, seqs)
+  return #found
+end
+
+-- Before a take: what the task's own rule says is too stale now. Returns how many.
+local function expire_overdue(group, status)
+  local told = rules()
+  if not told.version or status == 'expired' then
+    return 0
+  end
+  local cut = told.max_staleness and told.version - told.max_staleness - 1
+  local token_cut = told.max_token_staleness and told.version - told.max_token_staleness - 1
+  if not cut and not token_cut then
+    return 0
+  end
+  local note = told.keep and table.concat({told.version, told.max_staleness or '-',
+    told.max_token_staleness or '-'}, ' ')
+  local total, expired = 0, 0
+  repeat
+    expired = expire_pool(group, status, cut, token_cut, 1000, note)
+    total = total + expired
+  until expired < 1000 or total >= 10000
+  return total
+end
+
+-- Count the staleness of what is being taken, and tell the weights by which it was drawn.
+local function note_taken(group, pool, found, weights)
+  local told = rules()
+  if #found == 0 then
+    return
+  end
+  if told.version then
+    for mark, name in pairs({o = versions_of(pool), n = key('newest', pool)}) do
+      local counts = {}
+      for _, version in ipairs(redis.call('ZMSCORE', name, unpack(found))) do
+        local stale = version and told.version - tonumber(version)
+        if stale and stale > -math.huge then
+          stale = math.max(0, math.min(stale, 1023))
+          counts[stale] = (counts[stale] or 0) + 1
+        end
+      end
+      for stale, times in pairs(counts) do
+        redis.call('HINCRBY', key('staleness', group), mark .. string.format('%.0f', stale), times)
+      end
+    end
+  end
+  if told.sampled then
+    local total = redis.call('HGET', key('mass', group), pool) or '0'
+    for _, text in ipairs(redis.call('HMGET', key('facts'), unpack(found))) do
+      weights[#weights + 1] = text and words(text)[SCORE] or '0'
+    end
+    weights[#weights + 1] = total
+    local furthest = redis.call('ZMSCORE', key('ready', pool), unpack(found))
+    local clock = 0
+    for _, at in ipairs(furthest) do
+      clock = math.max(clock, tonumber(at or '0'))
+    end
+    -- only a draw moves the clock: what was chosen by a query may lie far ahead
+    local first = redis.call('ZRANGE', key('ready', pool), 0, 0)[1]
+    if clock < math.huge and first == found[1] then
+      redis.call('HSET', key('clock', group), pool, string.format('%.17g', clock))
+    end
+  end
+end

@@ -1,0 +1,28 @@
+-- Change the priority of entries, and with it their place in the order.
+-- KEYS[1] stream
+-- ARGV    seq, priority, score, ...
+-- Returns the number of entries that are stored.
+--@ _task _waiters _room _tags _index _groups
+
+begin_writing()
+local changed = 0
+for i = 1, #ARGV, 3 do
+  local member, seq = member_of(ARGV[i]), ARGV[i]
+  local facts = facts_of(member)
+  if facts then
+    local homes = {}
+    for _, group in ipairs(groups()) do
+      homes[group] = waits_in(group, seq)
+    end
+    for group, pool in pairs(homes) do
+      withdraw(group, pool, {member})
+    end
+    facts[PRIORITY], facts[SCORE] = ARGV[i + 1], ARGV[i + 2]
+    redis.call('HSET', key('facts'), member, table.concat(facts, ' '))
+    for group, pool in pairs(homes) do
+      enter(group, pool, {member}, {facts})
+    end
+    changed = changed + 1
+  end
+end
+return changed

@@ -1,0 +1,9 @@
+-- Note that a task wants to be told of new versions.
+-- KEYS[1] versions
+-- ARGV    stream of the task
+-- Returns the newest version, or 0.
+--@ _weights
+
+begin_writing()
+redis.call('SADD', prefix .. 'followers', ARGV[1])
+return newest()

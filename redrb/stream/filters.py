@@ -1,0 +1,107 @@
+"""Filters at put: groups that are not worth training on are dropped before they are stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+from redrb.errors import ConfigError, RecordError
+from redrb.experience.records import BufferItem
+
+Filter: TypeAlias = Callable[[Sequence[BufferItem]], bool]
+"""Told a group's samples, returns True to keep the group."""
+
+
+def check_filters(filters: Iterable[Filter]) -> tuple[Filter, ...]:
+    """Return the filters of a stream.
+
+    Raises:
+        ConfigError: They are no sequence, or one of them cannot be called.
+    """
+    if callable(filters):
+        raise ConfigError("filters is one function: give a list, filters=[...].")
+    checked = tuple(filters)
+    for each in checked:
+        if not callable(each):
+            raise ConfigError(
+                f"a filter is a {type(each).__name__}: give functions that are told a group's "
+                "samples and return True to keep it."
+            )
+    return checked
+
+
+def split(
+    groups: Sequence[Sequence[BufferItem]], filters: Sequence[Filter]
+) -> tuple[list[int], list[int]]:
+    """Return the positions of the groups that every filter keeps, and of those that one drops.
+
+    Filters are asked in turn until one drops the group. What a filter raises is not caught: then
+    nothing of the put is stored.
+
+    Raises:
+        ConfigError: A filter returned None.
+    """
+    kept: list[int] = []
+    dropped: list[int] = []
+    for position, group in enumerate(groups):
+        (kept if all(_keeps(each, group) for each in filters) else dropped).append(position)
+    return kept, dropped
+
+
+def reward_variance(minimum: float = 0.0) -> Filter:
+    """Return a filter that drops groups whose rewards are all equal, or vary less than `minimum`.
+
+    Advantages that compare a group's samples with each other, as GRPO's do, are all zero in such a
+    group: it costs a training step and teaches nothing. This is the dynamic sampling of DAPO
+    (arXiv:2503.14476). A group of one sample is kept: its rewards are not compared with each
+    other, and dropping it would leave a trainer of one-sample groups without any.
+
+    Args:
+        minimum: Least variance (of the population, divided by n) of a group that is kept.
+
+    Raises:
+        ConfigError: `minimum` is negative or not finite.
+    """
+    if not (isinstance(minimum, int | float) and math.isfinite(minimum) and minimum >= 0):
+        raise ConfigError(f"minimum={minimum!r}: the least variance is a number >= 0.")
+
+    def keeps(group: Sequence[BufferItem]) -> bool:
+        rewards = [_reward(item) for item in group]
+        if len(rewards) < 2:
+            return True
+        if min(rewards) == max(rewards):  # their mean may be rounded, so this comes first
+            return False
+        mean = math.fsum(rewards) / len(rewards)
+        return math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards) >= minimum
+
+    return keeps
+
+
+def _keeps(each: Filter, group: Sequence[BufferItem]) -> bool:
+    verdict: object = each(group)
+    if verdict is None:
+        name = getattr(each, "__name__", type(each).__name__)
+        raise ConfigError(f"the filter {name} returned None: return True to keep the group.")
+    return bool(verdict)
+
+
+def _reward(item: BufferItem) -> float:
+    if item.reward is None:
+        raise RecordError(
+            "a sample has no reward, and the filter reward_variance compares rewards: score "
+            "samples before they are put, or open the stream without this filter.",
+            field="reward",
+        )
+    if item.reward.numel() != 1:
+        raise RecordError(
+            f"reward has shape {tuple(item.reward.shape)}, and the filter reward_variance compares "
+            "one number a sample: put the sum into reward.",
+            field="reward",
+        )
+    reward = float(item.reward)
+    if math.isnan(reward):
+        raise RecordError(
+            "reward is nan, which is neither equal to others nor not.", field="reward"
+        )
+    return reward

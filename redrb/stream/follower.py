@@ -1,0 +1,26 @@
+"""A task learns the newest weight version from the publisher."""
+
+from __future__ import annotations
+
+from redrb.keys import WeightKeys
+from redrb.scripts import load, run
+from redrb.stream.store import TaskStore
+
+
+class Follower:
+    """Subscribes a task to the versions of published weights.
+
+    The publisher tells every task that follows it, after each commit (`weights/publisher.py`).
+    """
+
+    def __init__(self, store: TaskStore, namespace: str, weights: str) -> None:
+        """Follow the weights `weights`, and learn what is published already."""
+        self._store = store
+        self._keys = WeightKeys.of(namespace, weights)
+        newest = int(run(store.client, load("weights_follow"), [self._keys.versions], [self._key]))
+        if newest:
+            store.advance(newest)
+
+    @property
+    def _key(self) -> str:
+        return self._store.keys.stream

@@ -1,0 +1,276 @@
+"""Orders: which waiting group comes next, in each of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+from redrb import BatchTimeout, ConfigError, ExperienceStream, TaskMismatch
+from redrb.connection import Client
+from redrb.orders import GroupFacts, Prioritized, Score
+from tests.audit import audit
+from tests.samples import numbered, numbers
+
+
+def stream_of(client: Client, namespace: str, order: str, **options: object) -> ExperienceStream:
+    return ExperienceStream(client, order, namespace=namespace, order=order, **options)  # type: ignore[arg-type]
+
+
+def put_versions(stream: ExperienceStream, versions: list[int | None]) -> None:
+    for number, version in enumerate(versions):
+        stream.put(numbered(number), policy_version=version)
+
+
+VERSIONS = [5, 3, 3, 9, None, 1, 9]
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("fifo", [0, 1, 2, 3, 4, 5, 6]),
+        ("lifo", [6, 5, 4, 3, 2, 1, 0]),
+        ("stalest", [5, 1, 2, 0, 3, 6, 4]),
+        ("freshest", [3, 6, 0, 1, 2, 5, 4]),
+    ],
+)
+def test_groups_come_in_order(
+    client: Client, namespace: str, order: str, expected: list[int]
+) -> None:
+    stream = stream_of(client, namespace, order)
+    put_versions(stream, VERSIONS)
+    audit(stream)
+    assert numbers(stream.take(3, timeout=0)) == expected[:3]
+    audit(stream)
+    assert numbers(stream.take(4, timeout=0)) == expected[3:]
+    assert stream.stats().ledger.leased == 7
+    audit(stream)
+
+
+def test_a_group_is_as_old_as_its_oldest_token(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, "stalest")
+    stream.put(numbered(0), policy_version=4)
+    stream.put([numbered(1, policy_version=9), numbered(2, policy_version=3)])
+    stream.put(numbered(3, policy_version=9, token_versions=torch.tensor([2, 9])))
+    assert numbers(stream.take(3, timeout=0)) == [3, 1, 2, 0]
+
+
+@pytest.mark.parametrize("order", ["fifo", "lifo", "stalest", "freshest", "priority"])
+def test_what_comes_back_keeps_its_place(client: Client, namespace: str, order: str) -> None:
+    stream = stream_of(client, namespace, order)
+    for number in range(4):
+        stream.put(numbered(number), policy_version=7, priority=2.0)
+    first = stream.take(2, timeout=0)
+    taken = numbers(first)
+    first.release()
+    audit(stream)
+    assert numbers(stream.take(2, timeout=0)) == taken
+
+
+def test_priorities_may_be_changed_while_waiting_and_while_leased(
+    client: Client, namespace: str
+) -> None:
+    stream = stream_of(client, namespace, "priority")
+    ids = [stream.put(numbered(n), priority=p)[0] for n, p in enumerate([1.0, 5.0, 3.0, None])]
+    assert stream.update_priority([ids[0]], [9.5]) == 1
+    lease = stream.take(2, timeout=0)
+    assert numbers(lease) == [0, 1]
+    assert stream.update_priority([ids[1], ids[3], 999], [0.5, 1.0, 7.0]) == 2
+    lease.release()
+    audit(stream)
+    assert numbers(stream.take(4, timeout=0)) == [0, 2, 3, 1]
+
+
+def test_bad_priorities_are_refused(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, "priority")
+    with pytest.raises(ConfigError, match="finite"):
+        stream.put(numbered(0), priority=math.nan)
+    with pytest.raises(ConfigError, match="one each"):
+        stream.update_priority([1, 2], [1.0])
+    with pytest.raises(ConfigError, match="finite"):
+        stream.update_priority([1], [math.inf])
+    plain = ExperienceStream(client, "plain", namespace=namespace)
+    with pytest.raises(ConfigError, match="keeps no priorities"):
+        plain.update_priority([1], [1.0])
+    drawn = stream_of(client, namespace, "prioritized")
+    with pytest.raises(ConfigError, match=">= 0"):
+        drawn.put(numbered(0), priority=-1.0)
+    assert drawn.stats().stored == 0
+    with pytest.raises(ConfigError, match="alpha"):
+        Prioritized(alpha=-1)
+
+
+def chi_square(counts: Counter[int], expected: list[float]) -> float:
+    total = sum(counts.values())
+    return sum((counts[n] - total * p) ** 2 / (total * p) for n, p in enumerate(expected))
+
+
+def test_uniform_draws_what_came_late_as_often(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, "uniform", max_reads=0)
+    first: Counter[int] = Counter()
+    for number in range(8):
+        stream.put(numbered(number))
+        if number == 3:  # half of them have waited while others were drawn
+            for _ in range(40):
+                with stream.take(2, timeout=0):
+                    pass
+    for _ in range(800):
+        with stream.take(1, timeout=0) as lease:
+            first.update(numbers(lease))
+    assert chi_square(first, [1 / 8] * 8) < 24.3  # p = 0.001 with 7 degrees of freedom
+
+
+def test_prioritized_draws_by_weight_and_tells_probabilities(
+    client: Client, namespace: str
+) -> None:
+    order = Prioritized(alpha=0.5)
+    stream = ExperienceStream(client, "per", namespace=namespace, order=order, max_reads=0)
+    priorities = [1.0, 4.0, 16.0, 0.25]
+    ids = [stream.put(numbered(n), priority=p)[0] for n, p in enumerate(priorities)]
+    weights = [p**0.5 for p in priorities]
+    expected = [weight / sum(weights) for weight in weights]
+    counts: Counter[int] = Counter()
+    for _ in range(800):
+        with stream.take(1, timeout=0) as lease:
+            (number,) = numbers(lease)
+            counts[number] += 1
+            assert lease.probabilities == pytest.approx([expected[number]])
+    assert chi_square(counts, expected) < 16.3  # p = 0.001 with 3 degrees of freedom
+    lease = stream.take(4, timeout=0)
+    told = dict(zip(numbers(lease), lease.probabilities, strict=True))
+    assert [told[n] for n in range(4)] == pytest.approx(expected)
+    own = lease.importance_weights(beta=0.4)
+    raw = torch.tensor([told[n] for n in numbers(lease)]) ** -0.4
+    assert own.dtype == torch.float32
+    assert torch.allclose(own, raw / raw.max(), atol=1e-6)
+    lease.release()
+    stream.update_priority([ids[3]], [10_000.0])
+    audit(stream)
+    hits = 0
+    for _ in range(100):
+        with stream.take(1, timeout=0) as lease:
+            hits += numbers(lease) == [3]
+    assert hits > 75  # 100 / 107
+
+
+def test_a_priority_of_zero_comes_after_all_others(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, "prioritized")
+    stream.put(numbered(0), priority=0.0)
+    for number in range(1, 4):
+        stream.put(numbered(number), priority=0.001)
+    assert sorted(numbers(stream.take(3, timeout=0))) == [1, 2, 3]
+    assert numbers(stream.take(1, timeout=0)) == [0]
+
+
+def test_only_orders_that_draw_tell_probabilities(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, "stalest")
+    stream.put(numbered(0))
+    with pytest.raises(ConfigError, match="draw"):
+        _ = stream.take(1, timeout=0).probabilities
+
+
+@dataclass(frozen=True)
+class Largest:
+    """An order of somebody's own: largest groups first."""
+
+    name: ClassVar[str] = "largest"
+    sampled: ClassVar[bool] = False
+
+    def score(self, facts: GroupFacts, /) -> Score:
+        return -facts.samples
+
+
+def test_an_order_from_outside_the_package(client: Client, namespace: str) -> None:
+    maker = ExperienceStream(client, "own", namespace=namespace, order=Largest())
+    maker.put([numbered(0)])
+    maker.put([numbered(1), numbered(2), numbered(3)])
+    maker.put([numbered(4), numbered(5)])
+    trainer = ExperienceStream(client, "own", namespace=namespace)
+    assert numbers(trainer.take(3, timeout=0)) == [1, 2, 3, 4, 5, 0]
+    with pytest.raises(ConfigError, match="same Order object"):
+        trainer.put(numbered(9))
+    with pytest.raises(TaskMismatch):
+        ExperienceStream(client, "own", namespace=namespace, order="stalest")
+    with pytest.raises(ConfigError, match="unknown order"):
+        ExperienceStream(client, "own", namespace=namespace, order="largest")
+
+
+def test_the_order_is_settled_by_the_first_put(client: Client, namespace: str) -> None:
+    ExperienceStream(client, "math", namespace=namespace).put(numbered(0))
+    with pytest.raises(TaskMismatch):
+        ExperienceStream(client, "math", namespace=namespace, order="stalest")
+    ExperienceStream(client, "math", namespace=namespace, order="fifo")
+    ExperienceStream(client, "per", namespace=namespace, order=Prioritized(0.5))
+    with pytest.raises(TaskMismatch):
+        ExperienceStream(client, "per", namespace=namespace, order=Prioritized(0.7))
+
+
+@pytest.mark.parametrize("order", ["fifo", "lifo", "stalest", "priority", "uniform"])
+def test_several_consumer_groups_each_have_the_order(
+    client: Client, namespace: str, order: str
+) -> None:
+    first = stream_of(client, namespace, order, max_staleness=100)
+    first.join_group()
+    put_versions(first, [3, 2, 1])
+    late = stream_of(client, namespace, order, group="late")
+    mine = first.take(2, timeout=0)
+    theirs = late.take(3, timeout=0)
+    assert sorted(numbers(theirs)) == [0, 1, 2]
+    if order != "uniform":
+        assert numbers(theirs)[:2] == numbers(mine)
+    audit(first)
+    mine.ack()
+    theirs.ack()
+    audit(first)
+    assert first.stats().stored == 1
+    assert late.drop_group() == 0
+    first.take(1, timeout=0).ack()
+    assert first.stats().stored == 0
+
+
+@pytest.mark.parametrize("eviction", ["oldest", "stalest", "last"])
+def test_a_capacity_evicts_by_its_own_order(client: Client, namespace: str, eviction: str) -> None:
+    stream = ExperienceStream(
+        client,
+        "replay",
+        namespace=namespace,
+        order="priority",
+        max_reads=0,
+        max_staleness=1000,
+        capacity=3,
+        eviction=eviction,  # type: ignore[arg-type]
+    )
+    stream.join_group()
+    for number, (version, priority) in enumerate([(5, 3.0), (4, 2.0), (9, 1.0)]):
+        stream.put(numbered(number), policy_version=version, priority=priority)
+    stream.put(numbered(3), policy_version=9, priority=9.0)
+    audit(stream)
+    gone = {"oldest": 0, "stalest": 1, "last": 2}[eviction]
+    lease = stream.take(3, timeout=0)
+    assert sorted(numbers(lease)) == sorted({0, 1, 2, 3} - {gone})
+    assert stream.stats().ledger.evicted == 1
+    stream.put(numbered(4), policy_version=9, priority=0.0)  # what is leased is not evicted
+    audit(stream)
+    lease.ack()
+    audit(stream)
+    assert stream.stats().stored == 3
+
+
+def test_groups_are_taken_max_reads_times(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, "fifo", max_reads=3)
+    stream.put_many([[numbered(0)], [numbered(1)]])
+    seen: list[int] = []
+    for _ in range(3):
+        with stream.take(2, timeout=0) as lease:
+            seen += numbers(lease)
+        audit(stream)
+    assert seen == [0, 1] * 3
+    with pytest.raises(BatchTimeout):
+        stream.take(1, timeout=0)
+    stats = stream.stats()
+    assert (stats.ledger.acked, stats.reads, stats.stored) == (2, 4, 0)
+    assert stats.samples_acked == 6

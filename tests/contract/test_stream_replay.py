@@ -1,0 +1,257 @@
+"""Replay: rates of reads and inserts, filters, history, and consumer groups that begin late."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from redrb import (
+    BatchTimeout,
+    ConfigError,
+    ExperienceStream,
+    RateLimit,
+    Status,
+    StoreFull,
+    make_experience_batch,
+    reward_variance,
+)
+from redrb.connection import Client
+from tests.audit import audit
+from tests.samples import numbered, numbers
+
+
+def stream_of(client: Client, namespace: str, **options: Any) -> ExperienceStream:
+    return ExperienceStream(client, "replay", namespace=namespace, **options)
+
+
+def put(stream: ExperienceStream, *these: int, **options: Any) -> tuple[int, ...]:
+    return stream.put_many([[numbered(n)] for n in these], **options)
+
+
+def test_nothing_is_taken_before_min_size(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, rate=RateLimit.at_least(3), max_reads=0)
+    put(stream, 0, 1)
+    with pytest.raises(BatchTimeout):
+        stream.take(1, timeout=0)
+    put(stream, 2)
+    for _ in range(5):
+        with stream.take(3, timeout=0):
+            pass
+
+
+def test_a_ratio_blocks_whichever_side_is_ahead(client: Client, namespace: str) -> None:
+    rate = RateLimit.ratio(2.0, min_size=2, error_buffer=2.0)  # reads stay within 2 of 2 * inserts
+    stream = stream_of(client, namespace, rate=rate, max_reads=0, on_full="error")
+    put(stream, 0, 1, 2)
+    with pytest.raises(StoreFull) as caught:
+        put(stream, 3)
+    assert caught.value.reason == "rate"
+    for _ in range(2):
+        with stream.take(2, timeout=0):
+            pass
+    with pytest.raises(BatchTimeout):
+        stream.take(1, timeout=0)
+    put(stream, 4)
+    lease = stream.take(2, timeout=0)
+    lease.release()  # what is given back was not read
+    with stream.take(2, timeout=0):
+        pass
+    with pytest.raises(BatchTimeout):
+        stream.take(1, timeout=0)
+    audit(stream)
+
+
+def test_a_blocked_put_goes_on_when_something_is_read(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, rate=RateLimit.queue(2))
+    stream.join_group()
+    put(stream, 0, 1)
+    with ThreadPoolExecutor(1) as pool:
+        blocked = pool.submit(put, stream, 2, timeout=10)
+        time.sleep(0.2)
+        assert not blocked.done()
+        with stream.take(1, timeout=0) as lease:
+            assert numbers(lease) == [0]
+            blocked.result(timeout=3)
+    assert numbers(stream.take(2, timeout=0)) == [1, 2]
+
+
+def test_a_blocked_take_goes_on_when_something_is_put(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, rate=RateLimit.at_least(2), max_reads=0)
+    put(stream, 0)
+    with ThreadPoolExecutor(1) as pool:
+        blocked = pool.submit(stream.take, 1, timeout=10)
+        time.sleep(0.2)
+        assert not blocked.done()
+        put(stream, 1)
+        assert numbers(blocked.result(timeout=3)) == [0]
+
+
+def test_a_stack_gives_the_newest(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, rate=RateLimit.queue(3), order="lifo", on_full="error")
+    put(stream, 0, 1, 2)
+    with pytest.raises(StoreFull):
+        put(stream, 3)
+    stream.take(1, timeout=0).ack()
+    put(stream, 4)
+    assert numbers(stream.take(3, timeout=0)) == [4, 1, 0]
+
+
+def test_rates_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ConfigError, match="not even one group"):
+        RateLimit.ratio(4.0, min_size=1, error_buffer=1.0)
+    with pytest.raises(ConfigError, match="samples_per_insert"):
+        RateLimit(0.0, 1, 0.0, 1.0)
+    with pytest.raises(ConfigError, match="min_size"):
+        RateLimit.at_least(0)
+
+
+def test_filtered_groups_are_counted_and_not_stored(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, filters=[reward_variance()])
+    stream.join_group()
+    kept = stream.put_many([[numbered(1), numbered(2)], [numbered(3), numbered(3)]])
+    assert len(kept) == 1
+    assert stream.put([numbered(5), numbered(5)]) == ()
+    ledger = stream.stats().ledger
+    assert (ledger.put, ledger.filtered, ledger.waiting) == (3, 2, 1)
+    assert ledger.balanced
+    audit(stream)
+    with stream.writer() as writer:
+        writer.put([numbered(5), numbered(5)])
+    assert stream.stats().ledger.filtered == 3
+
+
+def test_filters_see_each_row_of_an_experience(client: Client, namespace: str) -> None:
+    def odd(group: Any) -> bool:
+        return bool(int(group[0].reward) % 2)
+
+    stream = stream_of(client, namespace, filters=[odd], max_staleness=5)
+    stream.join_group()
+    ids = stream.put(make_experience_batch([numbered(n) for n in range(5)]))
+    assert len(ids) == 2
+    assert numbers(stream.take(2, timeout=0)) == [1, 3]
+    assert stream.stats().ledger.filtered == 3
+
+
+def test_tags_are_queried_while_groups_wait(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, tags=["score", "source"])
+    for number, (score, source) in enumerate([(0.1, "a"), (0.9, "b"), (0.7, "a"), (0.95, "a")]):
+        stream.put(numbered(number), tags={"score": score, "source": source})
+    stream.put(numbered(4))
+    audit(stream)
+    assert stream.count(where={"score_gt": 0.5}) == 3
+    assert stream.count(where={"source": "a", "score_gt": 0.5}) == 2
+    lease = stream.take(2, timeout=0, where={"source": {"$eq": "a"}, "score": {"$gt": 0.5}})
+    assert numbers(lease) == [2, 3]
+    assert stream.count(where={"score_gt": 0.5}) == 1
+    lease.release()
+    audit(stream)
+    assert stream.count(where={"$or": [{"source": "b"}, {"score_lt": 0.2}]}) == 2
+    with pytest.raises(BatchTimeout):
+        stream.take(3, timeout=0, where={"source": "a", "score_gte": 0.7})
+    with pytest.raises(ConfigError, match="score"):
+        stream.count(where={"length_gt": 3})
+    with pytest.raises(ConfigError):
+        stream_of(client, f"{namespace}2").count(where={"score": 1})
+
+
+def test_a_query_waits_for_what_matches(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, tags=["score"])
+    with ThreadPoolExecutor(1) as pool:
+        took = pool.submit(stream.take, 2, timeout=10, where={"score_gt": 0.5})
+        time.sleep(0.1)
+        stream.put(numbered(0), tags={"score": 0.2})
+        stream.put(numbered(1), tags={"score": 0.8})
+        stream.put(numbered(2), tags={"score": 0.1})
+        started = time.monotonic()
+        stream.put(numbered(3), tags={"score": 0.9})
+        assert numbers(took.result(timeout=5)) == [1, 3]
+        assert time.monotonic() - started < 0.9
+    assert numbers(stream.take(2, timeout=0)) == [0, 2]
+
+
+def test_acknowledged_groups_stay_readable(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, keep_groups=3, limit=4)
+    stream.join_group()
+    ids = put(stream, 0, 1, 2, 3)
+    before = datetime.now(UTC)
+    for _ in range(4):
+        with stream.take(1, timeout=0):
+            pass
+        audit(stream)
+    stats = stream.stats()
+    assert (stats.stored, stats.archived, stats.ledger.acked) == (0, 3, 4)
+    assert stream.count(Status.ARCHIVED) == 3
+    kept = list(stream.history())
+    assert [group.id for group in kept] == list(ids[1:])
+    assert [numbers(group.items) for group in kept] == [[1], [2], [3]]
+    late = before + timedelta(seconds=60)
+    assert all(
+        group.archived_at and abs(group.archived_at - before) < late - before for group in kept
+    )
+    assert list(stream.history(since=late)) == []
+    assert len(list(stream.history(until=late))) == 3
+    gone, here = stream.read([ids[0], ids[3]])
+    assert gone is None
+    assert here is not None
+    assert numbers(here.items) == [3]
+    put(stream, 4, 5, 6, 7)  # history takes no room
+    audit(stream)
+
+
+def test_history_ends_with_its_period(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, keep="1s")
+    put(stream, 0, 1)
+    stream.take(1, timeout=0).ack()
+    assert stream.stats().archived == 1
+    time.sleep(1.1)
+    stream.take(1, timeout=0).ack()
+    assert [numbers(group.items) for group in stream.history()] == [[1]]
+    with pytest.raises(ConfigError, match="7d"):
+        stream_of(client, namespace, keep="a week")
+
+
+def test_history_is_read_in_pages(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, keep_groups=500)
+    put(stream, *range(200))
+    stream.take(200, timeout=0).ack()
+    assert [numbers(group.items)[0] for group in stream.history()] == list(range(200))
+
+
+def test_a_new_consumer_group_begins_at_any_id(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, keep_groups=100)
+    ids = put(stream, 0, 1, 2, 3)
+    stream.take(3, timeout=0).ack()
+    again = stream_of(client, namespace, group="again")
+    again.join_group(start=ids[1])
+    ledger = again.stats().ledger
+    assert (ledger.put, ledger.waiting) == (3, 3)
+    audit(stream)
+    lease = again.take(3, timeout=0)
+    assert numbers(lease) == [1, 2, 3]
+    lease.ack()
+    audit(stream)
+    assert [numbers(group.items) for group in stream.history()] == [[0], [1], [2]]
+    fresh = stream_of(client, namespace, group="fresh")
+    fresh.join_group(start="newest")
+    assert fresh.stats().ledger.waiting == 0
+    put(stream, 4)
+    assert numbers(fresh.take(1, timeout=0)) == [4]
+    audit(stream)
+
+
+def test_a_plain_task_can_be_joined_at_its_end_only(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace)
+    put(stream, 0, 1)
+    fresh = stream_of(client, namespace, group="fresh")
+    with pytest.raises(ConfigError, match="keep="):
+        fresh.join_group(start=1)
+    fresh.join_group(start="newest")
+    assert fresh.stats().ledger.waiting == 0
+    put(stream, 2)
+    assert numbers(fresh.take(1, timeout=0)) == [2]
+    stream.join_group()
+    audit(stream)

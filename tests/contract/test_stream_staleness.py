@@ -1,0 +1,245 @@
+"""Staleness: what is too stale expires at put, at take and when asked; reports say how stale."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from redrb import (
+    BatchTimeout,
+    BufferItem,
+    ConfigError,
+    ExperienceStream,
+    Status,
+    WeightPublisher,
+    make_experience_batch,
+)
+from redrb.connection import Client
+from redrb.stream import Expiry
+from tests.audit import audit
+from tests.samples import numbered, numbers
+
+ORDERS = ["fifo", "stalest", "freshest", "priority", "uniform"]
+
+
+def stream_of(client: Client, namespace: str, **options: Any) -> ExperienceStream:
+    return ExperienceStream(client, "math", namespace=namespace, **options)
+
+
+def put_versions(stream: ExperienceStream, versions: list[int | None]) -> None:
+    stream.join_group()
+    for number, version in enumerate(versions):
+        stream.put(numbered(number), policy_version=version)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_expire_cuts_what_is_older_than_max_staleness(
+    client: Client, namespace: str, order: str
+) -> None:
+    stream = stream_of(client, namespace, order=order, max_staleness=2)
+    put_versions(stream, [5, 7, None, 8, 6, 10])
+    assert stream.expire(10) == 3
+    audit(stream)
+    ledger = stream.stats().ledger
+    assert (ledger.expired, ledger.waiting) == (3, 3)
+    assert stream.expire(10) == 0
+    assert sorted(numbers(stream.take(3, timeout=0))) == [2, 3, 5]
+    assert stream.stats().stored == 3
+
+
+def test_leased_groups_do_not_expire(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, order="stalest")
+    put_versions(stream, [1, 2, 3])
+    lease = stream.take(1, timeout=0)
+    assert stream.expire(100, max_staleness=0) == 2
+    lease.ack()
+    assert stream.stats().ledger.expired == 2
+    audit(stream)
+
+
+def test_the_rule_of_tokens_looks_at_the_newest_that_counts(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, max_token_staleness=2)
+    stream.join_group()
+
+    def put(number: int, versions: list[int], mask: list[int] | None = None) -> None:
+        actions = torch.zeros(len(versions))
+        item = BufferItem(
+            sequences=torch.ones(len(versions) + 1, dtype=torch.int64),
+            action_log_probs=actions,
+            values=actions,
+            reward=torch.tensor(float(number)),
+            kl=actions,
+            advantages=actions,
+            token_versions=torch.tensor(versions),
+            action_mask=None if mask is None else torch.tensor(mask, dtype=torch.bool),
+        )
+        stream.put([item])
+
+    put(0, [1, 2, 9])  # its newest token is fresh
+    put(1, [1, 2, 3])
+    put(2, [1, 2, 9], mask=[1, 1, 0])  # what is fresh does not count
+    put(3, [9, 9, 9], mask=[0, 0, 0])  # nothing counts, so nothing is stale
+    put(4, [-1, -1, 4])
+    stream.put([numbered(5, policy_version=9), numbered(6, policy_version=3)])  # one is stale
+    assert stream.expire(10) == 4
+    audit(stream)
+    assert numbers(stream.take(2, timeout=0)) == [0, 3]
+
+
+def test_an_experience_is_looked_at_row_by_row(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, max_token_staleness=2)
+    items = [numbered(n, token_versions=torch.tensor([n, 2 * n])) for n in range(1, 6)]
+    stream.join_group()
+    stream.put(make_experience_batch(items))
+    assert stream.expire(10) == 3
+    assert numbers(stream.take(2, timeout=0)) == [4, 5]
+
+
+@pytest.mark.parametrize("order", ["fifo", "stalest"])
+def test_expired_groups_wait_with_their_own_status(
+    client: Client, namespace: str, order: str
+) -> None:
+    stream = stream_of(client, namespace, order=order, max_staleness=2, on_expired="keep")
+    put_versions(stream, [5, 7, 10])
+    stream.put(numbered(9), status=Status.EXPIRED, policy_version=4)
+    assert stream.expire(10) == 2
+    audit(stream)
+    assert stream.count() == 1
+    assert stream.count(Status.EXPIRED) == 3
+    assert stream.stats().ledger.expired == 0
+    lease = stream.take(3, timeout=0, status=Status.EXPIRED)
+    assert sorted(numbers(lease)) == [0, 1, 9]
+    told = dict(zip(numbers(lease), (lease.expiries[seq] for seq in lease.ids), strict=True))
+    assert told == {0: Expiry(10, 2, None), 1: Expiry(10, 2, None), 9: None}
+    lease.release()
+    audit(stream)
+    assert stream.count(Status.EXPIRED) == 3
+    stream.take(3, timeout=0, status=Status.EXPIRED).expire()
+    ledger = stream.stats().ledger
+    assert (ledger.expired, ledger.acked) == (3, 0)
+    audit(stream)
+
+
+def test_a_function_is_told_what_expires(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, order="stalest", max_staleness=2)
+    put_versions(stream, [5, 7, 10])
+    seen: list[int] = []
+    assert stream.expire(10, on_expired=lambda group: seen.extend(numbers(group))) == 2
+    assert seen == [0, 1]
+    ledger = stream.stats().ledger
+    assert (ledger.expired, ledger.waiting) == (2, 1)
+    audit(stream)
+
+    def broken(group: list[BufferItem]) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        stream.expire(99, on_expired=broken)
+    assert stream.stats().ledger.waiting == 1
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_what_is_too_stale_on_arrival_expires_at_once(
+    client: Client, namespace: str, keep: bool
+) -> None:
+    on_expired = "keep" if keep else "discard"
+    stream = stream_of(client, namespace, max_staleness=2, on_expired=on_expired)
+    stream.join_group()
+    assert stream.advance(10) == 10
+    assert stream.advance(4) == 10
+    stream.put_many([[numbered(n, policy_version=version)] for n, version in enumerate([9, 3, 8])])
+    audit(stream)
+    ledger = stream.stats().ledger
+    assert (ledger.put, ledger.expired) == (3, 0 if keep else 1)
+    assert stream.count(Status.EXPIRED) == keep
+    assert numbers(stream.take(2, timeout=0)) == [0, 2]
+
+
+def test_a_take_expires_first(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, max_staleness=2)
+    put_versions(stream, [1, 2, 9])
+    stream.advance(10)
+    with pytest.raises(BatchTimeout, match="too stale") as caught:
+        stream.take(2, timeout=0)
+    assert caught.value.expired == 2
+    assert caught.value.available == 1
+    assert numbers(stream.take(1, timeout=0)) == [2]
+    audit(stream)
+
+
+def test_the_task_learns_versions_from_the_publisher(client: Client, namespace: str) -> None:
+    publisher = WeightPublisher(client, "actor", namespace=namespace)
+    state = {"w": torch.zeros(3)}
+    publisher.publish(state)
+    stream = stream_of(client, namespace, max_staleness=1, weights="actor")
+    assert stream.stats().version == 1
+    put_versions(stream, [1, 2, 3])
+    publisher.publish(state)
+    publisher.publish(state)
+    assert stream.stats().version == 3
+    assert stream.expire() == 1
+    assert numbers(stream.take(2, timeout=0)) == [1, 2]
+
+
+def test_it_warns_when_everything_that_arrives_expires(
+    client: Client, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = stream_of(client, namespace, max_staleness=0)
+    stream.advance(5)
+    with caplog.at_level(logging.WARNING, "redrb"):
+        for number in range(7):
+            stream.put(numbered(number), policy_version=4)
+        assert "too stale when they arrived" not in caplog.text
+        for number in range(9):
+            stream.put(numbered(number), policy_version=4)
+    assert caplog.text.count("too stale when they arrived") == 1
+    assert "raise max_staleness" in caplog.text
+
+
+def test_a_report_tells_how_stale_groups_are(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, max_staleness=100, max_token_staleness=100)
+    stream.join_group()
+    stream.advance(10)
+    for number, (oldest, newest) in enumerate([(10, 10), (8, 9), (8, 10), (5, 10)]):
+        stream.put(numbered(number, token_versions=torch.tensor([oldest, newest])))
+    lease = stream.take(2, timeout=0)
+    report = stream.staleness()
+    assert report.current_version == 10
+    assert report.leased.histogram == {0: 1, 2: 1}
+    assert report.leased_newest.histogram == {0: 1, 1: 1}
+    assert report.waiting.histogram == {2: 1, 5: 1}
+    assert report.waiting_newest.histogram == {0: 2}
+    assert report.taken.histogram == {0: 1, 2: 1}
+    assert (report.waiting.mean, report.waiting.max, report.waiting.groups) == (3.5, 5, 2)
+    stream.advance(12)
+    later = stream.staleness()
+    assert later.leased.histogram == {2: 1, 4: 1}
+    assert later.taken.histogram == {0: 1, 2: 1}  # as stale as they were then
+    lease.ack()
+    stream.take(2, timeout=0)
+    assert stream.staleness().taken.histogram == {0: 1, 2: 1, 4: 1, 7: 1}
+
+
+def test_what_is_missing_is_told(client: Client, namespace: str) -> None:
+    plain = stream_of(client, namespace)
+    with pytest.raises(ConfigError, match="what is too stale"):
+        plain.expire(3)
+    with pytest.raises(ConfigError, match="no weight version"):
+        plain.expire(max_staleness=3)
+    with pytest.raises(ConfigError, match="does not index versions"):
+        plain.expire(3, max_staleness=3)
+    with pytest.raises(ConfigError, match="on_expired"):
+        plain.expire(3, max_staleness=3, on_expired="burn")  # type: ignore[arg-type]
+
+
+def test_many_groups_expire_in_parts(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, order="stalest")
+    stream.join_group()
+    items = [numbered(n, policy_version=n) for n in range(2500)]
+    stream.put(make_experience_batch(items))
+    assert stream.expire(3000, max_staleness=700) == 2300
+    assert stream.stats().stored == 200
+    audit(stream)
