@@ -10,9 +10,11 @@ from pathlib import Path
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
-def test_the_first_example_runs_as_printed() -> None:
-    example = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
-    assert len(example.strip().splitlines()) <= 15
+EXAMPLES = re.findall(r"<!-- a test runs this.*?```python\n(.*?)```", README, re.DOTALL)
+
+
+def run(example: str) -> str:
+    """Run an example as a program; returns what it printed."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", example],
         capture_output=True,
@@ -21,9 +23,21 @@ def test_the_first_example_runs_as_printed() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "torch.Size([2, 12]) tensor([5, 3])" in done.stdout
-    assert "put=1, acked=1" in done.stdout
     assert done.stderr == ""
+    return done.stdout
+
+
+def test_the_first_example_runs_as_printed() -> None:
+    assert len(EXAMPLES[0].strip().splitlines()) <= 15
+    printed = run(EXAMPLES[0])
+    assert "torch.Size([2, 12]) tensor([5, 3])" in printed
+    assert "put=1, acked=1" in printed
+
+
+def test_the_example_of_replay_runs_as_printed() -> None:
+    first, last = run(EXAMPLES[1]).splitlines()
+    assert first == "1 1"
+    assert last.startswith("1 Ledger(put=4, acked=1, expired=1, filtered=1")
 
 
 def test_the_readme_leads_with_the_two_commands() -> None:
