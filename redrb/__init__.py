@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         make_experience_batch,
         split_experience_batch,
     )
+    from redrb.mixture import Mixture, MixtureLease, Starvation, take_mixture
     from redrb.stream import (
         DeadLetter,
         ExperienceStream,
@@ -69,11 +70,14 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "Ledger",
+    "Mixture",
+    "MixtureLease",
     "PublisherFenced",
     "RateLimit",
     "RecordError",
     "RedrbError",
     "StalenessReport",
+    "Starvation",
     "Status",
     "StoreDenied",
     "StoreError",
@@ -95,6 +99,7 @@ __all__ = [
     "make_experience_batch",
     "reward_variance",
     "split_experience_batch",
+    "take_mixture",
 ]
 
 _HOMES = {
@@ -106,6 +111,7 @@ _HOMES = {
         "make_experience_batch",
         "split_experience_batch",
     ),
+    "redrb.mixture": ("Mixture", "MixtureLease", "Starvation", "take_mixture"),
     "redrb.stream": (
         "DeadLetter",
         "ExperienceStream",

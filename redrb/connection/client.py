@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import redis
 from redis.exceptions import RedisError
@@ -28,6 +28,13 @@ T = TypeVar("T")
 _log = logging.getLogger("redrb")
 
 
+class Closable(Protocol):
+    """Something that is closed with its client."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
 class Client:
     """A connection to Redis, shared by streams, publishers and subscribers; safe among threads.
 
@@ -39,6 +46,8 @@ class Client:
         url: URL under which other processes reach the same server; it holds the password.
         server_version: The server's version, such as (7, 0, 15).
         retry_s: Seconds for which a request is repeated while Redis is away.
+        opened: What is kept open for users between their calls, by a key of its kind; closed with
+            the client.
     """
 
     def __init__(
@@ -59,6 +68,7 @@ class Client:
         self.url = url
         self.server_version = server_version
         self.retry_s = retry_s
+        self.opened: dict[Hashable, Closable] = {}
 
     def __repr__(self) -> str:
         return f"<redrb.Client {self.where}>"
@@ -71,6 +81,8 @@ class Client:
 
     def close(self) -> None:
         """Close every connection, and end the server where this client is its owner."""
+        while self.opened:
+            self.opened.popitem()[1].close()
         self._pool.disconnect()
         if self._on_close is not None:
             self._on_close()

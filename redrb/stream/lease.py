@@ -132,6 +132,11 @@ class Lease:
         return tuple(self._layouts)
 
     @property
+    def layouts(self) -> dict[int, GroupLayout]:
+        """The groups that are still leased, checked and not decoded yet, by id."""
+        return dict(self._layouts)
+
+    @property
     def samples(self) -> int:
         """Samples in the groups that are still leased."""
         return sum(layout.samples for layout in self._layouts.values())
