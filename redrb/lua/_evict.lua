@@ -30,6 +30,7 @@ local function evict_one(all, seq)
     redis.call('HDEL', key('deliveries', group), member)
     add(key('group', group), 'waiting', -1)
     add(key('group', group), 'evicted', 1)
+    left_unread(group, 1)
   end
   if indexed then
     delete({seq})

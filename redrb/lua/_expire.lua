@@ -1,7 +1,12 @@
 -- Groups that are too stale, and how stale what is taken is.
 
 -- Members of a pool whose oldest version is at most `cut`, or whose newest token's at most `token_cut`.
+-- Of one rule alone they are the lowest of a sorted set, whose name is returned too.
 local function overdue(pool, cut, token_cut, limit)
+  if not cut ~= not token_cut then
+    local name, most = cut and versions_of(pool) or key('newest', pool), cut or token_cut
+    return redis.call('ZRANGEBYSCORE', name, '-inf', most, 'LIMIT', 0, limit), name
+  end
   local found, seen = {}, {}
   local function look(name, most)
     if most and #found < limit then
@@ -25,11 +30,12 @@ local function expire_pool(group, status, cut, token_cut, limit, note)
   if note and pool == expired then
     return 0
   end
-  local found, state = overdue(pool, cut, token_cut, limit), key('group', group)
+  local found, lowest_of = overdue(pool, cut, token_cut, limit)
+  local state = key('group', group)
   if #found == 0 then
     return 0
   end
-  withdraw(group, pool, found)
+  withdraw(group, pool, found, lowest_of)
   if note then
     local facts, notes = {}, {}
     for i, member in ipairs(found) do
@@ -42,11 +48,14 @@ local function expire_pool(group, status, cut, token_cut, limit, note)
   end
   local seqs = {}
   for i, member in ipairs(found) do
-    seqs[i] = string.format('%d', tonumber(member))
+    seqs[i] = string.match(member, '[1-9]%d*')
   end
   add(state, 'waiting', -#found)
   add(state, 'expired', #found)
-  in_parts('HDEL', key('deliveries', group), found)
+  left_unread(group, #found)
+  if redis.call('EXISTS', key('deliveries', group)) == 1 then
+    in_parts('HDEL', key('deliveries', group), found)
+  end
   forget(group, seqs)
   return #found
 end

@@ -81,6 +81,14 @@ local function retire(seqs)
   return delete(over)
 end
 
+-- Groups left without having been read. Where each is read once, they count as read: else a rate
+-- would wait for reads that nobody can make.
+local function left_unread(group, count)
+  if rules().indexed and rules().max_reads == 1 then
+    add(key('group', group), 'taken', count)
+  end
+end
+
 -- Forget what this consumer group knew of entries that are done there, and the entries themselves
 -- unless another group still needs them. `kept`: they may stay as history.
 local function forget(group, seqs, kept)

@@ -57,6 +57,7 @@ local function return_lease(group, seq, counted, consumer)
   if counted then
     local failed = redis.call('HINCRBY', key('deliveries', group), member_of(seq), 1)
     if failed >= max_deliveries() then
+      left_unread(group, 1)
       bury(group, seq, fields, 'delivered ' .. failed .. ' times without acknowledgement', consumer)
       forget(group, {seq})
       return 1

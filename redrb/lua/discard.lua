@@ -19,6 +19,7 @@ for i = 2, #ARGV do
 end
 add(key('group', group), 'waiting', -#found)
 add(key('group', group), 'expired', #found)
+left_unread(group, #found)
 forget(group, found)
 wake('#room', room_left(), now_ms())
 return #found

@@ -144,6 +144,7 @@ for _, group in ipairs(all) do
   add(state, 'put', count + filtered)
   add(state, 'filtered', filtered)
   add(state, 'expired', #overdue_seqs)
+  left_unread(group, #overdue_seqs)
   add(state, 'waiting', stored)
 end
 if known[8] > 0 then

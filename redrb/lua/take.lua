@@ -11,7 +11,7 @@
 --@ _task _waiters _room _tags _plan _where _index _groups _membership _leases _expire
 
 begin_writing()
-local known, gone = numbers(task, 'last', 'limit')
+local known, gone = numbers(task, 'last', 'limit', 'capacity')
 if gone then
   return {'gone'}
 end
@@ -43,8 +43,9 @@ if returned + taken_over + expired > 0 then
   counters = numbers(state, 'cursor', 'waiting')
 end
 local cursor, waiting = counters[1], counters[2]
-if limit > 0 and least > limit then
-  return {'never', limit}
+local most = limit > 0 and limit or known[3]
+if most > 0 and least > most then
+  return {'never', most}
 end
 
 -- what this take may have: not what waits for those before it in the queue

@@ -90,6 +90,32 @@ def test_a_blocked_take_goes_on_when_something_is_put(client: Client, namespace:
         assert numbers(blocked.result(timeout=3)) == [0]
 
 
+def test_a_rate_does_not_wait_for_reads_that_nobody_can_make(
+    client: Client, namespace: str
+) -> None:
+    stream = stream_of(
+        client,
+        namespace,
+        rate=RateLimit.queue(2),
+        max_staleness=1,
+        max_deliveries=1,
+        on_full="error",
+    )
+    stream.join_group()
+    for version in range(1, 4):
+        put(stream, 0, 1, policy_version=version)
+        assert stream.expire(version + 2) == 2
+    put(stream, 0, 1, policy_version=9)
+    with pytest.raises(ZeroDivisionError), stream.take(2, timeout=0):
+        raise ZeroDivisionError
+    assert stream.stats().ledger.dead == 2
+    stream.advance(20)
+    put(stream, 2, 3, policy_version=9)  # too stale on arrival
+    put(stream, 4, 5, policy_version=20)
+    assert numbers(stream.take(2, timeout=0)) == [4, 5]
+    audit(stream)
+
+
 def test_a_stack_gives_the_newest(client: Client, namespace: str) -> None:
     stream = stream_of(client, namespace, rate=RateLimit.queue(3), order="lifo", on_full="error")
     put(stream, 0, 1, 2)
