@@ -34,6 +34,7 @@ from redrb.errors import (
 
 if TYPE_CHECKING:
     from redrb.connection import Client, connect
+    from redrb.exchange import export_task, import_task
     from redrb.experience import (
         BufferItem,
         Experience,
@@ -42,12 +43,14 @@ if TYPE_CHECKING:
         split_experience_batch,
     )
     from redrb.mixture import Mixture, MixtureLease, Starvation, take_mixture
+    from redrb.replay import ReplayBuffer
     from redrb.stream import (
         DeadLetter,
         ExperienceStream,
         Lease,
         Ledger,
         RateLimit,
+        SavedTask,
         StalenessReport,
         StoredGroup,
         StreamStats,
@@ -76,6 +79,8 @@ __all__ = [
     "RateLimit",
     "RecordError",
     "RedrbError",
+    "ReplayBuffer",
+    "SavedTask",
     "StalenessReport",
     "Starvation",
     "Status",
@@ -96,6 +101,8 @@ __all__ = [
     "WeightVersion",
     "connect",
     "errors",
+    "export_task",
+    "import_task",
     "make_experience_batch",
     "reward_variance",
     "split_experience_batch",
@@ -104,6 +111,7 @@ __all__ = [
 
 _HOMES = {
     "redrb.connection": ("Client", "connect"),
+    "redrb.exchange": ("export_task", "import_task"),
     "redrb.experience": (
         "BufferItem",
         "Experience",
@@ -112,12 +120,14 @@ _HOMES = {
         "split_experience_batch",
     ),
     "redrb.mixture": ("Mixture", "MixtureLease", "Starvation", "take_mixture"),
+    "redrb.replay": ("ReplayBuffer",),
     "redrb.stream": (
         "DeadLetter",
         "ExperienceStream",
         "Lease",
         "Ledger",
         "RateLimit",
+        "SavedTask",
         "StalenessReport",
         "StoredGroup",
         "StreamStats",

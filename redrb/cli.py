@@ -40,6 +40,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_server(commands)
     _add_stats(commands)
+    _add_save(commands)
+    _add_resume(commands)
+    _add_export(commands)
+    _add_import(commands)
     return parser
 
 
@@ -113,6 +117,100 @@ def _stats(options: argparse.Namespace) -> int:
         return 0
     for name, value in (figures.pop("ledger") | figures).items():
         print(f"{name:18} {value:>12,}" if type(value) is int else f"{name:18} {value!s:>12}")
+    return 0
+
+
+def _add_mover(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, told: str, where: str
+) -> argparse.ArgumentParser:
+    """Add a command that moves a task from Redis to a path, or back."""
+    parser = commands.add_parser(name, help=told)
+    parser.add_argument("task", help="name of the task")
+    parser.add_argument("path", type=Path, help=where)
+    parser.add_argument("--namespace", default="default", help="its namespace (default: default)")
+    parser.add_argument("--url", help=f"where Redis is (default: {variable_of('url')})")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    return parser
+
+
+def _add_save(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _add_mover(
+        commands, "save", "write a task to a file", "file; an older one is replaced"
+    )
+    parser.set_defaults(run=_save)
+
+
+def _save(options: argparse.Namespace) -> int:
+    from redrb.connection import connect
+    from redrb.keys import TaskKeys
+    from redrb.stream.saving import save_task
+    from redrb.stream.store import TaskStore
+
+    with connect(options.url) as client:
+        keys = TaskKeys.of(options.namespace, options.task)
+        saved = save_task(TaskStore(client, options.task, keys), options.path)
+    return _tell(options, asdict(saved))
+
+
+def _add_resume(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = _add_mover(commands, "resume", "fill a new task from a file", "file of `redrb save`")
+    parser.set_defaults(run=_resume)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from redrb.connection import connect
+    from redrb.keys import TaskKeys
+    from redrb.stream.saving import resume_task
+    from redrb.stream.store import TaskStore
+
+    with connect(options.url) as client:
+        keys = TaskKeys.of(options.namespace, options.task)
+        resumed = resume_task(TaskStore(client, options.task, keys), options.path)
+    return _tell(options, asdict(resumed))
+
+
+def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    told = "write a task's groups as JSON lines and safetensors"
+    parser = _add_mover(commands, "export", told, "directory; a new one")
+    parser.add_argument("--group", default="default", help="consumer group (default: default)")
+    parser.set_defaults(run=_export)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from redrb.connection import connect
+    from redrb.exchange import export_task
+
+    task, path, namespace = options.task, options.path, options.namespace
+    with connect(options.url) as client:
+        exported = export_task(client, task, path, namespace=namespace, group=options.group)
+    return _tell(options, asdict(exported))
+
+
+def _add_import(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    told = "put exported groups into a task"
+    parser = _add_mover(commands, "import", told, "directory of `redrb export`")
+    parser.add_argument(
+        "--timeout", type=float, help="seconds to wait for room (default: for ever)"
+    )
+    parser.set_defaults(run=_import)
+
+
+def _import(options: argparse.Namespace) -> int:
+    from redrb.connection import connect
+    from redrb.exchange import import_task
+
+    task, path, namespace = options.task, options.path, options.namespace
+    with connect(options.url) as client:
+        imported = import_task(client, task, path, namespace=namespace, timeout=options.timeout)
+    return _tell(options, asdict(imported))
+
+
+def _tell(options: argparse.Namespace, figures: dict[str, object]) -> int:
+    if options.json:
+        print(json.dumps(figures, default=str))
+        return 0
+    for name, value in figures.items():
+        print(f"{name:18} {value:,}" if type(value) is int else f"{name:18} {value!s}")
     return 0
 
 

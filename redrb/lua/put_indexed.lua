@@ -1,8 +1,9 @@
 -- Account for entries that the same transaction has just added to an indexed task, or take them out.
 -- Runs in MULTI after n times XADD stream NOMKSTREAM * g <group>.
 -- KEYS[1] stream
--- ARGV    producer, operation, samples, filtered, tags, facts of each entry ...
---         operation, granted room: as in `put`; filtered: groups that a filter held back
+-- ARGV    producer, operation, samples, filtered, expired, tags, facts of each entry ...
+--         operation, granted room: as in `put`; filtered, expired: groups that a filter, their
+--         producer held back
 --         facts: "<size> <status> <score> <priority> <version> <newest> 0 <samples>"; a score may be 'arrival' or '-arrival'
 --         tags: JSON list of each entry's tag values, or ''
 -- Returns what `put` returns, and with 'ok' how many were too stale on arrival
@@ -16,7 +17,7 @@ if gone then
 end
 local before, limit, max_bytes, stored_bytes = known[1], known[2], known[3], known[4]
 local producer, operation, filtered = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4])
-local count = #ARGV - 5
+local expired, count = tonumber(ARGV[5]), #ARGV - 6
 local last = before + count
 
 local function undo()
@@ -37,7 +38,7 @@ end
 
 local now, bytes, entries = now_ms(), 0, {}
 for i = 1, count do
-  entries[i] = words(ARGV[5 + i])
+  entries[i] = words(ARGV[6 + i])
   bytes = bytes + tonumber(entries[i][1])
 end
 
@@ -79,7 +80,7 @@ if not rules().indexed then
   index_all(groups())
 end
 local told, all = rules(), groups()
-local values = ARGV[5] ~= '' and cjson.decode(ARGV[5])
+local values = ARGV[6] ~= '' and cjson.decode(ARGV[6])
 
 -- what is too stale on arrival expires at once
 local function is_overdue(facts)
@@ -141,9 +142,9 @@ for _, group in ipairs(all) do
     end
   end
   redis.call('HSET', state, 'cursor', string.format('%.0f', last))
-  add(state, 'put', count + filtered)
+  add(state, 'put', count + filtered + expired)
   add(state, 'filtered', filtered)
-  add(state, 'expired', #overdue_seqs)
+  add(state, 'expired', #overdue_seqs + expired)
   left_unread(group, #overdue_seqs)
   add(state, 'waiting', stored)
 end

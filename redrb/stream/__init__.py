@@ -6,6 +6,7 @@ from redrb.stream.history import StoredGroup
 from redrb.stream.lease import Expiry, Lease
 from redrb.stream.ledger import Ledger, StreamStats
 from redrb.stream.rate import RateLimit
+from redrb.stream.saving import SavedTask
 from redrb.stream.stream import DeadLetter, ExperienceStream
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Lease",
     "Ledger",
     "RateLimit",
+    "SavedTask",
     "Staleness",
     "StalenessReport",
     "StoredGroup",

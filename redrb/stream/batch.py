@@ -24,6 +24,7 @@ class Batch:
         newest: Version of the newest token of each, by the rule of the staleness of tokens.
         tags: Values of the declared tags of each.
         filtered: Groups that a filter has dropped before these.
+        expired: Groups that their producer found too stale, and keeps back.
     """
 
     groups: Sequence[EncodedGroup]
@@ -31,6 +32,7 @@ class Batch:
     newest: Sequence[int | None] | None = None
     tags: Sequence[Sequence[Scalar | None]] | None = None
     filtered: int = 0
+    expired: int = 0
 
     def __len__(self) -> int:
         """Return the number of groups."""
@@ -38,13 +40,15 @@ class Batch:
 
     def __bool__(self) -> bool:
         """Return whether there is anything to tell the task."""
-        return bool(self.groups) or self.filtered > 0
+        return bool(self.groups) or self.filtered + self.expired > 0
 
     @property
     def needs_index(self) -> bool:
         """Whether a plain task cannot hold them."""
-        return self.priority is not None or any(
-            group.status is not Status.COMPLETED for group in self.groups
+        return (
+            self.priority is not None
+            or self.expired > 0
+            or any(group.status is not Status.COMPLETED for group in self.groups)
         )
 
     def part(self, start: int, end: int) -> Self:
@@ -57,6 +61,7 @@ class Batch:
             newest=None if self.newest is None else self.newest[start:end],
             tags=None if self.tags is None else self.tags[start:end],
             filtered=self.filtered if start == 0 else 0,
+            expired=self.expired if start == 0 else 0,
         )
 
     def as_sent(self, payloads: Sequence[memoryview]) -> Self:

@@ -29,6 +29,7 @@ from redrb.stream.ledger import StreamStats
 from redrb.stream.producer import OnFull, Producer
 from redrb.stream.rate import RateLimit
 from redrb.stream.reprioritizing import Reprioritizer
+from redrb.stream.saving import AnyPath, SavedTask, resume_task, save_task
 from redrb.stream.settings import Eviction, OnExpired, TaskSettings
 from redrb.stream.store import WIRE_FORMAT, TaskStore
 from redrb.stream.where import parse_where
@@ -389,6 +390,16 @@ class ExperienceStream:
         rules = Rules(max_staleness, max_token_staleness)
         return self._expiry.expire(current_version, rules, tuple(map(Status, statuses)), on_expired)
 
+    def discard_expired(self, groups: int) -> None:
+        """Count groups that a maker found too stale to put, as put and expired, exactly once.
+
+        Raises:
+            StoreUnavailable: Redis stayed away; `uncertain` says whether it may have landed.
+        """
+        if groups < 0:
+            raise ConfigError(f"discard_expired({groups}): there are no fewer than none.")
+        self._put(Batch((), expired=groups), None)
+
     def advance(self, version: int) -> int:
         """Tell the task the newest weight version; with `weights=` it learns it by itself.
 
@@ -426,6 +437,35 @@ class ExperienceStream:
             until: Acknowledged before.
         """
         return history(self._store, since, until)
+
+    def save(self, path: AnyPath) -> SavedTask:
+        """Save the task, all its consumer groups included, to a file; see docs/saving.md.
+
+        Others may go on meanwhile: what is stored from the beginning to the end is saved, once.
+        Memory does not grow with the task.
+
+        Raises:
+            ConfigError: The file cannot be written.
+            StoreUnavailable: Redis stayed away; an older file is as it was.
+        """
+        return save_task(self._store, path)
+
+    def resume(self, path: AnyPath) -> SavedTask:
+        """Fill this task, into which nothing was ever put, from a file.
+
+        It is what it was, and what was leased waits. Settings that nobody has given are those of
+        the file.
+
+        Raises:
+            ConfigError: The file cannot be read, or the task was used.
+            TaskMismatch: The task has another order or other tags.
+            DecodeError: The file is damaged, or of a newer format.
+            All of them: nothing was changed.
+            StoreUnavailable: Redis stayed away; so too, unless `uncertain` is set.
+        """
+        resumed = resume_task(self._store, path)
+        self._open()
+        return resumed
 
     def dead_letters(self, count: int = 100) -> list[DeadLetter]:
         """Return the newest `count` groups of the dead-letter stream, newest first."""

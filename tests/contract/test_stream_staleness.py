@@ -158,6 +158,18 @@ def test_what_is_too_stale_on_arrival_expires_at_once(
     assert numbers(stream.take(2, timeout=0)) == [0, 2]
 
 
+def test_a_maker_may_count_what_it_does_not_put(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, max_staleness=2)
+    stream.join_group()
+    stream.discard_expired(3)
+    stream.discard_expired(0)
+    ledger = stream.stats().ledger
+    assert (ledger.put, ledger.expired, ledger.waiting) == (3, 3, 0)
+    assert ledger.balanced
+    with pytest.raises(ConfigError):
+        stream.discard_expired(-1)
+
+
 def test_a_take_expires_first(client: Client, namespace: str) -> None:
     stream = stream_of(client, namespace, max_staleness=2)
     put_versions(stream, [1, 2, 9])

@@ -1,0 +1,157 @@
+"""A rollout as a `BufferItem`, and back: every field, of any type, comes back as it was.
+
+What orders and expires a group is where the stream looks for it: `policy_version` is the oldest
+model step, `token_versions` and `action_mask` say which step made each token and whether it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from redrb.errors import ConfigError, DecodeError, RecordError
+from redrb.experience import BufferItem
+from redrb.replay.classes import Classes, rebuild, remember, state_of
+from redrb.replay.columns import pack_column, unpack_column
+from redrb.replay.rollouts import TOKEN_FIELDS, is_agentic, mask_of, status_of, steps_of
+from redrb.replay.values import as_dict, pack_value, unpack_value
+
+META = "$replay"
+"""The extra that says what the others are; a rollout has no field of this name."""
+
+FORMAT = 1
+
+_STEPS = "response_model_steps"
+
+
+def pack_group(group: Sequence[Any], train_step: int | None) -> list[BufferItem]:
+    """Return a group's rollouts as samples.
+
+    Args:
+        group: Rollouts of one prompt.
+        train_step: The step at which their staleness was written; None: it is their own.
+
+    Raises:
+        RecordError: A field holds what cannot be stored.
+    """
+    agentic = is_agentic(group)
+    return [_pack(rollout, train_step, agentic=agentic) for rollout in group]
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """A rollout as it was stored, before it is an object again.
+
+    Attributes:
+        state: Its fields; they may be changed.
+        name: Name of its class; None: it is a dict.
+        train_step: The step at which its staleness was written; None: it is its own.
+    """
+
+    state: dict[str, Any]
+    name: str | None
+    train_step: int | None
+
+    def make(self, classes: Classes) -> Any:
+        """Return the rollout.
+
+        Raises:
+            ConfigError: It is of a class that this process does not know.
+        """
+        if self.name is None:
+            return self.state
+        if classes.rollout_type is dict:
+            return as_dict(self.state)
+        return rebuild(classes.rollout(self.name), self.state)
+
+
+def unpack_group(items: Iterable[BufferItem], classes: Classes) -> list[Unpacked]:
+    """Return the rollouts that `pack_group` was given.
+
+    Raises:
+        DecodeError: The samples are not rollouts.
+        ConfigError: A field is an object of a class that this process does not know, or the
+            group was put by a newer redrb.
+    """
+    return [_unpack(item, classes) for item in items]
+
+
+def _pack(rollout: Any, train_step: int | None, *, agentic: bool) -> BufferItem:
+    state = rollout if isinstance(rollout, dict) else state_of(rollout)
+    meta: dict[str, Any] = {"format": FORMAT, "train_step": train_step}
+    if not isinstance(rollout, dict):
+        meta["class"] = remember(type(rollout))
+    item = _facts(rollout, agentic=agentic)
+    item.extras[META] = meta
+    for name, value in state.items():
+        _check_name(name)
+        column = pack_column(name, value) if name in TOKEN_FIELDS else None
+        if column is None:
+            item.extras[name] = pack_value(value, name)
+        elif name != _STEPS or item.token_versions is None or type(value) is not list:
+            item.tensors[column[0]] = column[1]  # a list of steps is what token_versions hold
+    return item
+
+
+def _facts(rollout: Any, *, agentic: bool) -> BufferItem:
+    """Return a sample that says what the stream needs to know of a rollout."""
+    steps, mask = steps_of(rollout), mask_of(rollout)
+    item = BufferItem(None, None, None, None, None, None, status=status_of(rollout))
+    item.policy_version = min(steps, default=None)
+    if steps:
+        item.token_versions = torch.from_numpy(np.array(steps, dtype=np.int64))
+        item.action_mask = _counting(len(steps), mask, agentic=agentic)
+    return item
+
+
+def _counting(tokens: int, mask: list[bool] | None, *, agentic: bool) -> torch.Tensor | None:
+    """Return which tokens may expire a rollout; None: all."""
+    if agentic:
+        return torch.zeros(tokens, dtype=torch.bool)
+    if mask is None:
+        return None
+    known = mask[:tokens]
+    counts = np.array(known + [False] * (tokens - len(known)), dtype=np.bool_)
+    return torch.from_numpy(counts)
+
+
+def _unpack(item: BufferItem, classes: Classes) -> Unpacked:
+    meta = _meta(item)
+    state: dict[str, Any] = {
+        name: unpack_value(value, classes) for name, value in item.extras.items() if name != META
+    }
+    for column, tensor in item.tensors.items():
+        name, value = unpack_column(column, tensor)
+        state[name] = value
+    if item.token_versions is not None:
+        state.setdefault(_STEPS, item.token_versions.tolist())
+    kind, step = meta.get("class"), meta.get("train_step")
+    return Unpacked(
+        state, kind if isinstance(kind, str) else None, step if type(step) is int else None
+    )
+
+
+def _meta(item: BufferItem) -> dict[str, Any]:
+    meta = item.extras.get(META)
+    form = meta.get("format") if isinstance(meta, dict) else None
+    if not isinstance(meta, dict) or type(form) is not int or form < FORMAT:
+        raise DecodeError(
+            "it holds samples that are no rollouts of a ReplayBuffer: put these into another task."
+        )
+    if form > FORMAT:
+        raise ConfigError(
+            f"a group was put by a newer redrb, in format {form}; {FORMAT} is known here: upgrade."
+        )
+    return meta
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or name == META:
+        raise RecordError(
+            f"a rollout has the field {name!r:.80}: fields are named by strings, and {META!r} is "
+            "taken."
+        )

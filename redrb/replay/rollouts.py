@@ -1,0 +1,199 @@
+"""Reading and writing a rollout's fields, whether it is a dict or an object of any class.
+
+The names of the fields are those of XTuner v1's `RolloutState`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from operator import index
+from typing import Any
+
+from redrb.errors import ConfigError, RecordError
+from redrb.experience import Status
+
+TOKEN_FIELDS = (
+    "prompt_ids",
+    "tokens",
+    "response_ids",
+    "response_model_steps",
+    "response_mask",
+    "logprobs",
+    "routed_experts",
+    "input_ids",
+    "labels",
+    "position_ids",
+)
+"""Fields that hold a number a token, or an array."""
+
+STEPS_END = 2**53
+"""Steps below it are sorted exactly: Redis sorts by floats."""
+
+_MISSING = object()
+_STATUSES = {status.value: status for status in Status}
+
+
+def read(rollout: Any, name: str) -> Any:
+    """Return a field of a rollout; None where it has none."""
+    if isinstance(rollout, dict):
+        return rollout.get(name)
+    return getattr(rollout, name, None)
+
+
+def has(rollout: Any, name: str) -> bool:
+    """Return whether a rollout has a field, be it None."""
+    if isinstance(rollout, dict):
+        return name in rollout
+    return getattr(rollout, name, _MISSING) is not _MISSING
+
+
+def write(rollout: Any, name: str, value: object) -> None:
+    """Set a field of the caller's rollout.
+
+    Raises:
+        RecordError: The object does not let it be set.
+    """
+    if isinstance(rollout, dict):
+        rollout[name] = value
+        return
+    try:
+        setattr(rollout, name, value)
+    except (AttributeError, TypeError, ValueError) as error:  # frozen, read-only or validated
+        raise RecordError(
+            f"{name} of a {type(rollout).__name__} cannot be set to {value!r:.40}, and a replay "
+            f"buffer brings rollouts up to date: make the field assignable ({error}).",
+            field=name,
+        ) from error
+
+
+def length(rollout: Any, name: str) -> int:
+    """Return the length of a field that holds one value a token; 0 where it is None."""
+    value = read(rollout, name)
+    if value is None:
+        return 0
+    try:
+        return len(value)
+    except TypeError as error:
+        raise _wrong(name, value, "a list with one entry a token") from error
+
+
+def steps_of(rollout: Any) -> list[int]:
+    """Return the model step of each response token; empty where none is known.
+
+    Raises:
+        RecordError: A step is no number, or below 0.
+    """
+    value = read(rollout, "response_model_steps")
+    if value is None:
+        return []
+    listed = _listed("response_model_steps", value)
+    try:
+        steps = listed if set(map(type, listed)) <= {int} else list(map(index, listed))
+    except TypeError as error:
+        raise _wrong("response_model_steps", value, "a list of ints") from error
+    for step in (min(steps), max(steps)) if steps else ():
+        if not 0 <= step < STEPS_END:
+            raise RecordError(
+                f"response_model_steps holds {step}: model steps count up from 0.",
+                field="response_model_steps",
+            )
+    return steps
+
+
+def mask_of(rollout: Any) -> list[bool] | None:
+    """Return which response tokens count; None: all."""
+    value = read(rollout, "response_mask")
+    return None if value is None else list(map(bool, _listed("response_mask", value)))
+
+
+def is_agentic(group: Sequence[Any]) -> bool:
+    """Return whether some member brings its own `input_ids` or `labels`."""
+    return any(
+        read(rollout, name) is not None for rollout in group for name in ("input_ids", "labels")
+    )
+
+
+def status_of(rollout: Any) -> Status:
+    """Return a rollout's status; completed where it has none.
+
+    Raises:
+        RecordError: It is none of those that redrb knows.
+    """
+    value = read(rollout, "status")
+    found = Status.COMPLETED if value is None else find_status(value)
+    if found is None:
+        raise RecordError(f"status is {value!r}: {_known_statuses()}", field="status")
+    return found
+
+
+def find_status(value: object) -> Status | None:
+    """Return the status that a string or a member of any enum stands for."""
+    names = (value.value, value.name) if isinstance(value, Enum) else (value,)
+    for name in names:
+        if isinstance(name, str) and name.lower() in _STATUSES:
+            return _STATUSES[name.lower()]
+    return None
+
+
+def checked_status(value: object) -> Status:
+    """Return the status that an argument stands for, or raise ConfigError."""
+    found = find_status(value)
+    if found is None:
+        raise ConfigError(f"status {value!r}: {_known_statuses()}")
+    return found
+
+
+def checked_step(name: str, step: object) -> int | None:
+    """Return a step that an argument gives, or raise ConfigError."""
+    if step is None:
+        return None
+    try:
+        number = int(index(step))  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ConfigError(f"{name}={step!r:.80}: a step is an int, or None.") from error
+    if not 0 <= number < STEPS_END:
+        raise ConfigError(f"{name}={number}: steps count up from 0.")
+    return number
+
+
+def write_status(rollout: Any, status: Status) -> None:
+    """Set a rollout's status, in the type that its status has."""
+    own = read(rollout, "status")
+    if isinstance(own, Enum) and not isinstance(own, Status):
+        write(rollout, "status", _member(type(own), status))
+    elif isinstance(own, str) and not isinstance(own, Status):
+        write(rollout, "status", status.value)
+    else:
+        write(rollout, "status", status)
+
+
+def _member(kind: type[Enum], status: Status) -> Enum:
+    for member in kind:
+        if find_status(member) is status:
+            return member
+    raise RecordError(
+        f"{kind.__name__} has no member {status.value!r}: add it, or use redrb.Status.",
+        field="status",
+    )
+
+
+def _known_statuses() -> str:
+    return f"use one of redrb.Status ({', '.join(Status)}), or an enum with these values."
+
+
+def _listed(name: str, value: Any) -> list[Any]:
+    """Return a list, tuple, array or tensor of one dimension as a list."""
+    if isinstance(value, list):
+        return value
+    try:
+        listed = value.tolist() if hasattr(value, "tolist") else list(value)
+    except TypeError as error:
+        raise _wrong(name, value, "a list with one entry a token") from error
+    if not isinstance(listed, list):
+        raise _wrong(name, value, "a list with one entry a token")
+    return listed
+
+
+def _wrong(name: str, value: object, wanted: str) -> RecordError:
+    return RecordError(f"{name} is {value!r:.80}, not {wanted}.", field=name)

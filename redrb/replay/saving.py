@@ -1,0 +1,149 @@
+"""A buffer in a directory: a file of the wire format for each task, and an index that names them.
+
+The index is written last and replaced in one step, so a save that breaks off leaves the one before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from redrb.errors import ConfigError, DecodeError
+from redrb.replay.tasks import Tasks
+
+INDEX = "replay_buffer.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What a directory holds.
+
+    Attributes:
+        order: Order of the buffer that was saved.
+        files: Task -> name of its file.
+        refreshes: What `Tasks.refreshes` returned.
+    """
+
+    order: str
+    files: dict[str, str]
+    refreshes: dict[str, str]
+
+
+def save(tasks: Tasks, directory: Path) -> None:
+    """Write every task of a buffer, and take away the files of an earlier save.
+
+    Raises:
+        ConfigError: The directory cannot be written to; an earlier save is still whole.
+        StoreUnavailable: Redis stayed away; an earlier save is still whole.
+    """
+    stamp = uuid.uuid4().hex[:12]
+    files = {task: f"{stamp}-{number}.redrb" for number, task in enumerate(tasks.names())}
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        before = _files_of(directory)
+        try:
+            for task, name in files.items():
+                tasks.open(task).save(directory / name)
+            _write_index(directory, stamp, Index(tasks.order, files, tasks.refreshes()))
+        except BaseException:
+            _remove(directory, files.values())
+            raise
+        _remove(directory, before)
+    except OSError as error:
+        raise ConfigError(f"{directory} cannot be written to: {error.strerror}.") from error
+
+
+def _files_of(directory: Path) -> list[str]:
+    """Return the names of the files of an earlier save."""
+    with suppress(ConfigError, DecodeError):  # there is none, or none that is known here
+        return list(read_index(directory).files.values())
+    return []
+
+
+def _write_index(directory: Path, stamp: str, index: Index) -> None:
+    fresh = directory / f"{stamp}.json"
+    with fresh.open("w", encoding="utf-8") as file:
+        json.dump({"format": FORMAT, **asdict(index)}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(directory / INDEX)
+
+
+def _remove(directory: Path, names: Iterable[str]) -> None:
+    for name in names:
+        (directory / name).unlink(missing_ok=True)
+
+
+def resume(tasks: Tasks, directory: Path) -> None:
+    """Fill an empty buffer with what was saved; on an error nothing is changed.
+
+    Raises:
+        ConfigError: There is no save, it is of another order, or the buffer holds groups.
+        DecodeError: The index is malformed, or newer than this redrb.
+    """
+    index = read_index(directory)
+    if index.order != tasks.order:
+        raise ConfigError(
+            f"{directory} holds a buffer of order {index.order!r}, this one is {tasks.order!r}: "
+            "resume into a buffer of the same order."
+        )
+    missing = [name for name in index.files.values() if not (directory / name).is_file()]
+    if missing:
+        raise ConfigError(f"{directory} lacks {', '.join(missing)}: the save is incomplete.")
+    stored = tasks.stored()
+    if stored:
+        raise ConfigError(
+            f"the buffer holds {stored} groups: resume into an empty one, or another namespace."
+        )
+    _fill(tasks, directory, index)
+    tasks.note_refreshes(index.refreshes)
+
+
+def _fill(tasks: Tasks, directory: Path, index: Index) -> None:
+    done: list[str] = []
+    try:
+        for task, name in index.files.items():
+            if tasks.open(task).stats().ledger.put:  # empty, and not new
+                tasks.clear(task)
+            tasks.open(task).resume(directory / name)
+            done.append(task)
+    except BaseException:
+        for task in done:
+            tasks.clear(task)
+        raise
+
+
+def read_index(directory: Path) -> Index:
+    """Return what a directory holds."""
+    try:
+        told = json.loads((directory / INDEX).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{directory} holds no {INDEX}: give the directory that save() was given."
+        ) from error
+    except ValueError as error:
+        raise DecodeError(f"{directory / INDEX} is no index of a saved buffer: {error}.") from error
+    if not isinstance(told, dict) or told.get("format") != FORMAT:
+        raise DecodeError(
+            f"{directory / INDEX} is no index of a saved buffer in format {FORMAT}, the only one "
+            "known here: upgrade redrb, or give another directory."
+        )
+    order, files, refreshes = (told.get(name) for name in ("order", "files", "refreshes"))
+    if not isinstance(order, str) or not isinstance(files, dict) or not isinstance(refreshes, dict):
+        raise DecodeError(f"{directory / INDEX} is malformed: it has no order, files or refreshes.")
+    for name in files.values():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise DecodeError(
+                f"{directory / INDEX} names the file {name!r:.80}, not one beside it."
+            )
+    for name, mark in refreshes.items():
+        if not isinstance(mark, str) or not re.fullmatch(r"[0-9]{1,16} [0-9]{1,16}", mark):
+            raise DecodeError(f"{directory / INDEX} is malformed: {name!r:.80} is {mark!r:.80}.")
+    return Index(order, files, refreshes)

@@ -1,0 +1,1123 @@
+"""XTuner's replay buffer on Redis: every behaviour of its interface, in both orders."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from redrb import ConfigError, DecodeError, ExperienceStream, RecordError, Status, TaskMismatch
+from redrb.connection import Client
+from redrb.replay import ReplayBuffer
+from tests.audit import audit
+from tests.samples import numbered
+
+
+@dataclass
+class Rollout:
+    """A rollout of a user's own."""
+
+    rollout_id: int
+    group_id: int = 0
+    status: Status = Status.COMPLETED
+    prompt_ids: list[int] | None = field(default_factory=lambda: [1, 2])
+    tokens: list[int] | None = field(default_factory=lambda: [1, 2, 3, 4])
+    response: str | None = "answer"
+    response_ids: list[int] | None = field(default_factory=lambda: [3, 4])
+    response_model_steps: list[int] | None = None
+    response_mask: list[int] | None = None
+    logprobs: list[float] | None = field(default_factory=lambda: [-0.1, -0.2])
+    reward: dict[str, float] | None = field(default_factory=lambda: {"score": 1.0})
+    error_msg: str | None = None
+    routed_experts: Any = None
+    finish_reason: str | None = "stop"
+    seq_staleness: int = 0
+    mm_info: dict[str, Any] | None = None
+    extra_fields: dict[str, Any] = field(default_factory=dict)
+    input_ids: list[int] | None = None
+    labels: list[int] | None = None
+
+
+def as_object(number: int, **fields: Any) -> Rollout:
+    return Rollout(number, **fields)
+
+
+def as_dict(number: int, **fields: Any) -> dict[str, Any]:
+    return dict(vars(Rollout(number, **fields)))
+
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture(params=[as_object, as_dict], ids=["object", "dict"])
+def make(request: pytest.FixtureRequest) -> Make:
+    """What makes a rollout: as an object of a class, and as a dict."""
+    function: Make = request.param
+    return function
+
+
+@pytest.fixture(params=["fifo", "stalest"])
+def order(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def of(rollout: Any, name: str) -> Any:
+    return rollout[name] if isinstance(rollout, dict) else getattr(rollout, name)
+
+
+def ids(groups: list[list[Any]]) -> list[list[int]]:
+    return [[of(rollout, "rollout_id") for rollout in group] for group in groups]
+
+
+@pytest.fixture
+def play(client: Client, namespace: str) -> Callable[..., None]:
+    """Run a scenario with a buffer, then check that the books of all its tasks balance."""
+
+    def run(scenario: Callable[[ReplayBuffer], Awaitable[None]], **options: Any) -> None:
+        async def main() -> None:
+            async with ReplayBuffer(client, namespace=namespace, **options) as buffer:
+                await scenario(buffer)
+                await buffer._crew.settle()
+                for task in buffer._tasks.names():
+                    stream = buffer._tasks.open(task)
+                    audit(stream)
+                    ledger = stream.stats().ledger
+                    assert ledger.balanced
+                    assert ledger.leased == 0
+
+        asyncio.run(main())
+
+    return run
+
+
+def test_tasks_and_statuses_are_apart(play: Any, make: Make, order: Any) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        await buffer.put([make(1)], "a")
+        await buffer.put([make(2)], "a")
+        await buffer.put([make(3, status=Status.FAILED)], "a")
+        await buffer.put([make(4)], "b")
+        assert await buffer.count("a", Status.COMPLETED) == 2
+        assert await buffer.count("a", "failed") == 1
+        assert await buffer.count("b", Status.FAILED) == 0
+        assert await buffer.count("nowhere", Status.COMPLETED) == 0
+        assert await buffer.count_statuses(["a", "b"], [Status.COMPLETED, Status.FAILED]) == {
+            "a": {Status.COMPLETED: 2, Status.FAILED: 1},
+            "b": {Status.COMPLETED: 1, Status.FAILED: 0},
+        }
+        assert len(buffer) == await buffer.size() == 4
+        assert await buffer.is_ready({"a": 2, "b": 1})
+        assert not await buffer.is_ready({"a": 3})
+        assert not await buffer.is_ready({"a": 1, "b": 2})
+        assert await buffer.is_ready({"a": 1}, group_status=Status.FAILED)
+        groups, consumed = await buffer.take_batch({"a": 1, "b": 5, "c": 0, "d": 1})
+        assert {task: ids(own) for task, own in groups.items()} == {
+            "a": [[1]],
+            "b": [[4]],
+            "c": [],
+            "d": [],
+        }
+        assert consumed == {"a": 1, "b": 1, "c": 0, "d": 0}
+        assert await buffer.count("a", Status.COMPLETED) == 1
+        assert await buffer.count("b", Status.COMPLETED) == 0
+        assert ids(await buffer.get(9, "a", Status.FAILED)) == [[3]]
+        assert ids(await buffer.get(9, "a", Status.COMPLETED)) == [[2]]
+        assert await buffer.get(9, "a", Status.COMPLETED) == []
+        assert len(buffer) == 0
+        assert buffer._tasks.names() == ["a", "b"]  # looking makes no task
+
+    play(scenario, order=order)
+
+
+def test_nothing_is_a_no_op(play: Any, make: Make) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        await buffer.put([], "task")
+        assert await buffer.get(0, "task", Status.COMPLETED) == []
+        assert await buffer.is_ready({"task": 0})
+        assert await buffer.is_ready({})
+        assert await buffer.take_batch({"task": 0}) == ({"task": []}, {"task": 0})
+        assert await buffer.take_batch({}) == ({}, {})
+        assert await buffer.refresh_staleness({}, current_train_step=3) == {}
+        assert await buffer.refresh_staleness({"task": 1}, current_train_step=3) == {"task": 0}
+        assert len(buffer) == 0
+        await buffer.put([make(1)], "task")
+        assert await buffer.get(0, "task", Status.COMPLETED) == []
+        assert await buffer.get(-1, "task", Status.COMPLETED) == []
+        assert len(buffer) == 1
+
+    play(scenario)
+
+
+class Foreign(Enum):
+    """XTuner's statuses, as another library has them."""
+
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+    EXPIRED = "expired"
+    FAILED = "failed"
+
+
+def test_statuses_may_be_of_any_enum(play: Any, make: Make) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        await buffer.put([make(1, status=Foreign.ABORTED, response_model_steps=[0, 0])], "task")
+        assert await buffer.count("task", Foreign.ABORTED) == 1
+        counts = await buffer.count_statuses(["task"], [Foreign.ABORTED, Foreign.COMPLETED])
+        assert counts == {"task": {Foreign.ABORTED: 1, Foreign.COMPLETED: 0}}
+        await buffer.refresh_staleness({"task": 1}, current_train_step=9, statuses=["aborted"])
+        ((rollout,),) = await buffer.get(1, "task", Foreign.EXPIRED)
+        assert of(rollout, "status") is Foreign.EXPIRED
+        with pytest.raises(ConfigError, match="one of redrb"):
+            await buffer.get(1, "task", "gone")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        (["completed", "completed"], "completed"),
+        (["completed", "filtered"], "filtered"),
+        (["filtered", "expired"], "expired"),
+        (["expired", "aborted"], "aborted"),
+        (["aborted", "failed"], "failed"),
+    ],
+)
+def test_a_groups_status_follows_from_its_members(
+    play: Any, make: Make, statuses: list[str], expected: str
+) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        await buffer.put([make(1, status=own) for own in statuses], "task")
+        assert await buffer.count("task", expected) == 1
+        (group,) = await buffer.get(1, "task", expected)
+        assert [of(rollout, "status") for rollout in group] == statuses
+
+    play(scenario)
+
+
+def test_fifo_is_by_arrival(play: Any, make: Make) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        await buffer.put([make(1, response_model_steps=[9, 9]), make(2)], "task")
+        await buffer.put([make(3, response_model_steps=[1, 1], seq_staleness=7)], "task")
+        await buffer.put([make(4, status=Status.FAILED)], "task")
+        await buffer.put([make(5)], "task", current_train_step=20)
+        assert ids(await buffer.get(2, "task", Status.COMPLETED)) == [[1, 2], [3]]
+        assert ids(await buffer.get(2, "task", Status.COMPLETED)) == [[5]]
+
+    play(scenario, order="fifo")
+
+
+def test_stalest_goes_by_the_oldest_step_then_by_arrival(play: Any, make: Make) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        for number, steps in enumerate([[5, 5], [2, 7], [9, 9], [2, 2], [5, 9]]):
+            group = [make(number, response_model_steps=steps), make(number)]
+            await buffer.put(group, "task", model_step=9, current_train_step=10)
+        got = ids(await buffer.get(5, "task", Status.COMPLETED))
+        assert [group[0] for group in got] == [1, 3, 0, 4, 2]
+
+    play(scenario, order="stalest")
+
+
+def test_stalest_goes_by_the_own_staleness_where_that_stands(play: Any, make: Make) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        for number, own in enumerate([3, 8, 3, 0, 3]):
+            await buffer.put([make(number, seq_staleness=own), make(number)], "task")
+        got = ids(await buffer.get(5, "task", Status.COMPLETED))
+        assert [group[0] for group in got] == [1, 0, 2, 4, 3]
+
+    play(scenario, order="stalest")
+
+
+def test_put_brings_the_callers_rollouts_up_to_date(play: Any, make: Make, order: Any) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        own = make(1, response_model_steps=[2], seq_staleness=99)
+        await buffer.put([own], "task", model_step=3, current_train_step=5)
+        assert of(own, "response_model_steps") == [2, 3]
+        assert of(own, "seq_staleness") == 2
+        ((got,),) = await buffer.get(1, "task", Status.COMPLETED)
+        assert got == own
+        assert type(got) is type(own)
+        stands = make(2, response_model_steps=[2, 3], seq_staleness=4)
+        await buffer.put([stands], "task", model_step=3)
+        assert of(stands, "seq_staleness") == 4
+        bare = make(3, response_ids=None, seq_staleness=4)
+        await buffer.put([bare], "task", model_step=3, current_train_step=9)
+        assert of(bare, "seq_staleness") == 0
+
+    play(scenario, order=order)
+
+
+def test_every_field_comes_back(play: Any, make: Make, order: Any) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        experts = np.arange(12, dtype=np.int16).reshape(2, 3, 2)
+        own = make(
+            7,
+            routed_experts=experts,
+            error_msg="none",
+            response_mask=[1, 0],
+            response_model_steps=[3, 4],
+            mm_info={"pixel_values": np.ones((2, 3), np.float32), "grid": [[1, 2]]},
+            extra_fields={"train_prompt_ids": [1, 2], "deep": {"er": (1, None)}},
+            labels=[-100, 3],
+        )
+        await buffer.put([own, make(8)], "task")
+        ((got, other),) = await buffer.get(1, "task", Status.COMPLETED)
+        assert of(got, "routed_experts").tolist() == experts.tolist()
+        assert of(got, "routed_experts").dtype == experts.dtype
+        pixels = of(got, "mm_info")["pixel_values"]
+        assert (pixels.dtype, pixels.shape) == (np.float32, (2, 3))
+        assert of(got, "mm_info")["grid"] == [[1, 2]]
+        assert of(got, "extra_fields") == {"train_prompt_ids": [1, 2], "deep": {"er": (1, None)}}
+        for name in ("error_msg", "response_mask", "response_model_steps", "logprobs", "labels"):
+            assert of(got, name) == of(own, name)
+        assert other == make(8)
+
+    play(scenario, order=order)
+
+
+def reset_as_expected(rollout: Any, staleness: int) -> None:
+    expected = {
+        "status": Status.EXPIRED,
+        "seq_staleness": staleness,
+        "prompt_ids": [1, 2],
+        "tokens": [1, 2],
+        "response": "",
+        "response_ids": [],
+        "response_model_steps": [],
+        "response_mask": None,
+        "logprobs": [],
+        "reward": None,
+        "error_msg": None,
+        "routed_experts": None,
+        "finish_reason": None,
+        "extra_fields": {"kept": 1},
+    }
+    assert {name: of(rollout, name) for name in expected} == expected
+
+
+STALE: dict[str, Any] = {
+    "response_model_steps": [1, 1],
+    "error_msg": "old",
+    "routed_experts": np.ones((2, 2)),
+    "extra_fields": {"kept": 1},
+}
+
+
+def test_a_group_that_arrives_too_stale_waits_expired(play: Any, make: Make, order: Any) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        old, young = make(1, **STALE), make(2, response_model_steps=[4, 4])
+        await buffer.put([old, young], "task", current_train_step=5, stale_threshold=3)
+        reset_as_expected(old, 3)
+        assert of(young, "status") == Status.COMPLETED
+        assert await buffer.count_statuses(["task"], [Status.COMPLETED, Status.EXPIRED]) == {
+            "task": {Status.COMPLETED: 0, Status.EXPIRED: 1}
+        }
+        ((got, fresh),) = await buffer.get(1, "task", Status.EXPIRED)
+        reset_as_expected(got, 3)
+        assert fresh == young
+        assert of(fresh, "response_ids") == [3, 4]
+        assert of(fresh, "reward") == {"score": 1.0}
+
+    play(scenario, order=order)
+
+
+def test_one_step_less_and_it_stays(play: Any, make: Make, order: Any) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        own = make(1, **STALE)
+        await buffer.put([own], "task", current_train_step=5, stale_threshold=4)
+        assert of(own, "seq_staleness") == 3
+        assert await buffer.refresh_staleness({"task": 4}, current_train_step=5) == {"task": 0}
+        assert await buffer.count("task", Status.COMPLETED) == 1
+        assert await buffer.refresh_staleness({"task": 4}, current_train_step=6) == {"task": 1}
+
+    play(scenario, order=order)
+
+
+def test_an_aborted_member_does_not_hide_that_its_group_expired(play: Any, make: Make) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        group = [make(1, **STALE), make(2, status=Status.ABORTED)]
+        await buffer.put(group, "task", current_train_step=5, stale_threshold=3)
+        assert await buffer.count("task", Status.EXPIRED) == 1
+
+    play(scenario)
+
+
+def test_the_own_staleness_expires_where_it_stands(play: Any, make: Make) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        await buffer.put([make(1, seq_staleness=3)], "task", stale_threshold=3)
+        await buffer.put([make(2, seq_staleness=2)], "task", stale_threshold=3)
+        assert ids(await buffer.get(2, "task", Status.EXPIRED)) == [[1]]
+        assert ids(await buffer.get(2, "task", Status.COMPLETED)) == [[2]]
+
+    play(scenario)
+
+
+def test_stale_tokens_expire_a_rollout(play: Any, make: Make, order: Any) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        told = {"current_train_step": 5, "stale_threshold": 10, "token_stale_threshold": 4}
+        wholly, fresh = make(1, response_model_steps=[0, 0]), make(2, response_model_steps=[4, 4])
+        await buffer.put([wholly, fresh], "task", **told)
+        await buffer.put([make(3, response_model_steps=[0, 4])], "task", **told)
+        masked = make(4, response_model_steps=[0, 4], response_mask=[1, 0])
+        await buffer.put([masked], "task", **told)
+        agentic = make(5, response_model_steps=[0, 0], input_ids=[1, 2], labels=[-100, 2])
+        await buffer.put([agentic], "task", **told)
+        assert of(agentic, "response") == "answer"
+        assert sorted(ids(await buffer.get(9, "task", Status.COMPLETED))) == [[3], [5]]
+        expired = sorted(await buffer.get(9, "task", Status.EXPIRED), key=len)
+        assert ids(expired) == [[4], [1, 2]]
+        assert [of(rollout, "status") for rollout in expired[1]] == ["expired", "completed"]
+        assert [of(rollout, "response") for rollout in expired[1]] == ["", "answer"]
+
+    play(scenario, order=order)
+
+
+def test_a_group_that_is_not_retryable_is_discarded(play: Any, make: Make, order: Any) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        old, young = make(1, **STALE), make(2, response_model_steps=[4, 4])
+        await buffer.put(
+            [old, young],
+            "task",
+            current_train_step=5,
+            stale_threshold=3,
+            expired_groups_retryable=False,
+        )
+        assert [of(own, "status") for own in (old, young)] == [Status.EXPIRED, Status.EXPIRED]
+        assert of(old, "prompt_ids") is of(old, "mm_info") is None
+        assert of(old, "extra_fields") == {}
+        assert len(buffer) == 0
+        assert await buffer.get(1, "task", Status.EXPIRED) == []
+        assert buffer._tasks.open("task").stats().ledger.expired == 1
+
+    play(scenario, order=order)
+
+
+def test_refresh_expires_what_has_become_too_stale(play: Any, make: Make, order: Any) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        await buffer.put([make(1, **STALE), make(2, response_model_steps=[3, 3])], "task")
+        await buffer.put([make(3, status=Status.ABORTED, response_model_steps=[0, 3])], "task")
+        await buffer.put([make(4, response_model_steps=[2, 9])], "task")
+        await buffer.put([make(5)], "task")  # no step: never stale
+        await buffer.put([make(6, status=Status.FAILED, response_model_steps=[0, 0])], "task")
+        assert await buffer.refresh_staleness({"task": 2}, current_train_step=4) == {"task": 2}
+        assert await buffer.refresh_staleness({"task": 2}, current_train_step=4) == {"task": 0}
+        assert await buffer.count("task", Status.FAILED) == 1
+        expired = {own[0][0]: group for own, group in _by_ids(await _all_expired(buffer))}
+        reset_as_expected(expired[1][0], 2)
+        assert of(expired[1][1], "response_ids") == [3, 4]
+        assert of(expired[1][1], "status") == Status.COMPLETED
+        assert of(expired[1][1], "seq_staleness") == 0
+        assert of(expired[3][0], "status") == Status.EXPIRED
+        left = await buffer.get(9, "task", Status.COMPLETED)
+        assert sorted(ids(left)) == [[4], [5]]
+        assert sorted(of(group[0], "seq_staleness") for group in left) == [0, 1]
+
+    play(scenario, order=order)
+
+
+async def _all_expired(buffer: ReplayBuffer) -> list[list[Any]]:
+    return await buffer.get(99, "task", Status.EXPIRED)
+
+
+def _by_ids(groups: list[list[Any]]) -> list[tuple[list[list[int]], list[Any]]]:
+    return [(ids([group]), group) for group in groups]
+
+
+def test_refresh_looks_at_the_statuses_it_is_told(play: Any, make: Make, order: Any) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        await buffer.put([make(1, response_model_steps=[1, 1])], "task")
+        await buffer.put([make(2, status=Status.ABORTED, response_model_steps=[1, 1])], "task")
+        told = {"current_train_step": 4, "statuses": [Status.ABORTED]}
+        assert await buffer.refresh_staleness({"task": 2}, **told) == {"task": 1}
+        ((kept,),) = await buffer.get(9, "task", Status.COMPLETED)
+        assert (of(kept, "rollout_id"), of(kept, "seq_staleness")) == (1, 0)
+        assert ids(await buffer.get(9, "task", Status.EXPIRED)) == [[2]]
+
+    play(scenario, order=order)
+
+
+def test_refresh_by_tokens_keeps_fresh_members(play: Any, make: Make, order: Any) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        mixed = [make(1, response_model_steps=[0, 0]), make(2, response_model_steps=[4, 4])]
+        await buffer.put(mixed, "task")
+        masked = make(3, response_model_steps=[0, 4], response_mask=[1, 0])
+        await buffer.put([masked], "task")
+        await buffer.put([make(4, response_model_steps=[0, 4])], "task")
+        await buffer.put([make(5, response_model_steps=[0, 0], response_mask=[0, 0])], "task")
+        await buffer.put([make(6, response_model_steps=[0, 0]), make(7, labels=[1])], "task")
+        expired = await buffer.refresh_staleness(
+            task_stale_thresholds={"task": 10},
+            task_token_stale_thresholds={"task": 4},
+            expired_groups_retryable_by_task={"task": True},
+            current_train_step=5,
+        )
+        assert expired == {"task": 2}
+        groups = sorted(await buffer.get(9, "task", Status.EXPIRED), key=len)
+        assert ids(groups) == [[3], [1, 2]]
+        assert [of(own, "status") for own in groups[1]] == [Status.EXPIRED, Status.COMPLETED]
+        assert [of(own, "response_ids") for own in groups[1]] == [[], [3, 4]]
+        assert of(groups[0][0], "status") == Status.EXPIRED
+        assert sorted(ids(await buffer.get(9, "task", Status.COMPLETED))) == [[4], [5], [6, 7]]
+
+    play(scenario, order=order)
+
+
+def test_refresh_discards_what_is_not_retryable(play: Any, make: Make, order: Any) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        for task in ("over", "again"):
+            await buffer.put([make(1, response_model_steps=[1, 1])], task)
+            await buffer.put([make(2, response_model_steps=[3, 3])], task)
+        expired = await buffer.refresh_staleness(
+            {"over": 2, "again": 2, "unknown": 1},
+            expired_groups_retryable_by_task={"over": False, "again": True},
+            current_train_step=4,
+        )
+        assert expired == {"over": 1, "again": 1, "unknown": 0}
+        assert await buffer.count("over", Status.EXPIRED) == 0
+        assert await buffer.count("again", Status.EXPIRED) == 1
+        assert len(buffer) == 3
+        assert buffer._tasks.open("over").stats().ledger.expired == 1
+
+    play(scenario, order=order)
+
+
+def test_what_is_put_after_a_refresh_keeps_its_staleness(play: Any, make: Make) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        await buffer.put([make(1, response_model_steps=[1, 1])], "task", current_train_step=3)
+        await buffer.refresh_staleness({"task": 9}, current_train_step=5)
+        await buffer.put([make(2, response_model_steps=[1, 1])], "task", current_train_step=8)
+        await buffer.put([make(3, response_model_steps=[1, 1], seq_staleness=2)], "task")
+        got = await buffer.get(9, "task", Status.COMPLETED)
+        assert [of(group[0], "seq_staleness") for group in got] == [3, 6, 2]
+
+    play(scenario)
+
+
+def test_an_expired_group_may_be_put_again(play: Any, make: Make, order: Any) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        await buffer.put([make(1, **STALE)], "task")
+        await buffer.refresh_staleness({"task": 2}, current_train_step=5)
+        (group,) = await buffer.get(1, "task", Status.EXPIRED)
+        await buffer.put(group, "task")  # the sampler hands it back as it is
+        (group,) = await buffer.get(1, "task", Status.EXPIRED)
+        reset_as_expected(group[0], 3)
+        (rollout,) = group
+        fresh = {"response_ids": [9], "response_model_steps": [], "status": Status.COMPLETED}
+        for name, value in fresh.items():
+            if isinstance(rollout, dict):
+                rollout[name] = value
+            else:
+                setattr(rollout, name, value)
+        await buffer.put(group, "task", model_step=4, current_train_step=5, stale_threshold=2)
+        ((got,),) = await buffer.get(1, "task", Status.COMPLETED)
+        assert (of(got, "response_model_steps"), of(got, "seq_staleness")) == ([4], 0)
+
+    play(scenario, order=order)
+
+
+@pytest.mark.parametrize("name", ["stale_threshold", "token_stale_threshold"])
+def test_thresholds_must_be_positive(play: Any, make: Make, name: str) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        with pytest.raises(ConfigError, match=name):
+            await buffer.put([make(1)], "task", **{name: 0})
+        with pytest.raises(ConfigError, match=name):
+            await buffer.refresh_staleness(
+                {"task": 0 if name == "stale_threshold" else 1},
+                task_token_stale_thresholds={"task": 0},
+                current_train_step=3,
+            )
+        for wrong in (-1, 1.5):
+            with pytest.raises(ConfigError, match="model_step"):
+                await buffer.put([make(1)], "task", model_step=wrong)
+        with pytest.raises(ConfigError, match="current_train_step"):
+            await buffer.refresh_staleness({"task": 1}, current_train_step=-1)
+        assert len(buffer) == 0
+
+    play(scenario)
+
+
+def test_a_bad_rollout_stores_nothing(play: Any, make: Make) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        with pytest.raises(RecordError, match="extra_fields"):
+            await buffer.put([make(1), make(2, extra_fields={"x": object()})], "task")
+        with pytest.raises(RecordError, match="status"):
+            await buffer.put([make(1, status="skipped")], "task")
+        assert len(buffer) == 0
+
+    play(scenario)
+
+
+def test_another_order_is_refused(client: Client, namespace: str) -> None:
+    async def main() -> None:
+        async with ReplayBuffer(client, namespace=namespace) as buffer:
+            await buffer.put([as_dict(1)], "task")
+        async with ReplayBuffer(client, namespace=namespace, order="stalest") as other:
+            with pytest.raises(TaskMismatch):
+                await other.put([as_dict(1)], "task")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("wrong", [{"order": "newest"}, {"namespace": "a b"}])
+def test_bad_settings_are_refused(client: Client, wrong: Any) -> None:
+    with pytest.raises(ConfigError):
+        ReplayBuffer(client, **wrong)
+    with pytest.raises(ConfigError, match="pass what redrb"):
+        ReplayBuffer("redis://localhost")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="not a class"):
+        ReplayBuffer(client, rollout_type=Rollout(1))  # type: ignore[arg-type]
+
+
+def test_rollouts_of_an_unknown_class_stay_stored(
+    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with ReplayBuffer(client, namespace=namespace) as buffer:
+            await buffer.put([as_object(1)], "task")
+            await buffer.put([as_object(2)], "task")
+            monkeypatch.setattr("redrb.replay.classes._seen", {})
+            with pytest.raises(ConfigError, match="rollout_type"):
+                await buffer.get(1, "task", Status.COMPLETED)
+            with pytest.raises(ConfigError, match="rollout_type"):
+                await buffer.take_batch({"task": 1})
+            assert len(buffer) == 2
+        async with ReplayBuffer(client, namespace=namespace, rollout_type=dict) as reader:
+            ((got,),) = await reader.get(1, "task", Status.COMPLETED)
+            assert got == as_dict(1)
+        async with ReplayBuffer(client, namespace=namespace, rollout_type=Rollout) as reader:
+            ((got,),) = await reader.get(1, "task", Status.COMPLETED)
+            assert got == as_object(2)
+
+    asyncio.run(main())
+
+
+def test_what_is_no_rollout_is_in_nobodys_way(play: Any, make: Make) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        await buffer.put([make(1)], "task")
+        stream = buffer._tasks.open("task")
+        stream.put(numbered(5))
+        await buffer.put([make(2)], "task")
+        assert ids(await buffer.get(2, "task", Status.COMPLETED)) == [[1]]
+        assert ids(await buffer.get(2, "task", Status.COMPLETED)) == [[2]]
+        (letter,) = stream.dead_letters()
+        assert "no rollouts" in letter.reason
+        stream.put(numbered(6))
+        assert await buffer.get(1, "task", Status.COMPLETED) == []
+        assert len(stream.dead_letters()) == 2
+
+    play(scenario)
+
+
+def test_a_closed_buffer_says_so(client: Client, namespace: str) -> None:
+    async def main() -> None:
+        async with ReplayBuffer(client, namespace=namespace) as buffer:
+            await buffer.put([as_dict(1)], "task")
+        await buffer.close()
+        with pytest.raises(ConfigError, match="closed"):
+            await buffer.get(1, "task", "completed")
+        async with ReplayBuffer(client, namespace=namespace) as buffer:
+            assert len(await buffer.get(1, "task", "completed")) == 1
+
+    asyncio.run(main())
+
+
+def test_a_model_of_pydantic_comes_back(play: Any) -> None:
+    pydantic = pytest.importorskip("pydantic")
+
+    class Call(pydantic.BaseModel):  # type: ignore[misc,name-defined]
+        name: str
+
+    class State(pydantic.BaseModel):  # type: ignore[misc,name-defined]
+        model_config = pydantic.ConfigDict(
+            extra="allow", validate_assignment=True, arbitrary_types_allowed=True
+        )
+        rollout_id: int
+        status: Status = Status.INIT
+        prompt_ids: list[int] | None = None
+        tokens: list[int] | None = None
+        response_ids: list[int] | None = None
+        response_model_steps: list[int] | None = None
+        seq_staleness: int = 0
+        calls: list[Call] = pydantic.Field(default_factory=list)
+        routed_experts: np.ndarray | None = None
+        _hidden: int = pydantic.PrivateAttr(default=3)
+
+    async def scenario(buffer: ReplayBuffer) -> None:
+        own = State(rollout_id=1, status="completed", response_ids=[1, 2], calls=[Call(name="f")])
+        own._hidden, own.more = 4, {"x": 1}
+        await buffer.put([own], "task", model_step=1, current_train_step=3)
+        assert (own.response_model_steps, own.seq_staleness) == ([1, 1], 1)
+        ((got,),) = await buffer.get(1, "task", Status.COMPLETED)
+        assert got == own
+        assert type(got.calls[0]) is Call
+        assert (got._hidden, got.more) == (4, {"x": 1})
+        assert got.model_fields_set == own.model_fields_set
+        assert got.model_dump() == own.model_dump()
+        await buffer.put([got], "task")
+        await buffer.refresh_staleness({"task": 1}, current_train_step=9)
+        ((late,),) = await buffer.get(1, "task", Status.EXPIRED)
+        assert (late.status, late.response_ids, late.seq_staleness) == (Status.EXPIRED, [], 7)
+
+    play(scenario)
+
+
+def test_several_buffers_share_tasks(client: Client, namespace: str, order: Any) -> None:
+    async def main() -> None:
+        maker = ReplayBuffer(client, namespace=namespace, order=order)
+        taker = ReplayBuffer(client, namespace=namespace, order=order)
+        async with maker, taker:
+            await asyncio.gather(*(maker.put([as_dict(n)], f"t{n % 3}") for n in range(30)))
+            assert len(taker) == len(maker) == 30
+            gets = [taker.get(4, f"t{n % 3}", "completed") for n in range(6)]
+            gets += [maker.get(4, f"t{n % 3}", "completed") for n in range(6)]
+            got = [number for groups in await asyncio.gather(*gets) for (number,) in ids(groups)]
+            assert sorted(got) == list(range(30))
+            assert len(taker) == 0
+
+    asyncio.run(main())
+
+
+def test_the_event_loop_goes_on_during_calls(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = ExperienceStream.take
+
+    def take(self: ExperienceStream, *args: Any, **options: Any) -> Any:
+        time.sleep(0.6)
+        return slow(self, *args, **options)
+
+    monkeypatch.setattr(ExperienceStream, "take", take)
+
+    async def scenario(buffer: ReplayBuffer) -> None:
+        await buffer.put([as_dict(1)], "task")
+        gaps: list[float] = []
+
+        async def tick() -> None:
+            last = time.monotonic()
+            while True:
+                await asyncio.sleep(0.001)
+                now = time.monotonic()
+                gaps.append(now - last)
+                last = now
+
+        ticking = asyncio.create_task(tick())
+        assert len(await buffer.get(1, "task", "completed")) == 1
+        ticking.cancel()
+        assert sum(gaps) > 0.5
+        assert max(gaps) < 0.3
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_cancelled_get_loses_nothing(
+    play: Any, monkeypatch: pytest.MonkeyPatch, *, batch: bool
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+    take_now = ExperienceStream.take
+
+    def take(self: ExperienceStream, *args: Any, **options: Any) -> Any:
+        lease = take_now(self, *args, **options)
+        began.set()
+        assert go_on.wait(10)
+        return lease
+
+    async def scenario(buffer: ReplayBuffer) -> None:
+        for task in ("a", "b"):
+            await buffer.put([as_dict(1)], task)
+            await buffer.put([as_dict(2)], task)
+        monkeypatch.setattr(ExperienceStream, "take", take)
+        wanted = buffer.take_batch({"a": 2, "b": 1}) if batch else buffer.get(2, "a", "completed")
+        getting = asyncio.ensure_future(wanted)
+        await asyncio.to_thread(began.wait, 10)
+        getting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await getting
+        assert await buffer.size() < 4  # they are still held
+        go_on.set()
+        await buffer._crew.settle()
+        assert await buffer.size() == 4
+        monkeypatch.setattr(ExperienceStream, "take", take_now)
+        assert ids(await buffer.get(9, "a", "completed")) == [[1], [2]]
+
+    play(scenario)
+
+
+def test_a_get_cancelled_at_any_moment_loses_nothing(play: Any) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        total = 40
+        for number in range(total):
+            await buffer.put([as_dict(number)], "task")
+        got: list[int] = []
+        for round_number in range(60):
+            try:
+                async with asyncio.timeout(round_number / 20_000):
+                    groups = await buffer.get(1, "task", "completed")
+                got += [number for (number,) in ids(groups)]
+            except TimeoutError:
+                pass
+            await buffer._crew.settle()
+            assert await buffer.size() == total - len(got)
+        assert len(set(got)) == len(got)
+
+    play(scenario)
+
+
+def test_a_cancelled_put_is_whole_or_nothing(play: Any) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        for number in range(10):
+            putting = asyncio.ensure_future(buffer.put([as_dict(number), as_dict(number)], "task"))
+            await asyncio.sleep(number / 10_000)
+            putting.cancel()
+            await asyncio.gather(putting, return_exceptions=True)
+        await buffer._crew.settle()
+        groups = await buffer.get(99, "task", "completed")
+        assert all(len(group) == 2 for group in groups)
+
+    play(scenario)
+
+
+def test_threads_are_few(play: Any) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        await asyncio.gather(*(buffer.put([as_dict(n)], "task") for n in range(40)))
+        assert await buffer.size() == 40
+        names = [thread.name for thread in threading.enumerate()]
+        assert 1 <= sum(name.startswith("redrb-replay") for name in names) <= 4
+
+    play(scenario)
+    for thread in threading.enumerate():
+        if thread.name.startswith("redrb-replay"):
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def saved(client: Client, namespace: str, tmp_path: Path) -> Callable[..., Any]:
+    """Put groups, save them, and return a buffer of another namespace that is to resume them."""
+
+    async def save(order: Any, groups: list[list[Any]], **told: Any) -> ReplayBuffer:
+        async with ReplayBuffer(client, namespace=namespace, order=order) as buffer:
+            for group in groups:
+                await buffer.put(group, "task", **told)
+            await buffer.put([as_dict(99)], "other/task")
+            await buffer.save(tmp_path / "save")
+        return ReplayBuffer(client, namespace=f"{namespace}-again", order=order)
+
+    return save
+
+
+def test_save_and_resume_keep_order_and_fields(
+    saved: Any, make: Make, order: Any, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        groups = [
+            [make(number, seq_staleness=own, response_model_steps=[9 - own] * 2)]
+            for number, own in enumerate([1, 5, 3])
+        ]
+        groups.append([make(3, status=Status.FAILED, extra_fields={"x": (1, np.float32(2))})])
+        groups.append([make(4, **STALE)])
+        async with await saved(order, groups, current_train_step=10, stale_threshold=8) as buffer:
+            await buffer.resume(tmp_path / "save")
+            assert len(buffer) == 6
+            expected = [1, 2, 0] if order == "stalest" else [0, 1, 2]
+            got = await buffer.get(9, "task", Status.COMPLETED)
+            assert [number for (number,) in ids(got)] == expected
+            for (rollout,) in got:
+                assert rollout == groups[of(rollout, "rollout_id")][0]
+            ((failed,),) = await buffer.get(1, "task", Status.FAILED)
+            assert failed == groups[3][0]
+            ((expired,),) = await buffer.get(1, "task", Status.EXPIRED)
+            reset_as_expected(expired, 8)
+            assert ids(await buffer.get(9, "other/task", Status.COMPLETED)) == [[99]]
+            await buffer.put([make(7)], "task")
+            assert ids(await buffer.get(9, "task", Status.COMPLETED)) == [[7]]
+
+    asyncio.run(main())
+
+
+def test_resume_into_what_is_not_empty_or_of_another_order_changes_nothing(
+    saved: Any, client: Client, namespace: str, order: Any, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with await saved(order, [[as_dict(1)]]) as buffer:
+            await buffer.put([as_dict(5)], "third")
+            with pytest.raises(ConfigError, match="holds 1 groups"):
+                await buffer.resume(tmp_path / "save")
+            assert len(buffer) == 1
+            assert buffer._tasks.names() == ["third"]
+        other: Any = "stalest" if order == "fifo" else "fifo"
+        async with ReplayBuffer(client, namespace=f"{namespace}-o", order=other) as buffer:
+            with pytest.raises(ConfigError, match="same order"):
+                await buffer.resume(tmp_path / "save")
+            with pytest.raises(ConfigError, match="holds no"):
+                await buffer.resume(tmp_path / "nowhere")
+            assert buffer._tasks.names() == []
+
+    asyncio.run(main())
+
+
+def test_a_buffer_that_was_emptied_may_resume(
+    client: Client, namespace: str, order: Any, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with ReplayBuffer(client, namespace=namespace, order=order) as buffer:
+            await buffer.put([as_dict(1)], "task")
+            await buffer.save(tmp_path)
+            with pytest.raises(ConfigError, match="holds 1 groups"):
+                await buffer.resume(tmp_path)
+            assert ids(await buffer.get(9, "task", "completed")) == [[1]]
+            await buffer.resume(tmp_path)
+            assert len(buffer) == 1
+            assert ids(await buffer.get(9, "task", "completed")) == [[1]]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"format": 2}, DecodeError),
+        ({"files": {"task": "../elsewhere"}}, DecodeError),
+        ({"files": {"task": "missing.redrb"}}, ConfigError),
+        ({"files": None}, DecodeError),
+        ({"order": 3}, DecodeError),
+        ({"refreshes": {"task completed": "soon"}}, DecodeError),
+        (None, DecodeError),
+    ],
+    ids=repr,
+)
+def test_a_damaged_save_changes_nothing(
+    client: Client, namespace: str, tmp_path: Path, change: Any, error: type[Exception]
+) -> None:
+    async def main() -> None:
+        async with ReplayBuffer(client, namespace=namespace) as buffer:
+            await buffer.put([as_dict(1)], "task")
+            await buffer.save(tmp_path)
+        index = tmp_path / "replay_buffer.json"
+        told = json.loads(index.read_text())
+        index.write_text("[" if change is None else json.dumps({**told, **change}))
+        async with ReplayBuffer(client, namespace=f"{namespace}-2") as again:
+            with pytest.raises(error):
+                await again.resume(tmp_path)
+            assert len(again) == 0
+
+    asyncio.run(main())
+
+
+def test_a_damaged_file_leaves_the_buffer_empty(
+    client: Client, namespace: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with ReplayBuffer(client, namespace=namespace) as buffer:
+            for task in ("a", "b"):
+                await buffer.put([as_dict(1)], task)
+            await buffer.save(tmp_path)
+        files = json.loads((tmp_path / "replay_buffer.json").read_text())["files"]
+        damaged = tmp_path / files["b"]
+        damaged.write_bytes(damaged.read_bytes()[:-5])
+        async with ReplayBuffer(client, namespace=f"{namespace}-2") as again:
+            with pytest.raises(DecodeError):
+                await again.resume(tmp_path)
+            assert len(again) == 0
+            await again.put([as_dict(2)], "a")
+            assert ids(await again.get(9, "a", "completed")) == [[2]]
+
+    asyncio.run(main())
+
+
+def test_a_save_that_fails_leaves_the_one_before(
+    client: Client, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with ReplayBuffer(client, namespace=namespace) as buffer:
+            for task in ("a", "b"):
+                await buffer.put([as_dict(1)], task)
+            await buffer.save(tmp_path)
+            before = sorted(tmp_path.iterdir())
+            save = ExperienceStream.save
+
+            def fail(self: ExperienceStream, path: Any) -> Any:
+                if self.task == "b":
+                    raise ConfigError("no space left")
+                return save(self, path)
+
+            monkeypatch.setattr(ExperienceStream, "save", fail)
+            with pytest.raises(ConfigError, match="no space"):
+                await buffer.save(tmp_path)
+            assert sorted(tmp_path.iterdir()) == before
+        async with ReplayBuffer(client, namespace=f"{namespace}-2") as again:
+            await again.resume(tmp_path)
+            assert len(again) == 2
+
+    asyncio.run(main())
+
+
+def test_a_save_replaces_the_one_before(saved: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await saved("fifo", [[as_dict(1)]]) as buffer:
+            await buffer.resume(tmp_path / "save")
+            await buffer.get(1, "task", "completed")
+            await buffer.save(tmp_path / "save")
+            files = sorted(path.suffix for path in (tmp_path / "save").iterdir())
+            assert files == [".json", ".redrb", ".redrb"]
+            (tmp_path / "file").touch()
+            with pytest.raises(ConfigError, match="cannot be written"):
+                await buffer.save(tmp_path / "file")
+
+    asyncio.run(main())
+
+
+def test_what_was_expired_in_redis_is_reset_after_resume(
+    saved: Any, make: Make, order: Any, client: Client, namespace: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with ReplayBuffer(client, namespace=namespace, order=order) as buffer:
+            await buffer.put([make(1, **STALE), make(2, response_model_steps=[4, 4])], "task")
+            await buffer.refresh_staleness({"task": 3}, current_train_step=5)
+            await buffer.put([make(3, response_model_steps=[4, 4])], "task")
+            await buffer.refresh_staleness({"task": 3}, current_train_step=6)
+            await buffer.put([make(4, response_model_steps=[4, 4])], "task")
+            await buffer.save(tmp_path)
+        async with ReplayBuffer(client, namespace=f"{namespace}-2", order=order) as again:
+            await again.resume(tmp_path)
+            ((old, young),) = await again.get(1, "task", Status.EXPIRED)
+            reset_as_expected(old, 3)
+            assert of(young, "response_ids") == [3, 4]
+            left = await again.get(9, "task", Status.COMPLETED)
+            assert ids(left) == [[3], [4]]
+            assert [of(group[0], "seq_staleness") for group in left] == [1, 0]
+
+    asyncio.run(main())
+
+
+class Walking:
+    """XTuner's buffer as it is there: a list that every call walks; by version in the order."""
+
+    def __init__(self, order: str) -> None:
+        self.order = order
+        self.records: list[tuple[str, int, list[dict[str, Any]]]] = []
+
+    @staticmethod
+    def stale(rollout: dict[str, Any], step: int) -> int:
+        steps = rollout["response_model_steps"]
+        return step - min(steps) - 1 if steps else 0
+
+    def expired(
+        self, group: list[dict[str, Any]], step: int, limit: int, token_limit: int
+    ) -> list[dict[str, Any]]:
+        agentic = any(own["labels"] is not None for own in group)
+        found = []
+        for own in group:
+            steps = own["response_model_steps"] or []
+            mask = own["response_mask"] or [1] * len(steps)
+            fresh = [step - at - 1 < token_limit for at, on in zip(steps, mask, strict=True) if on]
+            by_tokens = not agentic and fresh and not any(fresh)
+            if self.stale(own, step) >= limit or by_tokens:
+                found.append(own)
+        return found
+
+    @staticmethod
+    def reset(rollout: dict[str, Any]) -> None:
+        rollout.update(
+            status="expired",
+            tokens=list(rollout["prompt_ids"]),
+            response="",
+            response_ids=[],
+            logprobs=[],
+            response_model_steps=[],
+            **dict.fromkeys(
+                ["response_mask", "routed_experts", "finish_reason", "reward", "error_msg"]
+            ),
+            labels=None,
+            input_ids=None,
+        )
+
+    def put(self, group: list[dict[str, Any]], step: int, limit: int, token_limit: int) -> None:
+        steps = [at for own in group for at in own["response_model_steps"] or []]
+        version = min(steps, default=step - 1)
+        for own in group:
+            own["seq_staleness"] = self.stale(own, step)
+        statuses = [own["status"] for own in group]
+        first = next((s for s in ("failed", "aborted") if s in statuses), "completed")
+        if first != "failed":
+            for own in self.expired(group, step, limit, token_limit):
+                self.reset(own)
+                first = "expired"
+        self.records.append((first, version, group))
+
+    def refresh(self, step: int, limit: int, token_limit: int) -> int:
+        count = 0
+        for place, (status, version, group) in enumerate(self.records):
+            if status not in ("completed", "aborted"):
+                continue
+            for own in group:
+                own["seq_staleness"] = self.stale(own, step)
+            expired = self.expired(group, step, limit, token_limit)
+            for own in expired:
+                self.reset(own)
+            if expired:
+                count += 1
+                self.records[place] = ("expired", version, group)
+        return count
+
+    def get(self, size: int, status: str) -> list[list[dict[str, Any]]]:
+        found = [record for record in self.records if record[0] == status]
+        if self.order == "stalest":
+            found.sort(key=lambda record: record[1])
+        for record in found[:size]:
+            self.records.remove(record)
+        return [group for _, _, group in found[:size]]
+
+
+def random_group(dice: random.Random, number: int, step: int) -> list[dict[str, Any]]:
+    def one() -> dict[str, Any]:
+        steps = [max(0, step - dice.randint(1, 6)) for _ in range(dice.randint(0, 3))]
+        return as_dict(
+            number,
+            status=dice.choices(["completed", "aborted", "failed"], [8, 2, 1])[0],
+            response_ids=list(range(len(steps))),
+            response_model_steps=steps,
+            response_mask=dice.choice([None, [dice.randint(0, 1) for _ in steps]]) or None,
+            labels=dice.choices([None, [1]], [8, 1])[0],
+        )
+
+    return [one() for _ in range(dice.randint(1, 3))]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_does_what_xtuners_does(play: Any, order: Any, seed: int) -> None:
+    async def scenario(buffer: ReplayBuffer) -> None:
+        dice, model, step = random.Random(seed), Walking(order), 3
+        for number in range(150):
+            step += dice.randint(0, 1)
+            limit, token_limit = dice.randint(3, 7), dice.randint(2, 6)
+            action = dice.choices(["put", "refresh", "get"], [5, 1, 2])[0]
+            if action == "put":
+                group = random_group(dice, number, step)
+                told: dict[str, int] = {}
+                if dice.random() < 0.3:
+                    told = {"stale_threshold": limit, "token_stale_threshold": token_limit}
+                model.put(copy.deepcopy(group), step, *(told.values() or (99, 99)))
+                await buffer.put(group, "task", current_train_step=step, **told)
+                assert group == model.records[-1][2]
+            elif action == "refresh":
+                expired = await buffer.refresh_staleness(
+                    {"task": limit},
+                    task_token_stale_thresholds={"task": token_limit},
+                    current_train_step=step,
+                )
+                assert expired == {"task": model.refresh(step, limit, token_limit)}
+            else:
+                size = dice.randint(1, 4)
+                status = dice.choice(["completed", "aborted", "expired", "failed"])
+                assert await buffer.get(size, "task", status) == model.get(size, status)
+            assert len(buffer) == len(model.records)
+
+    play(scenario, order=order)
