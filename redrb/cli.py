@@ -115,7 +115,8 @@ def _stats(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(figures))
         return 0
-    for name, value in (figures.pop("ledger") | figures).items():
+    pools = {f"waiting {status}": groups for status, groups in figures.pop("waiting").items()}
+    for name, value in (figures.pop("ledger") | pools | figures).items():
         print(f"{name:18} {value:>12,}" if type(value) is int else f"{name:18} {value!s:>12}")
     return 0
 

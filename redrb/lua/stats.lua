@@ -38,6 +38,9 @@ tell('consumers', redis.call('ZCOUNT', key('consumers', group), '(' .. string.fo
 local queued = 0
 for _, status in ipairs(rules().indexed and STATUSES or {'completed'}) do
   local pool = pool_of(group, status)
+  if rules().indexed then
+    tell('waiting_' .. status, redis.call('ZCARD', key('ready', pool)))
+  end
   queued = queued + redis.call('ZCARD', key('queue', pool)) + redis.call('ZCARD', key('queue', pool .. '?'))
 end
 tell('consumers_waiting', queued)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+
+from redrb.experience import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class StreamStats:
         consumers: Consumers whose heartbeat is fresh.
         consumers_waiting: Takes that wait for a full batch.
         producers_waiting: Puts that wait for room.
+        waiting: Groups that wait, by status; without those of which there are none.
     """
 
     ledger: Ledger
@@ -85,10 +88,18 @@ class StreamStats:
     consumers: int = 0
     consumers_waiting: int = 0
     producers_waiting: int = 0
+    waiting: Mapping[Status, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, counters: Mapping[str, int]) -> StreamStats:
         """Return the stats that a flat set of counters stands for; missing ones are 0."""
         ledger = Ledger(**{name: counters.get(name, 0) for name in Ledger.__slots__})
-        others = {name: counters.get(name, 0) for name in cls.__slots__ if name != "ledger"}
-        return cls(ledger=ledger, **others)
+        own = [name for name in cls.__slots__ if name not in ("ledger", "waiting")]
+        waiting = {status: counters.get(f"waiting_{status}", 0) for status in Status}
+        if not any(waiting.values()):  # a plain task holds completed groups only
+            waiting[Status.COMPLETED] = ledger.waiting
+        return cls(
+            ledger=ledger,
+            waiting={status: groups for status, groups in waiting.items() if groups},
+            **{name: counters.get(name, 0) for name in own},
+        )

@@ -255,3 +255,15 @@ def test_many_groups_expire_in_parts(client: Client, namespace: str) -> None:
     assert stream.expire(3000, max_staleness=700) == 2300
     assert stream.stats().stored == 200
     audit(stream)
+
+
+def test_stats_tell_what_waits_in_each_status(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace)
+    stream.put(numbered(0))
+    assert stream.stats().waiting == {Status.COMPLETED: 1}
+    stream.put(numbered(1), status=Status.ABORTED)
+    stream.join_group()
+    assert stream.stats().waiting == {Status.COMPLETED: 1, Status.ABORTED: 1}
+    assert stream.counts()[Status.ABORTED] == 1
+    stream.take(1, timeout=0)
+    assert stream.stats().waiting == {Status.ABORTED: 1}
