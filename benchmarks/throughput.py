@@ -34,7 +34,14 @@ TIMEOUT_S = 120
 
 
 def redrb_producer(
-    url: str, key: str, workload: Workload, count: int, *, barrier: Barrier, finished: Event
+    url: str,
+    key: str,
+    workload: Workload,
+    count: int,
+    *,
+    barrier: Barrier,
+    finished: Event,
+    order: str | None = None,
 ) -> None:
     torch.set_num_threads(1)
     made = workload.items(DISTINCT)
@@ -42,7 +49,7 @@ def redrb_producer(
         redrb.make_experience_batch(made[start : start + workload.batch])
         for start in range(0, DISTINCT, workload.batch)
     ]
-    with redrb.connect(url) as client, redrb.ExperienceStream(client, key) as stream:
+    with redrb.connect(url) as client, redrb.ExperienceStream(client, key, order=order) as stream:
         barrier.wait(TIMEOUT_S)
         with stream.writer() as writer:
             for number in range(count // workload.batch):

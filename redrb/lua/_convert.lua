@@ -13,6 +13,16 @@ local function index_all(all)
     redis.call('HSETNX', key('facts'), member, text)
     return words(text)
   end
+  local function each_stored(after, visit)
+    local from, entries = '(' .. id_of(after), {}
+    repeat -- few at a time: they come with all their bytes
+      entries = redis.call('XRANGE', stream, from, id_of(last), 'COUNT', 50)
+      for _, entry in ipairs(entries) do
+        visit(seq_of(entry[1]))
+      end
+      from = #entries > 0 and '(' .. entries[#entries][1] or from
+    until #entries == 0
+  end
   local first = last + 1
   for _, group in ipairs(all) do
     local state = key('group', group)
@@ -21,8 +31,15 @@ local function index_all(all)
       seqs[#seqs + 1] = tonumber(member)
     end
     redis.call('DEL', key('ready', group))
-    for seq = number(state, 'cursor') + 1, last do
-      seqs[#seqs + 1] = seq
+    local cursor, returned = number(state, 'cursor'), #seqs
+    if number(state, 'waiting') == returned + last - cursor then
+      for seq = cursor + 1, last do
+        seqs[#seqs + 1] = seq
+      end
+    else -- evictions and puts that were undone left gaps
+      each_stored(cursor, function(seq)
+        seqs[#seqs + 1] = seq
+      end)
     end
     local members, facts = {}, {}
     for i, seq in ipairs(seqs) do
@@ -44,16 +61,10 @@ local function index_all(all)
     until #pending == 0
   end
   if #all == 0 then -- nobody has joined: all that is stored waits for whoever does
-    local from, entries = '-', {}
-    repeat
-      entries = redis.call('XRANGE', stream, from, '+', 'COUNT', 50)
-      for _, entry in ipairs(entries) do
-        local seq = seq_of(entry[1])
-        describe(member_of(seq), seq)
-        first = math.min(first, seq)
-      end
-      from = #entries > 0 and '(' .. entries[#entries][1] or from
-    until #entries == 0
+    each_stored(0, function(seq)
+      describe(member_of(seq), seq)
+      first = math.min(first, seq)
+    end)
   end
   redis.call('HSET', task, 'floor', string.format('%.0f', first))
 end

@@ -1,7 +1,16 @@
 -- Which groups go when there is no room: never one that is leased.
 
-local function evict_one(all, seq)
+-- Evict one. Returns false, 'stored', or 'history' for one that was only kept to be read again: that
+-- makes room for bytes and not for groups, and is done where `history` says so.
+local function evict_one(all, seq, history)
   local waits, member = {}, member_of(seq)
+  if redis.call('ZSCORE', key('archive'), member) then
+    if history then
+      redis.call('ZREM', key('archive'), member)
+      delete({seq})
+    end
+    return history and 'history'
+  end
   for _, group in ipairs(all) do
     local pool = waits_in(group, seq)
     if pool then
@@ -10,8 +19,7 @@ local function evict_one(all, seq)
       return false
     end
   end
-  local archived = redis.call('ZREM', key('archive'), member) == 1
-  if #waits == 0 and #all > 0 and not archived then
+  if #waits == 0 and #all > 0 then
     return false
   end
   local indexed = rules().indexed
@@ -36,7 +44,7 @@ local function evict_one(all, seq)
     delete({seq})
   end
   add(task, 'evicted', 1)
-  return true
+  return 'stored'
 end
 
 -- Candidates one by one, in a plain task: entries that came back, and those that some group was
@@ -69,12 +77,15 @@ local function plain_candidates(all, last)
   end
 end
 
--- In an indexed one, by arrival: `floor` is kept, so that nobody looks twice at what is gone.
+-- In an indexed one, by arrival: `floor` is kept, so that nobody looks twice at what is gone, or
+-- history.
 local function oldest_candidates(last)
   local seq, gone = number(task, 'floor'), true
   return function()
     while seq <= last do
-      local here = redis.call('HEXISTS', key('facts'), member_of(seq)) == 1
+      local member = member_of(seq)
+      local here = redis.call('HEXISTS', key('facts'), member) == 1
+        and not redis.call('ZSCORE', key('archive'), member)
       if gone and not here then
         redis.call('HSET', task, 'floor', string.format('%.0f', seq + 1))
       end
@@ -88,7 +99,8 @@ local function oldest_candidates(last)
   end
 end
 
--- Or what is first (`stalest`) or last (`last`) in a sorted set of the first consumer group.
+-- Or what is first (history, `stalest`) or last (`last`) in a sorted set, the latter two in one of
+-- the first consumer group.
 local function sorted_candidates(name, command)
   local rank = 0
   return function(gone)
@@ -98,30 +110,36 @@ local function sorted_candidates(name, command)
   end
 end
 
--- Evict until `excess` groups and `excess_bytes` bytes are gone, or nothing more can be.
-local function evict(excess, excess_bytes)
+-- Evict until `excess` groups and `excess_bytes` bytes are gone, or nothing more can be. `history`:
+-- that of what is only kept counts too.
+local function evict(excess, excess_bytes, history)
   local all, last, evicted = groups(), number(task, 'last'), 0
   local eviction = redis.call('HGET', task, 'eviction')
-  local next_one
+  local sources = {}
   if not rules().indexed then
-    next_one = plain_candidates(all, last)
-  elseif eviction == 'stalest' and all[1] then
-    next_one = sorted_candidates(versions_of(all[1]), 'ZRANGE')
-  elseif eviction == 'last' and all[1] then
-    next_one = sorted_candidates(key('ready', all[1]), 'ZREVRANGE')
+    sources[1] = plain_candidates(all, last)
   else
-    next_one = oldest_candidates(last)
-  end
-  local bytes, gone = number(task, 'bytes'), nil
-  while excess > 0 or excess_bytes > 0 do
-    local seq = next_one(gone)
-    if not seq then
-      break
+    if history or excess_bytes > 0 then
+      sources[1] = sorted_candidates(key('archive'), 'ZRANGE')
     end
-    gone = evict_one(all, seq)
+    if eviction == 'stalest' and all[1] then
+      sources[#sources + 1] = sorted_candidates(versions_of(all[1]), 'ZRANGE')
+    elseif eviction == 'last' and all[1] then
+      sources[#sources + 1] = sorted_candidates(key('ready', all[1]), 'ZREVRANGE')
+    end
+    sources[#sources + 1] = oldest_candidates(last) -- what waits elsewhere, or has no version
+  end
+  local bytes, at, gone = number(task, 'bytes'), 1, nil
+  while sources[at] and (excess > 0 or excess_bytes > 0) do
+    local seq = sources[at](gone)
+    if seq then
+      gone = evict_one(all, seq, history or excess_bytes > 0)
+    else
+      at, gone = at + 1, nil
+    end
     if gone then
       evicted = evicted + 1
-      excess = excess - 1
+      excess = excess - ((gone == 'stored' or history) and 1 or 0)
       local left = number(task, 'bytes')
       excess_bytes, bytes = excess_bytes - (bytes - left), left
     end

@@ -114,8 +114,8 @@ local function note_taken(group, pool, found, weights)
       clock = math.max(clock, tonumber(at or '0'))
     end
     -- only a draw moves the clock: what was chosen by a query may lie far ahead
-    local first = redis.call('ZRANGE', key('ready', pool), 0, 0)[1]
-    if clock < math.huge and first == found[1] then
+    local near = redis.call('ZCOUNT', key('ready', pool), '-inf', string.format('%.17g', clock))
+    if clock < math.huge and near == #found then
       redis.call('HSET', key('clock', group), pool, string.format('%.17g', clock))
     end
   end

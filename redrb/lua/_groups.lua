@@ -54,10 +54,16 @@ local function waits_in(group, seq)
   return redis.call('ZSCORE', key('ready', pool), member) and pool or nil
 end
 
+-- How long and how many of what is done stay as history; nil where the task keeps none.
+local function keeps()
+  local keep = redis.call('HMGET', task, 'keep_ms', 'keep_groups')
+  return (keep[1] or keep[2]) and keep
+end
+
 -- Delete entries, or keep them to be read again where the task asks for it.
 local function retire(seqs)
-  local keep = redis.call('HMGET', task, 'keep_ms', 'keep_groups')
-  if not keep[1] and not keep[2] then
+  local keep = keeps()
+  if not keep then
     return delete(seqs)
   end
   local archive, now = key('archive'), now_ms()

@@ -129,15 +129,24 @@ local function enter(group, pool, members, all)
   end
 end
 
--- Groups wait no longer in a pool.
-local function withdraw(group, pool, members)
+-- Groups wait no longer in a pool. `lowest_of`: a sorted set of which they are the lowest, where the
+-- caller knows one; they leave it by rank, which is cheaper.
+local function withdraw(group, pool, members, lowest_of)
   local told = rules()
-  in_parts('ZREM', key('ready', pool), members)
+  local function remove(kind)
+    local name = key(kind, pool)
+    if name == lowest_of then
+      redis.call('ZREMRANGEBYRANK', name, 0, #members - 1)
+    else
+      in_parts('ZREM', name, members)
+    end
+  end
+  remove('ready')
   if told.max_staleness and told.order ~= 'stalest' then
-    in_parts('ZREM', key('versions', pool), members)
+    remove('versions')
   end
   if told.max_token_staleness then
-    in_parts('ZREM', key('newest', pool), members)
+    remove('newest')
   end
   if #told.names > 0 then
     tag_out(pool, told.names, members)

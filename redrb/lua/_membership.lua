@@ -15,6 +15,9 @@ local function join(group, start)
       if start and tonumber(member) >= start or not start and not archived then
         if archived then
           redis.call('ZREM', key('archive'), member)
+          if tonumber(member) < number(task, 'floor') then -- to be evicted like any other
+            redis.call('HSET', task, 'floor', string.format('%.0f', tonumber(member)))
+          end
         end
         local own = facts_of(member)
         local pool = pool_of(group, own[STATUS])
@@ -31,6 +34,7 @@ local function join(group, start)
     end
     redis.call('HSET', state, 'cursor', string.format('%.0f', number(task, 'last')),
       'put', #members, 'waiting', #members)
+    left_unread(group, number(task, 'put') - #members) -- what it never finds
     return
   end
   local cursor = number(task, 'last')

@@ -3,7 +3,7 @@
 -- KEYS[1] stream
 -- ARGV    producer, operation, count, bytes, least
 --         of the put; nothing is evicted when it was done already
---         least: evict at least so many, for a server at its memory limit
+--         least: evict at least so many, for a server at its memory limit; history goes first then
 -- Returns the number of entries evicted.
 --@ _task _waiters _room _tags _index _groups _evict
 
@@ -13,11 +13,12 @@ if not exists() or (earlier and tonumber(string.match(earlier, '^%d+')) >= tonum
   return 0
 end
 local limit, max_bytes = number(task, 'limit'), number(task, 'max_bytes')
-local excess, excess_bytes = tonumber(ARGV[5]), 0
+local excess, excess_bytes, history = tonumber(ARGV[5]), 0, true
 if limit > 0 then
-  excess = math.max(excess, stored_groups() + tonumber(ARGV[3]) - limit)
+  local beyond = stored_groups() + tonumber(ARGV[3]) - limit
+  excess, history = math.max(excess, beyond), beyond <= 0
 end
 if max_bytes > 0 then
   excess_bytes = number(task, 'bytes') + tonumber(ARGV[4]) - max_bytes
 end
-return evict(excess, excess_bytes)
+return evict(excess, excess_bytes, history)

@@ -26,16 +26,17 @@ local state, seqs, ended = key('group', group), {}, 0
 for i = 9, #ARGV do
   seqs[i - 8] = ARGV[i] -- as text: to write a number costs ten times as much
 end
--- What may be read again waits again; returns the others.
+-- What may be read again waits again; returns the others, less those that an earlier call has ended
+-- where it matters: they may wait again by now, or be history.
 local function read_again()
   local told, over = rules(), {}
-  if not told.indexed or told.max_reads == 1 then
+  if not told.indexed or told.max_reads == 1 and not keeps() then
     return seqs
   end
   for _, seq in ipairs(seqs) do
     local member = member_of(seq)
-    local facts = facts_of(member)
-    if facts and holds(seq) then
+    local facts = holds(seq) and facts_of(member)
+    if facts then
       facts[READS] = string.format('%d', tonumber(facts[READS]) + 1)
       redis.call('HSET', key('facts'), member, table.concat(facts, ' '))
       if told.max_reads == 0 or tonumber(facts[READS]) < told.max_reads then
@@ -46,8 +47,6 @@ local function read_again()
       else
         over[#over + 1] = seq
       end
-    else
-      over[#over + 1] = seq
     end
   end
   return over
