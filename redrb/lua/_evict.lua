@@ -32,6 +32,7 @@ local function evict_one(all, seq, history)
       withdraw(group, pool, {member})
       redis.call('HDEL', key('moved', group), member)
       redis.call('HDEL', key('expiries', group), member)
+      redis.call('HDEL', key('reads', group), member)
     else
       redis.call('ZREM', key('ready', group), member)
     end

@@ -98,10 +98,12 @@ end
 -- Forget what this consumer group knew of entries that are done there, and the entries themselves
 -- unless another group still needs them. `kept`: they may stay as history.
 local function forget(group, seqs, kept)
-  if rules().indexed and redis.call('EXISTS', key('moved', group), key('expiries', group)) > 0 then
+  if rules().indexed
+    and redis.call('EXISTS', key('moved', group), key('expiries', group), key('reads', group)) > 0 then
     for _, seq in ipairs(seqs) do
       redis.call('HDEL', key('moved', group), member_of(seq))
       redis.call('HDEL', key('expiries', group), member_of(seq))
+      redis.call('HDEL', key('reads', group), member_of(seq))
     end
   end
   local all, over = groups(), seqs

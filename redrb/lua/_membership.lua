@@ -52,7 +52,7 @@ end
 
 -- Delete all that belongs to a consumer group.
 local function drop_keys(group)
-  for _, kind in ipairs({'group', 'deliveries', 'consumers', 'leases', 'moved', 'expiries', 'clock',
+  for _, kind in ipairs({'group', 'deliveries', 'consumers', 'leases', 'moved', 'expiries', 'reads', 'clock',
     'mass', 'staleness'}) do
     redis.call('DEL', key(kind, group))
   end

@@ -20,7 +20,8 @@ local function names_of_keys()
   local names = {'stream', 'task', 'facts', 'sizes', 'archive', 'groups', 'terms', 'producers', 'dead'}
   local tags = rules().names
   for _, group in ipairs(groups()) do
-    for _, kind in ipairs({'group', 'deliveries', 'moved', 'expiries', 'clock', 'mass', 'staleness'}) do
+    for _, kind in ipairs({'group', 'deliveries', 'moved', 'expiries', 'reads', 'clock', 'mass',
+      'staleness'}) do
       names[#names + 1] = kind .. ':' .. group
     end
     for _, status in ipairs(STATUSES) do

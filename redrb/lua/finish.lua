@@ -39,7 +39,8 @@ local function read_again()
     if facts then
       facts[READS] = string.format('%d', tonumber(facts[READS]) + 1)
       redis.call('HSET', key('facts'), member, table.concat(facts, ' '))
-      if told.max_reads == 0 or tonumber(facts[READS]) < told.max_reads then
+      local reads = redis.call('HINCRBY', key('reads', group), member, 1)
+      if told.max_reads == 0 or reads < told.max_reads then
         redis.call('XACK', stream, group, id_of(seq))
         redis.call('HDEL', key('deliveries', group), member)
         wait_again(group, seq)

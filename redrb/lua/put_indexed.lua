@@ -1,11 +1,12 @@
 -- Account for entries that the same transaction has just added to an indexed task, or take them out.
 -- Runs in MULTI after n times XADD stream NOMKSTREAM * g <group>.
 -- KEYS[1] stream
--- ARGV    producer, operation, samples, filtered, expired, tags, facts of each entry ...
+-- ARGV    producer, operation, samples, filtered, expired, order, tags, facts
+--         of each entry ...
 --         operation, granted room: as in `put`; filtered, expired: groups that a filter, their
 --         producer held back
 --         facts: "<size> <status> <score> <priority> <version> <newest> 0 <samples>"; a score may be 'arrival' or '-arrival'
---         tags: JSON list of each entry's tag values, or ''
+--         order: that the scores are of; tags: JSON list of each entry's tag values, or ''
 -- Returns what `put` returns, and with 'ok' how many were too stale on arrival
 --@ _task _waiters _room _tags _index _convert _groups _expire _evict
 
@@ -17,7 +18,7 @@ if gone then
 end
 local before, limit, max_bytes, stored_bytes = known[1], known[2], known[3], known[4]
 local producer, operation, filtered = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4])
-local expired, count = tonumber(ARGV[5]), #ARGV - 6
+local expired, count = tonumber(ARGV[5]), #ARGV - 7
 local last = before + count
 
 local function undo()
@@ -36,9 +37,15 @@ if earlier then
   end
 end
 
+-- settings that somebody gave after this producer had opened the task
+if ARGV[6] ~= rules().order or (#rules().names > 0 and ARGV[7] == '') then
+  undo()
+  return {'indexed'}
+end
+
 local now, bytes, entries = now_ms(), 0, {}
 for i = 1, count do
-  entries[i] = words(ARGV[6 + i])
+  entries[i] = words(ARGV[7 + i])
   bytes = bytes + tonumber(entries[i][1])
 end
 
@@ -80,7 +87,7 @@ if not rules().indexed then
   index_all(groups())
 end
 local told, all = rules(), groups()
-local values = ARGV[6] ~= '' and cjson.decode(ARGV[6])
+local values = ARGV[7] ~= '' and cjson.decode(ARGV[7])
 
 -- what is too stale on arrival expires at once
 local function is_overdue(facts)

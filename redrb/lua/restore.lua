@@ -4,7 +4,7 @@
 -- ARGV    part, ttl_ms, what, JSON
 --         task       {task = {field = value}, groups = {name = {state = {}, staleness = {}}}}
 --         entries    [[seq, size, facts or '', archived ms or '',
---                      [[consumer group, moved or '', expired by or '', failed deliveries], ...]], ...]
+--                      [[consumer group, moved or '', expired by or '', failed deliveries, reads], ...]], ...]
 --         dead       nothing: dead letters are added by the transaction
 --         terms, producers    {field = value}
 --         end        [last id of the task, id of the last entry]
@@ -58,6 +58,9 @@ local function restore_need(seq, member, facts, need)
   end
   if need[4] > 0 then
     redis.call('HSET', key('deliveries', group), member, need[4])
+  end
+  if need[5] > 0 then
+    redis.call('HSET', key('reads', group), member, need[5])
   end
   if rules().indexed then
     wait(group, member, facts)

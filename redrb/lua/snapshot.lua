@@ -7,7 +7,7 @@
 --              {consumer group, {field, value, ...}, leased, {staleness, groups, ...}}, ...}
 --         entries: {last, 1 where indexed, {cursor of each consumer group}, then of each entry
 --             {facts or '', archived ms or '', and for each consumer group that is not done with it:
---              its place, where it was moved or '', what it expired by or '', failed deliveries}}
+--              its place, where it was moved or '', what it expired by or '', failed deliveries, reads}}
 --@ _task _waiters _room _tags _index _groups
 
 if not exists() then
@@ -41,6 +41,7 @@ for i = 3 + #names, #ARGV do
       told[#told + 1] = redis.call('HGET', key('moved', group), member) or ''
       told[#told + 1] = redis.call('HGET', key('expiries', group), member) or ''
       told[#told + 1] = tonumber(redis.call('HGET', key('deliveries', group), member) or '0')
+      told[#told + 1] = tonumber(redis.call('HGET', key('reads', group), member) or '0')
     end
   end
   found[#found + 1] = told

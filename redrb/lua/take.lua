@@ -39,6 +39,9 @@ local expired = indexed and expire_overdue(group, status) or 0
 if taken_over + expired > 0 then
   wake('#room', room_left(), now)
 end
+if expired > 0 and rules().keep then
+  wake_pool(pool_of(group, 'expired'), now)
+end
 if returned + taken_over + expired > 0 then
   counters = numbers(state, 'cursor', 'waiting')
 end

@@ -85,6 +85,11 @@ class Indexer:
     order: Order | None
     names: Sequence[str]
 
+    @property
+    def order_name(self) -> str:
+        """Name of the order that the scores are of."""
+        return "" if self.order is None else self.order.name
+
     def facts(self, batch: Batch) -> list[str]:
         """Return the facts of each group, as `redrb/lua/_index.lua` reads them."""
         if self.order is None:

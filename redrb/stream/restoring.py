@@ -92,7 +92,7 @@ class Restoring:
         """Put a group on the stage."""
         needs = [(self._names[place], *others) for place, *others in record.needs]
         if not record.archived:
-            needs += [(name, "", "", 0) for name in self._late]
+            needs += [(name, "", "", 0, 0) for name in self._late]
         for need in needs:
             name = str(need[0])
             self._members[name] += self._is_indexed() or record.seq <= self._cursors[name]

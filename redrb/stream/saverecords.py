@@ -101,12 +101,13 @@ def parse_group(head: Any, groups: int) -> GroupRecord:
     _need(isinstance(needs, list) and len(needs) <= groups, "a group's needs")
     found = []
     for need in needs:
-        _need(isinstance(need, list) and len(need) == 4, "a need")
-        place, moved, expiry, failed = need
-        _need(_is_count(place) and place < groups and _is_count(failed), "a need")
+        _need(isinstance(need, list) and len(need) == 5, "a need")
+        place, moved, expiry, failed, reads = need
+        _need(_is_count(place) and place < groups, "a need")
+        _need(_is_count(failed) and _is_count(reads), "a need")
         _need(moved == "" or moved in set(Status), "a status")
         _need(_is_text(expiry, 64), "an expiry")
-        found.append(Need(place, str(moved), expiry, failed))
+        found.append(Need(place, str(moved), expiry, failed, reads))
     _need(len({need.place for need in found}) == len(found), "a need twice")
     return GroupRecord(seq, facts, archived, tuple(found))
 

@@ -93,12 +93,14 @@ class Need(NamedTuple):
         moved: Status that it was moved to, or "".
         expiry: What it expired by, or "".
         failed: Failed deliveries.
+        reads: How often it was taken and acknowledged.
     """
 
     place: int
     moved: str
     expiry: str
     failed: int
+    reads: int
 
 
 class GroupRecord(NamedTuple):
@@ -279,14 +281,14 @@ def _consumer_group(told: Sequence[Any]) -> ConsumerGroup:
 
 def _record(seq: int, told: Sequence[Any]) -> GroupRecord:
     facts, archived, *flat = told
-    needs = zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
+    needs = zip(*(flat[place::5] for place in range(5)), strict=True)
     return GroupRecord(
         seq,
         facts.decode(),
         archived.decode(),
         tuple(
-            Need(int(place), moved.decode(), expiry.decode(), int(failed))
-            for place, moved, expiry, failed in needs
+            Need(int(place), moved.decode(), expiry.decode(), int(failed), int(reads))
+            for place, moved, expiry, failed, reads in needs
         ),
     )
 

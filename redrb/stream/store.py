@@ -167,7 +167,8 @@ class TaskStore:
             add_to(pipeline, load("put"), self._stream, [*account, *sizes], whole=True)
         else:
             indexer = self.indexer or Indexer(Fifo(), ())
-            account += [batch.expired, indexer.tags(batch), *indexer.facts(batch)]
+            account += [batch.expired, indexer.order_name, indexer.tags(batch)]
+            account += indexer.facts(batch)
             add_to(pipeline, load("put_indexed"), self._stream, account, whole=True)
         pipeline.add("EXEC")
         count = len(groups)

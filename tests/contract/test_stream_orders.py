@@ -274,3 +274,33 @@ def test_groups_are_taken_max_reads_times(client: Client, namespace: str) -> Non
     stats = stream.stats()
     assert (stats.ledger.acked, stats.reads, stats.stored) == (2, 4, 0)
     assert stats.samples_acked == 6
+
+
+def test_a_stream_that_was_opened_before_others_gave_settings_learns_them(
+    client: Client, namespace: str
+) -> None:
+    early = ExperienceStream(client, "math", namespace=namespace)
+    indexed = ExperienceStream(client, "math", namespace=namespace, max_staleness=9)
+    late = ExperienceStream(client, "math", namespace=namespace, order="priority", tags=["score"])
+    early.put(numbered(0), priority=1.0, tags=None)
+    indexed.put(numbered(1), priority=9.0)
+    late.put(numbered(2), priority=5.0, tags={"score": 0.5})
+    with early.writer() as writer:
+        writer.put(numbered(3), priority=7.0)
+    audit(late)
+    assert late.count(where={"score_gt": 0}) == 1
+    assert numbers(late.take(4, timeout=0)) == [1, 3, 2, 0]
+
+
+def test_each_consumer_group_reads_max_reads_times(client: Client, namespace: str) -> None:
+    first = stream_of(client, namespace, "fifo", max_reads=2)
+    second = stream_of(client, namespace, "fifo", group="second")
+    for stream in (first, second):
+        stream.join_group()
+    first.put(numbered(0))
+    for stream in (first, second, first, second):
+        with stream.take(1, timeout=0) as lease:
+            assert numbers(lease) == [0]
+        audit(stream)
+    assert first.stats().stored == 0
+    assert [stream.stats().ledger.acked for stream in (first, second)] == [1, 1]

@@ -152,7 +152,6 @@ class Facts:
     status: Status
     score: float | None
     source: str | None
-    reads: int = 0
 
     def matches(self, query: dict[str, Any] | None) -> bool:
         score = math.nan if self.score is None else self.score
@@ -173,6 +172,7 @@ class Group:
     moved: dict[int, Status] = field(default_factory=dict)
     notes: dict[int, Expiry] = field(default_factory=dict)
     failed: Counter[int] = field(default_factory=Counter)
+    reads: Counter[int] = field(default_factory=Counter)
     counted: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -182,7 +182,7 @@ class Group:
     def forget(self, seq: int) -> None:
         self.waiting.pop(seq, None)
         self.leased.pop(seq, None)
-        for kind in (self.moved, self.notes, self.failed):
+        for kind in (self.moved, self.notes, self.failed, self.reads):
             kind.pop(seq, None)
 
 
@@ -644,9 +644,8 @@ class Model:
     def _done(self, group: Group, chosen: Sequence[int], outcome: str) -> None:
         over = []
         for seq in chosen:
-            facts = self.facts[seq]
-            facts.reads += outcome == "ack"
-            again = self.setup.max_reads == 0 or facts.reads < self.setup.max_reads
+            group.reads[seq] += outcome == "ack"
+            again = self.setup.max_reads == 0 or group.reads[seq] < self.setup.max_reads
             if outcome == "ack" and again:
                 group.failed.pop(seq, None)
                 group.counted["reads"] += 1
