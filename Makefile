@@ -29,8 +29,9 @@ format: .venv/.dev  ## mend what the tools can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.dev  ## samples a second against a raw redis-py floor
-	$(BIN)/python -m benchmarks.throughput $(ARGS)
+bench: .venv/.dev  ## throughput against a raw redis-py floor, and what orders cost
+	$(BIN)/python -m benchmarks.throughput
+	$(BIN)/python -m benchmarks.orders
 
 clean:  ## remove what was built
 	rm -rf .venv build *.egg-info demo-run .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -26,6 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # such as `redrb stats | head`
+        sys.stdout = None  # nothing is left to be flushed
+        return 141
     return status
 
 

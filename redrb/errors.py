@@ -138,7 +138,7 @@ class BatchTimeout(RedrbError, TimeoutError):
         waited_s: Seconds waited.
         blocked: Producers that waited for room at the last look.
         expired: Groups that turned out to be too stale meanwhile.
-        others: Groups that waited with another status at the last look.
+        others: Groups that waited with another status, or did not match, at the last look.
     """
 
     def __init__(
@@ -170,7 +170,9 @@ class BatchTimeout(RedrbError, TimeoutError):
                 f"{expired} groups were too stale meanwhile: raise max_staleness, publish weights "
                 "less often, or make groups faster."
             )
-        more = f" {others} more wait with another status." if others else ""
+        if available >= wanted:
+            advice = "The task's rate holds reads back until makers have put more."
+        more = f" {others} more wait with another status or do not match." if others else ""
         super().__init__(
             f"task {task!r}: {available} of {wanted} groups were waiting after {waited_s:.1f} s. "
             f"None was taken. {advice}{more}"

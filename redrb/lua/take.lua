@@ -79,7 +79,7 @@ if free < count then
     if where == '' then
       wake_pool(pool, now)
     end
-    local others = indexed and where == '' and waiting - here or 0
+    local others = indexed and waiting - here or 0
     return {'short', here, redis.call('ZCARD', key('queue', '#room')), expired, others}
   end
   count = free

@@ -6,7 +6,7 @@ import re
 
 from redrb.errors import ConfigError
 from redrb.orders.fifo import Fifo, Lifo
-from redrb.orders.order import GroupFacts, Order, Score
+from redrb.orders.order import GroupFacts, Order, Score, check_order, check_score
 from redrb.orders.priority import Prioritized, Priority, Uniform
 from redrb.orders.versions import Freshest, Stalest
 
@@ -21,6 +21,8 @@ __all__ = [
     "Score",
     "Stalest",
     "Uniform",
+    "check_order",
+    "check_score",
     "known_order",
     "order_named",
 ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
+from redrb.errors import ConfigError
 from redrb.experience import Status
 
 Score: TypeAlias = float | Literal["arrival", "-arrival"]
@@ -50,3 +52,36 @@ class Order(Protocol):
 
     def score(self, facts: GroupFacts, /) -> Score:
         """Return a group's score."""
+
+
+def check_order(order: object) -> None:
+    """Refuse what is no order.
+
+    Raises:
+        ConfigError: It has no name, does not say whether it draws, or cannot score.
+    """
+    name, sampled = getattr(order, "name", None), getattr(order, "sampled", None)
+    scores = callable(getattr(order, "score", None)) and not isinstance(order, type)
+    if not (isinstance(name, str) and name and isinstance(sampled, bool) and scores):
+        raise ConfigError(
+            f"order={order!r}: an order is a name, or an object with `name` (a str), `sampled` "
+            "(False: the lowest score is taken first, True: scores are weights to draw by) and "
+            "`score(facts)`."
+        )
+
+
+def check_score(order: Order, score: object) -> None:
+    """Refuse a score that Redis could not sort by.
+
+    Raises:
+        ConfigError: It is neither a number nor the place of arrival, or a weight that is not >= 0.
+    """
+    if score in ("arrival", "-arrival") and not order.sampled:
+        return
+    number = score if isinstance(score, int | float) else math.nan
+    if 0 <= number < math.inf or (not order.sampled and not math.isnan(number)):
+        return
+    raise ConfigError(
+        f"order {order.name!r} gave the score {score!r}: it must be a number, or a finite weight "
+        ">= 0 where the order draws."
+    )

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator
 
-from redrb.errors import LeaseLost, StoreError
 from redrb.stream.consumer import Ahead, Consumer, Wanted
 from redrb.stream.lease import Lease
-
-_log = logging.getLogger("redrb")
-
-CLOSE_TIMEOUT_S = 1.0
-"""How long an iteration that ends waits for Redis to give back what it holds."""
 
 
 def leases(consumer: Consumer, wanted: Wanted, timeout: float | None) -> Generator[Lease]:
@@ -55,14 +48,13 @@ class _Reader:
         return lease
 
     def close(self) -> None:
-        """Release what the loop did not come back for."""
+        """Leave what the loop did not come back for to the consumer's thread, which releases it.
+
+        Nothing is asked of Redis here: a loop that nobody holds any more may be closed while
+        garbage is collected, at any point of any code.
+        """
+        if self._lease:
+            self._lease.abandon()
         ahead, self._ahead = self._ahead, None
-        try:
-            if ahead is not None:
-                reply = self._consumer.receive(ahead, timeout=CLOSE_TIMEOUT_S)
-                if reply is not None:
-                    self._consumer.give_back(ahead, reply)
-            if self._lease:
-                self._lease.release()
-        except (LeaseLost, StoreError) as error:
-            _log.warning("a loop over leases ended; what it held goes back later: %s", error)
+        if ahead is not None:
+            self._consumer.abandon_ahead(ahead)

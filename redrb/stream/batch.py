@@ -11,7 +11,7 @@ from redrb.codec import EncodedGroup
 from redrb.errors import ConfigError
 from redrb.experience import Status
 from redrb.experience.records import Scalar
-from redrb.orders import GroupFacts, Order
+from redrb.orders import GroupFacts, Order, check_score
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,7 @@ class Indexer:
         for group, token in zip(batch.groups, newest, strict=True):
             version, status = group.policy_version, group.status
             own = score(GroupFacts(version, priority, group.samples, group.nbytes, status))
+            check_score(self.order, own)
             facts.append(
                 f"{group.nbytes} {status.value} {own} {told} {'-' if version is None else version} "
                 f"{'-' if token is None else token} 0 {group.samples}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from redrb.codec import GroupLayout, parse_groups
 from redrb.connection.request import Request
-from redrb.errors import BatchTimeout, ConfigError, DecodeError
+from redrb.errors import BatchTimeout, ConfigError, DecodeError, LeaseLost, StoreError
 from redrb.experience import Status
 from redrb.stream.heartbeat import Heartbeat
 from redrb.stream.lease import Drawn, Expiry, Lease, Outcome
@@ -22,6 +22,9 @@ from redrb.stream.store import Ending, TakeReply, TaskStore
 from redrb.stream.waiting import QUEUE_TTL_MS, Wait
 
 _log = logging.getLogger("redrb")
+
+SETTLE_S = 1.0
+"""How long Redis may be away while takes that nobody waits for are given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ class Consumer:
         self._tokens = itertools.count(1)
         self._slots: set[int] = set()
         self._abandoned: deque[tuple[_Slot, tuple[int, ...]]] = deque()
+        self._aheads: deque[Ahead] = deque()
         self._lock = threading.Lock()
         self._heartbeat: Heartbeat | None = None
 
@@ -196,6 +200,7 @@ class Consumer:
             heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
             heartbeat.stop()
+            self._settle_aheads()
             self._store.leave(self._group, self.name)
 
     def _check_own(self, ack: Lease | None) -> None:
@@ -352,8 +357,14 @@ class Consumer:
         return self._store.finish(self._group, self.name, ending)
 
     def abandon(self, slot: _Slot, ids: tuple[int, ...]) -> None:
-        """Leave groups to the next heartbeat."""
+        """Leave groups to the next heartbeat; never blocks."""
         self._abandoned.append((slot, ids))
+
+    def abandon_ahead(self, ahead: Ahead) -> None:
+        """Leave a take that was sent to the heartbeat's thread, now; never blocks."""
+        self._aheads.append(ahead)
+        if self._heartbeat is not None and self._pid == os.getpid():
+            self._heartbeat.nudge()
 
     def free(self, slot: int) -> None:
         """Let another lease use the slot."""
@@ -374,13 +385,32 @@ class Consumer:
             _log.warning(
                 "task %r: took %d groups over from dead consumers", self._store.task, taken_over
             )
+        self._settle_aheads()
         while self._abandoned:
-            slot, ids = self._abandoned[0]
+            slot, ids = self._abandoned.popleft()
             _log.warning(
                 "task %r: a lease on %d groups was dropped without ack, release or reject; "
                 "its groups go back",
                 self._store.task,
                 len(ids),
             )
-            slot.finish("release", ids, ends=True)
-            self._abandoned.popleft()
+            try:
+                slot.finish("release", ids, ends=True)
+            except StoreError:
+                self._abandoned.appendleft((slot, ids))
+                raise
+
+    def _settle_aheads(self) -> None:
+        """Give back what takes have leased that nobody waits for any more."""
+        while self._aheads:
+            ahead = self._aheads.popleft()
+            try:
+                reply = self.receive(ahead, timeout=SETTLE_S)
+                if reply is not None:
+                    self.give_back(ahead, reply)
+            except (LeaseLost, StoreError) as error:
+                _log.warning(
+                    "task %r: what a loop over leases held goes back later: %s",
+                    self._store.task,
+                    error,
+                )

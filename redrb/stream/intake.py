@@ -36,6 +36,9 @@ class Given:
     def __post_init__(self) -> None:
         if self.priority is not None and not math.isfinite(self.priority):
             raise ConfigError(f"priority={self.priority}: it must be a finite number.")
+        if self.status is not None and self.status not in set(Status):
+            known = ", ".join(Status)
+            raise ConfigError(f"there is no status {self.status!r}: use one of {known}.")
 
 
 @dataclass(frozen=True, slots=True)

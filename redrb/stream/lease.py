@@ -248,6 +248,12 @@ class Lease:
         """
         self._end("reject", ids, reason)
 
+    def abandon(self) -> None:
+        """Leave what is still leased to this consumer's thread, which releases it; never blocks."""
+        if self._layouts:
+            self._layouts = {}
+            self._finalizer()
+
     @property
     def holder(self) -> Holder:
         """What holds this lease in Redis."""

@@ -306,6 +306,13 @@ class Producer:
                 stored=stored,
                 reason="memory",
             )
+        if reply.setting == "rate":
+            return StoreFull(
+                f"task {task!r}: its rate holds puts back until trainers have read more.",
+                task=task,
+                stored=stored,
+                reason="rate",
+            )
         return StoreFull(
             f"task {task!r} is full and nothing made room: trainers must acknowledge what they "
             "took (`redrb stats`), or raise limit / max_bytes.",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from redrb.errors import ConfigError
 from redrb.experience import Status
-from redrb.orders import GroupFacts, Order, Score
+from redrb.orders import GroupFacts, Order, Score, check_score
 from redrb.stream.store import TaskStore
 
 CHUNK = 500
@@ -50,6 +50,7 @@ class Reprioritizer:
                 known = None if version == "-" else int(version)
                 told = GroupFacts(known, priority, int(samples), int(size), Status(status))
                 score = order.score(told)
+                check_score(order, score)
                 if isinstance(score, str):
                     raise ConfigError(f"order {order.name!r} does not go by priority.")
                 changes.append((seq, float(priority), score))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from redrb.errors import ConfigError
-from redrb.orders import Fifo, Order, known_order, order_named
+from redrb.orders import Fifo, Order, check_order, known_order, order_named
 from redrb.stream.rate import RateLimit
 from redrb.stream.tags import declare_tags
 
@@ -57,14 +58,15 @@ class TaskSettings:
         """
         numbers = {name: getattr(self, name) for name in _LEAST}
         for name, value in numbers.items():
-            if value is not None and value < _LEAST[name]:
-                raise ConfigError(f"{name}={value}: it must be at least {_LEAST[name]}.")
+            if value is not None and (type(value) is not int or value < _LEAST[name]):
+                raise ConfigError(f"{name}={value!r}: it must be an int, at least {_LEAST[name]}.")
         if self.on_expired not in (None, "discard", "keep"):
             raise ConfigError(f'on_expired={self.on_expired!r}: use "discard" or "keep".')
         if self.eviction not in (None, "oldest", "stalest", "last"):
             raise ConfigError(f'eviction={self.eviction!r}: use "oldest", "stalest" or "last".')
         if self.capacity is not None and self.limit:
             raise ConfigError("give a limit (puts wait) or a capacity (puts evict), not both.")
+        self._check_rate()
         stored = {name: str(value) for name, value in numbers.items() if value is not None}
         for name in ("on_expired", "eviction", "rate"):
             if getattr(self, name) is not None:
@@ -81,10 +83,36 @@ class TaskSettings:
             return self.order
         return known_order(stored or Fifo.name)
 
+    def _check_rate(self) -> None:
+        """Refuse a rate at which both sides would wait for ever."""
+        rate, reads = self.rate, 1 if self.max_reads is None else self.max_reads
+        if rate is None:
+            return
+        if not isinstance(rate, RateLimit):
+            raise ConfigError(
+                f"rate={rate!r}: make it with redrb.RateLimit, such as .ratio(4, ...)."
+            )
+        if math.isfinite(rate.max_diff) and reads and rate.samples_per_insert > reads:
+            raise ConfigError(
+                f"{rate.samples_per_insert:g} samples an insert cannot be read from groups that "
+                f"are taken {reads} times: give max_reads=0 with a capacity, or more reads."
+            )
+        for name, most in (("limit", self.limit), ("capacity", self.capacity)):
+            if most and rate.min_size > most:
+                raise ConfigError(
+                    f"min_size={rate.min_size} can never be stored with {name}={most}."
+                )
+
     def _stored_order(self) -> dict[str, str]:
         if self.order is None:
             return {}
         order = order_named(self.order) if isinstance(self.order, str) else self.order
+        check_order(order)
+        own = known_order(order.name)
+        if own is not None and type(own) is not type(order):
+            raise ConfigError(
+                f"an order of your own cannot be called {order.name!r}: redrb has one."
+            )
         return {"order": order.name, "sampled": str(int(order.sampled))}
 
     def _stored_index(self, stored: Mapping[str, str]) -> dict[str, str]:
@@ -95,7 +123,7 @@ class TaskSettings:
 
 
 def _period_ms(text: str) -> int:
-    matched = _PERIOD.fullmatch(text)
+    matched = _PERIOD.fullmatch(text) if isinstance(text, str) else None
     if matched is None or int(matched[1]) == 0:
         raise ConfigError(f'keep={text!r}: write a period such as "90s", "30m", "12h" or "7d".')
     return int(matched[1]) * _PERIODS[matched[2]]

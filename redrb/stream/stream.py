@@ -194,6 +194,10 @@ class ExperienceStream:
     ) -> None:
         self.close()
 
+    def __bool__(self) -> bool:
+        """Return True, however many groups wait."""
+        return True
+
     def __len__(self) -> int:
         """Return the number of groups that wait for this consumer group, in whatever status."""
         return self.stats().ledger.waiting
@@ -298,7 +302,7 @@ class ExperienceStream:
             ConfigError: `count` exceeds the task's limit, so it could never be full.
             StoreUnavailable: Redis stayed away.
         """
-        wanted = Wanted(count, _checked_least(count, at_least), Status(status), self._query(where))
+        wanted = Wanted(count, _checked_least(count, at_least), _status(status), self._query(where))
         return self._consumer.take(wanted, timeout, ack)
 
     def leases(
@@ -313,9 +317,10 @@ class ExperienceStream:
         """Take batch after batch, the next one on its way while this one is trained on.
 
         A lease is acknowledged when the loop comes back for the next, unless its user has ended it.
-        What the loop did not come back for, after `break` or an exception, is released unharmed:
-        call `lease.ack()` before a `break`, or use `with lease:` to count failures. It holds up to
-        two batches at a time, so the next one may be a step staler than with `take`.
+        What the loop did not come back for, after `break` or an exception, is released unharmed by
+        the consumer's thread: call `lease.ack()` before a `break`, or use `with lease:` to count
+        failures. It holds up to two batches at a time, so the next one may be a step staler than
+        with `take`.
 
         Args:
             count, timeout, at_least, status, where: Of each take.
@@ -327,7 +332,7 @@ class ExperienceStream:
             >>> for lease in stream.leases(32, timeout=600):
             ...     train(lease.batch())
         """
-        wanted = Wanted(count, _checked_least(count, at_least), Status(status), self._query(where))
+        wanted = Wanted(count, _checked_least(count, at_least), _status(status), self._query(where))
         return leases(self._consumer, wanted, timeout)
 
     def count(
@@ -338,7 +343,7 @@ class ExperienceStream:
         Raises:
             ConfigError: The query names a tag that the task does not declare.
         """
-        return self._store.count(self.group, Status(status), self._query(where))
+        return self._store.count(self.group, _status(status), self._query(where))
 
     def counts(self) -> dict[Status, int]:
         """Return how many groups wait in each status."""
@@ -350,7 +355,7 @@ class ExperienceStream:
         Returns:
             How many of them wait there now; those that are leased or gone are left alone.
         """
-        return self._store.move(self.group, Status(status), tuple(ids))
+        return self._store.move(self.group, _status(status), tuple(ids))
 
     def update_priority(self, ids: Sequence[int], priorities: Sequence[float]) -> int:
         """Change the priority of groups, waiting or leased, and with it their place in the order.
@@ -388,7 +393,9 @@ class ExperienceStream:
             ConfigError: No version or no rule is known, or the task does not index versions.
         """
         rules = Rules(max_staleness, max_token_staleness)
-        return self._expiry.expire(current_version, rules, tuple(map(Status, statuses)), on_expired)
+        return self._expiry.expire(
+            current_version, rules, tuple(map(_status, statuses)), on_expired
+        )
 
     def discard_expired(self, groups: int) -> None:
         """Count groups that a maker found too stale to put, as put and expired, exactly once.
@@ -484,6 +491,8 @@ class ExperienceStream:
         Raises:
             ConfigError: An id is given, and the task keeps no history.
         """
+        if not (start in (None, "newest") or (type(start) is int and start >= 1)):
+            raise ConfigError(f'start={start!r}: give an id, "newest" or None.')
         if isinstance(start, int) and self._store.indexer is None:
             raise ConfigError("only a task with keep= or keep_groups= can be read from an id on.")
         told = "" if start is None else "+" if start == "newest" else str(start)
@@ -532,9 +541,17 @@ class ExperienceStream:
         self._expiry = Expiration(self._store, self.group, stored)
 
 
+def _status(status: Status | str) -> Status:
+    try:
+        return Status(status)
+    except ValueError:
+        known = ", ".join(Status)
+        raise ConfigError(f"there is no status {status!r}: use one of {known}.") from None
+
+
 def _checked_least(count: int, at_least: int | None) -> int:
     least = count if at_least is None else at_least
-    if count < 1 or not 1 <= least <= count:
+    if type(count) is not int or type(least) is not int or count < 1 or not 1 <= least <= count:
         raise ConfigError(f"take({count}, at_least={least}): 1 <= at_least <= count is needed.")
     return least
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from redrb import BatchTimeout, ConfigError, ExperienceStream, TaskMismatch
+from redrb import BatchTimeout, ConfigError, ExperienceStream, RateLimit, TaskMismatch
 from redrb.connection import Client
 from redrb.orders import GroupFacts, Prioritized, Score
 from tests.audit import audit
@@ -304,3 +304,70 @@ def test_each_consumer_group_reads_max_reads_times(client: Client, namespace: st
         audit(stream)
     assert first.stats().stored == 0
     assert [stream.stats().ledger.acked for stream in (first, second)] == [1, 1]
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Gives whatever score it is told to give."""
+
+    given: object
+    sampled: bool = False
+    name: ClassVar[str] = "fixed"
+
+    def score(self, _: GroupFacts, /) -> Score:
+        return self.given  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("score", "sampled"), [(math.nan, False), (None, False), ("x", False), (-1.0, True)]
+)
+def test_a_score_that_cannot_be_sorted_is_refused_before_anything_is_stored(
+    client: Client, namespace: str, score: object, sampled: bool
+) -> None:
+    stream = ExperienceStream(client, "own", namespace=namespace, order=Fixed(score, sampled))
+    with pytest.raises(ConfigError, match="gave the score"):
+        stream.put(numbered(0))
+    assert stream.stats().stored == 0
+
+
+@pytest.mark.parametrize("order", [3, Fixed, object()])
+def test_what_is_no_order_is_refused(client: Client, namespace: str, order: object) -> None:
+    with pytest.raises(ConfigError, match="an order is a name, or an object"):
+        ExperienceStream(client, "own", namespace=namespace, order=order)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_reads": 1.5},
+        {"limit": "5"},
+        {"rate": 4.0},
+        {"rate": RateLimit.ratio(4, min_size=1, error_buffer=9)},
+        {"rate": RateLimit.at_least(9), "limit": 5},
+        {"keep": 7},
+        {"eviction": "first"},
+        {"on_expired": "burn"},
+        {"capacity": 3, "limit": 3},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(
+    client: Client, namespace: str, settings: dict[str, object]
+) -> None:
+    with pytest.raises(ConfigError):
+        ExperienceStream(client, "own", namespace=namespace, **settings)  # type: ignore[arg-type]
+
+
+def test_calls_that_cannot_work_are_refused(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, "stalest")
+    assert stream  # however many groups wait
+    for call in (
+        lambda: stream.take(1, timeout=math.nan),
+        lambda: stream.take(1.5, timeout=0),  # type: ignore[arg-type]
+        lambda: stream.take(1, timeout=0, status="nope"),  # type: ignore[arg-type]
+        lambda: stream.put(numbered(0), status="nope"),  # type: ignore[arg-type]
+        lambda: stream.expire(3, max_staleness=-1),
+        lambda: stream.join_group(start="oldest"),  # type: ignore[arg-type]
+        lambda: stream.join_group(start=-1),
+    ):
+        with pytest.raises(ConfigError):
+            call()

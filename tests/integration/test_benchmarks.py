@@ -24,7 +24,7 @@ def test_the_benchmark_of_orders_ends_with_its_figures() -> None:
     figures = json.loads(done.stdout.splitlines()[-1])
     assert set(figures) == {
         *("stalest_over_fifo", "cost_1m_over_1k", "expire_speedup"),
-        *("expire_speedup_in_memory", "memory_ratio"),
+        *("expire_speedup_facts", "expire_speedup_in_memory", "memory_ratio"),
     }
     costs = figures.pop("cost_1m_over_1k")
     assert set(costs) == {"put", "take", "count", "expire"}
