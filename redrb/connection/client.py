@@ -81,11 +81,13 @@ class Client:
 
     def close(self) -> None:
         """Close every connection, and end the server where this client is its owner."""
-        while self.opened:
-            self.opened.popitem()[1].close()
-        self._pool.disconnect()
-        if self._on_close is not None:
-            self._on_close()
+        try:
+            while self.opened:
+                self.opened.popitem()[1].close()
+        finally:
+            self._pool.disconnect()
+            if self._on_close is not None:
+                self._on_close()
 
     def retrying(self, attempt: Callable[[], T], *, retry_s: float | None = None) -> T:
         """Run `attempt`, and again while Redis is away; it must be safe to repeat.

@@ -44,6 +44,7 @@ class Request(Generic[T]):
         """Send it once, now. That a connection broke is found by `result`, which sends it again."""
         self.attempts += 1
         self._pid = os.getpid()
+        self.pipeline.freeze()
         try:
             self._sent = self._client.begin(self.pipeline)
         except RedisError as error:

@@ -56,10 +56,14 @@ class Pipeline:
         self.commands += 1
 
     def send(self, connection: redis.Connection) -> None:
-        """Send all commands as one buffer, of which the parts are copied at the first time."""
+        """Send all commands as one buffer."""
+        connection.send_packed_command([self.freeze()])  # type: ignore[no-untyped-call]
+
+    def freeze(self) -> bytes:
+        """Return all commands as one buffer: from now on the parts may be changed."""
         joined = b"".join(self._parts)
         self._parts = [joined]
-        connection.send_packed_command([joined])  # type: ignore[no-untyped-call]
+        return joined
 
     def payloads(self) -> list[memoryview]:
         """Return the payloads as they were sent."""

@@ -48,7 +48,8 @@ local function index_all(all)
       first = math.min(first, seq)
     end
     enter(group, group, members, facts)
-    redis.call('HSET', state, 'cursor', string.format('%.0f', last))
+    redis.call('HSET', state, 'cursor', string.format('%.0f', last),
+      'taken', string.format('%.0f', math.max(number(task, 'put') - number(state, 'waiting'), 0)))
     local from, pending = '-', {}
     repeat
       pending = redis.call('XPENDING', stream, group, from, '+', 500)

@@ -103,11 +103,9 @@ local function note_taken(group, pool, found, weights)
     end
   end
   if told.sampled then
-    local total = redis.call('HGET', key('mass', group), pool) or '0'
     for _, text in ipairs(redis.call('HMGET', key('facts'), unpack(found))) do
       weights[#weights + 1] = text and words(text)[SCORE] or '0'
     end
-    weights[#weights + 1] = total
     local furthest = redis.call('ZMSCORE', key('ready', pool), unpack(found))
     local clock = 0
     for _, at in ipairs(furthest) do
@@ -119,4 +117,33 @@ local function note_taken(group, pool, found, weights)
       redis.call('HSET', key('clock', group), pool, string.format('%.17g', clock))
     end
   end
+end
+
+-- What an earlier attempt of a take has leased: as it would have told, but that drawn groups are not
+-- in the order in which they were drawn.
+local function taken_before(group, pool, pending)
+  local entries, members, weights, total = {}, {}, {}, 0
+  if not rules().indexed then
+    return {'taken', #pending, {}, {}}
+  end
+  for i, entry in ipairs(pending) do
+    local member = member_of(seq_of(entry[1]))
+    local facts = facts_of(member)
+    entries[i] = {tonumber(facts and facts[SCORE]) or 0, member}
+  end
+  table.sort(entries, function(one, other)
+    return one[1] < other[1] or one[1] == other[1] and one[2] < other[2]
+  end)
+  for i, entry in ipairs(entries) do
+    members[i] = entry[2]
+    if rules().sampled then
+      weights[i] = string.format('%.17g', entry[1])
+      total = total + entry[1]
+    end
+  end
+  if rules().sampled then
+    total = total + tonumber(redis.call('HGET', key('mass', group), pool) or '0')
+    weights[#weights + 1] = string.format('%.17g', total)
+  end
+  return {'taken', #pending, members, weights}
 end

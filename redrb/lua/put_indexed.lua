@@ -159,8 +159,12 @@ if known[8] > 0 then
   evict(stored_groups() - known[8], 0)
 end
 for _, group in ipairs(all) do
-  for status in pairs(pools) do
-    wake_pool(pool_of(group, status), now)
+  if spi then -- it may let in takes of other statuses too
+    wake_pools(group, now)
+  else
+    for status in pairs(pools) do
+      wake_pool(pool_of(group, status), now)
+    end
   end
 end
 dequeue('#room', producer)

@@ -27,7 +27,7 @@ if new then
 end
 local leased = redis.call('HGET', key('leases', group), slot)
 if leased == token then
-  return {'taken', #redis.call('XPENDING', stream, group, '-', '+', count, slot), {}, {}}
+  return taken_before(group, pool, redis.call('XPENDING', stream, group, '-', '+', count, slot))
 end
 local taken_over = beat(group, consumer, tonumber(ARGV[9]), now)
 -- what an earlier take leased here, and its consumer never heard of, goes back
@@ -38,6 +38,9 @@ end
 local expired = indexed and expire_overdue(group, status) or 0
 if taken_over + expired > 0 then
   wake('#room', room_left(), now)
+end
+if returned + taken_over > 0 and indexed then
+  wake_pools(group, now)
 end
 if expired > 0 and rules().keep then
   wake_pool(pool_of(group, 'expired'), now)
@@ -86,6 +89,7 @@ if free < count then
 end
 
 local claimed, lost, members, weights = 0, 0, {}, {}
+local total = rules().sampled and redis.call('HGET', key('mass', group), pool) or '0'
 local function claim(ids)
   local held = ids
   if #ids > 0 then
@@ -163,5 +167,8 @@ if redis.call('EXISTS', key('queue', queue)) == 1 then
   if where == '' then
     wake_pool(pool, now)
   end
+end
+if #weights > 0 then
+  weights[#weights + 1] = total
 end
 return {'taken', claimed, indexed and members or {}, weights}

@@ -192,6 +192,12 @@ class Consumer:
         finally:
             self.free(ahead.slot)
 
+    def attend(self) -> None:
+        """Begin to beat, so that others' leases are taken over, before the first take."""
+        if self._pid != os.getpid():
+            self._begin()
+        self._start_heartbeat()
+
     def close(self) -> None:
         """Stop the heartbeat and give back what is still leased, unharmed."""
         if self._pid != os.getpid():

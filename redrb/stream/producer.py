@@ -70,10 +70,12 @@ class Putting:
     numbered: bool = False
     begun: Request[PutReply] | None = None
 
-    def keep(self, begun: Request[PutReply]) -> Batch:
-        """Hold the groups as they were sent: by now their tensors may have been changed."""
-        self.batch = self.batch.as_sent(begun.pipeline.payloads())
-        return self.batch
+    def settle_begun(self) -> bool:
+        """Hold what was sent before as it was sent: by now its tensors may have been changed."""
+        begun, self.begun = self.begun, None
+        if begun is not None:
+            self.batch = self.batch.as_sent(begun.pipeline.payloads())
+        return begun is not None
 
     def chunk(self) -> Batch:
         """Return the groups that go into the next transaction: at least one, if there are any."""
@@ -219,20 +221,25 @@ class Producer:
         identity, chunk, stored = putting.identity, putting.chunk(), len(putting.ids)
         count, evict = len(chunk), None
         for attempt in itertools.count(1):
-            begun, putting.begun = putting.begun, None
+            begun = putting.begun
             queued = self._crowded and self._on_full == "block" and begun is None
             if queued:
                 count = self._wait_for_room(identity, chunk, wait, stored)
             request = begun or self._store.put(
                 identity.name, identity.operation, chunk.part(0, count), evict=evict
             )
-            reply = self._result(identity, request, wait)
+            try:
+                reply = self._result(identity, request, wait)
+            except BaseException:
+                putting.settle_begun()
+                raise
             if reply.outcome in ("ok", "again"):
                 self._arrivals.note(reply.stored, reply.expired)
                 self._crowded = 0 <= reply.room < len(chunk)
+                putting.begun = None
                 return reply
-            if begun is not None:
-                chunk = putting.keep(begun)
+            if putting.settle_begun():
+                chunk = putting.batch
             if reply.outcome in ("gone", "indexed"):
                 self._reopen()
             elif reply.outcome == "never":
@@ -241,7 +248,9 @@ class Producer:
                 if queued:  # another producer was faster, or the server has no memory
                     self._pause(identity, reply, wait, stored)
                 self._crowded = True
-            elif self._on_full == "drop_oldest" and attempt <= EVICTIONS:
+            elif (
+                self._on_full == "drop_oldest" and reply.setting != "rate" and attempt <= EVICTIONS
+            ):
                 evict = self._make_room(identity, chunk.part(0, count), reply, attempt, evict)
             else:
                 raise self._full(reply, stored)

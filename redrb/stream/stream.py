@@ -338,7 +338,7 @@ class ExperienceStream:
     def count(
         self, status: Status = Status.COMPLETED, where: Mapping[str, Any] | None = None
     ) -> int:
-        """Return how many groups wait for this consumer group in a status.
+        """Return how many groups wait for this consumer group in a status; it joins the task.
 
         Raises:
             ConfigError: The query names a tag that the task does not declare.
@@ -495,6 +495,7 @@ class ExperienceStream:
             raise ConfigError(f'start={start!r}: give an id, "newest" or None.')
         if isinstance(start, int) and self._store.indexer is None:
             raise ConfigError("only a task with keep= or keep_groups= can be read from an id on.")
+        self._consumer.attend()
         told = "" if start is None else "+" if start == "newest" else str(start)
         if not self._store.join(self.group, told):
             self._open()

@@ -64,7 +64,7 @@ def test_every_key_is_derived_from_keys(name: str) -> None:
 @pytest.mark.parametrize("name", [*SCRIPTS, *PARTS])
 def test_scripts_are_small_and_leave_no_globals_and_no_clock(name: str) -> None:
     body = _LUA[name]
-    assert len(body.splitlines()) <= 170
+    assert len(body.splitlines()) <= 180
     assert not re.search(r"^\s*function ", body, re.M), "a function that is global"
     assert not re.search(r"^[a-z_]+ *= ", body, re.M), "a variable that is global"
     assert not re.search(r"os\.(time|clock)", body)
