@@ -111,28 +111,6 @@ local function sorted_candidates(name, command)
   end
 end
 
--- Before any consumer group has joined there are no pools: look at all facts, while they are few.
-local function unjoined_candidates(eviction)
-  local found = {}
-  if redis.call('HLEN', key('facts')) > 10000 then
-    return function() end
-  end
-  local all = redis.call('HGETALL', key('facts'))
-  for i = 1, #all, 2 do
-    local facts = words(all[i + 1])
-    local by = eviction == 'last' and -tonumber(facts[SCORE]) or tonumber(facts[VERSION]) or math.huge
-    found[#found + 1] = {by, eviction == 'last' and -tonumber(all[i]) or tonumber(all[i]), all[i]}
-  end
-  table.sort(found, function(one, other)
-    return one[1] < other[1] or one[1] == other[1] and one[2] < other[2]
-  end)
-  local at = 0
-  return function()
-    at = at + 1
-    return found[at] and tonumber(found[at][3])
-  end
-end
-
 -- Evict until `excess` groups and `excess_bytes` bytes are gone, or nothing more can be. `history`:
 -- that of what is only kept counts too.
 local function evict(excess, excess_bytes, history)
@@ -149,9 +127,6 @@ local function evict(excess, excess_bytes, history)
       sources[#sources + 1] = sorted_candidates(versions_of(all[1]), 'ZRANGE')
     elseif eviction == 'last' and all[1] then
       sources[#sources + 1] = sorted_candidates(key('ready', all[1]), 'ZREVRANGE')
-    end
-    if not all[1] and (eviction == 'stalest' or eviction == 'last') then
-      sources[#sources + 1] = unjoined_candidates(eviction)
     end
     sources[#sources + 1] = oldest_candidates(last) -- what waits elsewhere, or has no version
   end

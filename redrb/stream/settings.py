@@ -66,11 +66,6 @@ class TaskSettings:
             raise ConfigError(f'eviction={self.eviction!r}: use "oldest", "stalest" or "last".')
         if self.capacity is not None and self.limit:
             raise ConfigError("give a limit (puts wait) or a capacity (puts evict), not both.")
-        by_version = (
-            self.max_staleness is not None or self._stored_order().get("order") == "stalest"
-        )
-        if self.eviction == "stalest" and not by_version:
-            raise ConfigError('eviction="stalest" needs order="stalest" or max_staleness.')
         self._check_rate()
         stored = {name: str(value) for name, value in numbers.items() if value is not None}
         for name in ("on_expired", "eviction", "rate"):

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -748,8 +748,6 @@ def _scored(flat: list[Any]) -> list[tuple[int, float]]:
 def run(client: Client, order: str, setup: Setup, steps: list[tuple[Any, ...]]) -> None:
     if order == "fifo" and setup.max_staleness is None:
         setup = Setup(**{**setup.__dict__, "max_staleness": 2})
-    if setup.eviction == "stalest" and order != "stalest" and setup.max_staleness is None:
-        setup = replace(setup, eviction="oldest")  # refused: no versions are indexed
     model = Model(client, order, setup)
     try:
         for name, *arguments in steps:
