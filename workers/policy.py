@@ -122,13 +122,16 @@ class Actor(nn.Module):
         self.decoder = Decoder(settings)
         self.head = nn.Linear(settings.width, VOCABULARY_SIZE)
 
-    def forward(self, sequences: Tensor, attention_mask: Tensor, actions: int) -> Tensor:
+    def forward(
+        self, sequences: Tensor, attention_mask: Tensor, actions: int | None = None
+    ) -> Tensor:
         """Return the logits that chose each of the last `actions` tokens, `[B, A, vocabulary]`.
 
-        Action t of A stands at position S - A + t; what chose it is the output one before.
+        Action t of A stands at position S - A + t; what chose it is the output one before. None
+        gives the output of every position, `[B, S, vocabulary]`.
         """
         hidden: Tensor = self.decoder(sequences, attention_mask)
-        logits: Tensor = self.head(hidden[:, -actions - 1 : -1])
+        logits: Tensor = self.head(_before(hidden, actions))
         return logits
 
     def next_token(self, newest: Tensor, attention_mask: Tensor, past: list[KeyValues]) -> Tensor:
@@ -155,10 +158,15 @@ class Critic(nn.Module):
         self.decoder = Decoder(settings)
         self.head = nn.Linear(settings.width, 1)
 
-    def forward(self, sequences: Tensor, attention_mask: Tensor, actions: int) -> Tensor:
-        """Return the value of the state before each of the last `actions` tokens, `[B, A]`."""
+    def forward(
+        self, sequences: Tensor, attention_mask: Tensor, actions: int | None = None
+    ) -> Tensor:
+        """Return the value of the state before each of the last `actions` tokens, `[B, A]`.
+
+        None gives the value of the state after every token, `[B, S]`.
+        """
         hidden: Tensor = self.decoder(sequences, attention_mask)
-        values: Tensor = self.head(hidden[:, -actions - 1 : -1])
+        values: Tensor = self.head(_before(hidden, actions))
         return values.squeeze(-1)
 
 
@@ -172,17 +180,6 @@ class ActorCritic(nn.Module):
         self.critic = Critic(self.settings)
 
 
-def chosen_log_probs(logits: Tensor, sequences: Tensor) -> Tensor:
-    """Return the log-probability of each action, float32 `[B, A]`.
-
-    Args:
-        logits: What chose the last A tokens, float32 `[B, A, vocabulary]`.
-        sequences: Token ids, int64 `[B, S]`.
-    """
-    actions = sequences[:, -logits.shape[1] :, None]
-    return logits.log_softmax(-1).gather(-1, actions).squeeze(-1)
-
-
 def attend_to(attention_mask: Tensor) -> Tensor:
     """Return where queries may look, bool `[B, 1, S, S]`: back, at tokens that count.
 
@@ -192,3 +189,8 @@ def attend_to(attention_mask: Tensor) -> Tensor:
     causal = torch.ones(length, length, dtype=torch.bool, device=attention_mask.device).tril()
     itself = torch.eye(length, dtype=torch.bool, device=attention_mask.device)
     return ((causal & attention_mask.bool()[:, None, :]) | itself)[:, None]
+
+
+def _before(hidden: Tensor, actions: int | None) -> Tensor:
+    """Return the hidden states one before each of the last `actions` tokens; None: all."""
+    return hidden if actions is None else hidden[:, -actions - 1 : -1]

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from redrb.algorithms import GAE, NaiveExperienceMaker
 from redrb.experience import Experience
-from workers.advantages import gae, token_rewards
-from workers.generation import generate
-from workers.policy import Actor, ActorCritic, chosen_log_probs
+from workers.generation import rewards
+from workers.policy import Actor, ActorCritic
 from workers.settings import RolloutSettings
-from workers.sorting import reward
+from workers.sorting import EOS, MAX_NEW_TOKENS, PAD, pad_prompts
 
 
-@torch.no_grad()
 def make_experience(
     actor_critic: ActorCritic,
     reference: Actor,
@@ -28,9 +27,8 @@ def make_experience(
     """Sample `group_size` completions of each prompt at temperature 1 and score them.
 
     Rows `i * group_size` to `(i + 1) * group_size - 1` belong to prompt i. `kl` is the log-ratio
-    of behaviour to reference policy at each sampled token: the estimator k1 of Schulman 2020,
-    "Approximating KL Divergence", unbiased and at times negative. `advantages` are not normalised;
-    `advantages + values` are the returns that the critic learns.
+    of behaviour to reference policy at each sampled token, which is the estimator k1. `advantages`
+    are not normalised; `advantages + values` are the returns that the critic learns.
 
     Args:
         actor_critic: Behaviour policy and its critic.
@@ -45,24 +43,20 @@ def make_experience(
         completions start there, padded on the right with both masks 0.
     """
     settings = settings or RolloutSettings()
-    repeated = [prompt for prompt in prompts for _ in range(settings.group_size)]
-    done = generate(actor_critic.actor, repeated, generator=generator)
-    actions = done.action_mask.shape[1]
-    scores = torch.tensor([reward(prompt, done.completion(i)) for i, prompt in enumerate(repeated)])
-    expected = chosen_log_probs(
-        reference(done.sequences, done.attention_mask, actions), done.sequences
+    maker = NaiveExperienceMaker(
+        actor_critic.actor,
+        actor_critic.critic,
+        rewards,
+        reference,
+        settings.kl_coef,
+        gae=GAE(gamma=settings.gamma, lam=settings.lam),
     )
-    kl = (done.action_log_probs - expected) * done.action_mask
-    values = actor_critic.critic(done.sequences, done.attention_mask, actions) * done.action_mask
-    rewards = token_rewards(scores, kl, done.action_mask, kl_coef=settings.kl_coef)
-    return Experience(
-        sequences=done.sequences,
-        action_log_probs=done.action_log_probs,
-        values=values,
-        reward=scores,
-        kl=kl,
-        advantages=gae(rewards, values, done.action_mask, gamma=settings.gamma, lam=settings.lam),
-        attention_mask=done.attention_mask,
-        action_mask=done.action_mask,
+    tokens, mask = pad_prompts([prompt for prompt in prompts for _ in range(settings.group_size)])
+    return maker.make_experience(
+        {"input_ids": tokens, "attention_mask": mask},
         policy_version=policy_version,
+        max_new_tokens=MAX_NEW_TOKENS,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+        generator=generator,
     )

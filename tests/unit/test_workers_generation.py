@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from redrb.algorithms import action_log_probs
 from redrb.errors import ConfigError
 from workers.generation import evaluate, generate
-from workers.policy import ActorCritic, chosen_log_probs
+from workers.policy import ActorCritic
 from workers.sorting import EOS, PAD, held_out_prompts, make_prompt, pad_prompts, sample_prompts
 
 
@@ -64,7 +65,7 @@ def test_noted_log_probs_are_those_of_one_forward_pass(model: ActorCritic) -> No
     done = generate(model.actor, sample_prompts(seeded(1), 32), generator=seeded())
     actions = done.action_mask.shape[1]
     logits = model.actor(done.sequences, done.attention_mask, actions)
-    again = chosen_log_probs(logits, done.sequences) * done.action_mask
+    again = action_log_probs(logits, done.sequences, actions) * done.action_mask
     torch.testing.assert_close(done.action_log_probs, again, atol=1e-5, rtol=1e-4)
 
 

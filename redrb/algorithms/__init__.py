@@ -1,0 +1,61 @@
+"""Algorithms to train with: PPO and GRPO as trainers and makers need them, ready to subclass.
+
+Pure torch: any `nn.Module`, and Hugging Face's causal models, without importing transformers.
+`redrb.algorithms.models` says how networks are called.
+"""
+
+from redrb.algorithms.advantages import (
+    GAE,
+    compute_reward,
+    gae,
+    group_relative_advantages,
+    token_rewards,
+)
+from redrb.algorithms.batches import TrainingBatch
+from redrb.algorithms.generation import Completions, generate
+from redrb.algorithms.grpo import GRPOStep
+from redrb.algorithms.log_probs import action_log_probs, chosen_log_probs, entropy
+from redrb.algorithms.losses import (
+    Aggregation,
+    KLEstimator,
+    action_ratio,
+    grpo_loss,
+    kl_estimate,
+    policy_loss,
+    value_loss,
+)
+from redrb.algorithms.making import GRPOExperienceMaker, NaiveExperienceMaker
+from redrb.algorithms.models import action_logits, action_values, sequence_rewards
+from redrb.algorithms.ppo import PPOStep
+from redrb.algorithms.scoring import RewardFunction
+from redrb.algorithms.value_head import ValueHead
+
+__all__ = [
+    "GAE",
+    "Aggregation",
+    "Completions",
+    "GRPOExperienceMaker",
+    "GRPOStep",
+    "KLEstimator",
+    "NaiveExperienceMaker",
+    "PPOStep",
+    "RewardFunction",
+    "TrainingBatch",
+    "ValueHead",
+    "action_log_probs",
+    "action_logits",
+    "action_ratio",
+    "action_values",
+    "chosen_log_probs",
+    "compute_reward",
+    "entropy",
+    "gae",
+    "generate",
+    "group_relative_advantages",
+    "grpo_loss",
+    "kl_estimate",
+    "policy_loss",
+    "sequence_rewards",
+    "token_rewards",
+    "value_loss",
+]

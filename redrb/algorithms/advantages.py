@@ -1,0 +1,149 @@
+"""Rewards shaped by a divergence, and advantages: GAE with a critic, group-relative without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from redrb.errors import ConfigError, RecordError
+
+STD_EPSILON = 1e-6
+"""Added to a group's standard deviation; one whose rewards are all equal has advantages of 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GAE:
+    """How generalized advantages are estimated.
+
+    Attributes:
+        gamma: Discount a token, 0 to 1.
+        lam: GAE's lambda, 0 to 1: 0 trusts the critic, 1 the sampled return.
+    """
+
+    gamma: float = 1.0
+    lam: float = 0.95
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "lam"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} {getattr(self, name)} is not within 0 and 1.")
+
+
+def compute_reward(reward: Tensor, kl: Tensor, action_mask: Tensor, *, kl_coef: float) -> Tensor:
+    """Return `reward - kl_coef * mean kl` of each sample, float32 `[B]`, as `coati` shapes it.
+
+    Args:
+        reward: Reward of each sample, float32 `[B]`.
+        kl: Divergence from the reference at each action, float32 `[B, A]`.
+        action_mask: True where an action counts, bool `[B, A]`.
+        kl_coef: Price of a nat an action, in rewards.
+    """
+    paid = kl.masked_fill(~action_mask, 0.0).sum(1) / action_mask.sum(1).clamp(min=1)
+    return reward - kl_coef * paid
+
+
+def token_rewards(reward: Tensor, kl: Tensor, action_mask: Tensor, *, kl_coef: float) -> Tensor:
+    """Return the reward of each action, float32 `[B, A]`, 0 on padding.
+
+    Each action costs `kl_coef * kl`; a row's last action earns the sample's reward as well
+    (Ziegler et al. 2019, arXiv:1909.08593, equation 2).
+
+    Args:
+        reward: Reward of each sample, float32 `[B]`.
+        kl: Log-ratio of behaviour to reference policy, float32 `[B, A]`.
+        action_mask: True where an action counts, bool `[B, A]`; at least one a row.
+        kl_coef: Price of the divergence from the reference.
+    """
+    rewards = -kl_coef * kl * action_mask
+    last = action_mask.long().cumsum(1).argmax(1, keepdim=True)
+    return rewards.scatter_add(1, last, reward[:, None])
+
+
+def gae(
+    rewards: Tensor, values: Tensor, action_mask: Tensor, *, gamma: float, lam: float
+) -> Tensor:
+    """Return the advantage of each action, float32 `[B, A]`, 0 on padding.
+
+    `A_t = delta_t + gamma * lam * A_{t+1}` with `delta_t = r_t + gamma * V_{t+1} - V_t`
+    (Schulman et al. 2016, arXiv:1506.02438, equations 11 and 16); the value after a row's last
+    action is 0, whether it ended with EOS or was cut off.
+
+    Args:
+        rewards: Reward of each action, float32 `[B, A]`, 0 on padding.
+        values: Value of the state before each action, float32 `[B, A]`.
+        action_mask: True where an action counts, bool `[B, A]`, without holes within a row.
+        gamma: Discount a token.
+        lam: GAE's lambda: 0 trusts the critic, 1 the sampled return.
+    """
+    values = values * action_mask
+    advantage = torch.zeros_like(values[:, 0])
+    next_value = torch.zeros_like(advantage)
+    columns = []
+    for step in reversed(range(values.shape[1])):
+        delta = rewards[:, step] + gamma * next_value - values[:, step]
+        advantage = delta + gamma * lam * advantage
+        next_value = values[:, step]
+        columns.append(advantage)
+    return torch.stack(columns[::-1], 1) * action_mask
+
+
+def group_relative_advantages(
+    reward: Tensor,
+    *,
+    group_size: int | None = None,
+    group_ids: Sequence[object] | None = None,
+    scale_by_std: bool = True,
+) -> Tensor:
+    """Return how much better than its group each sample did, float32 `[B]`.
+
+    `(reward - mean) / (std + 1e-6)` over the samples of one prompt (GRPO, Shao et al. 2024,
+    arXiv:2402.03300, section 4.1.2), with the sample standard deviation (n - 1), as verl and TRL
+    take it. A group of one, and one whose rewards are equal, has advantages of 0.
+
+    Args:
+        reward: Reward of each sample, float32 `[B]`.
+        group_size: Samples of each group, which are neighbours; or
+        group_ids: the name of each sample's group, B of them, in any order.
+        scale_by_std: False leaves out the division (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783),
+            which gives prompts that are nearly always or never solved more weight than others.
+
+    Raises:
+        ConfigError: Both or neither of `group_size` and `group_ids` are given.
+        RecordError: They do not fit the batch.
+    """
+    groups, count = _group_numbers(reward, group_size, group_ids)
+    zeros = torch.zeros(count, dtype=torch.float32, device=reward.device)
+    reward = reward.float()
+    sizes = zeros.index_add(0, groups, torch.ones_like(reward))
+    mean = zeros.index_add(0, groups, reward) / sizes
+    advantages = reward - mean[groups]
+    if not scale_by_std:
+        return advantages
+    variance = zeros.index_add(0, groups, advantages.square()) / (sizes - 1).clamp(min=1)
+    return advantages / (variance.sqrt()[groups] + STD_EPSILON)
+
+
+def _group_numbers(
+    reward: Tensor, group_size: int | None, group_ids: Sequence[object] | None
+) -> tuple[Tensor, int]:
+    """Return the number of each sample's group, int64 `[B]`, and how many groups there are."""
+    samples = reward.shape[0]
+    if (group_size is None) == (group_ids is None):
+        raise ConfigError("give either group_size or group_ids.")
+    if group_size is not None:
+        if group_size < 1 or samples % group_size:
+            raise RecordError(
+                f"{samples} samples are not whole groups of {group_size}.", field="reward"
+            )
+        return torch.arange(samples, device=reward.device) // group_size, samples // group_size
+    names = list(group_ids or ())
+    if len(names) != samples or None in names:
+        raise RecordError(
+            f"{samples} samples need a group_id each: {len(names) - names.count(None)} came.",
+            field="group_id",
+        )
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return torch.tensor([numbers[name] for name in names], device=reward.device), len(numbers)

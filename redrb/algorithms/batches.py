@@ -1,0 +1,182 @@
+"""A batch as a training step needs it: checked, on one device, its actions last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from redrb.errors import RecordError
+from redrb.experience import Experience
+
+IMPORTANCE_WEIGHTS = "importance_weights"
+"""Name in `Experience.tensors` under which samples, or actions, bring weights of their loss."""
+
+REFERENCE_LOG_PROBS = "reference_log_probs"
+"""Name in `Experience.tensors` of what the reference policy gives the actions, float32 `[B, A]`."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingBatch:
+    """Fields of an Experience in which action t of A stands at position S - A + t, for all rows.
+
+    A batch that `make_experience_batch` padded on the right is moved row by row until that holds.
+    The last token of a row that `attention_mask` counts must then be its last action (rows that end
+    otherwise, such as with the answer of a tool, need padding on the left, which is the default).
+
+    Attributes:
+        sequences: Token ids, int64 `[B, S]`.
+        attention_mask: 1 where a token counts, int64 `[B, S]`.
+        action_mask: True where an action counts, bool `[B, A]`.
+        old_log_probs: Of the policy that sampled, float32 `[B, A]`.
+        weights: What multiplies the loss, float32 `[B, 1]` or `[B, A]`; None: nothing does.
+        algorithm: Whose step it is, for messages.
+    """
+
+    sequences: Tensor
+    attention_mask: Tensor
+    action_mask: Tensor
+    old_log_probs: Tensor
+    weights: Tensor | None
+    algorithm: str
+    _experience: Experience
+    _shift: Tensor | None
+
+    @classmethod
+    def of(
+        cls, experience: Experience, *, algorithm: str, device: torch.device | None = None
+    ) -> Self:
+        """Check and take over the fields; a mask that is None counts everything.
+
+        Raises:
+            RecordError: `sequences` or `action_log_probs` is None, or fields do not fit each other.
+        """
+        sequences = _present(experience.sequences, "sequences", algorithm)
+        log_probs = _present(experience.action_log_probs, "action_log_probs", algorithm)
+        device = device or sequences.device
+        sequences, log_probs = sequences.to(device), log_probs.to(device)
+        actions, attention = experience.action_mask, experience.attention_mask
+        action_mask = torch.ones_like(log_probs) if actions is None else actions.to(device)
+        attention_mask = torch.ones_like(sequences) if attention is None else attention.to(device)
+        for name, tensor, like in (
+            ("action_log_probs", log_probs, sequences[:, : log_probs.shape[-1]]),
+            ("action_mask", action_mask, log_probs),
+            ("attention_mask", attention_mask, sequences),
+        ):
+            if tensor.dim() != 2 or tensor.shape != like.shape:
+                raise RecordError(
+                    f"{name} has shape {list(tensor.shape)}, which does not fit sequences "
+                    f"{list(sequences.shape)} and action_log_probs {list(log_probs.shape)}.",
+                    field=name,
+                )
+        mask = action_mask.bool()
+        shift = None
+        if experience.padding_side == "right":
+            shift = _trailing(mask | (log_probs != 0))
+            by = _trailing(attention_mask != 0)
+            sequences, attention_mask = _rolled(sequences, by), _rolled(attention_mask, by)
+            mask, log_probs = _rolled(mask, shift), _rolled(log_probs, shift)
+        batch = cls(
+            sequences=sequences,
+            attention_mask=attention_mask.long(),
+            action_mask=mask,
+            old_log_probs=log_probs.float(),
+            weights=None,
+            algorithm=algorithm,
+            _experience=experience,
+            _shift=shift,
+        )
+        if IMPORTANCE_WEIGHTS not in experience.tensors:
+            return batch
+        weights = batch.field(IMPORTANCE_WEIGHTS)
+        object.__setattr__(batch, "weights", weights[:, None] if weights.dim() == 1 else weights)
+        return batch
+
+    @property
+    def actions(self) -> int:
+        """A."""
+        return self.action_mask.shape[1]
+
+    def field(self, name: str, *, on_padding: float | None = 0.0) -> Tensor:
+        """Return a field or a further tensor, float32 `[B]`, or `[B, A]`.
+
+        What no action counts for is `on_padding`; None leaves it.
+
+        Raises:
+            RecordError: It is None or missing, or has another shape.
+        """
+        held = self._experience.tensors.get(name, getattr(self._experience, name, None))
+        tensor = _present(held, name, self.algorithm).to(self.sequences.device).float()
+        rows, actions = self.action_mask.shape
+        if tensor.shape == (rows,) or (tensor.shape == (rows, 1) and actions > 1):
+            return tensor.reshape(rows)
+        if tensor.dim() != 2 or tensor.shape[0] != rows or tensor.shape[1] < actions:
+            raise RecordError(
+                f"{name} has shape {list(tensor.shape)}, not [{rows}] or [{rows}, {actions}].",
+                field=name,
+            )
+        # further tensors keep the padding of an earlier, longer batch
+        if self._shift is None:
+            beyond, tensor = tensor[:, :-actions], tensor[:, -actions:]
+        else:
+            beyond, tensor = tensor[:, actions:], _rolled(tensor[:, :actions], self._shift)
+        if beyond.numel() and bool((beyond != 0).any()):
+            raise RecordError(
+                f"{name} holds numbers beyond the {actions} actions: it is not padded as they are.",
+                field=name,
+            )
+        return tensor if on_padding is None else tensor.masked_fill(~self.action_mask, on_padding)
+
+    def padded_as_actions(self, name: str) -> Tensor:
+        """Return one of the further tensors, `[B, A]`, which is surely padded as the actions are.
+
+        `split_experience_batch` takes the padding off standard fields only. A tensor that kept its
+        own while its row was padded on the other side does not fit the actions any more.
+
+        Raises:
+            RecordError: It is missing, has another shape, or is not 0 where no action is.
+        """
+        tensor = self.field(name, on_padding=None)
+        padding = ~self.action_mask & (self.old_log_probs == 0)
+        if tensor.dim() == 2 and bool(((tensor != 0) & padding).any()):
+            raise RecordError(
+                f"tensors[{name!r}] is not 0 where action_log_probs is padding: it was padded on "
+                "another side than they are. Give both the same side, and 0 as padding.",
+                field=name,
+            )
+        return self.per_action(name)
+
+    def per_action(self, name: str) -> Tensor:
+        """Return a field as float32 `[B, A]`: one number a sample stands for all its actions.
+
+        Raises:
+            RecordError: It is None or missing, or has another shape.
+        """
+        tensor = self.field(name)
+        if tensor.dim() == 1:
+            tensor = tensor[:, None].expand(self.action_mask.shape)
+        return tensor.masked_fill(~self.action_mask, 0.0)
+
+
+def _present(tensor: Tensor | None, name: str, algorithm: str) -> Tensor:
+    """Return the field, or raise RecordError where it is None."""
+    if tensor is None:
+        raise RecordError(f"{algorithm} needs {name}: the maker has to fill it.", field=name)
+    return tensor
+
+
+def _trailing(marks: Tensor) -> Tensor:
+    """Return how many entries follow each row's last mark, int64 `[B]`; 0 where there is none."""
+    length = marks.shape[1]
+    places = torch.arange(1, length + 1, device=marks.device)
+    last = (places * marks).amax(1)
+    return torch.where(last > 0, length - last, 0)
+
+
+def _rolled(tensor: Tensor, by: Tensor) -> Tensor:
+    """Return the rows `[B, T]` moved to the right by `by` each, int64 `[B]`, around the end."""
+    length = tensor.shape[1]
+    places = torch.arange(length, device=tensor.device) - by[:, None]
+    return tensor.gather(1, places % length)

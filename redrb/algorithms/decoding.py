@@ -1,0 +1,109 @@
+"""How a model is asked for its next token: through a cache where it has one.
+
+Three kinds of module, told apart by what they have:
+
+1. `no_past()` and `next_token(newest, attention_mask, past)`: a module with a cache of its own.
+   `no_past` returns what `next_token` is handed each time and may change in place; `newest` holds
+   the token ids that it has not seen yet, `[B, T]`, `attention_mask` covers all tokens so far; the
+   answer are the logits of the token after the newest, `[B, V]`.
+2. A `forward` that takes `past_key_values` and `use_cache`: Hugging Face transformers.
+3. Any other: it sees the whole sequence again for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from redrb.algorithms.models import answered, call, forward_names, positions
+from redrb.errors import RecordError
+
+NextToken: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""`(newest [B, T], attention_mask [B, S]) -> logits [B, V]`, called in the order of the tokens."""
+
+
+def decoder_of(model: nn.Module) -> NextToken:
+    """Return what gives a new batch's next logits, one call a token."""
+    names = forward_names(model)
+    if hasattr(model, "no_past") and hasattr(model, "next_token"):
+        return _of_own_cache(model)
+    if {"past_key_values", "use_cache"} <= names:
+        return _OfTransformers(model, names)
+    return _OfWhole(model, names)
+
+
+def _of_own_cache(model: Any) -> NextToken:
+    past = model.no_past()
+
+    def next_token(newest: Tensor, attention_mask: Tensor) -> Tensor:
+        logits = model.next_token(newest, attention_mask, past)
+        return _checked(logits, newest.shape[0], model)
+
+    return next_token
+
+
+class _OfTransformers:
+    """Hugging Face's protocol: what one call leaves in `past_key_values` goes into the next."""
+
+    def __init__(self, model: nn.Module, names: frozenset[str]) -> None:
+        self._model = model
+        self._options: dict[str, object] = {"use_cache": True}
+        self._positions = "position_ids" in names
+        if "logits_to_keep" in names:
+            self._options["logits_to_keep"] = 1
+
+    def __call__(self, newest: Tensor, attention_mask: Tensor) -> Tensor:
+        options = dict(self._options)
+        if self._positions:
+            options["position_ids"] = positions(attention_mask)[:, -newest.shape[1] :]
+        answer = call(self._model, newest, attention_mask, **options)
+        past = getattr(answer, "past_key_values", None)
+        if past is None:
+            raise RecordError(
+                f"{type(self._model).__name__} left no past_key_values with use_cache=True: "
+                "put it into eval mode, or turn its gradient checkpointing off to sample."
+            )
+        self._options["past_key_values"] = past
+        return _last(answer, self._model, newest.shape[0])
+
+
+class _OfWhole:
+    """A module without a cache."""
+
+    def __init__(self, model: nn.Module, names: frozenset[str]) -> None:
+        self._model = model
+        self._options: dict[str, object] = {}
+        if "logits_to_keep" in names:
+            self._options["logits_to_keep"] = 1
+        if "actions" in names:
+            self._options["actions"] = None
+        self._seen: Tensor | None = None
+
+    def __call__(self, newest: Tensor, attention_mask: Tensor) -> Tensor:
+        tokens = newest if self._seen is None else torch.cat([self._seen, newest], 1)
+        self._seen = tokens
+        answer = call(self._model, tokens, attention_mask, **self._options)
+        return _last(answer, self._model, newest.shape[0])
+
+
+def _last(answer: object, model: nn.Module, batch: int) -> Tensor:
+    """Return the logits after the last token, `[B, V]`."""
+    logits = answered(answer, ("logits",), f"the actor {type(model).__name__}")
+    if logits.dim() != 3:
+        raise RecordError(
+            f"the actor {type(model).__name__} answered with shape {list(logits.shape)}, not "
+            f"[{batch}, S, V]."
+        )
+    return _checked(logits[:, -1], batch, model)
+
+
+def _checked(logits: Tensor, batch: int, model: object) -> Tensor:
+    if logits.dim() != 2 or logits.shape[0] != batch:
+        raise RecordError(
+            f"{type(model).__name__} gave logits of shape {list(logits.shape)} for the next token, "
+            f"not [{batch}, V]."
+        )
+    return logits

@@ -1,0 +1,146 @@
+"""Log-probabilities of chosen tokens, and entropies, without a float32 copy of all logits.
+
+A batch of logits is the largest tensor of a training step: 8 samples of 4,096 actions with a
+vocabulary of 128,000 take 8 GB in bfloat16. `log_softmax` in float32 would add two such copies of
+twice that size. Here float32 exists for a part of the logits at a time, in both directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from redrb.errors import RecordError
+
+PART_ELEMENTS = 1 << 24
+"""Logits that are float32 at a time: 64 MiB (or those of one token, if that is more)."""
+
+
+def chosen_log_probs(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """Return the log-probability of each token, float32 `[B, T]` (float64 of float64 logits).
+
+    Differentiable once in `logits`, which alone are kept for it.
+
+    Args:
+        logits: What chose the tokens, `[B, T, V]`, any float dtype.
+        tokens: Token ids, int64 `[B, T]`.
+        temperature: Divides the logits.
+    """
+    chosen: Tensor = _Chosen.apply(logits, tokens, temperature)  # type: ignore[no-untyped-call]
+    return chosen
+
+
+def action_log_probs(
+    logits: Tensor, sequences: Tensor, actions: int, *, temperature: float = 1.0
+) -> Tensor:
+    """Return the log-probability of the last `actions` tokens, float32 `[B, A]`.
+
+    Args:
+        logits: Of a causal model, at each of S positions about the token after it, `[B, S, V]`; or
+            only those that chose the actions, `[B, A, V]`.
+        sequences: Token ids, int64 `[B, S]`; moved to where the logits are.
+        actions: A, less than S.
+        temperature: Divides the logits.
+
+    Raises:
+        RecordError: The logits have another shape.
+    """
+    return chosen_log_probs(
+        choosing_logits(logits, sequences.shape[1], actions),
+        sequences[:, -actions:].to(logits.device),
+        temperature=temperature,
+    )
+
+
+def choosing_logits(logits: Tensor, length: int, actions: int) -> Tensor:
+    """Return the part of a causal model's logits that chose the last tokens, a view `[B, A, V]`.
+
+    Args:
+        logits: `[B, S, V]`, its last A + 1 positions `[B, A + 1, V]`, or the part itself.
+        length: S.
+        actions: A, less than S: no model chose a sequence's first token.
+
+    Raises:
+        RecordError: The logits have another shape, or there are too many actions.
+    """
+    if not 0 < actions < length:
+        raise RecordError(
+            f"{actions} actions in a sequence of {length} tokens: at least one, and one less than "
+            "tokens, because nothing chose the first token.",
+            field="action_log_probs",
+        )
+    if logits.dim() == 3 and logits.shape[1] == actions:
+        return logits
+    if logits.dim() == 3 and logits.shape[1] in (length, actions + 1):
+        return logits[:, -actions - 1 : -1]
+    raise RecordError(
+        f"the logits have shape {list(logits.shape)}, not [B, {length}, V] for {length} tokens or "
+        f"[B, {actions}, V] for {actions} actions."
+    )
+
+
+def entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """Return the entropy of each distribution in nats, float32 `[B, T]` of `[B, T, V]`.
+
+    With gradients wanted, it does keep float32 copies: measure under `torch.no_grad`.
+    """
+    parts = [_entropy(logits[at], temperature) for at in _parts(logits)]
+    if len(parts) == 1:
+        return parts[0]
+    found = parts[0].new_zeros(logits.shape[:-1])
+    for at, part in zip(_parts(logits), parts, strict=True):
+        found[at] = part
+    return found
+
+
+def _entropy(logits: Tensor, temperature: float) -> Tensor:
+    log_probs = (_wide(logits) / temperature).log_softmax(-1)
+    # a token that cannot be chosen has -inf, and 0 * -inf is not a number
+    bounded = log_probs.clamp(min=torch.finfo(log_probs.dtype).min)
+    return -(log_probs.exp() * bounded).sum(-1)
+
+
+class _Chosen(torch.autograd.Function):
+    """`(logits / temperature).log_softmax(-1)` at the chosen tokens, part by part."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+        at = tokens.unsqueeze(-1)
+        chosen = _wide(logits.gather(-1, at).squeeze(-1)) / temperature
+        normaliser = torch.empty_like(chosen)
+        for part in _parts(logits):
+            normaliser[part] = (_wide(logits[part]) / temperature).logsumexp(-1)
+        ctx.save_for_backward(logits, at, normaliser)
+        ctx.temperature = temperature
+        return chosen - normaliser
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        logits, at, normaliser = ctx.saved_tensors
+        gradient = (gradient / ctx.temperature).unsqueeze(-1)
+        out = torch.empty_like(logits)
+        for part in _parts(logits):
+            of_part = _wide(logits[part]).div(ctx.temperature)
+            of_part.sub_(normaliser[part].unsqueeze(-1)).exp_().mul_(-gradient[part])
+            out[part] = of_part.scatter_add_(-1, at[part], gradient[part])
+        return out, None, None
+
+
+def _parts(logits: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Yield where parts of `[B, T, V]` lie: several rows, or some tokens of one."""
+    batch, length, vocabulary = logits.shape
+    tokens = max(1, PART_ELEMENTS // max(1, vocabulary))
+    rows = max(1, tokens // max(1, length))
+    for row in range(0, batch, rows):
+        for token in range(0, length, tokens):
+            yield slice(row, row + rows), slice(token, token + tokens)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Return it as float32, or as it is where it is wider."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

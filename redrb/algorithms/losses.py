@@ -1,0 +1,215 @@
+"""Losses of PPO and GRPO on padded actions, without networks or records.
+
+Sources: Schulman et al. 2017 (PPO, arXiv:1707.06347), Shao et al. 2024 (GRPO, arXiv:2402.03300),
+Yu et al. 2025 (DAPO, arXiv:2503.14476), and the losses of ColossalAI's `coati`.
+Everywhere `mask` is True where an action counts, bool `[B, A]`; what stands elsewhere has no
+effect, not even where it is not a number. Log-probabilities are of the actions that were taken.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from redrb.errors import ConfigError
+
+Aggregation: TypeAlias = Literal["token", "sequence"]
+"""How a loss becomes one number: "token" is the mean over all actions of the batch (DAPO), so long
+samples weigh more; "sequence" the mean over samples of each one's own mean (GRPO, `coati`)."""
+
+KLEstimator: TypeAlias = Literal["k1", "k2", "k3", "coati"]
+"""k1 to k3 of Schulman 2020, "Approximating KL Divergence", and `coati`'s; see `kl_estimate`."""
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are held within this: beyond, exp() makes gradients that are not numbers."""
+
+
+def action_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
+    """Return the probability of each action now over then, float32 `[B, A]`, 1 on padding."""
+    return _log_ratio(log_probs, old_log_probs, mask).exp()
+
+
+def policy_loss(
+    ratio: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip: float,
+    clip_high: float | None = None,
+    aggregation: Aggregation = "token",
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Return `-mean(min(ratio * A, clamp(ratio, 1 - clip, 1 + clip_high) * A))`, float32 `[]`.
+
+    `coati`'s policy loss is this one with aggregation "sequence".
+
+    Args:
+        ratio: Probability of each action now over then, float32 `[B, A]`.
+        advantages: float32 `[B, A]`.
+        mask: True where an action counts, bool `[B, A]`.
+        clip: Epsilon of PPO's equation 7.
+        clip_high: The upper epsilon, where it differs (DAPO's "clip higher", 0.28 there).
+        aggregation: How the mean is taken.
+        weights: Importance weight of each sample or action, `[B, 1]` or `[B, A]`.
+    """
+    advantages = advantages.masked_fill(~mask, 0.0)
+    clipped = ratio.clamp(1 - clip, 1 + (clip if clip_high is None else clip_high))
+    losses = -torch.minimum(ratio * advantages, clipped * advantages)
+    return aggregate(losses, mask, aggregation=aggregation, weights=weights)
+
+
+def value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    targets: Tensor,
+    mask: Tensor,
+    *,
+    clip: float | None,
+    aggregation: Aggregation = "token",
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Return half the mean squared error of the values, float32 `[]`, tensors `[B, A]`.
+
+    The larger of two errors counts: of the value, and of the value held within `clip` of the old
+    one (as in the PPO of OpenAI Baselines and of `coati`, whose targets are the samples' rewards;
+    elsewhere they are the returns `advantages + old values`). `clip` None counts the first alone.
+    """
+    values, old_values, targets = (
+        tensor.masked_fill(~mask, 0.0) for tensor in (values, old_values, targets)
+    )
+    errors = (values - targets).square()
+    if clip is not None:
+        clipped = old_values + (values - old_values).clamp(-clip, clip)
+        errors = torch.maximum(errors, (clipped - targets).square())
+    return 0.5 * aggregate(errors, mask, aggregation=aggregation, weights=weights)
+
+
+def grpo_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip: float,
+    clip_high: float | None = None,
+    beta: float = 0.0,
+    reference_log_probs: Tensor | None = None,
+    aggregation: Aggregation = "token",
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Return GRPO's loss, equation 3 of the paper negated, float32 `[]`.
+
+    The clipped policy loss with group-relative advantages, plus `beta` times the estimate k3 of the
+    divergence from the reference policy. The paper aggregates by "sequence", DAPO by "token".
+
+    Args:
+        log_probs: Of the actor in training, float32 `[B, A]`.
+        old_log_probs: Of the policy that sampled, float32 `[B, A]`.
+        advantages: float32 `[B, A]`; in GRPO the same for all actions of a sample.
+        mask: True where an action counts, bool `[B, A]`.
+        clip: The lower epsilon, and the upper one unless `clip_high` is given.
+        clip_high: The upper epsilon (DAPO's "clip higher").
+        beta: Price of the divergence; the paper has 0.04, DAPO 0.
+        reference_log_probs: Of the reference policy, float32 `[B, A]`; needed unless `beta` is 0.
+        aggregation: How the mean is taken.
+        weights: Importance weight of each sample or action, `[B, 1]` or `[B, A]`.
+
+    Raises:
+        ConfigError: `beta` is not 0 and there are no reference log-probabilities.
+    """
+    loss = policy_loss(
+        action_ratio(log_probs, old_log_probs, mask),
+        advantages,
+        mask,
+        clip=clip,
+        clip_high=clip_high,
+        aggregation=aggregation,
+        weights=weights,
+    )
+    if beta == 0:
+        return loss
+    if reference_log_probs is None:
+        raise ConfigError(f"beta {beta} needs reference_log_probs: give them, or set beta=0.")
+    kl = kl_estimate(log_probs, reference_log_probs, mask, estimator="k3")
+    return loss + beta * aggregate(kl, mask, aggregation=aggregation, weights=weights)
+
+
+def kl_estimate(
+    log_probs: Tensor,
+    reference_log_probs: Tensor,
+    mask: Tensor,
+    *,
+    estimator: KLEstimator = "k3",
+) -> Tensor:
+    """Return what each action says of `KL(policy || reference)`, float32 `[B, A]`, 0 on padding.
+
+    With `r = reference / policy` at an action that the policy sampled: k1 is `-log r` (unbiased, at
+    times negative), k2 is `(log r)**2 / 2` (low variance, biased), k3 is `r - 1 - log r` (unbiased,
+    never negative; GRPO's). k3 has rare, huge values where the policy has left the reference, which
+    a loss bears and a reward does not. "coati" is what ColossalAI computes, k3 with r inverted: it
+    penalises likewise, but is no estimate of this divergence.
+
+    Raises:
+        ConfigError: Another estimator.
+    """
+    check_choice("kl_estimator", estimator, get_args(KLEstimator))
+    log_r = _log_ratio(reference_log_probs, log_probs, mask)
+    if estimator == "k1":
+        return -log_r
+    if estimator == "k2":
+        return 0.5 * log_r.square()
+    if estimator == "coati":
+        log_r = -log_r
+    return log_r.exp() - 1 - log_r
+
+
+def normalised(advantages: Tensor, mask: Tensor) -> Tensor:
+    """Return advantages with mean 0 and variance 1 over the actions that count, `[B, A]`."""
+    mean = masked_mean(advantages, mask)
+    variance = masked_mean((advantages - mean).square(), mask)
+    return (advantages - mean) / (variance.sqrt() + 1e-8)
+
+
+def aggregate(
+    losses: Tensor,
+    mask: Tensor,
+    *,
+    aggregation: Aggregation = "token",
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Return the weighted mean of the losses `[B, A]` where `mask` is True, float32 `[]`.
+
+    Weights multiply the losses and nothing is divided by their sum, as importance sampling has it.
+    Samples of which no action counts are no samples; where nothing counts, the mean is 0.
+
+    Raises:
+        ConfigError: Another aggregation.
+    """
+    check_choice("aggregation", aggregation, get_args(Aggregation))
+    losses = losses.masked_fill(~mask, 0.0)
+    if weights is not None:
+        losses = losses * weights
+    if aggregation == "token":
+        return losses.sum() / mask.sum().clamp(min=1)
+    rows = losses.sum(1) / mask.sum(1).clamp(min=1)
+    return rows.sum() / mask.any(1).sum().clamp(min=1)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of the values where `mask` is True, float32 `[]`; 0 where it never is."""
+    return aggregate(values, mask)
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise ConfigError unless `value` is one of the choices."""
+    if value not in choices:
+        raise ConfigError(f"{name} {value!r} is none of {', '.join(choices)}.")
+
+
+def _log_ratio(above: Tensor, below: Tensor, mask: Tensor) -> Tensor:
+    """Return `above - below`, held in a range that exp() can bear, 0 on padding."""
+    # both sides are filled first: a nan or infinity on padding would spoil the gradient
+    above, below = above.masked_fill(~mask, 0.0), below.masked_fill(~mask, 0.0)
+    return (above - below).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

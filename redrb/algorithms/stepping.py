@@ -1,0 +1,69 @@
+"""What all training steps share: gradients that are numbers, and metrics as floats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from redrb.errors import ConfigError, RecordError
+
+
+def step_optimizers(
+    networks: Mapping[str, nn.Module],
+    optimizers: Iterable[Optimizer],
+    *,
+    max_grad_norm: float | None,
+) -> dict[str, Tensor]:
+    """Scale each network's gradients down to `max_grad_norm`, then take all steps, or none.
+
+    Returns:
+        `<name>_grad_norm` of each network before scaling, float32 `[]`.
+
+    Raises:
+        RecordError: A gradient is not a finite number. No optimizer was stepped.
+    """
+    limit = torch.inf if max_grad_norm is None else max_grad_norm
+    norms = {
+        f"{name}_grad_norm": clip_grad_norm_(list(network.parameters()), limit)
+        for name, network in networks.items()
+    }
+    distinct = list({id(optimizer): optimizer for optimizer in optimizers}.values())
+    for name, norm in norms.items():
+        if not bool(norm.isfinite()):
+            for optimizer in distinct:
+                optimizer.zero_grad()
+            raise RecordError(
+                f"{name} is {norm.item()}: a field of the batch is not finite, or training has "
+                "diverged. The weights are as they were: reject this batch, or take smaller steps."
+            )
+    for optimizer in distinct:
+        optimizer.step()
+    return norms
+
+
+def as_floats(metrics: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return metrics as floats, fetched from the device at once for each device and dtype."""
+    found = {name: value.detach().float() for name, value in metrics.items()}
+    devices = {value.device for value in found.values()}
+    if len(devices) == 1:
+        values = torch.stack(list(found.values())).tolist()
+        return dict(zip(found, values, strict=True))
+    return {name: value.item() for name, value in found.items()}
+
+
+def check_positive(**options: float | None) -> None:
+    """Raise ConfigError for the first option that is neither None nor above 0."""
+    for name, value in options.items():
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name} {value} must be above 0.")
+
+
+def check_not_negative(**options: float) -> None:
+    """Raise ConfigError for the first option that is below 0."""
+    for name, value in options.items():
+        if not value >= 0:
+            raise ConfigError(f"{name} {value} must be at least 0.")

@@ -1,0 +1,60 @@
+"""A critic made of any causal trunk."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from redrb.algorithms.models import answered, call
+from redrb.errors import ConfigError, RecordError
+
+
+class ValueHead(nn.Module):
+    """A trunk with a linear head that values every position: `[B, S]` of `[B, S]`.
+
+    The value at a position is that of the state after its token, so the one before an action stands
+    one position earlier, where the logits that chose it stand as well. The head starts at 0.
+
+    Args:
+        trunk: A module that answers with hidden states `[B, S, H]`, or a Hugging Face model; of a
+            causal one its trunk is taken without the vocabulary's head. It is not copied: hand in
+            `copy.deepcopy(actor)` unless actor and critic shall share it.
+        hidden_size: H; None: `trunk.config.hidden_size`.
+
+    Raises:
+        ConfigError: Nothing says how wide the hidden states are.
+    """
+
+    def __init__(self, trunk: nn.Module, *, hidden_size: int | None = None) -> None:
+        super().__init__()
+        if hidden_size is None:
+            hidden_size = getattr(getattr(trunk, "config", None), "hidden_size", None)
+        if not isinstance(hidden_size, int) or hidden_size < 1:
+            raise ConfigError(
+                f"hidden_size {hidden_size!r} of the trunk {type(trunk).__name__}: give "
+                "ValueHead(trunk, hidden_size=...) the width of its hidden states."
+            )
+        headless = getattr(trunk, "base_model", trunk)
+        self.trunk: nn.Module = headless if hasattr(trunk, "base_model_prefix") else trunk
+        self.head = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        first = next(self.trunk.parameters(), None)
+        if first is not None:
+            self.head.to(first.device)
+
+    def forward(self, sequences: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Return the value of every position, float32 `[B, S]`.
+
+        Raises:
+            RecordError: The trunk's hidden states have another shape.
+        """
+        who = f"the trunk {type(self.trunk).__name__}"
+        hidden = answered(call(self.trunk, sequences, attention_mask), ("last_hidden_state",), who)
+        width = self.head.in_features
+        if hidden.dim() != 3 or hidden.shape[2] != width:
+            raise RecordError(
+                f"{who} answered with shape {list(hidden.shape)}, not "
+                f"[{', '.join(map(str, sequences.shape))}, {width}]."
+            )
+        values: Tensor = self.head(hidden.to(self.head.weight.dtype))
+        return values.squeeze(2).float()

@@ -1,0 +1,102 @@
+"""Shaped rewards and advantages against numbers computed by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from redrb.algorithms import (
+    GAE,
+    compute_reward,
+    gae,
+    group_relative_advantages,
+    token_rewards,
+)
+from redrb.errors import ConfigError, RecordError
+
+MASK = torch.tensor([[True, True, True], [True, True, False]])
+
+
+def close(actual: Tensor, expected: object) -> None:
+    torch.testing.assert_close(actual, torch.tensor(expected), atol=1e-5, rtol=1e-5)
+
+
+def test_the_shaped_reward_pays_the_mean_divergence() -> None:
+    # 1 - 0.1 * (1 + 2 + 3) / 3 = 0.8; 0.5 - 0.1 * (4 + 5) / 2 = 0.05
+    kl = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, math.nan]])
+    close(compute_reward(torch.tensor([1.0, 0.5]), kl, MASK, kl_coef=0.1), [0.8, 0.05])
+
+
+def test_reward_comes_with_the_last_action_and_kl_is_paid_at_each() -> None:
+    kl = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 99.0]])
+    rewards = token_rewards(torch.tensor([1.0, 0.5]), kl, MASK, kl_coef=0.1)
+    close(rewards, [[-0.1, -0.2, 0.7], [-0.4, 0.0, 0.0]])
+
+
+def test_reward_finds_the_last_action_after_left_padding() -> None:
+    mask = torch.tensor([[False, True, True, False]])
+    close(
+        token_rewards(torch.tensor([1.0]), torch.zeros(1, 4), mask, kl_coef=0.1), [[0.0, 0, 1, 0]]
+    )
+
+
+def test_gae_by_hand() -> None:
+    # row 0, backwards: delta 2 = 1 - 0.6 = 0.4; delta 1 = 0.9 * 0.6 - 0.4 = 0.14;
+    # delta 0 = 0.9 * 0.4 - 0.2 = 0.16; each adds 0.9 * 0.5 of the next advantage
+    # row 1: delta 1 = 1 - 0.5 = 0.5; delta 0 = 0.9 * 0.5 - 0.1 = 0.35
+    values = torch.tensor([[0.2, 0.4, 0.6], [0.1, 0.5, 7.0]])
+    rewards = torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
+    advantages = gae(rewards, values, MASK, gamma=0.9, lam=0.5)
+    close(advantages, [[0.16 + 0.45 * 0.32, 0.14 + 0.45 * 0.4, 0.4], [0.35 + 0.45 * 0.5, 0.5, 0.0]])
+
+
+def test_gae_with_lambda_1_is_return_minus_value() -> None:
+    values = torch.tensor([[0.2, 0.4, 0.6]])
+    rewards = torch.tensor([[0.1, -0.2, 1.0]])
+    advantages = gae(rewards, values, MASK[:1], gamma=1.0, lam=1.0)
+    close(advantages + values, [[0.9, 0.8, 1.0]])
+
+
+@pytest.mark.parametrize("wrong", [{"gamma": 1.1}, {"lam": -0.1}, {"lam": math.nan}])
+def test_a_wrong_option_of_gae_is_named(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        GAE(**wrong)
+
+
+# group 0: mean 1, deviations 1, -1, 0, sample variance 2 / 2 = 1
+# group 1: mean 5, deviations -2, 2, 0, sample variance 8 / 2 = 4
+REWARD = torch.tensor([2.0, 0.0, 1.0, 3.0, 7.0, 5.0])
+
+
+def test_group_relative_advantages_by_hand() -> None:
+    advantages = group_relative_advantages(REWARD, group_size=3)
+    close(advantages, [1.0, -1.0, 0.0, -1.0, 1.0, 0.0])
+
+
+def test_groups_by_name_may_lie_in_any_order() -> None:
+    advantages = group_relative_advantages(REWARD[[0, 3, 1, 4, 5, 2]], group_ids=list("ababba"))
+    close(advantages, [1.0, -1.0, -1.0, 1.0, 0.0, 0.0])
+
+
+def test_without_the_division_by_std() -> None:
+    advantages = group_relative_advantages(REWARD, group_size=3, scale_by_std=False)
+    close(advantages, [1.0, -1.0, 0.0, -2.0, 2.0, 0.0])
+
+
+def test_a_group_that_tells_nothing_apart_has_no_advantages() -> None:
+    close(group_relative_advantages(torch.full((4,), 0.1), group_size=4), [0.0] * 4)
+    close(group_relative_advantages(torch.tensor([3.0, 8.0]), group_size=1), [0.0, 0.0])
+
+
+def test_groups_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(RecordError, match="6 samples are not whole groups of 4"):
+        group_relative_advantages(REWARD, group_size=4)
+    with pytest.raises(RecordError, match="6 samples need a group_id each: 2 came"):
+        group_relative_advantages(REWARD, group_ids=["a", "b"])
+    with pytest.raises(RecordError, match="5 came"):
+        group_relative_advantages(REWARD, group_ids=["a", "b", "a", "b", "a", None])
+    with pytest.raises(ConfigError, match="either"):
+        group_relative_advantages(REWARD)

@@ -1,0 +1,245 @@
+"""Makers: every field, in numbers that can be computed again, and what a store does with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from redrb.algorithms import (
+    GAE,
+    Completions,
+    GRPOExperienceMaker,
+    NaiveExperienceMaker,
+    action_log_probs,
+    action_logits,
+    action_values,
+)
+from redrb.errors import ConfigError, RecordError
+from redrb.experience import Experience, make_experience_batch, split_experience_batch
+from redrb.experience.checking import check_rows, check_sample
+from redrb.experience.records import STANDARD_FIELDS, named_tensors
+from tests.networks import Answering, PlainActor, PlainCritic, SampleCritic, seeded
+
+PROMPTS = {
+    "input_ids": torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10], [0, 4, 5, 6]]),
+    "attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]]),
+}
+OPTIONS: dict[str, Any] = {"max_new_tokens": 5, "eos_token_id": 3}
+
+
+class CountingReward(nn.Module):
+    """The number of tokens that count."""
+
+    def forward(self, _sequences: Tensor, attention_mask: Tensor) -> Tensor:
+        return attention_mask.sum(1)
+
+
+def lengths(completions: Completions) -> list[int]:
+    return [len(completions.completion(row)) for row in range(len(completions))]
+
+
+def options(**changes: Any) -> dict[str, Any]:
+    return {**OPTIONS, "generator": torch.Generator().manual_seed(0), **changes}
+
+
+def naive(critic: type[nn.Module] = PlainCritic, **changes: Any) -> NaiveExperienceMaker:
+    return NaiveExperienceMaker(
+        seeded(PlainActor), seeded(critic, 1), CountingReward(), seeded(PlainActor, 2), **changes
+    )
+
+
+def of(experience: Experience, name: str) -> Tensor:
+    tensor = named_tensors(experience)[name]
+    assert isinstance(tensor, Tensor)
+    return tensor
+
+
+def test_every_field_is_filled() -> None:
+    experience = naive().make_experience(PROMPTS, policy_version=3, **options())
+    fields = {name: of(experience, name) for name in STANDARD_FIELDS}
+    length, actions = fields["sequences"].shape[1], fields["action_mask"].shape[1]
+    assert {name: tuple(tensor.shape) for name, tensor in fields.items()} == {
+        "sequences": (3, length),
+        "action_log_probs": (3, actions),
+        "values": (3, actions),
+        "reward": (3,),
+        "kl": (3, actions),
+        "advantages": (3, actions),
+        "attention_mask": (3, length),
+        "action_mask": (3, actions),
+    }
+    for name in ("action_log_probs", "values", "reward", "kl", "advantages"):
+        assert fields[name].dtype == torch.float32
+        assert not fields[name].requires_grad
+    for name in ("action_log_probs", "values", "kl", "advantages"):
+        assert (fields[name][~fields["action_mask"]] == 0).all()
+    check_rows(experience)
+    assert [item.policy_version for item in split_experience_batch(experience)] == [3, 3, 3]
+
+
+def test_reward_and_advantages_are_coatis() -> None:
+    maker = naive(kl_coef=0.2, kl_estimator="coati")
+    made = maker.make_experience(PROMPTS, **options(temperature=0.7))
+    mask, sequences, attention = (
+        of(made, name) for name in ("action_mask", "sequences", "attention_mask")
+    )
+    actions = mask.shape[1]
+    log_probs, expected = (
+        action_log_probs(
+            action_logits(model, sequences, attention, actions), sequences, actions, temperature=0.7
+        )
+        for model in (maker.actor, maker.initial_model)
+    )
+    log_r = log_probs - expected
+    kl = (log_r.exp() - 1 - log_r) * mask
+    values = action_values(maker.critic, sequences, attention, actions)
+    reward = attention.sum(1) - 0.2 * kl.sum(1) / mask.sum(1)
+    close = torch.testing.assert_close
+    close(of(made, "action_log_probs"), (log_probs * mask).detach())
+    close(of(made, "kl"), kl.detach())
+    close(of(made, "values"), (values * mask).detach())
+    close(of(made, "raw_reward"), attention.sum(1).float())
+    close(of(made, "reward"), reward.detach())
+    close(of(made, "advantages"), ((reward[:, None] - values) * mask).detach())
+    assert (kl[mask] > 0).all()
+
+
+def test_a_value_a_sample_gives_an_advantage_a_sample() -> None:
+    made = naive(SampleCritic).make_experience(PROMPTS, **options())
+    torch.testing.assert_close(of(made, "advantages"), of(made, "reward") - of(made, "values"))
+    assert of(made, "advantages").shape == (3,)
+
+
+def test_with_gae_each_action_pays_and_the_reward_stays_raw() -> None:
+    maker = naive(kl_coef=0.2, gae=GAE(gamma=1.0, lam=1.0))
+    made = maker.make_experience(PROMPTS, **options())
+    assert of(made, "reward").tolist() == of(made, "attention_mask").sum(1).tolist()
+    assert made.tensors == {}
+    # with both at 1, the first advantage and value are the whole return
+    returns = (of(made, "advantages") + of(made, "values"))[:, 0]
+    expected = of(made, "reward") - 0.2 * of(made, "kl").sum(1)
+    torch.testing.assert_close(returns, expected)
+
+
+def test_gae_needs_a_value_at_each_action() -> None:
+    with pytest.raises(RecordError, match="gives one a sample"):
+        naive(SampleCritic, gae=GAE()).make_experience(PROMPTS, **options())
+
+
+def test_a_function_may_score() -> None:
+    maker = naive()
+    maker.reward_model = lengths
+    made = maker.make_experience(PROMPTS, **options())
+    assert of(made, "raw_reward").tolist() == of(made, "action_mask").sum(1).tolist()
+    maker.reward_model = lambda _completions: [1.0]
+    with pytest.raises(RecordError, match=r"reward function gave shape \[1\], not \[3\]"):
+        maker.make_experience(PROMPTS, **options())
+
+
+def test_a_tensor_of_prompts_is_enough() -> None:
+    made = naive().make_experience(torch.tensor([[5, 6], [7, 8]]), **options())
+    assert len(made) == 2
+    assert of(made, "attention_mask")[:, :2].all()
+
+
+@pytest.mark.parametrize("inputs", [[[5, 6]], "text", 7])
+def test_other_inputs_are_named(inputs: object) -> None:
+    with pytest.raises(RecordError, match=f"came as a {type(inputs).__name__}"):
+        naive().make_experience(inputs, **options())
+    with pytest.raises(RecordError, match=f"came as a {type(inputs).__name__}"):
+        GRPOExperienceMaker(PlainActor(), lengths).make_experience(inputs, **options())
+
+
+def test_networks_make_in_eval_mode_and_come_back() -> None:
+    maker = naive()
+    seen = []
+    maker.critic.register_forward_hook(lambda module, *_: seen.append(module.training))
+    maker.actor.train()
+    maker.critic.eval()
+    maker.make_experience(PROMPTS, **options())
+    assert seen == [False]
+    assert maker.actor.training
+    assert maker.initial_model.training
+    assert not maker.critic.training
+
+
+def test_experience_survives_a_round_trip_through_samples() -> None:
+    for made in (
+        naive().make_experience(PROMPTS, policy_version=1, **options()),
+        grpo(initial_model=seeded(PlainActor, 2)).make_experience(PROMPTS, **options()),
+    ):
+        items = split_experience_batch(made)
+        for item in items:
+            check_sample(item)
+        again = make_experience_batch(items)
+        assert named_tensors(again).keys() == named_tensors(made).keys()
+        for name, tensor in named_tensors(again).items():
+            assert torch.equal(tensor, of(made, name)), name
+
+
+def test_wrong_options_of_makers_are_named() -> None:
+    with pytest.raises(ConfigError, match="kl_coef -1"):
+        naive(kl_coef=-1)
+    with pytest.raises(ConfigError, match="kl_estimator 'k9'"):
+        naive(kl_estimator="k9")
+    with pytest.raises(ConfigError, match="group_size 0"):
+        grpo(group_size=0)
+
+
+def grpo(**changes: Any) -> GRPOExperienceMaker:
+    given = {"reward_model": lengths, "group_size": 4, **changes}
+    return GRPOExperienceMaker(seeded(PlainActor), **given)
+
+
+def test_groups_are_compared_within_themselves() -> None:
+    made = grpo().make_experience(PROMPTS, policy_version=5, **options())
+    assert made.values is made.kl is None
+    assert made.tensors == {}
+    reward, advantages = of(made, "reward").view(3, 4), of(made, "advantages").view(3, 4)
+    assert reward.flatten().tolist() == of(made, "action_mask").sum(1).tolist()
+    deviation = reward - reward.mean(1, keepdim=True)
+    torch.testing.assert_close(advantages, deviation / (reward.std(1, keepdim=True) + 1e-6))
+    assert advantages.abs().sum() > 0
+    for row, item in enumerate(split_experience_batch(made)):
+        prompt = PROMPTS["input_ids"][row // 4][PROMPTS["attention_mask"][row // 4].bool()]
+        assert item.sequences is not None
+        assert item.sequences[: len(prompt)].tolist() == prompt.tolist()
+        assert item.policy_version == 5
+
+
+def test_every_prompt_is_a_group_with_a_name_of_its_own() -> None:
+    makings = [grpo().make_experience(PROMPTS, **options()) for _ in range(2)]
+    names = [item.group_id for made in makings for item in split_experience_batch(made)]
+    assert len(names) == 24
+    assert len(set(names)) == 6
+    assert all(len(set(names[at : at + 4])) == 1 for at in range(0, 24, 4))
+    given = grpo().make_experience(PROMPTS, group_ids=["a", "b", "c"], **options())
+    assert given.group_id == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
+    with pytest.raises(RecordError, match="1 group_ids came for 3 prompts"):
+        grpo().make_experience(PROMPTS, group_ids=["a"], **options())
+
+
+def test_without_the_division_by_std() -> None:
+    made = grpo(scale_by_std=False).make_experience(PROMPTS, **options())
+    reward = of(made, "reward").view(3, 4)
+    expected = (reward - reward.mean(1, keepdim=True)).flatten()
+    torch.testing.assert_close(of(made, "advantages"), expected)
+
+
+def test_a_references_log_probs_travel() -> None:
+    reference = seeded(PlainActor, 2)
+    made = grpo(initial_model=reference).make_experience(PROMPTS, **options())
+    mask, sequences = of(made, "action_mask"), of(made, "sequences")
+    logits = action_logits(reference, sequences, made.attention_mask, mask.shape[1])
+    expected = action_log_probs(logits, sequences, mask.shape[1]).detach() * mask
+    torch.testing.assert_close(of(made, "reference_log_probs"), expected)
+    log_r = expected - of(made, "action_log_probs")
+    torch.testing.assert_close(of(made, "kl"), (log_r.exp() - 1 - log_r) * mask)
+
+
+def test_a_reward_model_that_answers_tokens_is_refused() -> None:
+    with pytest.raises(RecordError, match="one number a sample"):
+        grpo(reward_model=Answering(torch.zeros(12, 9))).make_experience(PROMPTS, **options())

@@ -1,0 +1,360 @@
+"""Training steps: the fields they need, padding on either side, weights, and learning."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from redrb.algorithms import (
+    GAE,
+    Completions,
+    GRPOExperienceMaker,
+    GRPOStep,
+    NaiveExperienceMaker,
+    PPOStep,
+    TrainingBatch,
+)
+from redrb.errors import ConfigError, RecordError
+from redrb.experience import Experience, make_experience_batch, split_experience_batch
+from tests.networks import PlainActor, PlainCritic, SampleCritic, seeded
+
+EOS = 3
+WANTED = 7
+
+
+def share(completions: Completions) -> Tensor:
+    """The share of a completion's tokens that are the wanted one."""
+    rows = range(len(completions))
+    return torch.stack([(completions.completion(row) == WANTED).float().mean() for row in rows])
+
+
+def prompts(rows: int, width: int, seed: int = 0) -> Tensor:
+    return torch.randint(4, 12, (rows, width), generator=torch.Generator().manual_seed(seed))
+
+
+def options(seed: int = 0, **changes: Any) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    return {"max_new_tokens": 6, "eos_token_id": EOS, "generator": generator, **changes}
+
+
+def of_ppo(critic: type[nn.Module] = PlainCritic, *, width: int = 3, seed: int = 0) -> Experience:
+    """Experience of another policy and critic than those in training."""
+    gae = GAE() if critic is PlainCritic else None
+    maker = NaiveExperienceMaker(
+        seeded(PlainActor, 5), seeded(critic, 6), share, seeded(PlainActor, 7), gae=gae
+    )
+    return maker.make_experience(prompts(8, width, seed), **options(seed))
+
+
+def of_grpo(*, width: int = 3, seed: int = 0) -> Experience:
+    maker = GRPOExperienceMaker(seeded(PlainActor, 5), share, seeded(PlainActor, 7), group_size=4)
+    return maker.make_experience(prompts(2, width, seed), **options(seed))
+
+
+def ppo(critic: type[nn.Module] = PlainCritic, rate: float = 0.0, **changes: Any) -> PPOStep:
+    actor, valuer = seeded(PlainActor), seeded(critic, 1)
+    return PPOStep(
+        actor,
+        valuer,
+        torch.optim.SGD(actor.parameters(), lr=rate),
+        torch.optim.SGD(valuer.parameters(), lr=rate),
+        **changes,
+    )
+
+
+def grpo(rate: float = 0.0, **changes: Any) -> GRPOStep:
+    actor = seeded(PlainActor)
+    return GRPOStep(actor, torch.optim.SGD(actor.parameters(), lr=rate), **changes)
+
+
+PPO_VARIANTS = [
+    {},
+    {"aggregation": "token", "value_target": "returns", "normalise_advantages": True},
+    {"clip_high": 0.3, "value_clip": None, "entropy_coef": 0.01},
+]
+GRPO_VARIANTS = [
+    {},
+    {"beta": 0.04, "aggregation": "sequence"},
+    {"clip_high": 0.28, "max_grad_norm": None},
+]
+
+
+def assert_same(first: dict[str, float], second: dict[str, float]) -> None:
+    assert first == pytest.approx(second, abs=1e-5, rel=1e-4)
+
+
+@pytest.mark.parametrize("variant", PPO_VARIANTS)
+@pytest.mark.parametrize("critic", [PlainCritic, SampleCritic])
+def test_ppo_reports_numbers_and_changes_both_networks(
+    variant: dict[str, Any], critic: type[nn.Module]
+) -> None:
+    step = ppo(critic, rate=0.1, **variant)
+    before = copy.deepcopy((step.actor, step.critic))
+    metrics = step(of_ppo(critic))
+    assert {"actor_loss", "critic_loss", "approx_kl", "clip_fraction", "entropy", "reward"} <= {
+        *metrics
+    }
+    assert all(math.isfinite(number) for number in metrics.values())
+    assert metrics["actor_grad_norm"] > 0
+    assert metrics["critic_grad_norm"] > 0
+    for old, new in zip(before, (step.actor, step.critic), strict=True):
+        assert not torch.equal(old.head.weight, new.head.weight)
+
+
+@pytest.mark.parametrize("variant", GRPO_VARIANTS)
+def test_grpo_reports_numbers_and_changes_the_actor(variant: dict[str, Any]) -> None:
+    step = grpo(rate=0.1, **variant)
+    before = copy.deepcopy(step.actor)
+    metrics = step(of_grpo())
+    assert {"actor_loss", "approx_kl", "clip_fraction", "entropy", "reward"} <= {*metrics}
+    assert ("reference_kl" in metrics) == ("beta" in variant)
+    assert all(math.isfinite(number) for number in metrics.values())
+    assert not torch.equal(before.head.weight, step.actor.head.weight)
+
+
+def padded_both_ways(parts: list[Experience]) -> tuple[Experience, Experience]:
+    items = [item for part in parts for item in split_experience_batch(part)]
+    left, right = make_experience_batch(items), make_experience_batch(items, side="right")
+    assert left.sequences is not None
+    assert right.sequences is not None
+    assert not torch.equal(left.sequences, right.sequences)
+    return left, right
+
+
+@pytest.mark.parametrize("variant", PPO_VARIANTS)
+def test_ppo_is_the_same_on_either_padding(variant: dict[str, Any]) -> None:
+    parts = [of_ppo(width=width, seed=width) for width in (2, 3, 5)]
+    left, right = padded_both_ways(parts)
+    again = make_experience_batch(split_experience_batch(right))
+    assert_same(ppo(**variant)(left), ppo(**variant)(right))
+    assert_same(ppo(**variant)(left), ppo(**variant)(again))
+
+
+@pytest.mark.parametrize("variant", GRPO_VARIANTS)
+def test_grpo_is_the_same_on_either_padding(variant: dict[str, Any]) -> None:
+    parts = [of_grpo(width=width, seed=width) for width in (2, 3, 5)]
+    left, right = padded_both_ways(parts)
+    assert_same(grpo(**variant)(left), grpo(**variant)(right))
+
+
+def test_a_reference_that_kept_the_padding_of_the_other_side_is_refused() -> None:
+    # split_experience_batch strips the standard fields, not what is in `tensors`
+    _, right = padded_both_ways([of_grpo(width=width, seed=width) for width in (2, 3)])
+    again = make_experience_batch(split_experience_batch(right))
+    with pytest.raises(RecordError, match=r"reference_log_probs.*padded on another side"):
+        grpo(beta=0.1)(again)
+    shortest = min(split_experience_batch(right), key=lambda item: len(item.action_log_probs))
+    with pytest.raises(RecordError, match=r"reference_log_probs holds numbers beyond the \d"):
+        grpo(beta=0.1)(make_experience_batch([shortest]))
+    assert_same(grpo()(again), grpo()(right))
+
+
+def test_masks_may_be_none() -> None:
+    whole = NaiveExperienceMaker(
+        seeded(PlainActor, 5), seeded(PlainCritic, 6), share, seeded(PlainActor, 7)
+    ).make_experience(prompts(4, 3), **options(eos_token_id=None))
+    masked, of_group = ppo()(whole), grpo()(whole)
+    whole.attention_mask = whole.action_mask = None
+    assert_same(ppo()(whole), masked)
+    assert_same(grpo()(whole), of_group)
+
+
+def test_bool_masks_are_masks() -> None:
+    batch = of_ppo()
+    expected = ppo()(batch)
+    assert batch.attention_mask is not None
+    assert batch.action_mask is not None
+    batch.attention_mask, batch.action_mask = batch.attention_mask.bool(), batch.action_mask.long()
+    assert_same(ppo()(batch), expected)
+
+
+def test_fresh_experience_has_a_ratio_of_one() -> None:
+    actor = seeded(PlainActor)
+    maker = GRPOExperienceMaker(actor, share, group_size=4)
+    batch = maker.make_experience(prompts(3, 3), **options(temperature=0.7))
+    metrics = GRPOStep(actor, torch.optim.SGD(actor.parameters()), temperature=0.7)(batch)
+    assert metrics["clip_fraction"] == 0
+    assert metrics["approx_kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_coatis_targets_are_the_returns_where_advantages_are_reward_minus_value() -> None:
+    batch = of_ppo(SampleCritic)
+    of_reward = ppo(SampleCritic, value_target="reward")(batch)
+    assert_same(of_reward, ppo(SampleCritic, value_target="returns")(batch))
+
+
+def test_coatis_own_experience_with_a_column_of_advantages_trains() -> None:
+    batch = of_ppo(SampleCritic)
+    expected = ppo(SampleCritic)(batch)
+    assert batch.advantages is not None
+    batch.advantages = batch.advantages[:, None]
+    assert_same(ppo(SampleCritic)(batch), expected)
+
+
+@pytest.mark.parametrize("critic", [PlainCritic, SampleCritic])
+def test_importance_weights_multiply_each_samples_loss(critic: type[nn.Module]) -> None:
+    items = split_experience_batch(of_ppo(critic))[:2]
+    each = [ppo(critic)(make_experience_batch([item])) for item in items]
+    batch = make_experience_batch(items)
+    batch.tensors["importance_weights"] = torch.tensor([2.0, 0.5])
+    both = ppo(critic)(batch)
+    for loss in ("actor_loss", "critic_loss"):
+        assert both[loss] == pytest.approx((2 * each[0][loss] + 0.5 * each[1][loss]) / 2, rel=1e-4)
+    assert batch.action_mask is not None
+    batch.tensors["importance_weights"] = torch.tensor([[2.0], [0.5]]) * batch.action_mask
+    assert_same(ppo(critic)(batch), both)
+
+
+def test_importance_weights_of_grpo() -> None:
+    items = split_experience_batch(of_grpo())[:2]
+    step = {"beta": 0.1, "aggregation": "sequence"}
+    each = [grpo(**step)(make_experience_batch([item]))["actor_loss"] for item in items]
+    batch = make_experience_batch(items)
+    batch.tensors["importance_weights"] = torch.tensor([2.0, 0.5])
+    expected = (2 * each[0] + 0.5 * each[1]) / 2
+    assert grpo(**step)(batch)["actor_loss"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "missing", ["sequences", "action_log_probs", "values", "reward", "advantages"]
+)
+def test_a_field_that_ppo_needs_is_named(missing: str) -> None:
+    batch = of_ppo()
+    setattr(batch, missing, None)
+    with pytest.raises(RecordError, match=f"PPO needs {missing}") as caught:
+        ppo()(batch)
+    assert caught.value.field == missing
+
+
+@pytest.mark.parametrize("missing", ["sequences", "action_log_probs", "advantages"])
+def test_a_field_that_grpo_needs_is_named(missing: str) -> None:
+    batch = of_grpo()
+    setattr(batch, missing, None)
+    with pytest.raises(RecordError, match=f"GRPO needs {missing}"):
+        grpo()(batch)
+
+
+def test_grpo_needs_a_reference_only_for_beta() -> None:
+    batch = of_grpo()
+    batch.tensors.clear()
+    batch.kl = batch.reward = None
+    assert "reward" not in grpo()(batch)
+    with pytest.raises(RecordError, match="GRPO needs reference_log_probs"):
+        grpo(beta=0.1)(batch)
+
+
+@pytest.mark.parametrize(
+    ("field", "shape", "said"),
+    [
+        ("values", (8,), r"critic's values have shape .* maker and trainer need the same critic"),
+        ("advantages", (8, 2), r"advantages has shape \[8, 2\], not \[8\] or \[8, 6\]"),
+        ("action_mask", (8, 5), r"action_mask has shape \[8, 5\], which does not fit"),
+        ("action_log_probs", (8, 99), r"action_log_probs has shape \[8, 99\], which does not fit"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(field: str, shape: tuple[int, ...], said: str) -> None:
+    batch = of_ppo()
+    setattr(batch, field, torch.ones(shape))
+    with pytest.raises(RecordError, match=said):
+        ppo()(batch)
+
+
+@pytest.mark.parametrize("field", ["advantages", "reward"])
+def test_what_is_no_number_leaves_the_weights_as_they_were(field: str) -> None:
+    batch = of_ppo()
+    getattr(batch, field)[0] = math.nan
+    step = ppo(rate=0.1)
+    before = copy.deepcopy(step.actor.state_dict() | step.critic.state_dict())
+    with pytest.raises(RecordError, match=r"grad_norm is nan.*weights are as they were"):
+        step(batch)
+    after = step.actor.state_dict() | step.critic.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"clip": 0},
+        {"clip_high": -1},
+        {"temperature": 0.0},
+        {"max_grad_norm": 0.0},
+        {"aggregation": "mean"},
+    ],
+)
+def test_a_wrong_option_is_named(wrong: dict[str, Any]) -> None:
+    for build in (ppo, grpo):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            build(**wrong)
+
+
+def test_options_of_one_algorithm_are_checked_too() -> None:
+    with pytest.raises(ConfigError, match="beta -1"):
+        grpo(beta=-1)
+    with pytest.raises(ConfigError, match="value_target 'kl'"):
+        ppo(value_target="kl")
+    with pytest.raises(ConfigError, match="entropy_coef nan"):
+        ppo(entropy_coef=math.nan)
+
+
+def test_one_optimizer_may_serve_both_networks() -> None:
+    actor, critic = seeded(PlainActor), seeded(PlainCritic, 1)
+    both = torch.optim.SGD([*actor.parameters(), *critic.parameters()], lr=0.1)
+    steps: list[int] = []
+    both.register_step_post_hook(lambda *_: steps.append(1))
+    shared = PPOStep(actor, critic, both, both)
+    apart = ppo(rate=0.1)
+    assert_same(shared(of_ppo()), apart(of_ppo()))
+    assert steps == [1]
+    torch.testing.assert_close(actor.state_dict(), apart.actor.state_dict())
+    torch.testing.assert_close(critic.state_dict(), apart.critic.state_dict())
+
+
+def test_a_subclass_changes_a_part() -> None:
+    class Doubled(GRPOStep):
+        def actor_loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
+            loss, metrics = super().actor_loss(batch)
+            return 2 * loss, {**metrics, "doubled": 2 * loss}
+
+    actor = seeded(PlainActor)
+    metrics = Doubled(actor, torch.optim.SGD(actor.parameters()))(of_grpo())
+    assert metrics["doubled"] == pytest.approx(2 * metrics["actor_loss"])
+
+
+def test_ppo_learns() -> None:
+    actor, critic = seeded(PlainActor), seeded(PlainCritic, 1)
+    maker = NaiveExperienceMaker(
+        actor, critic, share, copy.deepcopy(actor), kl_coef=0.01, gae=GAE()
+    )
+    step = PPOStep(
+        actor,
+        critic,
+        torch.optim.Adam(actor.parameters(), lr=0.02),
+        torch.optim.Adam(critic.parameters(), lr=0.02),
+        value_target="returns",
+        normalise_advantages=True,
+    )
+    history = []
+    for number in range(30):
+        batch = maker.make_experience(prompts(32, 3, number), **options(number))
+        history.append(step(batch))
+    assert history[0]["reward"] < 0.2
+    assert history[-1]["reward"] > 0.6
+    assert history[-1]["critic_loss"] < history[0]["critic_loss"]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.01])
+def test_grpo_learns(beta: float) -> None:
+    actor = seeded(PlainActor)
+    maker = GRPOExperienceMaker(actor, share, copy.deepcopy(actor), group_size=8)
+    step = GRPOStep(actor, torch.optim.Adam(actor.parameters(), lr=0.02), beta=beta)
+    history = []
+    for number in range(30):
+        batch = maker.make_experience(prompts(4, 3, number), **options(number))
+        history.append(step(batch)["reward"])
+    assert history[0] < 0.2
+    assert sum(history[-3:]) / 3 > 0.6
