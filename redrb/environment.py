@@ -1,4 +1,4 @@
-"""The only reader of the environment: every variable that redrb knows, by name."""
+"""The only place that reads or sets the environment: every variable of redrb's, by name."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ PREFIX = "REDRB_"
 def variable(name: str, default: str | None = None) -> str | None:
     """Return environment variable `name`, or `default` where it is unset or empty."""
     return os.environ.get(name) or default
+
+
+def set_variable(name: str, value: str) -> None:
+    """Set environment variable `name` for this process, for libraries that read it."""
+    os.environ[name] = value
 
 
 def search_path() -> str:

@@ -20,6 +20,7 @@ from redrb.keys import WeightKeys
 from redrb.weights.chunks import ChunkGoneError, Filler
 from redrb.weights.manifest import MAX_VERSION, Manifest, WeightVersion, decode_manifest
 from redrb.weights.tensors import (
+    Strict,
     Target,
     check_fits,
     empty_tensors,
@@ -92,7 +93,7 @@ class WeightSubscriber:
         found = self._client.execute("XRANGE", self._keys.versions, "-", "+", "COUNT", _LISTED)
         return [self._parse(entry).described for entry in found]
 
-    def poll(self, target: Target, *, strict: bool = True) -> WeightVersion | None:
+    def poll(self, target: Target, *, strict: Strict = True) -> WeightVersion | None:
         """Load the newest version in place, unless it is loaded already.
 
         All of it is fetched and checked before the first tensor changes; needs as much memory as
@@ -102,7 +103,8 @@ class WeightSubscriber:
         Args:
             target: A module (its parameters and persistent buffers) or a dict of tensors; always
                 the same one.
-            strict: Demand the same names on both sides; else load those that both have.
+            strict: Demand the same names on both sides; "model": all names of the target, whatever
+                else is published; False: load those that both have.
 
         Returns:
             What was loaded, or None when nothing is newer.
@@ -176,7 +178,7 @@ class WeightSubscriber:
                 "server's maxmemory-policy is noeviction."
             ) from error
 
-    def _poll(self, target: Target, *, strict: bool) -> WeightVersion | None:
+    def _poll(self, target: Target, *, strict: Strict) -> WeightVersion | None:
         entry = self._newer_than(self._version or 0)
         if entry is None:
             return None

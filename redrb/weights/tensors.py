@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from redrb.weights.manifest import MAX_NAME_LENGTH, MAX_TENSORS
 
 State: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 Target: TypeAlias = nn.Module | Mapping[str, Tensor]
+Strict: TypeAlias = bool | Literal["model"]
+"""What names must agree: on both sides, on none, or all of the model's must be published."""
 
 # some of float8 and float4 came with later versions of torch
 _NAMES = {getattr(torch, name): name for name in ITEM_BYTES if hasattr(torch, name)}
@@ -110,7 +112,7 @@ def target_tensors(target: Target) -> dict[str, Tensor]:
     return dict(target)
 
 
-def check_fits(layout: Layout, targets: Mapping[str, Tensor], *, strict: bool) -> list[str]:
+def check_fits(layout: Layout, targets: Mapping[str, Tensor], *, strict: Strict) -> list[str]:
     """Return the names to load, after checking that every one of them can be.
 
     float16, bfloat16, float32 and float64 are cast into each other; every other dtype, and every
@@ -124,8 +126,9 @@ def check_fits(layout: Layout, targets: Mapping[str, Tensor], *, strict: bool) -
     problems: dict[str, list[str]] = {}
     if strict:
         problems["in the model but not published"] = [n for n in targets if n not in entries]
+    if strict is True:
         problems["published but not in the model"] = [n for n in entries if n not in targets]
-    elif not common:
+    if not strict and not common:
         problems["no name in common; published"] = list(entries)
     differing = ((name, _difference(entries[name], targets[name])) for name in common)
     problems["different"] = [f"{name} ({found})" for name, found in differing if found]

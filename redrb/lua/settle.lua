@@ -1,0 +1,36 @@
+-- Acknowledge entries by their seq, wherever they are: a checkpoint says that they are trained.
+-- KEYS[1] stream
+-- ARGV    group, seq, samples, seq, samples, ...
+-- Returns the number of entries that were not done; the same call again returns 0.
+--@ _task _waiters _room _tags _index _history _groups
+
+begin_writing()
+local group, over, samples = ARGV[1], {}, 0
+local state, indexed = key('group', group), rules().indexed
+if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0 then
+  return 0
+end
+for i = 2, #ARGV, 2 do
+  local seq = ARGV[i]
+  local pool = waits_in(group, seq)
+  local found = true
+  if pool and indexed then
+    withdraw(group, pool, {member_of(seq)})
+    add(state, 'waiting', -1)
+    add(state, 'taken', 1)
+  elseif pool and redis.call('ZREM', key('ready', group), member_of(seq)) == 1 then
+    add(state, 'waiting', -1)
+  else -- leased: by a consumer that died, or that will hear that it lost it
+    found = redis.call('XACK', stream, group, id_of(seq)) == 1
+  end
+  if found then
+    over[#over + 1] = seq
+    samples = samples + tonumber(ARGV[i + 1])
+    redis.call('HDEL', key('deliveries', group), member_of(seq))
+  end
+end
+add(state, 'acked', #over)
+add(state, 'samples_acked', samples)
+forget(group, over, true)
+wake('#room', room_left(), now_ms())
+return #over

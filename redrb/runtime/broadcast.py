@@ -1,0 +1,110 @@
+"""A trainer's side of weight updates: published once, announced to each maker it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from redrb.connection import Client
+from redrb.errors import ConfigError
+from redrb.runtime.inbox import Announcement, announce, inbox_of
+from redrb.runtime.lora import LoraConfig, encode_configs, lora_of
+from redrb.runtime.updates import unwrapped
+from redrb.weights import WeightPublisher, WeightSubscriber
+from redrb.weights.tensors import module_tensors
+
+
+def partial_name(trainer: str) -> str:
+    """Return the name under which a trainer publishes updates of a part of its weights."""
+    return f"{trainer}.partial"
+
+
+class Broadcast:
+    """Publishes the models of one trainer as one version, so that no maker ever mixes them.
+
+    Full updates are published as weights `<trainer>`, those of the trained part alone as
+    `<trainer>.partial`; versions count up through both. Tensors are named `<model>.<name>`.
+
+    Attributes:
+        version: The newest version, 0 before the first.
+    """
+
+    def __init__(self, client: Client, namespace: str, trainer: str, makers: Sequence[str]) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._trainer = trainer
+        self._inboxes = [inbox_of(namespace, maker) for maker in makers]
+        self._publishers: dict[str, WeightPublisher] = {}
+        self._news = Announcement(trainer, 0)
+        self.version = max(
+            self._newest(trainer), self._newest(partial_name(trainer))
+        )  # of a run before
+
+    def push(self, models: Mapping[str, nn.Module], *, fully: bool, lora_only: bool = False) -> int:
+        """Publish the models' weights and tell the makers; returns the version.
+
+        Args:
+            models: By name, such as actor and critic.
+            fully: All of the weights, else those that are trained (`requires_grad`); the first
+                update is always full.
+            lora_only: Of the trained ones only `lora_A` and `lora_B`, which makers merge.
+
+        Raises:
+            ConfigError: `lora_only`, and no model has LoRA layers.
+            PublisherFenced: Another trainer of this name was started after this one.
+            StoreUnavailable, StoreFull: As `WeightPublisher.publish` does.
+        """
+        inner = {name: unwrapped(model) for name, model in models.items()}
+        fully = fully or not self._news.full
+        everything = _state(inner, trained=False)
+        trained = everything if fully else _state(inner, trained=True)
+        if trained.keys() == everything.keys() and not (lora_only and not fully):
+            self._publish(self._trainer, everything)
+            self._news = Announcement(self._trainer, self.version)
+        if lora_only:  # also after a full update: makers without LoRA layers merge it
+            state, configs = _lora_state(inner)
+            self._publish(partial_name(self._trainer), state)
+            lora = encode_configs(configs)
+            self._news = replace(self._news, partial=self.version, lora=lora)
+        elif trained.keys() != everything.keys():
+            self._publish(partial_name(self._trainer), trained)
+            self._news = replace(self._news, partial=self.version, lora="")
+        announce(self._client, self._inboxes, self._news)
+        return self.version
+
+    def _publish(self, name: str, state: Mapping[str, Tensor]) -> None:
+        if name not in self._publishers:
+            self._publishers[name] = WeightPublisher(self._client, name, namespace=self._namespace)
+        self.version = self._publishers[name].publish(state, version=self.version + 1).version
+
+    def _newest(self, name: str) -> int:
+        newest = WeightSubscriber(self._client, name, namespace=self._namespace).latest()
+        return newest.version if newest else 0
+
+
+def _state(models: Mapping[str, nn.Module], *, trained: bool) -> dict[str, Tensor]:
+    """Return the tensors of all models; `trained`: only those that training changes."""
+    return {
+        f"{model}.{name}": tensor
+        for model, module in models.items()
+        for name, tensor in module_tensors(module).items()
+        if not trained or tensor.requires_grad or not isinstance(tensor, nn.Parameter)
+    }
+
+
+def _lora_state(
+    models: Mapping[str, nn.Module],
+) -> tuple[dict[str, Tensor], dict[str, dict[str, LoraConfig]]]:
+    state: dict[str, Tensor] = {}
+    configs: dict[str, dict[str, LoraConfig]] = {}
+    for model, module in models.items():
+        tensors, configs[model] = lora_of(module)
+        state.update({f"{model}.{name}": tensor for name, tensor in tensors.items()})
+    if not state:
+        raise ConfigError(
+            "only LoRA weights were to be sent, and no model has any: a LoRA layer has lora_A and "
+            "lora_B. Leave update_lora_weights out."
+        )
+    return state, configs

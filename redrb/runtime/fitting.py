@@ -1,0 +1,179 @@
+"""The loop of `DetachedTrainer.fit`: episodes of fresh batches, in epochs, then an update."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, TypeAlias
+
+import torch
+from torch.utils.data import DataLoader
+
+from redrb.errors import LeaseLost
+from redrb.experience import Experience
+from redrb.runtime.callbacks import Callbacks
+from redrb.runtime.checkpoint import Checkpoints, Mark, Position, Stateful
+from redrb.runtime.progress import Progress
+from redrb.runtime.stopping import Stop
+from redrb.stream import Lease
+
+_log = logging.getLogger("redrb")
+
+Acknowledge: TypeAlias = Literal["step", "checkpoint"]
+
+
+class Source(Protocol):
+    """Where fresh batches come from."""
+
+    def next(self) -> tuple[Experience, Lease] | None:
+        """Return the next batch and its lease, None when the loop was asked to end meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a trainer does in its loop.
+
+    Attributes:
+        train: `training_step`.
+        update: Sends new weights to the makers.
+        callbacks: Whom to tell.
+        stop: Asks for the end.
+        device: Where batches are trained.
+        pin_memory: Whether kept batches are pinned.
+        acknowledge: After each step, or after each checkpoint.
+        checkpoints: Where they go; None: there are none.
+        checkpoint_every: Episodes between them.
+        parts: What they hold.
+    """
+
+    train: Callable[[Experience], Mapping[str, Any]]
+    update: Callable[[], None]
+    callbacks: Callbacks
+    stop: Stop
+    device: torch.device
+    pin_memory: bool
+    acknowledge: Acknowledge
+    checkpoints: Checkpoints | None
+    checkpoint_every: int
+    parts: Mapping[str, Stateful]
+
+
+@dataclass(slots=True)
+class Fit:
+    """One call of `fit`."""
+
+    work: Work
+    position: Position
+    update_steps: int
+    train_epochs: int
+    held: list[Lease] = field(default_factory=list)
+
+    def run(self, episodes: int, source: Source, progress: Progress) -> None:
+        """Train until `episodes` are over, or the loop is asked to end."""
+        tell = self.work.callbacks.tell
+        tell("on_fit_start")
+        while self.position.episode < episodes and not self.work.stop:
+            self._episode(source, progress)
+        if self.work.stop or self.position.episode % self.work.checkpoint_every:
+            self.checkpoint()
+        tell("on_fit_end")
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint, where there are any, and then acknowledge what it has trained."""
+        if self.work.checkpoints is not None:
+            trained = {
+                seq: layout.samples for lease in self.held for seq, layout in lease.layouts.items()
+            }
+            mark = Mark(tuple(trained), tuple(trained.values()))
+            self.work.checkpoints.save(self.work.parts, self.position, mark)
+        held, self.held = self.held, []
+        for lease in held:
+            self._acknowledge(lease)
+
+    def release(self) -> None:
+        """Give back what was trained since the last checkpoint: a resumed run trains it again."""
+        held, self.held = self.held, []
+        for lease in held:
+            if lease:
+                lease.release()
+
+    def _episode(self, source: Source, progress: Progress) -> None:
+        work, position = self.work, self.position
+        tell = work.callbacks.tell
+        tell("on_episode_start", position.episode)
+        while position.epoch < self.train_epochs:
+            tell("on_epoch_start", position.epoch)
+            if position.epoch == 0:
+                self._train_fresh(source, progress)
+            else:
+                self._train_again(progress)
+            if work.stop:
+                return
+            tell("on_epoch_end", position.epoch)
+            position.epoch, position.batch, position.order = position.epoch + 1, 0, []
+        tell("on_update_start")
+        work.update()
+        tell("on_update_end")
+        tell("on_episode_end", position.episode)
+        position.episode, position.epoch, position.kept = position.episode + 1, 0, []
+        if work.checkpoints is not None and position.episode % work.checkpoint_every == 0:
+            self.checkpoint()
+
+    def _train_fresh(self, source: Source, progress: Progress) -> None:
+        """Train each batch as it comes, and keep it for later epochs."""
+        position = self.position
+        while position.batch < self.update_steps and not self.work.stop:
+            found = source.next()
+            if found is None:
+                return
+            experience, lease = found
+            kept = None
+            if self.train_epochs > 1:
+                kept = replace(experience).to_device("cpu")
+            try:
+                self._step(experience)
+            except BaseException as error:
+                lease.__exit__(type(error), error, error.__traceback__)
+                raise
+            position.taken += 1
+            if kept is not None:
+                position.kept.append(kept)
+            if self.work.acknowledge == "step":
+                self._acknowledge(lease)
+            else:
+                self.held.append(lease)
+            progress.advance(position)
+
+    def _train_again(self, progress: Progress) -> None:
+        """Train the kept batches in a new order."""
+        position = self.position
+        if not position.order:
+            position.order = torch.randperm(len(position.kept)).tolist()
+        batches: DataLoader[Experience] = DataLoader(
+            position.kept,  # type: ignore[arg-type]
+            batch_size=None,
+            sampler=position.order[position.batch :],
+            pin_memory=self.work.pin_memory and self.work.device.type != "cpu",
+            generator=torch.Generator(),  # else it would draw from torch's own, each time it starts
+        )
+        for kept in batches:
+            self._step(replace(kept).to_device(self.work.device))
+            progress.advance(position)
+            if self.work.stop:
+                return
+
+    def _step(self, experience: Experience) -> None:
+        tell = self.work.callbacks.tell
+        tell("on_batch_start")
+        metrics = self.work.train(experience)
+        tell("on_batch_end", dict(metrics), experience)
+        self.position.batch += 1
+        self.position.step += 1
+
+    def _acknowledge(self, lease: Lease) -> None:
+        try:
+            if lease:
+                lease.ack()
+        except LeaseLost as error:
+            _log.warning("a batch was trained here and will be trained again elsewhere: %s", error)

@@ -1,0 +1,115 @@
+"""A maker's side of weight updates: told by its inbox, fetched whole, loaded under the lock."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+from torch import Tensor
+
+from redrb.connection import Client
+from redrb.errors import WeightTimeout
+from redrb.runtime.broadcast import partial_name
+from redrb.runtime.inbox import Announcement, Inbox
+from redrb.runtime.lora import decode_configs
+from redrb.runtime.updates import ModelUpdates
+from redrb.weights import WeightSubscriber
+
+_SLICE_S = 0.5
+"""Longest wait before it is looked whether the caller is to end."""
+
+
+class WeightFollower:
+    """Keeps a maker's models at what the trainers that name it have announced last.
+
+    Attributes:
+        version: Version of the weights in the models; None before the first update.
+        complete: Whether a full update was loaded.
+    """
+
+    def __init__(self, client: Client, namespace: str, maker: str, models: ModelUpdates) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._maker = maker
+        self._inbox = Inbox(client, namespace, maker)
+        self._models = models
+        self._trainer = ""
+        self._subscribers: dict[str, WeightSubscriber] = {}
+        self.version: int | None = None
+        self.complete = False
+
+    def follow(self) -> bool:
+        """Load what was announced since the last call, if anything was; returns whether it was.
+
+        Raises:
+            WeightMismatch: It does not fit the models; they keep their old weights.
+            WeightError, DecodeError, StoreUnavailable: As `WeightSubscriber.poll` does.
+        """
+        news = self._inbox.newest()
+        if news is not None:
+            self._load(news)
+        return news is not None
+
+    def wait_until_complete(self, timeout: float, ended: Callable[[], bool]) -> None:
+        """Wait until a full update is loaded, or the caller is to end, which is looked at often.
+
+        Raises:
+            WeightTimeout: None came in time.
+        """
+        started = time.monotonic()
+        while not self.complete and not ended():
+            left = started + timeout - time.monotonic()
+            news = self._inbox.wait(min(left, _SLICE_S)) if left > 0 else None
+            if news is None:
+                if left > _SLICE_S:
+                    continue
+                raise WeightTimeout(
+                    name=f"of maker {self._maker}",
+                    newer_than=0,
+                    newest=None,
+                    waited_s=time.monotonic() - started,
+                )
+            self._load(news)
+
+    def _load(self, news: Announcement) -> None:
+        if news.trainer != self._trainer:  # another one took over: its versions are its own
+            self._trainer, self.complete = news.trainer, False
+            self._subscribers = {
+                name: WeightSubscriber(
+                    self._client, name, namespace=self._namespace, lock=self._models.lock
+                )
+                for name in (news.trainer, partial_name(news.trainer))
+            }
+        full = self._subscribers[news.trainer]
+        if (full.version or 0) < news.full:
+            tensors = self._models.tensors()
+            if full.poll(tensors, strict="model") is not None:
+                for model in self._models.models:
+                    self._models.loaded(model)
+            self.version, self.complete = full.version, True
+        if news.partial > (self.version or 0):
+            self._load_partial(news)
+
+    def _load_partial(self, news: Announcement) -> None:
+        partial = self._subscribers[partial_name(news.trainer)]
+        if not news.lora:
+            partial.poll(self._models.tensors(), strict=False)
+            self.version = max(self.version or 0, partial.version or 0)
+            return
+        newest = partial.latest()
+        state: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        for name, tensor in partial.fetch(newest.version if newest else None).items():
+            model, _, own = name.partition(".")
+            state[model][own] = tensor
+        configs = decode_configs(news.lora)
+        with self._models.exclusive():
+            self._models.load(
+                {},
+                {
+                    model: (tensors, configs.get(model, {}))
+                    for model, tensors in state.items()
+                    if model in self._models.models
+                },
+            )
+        self.version = newest.version if newest else news.partial

@@ -1,0 +1,122 @@
+"""How trainers find makers: each maker has an inbox, into which trainers say where weights are.
+
+The inbox of maker M is the stream `redrb:{namespace:maker:M}:inbox`, and keeps only its newest
+entry, so a maker that comes late, or comes back, finds it. Announcing twice does no harm.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from redrb.connection import Client
+from redrb.connection.transport import Pipeline, Reply, first_error
+from redrb.errors import DecodeError
+from redrb.keys import check_name
+
+_BLOCK_S = 5.0  # one blocking read; far below the connection's timeout
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Where a trainer's newest weights are.
+
+    Attributes:
+        trainer: Name of the trainer.
+        full: Version of its newest full update, 0 when there was none.
+        partial: Version of its newest partial update, 0 when there was none after the full one.
+        lora: Per model and layer the settings of its LoRA, as JSON; "" where there is none.
+    """
+
+    trainer: str
+    full: int
+    partial: int = 0
+    lora: str = ""
+
+
+def inbox_of(namespace: str, maker: str) -> str:
+    """Return the key of a maker's inbox."""
+    check_name("namespace", namespace)
+    check_name("maker", maker)
+    return f"redrb:{{{namespace}:maker:{maker}}}:inbox"
+
+
+def announce(client: Client, inboxes: Sequence[str], news: Announcement) -> None:
+    """Tell makers where weights are; those that wait wake up.
+
+    Raises:
+        StoreUnavailable: Redis stayed away; some may have been told.
+    """
+    pipeline = Pipeline()
+    for inbox in inboxes:
+        fields = ("trainer", news.trainer, "full", news.full, "partial", news.partial)
+        pipeline.add("XADD", inbox, "MAXLEN", 1, "*", *fields, "lora", news.lora)
+
+    def attempt() -> None:
+        error = first_error(client.exchange(pipeline))
+        if error is not None:
+            raise error
+
+    if inboxes:
+        client.retrying(attempt)
+
+
+class Inbox:
+    """A maker's side: reads the newest announcement, or waits for one."""
+
+    def __init__(self, client: Client, namespace: str, maker: str) -> None:
+        self._client = client
+        self._key = inbox_of(namespace, maker)
+        self._last = "0-0"
+
+    def newest(self) -> Announcement | None:
+        """Return the newest announcement, None where it is the one that was returned last.
+
+        Raises:
+            DecodeError: It is damaged.
+            StoreUnavailable: Redis stayed away.
+        """
+        found = self._client.execute("XREVRANGE", self._key, "+", f"({self._last}", "COUNT", 1)
+        if not found:
+            return None
+        entry_id, flat = found[0]
+        news = _parsed(flat)
+        self._last = entry_id.decode()
+        return news
+
+    def wait(self, seconds: float) -> Announcement | None:
+        """Return the next announcement, None when none came in time; never polls.
+
+        Raises:
+            DecodeError, StoreUnavailable: As `newest` does.
+        """
+        deadline = time.monotonic() + seconds
+        while (news := self.newest()) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            block_ms = max(1, math.ceil(min(left, _BLOCK_S) * 1000))
+            self._client.execute(
+                "XREAD", "BLOCK", block_ms, "STREAMS", self._key, self._last, retry_s=left
+            )
+        return news
+
+
+def _parsed(flat: Reply) -> Announcement:
+    fields = {
+        name.decode(errors="replace"): value
+        for name, value in zip(flat[::2], flat[1::2], strict=True)
+    }
+    numbers = [fields.get(name, b"") for name in ("full", "partial")]
+    trainer, lora = fields.get("trainer", b""), fields.get("lora", b"")
+    usable = all(number.isdigit() and len(number) <= 16 for number in numbers)
+    if not usable or len(lora) > _MOST_BYTES:
+        raise DecodeError("a maker's inbox holds something that is no announcement of weights.")
+    try:
+        name = check_name("trainer", trainer.decode())
+        return Announcement(name, int(numbers[0]), int(numbers[1]), lora.decode())
+    except ValueError as error:
+        raise DecodeError(f"a maker's inbox is damaged: {error}") from error

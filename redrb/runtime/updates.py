@@ -1,0 +1,232 @@
+"""A maker's models, and how they change: whole updates only, never seen half by generation."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from redrb.errors import WeightError, WeightMismatch
+from redrb.runtime.lora import LoraMerger
+from redrb.weights.tensors import module_tensors
+
+_log = logging.getLogger("redrb")
+
+
+@dataclass(slots=True)
+class _Staged:
+    """What has come of an update, by model."""
+
+    states: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    loras: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = field(default_factory=dict)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module itself where it is wrapped for data parallelism or compiled."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if inner is None and isinstance(module, nn.parallel.DistributedDataParallel):
+            inner = module.module
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
+
+
+class ModelUpdates:
+    """Models that are used under one lock and updated whole.
+
+    An update begins, gets its chunks, and ends. Chunks are collected beside the models, and the
+    lock is held from the beginning, so that nothing is generated with weights about to be replaced.
+    An update whose end does not come in time is dropped: the lock is free again, and the models
+    have their old weights.
+
+    Attributes:
+        models: By name.
+        lock: Held by generation, and while weights change.
+    """
+
+    def __init__(self, models: Mapping[str, nn.Module | None], *, timeout_s: float) -> None:
+        """Take over models.
+
+        Args:
+            models: By name; those that are None are left out.
+            timeout_s: Seconds from one call of an update to its next.
+        """
+        self.models = {
+            name: unwrapped(model) for name, model in models.items() if model is not None
+        }
+        self.lock = threading.Lock()
+        self._timeout_s = timeout_s
+        self._mergers = {name: LoraMerger(model) for name, model in self.models.items()}
+        self._staged: _Staged | None = None
+        self._guard = threading.RLock()
+        self._watch: threading.Timer | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the live tensors of all models, as `<model>.<name>`."""
+        return {
+            f"{model}.{name}": tensor
+            for model, module in self.models.items()
+            for name, tensor in module_tensors(module).items()
+        }
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the lock; an update under way ends or is dropped in time, so this wait is bounded.
+
+        Raises:
+            WeightError: It was not free for ten times the timeout of an update.
+        """
+        self._acquire()
+        try:
+            yield
+        finally:
+            self.lock.release()
+
+    def begin(self) -> None:
+        """Begin an update: wait for the generation under way, and hold the lock."""
+        self._acquire()
+        with self._guard:
+            self._staged = _Staged()
+            self._watch_again()
+
+    def stage(
+        self, model: str, state: Mapping[str, Tensor], lora_configs: Mapping[str, Any] | None
+    ) -> None:
+        """Collect a chunk of an update.
+
+        Args:
+            model: Name of the model.
+            state: Tensors by name.
+            lora_configs: Where they are LoRA's: settings by layer.
+
+        Raises:
+            WeightError: No update is under way, or it was dropped; or there is no such model.
+        """
+        with self._guard:
+            staged = self._under_way()
+            if model not in self.models:
+                raise WeightError(f"this maker has no {model}; it has {sorted(self.models)}.")
+            copied = {name: tensor.detach().clone() for name, tensor in state.items()}
+            if lora_configs is None:
+                staged.states.setdefault(model, {}).update(copied)
+            else:
+                tensors, configs = staged.loras.setdefault(model, ({}, {}))
+                tensors.update(copied)
+                configs.update(lora_configs)
+            self._watch_again()
+
+    def end(self) -> None:
+        """Load all that was collected, and release the lock.
+
+        Raises:
+            WeightError: No update is under way, or it was dropped.
+            WeightMismatch: Something does not fit; the models keep their old weights.
+        """
+        with self._guard:
+            staged = self._under_way()
+            try:
+                self.load(staged.states, staged.loras)
+            finally:
+                self._over()
+
+    def drop(self) -> None:
+        """Forget an update under way; the models keep their old weights."""
+        with self._guard:
+            if self._staged is not None:
+                self._over()
+
+    def load(
+        self,
+        states: Mapping[str, Mapping[str, Tensor]],
+        loras: Mapping[str, tuple[Mapping[str, Tensor], Mapping[str, Any]]],
+    ) -> None:
+        """Change the models; the lock is held by the caller.
+
+        Raises:
+            WeightMismatch: Shapes or LoRA layers do not fit; nothing was changed.
+        """
+        planned: list[Callable[[], None]] = []
+        for model, state in states.items():
+            planned.append(self._plan(model, state))
+        for model, (tensors, configs) in loras.items():
+            if tensors.keys() <= dict(self.models[model].named_parameters()).keys():
+                planned.append(self._plan(model, tensors))  # it has LoRA layers itself
+            else:
+                merger = self._mergers[model]
+                planned.append(partial(merger.apply, merger.plan(tensors, configs)))
+        for change in planned:
+            change()
+        for model in states:
+            self.loaded(model)
+
+    def loaded(self, model: str) -> None:
+        """Note that the base weights of a model are new."""
+        self._mergers[model].forget()
+
+    def _plan(self, model: str, state: Mapping[str, Tensor]) -> Callable[[], None]:
+        """Return what loads the tensors that the model has, as `load_state_dict(strict=False)`."""
+        live = module_tensors(self.models[model])
+        fitting = {name: tensor for name, tensor in state.items() if name in live}
+        for name, tensor in fitting.items():
+            if tensor.shape != live[name].shape:
+                raise WeightMismatch(
+                    f"{model}.{name} is {list(tensor.shape)} in the update and "
+                    f"{list(live[name].shape)} in the model. Nothing was loaded."
+                )
+
+        @torch.no_grad()
+        def load() -> None:
+            for name, tensor in fitting.items():
+                live[name].copy_(tensor)
+
+        return load
+
+    def _acquire(self) -> None:
+        patience_s = 10 * self._timeout_s
+        if not self.lock.acquire(timeout=patience_s):
+            raise WeightError(
+                f"the models were in use for {patience_s:g} s: generation hangs, or updates come "
+                "faster than they can be loaded."
+            )
+
+    def _under_way(self) -> _Staged:
+        if self._staged is None:
+            raise WeightError(
+                "no update is under way: the first call needs chunk_start=True, and an update is "
+                f"dropped when its next call does not come within {self._timeout_s:g} s. Send all "
+                "of it again."
+            )
+        return self._staged
+
+    def _watch_again(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        staged = self._staged
+        self._watch = threading.Timer(self._timeout_s, lambda: self._lost(staged))
+        self._watch.daemon = True
+        self._watch.start()
+
+    def _lost(self, staged: _Staged | None) -> None:
+        with self._guard:
+            if staged is not None and self._staged is staged:
+                _log.error(
+                    "an update of the models did not end within %g s and was dropped: they keep "
+                    "their old weights",
+                    self._timeout_s,
+                )
+                self._over()
+
+    def _over(self) -> None:
+        self._staged = None
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        self.lock.release()

@@ -1,0 +1,193 @@
+"""`DetachedReplayBuffer`: section A of the reference contracts, on fakeredis and real servers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from redrb import (
+    BatchTimeout,
+    BufferItem,
+    Client,
+    ConfigError,
+    DetachedReplayBuffer,
+    StoreFull,
+    make_experience_batch,
+)
+
+
+def item(number: int, length: int = 4) -> BufferItem:
+    return BufferItem(
+        sequences=torch.full((length,), number),
+        action_log_probs=torch.full((2,), float(number)),
+        values=torch.zeros(2),
+        reward=torch.tensor(float(number)),
+        kl=torch.zeros(2),
+        advantages=torch.zeros(2),
+        attention_mask=torch.ones(length, dtype=torch.int64),
+        action_mask=torch.ones(2, dtype=torch.bool),
+    )
+
+
+def rewards(experience: object) -> list[float]:
+    return experience.reward.tolist()  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.fixture
+def open_buffer(client: Client, namespace: str) -> Callable[..., DetachedReplayBuffer]:
+    def opened(size: int = 2, limit: int = 0, **options: object) -> DetachedReplayBuffer:
+        return DetachedReplayBuffer(size, limit, client=client, namespace=namespace, **options)
+
+    return opened
+
+
+def test_items_and_batches_become_full_batches(
+    open_buffer: Callable[..., DetachedReplayBuffer],
+) -> None:
+    with open_buffer(3) as buffer:
+        buffer.extend([item(0), item(1, 6)])
+        assert buffer.get_length() == 0
+        buffer.append(make_experience_batch([item(2), item(3), item(4)]))
+        assert buffer.get_length() == 1
+        first = buffer.sample()
+        assert rewards(first) == [0, 1, 2]
+        assert first.sequences is not None
+        assert first.sequences.shape == (3, 6)
+        with pytest.raises(BatchTimeout):
+            buffer.sample(timeout=0)
+        buffer.extend([])
+        buffer.extend([item(5)])
+        assert rewards(buffer.sample(to_device="cpu")) == [3, 4, 5]
+        assert buffer.get_length() == 0
+
+
+def test_a_batch_is_acknowledged_when_its_worker_samples_again(
+    open_buffer: Callable[..., DetachedReplayBuffer],
+) -> None:
+    buffer = open_buffer(2)
+    buffer.extend([item(number) for number in range(6)])
+    buffer.sample(0)
+    buffer.sample(worker_rank=1)
+    ledger = buffer.stream.stats().ledger
+    assert (ledger.acked, ledger.leased, ledger.waiting) == (0, 4, 2)
+    assert rewards(buffer.sample(0)) == [4, 5]
+    ledger = buffer.stream.stats().ledger
+    assert (ledger.acked, ledger.leased) == (2, 4)
+    buffer.close()
+    buffer = open_buffer(2)
+    assert buffer.stream.stats().ledger.acked == 6
+    buffer.close()
+
+
+def test_an_exception_gives_the_batch_back(
+    open_buffer: Callable[..., DetachedReplayBuffer],
+) -> None:
+    with pytest.raises(ZeroDivisionError), open_buffer(2) as buffer:
+        buffer.extend([item(0), item(1)])
+        buffer.sample()
+        raise ZeroDivisionError
+    with open_buffer(2) as buffer:
+        assert rewards(buffer.sample(timeout=0)) == [0, 1]
+
+
+def test_the_limit_counts_batches_and_blocks_producers(
+    open_buffer: Callable[..., DetachedReplayBuffer],
+) -> None:
+    with open_buffer(2, 2) as buffer:
+        buffer.extend([item(number) for number in range(4)])
+        with pytest.raises(StoreFull):
+            buffer.extend([item(4)], timeout=0)
+        done = threading.Event()
+
+        def produce() -> None:
+            buffer.extend([item(4), item(5)])
+            done.set()
+
+        thread = threading.Thread(target=produce)
+        thread.start()
+        assert rewards(buffer.sample()) == [0, 1]
+        assert not done.wait(0.1)  # being trained: it counts
+        assert rewards(buffer.sample()) == [2, 3]
+        assert done.wait(20)
+        thread.join(20)
+        assert rewards(buffer.sample()) == [4, 5]
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_no_limit_is_no_limit(open_buffer: Callable[..., DetachedReplayBuffer], limit: int) -> None:
+    with open_buffer(1, limit) as buffer:
+        buffer.extend([item(number) for number in range(200)])
+        assert buffer.get_length() == 200
+
+
+def test_sample_blocks_until_a_batch_is_full(
+    open_buffer: Callable[..., DetachedReplayBuffer],
+) -> None:
+    with open_buffer(2) as buffer:
+        thread = threading.Timer(0.2, lambda: buffer.extend([item(1)]))
+        buffer.extend([item(0)])
+        thread.start()
+        assert rewards(buffer.sample(timeout=20)) == [0, 1]
+        thread.join(20)
+
+
+def test_clear_empties_it_also_of_what_is_being_trained(
+    open_buffer: Callable[..., DetachedReplayBuffer],
+) -> None:
+    with open_buffer(2, 4) as buffer:
+        buffer.extend([item(number) for number in range(6)])
+        buffer.sample()
+        buffer.clear()
+        assert buffer.get_length() == 0
+        assert len(buffer.stream) == 0
+        buffer.extend([item(8), item(9)])
+        assert rewards(buffer.sample(timeout=5)) == [8, 9]
+
+
+def test_two_buffers_share_a_task_and_not_a_sample(
+    client: Client, url: str, namespace: str
+) -> None:
+    one = DetachedReplayBuffer(2, client=client, namespace=namespace, task="shared")
+    other = DetachedReplayBuffer(2, client=url, namespace=namespace, task="shared")
+    one.extend([item(number) for number in range(40)])
+    seen: list[float] = []
+
+    def consume(buffer: DetachedReplayBuffer) -> None:
+        for _ in range(10):
+            seen.extend(rewards(buffer.sample(timeout=20)))
+
+    threads = [threading.Thread(target=consume, args=(buffer,)) for buffer in (one, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(seen) == list(range(40))
+    one.close()
+    other.close()
+
+
+def test_orders_and_staleness_are_options(
+    open_buffer: Callable[..., DetachedReplayBuffer],
+) -> None:
+    with open_buffer(2, order="lifo") as buffer:
+        buffer.extend([item(0), item(1), item(2)])
+        assert rewards(buffer.sample()) == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("size", "limit", "told"), [(0, 0, "sample_batch_size"), (2, "3", "limit"), (1.5, 0, "batch")]
+)
+def test_bad_numbers_are_refused(client: Client, size: int, limit: int, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        DetachedReplayBuffer(size, limit, client=client)
+
+
+def test_without_a_url_it_says_which_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REDRB_URL", raising=False)
+    with pytest.raises(ConfigError, match="REDRB_URL"):
+        DetachedReplayBuffer(2)
+    with pytest.raises(ConfigError, match=r"redrb\.connect"):
+        DetachedReplayBuffer(2, client=7)  # type: ignore[arg-type]

@@ -1,0 +1,378 @@
+"""`DetachedTrainer`: episodes, epochs, callbacks, checkpoints; on fakeredis and real servers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from redrb import (
+    BatchTimeout,
+    BufferItem,
+    Client,
+    ConfigError,
+    DetachedReplayBuffer,
+    DetachedTrainer,
+    Experience,
+    TrainerCallback,
+    WeightSubscriber,
+)
+
+
+def item(number: int) -> BufferItem:
+    return BufferItem(
+        sequences=torch.full((4,), number),
+        action_log_probs=torch.full((2,), float(number)),
+        values=torch.zeros(2),
+        reward=torch.tensor(float(number)),
+        kl=torch.zeros(2),
+        advantages=torch.zeros(2),
+    )
+
+
+class Trainer(DetachedTrainer):
+    """Notes what it trains; its model depends on all of it, in order, and on randomness."""
+
+    def __init__(self, *args: Any, die_at: int = -1, **options: Any) -> None:
+        torch.manual_seed(1)
+        self.actor = nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.actor.parameters(), lr=0.1, momentum=0.9)
+        self.trained: list[list[float]] = []
+        self.die_at = die_at
+        super().__init__(*args, **options)
+
+    def training_step(self, experience: Experience) -> dict[str, Any]:
+        if len(self.trained) == self.die_at:
+            raise ZeroDivisionError
+        assert experience.reward is not None
+        self.trained.append(experience.reward.tolist())
+        self.optimizer.zero_grad()
+        noise = torch.rand(())
+        loss = (self.actor(experience.reward[:, None] / 50) - noise).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return {"loss": loss.item()}
+
+    def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:
+        self.push_weights({"actor": self.actor}, fully_update=fully_update)
+
+
+class Notes(TrainerCallback):
+    """Notes every hook."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def on_fit_start(self) -> None:
+        self.told.append("fit_start")
+
+    def on_fit_end(self) -> None:
+        self.told.append("fit_end")
+
+    def on_episode_start(self, episode: int) -> None:
+        self.told.append(f"episode_start {episode}")
+
+    def on_episode_end(self, episode: int) -> None:
+        self.told.append(f"episode_end {episode}")
+
+    def on_epoch_start(self, epoch: int) -> None:
+        self.told.append(f"epoch_start {epoch}")
+
+    def on_epoch_end(self, epoch: int) -> None:
+        self.told.append(f"epoch_end {epoch}")
+
+    def on_batch_start(self) -> None:
+        self.told.append("batch_start")
+
+    def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:
+        assert metrics.keys() == {"loss"}
+        assert len(experience) == 2
+        self.told.append("batch_end")
+
+    def on_update_start(self) -> None:
+        self.told.append("update_start")
+
+    def on_update_end(self) -> None:
+        self.told.append("update_end")
+
+
+@pytest.fixture
+def make(client: Client, namespace: str) -> Callable[..., Trainer]:
+    def made(**options: Any) -> Trainer:
+        options = {"train_batch_size": 2, "timeout": 10, **options}
+        return Trainer(["maker_0"], client=client, namespace=namespace, **options)
+
+    return made
+
+
+def feed(trainer: DetachedTrainer, batches: int, first: int = 0) -> None:
+    trainer.buffer_extend([item(number) for number in range(2 * first, 2 * (first + batches))])
+
+
+def parameters(trainer: Trainer) -> list[float]:
+    return [float(p.detach()) for p in trainer.actor.parameters()]
+
+
+def test_callbacks_come_in_their_order(make: Callable[..., Trainer]) -> None:
+    notes = Notes()
+    with make(callbacks=[notes]) as trainer:
+        feed(trainer, 4)
+        trainer.fit(5, 2, train_epochs=2)  # two episodes: what is left over is not trained
+    batches = ["batch_start", "batch_end"] * 2
+    epochs = [
+        f"epoch_start {e}" if not end else f"epoch_end {e}" for e in range(2) for end in range(2)
+    ]
+    expected = ["fit_start"]
+    for episode in range(2):
+        expected += [f"episode_start {episode}", epochs[0], *batches, epochs[1]]
+        expected += [epochs[2], *batches, epochs[3], "update_start", "update_end"]
+        expected += [f"episode_end {episode}"]
+    assert notes.told == [*expected, "fit_end"]
+
+
+def test_later_epochs_train_the_same_batches_in_a_new_order(make: Callable[..., Trainer]) -> None:
+    with make() as trainer:
+        feed(trainer, 16)
+        trainer.fit(16, 16, train_epochs=3)
+        epochs = [trainer.trained[start : start + 16] for start in (0, 16, 32)]
+        assert epochs[0] == [[2 * n, 2 * n + 1] for n in range(16)]
+        assert epochs[1] != epochs[0] != epochs[2] != epochs[1]
+        assert sorted(epochs[1]) == sorted(epochs[2]) == epochs[0]
+        ledger = trainer.buffer.stream.stats().ledger
+        assert (ledger.acked, ledger.leased, ledger.waiting) == (32, 0, 0)
+
+
+def test_makers_are_told_of_full_updates_and_of_each_episode(
+    make: Callable[..., Trainer], client: Client, namespace: str
+) -> None:
+    with make(name="learner") as trainer:
+        trainer.sync_models_to_remote_makers()
+        assert trainer.weight_version == 1
+        feed(trainer, 2)
+        trainer.fit(2, 1)
+        assert trainer.weight_version == 3
+        found = WeightSubscriber(client, "learner", namespace=namespace).fetch()
+        assert sorted(found) == ["actor.bias", "actor.weight"]
+        assert float(found["actor.bias"]) == float(trainer.actor.bias.detach())
+    entries = client.execute("XRANGE", f"redrb:{{{namespace}:maker:maker_0}}:inbox", "-", "+")
+    assert len(entries) == 1  # the newest alone is kept
+
+
+def test_a_step_that_fails_gives_its_batch_back(make: Callable[..., Trainer]) -> None:
+    with make(die_at=2) as trainer:
+        feed(trainer, 4)
+        with pytest.raises(ZeroDivisionError):
+            trainer.fit(4, 4)
+        ledger = trainer.buffer.stream.stats().ledger
+        assert (ledger.acked, ledger.leased, ledger.waiting) == (4, 0, 4)
+        trainer.die_at = -1
+        trainer.fit(2, 1)
+        assert trainer.trained[2:] == [[4, 5], [6, 7]]
+
+
+def test_fit_may_be_called_again_and_resumes_in_the_call_it_was_in(
+    make: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    with make(checkpoint_dir=tmp_path, die_at=5) as first:
+        feed(first, 9)
+        first.fit(3, 1)
+        with pytest.raises(ZeroDivisionError):
+            first.fit(6, 1)
+    with make(checkpoint_dir=tmp_path) as second:
+        second.fit(3, 1)  # was done
+        assert second.trained == []
+        second.fit(6, 1)
+        assert first.trained + second.trained == [[2 * n, 2 * n + 1] for n in range(9)]
+
+
+def test_no_batch_in_time_is_said_with_the_whole_wait(make: Callable[..., Trainer]) -> None:
+    with make(timeout=1.2) as trainer:
+        trainer.buffer_extend([item(0)])
+        with pytest.raises(BatchTimeout) as caught:
+            trainer.fit(1, 1)
+        assert caught.value.waited_s >= 1.2
+        assert caught.value.available == 1
+        assert trainer.wait_for_batch_s >= 1.2
+
+
+def test_buffer_calls_are_safe_while_training_runs(make: Callable[..., Trainer]) -> None:
+    with make(buffer_limit=4) as trainer:
+
+        def produce() -> None:
+            for number in range(0, 80, 2):
+                trainer.buffer_extend([item(number), item(number + 1)])
+                assert trainer.buffer_get_length() <= 4
+
+        threads = [threading.Thread(target=produce) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        trainer.fit(80, 10)
+        for thread in threads:
+            thread.join(20)
+        assert len(trainer.trained) == 80
+        assert trainer.buffer.stream.stats().ledger.acked == 160
+
+
+def test_a_stop_ends_after_the_step_under_way(make: Callable[..., Trainer]) -> None:
+    class StopAtThird(TrainerCallback):
+        batches = 0
+
+        def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:
+            self.batches += 1
+            if self.batches == 3:
+                trainer.stop("enough")
+
+    notes = Notes()
+    with make(callbacks=[StopAtThird(), notes]) as trainer:
+        feed(trainer, 8)
+        trainer.fit(8, 4)
+        assert trainer.stopped == "enough"
+        assert len(trainer.trained) == 3
+        assert notes.told[-1] == "fit_end"
+        ledger = trainer.buffer.stream.stats().ledger
+        assert (ledger.acked, ledger.leased, ledger.waiting) == (6, 0, 10)
+
+
+def test_a_signal_ends_a_wait(make: Callable[..., Trainer]) -> None:
+    with make(timeout=None) as trainer:
+        feed(trainer, 1)
+        before = signal.getsignal(signal.SIGTERM)
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+        timer.start()
+        trainer.fit(8, 4)
+        timer.join()
+        assert trainer.stopped == "SIGTERM"
+        assert len(trainer.trained) == 1
+        assert signal.getsignal(signal.SIGTERM) == before
+
+
+def reference_run(
+    make: Callable[..., Trainer], epochs: int
+) -> tuple[list[list[float]], list[float]]:
+    with make(name="reference", task="reference") as trainer:
+        feed(trainer, 12)
+        trainer.fit(12, 3, train_epochs=epochs)
+        return trainer.trained, parameters(trainer)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("stop_after", [1, 4, 7])
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(
+    make: Callable[..., Trainer], tmp_path: Path, epochs: int, stop_after: int
+) -> None:
+    class StopAfter(TrainerCallback):
+        def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:
+            if len(first.trained) == stop_after:
+                first.stop()
+
+    trained, weights = reference_run(make, epochs)
+    with make(checkpoint_dir=tmp_path, callbacks=[StopAfter()]) as first:
+        feed(first, 12)
+        first.fit(12, 3, train_epochs=epochs)
+        assert len(first.trained) == stop_after
+    torch.rand(7)
+    with make(checkpoint_dir=tmp_path) as second:
+        assert second.resume()
+        second.fit(12, 3, train_epochs=epochs)
+        assert first.trained + second.trained == trained
+        assert parameters(second) == weights
+        assert second.buffer.stream.stats().ledger.acked == 24
+
+
+def test_with_ack_checkpoint_nothing_trained_is_lost_to_the_resumed_run(
+    make: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    trained, weights = reference_run(make, 1)
+    options: dict[str, Any] = {"checkpoint_dir": tmp_path, "ack": "checkpoint"}
+    with make(die_at=8, **options) as first:
+        feed(first, 12)
+        with pytest.raises(ZeroDivisionError):
+            first.fit(12, 3)
+        ledger = first.buffer.stream.stats().ledger
+        assert (ledger.acked, ledger.leased, ledger.waiting) == (12, 0, 12)
+    with make(**options) as second:
+        second.fit(12, 3)
+        assert second.trained == trained[6:]
+        assert parameters(second) == weights
+        assert second.buffer.stream.stats().ledger.acked == 24
+
+
+def test_what_a_checkpoint_has_trained_is_not_trained_again(
+    make: Callable[..., Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies after the checkpoint is written, and before what it has trained is acknowledged."""
+    trained, weights = reference_run(make, 1)
+    options: dict[str, Any] = {"checkpoint_dir": tmp_path, "ack": "checkpoint"}
+    with make(**options) as first:
+        feed(first, 12)
+        with monkeypatch.context() as patch, pytest.raises(KeyError):
+            patch.setattr("redrb.stream.lease.Lease.ack", lambda *_: {}["crash"])
+            first.fit(12, 3)
+    with make(**options) as second:
+        assert second.resume()
+        assert second.buffer.stream.stats().ledger.acked == 6
+        second.fit(12, 3)
+        assert second.trained == trained[3:]
+        assert parameters(second) == weights
+
+
+def test_ack_step_trains_nothing_twice(make: Callable[..., Trainer], tmp_path: Path) -> None:
+    with make(checkpoint_dir=tmp_path, die_at=8) as first:
+        feed(first, 12)
+        with pytest.raises(ZeroDivisionError):
+            first.fit(12, 3)
+    with make(checkpoint_dir=tmp_path) as second:
+        feed(second, 4, first=12)
+        second.fit(12, 3)  # from its checkpoint after six batches on, with what is left
+        together = first.trained + second.trained
+        assert sorted(map(tuple, together)) == sorted({*map(tuple, together)})
+        assert len(second.trained) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"ack": "later"}, "ack="),
+        ({"ack": "checkpoint"}, "checkpoint_dir"),
+        ({"rank": 1}, "world_size"),
+        ({"callbacks": [print]}, "TrainerCallback"),
+        ({"name": "a b"}, "trainer"),
+    ],
+)
+def test_bad_options_are_refused(
+    make: Callable[..., Trainer], options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make(**options)
+
+
+def test_numbers_of_steps_are_checked(make: Callable[..., Trainer], tmp_path: Path) -> None:
+    with make() as trainer:
+        for numbers in ((4, 0), (4, 2, 0)):
+            with pytest.raises(ConfigError, match="at least 1"):
+                trainer.fit(*numbers)
+    options: dict[str, Any] = {"checkpoint_dir": tmp_path, "ack": "checkpoint"}
+    with (
+        make(task="small", buffer_limit=3, **options) as trainer,
+        pytest.raises(ConfigError, match="at least 4 batches"),
+    ):
+        trainer.fit(6, 3)
+
+
+def test_trainer_and_buffer_share_a_task_by_the_trainers_name(
+    make: Callable[..., Trainer], client: Client, namespace: str
+) -> None:
+    with (
+        make(name="t7") as trainer,
+        DetachedReplayBuffer(2, client=client, namespace=namespace, task="t7") as buffer,
+    ):
+        buffer.extend([item(0), item(1)])
+        trainer.fit(1, 1)
+        assert trainer.trained == [[0, 1]]

@@ -1,0 +1,463 @@
+"""`ExperienceMakerHolder`: loops, sending, updates, transmission graphs; fake and real servers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from redrb import (
+    Client,
+    ConfigError,
+    DetachedReplayBuffer,
+    DetachedTrainer,
+    Experience,
+    ExperienceMakerHolder,
+    LoraConfig,
+    MakerCallback,
+    RecordError,
+    Strategy,
+    WeightError,
+    WeightMismatch,
+    WeightTimeout,
+)
+
+
+class Linear(nn.Module):
+    """A model of one number, so that a test sees which weights made a sample."""
+
+    def __init__(self, value: float = 0.0, *, frozen: bool = False) -> None:
+        super().__init__()
+        self.trained = nn.Parameter(torch.full((1, 1), value))
+        self.frozen = nn.Parameter(torch.full((1, 1), value), requires_grad=not frozen)
+
+
+class Rewarding:
+    """Makes experience whose reward and values are the weights of actor and critic."""
+
+    def __init__(self, actor: Linear, critic: Linear | None) -> None:
+        self.actor, self.critic = actor, critic
+        self.pause: Callable[[], None] = lambda: None
+
+    def make_experience(self, inputs: Any, **generate_kwargs: Any) -> Experience:
+        tokens = inputs if isinstance(inputs, torch.Tensor) else inputs["input_ids"]
+        batch = tokens.shape[0]
+        first = float(self.actor.trained.detach())
+        self.pause()
+        critic = 0.0 if self.critic is None else float(self.critic.trained.detach())
+        return Experience(
+            sequences=tokens,
+            action_log_probs=torch.full((batch, 1), float(self.actor.frozen.detach())),
+            values=torch.full((batch,), critic),
+            reward=torch.full((batch,), first),
+            kl=torch.full((batch,), float(generate_kwargs.get("kl", 0.0))),
+            advantages=torch.zeros(batch),
+        )
+
+
+class Holder(ExperienceMakerHolder):
+    def build_experience_maker(
+        self, actor: Any, critic: Any, reward_model: Any, initial_model: Any, kl_coef: float
+    ) -> Rewarding:
+        assert kl_coef == 0.1
+        return Rewarding(actor, critic)
+
+
+class Trainer(DetachedTrainer):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.actor, self.critic = Linear(1.0), Linear(1.0)
+        super().__init__(*args, **options)
+
+    def training_step(self, experience: Experience) -> dict[str, Any]:
+        return {}
+
+    def set(self, value: float) -> None:
+        with torch.no_grad():
+            for model in (self.actor, self.critic):
+                model.trained.fill_(value)
+
+    def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:
+        models = {"actor": self.actor, "critic": self.critic}
+        self.push_weights(models, fully_update=fully_update)
+
+
+@pytest.fixture
+def scope() -> Iterator[ExitStack]:
+    with ExitStack() as scope:
+        yield scope
+
+
+@pytest.fixture
+def holder(client: Client, namespace: str, scope: ExitStack) -> Callable[..., Holder]:
+    def made(trainers: Sequence[str] = ("trainer_0",), **options: Any) -> Holder:
+        models = options.pop("models", lambda: (Linear(), Linear(), None, None))
+        held = Holder(
+            list(trainers), Strategy, models, client=client, namespace=namespace, **options
+        )
+        return scope.enter_context(held)
+
+    return made
+
+
+@pytest.fixture
+def buffer(client: Client, namespace: str, scope: ExitStack) -> Callable[..., DetachedReplayBuffer]:
+    def opened(task: str = "trainer_0", size: int = 1) -> DetachedReplayBuffer:
+        made = DetachedReplayBuffer(size, client=client, namespace=namespace, task=task)
+        return scope.enter_context(made)
+
+    return opened
+
+
+@pytest.fixture
+def trainer(client: Client, namespace: str, scope: ExitStack) -> Callable[..., Trainer]:
+    def made(makers: Sequence[str] = ("maker_0",), **options: Any) -> Trainer:
+        return scope.enter_context(
+            Trainer(list(makers), client=client, namespace=namespace, timeout=20, **options)
+        )
+
+    return made
+
+
+def prompts(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers)[:, None]
+
+
+def stored(buffer: DetachedReplayBuffer) -> list[int]:
+    found = []
+    while len(buffer.stream):
+        found.append(int(buffer.sample(timeout=5).sequences[0, 0]))  # type: ignore[index]
+    return found
+
+
+def test_hooks_come_in_their_order(holder: Callable[..., Holder]) -> None:
+    told: list[str] = []
+
+    class Notes(MakerCallback):
+        def __getattribute__(self, name: str) -> Any:
+            if name.startswith("on_"):
+                return lambda *_: told.append(name[3:])
+            return super().__getattribute__(name)
+
+    maker = holder(callbacks=[Notes()])
+    maker.workingloop(lambda: [prompts(1), prompts(2)])
+    step = ["batch_start", "make_experience_start", "make_experience_end", "send_start"]
+    step += ["send_end", "batch_end"]
+    assert told == ["loop_start", *step, *step, "loop_end"]
+
+
+def test_samples_go_round_robin_and_the_cursor_is_kept_across_steps(
+    holder: Callable[..., Holder], buffer: Callable[..., DetachedReplayBuffer]
+) -> None:
+    maker = holder(["a", "b", "c"])
+    maker.workingloop(lambda: [prompts(0, 1, 2, 3), prompts(4, 5, 6, 7)])
+    maker.workingloop(lambda: [prompts(8)])
+    assert [stored(buffer(task)) for task in "abc"] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+
+
+def test_epochs_and_steps(
+    holder: Callable[..., Holder], buffer: Callable[..., DetachedReplayBuffer]
+) -> None:
+    maker, read = holder(), buffer()
+    loaders: list[int] = []
+
+    def loader() -> Iterator[torch.Tensor]:
+        loaders.append(1)
+        yield from (prompts(number) for number in range(3))
+
+    maker.workingloop(loader, num_epochs=2)
+    assert stored(read) == [0, 1, 2, 0, 1, 2]
+    maker.workingloop(loader, num_epochs=9, num_steps=4)  # steps count, the loader begins anew
+    assert stored(read) == [0, 1, 2, 0]
+    assert len(loaders) == 4
+    with pytest.raises(ConfigError, match="single batch"):
+        maker.workingloop(list, num_steps=2)
+
+
+def test_inputs_are_tensors_or_dicts_of_them(
+    holder: Callable[..., Holder], buffer: Callable[..., DetachedReplayBuffer]
+) -> None:
+    maker = holder(kl=0.5)
+    maker.workingloop(lambda: [{"input_ids": prompts(7), "attention_mask": prompts(1)}])
+    sample = buffer().sample(timeout=5)
+    assert sample.sequences is not None
+    assert sample.kl is not None
+    assert (int(sample.sequences[0, 0]), float(sample.kl[0])) == (7, 0.5)
+    for wrong in ([1, 2], "text", None):
+        with pytest.raises(RecordError, match=type(wrong).__name__):
+            maker.workingloop(lambda wrong=wrong: [wrong])  # type: ignore[misc]
+
+
+def test_a_maker_waits_for_its_first_full_update(
+    holder: Callable[..., Holder],
+    trainer: Callable[..., Trainer],
+    buffer: Callable[..., DetachedReplayBuffer],
+) -> None:
+    maker = holder(sync_models_from_trainers=True)
+    learner = trainer()
+    timer = threading.Timer(0.3, learner.sync_models_to_remote_makers)
+    timer.start()
+    maker.workingloop(lambda: [prompts(1)])
+    timer.join()
+    sample = buffer().sample(timeout=5)
+    assert sample.reward is not None
+    assert (float(sample.reward[0]), sample.policy_version) == (1.0, [1])
+    late = holder(sync_models_from_trainers=True)  # it finds what was announced before it came
+    late.workingloop(lambda: [prompts(1)])
+    assert late.policy_version == 1
+
+
+def test_without_weights_it_says_so_or_ends_when_asked(
+    holder: Callable[..., Holder], buffer: Callable[..., DetachedReplayBuffer]
+) -> None:
+    maker = holder(sync_models_from_trainers=True, weights_timeout=0.7, name="m1")
+    with pytest.raises(WeightTimeout, match="m1"):
+        maker.workingloop(lambda: [prompts(1)])
+    maker = holder(sync_models_from_trainers=True, name="m2")
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    maker.workingloop(lambda: [prompts(1)])
+    timer.join()
+    assert maker.stopped == "SIGTERM"
+    assert len(buffer().stream) == 0
+
+
+def test_each_batch_is_made_with_the_newest_weights_of_both_models(
+    holder: Callable[..., Holder],
+    trainer: Callable[..., Trainer],
+    buffer: Callable[..., DetachedReplayBuffer],
+) -> None:
+    maker, learner = holder(sync_models_from_trainers=True), trainer()
+    learner.sync_models_to_remote_makers()
+
+    def loader() -> Iterator[torch.Tensor]:
+        for number in range(6):
+            if number % 2 == 0:
+                learner.set(float(number))
+                learner._update_remote_makers()
+            yield prompts(number)
+
+    maker.workingloop(loader)
+    read = buffer(size=6).sample(timeout=5)
+    assert read.reward is not None
+    assert read.values is not None
+    assert read.reward.tolist() == read.values.tolist() == [0, 0, 2, 2, 4, 4]
+    assert read.policy_version == [2, 2, 3, 3, 4, 4]
+
+
+def test_generation_never_sees_half_an_update(
+    holder: Callable[..., Holder], trainer: Callable[..., Trainer]
+) -> None:
+    maker, learner = holder(sync_models_from_trainers=True), trainer()
+    learner.sync_models_to_remote_makers()
+    seen: list[tuple[float, float]] = []
+
+    class Watch(MakerCallback):
+        def on_make_experience_end(self, experience: Experience) -> None:
+            assert experience.reward is not None
+            assert experience.values is not None
+            seen.append((float(experience.reward[0]), float(experience.values[0])))
+
+    maker._callbacks.add(Watch())
+    maker.experience_maker.pause = lambda: time.sleep(0.001)  # type: ignore[attr-defined]
+    over = threading.Event()
+
+    def update() -> None:
+        value = 0.0
+        while not over.is_set():
+            value += 1
+            state = {"trained": torch.full((1, 1), value)}
+            maker.update_experience_maker(new_actor_state_dict=state, chunk_start=True)
+            maker.update_experience_maker(new_critic_state_dict=state, chunk_end=True)
+
+    thread = threading.Thread(target=update)
+    thread.start()
+    maker.workingloop(lambda: [prompts(number) for number in range(100)])
+    over.set()
+    thread.join(20)
+    assert all(actor == critic for actor, critic in seen)
+    assert len({actor for actor, _ in seen}) > 3
+
+
+def test_a_lost_end_of_an_update_does_not_stop_the_maker(
+    holder: Callable[..., Holder], buffer: Callable[..., DetachedReplayBuffer]
+) -> None:
+    maker = holder(update_timeout=0.2)
+    maker.update_experience_maker(
+        new_actor_state_dict={"trained": torch.ones(1, 1)}, chunk_start=True
+    )
+    maker.workingloop(lambda: [prompts(1)])
+    sample = buffer().sample(timeout=5)
+    assert sample.reward is not None
+    assert float(sample.reward[0]) == 0.0
+    with pytest.raises(WeightError, match="no update is under way"):
+        maker.update_experience_maker(chunk_end=True)
+
+
+def test_chunks_with_lora_and_without(holder: Callable[..., Holder]) -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False))
+    maker = holder(models=lambda: (model, None, None, None), sync_models_from_trainers=True)
+    maker.update_experience_maker(
+        new_actor_state_dict={"0.weight": torch.eye(2)}, fully_update=True
+    )
+    lora = {"0.lora_A": torch.ones(1, 2), "0.lora_B": torch.ones(2, 1)}
+    for _ in range(3):
+        maker.update_experience_maker(
+            new_actor_state_dict=lora,
+            new_actor_lora_config_dict={"0": LoraConfig(r=1, lora_alpha=2.0)},
+        )
+    assert torch.equal(model[0].weight, torch.eye(2) + 2)
+    with pytest.raises(WeightMismatch):
+        maker.update_experience_maker(new_actor_state_dict={"0.weight": torch.zeros(3)})
+    with pytest.raises(WeightError, match="has no critic"):
+        maker.update_experience_maker(new_critic_state_dict={})
+    assert torch.equal(model[0].weight, torch.eye(2) + 2)
+
+
+def test_what_is_not_trained_is_sent_once(
+    holder: Callable[..., Holder], trainer: Callable[..., Trainer], client: Client, namespace: str
+) -> None:
+    learner = trainer(name="t")
+    for model in (learner.actor, learner.critic):
+        model.frozen.requires_grad_(False)
+        with torch.no_grad():
+            model.frozen.fill_(9.0)
+    learner.sync_models_to_remote_makers()
+    learner.set(2.0)
+    learner._update_remote_makers()
+    learner.set(3.0)
+    learner._update_remote_makers()
+    names = [
+        entry[0] for entry in client.execute("XRANGE", _versions(namespace, "t.partial"), "-", "+")
+    ]
+    assert names == [b"2-0", b"3-0"]
+    late = holder(["t"], sync_models_from_trainers=True)
+    late.workingloop(lambda: [prompts(1)])
+    made = late.experience_maker.make_experience(prompts(1))
+    assert made.reward is not None
+    assert made.action_log_probs is not None
+    assert (float(made.reward[0]), float(made.action_log_probs[0, 0])) == (3.0, 9.0)
+    assert late.policy_version == 3
+    learner.set(4.0)
+    learner.sync_models_to_remote_makers()
+    late.workingloop(lambda: [prompts(1)])
+    assert late.policy_version == 4
+
+
+def _versions(namespace: str, name: str) -> str:
+    return f"redrb:{{{namespace}:weights:{name}}}:versions"
+
+
+@pytest.mark.parametrize(
+    ("makers", "trainers"),
+    [
+        ({"m0": ["t0"]}, {"t0": ["m0"]}),
+        ({"m0": ["t0"], "m1": ["t0"]}, {"t0": ["m0", "m1"]}),
+        ({"m0": ["t0", "t1"], "m1": ["t0", "t1"]}, {"t0": ["m0"], "t1": ["m1"]}),
+        ({"m0": ["t0", "t1", "t2"]}, {"t0": ["m0"], "t1": [], "t2": []}),
+        ({"m0": ["t1"], "m1": ["t0"], "m2": ["t0"]}, {"t0": ["m2", "m0"], "t1": ["m1"]}),
+    ],
+)
+def test_transmission_graphs_by_name(
+    holder: Callable[..., Holder],
+    trainer: Callable[..., Trainer],
+    client: Client,
+    namespace: str,
+    makers: dict[str, list[str]],
+    trainers: dict[str, list[str]],
+) -> None:
+    learners = {name: trainer(targets, name=name) for name, targets in trainers.items()}
+    for value, learner in enumerate(learners.values(), 10):
+        learner.set(float(value))
+        learner.sync_models_to_remote_makers()
+    expected: dict[str, list[float]] = {name: [] for name in trainers}
+    for name, targets in makers.items():
+        made = holder(targets, name=name, sync_models_from_trainers=True)
+        made.workingloop(lambda targets=targets: [prompts(*range(len(targets)))])  # type: ignore[misc]
+        source = next(t for t, named in trainers.items() if name in named)
+        for target in targets:
+            expected[target].append(10.0 + list(trainers).index(source))
+    for name in learners:
+        count = len(expected[name])
+        if count:
+            with DetachedReplayBuffer(
+                count,
+                client=client,
+                namespace=namespace,
+                task=name,
+            ) as read:
+                sample = read.sample(timeout=5)
+            assert sample.reward is not None
+            assert sorted(sample.reward.tolist()) == sorted(expected[name])
+
+
+def test_a_signal_ends_the_loop_when_all_is_sent(
+    holder: Callable[..., Holder], buffer: Callable[..., DetachedReplayBuffer]
+) -> None:
+    maker, read = holder(), buffer()
+
+    def loader() -> Iterator[torch.Tensor]:
+        for number in range(1000):
+            if number == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield prompts(number)
+
+    maker.workingloop(loader)
+    assert maker.stopped == "SIGTERM"
+    assert stored(read) == list(range(5))
+
+
+def test_a_callback_may_stop_the_loop(
+    holder: Callable[..., Holder], buffer: Callable[..., DetachedReplayBuffer]
+) -> None:
+    class AfterTwo(MakerCallback):
+        batches = 0
+
+        def on_batch_end(self) -> None:
+            self.batches += 1
+            if self.batches == 2:
+                maker.stop("two")
+
+    maker = holder(callbacks=[AfterTwo()])
+    maker.workingloop(lambda: [prompts(number) for number in range(9)])
+    assert stored(buffer()) == [0, 1]
+    assert maker.backpressure_s < 5
+
+
+def test_performance_is_measured(holder: Callable[..., Holder]) -> None:
+    maker = holder(eval_performance=True)
+    maker.workingloop(lambda: [prompts(1, 2)] * 3)
+    [evaluator] = maker._callbacks._all
+    assert evaluator.figures["samples_per_second"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"trainers": []}, "at least one"),
+        ({"name": "a b"}, "maker"),
+        ({"env_info": {"host": "x"}}, "host"),
+        ({"callbacks": [1]}, "MakerCallback"),
+    ],
+)
+def test_bad_options_are_refused(
+    holder: Callable[..., Holder], options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        holder(**options)
+
+
+def test_the_environment_of_ranks_is_set(
+    holder: Callable[..., Holder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "")
+    holder(env_info={"rank": 2, "world_size": "4"})
+    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("2", "4")

@@ -1,0 +1,120 @@
+"""Checkpoints: whole or not at all, everything comes back, nothing in them is run."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from redrb import BufferItem, make_experience_batch
+from redrb.errors import ConfigError, DecodeError
+from redrb.runtime.checkpoint import Checkpoints, Mark, Position, stateful_parts
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.model = nn.Linear(3, 3)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+        self.name = "no state"
+
+    def step(self) -> None:
+        self.model(torch.randn(2, 3)).sum().backward()
+        self.optimizer.step()
+        self.schedule.step()
+
+
+def batch() -> object:
+    items = [
+        BufferItem(
+            sequences=torch.arange(length),
+            action_log_probs=torch.randn(2),
+            values=torch.randn(2),
+            reward=torch.tensor(1.0),
+            kl=torch.randn(2),
+            advantages=torch.randn(2),
+            attention_mask=torch.ones(length, dtype=torch.int64),
+            policy_version=3,
+        )
+        for length in (4, 6)
+    ]
+    return make_experience_batch(items)
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    trainer, other = Trainer(), Trainer()
+    trainer.step()
+    kept = batch()
+    position = Position(0, 2, 1, 3, 11, 7, [2, 0, 1], [kept])  # type: ignore[list-item]
+    mark = Mark((5, 9), (1, 4))
+    places = Checkpoints(tmp_path / "run")
+    places.save(stateful_parts(trainer), position, mark)
+    drawn = (torch.rand(3), random.random(), np.random.rand())
+    torch.rand(5)
+    assert places.steps() == [11]
+    found, found_mark = places.load(11, stateful_parts(other))
+    assert found_mark == mark
+    assert found_mark.as_mapping() == {5: 1, 9: 4}
+    assert (found.episode, found.epoch, found.batch, found.step, found.taken) == (2, 1, 3, 11, 7)
+    assert found.order == [2, 0, 1]
+    assert torch.equal(found.kept[0].sequences, kept.sequences)  # type: ignore[attr-defined, arg-type]
+    assert found.kept[0].policy_version == [3, 3]
+    assert torch.equal(torch.rand(3), drawn[0])
+    assert (random.random(), np.random.rand()) == drawn[1:]
+    for one, two in zip(trainer.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+    assert other.schedule.last_epoch == 1
+    assert other.optimizer.state_dict()["state"].keys() == {0, 1}
+
+
+def test_the_newest_stay(tmp_path: Path) -> None:
+    places = Checkpoints(tmp_path, keep=2)
+    assert places.steps() == []
+    for step in (1, 5, 12, 100):
+        places.save({}, Position(step=step), Mark())
+    assert places.steps() == [12, 100]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint-100.pt",
+        "checkpoint-12.pt",
+    ]
+
+
+def test_a_checkpoint_of_another_trainer_is_refused(tmp_path: Path) -> None:
+    places = Checkpoints(tmp_path)
+    places.save(stateful_parts(Trainer()), Position(step=1), Mark())
+    with pytest.raises(ConfigError, match="model"):
+        places.load(1, {})
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (Path("exploded"),))
+
+
+def test_damaged_files_are_refused_and_nothing_in_them_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = Checkpoints(tmp_path)
+    places.save({}, Position(step=1), Mark())
+    path = tmp_path / "checkpoint-1.pt"
+    whole = path.read_bytes()
+    for content in (b"", b"text", whole[:100], whole[: len(whole) // 2], pickle.dumps(Bomb(), 2)):
+        path.write_bytes(content)
+        with pytest.raises(DecodeError, match=r"checkpoint-1\.pt"):
+            places.load(1, {})
+    torch.save({"format": 99}, path)
+    with pytest.raises(DecodeError, match="format 99"):
+        places.load(1, {})
+    assert not Path("exploded").exists()
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="no checkpoint can be written"):
+        Checkpoints(tmp_path / "file" / "run").save({}, Position(), Mark())
