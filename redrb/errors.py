@@ -2,7 +2,8 @@
 
     RedrbError
     ├── ConfigError (ValueError)        an argument, URL or task setting is wrong
-    │   └── TaskMismatch                the task exists with other settings
+    │   ├── TaskMismatch                the task exists with other settings
+    │   └── WrongStep                   a rank asks for a step that is done, or not the next
     ├── RecordError (ValueError)        an item or batch of experience is malformed
     ├── EncodeError (ValueError)        a group cannot be written in the wire format
     ├── DecodeError (ValueError)        bytes are not a valid group or manifest
@@ -11,7 +12,9 @@
     │   ├── StoreDenied                 password or ACL says no
     │   ├── StoreFull                   the task's limit or the server's memory is reached
     │   └── UnsupportedServer           too old, or no Redis at all
+    ├── SendFailed                      a sender could not put all that it was given
     ├── BatchTimeout (TimeoutError)     no full batch in time; nothing was taken
+    ├── RankLost                        a rank died; none of the others got a part
     ├── LeaseLost                       the lease was taken over; another consumer has it
     └── WeightError
         ├── WeightMismatch (ValueError) names, shapes or dtypes differ from the model's
@@ -58,6 +61,22 @@ class TaskMismatch(ConfigError):
             f"task {task!r} exists with other settings: {listed}. "
             "Open it with the stored ones, use another task name, or clear() it first."
         )
+
+
+class WrongStep(ConfigError):
+    """A rank asks for a step that all ranks have acknowledged, or that is not the next.
+
+    Attributes:
+        task: Name of the task.
+        step: The step that was asked for.
+        next_step: The step to ask for.
+    """
+
+    def __init__(self, *, task: str, step: int, next_step: int, why: str) -> None:
+        self.task = task
+        self.step = step
+        self.next_step = next_step
+        super().__init__(f"task {task!r}: no part of step {step}: {why}. Take step {next_step}.")
 
 
 class RecordError(RedrbError, ValueError):
@@ -128,6 +147,21 @@ class UnsupportedServer(StoreError):
     """The server is older than 6.2, or does not speak Redis' protocol."""
 
 
+class SendFailed(RedrbError):
+    """Experience could not be put; the cause is the first error that a stream raised.
+
+    Attributes:
+        dropped: Groups that are given up.
+        unsent: Groups that are still with the sender, which goes on trying; after `close` they are
+            given up too, and of those that were just on their way some may have landed.
+    """
+
+    def __init__(self, message: str, *, dropped: int = 0, unsent: int = 0) -> None:
+        self.dropped = dropped
+        self.unsent = unsent
+        super().__init__(message)
+
+
 class BatchTimeout(RedrbError, TimeoutError):
     """No full batch came in time; nothing was taken.
 
@@ -139,6 +173,7 @@ class BatchTimeout(RedrbError, TimeoutError):
         blocked: Producers that waited for room at the last look.
         expired: Groups that turned out to be too stale meanwhile.
         others: Groups that waited with another status, or did not match, at the last look.
+        missing_ranks: Of a take of ranks: those that had not asked for the step.
     """
 
     def __init__(
@@ -151,6 +186,7 @@ class BatchTimeout(RedrbError, TimeoutError):
         blocked: int = 0,
         expired: int = 0,
         others: int = 0,
+        missing_ranks: tuple[int, ...] = (),
     ) -> None:
         self.task = task
         self.wanted = wanted
@@ -159,6 +195,7 @@ class BatchTimeout(RedrbError, TimeoutError):
         self.blocked = blocked
         self.expired = expired
         self.others = others
+        self.missing_ranks = missing_ranks
         advice = "Check that makers are alive (`redrb stats`), or ask for fewer."
         if blocked:
             advice = (
@@ -172,10 +209,35 @@ class BatchTimeout(RedrbError, TimeoutError):
             )
         if available >= wanted:
             advice = "The task's rate holds reads back until makers have put more."
+        if missing_ranks:
+            listed = ", ".join(map(str, missing_ranks))
+            advice = f"Ranks {listed} had not asked for this step: do they live? Or wait longer."
         more = f" {others} more wait with another status or do not match." if others else ""
         super().__init__(
             f"task {task!r}: {available} of {wanted} groups were waiting after {waited_s:.1f} s. "
             f"None was taken. {advice}{more}"
+        )
+
+
+class RankLost(RedrbError):
+    """A rank's heartbeat stopped while others waited for it; none of them got a part of the step.
+
+    Start the missing ranks again, and let all ask for this step.
+
+    Attributes:
+        task: Name of the task.
+        step: The step, the same on all ranks.
+        ranks: The ranks that are lost.
+    """
+
+    def __init__(self, *, task: str, step: int, ranks: tuple[int, ...]) -> None:
+        self.task = task
+        self.step = step
+        self.ranks = ranks
+        listed = ", ".join(map(str, ranks))
+        super().__init__(
+            f"task {task!r}: ranks {listed} died or left before step {step}, so no rank gets a "
+            f"part of it. Start them again, and take step {step} on all ranks."
         )
 
 

@@ -19,6 +19,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from redrb.connection import stopping
 from redrb.connection.failures import is_transient, may_have_landed, translate
 from redrb.connection.transport import Argument, Pipeline, Reply, read_reply
 from redrb.errors import StoreUnavailable
@@ -106,10 +107,12 @@ class Client:
             if not is_transient(error):
                 raise translate(error, self.where) from error
             first = error
+        patience = stop_after_delay(self.retry_s if retry_s is None else min(retry_s, self.retry_s))
         retries = Retrying(
             retry=retry_if_exception(is_transient),
-            stop=stop_after_delay(self.retry_s if retry_s is None else min(retry_s, self.retry_s)),
+            stop=lambda state: stopping.asked() or patience(state),
             wait=wait_random_exponential(multiplier=0.02, max=1.0),
+            sleep=stopping.pause,
             before_sleep=self._log_retry,
             reraise=True,
         )

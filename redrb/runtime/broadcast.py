@@ -1,4 +1,4 @@
-"""A trainer's side of weight updates: published once, announced to each maker it names."""
+"""A trainer's side of weight updates: published once, announced to all who follow it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from redrb.connection import Client
 from redrb.errors import ConfigError
-from redrb.runtime.inbox import Announcement, announce, inbox_of
+from redrb.runtime.inbox import Announcement, Box, announce, inbox_of, outbox_of
 from redrb.runtime.lora import LoraConfig, encode_configs, lora_of
 from redrb.runtime.updates import unwrapped
 from redrb.weights import WeightPublisher, WeightSubscriber
@@ -35,12 +35,39 @@ class Broadcast:
         self._client = client
         self._namespace = namespace
         self._trainer = trainer
-        self._inboxes = [inbox_of(namespace, maker) for maker in makers]
+        self._names = (trainer, partial_name(trainer))
+        self._boxes = [inbox_of(namespace, maker) for maker in makers]
         self._publishers: dict[str, WeightPublisher] = {}
         self._news = Announcement(trainer, 0)
-        self.version = max(
-            self._newest(trainer), self._newest(partial_name(trainer))
-        )  # of a run before
+        self.version = self._newest_version()  # of a run before
+        # makers that are named here know it before there are weights, and follow nobody else's
+        self._outbox = outbox_of(namespace, trainer)
+        if makers:
+            announce(client, self._boxes, self._announced())
+        self._boxes.append(self._outbox)
+
+    def take_over(self, models: Mapping[str, nn.Module], *, fence: bool) -> int:
+        """Load what was published last; `fence`: and keep others of this name from publishing.
+
+        Returns:
+            Its version, 0 where there is none.
+
+        Raises:
+            WeightMismatch: It does not fit the models; they keep their weights.
+            WeightError, DecodeError, StoreUnavailable: As `WeightSubscriber.poll` does.
+        """
+        for name in self._names if fence else ():
+            self._publisher(name)
+        full, partial = map(self._subscriber, self._names)
+        state = _state({name: unwrapped(model) for name, model in models.items()}, trained=False)
+        if full.poll(state) is None:
+            return 0
+        newest = partial.latest()
+        if newest is not None and newest.version > (full.version or 0):
+            partial.poll(state, strict=False)
+        if fence and self._announced().full < (full.version or 0):  # it died before it could say so
+            announce(self._client, self._boxes, Announcement(self._trainer, full.version or 0))
+        return max(full.version or 0, partial.version or 0)
 
     def push(self, models: Mapping[str, nn.Module], *, fully: bool, lora_only: bool = False) -> int:
         """Publish the models' weights and tell the makers; returns the version.
@@ -71,17 +98,30 @@ class Broadcast:
         elif trained.keys() != everything.keys():
             self._publish(partial_name(self._trainer), trained)
             self._news = replace(self._news, partial=self.version, lora="")
-        announce(self._client, self._inboxes, self._news)
+        announce(self._client, self._boxes, self._news)
         return self.version
 
     def _publish(self, name: str, state: Mapping[str, Tensor]) -> None:
+        publisher = self._publisher(name)
+        self.version = publisher.publish(state, version=self.version + 1).version
+
+    def _publisher(self, name: str) -> WeightPublisher:
+        """Return the one publisher of `name`; making it fences the one before."""
         if name not in self._publishers:
             self._publishers[name] = WeightPublisher(self._client, name, namespace=self._namespace)
-        self.version = self._publishers[name].publish(state, version=self.version + 1).version
+            self.version = max(self.version, self._newest_version())  # it may just have published
+        return self._publishers[name]
 
-    def _newest(self, name: str) -> int:
-        newest = WeightSubscriber(self._client, name, namespace=self._namespace).latest()
-        return newest.version if newest else 0
+    def _announced(self) -> Announcement:
+        """Return what a trainer of this name has announced last."""
+        return Box(self._client, self._outbox).newest() or Announcement(self._trainer, 0)
+
+    def _subscriber(self, name: str) -> WeightSubscriber:
+        return WeightSubscriber(self._client, name, namespace=self._namespace)
+
+    def _newest_version(self) -> int:
+        found = (self._subscriber(name).latest() for name in self._names)
+        return max((newest.version for newest in found if newest), default=0)
 
 
 def _state(models: Mapping[str, nn.Module], *, trained: bool) -> dict[str, Tensor]:

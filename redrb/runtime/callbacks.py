@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from redrb.errors import ConfigError
+from redrb.errors import ConfigError, LeaseLost, RecordError
 from redrb.experience import Experience
 
 
@@ -17,7 +17,8 @@ class TrainerCallback:
 
     fit_start; then for each episode: episode_start, for each epoch (epoch_start, for each batch
     (batch_start, batch_end), epoch_end), update_start, update_end, episode_end; at last fit_end.
-    Hooks are called in the thread of `fit`; an exception in one ends `fit`.
+    batch_lost and misfits, which coati has not, come when that happens. Hooks are called in the
+    thread of `fit`; an exception in one ends `fit`.
     """
 
     def on_fit_start(self) -> None:
@@ -48,6 +49,15 @@ class TrainerCallback:
             metrics: What `training_step` returned.
             experience: The batch, on the trainer's device.
         """
+
+    def on_batch_lost(self, error: LeaseLost) -> None:
+        """When a batch that was trained turns out to be another's, who will train it again.
+
+        That is so after this process was silent for longer than its lease.
+        """
+
+    def on_misfits(self, error: RecordError) -> None:
+        """When groups fit into no batch: `error.ids` names them among the dead letters."""
 
     def on_update_start(self) -> None:
         """Before new weights go to the makers."""
@@ -109,7 +119,7 @@ class Callbacks:
         """Append one."""
         self._all.append(callback)
 
-    def tell(self, hook: str, *arguments: int | Mapping[str, Any] | Experience) -> None:
+    def tell(self, hook: str, *arguments: int | Mapping[str, Any] | Experience | Exception) -> None:
         """Call `hook` of each."""
         for callback in self._all:
             getattr(callback, hook)(*arguments)

@@ -69,11 +69,11 @@ class Fit:
     train_epochs: int
     held: list[Lease] = field(default_factory=list)
 
-    def run(self, episodes: int, source: Source, progress: Progress) -> None:
+    def run(self, episodes: int | None, source: Source, progress: Progress) -> None:
         """Train until `episodes` are over, or the loop is asked to end."""
         tell = self.work.callbacks.tell
         tell("on_fit_start")
-        while self.position.episode < episodes and not self.work.stop:
+        while (episodes is None or self.position.episode < episodes) and not self.work.stop:
             self._episode(source, progress)
         if self.work.stop or self.position.episode % self.work.checkpoint_every:
             self.checkpoint()
@@ -177,3 +177,4 @@ class Fit:
                 lease.ack()
         except LeaseLost as error:
             _log.warning("a batch was trained here and will be trained again elsewhere: %s", error)
+            self.work.callbacks.tell("on_batch_lost", error)

@@ -1,4 +1,4 @@
-"""A maker's side of weight updates: told by its inbox, fetched whole, loaded under the lock."""
+"""A maker's side of weight updates: told by a trainer, fetched whole, loaded under the lock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from redrb.connection import Client
 from redrb.errors import WeightTimeout
 from redrb.runtime.broadcast import partial_name
-from redrb.runtime.inbox import Announcement, Inbox
+from redrb.runtime.inbox import Announcement, Box, inbox_of, outbox_of
 from redrb.runtime.lora import decode_configs
 from redrb.runtime.updates import ModelUpdates
 from redrb.weights import WeightSubscriber
@@ -21,18 +21,26 @@ _SLICE_S = 0.5
 
 
 class WeightFollower:
-    """Keeps a maker's models at what the trainers that name it have announced last.
+    """Keeps a maker's models at what trainers have announced last.
+
+    Those that name the maker, from the first that does so on. Until then, one that it chose itself:
+    so makers of any name may join a run, and need not be known to anyone.
 
     Attributes:
         version: Version of the weights in the models; None before the first update.
         complete: Whether a full update was loaded.
     """
 
-    def __init__(self, client: Client, namespace: str, maker: str, models: ModelUpdates) -> None:
+    def __init__(
+        self, client: Client, namespace: str, maker: str, models: ModelUpdates, *, chosen: str
+    ) -> None:
+        """Follow whoever names `maker`, and the trainer `chosen` while nobody does."""
         self._client = client
         self._namespace = namespace
         self._maker = maker
-        self._inbox = Inbox(client, namespace, maker)
+        self._chosen_name = chosen
+        self._inbox = Box(client, inbox_of(namespace, maker))
+        self._chosen: Box | None = Box(client, outbox_of(namespace, chosen))
         self._models = models
         self._trainer = ""
         self._subscribers: dict[str, WeightSubscriber] = {}
@@ -46,7 +54,7 @@ class WeightFollower:
             WeightMismatch: It does not fit the models; they keep their old weights.
             WeightError, DecodeError, StoreUnavailable: As `WeightSubscriber.poll` does.
         """
-        news = self._inbox.newest()
+        news = self._look()
         if news is not None:
             self._load(news)
         return news is not None
@@ -60,17 +68,32 @@ class WeightFollower:
         started = time.monotonic()
         while not self.complete and not ended():
             left = started + timeout - time.monotonic()
-            news = self._inbox.wait(min(left, _SLICE_S)) if left > 0 else None
+            news = self._look(min(left, _SLICE_S)) if left > 0 else None
             if news is None:
                 if left > _SLICE_S:
                     continue
                 raise WeightTimeout(
-                    name=f"of maker {self._maker}",
+                    name=f"of {self._trainer or self._chosen_name} for maker {self._maker}",
                     newer_than=0,
                     newest=None,
                     waited_s=time.monotonic() - started,
                 )
             self._load(news)
+
+    def _look(self, seconds: float = 0.0) -> Announcement | None:
+        """Return what was announced since the last look; wait for it so long at most.
+
+        One box is waited for at a time, since they may be on different nodes of a cluster: while
+        nobody names the maker, that it is named is noticed at the next look.
+        """
+        news = self._inbox.newest()
+        if news is not None:
+            self._chosen = None
+        elif self._chosen is not None:
+            news = self._chosen.wait(seconds)
+        elif seconds:
+            news = self._inbox.wait(seconds)
+        return news
 
     def _load(self, news: Announcement) -> None:
         if news.trainer != self._trainer:  # another one took over: its versions are its own

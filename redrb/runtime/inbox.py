@@ -1,7 +1,9 @@
-"""How trainers find makers: each maker has an inbox, into which trainers say where weights are.
+"""How makers learn where weights are: trainers announce it, to makers that they name and to all.
 
-The inbox of maker M is the stream `redrb:{namespace:maker:M}:inbox`, and keeps only its newest
-entry, so a maker that comes late, or comes back, finds it. Announcing twice does no harm.
+A trainer T puts each announcement into the inbox of every maker M that it names, the stream
+`redrb:{namespace:maker:M}:inbox`, and into its own outbox, `redrb:{namespace:trainer:T}:outbox`,
+which is for makers that no trainer names. Each box keeps only its newest entry, so a maker that
+comes late, or comes back, finds it. Announcing twice does no harm.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class Announcement:
 
     Attributes:
         trainer: Name of the trainer.
-        full: Version of its newest full update, 0 when there was none.
+        full: Version of its newest full update; 0: there was none, wait for it.
         partial: Version of its newest partial update, 0 when there was none after the full one.
         lora: Per model and layer the settings of its LoRA, as JSON; "" where there is none.
     """
@@ -44,32 +46,39 @@ def inbox_of(namespace: str, maker: str) -> str:
     return f"redrb:{{{namespace}:maker:{maker}}}:inbox"
 
 
-def announce(client: Client, inboxes: Sequence[str], news: Announcement) -> None:
+def outbox_of(namespace: str, trainer: str) -> str:
+    """Return the key of a trainer's outbox."""
+    check_name("namespace", namespace)
+    check_name("trainer", trainer)
+    return f"redrb:{{{namespace}:trainer:{trainer}}}:outbox"
+
+
+def announce(client: Client, boxes: Sequence[str], news: Announcement) -> None:
     """Tell makers where weights are; those that wait wake up.
 
     Raises:
         StoreUnavailable: Redis stayed away; some may have been told.
     """
     pipeline = Pipeline()
-    for inbox in inboxes:
+    for box in boxes:
         fields = ("trainer", news.trainer, "full", news.full, "partial", news.partial)
-        pipeline.add("XADD", inbox, "MAXLEN", 1, "*", *fields, "lora", news.lora)
+        pipeline.add("XADD", box, "MAXLEN", 1, "*", *fields, "lora", news.lora)
 
     def attempt() -> None:
         error = first_error(client.exchange(pipeline))
         if error is not None:
             raise error
 
-    if inboxes:
+    if boxes:
         client.retrying(attempt)
 
 
-class Inbox:
-    """A maker's side: reads the newest announcement, or waits for one."""
+class Box:
+    """A reader's side of an inbox or outbox: the newest announcement, or a wait for one."""
 
-    def __init__(self, client: Client, namespace: str, maker: str) -> None:
+    def __init__(self, client: Client, key: str) -> None:
         self._client = client
-        self._key = inbox_of(namespace, maker)
+        self._key = key
         self._last = "0-0"
 
     def newest(self) -> Announcement | None:
@@ -114,9 +123,9 @@ def _parsed(flat: Reply) -> Announcement:
     trainer, lora = fields.get("trainer", b""), fields.get("lora", b"")
     usable = all(number.isdigit() and len(number) <= 16 for number in numbers)
     if not usable or len(lora) > _MOST_BYTES:
-        raise DecodeError("a maker's inbox holds something that is no announcement of weights.")
+        raise DecodeError("an inbox or outbox holds something that is no announcement of weights.")
     try:
         name = check_name("trainer", trainer.decode())
         return Announcement(name, int(numbers[0]), int(numbers[1]), lora.decode())
     except ValueError as error:
-        raise DecodeError(f"a maker's inbox is damaged: {error}") from error
+        raise DecodeError(f"an announcement of weights is damaged: {error}") from error

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -12,7 +14,9 @@ from torch import Tensor
 
 from redrb.algorithms import NaiveExperienceMaker
 from redrb.connection import Client
-from redrb.errors import ConfigError, RecordError
+from redrb.connection.stopping import Stop as Hurry
+from redrb.connection.stopping import stoppable
+from redrb.errors import ConfigError, RecordError, SendFailed
 from redrb.experience import BufferItem, Experience, split_experience_batch
 from redrb.keys import check_name
 from redrb.runtime.callbacks import Callbacks, MakerCallback
@@ -42,8 +46,12 @@ class ExperienceMakerHolder:
 
     Source: `coati.ray.experience_maker_holder`. There it is a Ray actor; here it is an object in
     any process. Trainers find it by its name in Redis, and it finds the trainers' buffers by their
-    names. It may join late, leave, or die at any time: what it sent is in Redis, each sample once.
-    Weights change between batches of prompts only, and whole.
+    names. Weights change between batches of prompts only, and whole.
+
+    Makers are elastic: one may join late, leave, or die at any time, and nobody has to know it
+    before. A maker that no trainer names follows the weights of the first trainer of its list, or
+    of `follow`; as soon as a trainer names it, it follows that one. What it sent is in Redis, each
+    sample once, and no wait of a trainer depends on it.
 
     Example:
         >>> maker = ExperienceMakerHolder(
@@ -80,9 +88,12 @@ class ExperienceMakerHolder:
         name: str = "maker_0",
         client: Client | str | None = None,
         namespace: str = "default",
+        follow: str | None = None,
         update_timeout: float = 60.0,
         weights_timeout: float = 600.0,
+        stop_timeout: float = 20.0,
         max_unsent: int = 256,
+        stream_options: Mapping[str, Any] | None = None,
         **generate_kwargs: Any,
     ) -> None:
         """Make the models and open the trainers' buffers.
@@ -102,13 +113,18 @@ class ExperienceMakerHolder:
             eval_performance: Add an `ExperienceMakerPerformanceEvaluator`.
             debug: Log each batch of prompts.
             update_lora_weights: As in coati; whether an update is of LoRA is known from what comes.
-            name: Name under which trainers find it.
+            name: Name by which trainers name it; where none does, any that no other maker has.
             client: What `redrb.connect` returned, or a URL; default: REDRB_URL.
             namespace: Keeps experiments on one server apart.
+            follow: Trainer whose weights it takes while no trainer names it; default: the first of
+                `detached_trainer_name_list`.
             update_timeout: Seconds from one call of `update_experience_maker` to the next, until
                 an update is dropped.
             weights_timeout: Seconds to wait for the first full update.
-            max_unsent: Most samples made and not in Redis yet; the loop waits then.
+            stop_timeout: Seconds for which a loop that was asked to end waits for room for what it
+                made; what finds none is given up, and logged.
+            max_unsent: Most groups made and not in Redis yet; the loop waits then.
+            stream_options: Further options of `ExperienceStream`, such as `filters`.
             generate_kwargs: How completions are generated, such as `max_length=512, top_k=50`.
 
         Raises:
@@ -135,16 +151,23 @@ class ExperienceMakerHolder:
         self.generate_kwargs = generate_kwargs
         self._offload = buffer_cpu_offload
         self._debug = debug
-        self._stop = Stop()
+        self._stop, self._hurry = Stop(), Hurry()
+        self._stop_timeout = stop_timeout
+        self._deadline: float | None = None
+        self._gave_up = False
         self._updates = ModelUpdates({"actor": actor, "critic": critic}, timeout_s=update_timeout)
         self._initialised = not sync_models_from_trainers
         self._weights_timeout = weights_timeout
         self._client, self._owned = client_for(client)
         with ExitStack() as undo:
             undo.push(self._owned)
-            self._follower = WeightFollower(self._client, namespace, name, self._updates)
+            self._follower = WeightFollower(
+                self._client, namespace, name, self._updates, chosen=follow or targets[0]
+            )
+            options = dict(stream_options or {})
             self._streams = [
-                ExperienceStream(self._client, target, namespace=namespace) for target in targets
+                ExperienceStream(self._client, target, namespace=namespace, **options)
+                for target in targets
             ]
             self._sender = ExperienceSender(self._streams, max_groups=max_unsent)
             undo.pop_all()
@@ -195,7 +218,7 @@ class ExperienceMakerHolder:
         """Make experience of every batch of prompts, with the newest weights each time.
 
         SIGTERM, Ctrl-C and `stop` end it in good order: after the batch under way, when all of it
-        is sent.
+        is sent, or has found no room within `stop_timeout`.
 
         Args:
             dataloader_fn: Returns the batches of prompts: tensors, or dicts of tensors.
@@ -205,9 +228,9 @@ class ExperienceMakerHolder:
         Raises:
             WeightTimeout: No full update came in time.
             RecordError: A batch is neither a tensor nor a dict of tensors.
-            StoreUnavailable, StoreFull: What was made could not be sent; the error says how much.
+            SendFailed: What was made could not be sent; the error says how much, and why.
         """
-        with self._stop.on_signals():
+        with self._stop.on_signals(), self._stop.waking(self._hurry.ask):
             if not self._wait_until_initialised():
                 return
             self._callbacks.tell("on_loop_start")
@@ -218,7 +241,7 @@ class ExperienceMakerHolder:
                         break
                     self._make_and_send(inputs)
                     progress.advance()
-            self._sender.flush()
+            self._patiently(self._sender.flush)
             self._callbacks.tell("on_loop_end")
 
     def stop(self, why: str = "stop() was called") -> None:
@@ -294,11 +317,16 @@ class ExperienceMakerHolder:
         """Send what is not sent yet, and close what was opened here.
 
         Raises:
-            StoreUnavailable, StoreFull: Not everything could be sent in time.
+            SendFailed: Not everything could be sent in time, unless `workingloop` has waited for it
+                already, since it was asked to end.
         """
         with self._owned:
             try:
-                self._sender.close(timeout=timeout)
+                self._sender.close(timeout=0.0 if self._gave_up else timeout)
+            except SendFailed as failure:
+                if not self._gave_up or failure.dropped:
+                    raise
+                _log.warning("maker %r ends: %s", self.name, failure)
             finally:
                 for stream in self._streams:
                     stream.close()
@@ -315,11 +343,31 @@ class ExperienceMakerHolder:
         if self._offload:
             experience.to_device("cpu")
         for group in _groups(experience):
-            self._sender.send(group)
+            self._patiently(partial(self._sender.send, group))
         tell("on_send_end")
         tell("on_batch_end")
         if self._debug:
             _log.info("maker %r made %d samples", self.name, len(experience))
+
+    def _patiently(self, send: Callable[..., None]) -> None:
+        """Run `send(timeout=...)`: without end, and for `stop_timeout` when asked to end meanwhile.
+
+        What finds no room by then is given up: trainers have ended, or are far behind.
+        """
+        try:
+            with stoppable(self._hurry):
+                return send(timeout=None)
+        except SendFailed as failure:
+            if failure.dropped or not self._stop:
+                raise
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._stop_timeout
+        try:
+            send(timeout=max(0.0, self._deadline - time.monotonic()))
+        except SendFailed as failure:
+            if failure.dropped:
+                raise
+            self._gave_up = True
 
     def _wait_until_initialised(self) -> bool:
         """Wait for the first full update; False when the loop was asked to end meanwhile."""

@@ -24,7 +24,12 @@ class FreshBatches:
     """
 
     def __init__(
-        self, make_loader: Callable[[int, int], ExperienceLoader], stop: Stop, *, batches: int
+        self,
+        make_loader: Callable[[int, int | None], ExperienceLoader],
+        stop: Stop,
+        *,
+        batches: int | None,
+        on_misfits: Callable[[RecordError], None] = lambda _: None,
     ) -> None:
         """Describe the batches.
 
@@ -32,10 +37,12 @@ class FreshBatches:
             make_loader: Makes a loader of what is left, given the batches taken before and how many
                 more will be; it does not acknowledge by itself.
             stop: Asks for the end.
-            batches: Fresh batches that will be asked for.
+            batches: Fresh batches that will be asked for; None: nobody knows.
+            on_misfits: Told of groups that fit into no batch.
         """
         self._make_loader = make_loader
         self._stop = stop
+        self._on_misfits = on_misfits
         self._left = batches
         self._taken = 0
         self._loader: ExperienceLoader | None = None
@@ -76,9 +83,11 @@ class FreshBatches:
                         raise
                     _log.error("groups %s fit into no batch: %s", list(error.ids), error)
                     self._close()
+                    self._on_misfits(error)
                     continue
             if batch is not None and loader.lease is not None:
-                self._taken, self._left = self._taken + 1, self._left - 1
+                self._taken += 1
+                self._left = None if self._left is None else self._left - 1
                 return batch, loader.lease
         return None
 

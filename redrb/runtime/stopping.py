@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+
+@contextmanager
+def leaving_on_signals() -> Iterator[None]:
+    """In this block SIGTERM and Ctrl-C end the process with status 0: it holds nothing yet.
+
+    For what a process does before its loop listens to signals by itself. Main thread only.
+    """
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda *_: sys.exit(0)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 class Stop:

@@ -138,7 +138,8 @@ class DetachedTrainer(ABC):
         self._position: Position | None = None
         self._calls = 0
         self._client, self._owned = client_for(client)
-        self.wait_for_batch_s = 0.0
+        self._waited_s = 0.0
+        self._source: FreshBatches | None = None
         ranks = world_size or 1
         with ExitStack() as undo:
             undo.push(self._owned)
@@ -184,11 +185,16 @@ class DetachedTrainer(ABC):
         return self._broadcast.version
 
     @property
+    def wait_for_batch_s(self) -> float:
+        """Seconds that `fit` has waited for batches until now."""
+        return self._waited_s + (self._source.wait_for_batch_s if self._source else 0.0)
+
+    @property
     def stopped(self) -> str:
         """Why `fit` ended early, "" where it did not."""
         return self._stop.why
 
-    def fit(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
+    def fit(self, total_steps: int | None, update_steps: int, train_epochs: int = 1) -> None:
         """Train: `total_steps // update_steps` episodes, less what a checkpoint has done of them.
 
         An episode trains `update_steps` fresh batches as they come, then `train_epochs - 1` times
@@ -197,7 +203,7 @@ class DetachedTrainer(ABC):
         several times, each call trains so much; a resumed run leaves out what its checkpoint has.
 
         Args:
-            total_steps: Fresh batches in all.
+            total_steps: Fresh batches in all; None: until it is asked to end.
             update_steps: Fresh batches an episode.
             train_epochs: Times that each batch is trained.
 
@@ -215,11 +221,11 @@ class DetachedTrainer(ABC):
         position = self._position_of_call()
         if position is None:
             return
-        episodes = total_steps // update_steps
+        episodes = None if total_steps is None else total_steps // update_steps
         fit = Fit(self._work(), position, update_steps, train_epochs)
         before = position.taken
 
-        def loader(taken: int, left: int) -> ExperienceLoader:
+        def loader(taken: int, left: int | None) -> ExperienceLoader:
             return ExperienceLoader(
                 self.buffer.stream,
                 self.buffer.sample_batch_size,
@@ -232,19 +238,22 @@ class DetachedTrainer(ABC):
                 **self._ranks(before + taken),
             )
 
-        fresh = episodes * update_steps - position.fresh(update_steps)
-        progress = Progress("train", episodes * update_steps * train_epochs, done=position.step)
+        fresh = steps = None
+        if episodes is not None:
+            fresh = episodes * update_steps - position.fresh(update_steps)
+            steps = episodes * update_steps * train_epochs
+        source = self._source = FreshBatches(
+            loader,
+            self._stop,
+            batches=fresh,
+            on_misfits=lambda error: self._callbacks.tell("on_misfits", error),
+        )
+        progress = Progress("train", steps, done=position.step)
         try:
-            with (
-                self._stop.on_signals(),
-                FreshBatches(loader, self._stop, batches=fresh) as source,
-                progress,
-            ):
-                try:
-                    fit.run(episodes, source, progress)
-                finally:
-                    self.wait_for_batch_s += source.wait_for_batch_s
+            with self._stop.on_signals(), source, progress:
+                fit.run(episodes, source, progress)
         finally:
+            self._waited_s, self._source = self.wait_for_batch_s, None
             fit.release()
 
     def stop(self, why: str = "stop() was called") -> None:
@@ -278,6 +287,24 @@ class DetachedTrainer(ABC):
         """Send all weights to the makers; those that wait for their first ones begin."""
         self.resume()
         self._update_remote_makers(fully_update=True, **config)
+
+    def take_over(self, models: Mapping[str, nn.Module]) -> int:
+        """Go on from the weights that a trainer of this name has published last.
+
+        That trainer, if it still runs, may publish no more: it ends with `PublisherFenced`. Where
+        the same trainer goes on, a checkpoint is more, since it holds the optimizers as well.
+
+        Args:
+            models: As `push_weights` was given them.
+
+        Returns:
+            The version that was loaded; 0: there is none, and the models are as they were.
+
+        Raises:
+            WeightMismatch: The weights do not fit these models, which keep theirs.
+            WeightError, DecodeError, StoreUnavailable: As `WeightSubscriber.poll` does.
+        """
+        return self._broadcast.take_over(models, fence=not self._rank)
 
     def push_weights(
         self, models: Mapping[str, nn.Module], *, fully_update: bool = False, lora: bool = False

@@ -39,10 +39,9 @@ class Network(nn.Module):
 
 def wanted(completions: Completions) -> torch.Tensor:
     """Return the share of the wanted token in each completion."""
-    found = torch.stack(
+    return torch.stack(
         [(completions.completion(row) == WANTED).float().mean() for row in range(len(completions))]
     )
-    return found
 
 
 def prompts() -> list[torch.Tensor]:

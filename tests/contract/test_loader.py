@@ -1,0 +1,436 @@
+"""ExperienceLoader: batches are there when the step ends, and nothing is lost by taking ahead."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import redrb
+from redrb import BatchTimeout, ConfigError, Experience, ExperienceStream, LeaseLost, RecordError
+from redrb.connection import Client
+from redrb.errors import StoreUnavailable
+from redrb.feeding import ExperienceLoader
+from tests.audit import audit, kill_consumer
+from tests.conftest import REAL
+from tests.samples import numbered, numbers
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def stream(client: Client, namespace: str) -> Generator[ExperienceStream]:
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        yield stream
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    soon(lambda: not threads())
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "redrb-loader"]
+
+
+def soon(holds: Callable[[], bool], timeout: float = 5) -> None:
+    end = time.monotonic() + timeout
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def filled(stream: ExperienceStream, count: int) -> ExperienceStream:
+    stream.put_many([[numbered(n)] for n in range(count)])
+    return stream
+
+
+def rewards(batch: Experience) -> list[int]:
+    assert batch.reward is not None
+    return batch.reward.int().tolist()
+
+
+def ledger(stream: ExperienceStream) -> tuple[int, int, int, int]:
+    told = stream.stats().ledger
+    return told.acked, told.leased, told.waiting, told.dead
+
+
+def test_a_batch_is_acknowledged_when_the_loop_comes_back(stream: ExperienceStream) -> None:
+    filled(stream, 6)
+    seen: list[int] = []
+    with ExperienceLoader(stream, 2, steps=3, prefetch=1) as loader:
+        for batch in loader:
+            assert stream.stats().ledger.acked == len(seen)
+            assert loader.lease is not None
+            assert len(loader.lease) == 2
+            seen += rewards(batch)
+        assert stream.stats().ledger.acked == 6
+        assert seen == list(range(6))
+        assert loader.batches == 3
+    audit(stream)
+
+
+def test_each_loop_gives_its_steps(stream: ExperienceStream) -> None:
+    filled(stream, 8)
+    loader = ExperienceLoader(stream, 1, steps=4)
+    assert [rewards(batch) for batch in loader] == [[0], [1], [2], [3]]
+    assert [rewards(batch) for batch in loader] == [[4], [5], [6], [7]]
+    assert list(ExperienceLoader(stream, 1, steps=0)) == []
+    assert ledger(stream) == (8, 0, 0, 0)
+
+
+def test_it_holds_no_more_than_it_says(stream: ExperienceStream) -> None:
+    filled(stream, 20)
+    with ExperienceLoader(stream, 2, prefetch=3) as loader:
+        batches = iter(loader)
+        next(batches)
+        soon(lambda: loader.ready == 3)
+        assert stream.stats().ledger.leased == 8
+        next(batches)
+        soon(lambda: loader.ready == 3)
+        time.sleep(0.02)
+        assert stream.stats().ledger.leased == 8
+    assert ledger(stream) == (2, 0, 18, 0)
+    audit(stream)
+
+
+@pytest.mark.parametrize("leave", ["break", "forget", "close", "new loop"])
+def test_what_was_not_given_out_goes_back_unharmed(
+    client: Client, namespace: str, leave: str
+) -> None:
+    stream = filled(ExperienceStream(client, "math", namespace=namespace, max_deliveries=1), 10)
+    loader = ExperienceLoader(stream, 2)
+    if leave == "break":
+        for _ in loader:
+            soon(lambda: loader.ready == 2)
+            break
+    else:
+        batches = iter(loader)
+        next(batches)
+        soon(lambda: loader.ready == 2)
+        if leave == "forget":
+            del batches
+            gc.collect()
+        elif leave == "new loop":
+            assert next(iter(loader)) is not None
+            assert next(batches, None) is None
+    if leave in ("break", "forget"):
+        soon(lambda: stream.stats().ledger.leased == 2)
+        assert loader.lease is not None
+        assert numbers(loader.lease) == [0, 1]
+    loader.close()
+    assert ledger(stream) == (0, 0, 10, 0)
+    assert numbers(stream.take(10, timeout=0)) == list(range(10))
+    stream.close()
+
+
+def test_the_last_batch_may_be_acknowledged_before_a_break(stream: ExperienceStream) -> None:
+    filled(stream, 6)
+    with ExperienceLoader(stream, 2) as loader:
+        for _ in loader:
+            assert loader.lease is not None
+            loader.lease.ack()
+            break
+    assert ledger(stream) == (2, 0, 4, 0)
+
+
+def test_a_lease_may_be_ended_in_the_loop(stream: ExperienceStream) -> None:
+    filled(stream, 6)
+    with ExperienceLoader(stream, 2, steps=3) as loader:
+        for number, _ in enumerate(loader):
+            assert loader.lease is not None
+            if number == 0:
+                loader.lease.reject("nan loss")
+            elif number == 1:
+                loader.lease.release([loader.lease.ids[0]])
+    assert ledger(stream) == (3, 0, 1, 2)
+
+
+def test_an_exception_in_the_block_counts_against_the_last_batch_only(
+    client: Client, namespace: str
+) -> None:
+    stream = filled(ExperienceStream(client, "math", namespace=namespace, max_deliveries=1), 8)
+    with pytest.raises(ZeroDivisionError), ExperienceLoader(stream, 2) as loader:
+        for number, _ in enumerate(loader):
+            soon(lambda: loader.ready == 2)
+            if number == 1:
+                raise ZeroDivisionError
+    assert ledger(stream) == (2, 0, 4, 2)
+    stream.close()
+
+
+def test_without_acknowledging_leases_are_the_callers(stream: ExperienceStream) -> None:
+    filled(stream, 6)
+    held = []
+    with ExperienceLoader(stream, 2, steps=2, acknowledge=False) as loader:
+        for _ in loader:
+            held.append(loader.lease)
+    assert ledger(stream) == (0, 4, 2, 0)
+    for lease in held:
+        assert lease is not None
+        lease.ack()
+    assert ledger(stream) == (4, 0, 2, 0)
+
+
+def test_the_end_of_data_comes_after_what_came_before(stream: ExperienceStream) -> None:
+    filled(stream, 5)
+    seen = []
+    loader = ExperienceLoader(stream, 2, timeout=0.05, at_least=1)
+    with pytest.raises(BatchTimeout) as caught, loader:
+        for batch in loader:
+            seen.append(rewards(batch))
+    assert seen == [[0, 1], [2, 3], [4]]
+    assert caught.value.wanted == 1
+    assert ledger(stream) == (5, 0, 0, 0)
+
+
+def test_a_step_longer_than_the_timeout_ends_nothing(stream: ExperienceStream) -> None:
+    filled(stream, 2)
+    seen = []
+    with ExperienceLoader(stream, 2, timeout=0.4, steps=2) as loader:
+        for batch in loader:
+            seen.append(rewards(batch))
+            if len(seen) == 1:
+                time.sleep(0.6)  # a step; nothing comes meanwhile
+                stream.put_many([[numbered(n)] for n in (2, 3)])
+    assert seen == [[0, 1], [2, 3]]
+
+
+def test_samples_that_fit_into_no_batch_are_told_in_their_place(stream: ExperienceStream) -> None:
+    filled(stream, 3)
+    stream.put(numbered(3, sequences=torch.tensor([1, 2, 3], dtype=torch.int32)))
+    stream.put_many([[numbered(n)] for n in range(4, 7)])
+    seen = []
+    loader = ExperienceLoader(stream, 3, timeout=5)
+    with pytest.raises(RecordError) as caught:
+        for batch in loader:
+            seen.append(rewards(batch))
+    assert seen == [[0, 1, 2]]
+    assert len(caught.value.ids) == 1
+    loader.close()
+    assert ledger(stream) == (3, 0, 3, 1)
+    assert [rewards(batch) for batch in ExperienceLoader(stream, 3, steps=1)] == [[4, 5, 6]]
+
+
+def test_a_lost_lease_is_told_when_the_loop_comes_back(stream: ExperienceStream) -> None:
+    filled(stream, 6)
+    with ExperienceLoader(stream, 2, prefetch=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        soon(lambda: loader.ready == 1)
+        kill_consumer(stream)
+        stream._store.heartbeat("default", "another", 1000)
+        with pytest.raises(LeaseLost):
+            next(batches)
+        assert next(batches, None) is None
+    assert stream.stats().ledger.waiting == 6
+
+
+def test_close_ends_a_wait_for_a_batch(stream: ExperienceStream) -> None:
+    loader = ExperienceLoader(stream, 2)
+    batches = iter(loader)
+    soon(lambda: stream.stats().consumers_waiting == 1)
+    began = time.monotonic()
+    loader.close()
+    assert time.monotonic() - began < 2
+    assert not threads()
+    assert next(batches, None) is None
+
+
+def test_stop_ends_a_loop_that_waits(stream: ExperienceStream) -> None:
+    filled(stream, 2)
+    loader = ExperienceLoader(stream, 2)
+    threading.Timer(0.2, loader.stop).start()
+    assert [rewards(batch) for batch in loader] == [[0, 1]]
+    assert ledger(stream) == (2, 0, 0, 0)
+
+
+def test_waits_are_measured(stream: ExperienceStream) -> None:
+    filled(stream, 2)
+    put = threading.Timer(0.3, filled, (stream, 2))
+    with ExperienceLoader(stream, 2, steps=2) as loader:
+        batches = iter(loader)
+        next(batches)
+        put.start()
+        next(batches)
+        assert 0.2 < loader.last_wait_for_batch_s <= loader.wait_for_batch_s < 3
+        assert next(batches, None) is None
+    put.join()
+
+
+def test_redis_that_stays_away_is_told_after_what_came_before(
+    stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(stream, 4)
+    take = stream._consumer.take
+
+    def broken(*arguments: Any) -> Any:
+        if stream._store.stats("default")["waiting"] == 0:
+            raise StoreUnavailable("gone", where="here")
+        return take(*arguments)
+
+    monkeypatch.setattr(stream._consumer, "take", broken)
+    seen = []
+    with pytest.raises(StoreUnavailable), ExperienceLoader(stream, 2) as loader:
+        for batch in loader:
+            seen.append(rewards(batch))
+    assert seen == [[0, 1], [2, 3]]
+
+
+def test_closing_while_redis_is_away_leaves_batches_to_the_heartbeat(
+    stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled(stream, 6)
+    loader = ExperienceLoader(stream, 2, prefetch=1)
+    batches = iter(loader)
+    next(batches)
+    soon(lambda: loader.ready == 1)
+    finish = stream._consumer.finish
+
+    def away(*arguments: Any, **options: Any) -> bool:
+        raise StoreUnavailable("gone", where="here")
+
+    monkeypatch.setattr(stream._consumer, "finish", away)
+    with caplog.at_level(logging.WARNING, "redrb"):
+        loader.stop()
+        soon(lambda: not threads())
+    assert "goes back later" in caplog.text
+    monkeypatch.setattr(stream._consumer, "finish", finish)
+    stream._consumer.beat()
+    assert ledger(stream) == (0, 2, 4, 0)
+    loader.close()
+
+
+def test_ranks_count_steps_up(stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(stream, 8)
+    take, steps = stream.take, []
+
+    def ranked(count: int, *, rank: int, world_size: int, step: int, **options: Any) -> Any:
+        steps.append((rank, world_size, step))
+        return take(count, **options)
+
+    monkeypatch.setattr(stream, "take", ranked)
+    loader = ExperienceLoader(stream, 2, steps=2, rank=1, world_size=4, first_step=7)
+    assert len(list(loader)) == 2
+    assert len(list(loader)) == 2
+    assert steps == [(1, 4, step) for step in (7, 8, 9, 10)]
+
+
+def test_ranks_get_the_same_number_of_batches(client: Client, namespace: str) -> None:
+    seen: dict[int, list[list[int]]] = {}
+
+    def train(rank: int) -> None:
+        with (
+            ExperienceStream(client, "math", namespace=namespace) as own,
+            ExperienceLoader(own, 4, rank=rank, world_size=2, steps=4, timeout=20) as loader,
+        ):
+            seen[rank] = [rewards(batch) for batch in loader]
+
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        filled(stream, 20)
+        ranks = [threading.Thread(target=train, args=(rank,)) for rank in range(2)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+        for step in range(4):
+            assert sorted(seen[0][step] + seen[1][step]) == list(range(4 * step, 4 * step + 4))
+        assert stream.stats().ledger.acked == 16
+
+
+def test_arguments_are_checked(stream: ExperienceStream) -> None:
+    for options in ({"prefetch": 0}, {"at_least": 3}, {"timeout": -1}, {"device": "nonsense"}):
+        with pytest.raises(ConfigError):
+            ExperienceLoader(stream, 2, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no redrb"):
+        ExperienceLoader("math", 2)  # type: ignore[arg-type]
+
+
+def test_batches_are_padded_where_asked(stream: ExperienceStream) -> None:
+    stream.put(numbered(0))
+    stream.put(numbered(1, sequences=torch.tensor([7, 8, 9, 10])))
+    with ExperienceLoader(stream, 2, side="right", pin_memory=True, steps=1) as loader:
+        (batch,) = loader
+    assert batch.sequences is not None
+    assert batch.sequences.tolist() == [[1, 2, 3, 0], [7, 8, 9, 10]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_batches_are_copied_beside_the_step(stream: ExperienceStream) -> None:
+    filled(stream, 64)
+    with ExperienceLoader(stream, 4, device="cuda", pin_memory=True, steps=16) as loader:
+        for number, batch in enumerate(loader):
+            torch.cuda._sleep(1_000_000)
+            assert batch.reward is not None
+            assert batch.reward.is_cuda
+            assert rewards(batch) == list(range(4 * number, 4 * number + 4))
+
+
+def test_a_fork_has_no_part_in_a_loop(real_url: str, namespace: str) -> None:
+    with (
+        redrb.connect(real_url) as client,
+        ExperienceStream(client, "math", namespace=namespace) as stream,
+    ):
+        filled(stream, 8)
+        loader = ExperienceLoader(stream, 2, prefetch=1)
+        batches = iter(loader)
+        next(batches)
+        soon(lambda: loader.ready == 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            try:
+                next(batches)
+            except ConfigError:
+                loader.close()
+                mine = rewards(next(iter(loader)))
+                loader.close()
+                stream.close()
+                os._exit(0 if mine == [4, 5] else 2)
+            os._exit(1)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert rewards(next(batches)) == [2, 3]
+        assert ledger(stream)[0] == 2
+        loader.close()
+
+
+ENDS = """
+import sys, threading, redrb
+from redrb.feeding import ExperienceLoader
+stream = redrb.ExperienceStream(redrb.connect(sys.argv[1]), "math", namespace=sys.argv[2])
+loader = ExperienceLoader(stream, 2)
+batches = iter(loader)
+next(batches)
+while loader.ready < 2:
+    threading.Event().wait(0.01)
+"""
+
+
+def test_a_process_that_ends_gives_back_what_it_took_ahead(
+    server_urls: Callable[[str], str], namespace: str
+) -> None:
+    real_url = server_urls(next(iter(REAL)))
+    with (
+        redrb.connect(real_url) as client,
+        ExperienceStream(client, "math", namespace=namespace) as stream,
+    ):
+        filled(stream, 8)
+        began = time.monotonic()
+        command = [sys.executable, "-W", "error", "-c", ENDS, real_url, namespace]
+        subprocess.run(command, check=True, timeout=60, cwd=ROOT)
+        assert time.monotonic() - began < 30
+        assert stream.stats().ledger.waiting >= 6

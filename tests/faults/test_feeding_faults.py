@@ -1,0 +1,123 @@
+"""Servers and processes that die while experience is sent and fed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import redrb
+from redrb import ExperienceStream
+from redrb.errors import SendFailed
+from redrb.feeding import ExperienceLoader
+from redrb.sending import ExperienceSender
+from tests.audit import audit
+from tests.conftest import REAL
+from tests.samples import numbered
+from tests.servers import Server
+
+ROOT = Path(__file__).parents[2]
+DURABLE = ("--appendonly", "yes", "--appendfsync", "everysec")
+
+
+def test_what_is_sent_while_servers_die_arrives_once_and_in_order(
+    own_server: Callable[..., Server],
+) -> None:
+    server, count = own_server(*DURABLE), 900
+    with (
+        redrb.connect(server.url, retry_s=0.3) as client,  # ends before the server is back
+        ExperienceStream(client, "math") as stream,
+        ExperienceSender(stream, max_groups=100) as sender,
+    ):
+        made = threading.Event()
+
+        def make() -> None:
+            for n in range(count):
+                sender.send(numbered(n))
+                if n % 300 == 150:
+                    made.set()
+
+        maker = threading.Thread(target=make)
+        maker.start()
+        for away_s in (0.0, 1.5):
+            assert made.wait(20)
+            made.clear()
+            server.kill()
+            time.sleep(away_s)
+            with pytest.raises(SendFailed) as caught:
+                sender.flush(timeout=0.1)
+            assert 0 < caught.value.unsent <= 100
+            server.start()
+        maker.join(40)
+        assert not maker.is_alive()
+        sender.flush(timeout=20)
+        assert sender.backpressure_s > 0.2
+        assert (sender.sent_groups, sender.dropped_groups) == (count, 0)
+        lease = stream.take(count, timeout=5)
+        assert [int(item.reward) for item in lease.items()] == list(range(count))  # type: ignore[arg-type]
+        assert stream.stats().ledger.put == count
+        lease.release()
+        audit(stream)
+
+
+def test_a_loader_goes_on_when_its_server_was_away(own_server: Callable[..., Server]) -> None:
+    server = own_server("--appendonly", "yes", "--appendfsync", "always")
+    with (
+        redrb.connect(server.url, retry_s=30) as client,
+        ExperienceStream(client, "math") as stream,
+        ExperienceLoader(stream, 4, steps=20) as loader,
+    ):
+        stream.put_many([[numbered(n)] for n in range(80)])
+        seen: list[int] = []
+        for number, batch in enumerate(loader):
+            assert batch.reward is not None
+            seen += batch.reward.int().tolist()
+            if number in (3, 9):
+                server.kill()
+                server.start()
+        assert seen == list(range(80))
+        assert stream.stats().ledger.acked == 80
+        audit(stream)
+
+
+TRAINS = """
+import sys, redrb
+from torch.utils.data import DataLoader
+from redrb.feeding import ExperienceDataset
+dataset = ExperienceDataset(sys.argv[1], "math", 2, namespace=sys.argv[2], lease_ms=60_000)
+for batch in DataLoader(dataset, batch_size=None, num_workers=1):
+    print("took", *(process.pid for process in __import__("multiprocessing").active_children()),
+          flush=True)
+"""
+
+
+def test_batches_of_a_trainer_that_was_killed_go_back_at_once(
+    server_urls: Callable[[str], str], namespace: str
+) -> None:
+    url = server_urls(list(REAL)[-1])
+    command = [sys.executable, "-c", TRAINS, url, namespace]
+    with (
+        redrb.connect(url) as client,
+        ExperienceStream(client, "math", namespace=namespace) as stream,
+    ):
+        stream.put_many([[numbered(n)] for n in range(6)])
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as trainer:
+            assert trainer.stdout is not None
+            workers = [int(pid) for pid in trainer.stdout.readline().split()[1:]]
+            assert workers
+            trainer.send_signal(signal.SIGKILL)
+            trainer.wait()
+            lease = stream.take(6, timeout=10)  # long before its lease_ms is over
+            assert len(lease) == 6
+            assert stream.stats().taken_over == 0
+            for worker in workers:  # torch ends them within five seconds
+                with suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGKILL)
