@@ -73,6 +73,8 @@ def import_task(
         ConfigError: The directory cannot be read, or safetensors is missing.
         DecodeError: The directory is malformed, or of a newer format; nothing was put.
         TaskMismatch: The task has another order than the one given.
+        RecordError: A sample is none that `put` takes, such as one whose reward is nan; what was
+            put before it stays.
         StoreFull, StoreUnavailable: `stored` says how many groups were put before.
     """
     source = _Source(Path(directory))

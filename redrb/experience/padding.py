@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
@@ -45,32 +45,6 @@ def check_side(side: str) -> Side:
     if side == "right":
         return "right"
     raise RecordError(f'padding side {side!r} is neither "left" nor "right".')
-
-
-def check_aligned(shapes: Mapping[str, Shape], *, where: str = "") -> None:
-    """Refuse a sample whose masks, values or advantages have other lengths than what they describe.
-
-    Args:
-        shapes: Shape of each field that is there, without a batch dimension.
-        where: What to call the sample in the message.
-
-    Raises:
-        RecordError: Two fields disagree on S, or on A; the message names both.
-    """
-    for fields in (SEQUENCE_FIELDS, ACTION_FIELDS):
-        first = ""
-        for name in fields:
-            shape = shapes.get(name)
-            if not shape:  # absent, or one value for the whole sample
-                continue
-            if not first:
-                first = name
-            elif shape[0] != shapes[first][0]:
-                raise RecordError(
-                    f"{name} has length {shape[0]} and {first} {shapes[first][0]}{where}: "
-                    "they describe the same tokens, so their lengths must be equal.",
-                    field=name,
-                )
 
 
 def pad_value(name: str) -> int:

@@ -23,6 +23,7 @@ __all__ = [
     "Uniform",
     "check_order",
     "check_score",
+    "ignores_priority",
     "known_order",
     "order_named",
 ]
@@ -55,3 +56,8 @@ def order_named(name: str) -> Order:
         known = ", ".join(sorted([*_ORDERS, "prioritized"]))
         raise ConfigError(f"unknown order {name!r}: use one of {known}, or an Order object.")
     return order
+
+
+def ignores_priority(order: Order | None) -> bool:
+    """Return whether an order surely never looks at priorities; one of your own may."""
+    return isinstance(order, Fifo | Lifo | Stalest | Freshest | Uniform)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from redrb.errors import ConfigError, RecordError
 from redrb.experience.records import BufferItem
@@ -13,21 +13,24 @@ Filter: TypeAlias = Callable[[Sequence[BufferItem]], bool]
 """Told a group's samples, returns True to keep the group."""
 
 
-def check_filters(filters: Iterable[Filter]) -> tuple[Filter, ...]:
+def check_filters(filters: object) -> tuple[Filter, ...]:
     """Return the filters of a stream.
 
     Raises:
-        ConfigError: They are no sequence, or one of them cannot be called.
+        ConfigError: They are no sequence, or one of them cannot be called, or makes a filter and
+            was not called itself.
     """
-    if callable(filters):
-        raise ConfigError("filters is one function: give a list, filters=[...].")
-    checked = tuple(filters)
+    if callable(filters) or isinstance(filters, str) or not isinstance(filters, Iterable):
+        raise ConfigError("filters is no list of functions: give a list, filters=[...].")
+    checked: tuple[Any, ...] = tuple(filters)
     for each in checked:
         if not callable(each):
             raise ConfigError(
                 f"a filter is a {type(each).__name__}: give functions that are told a group's "
                 "samples and return True to keep it."
             )
+        if isinstance(each, type) or each in (reward_variance, finite_rewards):
+            raise _not_called(each)
     return checked
 
 
@@ -40,7 +43,7 @@ def split(
     nothing of the put is stored.
 
     Raises:
-        ConfigError: A filter returned None.
+        ConfigError: A filter returned None or a function.
     """
     kept: list[int] = []
     dropped: list[int] = []
@@ -78,12 +81,39 @@ def reward_variance(minimum: float = 0.0) -> Filter:
     return keeps
 
 
+def finite_rewards() -> Filter:
+    """Return a filter that drops groups in which a reward is nan or infinite.
+
+    Without it such a group is an error: a reward function that fails now and then should be heard
+    of. With it the group counts as filtered, and the run goes on. Give it before filters that
+    compare rewards.
+    """
+
+    def keeps(group: Sequence[BufferItem]) -> bool:
+        return all(item.reward is None or bool(item.reward.isfinite().all()) for item in group)
+
+    return keeps
+
+
 def _keeps(each: Filter, group: Sequence[BufferItem]) -> bool:
     verdict: object = each(group)
     if verdict is None:
-        name = getattr(each, "__name__", type(each).__name__)
-        raise ConfigError(f"the filter {name} returned None: return True to keep the group.")
+        raise ConfigError(f"the filter {_name(each)} returned None: return True to keep the group.")
+    if callable(verdict):
+        raise _not_called(each)
     return bool(verdict)
+
+
+def _not_called(each: object) -> ConfigError:
+    name = _name(each)
+    return ConfigError(
+        f"the filter {name} is what makes a filter: call it, filters=[{name}(...)], when the "
+        "stream is opened."
+    )
+
+
+def _name(each: object) -> str:
+    return str(getattr(each, "__name__", type(each).__name__))
 
 
 def _reward(item: BufferItem) -> float:
@@ -99,9 +129,11 @@ def _reward(item: BufferItem) -> float:
             "one number a sample: put the sum into reward.",
             field="reward",
         )
-    reward = float(item.reward)
-    if math.isnan(reward):
+    reward = float(item.reward.detach().item())
+    if not math.isfinite(reward):
         raise RecordError(
-            "reward is nan, which is neither equal to others nor not.", field="reward"
+            f"reward is {reward}, which cannot be compared with others: score the sample again, or "
+            "give the filter finite_rewards() first, which drops such groups.",
+            field="reward",
         )
     return reward

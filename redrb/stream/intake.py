@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
 from redrb.codec import EncodedGroup, encode_experience, encode_groups
 from redrb.errors import ConfigError, RecordError
 from redrb.experience import BufferItem, Experience, Status, split_experience_batch
-from redrb.experience.padding import ACTION_FIELDS, SEQUENCE_FIELDS, check_aligned
-from redrb.experience.records import Scalar, named_tensors
+from redrb.experience.checking import check_rewards, check_row_rewards, check_rows, check_sample
+from redrb.experience.records import Scalar
+from redrb.stream.arguments import AnyStatus, checked_status, finite, whole_or_none
 from redrb.stream.batch import Batch
 from redrb.stream.filters import Filter, split
 from redrb.stream.tags import tag_values
@@ -21,7 +21,8 @@ from redrb.stream.tags import tag_values
 Items: TypeAlias = BufferItem | Sequence[BufferItem] | Experience
 NarrowFloats: TypeAlias = Literal["float16", "bfloat16"]
 
-ALIGNED_FIELDS = (*SEQUENCE_FIELDS, *ACTION_FIELDS)
+_NO_LISTS = (str, bytes, Mapping, Tensor)
+"""What can be iterated over, and is no list of samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +31,19 @@ class Given:
 
     policy_version: int | None = None
     priority: float | None = None
-    status: Status | None = None
+    status: AnyStatus | None = None
     tags: Mapping[str, Scalar | None] | None = None
 
     def __post_init__(self) -> None:
-        if self.priority is not None and not math.isfinite(self.priority):
-            raise ConfigError(f"priority={self.priority}: it must be a finite number.")
-        if self.status is not None and self.status not in set(Status):
-            known = ", ".join(Status)
-            raise ConfigError(f"there is no status {self.status!r}: use one of {known}.")
+        checked: dict[str, object] = {
+            "policy_version": whole_or_none("policy_version", self.policy_version),
+            "priority": None if self.priority is None else finite("priority", self.priority),
+            "status": None if self.status is None else checked_status(self.status),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        if not (self.tags is None or isinstance(self.tags, Mapping)):
+            raise ConfigError(f"tags={self.tags!r:.80}: give a dict, a value for each tag.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +65,9 @@ class Intake:
     def one(self, items: Items, given: Given) -> Batch:
         """Prepare what `put` was given: one group, or an Experience with a group a row."""
         if not isinstance(items, Experience):
-            group = [items] if isinstance(items, BufferItem) else items
-            return self.many([group] if len(group) else [], given)
-        check_aligned({name: row.shape[1:] for name, row in named_tensors(items).items()})
+            group = [items] if isinstance(items, BufferItem) else _listed(items, "samples")
+            return self.many([group] if group else [], given)
+        check_rows(items)
         if self.filters or self.names or self.by_token:
             rows = [[item] for item in split_experience_batch(items)]
             return self._batch(rows, None if self.filters else items, given)
@@ -70,10 +75,11 @@ class Intake:
 
     def many(self, groups: Sequence[Sequence[BufferItem]], given: Given) -> Batch:
         """Prepare several groups."""
-        for index, group in enumerate(groups):
-            for item in group:
-                _check_item(item, index)
-        return self._batch(groups, None, given)
+        listed = [_listed(group, "samples") for group in _listed(groups, "lists of samples")]
+        for index, group in enumerate(listed):
+            for place, item in enumerate(group):
+                check_sample(item, (index, place))
+        return self._batch(listed, None, given)
 
     def _batch(
         self,
@@ -82,29 +88,33 @@ class Intake:
         given: Given,
     ) -> Batch:
         """Encode groups, or the Experience whose rows they are."""
+        kept: Sequence[int] = range(len(groups))
         filtered = 0
         if self.filters:
             kept, dropped = split(groups, self.filters)
             groups, filtered = [groups[place] for place in kept], len(dropped)
         version, narrow = given.policy_version, self.narrow_floats
         if experience is None:
+            check_rewards(groups, kept)
             encoded = encode_groups(groups, policy_version=version, narrow_floats=narrow)
         else:
+            check_row_rewards(experience.reward)
             encoded = encode_experience(experience, policy_version=version, narrow_floats=narrow)
-        newest = [_newest(group, version) for group in groups] if self.by_token else None
+        newest = [newest_version(group, version) for group in groups] if self.by_token else None
         tags = None
         if self.names or given.tags:
             tags = [tag_values(self.names, group, given.tags) for group in groups]
-        return Batch(_with_status(encoded, given.status), given.priority, newest, tags, filtered)
+        described = _with_status(encoded, given.status)
+        return Batch(described, given.priority, newest, tags, given.tags, filtered)
 
 
-def _with_status(groups: list[EncodedGroup], status: Status | None) -> list[EncodedGroup]:
+def _with_status(groups: list[EncodedGroup], status: AnyStatus | None) -> list[EncodedGroup]:
     if status is None:
         return groups
     return [group._replace(status=Status(status)) for group in groups]
 
 
-def _newest(group: Sequence[BufferItem], default: int | None) -> int | None:
+def newest_version(group: Sequence[BufferItem], default: int | None = None) -> int | None:
     """Return the version of the newest token of the member where that is oldest.
 
     A group expires by its tokens when one member's tokens are all too stale. Only tokens that the
@@ -124,16 +134,13 @@ def _newest_token(item: BufferItem, default: int | None) -> int | None:
     return int(known.max()) if known.numel() else None
 
 
-def _check_item(item: object, group: int) -> None:
-    """Refuse what is no sample, or one whose fields do not fit each other."""
-    if not isinstance(item, BufferItem):
+def _listed(given: object, what: str) -> list[Any]:
+    """Return what is to be put as a list, or raise RecordError."""
+    if isinstance(given, list):
+        return given
+    if isinstance(given, _NO_LISTS) or not isinstance(given, Iterable):
         raise RecordError(
-            f"group {group} holds a {type(item).__name__}: a group is a list of redrb.BufferItem, "
-            "and put_many takes a list of such lists."
+            f"a {type(given).__name__} where a list of {what} is needed: put takes a "
+            "redrb.BufferItem, a list of them or a redrb.Experience, put_many a list of such lists."
         )
-    shapes = {
-        name: tensor.shape
-        for name in ALIGNED_FIELDS
-        if isinstance(tensor := getattr(item, name), Tensor)
-    }
-    check_aligned(shapes, where=f" in group {group}")
+    return list(given)

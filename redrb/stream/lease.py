@@ -13,8 +13,9 @@ import torch
 
 from redrb.codec import GroupLayout, decode_batch, decode_items, misfits
 from redrb.errors import ConfigError, LeaseLost, RecordError
-from redrb.experience import BufferItem, Experience
-from redrb.experience.records import Side
+from redrb.experience import BufferItem, Experience, Status
+from redrb.experience.records import Scalar, Side
+from redrb.stream.arguments import BEFORE_ANY, checked_ids, whole
 
 Outcome: TypeAlias = Literal["ack", "expire", "release", "fail", "reject"]
 
@@ -153,6 +154,27 @@ class Lease:
         return [version for layout in layouts for version in layout.policy_versions]
 
     @property
+    def group_ids(self) -> list[str | None]:
+        """`group_id` of each group, in the order of `ids`, without decoding tensors."""
+        return [layout.group_id for layout in self._layouts.values()]
+
+    @property
+    def statuses(self) -> list[Status]:
+        """Status of each sample, as its maker set it, without decoding tensors.
+
+        The group waited in the status that was taken, which `put(status=)` or `move` may have said.
+        """
+        return [status for layout in self._layouts.values() for status in layout.statuses]
+
+    @property
+    def tags(self) -> list[dict[str, Scalar]]:
+        """Tags of each sample, without decoding tensors.
+
+        Those of `put(tags=)` are not among them: they are in the task's index, for queries.
+        """
+        return [dict(tags) for layout in self._layouts.values() for tags in layout.tags]
+
+    @property
     def probabilities(self) -> list[float]:
         """Probability of each group to be drawn next, when it was; of an order that draws.
 
@@ -176,8 +198,9 @@ class Lease:
 
     def staleness(self, current_version: int) -> list[int | None]:
         """Return how many versions each sample is behind; None where it has no version."""
+        current = whole("current_version", current_version, BEFORE_ANY)
         return [
-            None if version is None else max(0, current_version - version)
+            None if version is None else max(0, current - version)
             for version in self.policy_versions
         ]
 
@@ -246,6 +269,8 @@ class Lease:
         Raises:
             LeaseLost: Another consumer has them by now.
         """
+        if not isinstance(reason, str):
+            raise ConfigError(f"reject({reason!r:.80}): say why in a str, and give ids after it.")
         self._end("reject", ids, reason)
 
     def abandon(self) -> None:
@@ -272,7 +297,7 @@ class Lease:
 
     def _end(self, outcome: Outcome, ids: Collection[int] | None, reason: str = "") -> None:
         self._check_held()
-        chosen = self.ids if ids is None else tuple(dict.fromkeys(ids))
+        chosen = self.ids if ids is None else tuple(dict.fromkeys(checked_ids(ids)))
         unknown = [seq for seq in chosen if seq not in self._layouts]
         if unknown:
             raise ConfigError(f"groups {unknown} are not in this lease; it holds {self.ids}.")

@@ -2,60 +2,42 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+import logging
+from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from redrb.codec import decode_items, parse_group
 from redrb.connection import Client
-from redrb.errors import ConfigError, DecodeError, StoreError
+from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
-from redrb.keys import TaskKeys, check_name
-from redrb.orders import Order
+from redrb.orders import Order, ignores_priority
 from redrb.stream.ahead import leases
-from redrb.stream.batch import Batch, Indexer
+from redrb.stream.arguments import (
+    AnyStatus,
+    checked_least,
+    checked_status,
+    checked_timeout,
+    whole,
+)
+from redrb.stream.asking import Balance, checked_balance, checked_place
+from redrb.stream.batch import Batch
 from redrb.stream.consumer import Consumer, Wanted
-from redrb.stream.expiration import Expiration, Rules, StalenessReport
 from redrb.stream.filters import Filter, check_filters
 from redrb.stream.follower import Follower
-from redrb.stream.history import StoredGroup, history, read_groups
 from redrb.stream.intake import Given, Intake, Items, NarrowFloats
 from redrb.stream.lease import Lease
-from redrb.stream.ledger import StreamStats
 from redrb.stream.producer import OnFull, Producer
+from redrb.stream.ranks import Ranks
 from redrb.stream.rate import RateLimit
-from redrb.stream.reprioritizing import Reprioritizer
-from redrb.stream.saving import AnyPath, SavedTask, resume_task, save_task
 from redrb.stream.settings import Eviction, OnExpired, TaskSettings
-from redrb.stream.store import WIRE_FORMAT, TaskStore
-from redrb.stream.where import parse_where
+from redrb.stream.task import Task
 from redrb.stream.writer import Writer
 
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A group that is trained no more, and why.
-
-    Attributes:
-        id: Id that it had in the task.
-        group: Consumer group that gave it up.
-        reason: Why: what `reject` was told, or that deliveries failed.
-        failed_deliveries: Leases of it that ended without acknowledgement.
-        items: Its samples; None when they cannot be decoded.
-    """
-
-    id: int
-    group: str
-    reason: str
-    failed_deliveries: int
-    items: list[BufferItem] | None
+_log = logging.getLogger("redrb")
 
 
-class ExperienceStream:
+class ExperienceStream(Task):
     """The stream of one task: makers put groups of samples in, trainers take full batches out.
 
     Put is exactly once; delivery is at least once, until acknowledged. Any number of processes and
@@ -143,20 +125,16 @@ class ExperienceStream:
             TaskMismatch: The task exists with other settings.
             StoreUnavailable: Redis stayed away.
         """
-        if not isinstance(client, Client):
-            raise ConfigError(
-                f"the client is a {type(client).__name__}: pass what redrb.connect(url) returns."
-            )
         if on_full not in ("block", "drop_oldest", "error"):
             raise ConfigError(f'on_full={on_full!r}: use "block", "drop_oldest" or "error".')
-        if lease_ms < 100:
-            raise ConfigError(f"lease_ms={lease_ms}: a heartbeat needs at least 100 ms.")
-        self.task = task
-        self.namespace = namespace
-        self.group = check_name("consumer group", group)
+        if narrow_floats not in (None, "float16", "bfloat16"):
+            raise ConfigError(f'narrow_floats={narrow_floats!r}: use "float16" or "bfloat16".')
+        whole("lease_ms", lease_ms, 100)
         self._narrow_floats = narrow_floats
         self._filters = check_filters(filters)
-        self._settings = TaskSettings(
+        self._closed = self._warned = False
+        self._follower: Follower | None = None
+        settings = TaskSettings(
             order=order,
             limit=limit,
             max_bytes=max_bytes,
@@ -172,16 +150,12 @@ class ExperienceStream:
             keep=keep,
             keep_groups=keep_groups,
         )
-        self._asked = self._settings.as_stored()
-        self._store = TaskStore(client, task, TaskKeys.of(namespace, task))
-        self._open()
-        self._follower = None if weights is None else Follower(self._store, namespace, weights)
+        super().__init__(client, task, namespace=namespace, group=group, settings=settings)
+        if weights is not None:
+            self._follower = Follower(self._store, namespace, weights)
         self._producer = Producer(self._store, on_full, self._open)
         self._consumer = Consumer(self._store, group, lease_ms, self._open)
-
-    def __repr__(self) -> str:
-        where = self._store.client.where
-        return f"<redrb.ExperienceStream {self.namespace}:{self.task} at {where}>"
+        self._ranks = Ranks(self._store, self._consumer, group, lease_ms, self._open)
 
     def __enter__(self) -> Self:
         return self
@@ -194,21 +168,13 @@ class ExperienceStream:
     ) -> None:
         self.close()
 
-    def __bool__(self) -> bool:
-        """Return True, however many groups wait."""
-        return True
-
-    def __len__(self) -> int:
-        """Return the number of groups that wait for this consumer group, in whatever status."""
-        return self.stats().ledger.waiting
-
     def put(
         self,
         items: Items,
         *,
         policy_version: int | None = None,
         priority: float | None = None,
-        status: Status | None = None,
+        status: AnyStatus | None = None,
         tags: Mapping[str, Scalar | None] | None = None,
         timeout: float | None = None,
     ) -> tuple[int, ...]:
@@ -233,7 +199,7 @@ class ExperienceStream:
             StoreUnavailable: Redis stayed away; `uncertain` says whether it may have landed.
         """
         given = Given(policy_version=policy_version, priority=priority, status=status, tags=tags)
-        return self._put(self._intake.one(items, given), timeout)
+        return self._put(self._prepared(items, given), timeout)
 
     def put_many(
         self,
@@ -241,7 +207,7 @@ class ExperienceStream:
         *,
         policy_version: int | None = None,
         priority: float | None = None,
-        status: Status | None = None,
+        status: AnyStatus | None = None,
         tags: Mapping[str, Scalar | None] | None = None,
         timeout: float | None = None,
     ) -> tuple[int, ...]:
@@ -252,7 +218,11 @@ class ExperienceStream:
         speaks of the up to 32 after these. An empty group is an EncodeError.
         """
         given = Given(policy_version=policy_version, priority=priority, status=status, tags=tags)
-        return self._put(self._intake.many(groups, given), timeout)
+        self._check_open()
+        self._learn_tags(given)
+        batch = self._intake.many(groups, given)
+        self._check_priority(given)
+        return self._put(batch, timeout)
 
     def writer(self) -> Writer:
         """Return a writer, for makers that put again and again.
@@ -264,7 +234,8 @@ class ExperienceStream:
             ...     for prompts in loader:
             ...         writer.put(make_experience(prompts), policy_version=7)
         """
-        return Writer(self._producer, lambda items, given: self._intake.one(items, given))
+        self._check_open()
+        return Writer(self._producer, self._prepared)
 
     def take(
         self,
@@ -273,13 +244,21 @@ class ExperienceStream:
         timeout: float | None = None,
         at_least: int | None = None,
         ack: Lease | None = None,
-        status: Status = Status.COMPLETED,
+        status: AnyStatus = Status.COMPLETED,
         where: Mapping[str, Any] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        step: int | None = None,
+        balance: Balance | None = None,
     ) -> Lease:
         """Lease exactly `count` groups in this task's order, or none.
 
         Delivery is at least once: what is neither acknowledged nor released goes back when this
         consumer's heartbeat stops. Takes that wait are served in the order of their arrival.
+
+        With `rank`, `world_size` and `step` the batch is that of all ranks, formed once when all
+        have asked for the step, and the lease is this rank's part: `count / world_size` groups, the
+        same ones again until all ranks have acknowledged theirs. See docs/ranks.md.
 
         Args:
             count: Groups in the batch, >= 1.
@@ -292,18 +271,34 @@ class ExperienceStream:
             status: Status of the groups: each is a pool of its own.
             where: Only groups whose declared tags match this query, such as `{"score_gt": 0.8}`;
                 see docs/queries.md. Groups that other takes wait for may be among them.
+            rank: Which of the ranks this process is, 0 to `world_size - 1`.
+            world_size: Ranks that take the same steps; `count` must be a multiple of it.
+            step: Number of the batch; it counts up by one. A job that starts again gives the one
+                of its checkpoint.
+            balance: "tokens": parts have about as many tokens; None: they are dealt like cards.
 
         Returns:
             A lease; `lease.batch()` pads its samples to one batch.
 
         Raises:
-            BatchTimeout: Fewer groups came in time; none was taken.
+            BatchTimeout: Fewer groups came in time, or not all ranks; none was taken.
             LeaseLost: `ack` is another consumer's by now; nothing was taken.
-            ConfigError: `count` exceeds the task's limit, so it could never be full.
+            RankLost: Another rank's heartbeat stopped; no rank got a part of this step.
+            WrongStep: All ranks have acknowledged this step, or another one comes first.
+            ConfigError: `count` exceeds the task's limit, so it could never be full; or ranks take
+                from this consumer group, so nobody else may, or the other way round.
             StoreUnavailable: Redis stayed away.
         """
-        wanted = Wanted(count, _checked_least(count, at_least), _status(status), self._query(where))
-        return self._consumer.take(wanted, timeout, ack)
+        wanted = self._wanted(count, at_least, status, where)
+        if not (ack is None or isinstance(ack, Lease)):
+            raise ConfigError(f"ack={ack!r:.80}: give the lease before this one.")
+        if rank is None and world_size is None and step is None and balance is None:
+            return self._consumer.take(wanted, checked_timeout(timeout), ack)
+        place = checked_place(wanted.count, rank, world_size, step)
+        by = checked_balance(balance)
+        if ack is not None:
+            ack.ack()
+        return self._ranks.take(place, wanted, by, checked_timeout(timeout))
 
     def leases(
         self,
@@ -311,7 +306,7 @@ class ExperienceStream:
         *,
         timeout: float | None = None,
         at_least: int | None = None,
-        status: Status = Status.COMPLETED,
+        status: AnyStatus = Status.COMPLETED,
         where: Mapping[str, Any] | None = None,
     ) -> Generator[Lease]:
         """Take batch after batch, the next one on its way while this one is trained on.
@@ -332,70 +327,8 @@ class ExperienceStream:
             >>> for lease in stream.leases(32, timeout=600):
             ...     train(lease.batch())
         """
-        wanted = Wanted(count, _checked_least(count, at_least), _status(status), self._query(where))
-        return leases(self._consumer, wanted, timeout)
-
-    def count(
-        self, status: Status = Status.COMPLETED, where: Mapping[str, Any] | None = None
-    ) -> int:
-        """Return how many groups wait for this consumer group in a status; it joins the task.
-
-        Raises:
-            ConfigError: The query names a tag that the task does not declare.
-        """
-        return self._store.count(self.group, _status(status), self._query(where))
-
-    def counts(self) -> dict[Status, int]:
-        """Return how many groups wait in each status."""
-        return {status: self.count(status) for status in Status}
-
-    def move(self, ids: Iterable[int], status: Status) -> int:
-        """Move waiting groups to another status, in one atomic step.
-
-        Returns:
-            How many of them wait there now; those that are leased or gone are left alone.
-        """
-        return self._store.move(self.group, _status(status), tuple(ids))
-
-    def update_priority(self, ids: Sequence[int], priorities: Sequence[float]) -> int:
-        """Change the priority of groups, waiting or leased, and with it their place in the order.
-
-        Returns:
-            How many of them are stored.
-
-        Raises:
-            ConfigError: The numbers of ids and priorities differ, or one is not usable.
-        """
-        return Reprioritizer(self._store, self._order).update(ids, priorities)
-
-    def expire(
-        self,
-        current_version: int | None = None,
-        *,
-        max_staleness: int | None = None,
-        max_token_staleness: int | None = None,
-        statuses: Sequence[Status] = (Status.COMPLETED,),
-        on_expired: OnExpired | Callable[[list[BufferItem]], object] | None = None,
-    ) -> int:
-        """Expire the waiting groups that are too stale; costs what expires, not what is stored.
-
-        Args:
-            current_version: Newest weight version; default: the one that the task knows.
-            max_staleness, max_token_staleness: Rules; default: the task's own.
-            statuses: Pools to look at.
-            on_expired: "discard", "keep" (they wait with status EXPIRED), or a function that is
-                told each group before it is discarded; default: the task's own setting.
-
-        Returns:
-            How many groups expired for this consumer group.
-
-        Raises:
-            ConfigError: No version or no rule is known, or the task does not index versions.
-        """
-        rules = Rules(max_staleness, max_token_staleness)
-        return self._expiry.expire(
-            current_version, rules, tuple(map(_status, statuses)), on_expired
-        )
+        wanted = self._wanted(count, at_least, status, where)
+        return self._while_open(leases(self._consumer, wanted, checked_timeout(timeout)))
 
     def discard_expired(self, groups: int) -> None:
         """Count groups that a maker found too stale to put, as put and expired, exactly once.
@@ -403,80 +336,26 @@ class ExperienceStream:
         Raises:
             StoreUnavailable: Redis stayed away; `uncertain` says whether it may have landed.
         """
-        if groups < 0:
-            raise ConfigError(f"discard_expired({groups}): there are no fewer than none.")
-        self._put(Batch((), expired=groups), None)
+        self._check_open()
+        self._put(Batch((), expired=whole("groups", groups)), None)
 
-    def advance(self, version: int) -> int:
-        """Tell the task the newest weight version; with `weights=` it learns it by itself.
+    def settle(self, trained: Mapping[int, int]) -> int:
+        """Acknowledge groups by id, wherever they are: for a run that resumes from a checkpoint.
 
-        Returns:
-            The version that the task knows now: it never goes back.
-        """
-        return self._store.advance(version)
-
-    def staleness(self, current_version: int | None = None) -> StalenessReport:
-        """Return how stale groups are that wait, that are leased, and that were taken.
-
-        Raises:
-            ConfigError: No current version is known, or the task does not index versions.
-        """
-        return self._expiry.report(current_version)
-
-    def stats(self) -> StreamStats:
-        """Return counters and ledger from one consistent look."""
-        return StreamStats.of(self._store.stats(self.group))
-
-    def read(self, ids: Sequence[int]) -> list[StoredGroup | None]:
-        """Return groups by id without taking them, in the order of `ids`; None for those gone.
-
-        Groups that were acknowledged are there as long as the task keeps them.
-        """
-        return read_groups(self._store, ids)
-
-    def history(
-        self, *, since: datetime | None = None, until: datetime | None = None
-    ) -> Iterator[StoredGroup]:
-        """Yield acknowledged groups that the task keeps, in the order of their acknowledgement.
+        A run that acknowledges after its checkpoint may die between the two. What the checkpoint
+        has trained then waits again, or is held by the dead run: it is done, and not taken again.
 
         Args:
-            since: Acknowledged then or later; times without a zone are local.
-            until: Acknowledged before.
-        """
-        return history(self._store, since, until)
+            trained: Samples of each group that the checkpoint has trained, by the group's id.
 
-    def save(self, path: AnyPath) -> SavedTask:
-        """Save the task, all its consumer groups included, to a file; see docs/saving.md.
-
-        Others may go on meanwhile: what is stored from the beginning to the end is saved, once.
-        Memory does not grow with the task.
+        Returns:
+            How many of them were not acknowledged yet.
 
         Raises:
-            ConfigError: The file cannot be written.
-            StoreUnavailable: Redis stayed away; an older file is as it was.
+            StoreUnavailable: Redis stayed away.
         """
-        return save_task(self._store, path)
-
-    def resume(self, path: AnyPath) -> SavedTask:
-        """Fill this task, into which nothing was ever put, from a file.
-
-        It is what it was, and what was leased waits. Settings that nobody has given are those of
-        the file.
-
-        Raises:
-            ConfigError: The file cannot be read, or the task was used.
-            TaskMismatch: The task has another order or other tags.
-            DecodeError: The file is damaged, or of a newer format.
-            All of them: nothing was changed.
-            StoreUnavailable: Redis stayed away; so too, unless `uncertain` is set.
-        """
-        resumed = resume_task(self._store, path)
-        self._open()
-        return resumed
-
-    def dead_letters(self, count: int = 100) -> list[DeadLetter]:
-        """Return the newest `count` groups of the dead-letter stream, newest first."""
-        return [_dead_letter(fields) for _, fields in self._store.dead_letters(count)]
+        self._check_open()
+        return self._store.settle(self.group, trained) if trained else 0
 
     def join_group(self, start: int | Literal["newest"] | None = None) -> None:
         """Register this consumer group now instead of at its first take.
@@ -493,84 +372,95 @@ class ExperienceStream:
         """
         if not (start in (None, "newest") or (type(start) is int and start >= 1)):
             raise ConfigError(f'start={start!r}: give an id, "newest" or None.')
-        if isinstance(start, int) and self._store.indexer is None:
-            raise ConfigError("only a task with keep= or keep_groups= can be read from an id on.")
+        self._check_open()
         self._consumer.attend()
         told = "" if start is None else "+" if start == "newest" else str(start)
         if not self._store.join(self.group, told):
             self._open()
             self._store.join(self.group, told)
 
-    def drop_group(self) -> int:
-        """Remove this consumer group, with its leases and its ledger.
-
-        Returns:
-            Groups that were deleted because no other consumer group needs them.
-        """
-        return self._store.drop_group(self.group)
-
     def clear(self) -> int:
         """Delete the task: all its groups, leases, dead letters, ledger and settings.
 
-        Whoever goes on using it starts an empty one, with the settings he gave.
+        Whoever goes on using it starts an empty one, with the settings he gave. With `weights=` it
+        begins again at once, knowing the newest version.
 
         Returns:
             Groups that were stored.
         """
-        return self._store.clear()
+        stored = super().clear()
+        if self._follower is not None:
+            self._open()
+        return stored
 
     def close(self) -> None:
-        """Stop the heartbeat and give back what is still leased. The client stays open."""
-        self._consumer.close()
-        self._producer.close()
+        """Stop the heartbeat and give back what is still leased; closing twice does no harm.
+
+        The client stays open. From then on nothing is put or taken by this object; what looks at
+        the task, such as `stats`, goes on working.
+        """
+        self._closed = True
+        try:
+            self._ranks.close()
+        finally:
+            self._consumer.close()
+            self._producer.close()
 
     def _put(self, batch: Batch, timeout: float | None) -> tuple[int, ...]:
-        return self._producer.put(batch, timeout) if batch else ()
+        checked = checked_timeout(timeout)
+        return self._producer.put(batch, checked) if batch else ()
 
-    def _query(self, where: Mapping[str, Any] | None) -> str:
-        return "" if where is None else parse_where(where, self._intake.names)
+    def _prepared(self, items: Items, given: Given) -> Batch:
+        self._check_open()
+        self._learn_tags(given)
+        batch = self._intake.one(items, given)
+        self._check_priority(given)
+        return batch
 
-    def _open(self) -> None:
-        """Create the task where it is gone, and learn what it is."""
-        stored = self._store.open({"format": str(WIRE_FORMAT), **self._asked})
-        names = tuple(json.loads(stored["tags"] or "[]"))
-        self._order = self._settings.chosen_order(stored["order"])
-        self._store.indexer = Indexer(self._order, names) if stored["indexed"] else None
-        self._intake = Intake(
-            self._narrow_floats, self._filters, names, bool(stored["max_token_staleness"])
+    def _learn_tags(self, given: Given) -> None:
+        """Look whether somebody has declared tags since that this put gives values of."""
+        if given.tags and not set(given.tags) <= set(self._tags):
+            self._open()
+
+    def _wanted(
+        self,
+        count: int,
+        at_least: int | None,
+        status: AnyStatus,
+        where: Mapping[str, Any] | None,
+    ) -> Wanted:
+        self._check_open()
+        most, least = checked_least(count, at_least)
+        return Wanted(most, least, checked_status(status), self._query(where))
+
+    def _while_open(self, batches: Generator[Lease]) -> Generator[Lease]:
+        try:
+            while True:
+                self._check_open()
+                yield next(batches)
+        finally:
+            batches.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigError(
+                f"this stream of task {self.task!r} is closed: open another ExperienceStream."
+            )
+
+    def _check_priority(self, given: Given) -> None:
+        """Warn, once, of priorities that the task's order does not look at."""
+        if given.priority is None or self._warned or not ignores_priority(self._order):
+            return
+        self._warned = True
+        _log.warning(
+            "task %r: priorities are stored, but its order does not go by them: open it with "
+            'order="priority" or "prioritized", or put without priority=',
+            self.task,
         )
-        self._expiry = Expiration(self._store, self.group, stored)
 
-
-def _status(status: Status | str) -> Status:
-    try:
-        return Status(status)
-    except ValueError:
-        known = ", ".join(Status)
-        raise ConfigError(f"there is no status {status!r}: use one of {known}.") from None
-
-
-def _checked_least(count: int, at_least: int | None) -> int:
-    least = count if at_least is None else at_least
-    if type(count) is not int or type(least) is not int or count < 1 or not 1 <= least <= count:
-        raise ConfigError(f"take({count}, at_least={least}): 1 <= at_least <= count is needed.")
-    return least
-
-
-def _dead_letter(fields: dict[bytes, bytes]) -> DeadLetter:
-    try:
-        items = decode_items(parse_group(fields[b"g"])) if b"g" in fields else None
-    except DecodeError:
-        items = None
-    try:
-        return DeadLetter(
-            id=int(fields[b"seq"]),
-            group=fields[b"group"].decode(),
-            reason=fields[b"reason"].decode(errors="replace"),
-            failed_deliveries=int(fields[b"failed_deliveries"]),
-            items=items,
-        )
-    except (KeyError, ValueError) as error:
-        raise StoreError(
-            f"the dead-letter stream holds an entry that is not ours: {error}"
-        ) from error
+    def _learn(self, stored: Mapping[str, str]) -> None:
+        super()._learn(stored)
+        by_token = bool(stored["max_token_staleness"])
+        self._intake = Intake(self._narrow_floats, self._filters, self._tags, by_token)
+        if self._follower is not None:  # a task that was cleared does not know the version
+            self._follower.follow()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from redrb import BufferItem, ConfigError, RecordError
-from redrb.stream.filters import check_filters, reward_variance, split
+from redrb.stream.filters import check_filters, finite_rewards, reward_variance, split
 from redrb.stream.tags import MOST_TAGS, declare_tags, tag_values
 from tests.samples import numbered
 
@@ -96,6 +96,28 @@ def test_rewards_of_one_element_count_and_others_are_errors() -> None:
         with pytest.raises(RecordError) as caught:
             reward_variance()([*rewarded(0), numbered(0, reward=reward)])
         assert caught.value.field == "reward"
+
+
+def test_rewards_that_are_not_finite_can_be_dropped() -> None:
+    kept = [rewarded(1, 2), rewarded(), [numbered(0, reward=None)]]
+    dropped = [rewarded(1, math.nan), rewarded(math.inf), rewarded(-math.inf, 0)]
+    filters = check_filters([finite_rewards(), reward_variance()])
+    assert split([*kept, *dropped], filters[:1]) == ([0, 1, 2], [3, 4, 5])
+    assert split([*kept[:1], *dropped], filters) == ([0], [1, 2, 3])
+    with pytest.raises(RecordError, match="give the filter finite_rewards"):
+        split(dropped[2:], filters[1:])
+
+
+@pytest.mark.parametrize("each", [reward_variance, finite_rewards, dict])
+def test_what_makes_a_filter_is_to_be_called(each: Any) -> None:
+    with pytest.raises(ConfigError, match=f"call it, filters=.{each.__name__}"):
+        check_filters([each])
+    with pytest.raises(ConfigError, match="own is what makes a filter"):
+        split([rewarded(0, 1)], [own])
+
+
+def own(_: Any) -> Any:
+    return reward_variance()
 
 
 @pytest.mark.parametrize("minimum", [-1.0, math.nan, math.inf, "a"])

@@ -1,0 +1,322 @@
+"""Bad input is refused with an error of redrb's tree that says what to do; nothing is stored."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import redrb
+from redrb import (
+    BufferItem,
+    ConfigError,
+    ExperienceStream,
+    RecordError,
+    Status,
+    TaskMismatch,
+    make_experience_batch,
+)
+from redrb.connection import Client
+from tests.audit import audit
+from tests.samples import numbered, numbers
+
+
+@pytest.fixture
+def stream(client: Client, namespace: str) -> Iterator[ExperienceStream]:
+    with ExperienceStream(client, "math", namespace=namespace, order="priority") as stream:
+        yield stream
+        audit(stream)
+
+
+def refuses(
+    stream: ExperienceStream, call: Callable[[], object], kind: type[Exception], match: str
+) -> None:
+    """Assert that a call raises, and that nothing was stored by it."""
+    with pytest.raises(kind, match=match):
+        call()
+    assert stream.stats().stored == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"sequences": torch.ones(3)}, r"sequences is torch\.float32.*\.long\(\)"),
+        ({"sequences": torch.ones(1, 3).long()}, r"sequences has shape \[1, 3\], not \[S\]"),
+        ({"action_log_probs": torch.zeros(4)}, r"length 4 and sequences 3: the actions are"),
+        ({"action_log_probs": torch.zeros(2, 1)}, r"action_log_probs has shape \[2, 1\]"),
+        ({"reward": torch.ones(1)}, r"reward has shape \[1\], not \[\]"),
+        ({"reward": 1.0}, r"reward is a float, not a torch\.Tensor"),
+        ({"reward": torch.tensor(math.nan)}, r"reward of sample 0 in group 1 is nan.*finite_rew"),
+        ({"reward": torch.tensor(-math.inf)}, r"reward of sample 0 in group 1 is -inf"),
+        ({"values": torch.zeros(2, 2)}, r"values has shape \[2, 2\], not \[\] or \[A\]"),
+        ({"attention_mask": torch.ones(2)}, r"attention_mask has length 2 and sequences 3"),
+        ({"action_mask": torch.ones(1) > 0}, r"action_mask has length 1 and action_log_probs 2"),
+        ({"token_versions": torch.zeros(2)}, r"token_versions is torch\.float32"),
+        ({"policy_version": -1}, r"policy_version is -1: it is an int >= 0"),
+        ({"policy_version": 1.5}, r"policy_version is 1\.5"),
+        ({"policy_version": True}, r"policy_version is True"),
+    ],
+)
+def test_a_malformed_sample_is_refused_with_its_place(
+    stream: ExperienceStream, changes: dict[str, Any], match: str
+) -> None:
+    groups = [[numbered(1)], [numbered(2, **changes)]]
+    refuses(stream, lambda: stream.put_many(groups), RecordError, match)
+    with stream.writer() as writer:
+        refuses(
+            stream, lambda: writer.put(groups[1]), RecordError, match.replace("group 1", "group 0")
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"sequences": torch.ones(2, 3)}, r"sequences is torch\.float32"),
+        ({"reward": torch.ones(2, 1)}, r"reward has shape \[2, 1\], not \[B\]"),
+        ({"values": torch.ones(2, 2, 2)}, r"values has shape \[2, 2, 2\], not \[B\] or \[B, A\]"),
+        ({"reward": torch.tensor([1.0, math.nan])}, r"reward of row 1 is nan"),
+        ({"reward": torch.ones(3)}, r"reward holds 3 samples"),
+        ({"reward": torch.tensor(1.0)}, r"reward has no batch dimension"),
+        ({"action_log_probs": torch.zeros(2, 5)}, r"has length 5 and sequences 3"),
+        ({"policy_version": [1, -2]}, r"policy_version is -2"),
+    ],
+)
+@pytest.mark.parametrize("filters", [[], [lambda _: True]])
+def test_a_malformed_batch_is_refused(
+    client: Client, namespace: str, changes: dict[str, Any], match: str, filters: Any
+) -> None:
+    stream = ExperienceStream(client, "batch", namespace=namespace, filters=filters)
+    batch = make_experience_batch([numbered(0), numbered(1)])
+    for name, value in changes.items():
+        setattr(batch, name, value)
+    if filters:
+        match = match.replace("of row 1", "of sample 0 in group 1")
+    refuses(stream, lambda: stream.put(batch), RecordError, match)
+
+
+def test_rewards_may_lie_on_several_devices_and_in_any_dtype(stream: ExperienceStream) -> None:
+    stream.put_many(
+        [
+            [numbered(1, reward=torch.tensor(1, dtype=torch.int64))],
+            [numbered(2, reward=torch.tensor(2.0, dtype=torch.bfloat16, requires_grad=True))],
+            [numbered(3, reward=None), numbered(4)],
+        ]
+    )
+    assert stream.stats().stored == 3
+
+
+def test_a_filter_drops_rewards_that_are_not_finite(client: Client, namespace: str) -> None:
+    filters = [redrb.finite_rewards(), redrb.reward_variance()]
+    stream = ExperienceStream(client, "finite", namespace=namespace, filters=filters)
+    stream.join_group()
+    odd = numbered(0, reward=torch.tensor(math.nan))
+    stream.put_many([[numbered(1), odd], [numbered(2), numbered(3)], [odd]])
+    assert numbers(stream.take(1, timeout=0)) == [2, 3]
+    assert stream.stats().ledger.filtered == 2
+    late = [lambda group: len(group) == 1]  # the place named is that in the put
+    other = ExperienceStream(client, "late", namespace=namespace, filters=late)
+    refuses(
+        other,
+        lambda: other.put_many([[numbered(1)] * 2, [numbered(1)], [odd]]),
+        RecordError,
+        "sample 0 in group 2",
+    )
+
+
+@pytest.mark.parametrize(
+    "items", ["items", 3, None, {"a": 1}, torch.ones(2), [3], [[numbered(1)]], [None]]
+)
+def test_what_is_no_sample_is_refused(stream: ExperienceStream, items: Any) -> None:
+    refuses(stream, lambda: stream.put(items), RecordError, "redrb.BufferItem")
+
+
+@pytest.mark.parametrize(
+    "groups", [numbered(1), [numbered(1)], make_experience_batch([numbered(1)]), ["ab"], 3]
+)
+def test_put_many_wants_lists_of_lists(stream: ExperienceStream, groups: Any) -> None:
+    refuses(stream, lambda: stream.put_many(groups), RecordError, "redrb.BufferItem")
+
+
+def test_samples_may_come_from_any_iterable(stream: ExperienceStream) -> None:
+    stream.put(numbered(n) for n in range(2))  # type: ignore[arg-type]
+    stream.put_many((numbered(n),) for n in range(3))  # type: ignore[arg-type]
+    assert len(stream) == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"policy_version": -1}, "policy_version=-1"),
+        ({"policy_version": 1.0}, "policy_version=1.0"),
+        ({"policy_version": True}, "policy_version=True"),
+        ({"policy_version": "7"}, "policy_version='7'"),
+        ({"priority": math.nan}, "finite"),
+        ({"priority": "high"}, "finite"),
+        ({"priority": 10**400}, "finite"),
+        ({"priority": torch.ones(2)}, "finite"),
+        ({"status": "done"}, "use one of init, completed"),
+        ({"status": 3}, "use one of"),
+        ({"status": ["aborted"]}, "use one of"),
+        ({"tags": ["score"]}, "give a dict"),
+        ({"timeout": -1}, "give seconds"),
+        ({"timeout": math.nan}, "give seconds"),
+        ({"timeout": "5"}, "give seconds"),
+        ({"timeout": True}, "give seconds"),
+    ],
+)
+def test_bad_options_of_a_put_are_refused(
+    stream: ExperienceStream, given: dict[str, Any], match: str
+) -> None:
+    refuses(stream, lambda: stream.put(numbered(1), **given), ConfigError, match)
+    refuses(stream, lambda: stream.put_many([[numbered(1)]], **given), ConfigError, match)
+
+
+def test_options_may_be_numpys_and_torchs(stream: ExperienceStream) -> None:
+    stream.put(numbered(1), policy_version=np.int64(3), priority=np.float32(2))  # type: ignore[arg-type]
+    ids = stream.put(numbered(2), priority=torch.tensor(3.0), status="completed")  # type: ignore[arg-type]
+    assert stream.update_priority(np.array(ids), torch.tensor([1.0])) == 1  # type: ignore[arg-type]
+    lease = stream.take(np.int64(2), timeout=0)  # type: ignore[arg-type]
+    assert numbers(lease) == [1, 2]
+    assert lease.policy_versions == [3, None]
+    lease.ack(np.array(ids))  # type: ignore[arg-type]
+    assert len(lease) == 1
+
+
+def test_a_status_may_be_given_by_its_name(stream: ExperienceStream) -> None:
+    (first,) = stream.put(numbered(1), status="aborted")
+    assert stream.count("aborted") == 1
+    assert stream.move([first], "failed") == 1
+    with stream.take(1, status="failed", timeout=0) as lease:
+        assert lease.ids == (first,)
+    with pytest.raises(ConfigError, match="current_version"):
+        stream.expire(1.5, statuses="aborted")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("count", "least"), [(True, None), (1.0, None), ("2", None), (None, None), (2, True), (2, "1")]
+)
+def test_counts_are_ints(stream: ExperienceStream, count: Any, least: Any) -> None:
+    for take in (stream.take, stream.leases):
+        with pytest.raises(ConfigError, match="1 <= at_least <= count"):
+            take(count, at_least=least, timeout=0)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("ids", [3, "12", None, [1.0], ["1"], [True], [0], [-1], {1: 2}, [None]])
+def test_ids_are_a_list_of_ints(stream: ExperienceStream, ids: Any) -> None:
+    (first,) = stream.put(numbered(1))
+    lease = stream.take(1, timeout=0)
+    calls: Sequence[Callable[[], object]] = (
+        lambda: stream.move(ids, Status.ABORTED),
+        lambda: stream.read(ids),
+        lambda: stream.update_priority(ids, [1.0]),
+        lambda: lease.ack(ids) if ids is not None else stream.read(ids),
+        lambda: lease.reject("odd", ids) if ids is not None else stream.read(ids),
+    )
+    for call in calls:
+        with pytest.raises(ConfigError, match="id"):
+            call()
+    assert lease.ids == (first,)
+    lease.ack()
+
+
+@pytest.mark.parametrize("priorities", [1.0, "1", ["1"], [None], [math.nan], [1.0, 2.0], [True]])
+def test_priorities_are_a_list_of_numbers(stream: ExperienceStream, priorities: Any) -> None:
+    with pytest.raises(ConfigError, match="priorit"):
+        stream.update_priority([1], priorities)
+
+
+def test_other_calls_check_what_they_are_given(stream: ExperienceStream) -> None:
+    stream.put(numbered(1))
+    lease = stream.take(1, timeout=0)
+    calls: dict[str, Callable[[], object]] = {
+        "version": lambda: stream.advance(-1),
+        "current_version": lambda: stream.staleness("3"),  # type: ignore[arg-type]
+        "groups": lambda: stream.discard_expired(1.5),  # type: ignore[arg-type]
+        "count": lambda: stream.dead_letters(-1),
+        "since": lambda: stream.history(since=5),  # type: ignore[arg-type]
+        "say why": lambda: lease.reject([1]),  # type: ignore[arg-type]
+        "give seconds": lambda: stream.take(1, timeout=-1),
+        "the lease before": lambda: stream.take(1, ack=3, timeout=0),  # type: ignore[arg-type]
+        "current_version=None": lambda: lease.staleness(None),  # type: ignore[arg-type]
+    }
+    for match, call in calls.items():
+        with pytest.raises(ConfigError, match=match):
+            call()
+    lease.ack()
+
+
+def makes_a_filter() -> Callable[[Sequence[BufferItem]], bool]:
+    return lambda _: True
+
+
+class Filter:
+    def __call__(self, _: Sequence[BufferItem]) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"filters": [redrb.reward_variance]}, r"filters=\[reward_variance\(\.\.\.\)\]"),
+        ({"filters": [redrb.finite_rewards]}, r"call it"),
+        ({"filters": [Filter]}, r"filters=\[Filter\(\.\.\.\)\]"),
+        ({"filters": "all"}, "give a list"),
+        ({"filters": 3}, "give a list"),
+        ({"lease_ms": "30"}, "lease_ms"),
+        ({"lease_ms": 99}, "lease_ms"),
+        ({"narrow_floats": "float8"}, "narrow_floats"),
+        ({"on_full": "wait"}, "on_full"),
+        ({"group": "a b"}, "consumer group 'a b'"),
+        ({"group": None}, "consumer group None"),
+        ({"namespace": 3}, "namespace 3"),
+    ],
+)
+def test_bad_options_of_a_stream_are_refused(
+    client: Client, namespace: str, options: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        ExperienceStream(client, "math", **{"namespace": namespace, **options})
+
+
+def test_a_filter_of_ones_own_that_was_not_called_is_named(client: Client, namespace: str) -> None:
+    filters: list[Any] = [lambda _: makes_a_filter]
+    stream = ExperienceStream(client, "own", namespace=namespace, filters=filters)
+    refuses(stream, lambda: stream.put(numbered(1)), ConfigError, "call it")
+
+
+def test_no_tags_are_not_the_tags_of_a_task(client: Client, namespace: str) -> None:
+    ExperienceStream(client, "tagged", namespace=namespace, tags=["score"]).put(numbered(1))
+    with pytest.raises(TaskMismatch, match="tags") as caught:
+        ExperienceStream(client, "tagged", namespace=namespace, tags=[])
+    assert "leave it out" in "".join(caught.value.__notes__)
+    again = ExperienceStream(client, "tagged", namespace=namespace)
+    assert again.count(where={"score_gt": 0}) == 0
+
+
+@pytest.mark.parametrize("order", ["fifo", "stalest", "uniform"])
+def test_a_priority_that_the_order_ignores_is_told_of_once_and_stored(
+    client: Client, namespace: str, caplog: pytest.LogCaptureFixture, order: str
+) -> None:
+    stream = ExperienceStream(client, "ignored", namespace=namespace, order=order)
+    with caplog.at_level(logging.WARNING, "redrb"):
+        (first,) = stream.put(numbered(1), priority=3.0)
+        with stream.writer() as writer:
+            writer.put(numbered(2), priority=4.0)
+        stream.put_many([[numbered(3)]], priority=5.0)
+    (record,) = caplog.records
+    assert "its order does not go by them" in record.getMessage()
+    facts = client.execute("HGET", f"{stream._store.keys.prefix}facts", f"{first:016d}")
+    assert float(facts.split()[3]) == 3.0
+
+
+def test_an_order_that_goes_by_priorities_is_quiet(
+    stream: ExperienceStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "redrb"):
+        stream.put(numbered(1), priority=3.0)
+    assert not caplog.records
