@@ -6,8 +6,7 @@ local function evict_one(all, seq, history)
   local waits, member = {}, member_of(seq)
   if redis.call('ZSCORE', key('archive'), member) then
     if history then
-      redis.call('ZREM', key('archive'), member)
-      delete({seq})
+      drop_history({member})
     end
     return history and 'history'
   end
@@ -28,18 +27,19 @@ local function evict_one(all, seq, history)
   end
   for _, found in ipairs(waits) do
     local group, pool = found[1], found[2]
+    left_unread(group, {seq})
     if indexed then
       withdraw(group, pool, {member})
       redis.call('HDEL', key('moved', group), member)
       redis.call('HDEL', key('expiries', group), member)
       redis.call('HDEL', key('reads', group), member)
-    else
-      redis.call('ZREM', key('ready', group), member)
+    elseif redis.call('ZREM', key('ready', group), member) == 0
+      and number(key('group', group), 'cursor') == seq - 1 then -- nobody looks twice at what is gone
+      redis.call('HSET', key('group', group), 'cursor', string.format('%.0f', seq))
     end
     redis.call('HDEL', key('deliveries', group), member)
     add(key('group', group), 'waiting', -1)
     add(key('group', group), 'evicted', 1)
-    left_unread(group, 1)
   end
   if indexed then
     delete({seq})
@@ -48,13 +48,19 @@ local function evict_one(all, seq, history)
   return 'stored'
 end
 
--- Candidates one by one, in a plain task: entries that came back, and those that some group was
--- never given, by arrival.
+-- The first entry that is stored beyond one; it comes with its bytes.
+local function stored_after(seq, last)
+  local entry = redis.call('XRANGE', stream, '(' .. id_of(seq), '+', 'COUNT', 1)[1]
+  return entry and seq_of(entry[1]) or last + 1
+end
+
+-- Candidates in a plain task: entries that came back, and those that some group was never given.
 local function plain_candidates(all, last)
-  local returned, seen, fresh = {}, {}, last + 1
+  local returned, seen, fresh = {}, {}, last
   for _, group in ipairs(all) do
-    fresh = math.min(fresh, number(key('group', group), 'cursor') + 1)
-    for _, member in ipairs(redis.call('ZRANGE', key('ready', group), 0, -1)) do
+    fresh = math.min(fresh, number(key('group', group), 'cursor'))
+    last = redis.call('ZCARD', key('ready', group)) > 4000 and 0 or last -- those beyond come later
+    for _, member in ipairs(redis.call('ZRANGE', key('ready', group), 0, 3999)) do
       if not seen[member] then
         seen[member] = true
         returned[#returned + 1] = tonumber(member)
@@ -62,41 +68,65 @@ local function plain_candidates(all, last)
     end
   end
   table.sort(returned)
-  if #all == 0 then
-    local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
-    fresh = first and seq_of(first[1]) or fresh
-  end
-  local index = 1
-  return function()
+  local index, looked = 1, #all == 0 and 0 or fresh
+  fresh = #all == 0 and stored_after(0, last) or fresh + 1
+  return function(gone)
+    if gone == false and looked == fresh - 1 then -- leased by some, or a gap
+      fresh = stored_after(looked, last)
+    end
     local seq = returned[index]
     if seq and seq <= fresh then
-      index = index + 1
+      index, looked = index + 1, nil
       return seq
     end
-    fresh = fresh + 1
-    return fresh - 1 <= last and fresh - 1 or nil
+    looked, fresh = fresh, fresh + 1
+    return looked <= last and looked or nil
   end
 end
 
--- In an indexed one, by arrival: `floor` is kept, so that nobody looks twice at what is gone, or
--- history.
+-- In an indexed one, by arrival. `floor` is kept: entries below it are gone, history or leased, and
+-- nobody looks at them again; behind has those that were let go since. After so many looks the rest
+-- is left to the next call.
+local LOOKS = 10000
 local function oldest_candidates(last)
-  local seq, gone = number(task, 'floor'), true
-  return function()
-    while seq <= last do
-      local member = member_of(seq)
-      local here = redis.call('HEXISTS', key('facts'), member) == 1
-        and not redis.call('ZSCORE', key('archive'), member)
-      if gone and not here then
-        redis.call('HSET', task, 'floor', string.format('%.0f', seq + 1))
-      end
-      gone = gone and not here
-      seq = seq + 1
-      if here then
-        return seq - 1
+  local found, at, looks, window = {}, 0, 0, 4
+  local next_seq = number(task, 'floor')
+  if next_seq == 0 then
+    next_seq = stored_after(0, last)
+  end
+  local function look()
+    local members, first = {}, next_seq
+    next_seq = math.min(first + window, last + 1)
+    for seq = first, next_seq - 1 do
+      members[#members + 1] = member_of(seq)
+    end
+    local facts = redis.call('HMGET', key('facts'), unpack(members))
+    local kept = redis.call('ZMSCORE', key('archive'), unpack(members))
+    local stored = false
+    found, at = {}, 0
+    for i = 1, #members do
+      stored = stored or facts[i]
+      if facts[i] and not kept[i] then
+        found[#found + 1] = first + i - 1
       end
     end
-    return nil
+    if not stored and window > 100 then -- a wide gap
+      next_seq = stored_after(next_seq - 1, last)
+    end
+    looks, window = looks + #members, math.min(window * 2, 128)
+  end
+  return function()
+    local behind = redis.call('ZPOPMIN', key('behind'))
+    if behind[1] then
+      return tonumber(behind[1])
+    end
+    while at == #found and next_seq <= last and looks < LOOKS do
+      look()
+    end
+    at = at + 1
+    local seq = found[at]
+    redis.call('HSET', task, 'floor', string.format('%.0f', (seq or next_seq - 1) + 1))
+    return seq
   end
 end
 

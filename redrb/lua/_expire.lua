@@ -52,7 +52,7 @@ local function expire_pool(group, status, cut, token_cut, limit, note)
   end
   add(state, 'waiting', -#found)
   add(state, 'expired', #found)
-  left_unread(group, #found)
+  left_unread(group, seqs)
   if redis.call('EXISTS', key('deliveries', group)) == 1 then
     in_parts('HDEL', key('deliveries', group), found)
   end
@@ -60,50 +60,66 @@ local function expire_pool(group, status, cut, token_cut, limit, note)
   return #found
 end
 
--- Before a take: what the task's own rule says is too stale now. Returns how many.
+-- Before a take: what the task's own rule says is too stale now, at most a thousand. Returns how many,
+-- and whether there may be more.
 local function expire_overdue(group, status)
   local told = rules()
   if not told.version or status == 'expired' then
-    return 0
+    return 0, false
   end
   local cut = told.max_staleness and told.version - told.max_staleness - 1
   local token_cut = told.max_token_staleness and told.version - told.max_token_staleness - 1
   if not cut and not token_cut then
-    return 0
+    return 0, false
   end
   local note = told.keep and table.concat({told.version, told.max_staleness or '-',
     told.max_token_staleness or '-'}, ' ')
-  local total, expired = 0, 0
-  repeat
-    expired = expire_pool(group, status, cut, token_cut, 1000, note)
-    total = total + expired
-  until expired < 1000 or total >= 10000
-  return total
+  local expired = expire_pool(group, status, cut, token_cut, 1000, note)
+  return expired, expired == 1000
+end
+
+-- Count how stale groups are that are being taken, by their facts: o by the oldest token, n by the
+-- newest; and of o the shares that came in flight (f: made with an older version than was current
+-- when they were put) and in the queue (q: published while they waited).
+local function note_staleness(group, all)
+  local now, counts = rules().version, {}
+  local function count(mark, stale)
+    local field = mark .. string.format('%.0f', math.max(0, math.min(stale, 1023)))
+    counts[field] = (counts[field] or 0) + 1
+  end
+  for _, text in ipairs(all) do
+    local oldest, newest, rest = string.match(text or '', '^%S+ %S+ %S+ %S+ (%S+) (%S+)(.*)$')
+    oldest, newest = tonumber(oldest or ''), tonumber(newest or '')
+    if newest then
+      count('n', now - newest)
+    end
+    if oldest then
+      local stale, at = math.max(0, now - oldest), tonumber(string.match(rest, ' v(%d+)$') or '')
+      count('o', stale)
+      if at then
+        local flight = math.min(stale, math.max(0, at - oldest))
+        count('f', flight)
+        count('q', stale - flight)
+      end
+    end
+  end
+  for field, times in pairs(counts) do
+    redis.call('HINCRBY', key('staleness', group), field, times)
+  end
 end
 
 -- Count the staleness of what is being taken, and tell the weights by which it was drawn.
 local function note_taken(group, pool, found, weights)
   local told = rules()
-  if #found == 0 then
+  if #found == 0 or not (told.version or told.sampled) then
     return
   end
+  local facts = redis.call('HMGET', key('facts'), unpack(found))
   if told.version then
-    for mark, name in pairs({o = versions_of(pool), n = key('newest', pool)}) do
-      local counts = {}
-      for _, version in ipairs(redis.call('ZMSCORE', name, unpack(found))) do
-        local stale = version and told.version - tonumber(version)
-        if stale and stale > -math.huge then
-          stale = math.max(0, math.min(stale, 1023))
-          counts[stale] = (counts[stale] or 0) + 1
-        end
-      end
-      for stale, times in pairs(counts) do
-        redis.call('HINCRBY', key('staleness', group), mark .. string.format('%.0f', stale), times)
-      end
-    end
+    note_staleness(group, facts)
   end
   if told.sampled then
-    for _, text in ipairs(redis.call('HMGET', key('facts'), unpack(found))) do
+    for _, text in ipairs(facts) do
       weights[#weights + 1] = text and words(text)[SCORE] or '0'
     end
     local furthest = redis.call('ZMSCORE', key('ready', pool), unpack(found))

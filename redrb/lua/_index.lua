@@ -1,7 +1,8 @@
 -- Indexed tasks: the facts of each group, and the pools in which it waits.
 --
 -- facts holds, by member, "<size> <status> <score> <priority> <version> <newest> <reads> <samples> <tags ...>"
--- of every stored group, '-' where there is none. A pool is what waits for one consumer group in one
+-- of every stored group, '-' where there is none; last comes " v<version>", the current one when it
+-- was put, where the task knew one. A pool is what waits for one consumer group in one
 -- status: ready:<pool> sorts it by the task's order, versions:<pool> and newest:<pool> by policy
 -- version for expiry, tag:<pool>:<name> by a tag. What is leased is in no pool.
 --
@@ -16,7 +17,8 @@ local known_rules
 local function rules()
   if not known_rules then
     local told = redis.call('HMGET', task, 'indexed', 'order', 'sampled', 'max_staleness',
-      'max_token_staleness', 'on_expired', 'version', 'max_reads', 'tags')
+      'max_token_staleness', 'on_expired', 'version', 'max_reads', 'tags', 'keep_ms', 'keep_groups',
+      'converting')
     known_rules = {
       indexed = told[1] == '1',
       order = told[2] or 'fifo',
@@ -27,6 +29,9 @@ local function rules()
       version = tonumber(told[7] or ''),
       max_reads = tonumber(told[8] or '1'),
       names = told[9] and told[9] ~= '' and cjson.decode(told[9]) or {},
+      keep_ms = tonumber(told[10] or ''),
+      keep_groups = tonumber(told[11] or ''),
+      described = told[1] == '1' or told[12] == '1', -- there are facts
     }
   end
   return known_rules

@@ -38,6 +38,7 @@ local function wait_again(group, seq)
       return
     end
     enter(group, home_of(group, member, facts), {member}, {facts})
+    let_evict(seq)
   else
     redis.call('ZADD', key('ready', group), seq, member)
   end
@@ -57,7 +58,7 @@ local function return_lease(group, seq, counted, consumer)
   if counted then
     local failed = redis.call('HINCRBY', key('deliveries', group), member_of(seq), 1)
     if failed >= max_deliveries() then
-      left_unread(group, 1)
+      left_unread(group, {seq})
       bury(group, seq, fields, 'delivered ' .. failed .. ' times without acknowledgement', consumer)
       forget(group, {seq})
       return 1

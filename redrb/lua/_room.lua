@@ -2,6 +2,9 @@
 --
 -- rate is "<samples per insert> <min size> <min diff> <max diff>"; diff = inserts * samples per
 -- insert - reads, of the slowest consumer group, stays between the two (Reverb's rate limiters).
+-- In group:<g>, taken are its reads; unread those that nobody can make, since groups left before
+-- they were read max_reads times: such a group is so much less of an insert. lead are reads that
+-- puts do not wait for: by so much it was behind the others when it joined.
 
 local function groups()
   return redis.call('SMEMBERS', key('groups'))
@@ -11,51 +14,60 @@ local function stored_groups()
   return redis.call('XLEN', stream) - redis.call('ZCARD', key('archive'))
 end
 
+-- The four numbers of the rate, and how many reads one of `unread` is.
 local function rate_of()
-  local text = redis.call('HGET', task, 'rate')
-  if not text or text == '' then
+  local told = redis.call('HMGET', task, 'rate', 'max_reads')
+  if not told[1] or told[1] == '' then
     return nil
   end
-  local spi, size, least, most = string.match(text, '^(%S+) (%S+) (%S+) (%S+)$')
-  return tonumber(spi), tonumber(size), tonumber(least), tonumber(most)
+  local spi, size, least, most = string.match(told[1], '^(%S+) (%S+) (%S+) (%S+)$')
+  local max_reads = tonumber(told[2] or '1')
+  local share = max_reads > 0 and spi / max_reads or 0
+  return tonumber(spi), tonumber(size), tonumber(least), tonumber(most), share
+end
+
+-- Reads of a consumer group as the rate counts them, and its lead.
+local function reads_of(group, share)
+  local counted = numbers(key('group', group), 'taken', 'unread', 'lead')
+  return counted[1] + counted[2] * share, counted[3]
 end
 
 -- How many groups the rate lets in beyond `put` ever put.
 local function inserts_left(put)
-  local spi, _, _, most = rate_of()
+  local spi, _, _, most, share = rate_of()
   if not spi then
     return math.huge
   end
-  local taken = math.huge
+  local slowest = math.huge
   for _, group in ipairs(groups()) do
-    taken = math.min(taken, number(key('group', group), 'taken'))
+    local reads, lead = reads_of(group, share)
+    slowest = math.min(slowest, reads + lead)
   end
-  taken = taken < math.huge and taken or 0
-  return math.max(math.floor((most + taken) / spi - put + 1e-9), 0)
+  slowest = slowest < math.huge and slowest or 0
+  return math.max(math.floor((most + slowest) / spi - put + 1e-6), 0)
 end
 
--- How many groups the rate lets a consumer group take now.
+-- How many reads the rate lets a consumer group make now.
 local function reads_left(group)
-  local spi, size, least = rate_of()
+  local spi, size, least, _, share = rate_of()
   if not spi then
     return math.huge
   end
   if stored_groups() < size then
     return 0
   end
-  local state = key('group', group)
-  local put = number(task, 'put')
-  return math.max(math.floor(put * spi - number(state, 'taken') - least + 1e-9), 0)
+  local reads = reads_of(group, share)
+  return math.max(math.floor(number(task, 'put') * spi - reads - least + 1e-6), 0)
 end
 
 local function room_left()
-  local limit, max_bytes = number(task, 'limit'), number(task, 'max_bytes')
-  if max_bytes > 0 and number(task, 'bytes') >= max_bytes then
+  local known = numbers(task, 'limit', 'max_bytes', 'bytes', 'kept_bytes', 'put')
+  if known[2] > 0 and known[3] - known[4] >= known[2] then -- history gives way to a put
     return 0
   end
-  local left = inserts_left(number(task, 'put'))
-  if limit == 0 then
+  local left = inserts_left(known[5])
+  if known[1] == 0 then
     return left
   end
-  return math.min(left, limit - stored_groups())
+  return math.min(left, known[1] - stored_groups())
 end

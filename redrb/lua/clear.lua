@@ -1,7 +1,7 @@
 -- Delete the task: entries, groups, ledger and settings. Whoever waits is woken.
 -- KEYS[1] stream
 -- Returns the number of entries deleted.
---@ _task _waiters _room _tags _index _groups _membership
+--@ _task _waiters _room _tags _index _history _groups _membership
 
 local stored, now = redis.call('XLEN', stream), now_ms()
 begin_writing()
@@ -17,5 +17,5 @@ for _, kind in ipairs({'queue', 'needs'}) do
   redis.call('DEL', key(kind, '#room'))
 end
 redis.call('UNLINK', stream, task, key('groups'), key('producers'), key('sizes'), key('facts'),
-  key('archive'), key('terms'), key('dead'))
+  key('archive'), key('behind'), key('terms'), key('dead'))
 return stored

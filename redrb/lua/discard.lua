@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    group, seq ...
 -- Returns the number of entries that waited.
---@ _task _waiters _room _tags _index _groups
+--@ _task _waiters _room _tags _index _history _groups
 
 begin_writing()
 local group, found = ARGV[1], {}
@@ -19,7 +19,7 @@ for i = 2, #ARGV do
 end
 add(key('group', group), 'waiting', -#found)
 add(key('group', group), 'expired', #found)
-left_unread(group, #found)
+left_unread(group, found)
 forget(group, found)
 wake('#room', room_left(), now_ms())
 return #found

@@ -5,7 +5,7 @@
 --         of the put; nothing is evicted when it was done already
 --         least: evict at least so many, for a server at its memory limit; history goes first then
 -- Returns the number of entries evicted.
---@ _task _waiters _room _tags _index _groups _evict
+--@ _task _waiters _room _tags _index _history _groups _evict
 
 begin_writing()
 local earlier = redis.call('HGET', key('producers'), ARGV[1])
@@ -21,4 +21,6 @@ end
 if max_bytes > 0 then
   excess_bytes = number(task, 'bytes') + tonumber(ARGV[4]) - max_bytes
 end
-return evict(excess, excess_bytes, history)
+-- a limit that was given later is reached by and by
+local most = math.max(tonumber(ARGV[5]), 1000 + tonumber(ARGV[3]))
+return evict(math.min(excess, most), excess_bytes, history)

@@ -2,9 +2,10 @@
 -- KEYS[1] stream
 -- ARGV    group, limit, mode, version, max_staleness, max_token_staleness, status ...
 --         mode: keep (with the status expired) | discard | look; '-' where a rule is not given
--- Returns {'ok', groups expired, seq ... by look} | {'unversioned'} | {'gone'}; repeated, it expires
+-- Returns {'ok', groups expired, seq ... by look} | {'unversioned'} | {'gone'} | {'more'}: the consumer
+-- group is joining, the same again; repeated, it expires
 -- what is left.
---@ _task _waiters _room _tags _index _groups _membership _expire
+--@ _task _waiters _room _tags _index _history _groups _membership _expire
 
 begin_writing()
 if not exists() then
@@ -17,7 +18,9 @@ if (by_version and not told.max_staleness and told.order ~= 'stalest')
   or (by_token and not told.max_token_staleness) then
   return {'unversioned'}
 end
-join(group)
+if not join(group) then
+  return {'more'}
+end
 local cut = by_version and version - by_version - 1
 local token_cut = by_token and version - by_token - 1
 if ARGV[3] == 'look' then

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    group, consumer, lease_ms
 -- Returns {1 when its leases were held until now else 0, entries taken over from others}
---@ _task _waiters _room _tags _index _groups _leases
+--@ _task _waiters _room _tags _index _history _groups _leases
 
 begin_writing()
 local group, consumer, now = ARGV[1], ARGV[2], now_ms()

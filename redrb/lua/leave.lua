@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    group, consumer
 -- Returns the number of entries that went back.
---@ _task _waiters _room _tags _index _groups _leases
+--@ _task _waiters _room _tags _index _history _groups _leases
 
 begin_writing()
 local group = ARGV[1]

@@ -2,17 +2,22 @@
 -- KEYS[1] stream
 -- ARGV    group, status, seq ...
 -- Returns the number of entries that wait there now; those that are leased or gone are left alone.
---@ _task _waiters _room _tags _index _convert _groups _membership
+-- -1: the consumer group is joining, the same again; -2: run `convert` until it is done
+--@ _task _waiters _room _tags _index _convert _history _groups _membership
 
 begin_writing()
 local group, status, moved = ARGV[1], ARGV[2], 0
 if not exists() then
   return 0
 end
-if not rules().indexed then
+if not is_nearly_indexed(groups()) then
+  return -2
+elseif not rules().indexed then
   index_all(groups())
 end
-join(group)
+if not join(group) then
+  return -1
+end
 local target = pool_of(group, status)
 for i = 3, #ARGV do
   local member = member_of(ARGV[i])

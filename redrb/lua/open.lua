@@ -1,23 +1,15 @@
 -- Create the task, or check that it has the settings asked for.
 -- KEYS[1] stream
 -- ARGV    name, value, ...   settings; one that nobody has given yet is taken over
--- Returns {'ok', name, value, ...} with all settings, or {'differs', name, stored, ...}.
---@ _task _waiters _room _tags _index _convert
-
-local NAMES = {'format', 'order', 'limit', 'max_bytes', 'max_deliveries', 'indexed', 'sampled',
-  'max_staleness', 'max_token_staleness', 'on_expired', 'max_reads', 'capacity', 'eviction', 'rate',
-  'tags', 'keep_ms', 'keep_groups'}
+-- Returns {'ok', name, value, ..., 'filling', place or nil} with all settings
+--         | {'differs', name, stored, ...} | {'unversioned'}: eviction by staleness without versions
+--         | {'plain'}: run `convert` until it is done, and then the same again
+--         filling: run `fill` until it is done
+--@ _task _settings _waiters _room _tags _index _convert
 
 begin_writing()
-if not exists() then
-  -- an entry that is gone again leaves the last id behind: ids count up from there
-  redis.call('DEL', stream)
-  redis.call('XADD', stream, BASE .. '0', 'g', '')
-  redis.call('XDEL', stream, BASE .. '0')
-  redis.call('HSET', task, 'last', '0')
-end
 local used = number(task, 'put') > 0
-local differing, fresh, index = {'differs'}, {}, false
+local differing, given, index, fill = {'differs'}, {}, false, false
 for i = 1, #ARGV, 2 do
   local name, value = ARGV[i], ARGV[i + 1]
   local stored = redis.call('HGET', task, name)
@@ -25,28 +17,54 @@ for i = 1, #ARGV, 2 do
     index = not stored
   elseif not stored and used and ((name == 'order' and value ~= 'fifo') or name == 'tags') then
     stored = name == 'order' and 'fifo' or '' -- what waits was put without
+  elseif not stored and (name == 'max_staleness' or name == 'max_token_staleness') then
+    fill = true
   end
   if stored and stored ~= value then
     differing[#differing + 1] = name
     differing[#differing + 1] = stored
   end
-  fresh[#fresh + 1], fresh[#fresh + 2] = name, value
+  given[name] = value
 end
 if #differing > 1 then
   return differing
 end
-local settings = {'ok'}
-for i = 1, #fresh, 2 do
-  if fresh[i] ~= 'indexed' then
-    redis.call('HSET', task, fresh[i], fresh[i + 1])
+local function is_to_be(name)
+  return given[name] or redis.call('HGET', task, name)
+end
+if given.eviction == 'stalest' and is_to_be('order') ~= 'stalest'
+  and not is_to_be('max_staleness') then
+  return {'unversioned'}
+end
+if index and exists() and not is_nearly_indexed(groups()) then
+  return {'plain'}
+end
+if not exists() then
+  -- an entry that is gone again leaves the last id behind: ids count up from there
+  redis.call('DEL', stream)
+  redis.call('XADD', stream, BASE .. '0', 'g', '')
+  redis.call('XDEL', stream, BASE .. '0')
+  redis.call('HSET', task, 'last', '0')
+end
+for name, value in pairs(given) do
+  if name ~= 'indexed' then
+    redis.call('HSET', task, name, value)
   end
 end
 if index then
   index_all(groups())
 end
-local stored = redis.call('HMGET', task, unpack(NAMES))
-for i, name in ipairs(NAMES) do
+if fill and not index and rules().indexed then
+  redis.call('HSET', task, 'filling', '0')
+  known_rules = nil
+  fill_versions()
+end
+local settings = {'ok'}
+local stored = redis.call('HMGET', task, unpack(SETTINGS))
+for i, name in ipairs(SETTINGS) do
   settings[#settings + 1] = name
   settings[#settings + 1] = stored[i]
 end
+settings[#settings + 1] = 'filling'
+settings[#settings + 1] = redis.call('HGET', task, 'filling')
 return settings

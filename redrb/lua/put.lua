@@ -7,7 +7,7 @@
 --         filtered: groups that a filter has dropped before these
 -- Returns {'ok', last seq, room left} | {'again', last seq, entries stored then} | {'full', setting} | {'never'} | {'gone'} | {'indexed'}
 --         setting: limit | max_bytes, whichever leaves no room
---@ _task _waiters _room
+--@ _task _waiters _room _puts
 
 begin_writing()
 local known, gone = numbers(task, 'last', 'limit', 'max_bytes', 'bytes', 'put', 'samples_put',
@@ -19,24 +19,14 @@ local before, limit, max_bytes, stored_bytes = known[1], known[2], known[3], kno
 local producer, operation, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 4
 local last = before + count
 
-local function undo()
-  for seq = before + 1, last do
-    redis.call('XDEL', stream, id_of(seq))
-  end
-  redis.call('HSET', task, 'last', string.format('%.0f', last))
-end
-
-local earlier = redis.call('HGET', key('producers'), producer)
-if earlier then
-  local done, at, entries = string.match(earlier, '^(%d+) (%d+) (%d+)$')
-  if tonumber(done) >= operation then
-    undo()
-    return {'again', tonumber(at), tonumber(entries)}
-  end
+local again = done_before(producer, operation)
+if again then
+  undo(before, count)
+  return again
 end
 
 if known[8] == 1 then -- it has become one meanwhile
-  undo()
+  undo(before, count)
   return {'indexed'}
 end
 
@@ -46,20 +36,20 @@ for i = 5, #ARGV do
   bytes = bytes + tonumber(ARGV[i])
 end
 if (limit > 0 and count > limit) or (max_bytes > 0 and bytes > max_bytes) then
-  undo()
+  undo(before, count)
   return {'never'}
 end
 local left = -1
 if limit > 0 then
   left = limit - redis.call('XLEN', stream)
   if left < reserved_before('#room', producer, now) then
-    undo()
+    undo(before, count)
     return {'full', 'limit'}
   end
 end
 if max_bytes > 0 then
   if stored_bytes + bytes > max_bytes then
-    undo()
+    undo(before, count)
     return {'full', 'max_bytes'}
   end
   for i = 1, count do
@@ -68,14 +58,9 @@ if max_bytes > 0 then
   add(task, 'bytes', bytes)
 end
 
-redis.call('HSET', key('producers'), producer,
-  string.format('%.0f %.0f %.0f', operation, last, count))
-redis.call('HSET', task, 'last', string.format('%.0f', last),
-  'put', string.format('%.0f', known[5] + count),
-  'samples_put', string.format('%.0f', known[6] + tonumber(ARGV[3])),
-  'bytes_put', string.format('%.0f', known[7] + bytes))
 local filtered = tonumber(ARGV[4])
-add(task, 'filtered', filtered)
+count_put(producer, operation, last, count, {known[5], known[6], known[7]}, tonumber(ARGV[3]), bytes,
+  filtered)
 for _, group in ipairs(groups()) do
   local state = key('group', group)
   redis.call('HINCRBY', state, 'put', count + filtered)

@@ -1,12 +1,15 @@
 -- Change the priority of entries, and with it their place in the order.
 -- KEYS[1] stream
--- ARGV    seq, priority, score, ...
--- Returns the number of entries that are stored.
---@ _task _waiters _room _tags _index _groups
+-- ARGV    order, seq, priority, score, ...     order: that the scores are of
+-- Returns the number of entries that are stored; -1 where the task is gone, or has another order
+--@ _task _waiters _room _tags _index _history _groups
 
 begin_writing()
 local changed = 0
-for i = 1, #ARGV, 3 do
+if not exists() or rules().order ~= ARGV[1] then
+  return -1
+end
+for i = 2, #ARGV, 3 do
   local member, seq = member_of(ARGV[i]), ARGV[i]
   local facts = facts_of(member)
   if facts then

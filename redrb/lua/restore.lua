@@ -31,6 +31,7 @@ local function begin()
   redis.call('XADD', stream, BASE .. '0', 'g', '')
   redis.call('XDEL', stream, BASE .. '0')
   fill(task, told.task)
+  redis.call('HDEL', task, 'floor') -- what evictions had gone past is not saved
   for group, own in pairs(told.groups) do
     redis.call('SADD', key('groups'), group)
     redis.call('XGROUP', 'CREATE', stream, group, '0')
@@ -70,7 +71,7 @@ local function restore_need(seq, member, facts, need)
 end
 
 local function restore_entries()
-  local sized, bytes = number(task, 'max_bytes') > 0, 0
+  local sized, bytes, kept = number(task, 'max_bytes') > 0, 0, 0
   for _, entry in ipairs(told) do
     local seq, size, facts, archived = entry[1], entry[2], entry[3], entry[4]
     local member = member_of(seq)
@@ -83,6 +84,7 @@ local function restore_entries()
     if sized then
       redis.call('HSET', key('sizes'), string.format('%.0f', seq), string.format('%.0f', size))
       bytes = bytes + size
+      kept = kept + (archived ~= '' and size or 0)
     end
     local own = words(facts)
     for _, need in ipairs(entry[5]) do
@@ -90,6 +92,7 @@ local function restore_entries()
     end
   end
   add(task, 'bytes', bytes)
+  add(task, 'kept_bytes', kept)
   for group, pools in pairs(waiting) do
     for pool, found in pairs(pools) do
       enter(group, pool, found[1], found[2])

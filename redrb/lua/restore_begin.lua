@@ -1,7 +1,7 @@
 -- Begin to restore a task, or give up. What an earlier attempt has left is deleted.
 -- KEYS[1] stream
 -- ARGV    token, ttl_ms     names this attempt; ttl_ms 0 gives it up
--- Returns {entries ever put or filtered, stored or dead now, {field, value, ...} of the task, consumer group, ...}
+-- Returns {entries ever put, filtered or too stale on arrival, stored or dead now, {field, value, ...} of the task, consumer group, ...}
 --@ _task _waiters _room _tags _index _stage
 
 begin_writing()
@@ -18,6 +18,6 @@ else
   end
   redis.call('SET', key('restoring'), token, 'PX', ttl_ms)
 end
-return {number(task, 'put') + number(task, 'filtered'),
+return {number(task, 'put') + number(task, 'filtered') + number(task, 'arrived_stale'),
   redis.call('XLEN', stream) + redis.call('XLEN', key('dead')),
   redis.call('HGETALL', task), unpack(groups())}

@@ -3,7 +3,7 @@
 -- ARGV    token, entries, facts, consumer group, members of its pools, ...     what must be on the stage
 -- Returns {'ok'} | {'gone'}: the stage is not complete | {'used'}: something was put meanwhile
 --         | {'differs', setting, ...}: somebody gave the task other settings meanwhile
---@ _task _waiters _room _tags _index _groups _membership _stage
+--@ _task _settings _waiters _room _tags _index _history _groups _membership _stage
 
 begin_writing()
 local token, now = ARGV[1], now_ms()
@@ -32,7 +32,8 @@ local here, settings = redis.call('HGETALL', task), {}
 for i = 1, #here, 2 do
   settings[here[i]] = here[i + 1]
 end
-if tonumber(settings.put or '0') + tonumber(settings.filtered or '0') > 0
+if tonumber(settings.put or '0') + tonumber(settings.filtered or '0')
+  + tonumber(settings.arrived_stale or '0') > 0
   or redis.call('XLEN', stream) + redis.call('XLEN', key('dead')) > 0 then
   return {'used'}
 end
@@ -42,9 +43,7 @@ if not is_complete() then
   return {'gone'}
 end
 local differs = {'differs'}
-for _, name in ipairs({'format', 'order', 'limit', 'max_bytes', 'max_deliveries', 'indexed', 'sampled',
-  'max_staleness', 'max_token_staleness', 'on_expired', 'max_reads', 'capacity', 'eviction', 'rate',
-  'tags', 'keep_ms', 'keep_groups'}) do
+for _, name in ipairs(SETTINGS) do
   if settings[name] and settings[name] ~= redis.call('HGET', task, name) then
     differs[#differs + 1] = name
   end
@@ -71,7 +70,7 @@ for _, group in ipairs(joined) do
   drop_keys(group)
 end
 redis.call('UNLINK', stream, task, key('groups'), key('producers'), key('sizes'), key('facts'),
-  key('archive'), key('terms'), key('dead'), key('queue', '#room'), key('needs', '#room'),
+  key('archive'), key('behind'), key('terms'), key('dead'), key('queue', '#room'), key('needs', '#room'),
   key('restoring'))
 for _, name in ipairs(names) do
   local staged = stage_of(token) .. name
@@ -81,6 +80,6 @@ for _, name in ipairs(names) do
 end
 work_at(home) -- its rules are others now
 for _, group in ipairs(joined) do
-  join(group)
+  while not join(group) do end -- one that came meanwhile
 end
 return {'ok'}

@@ -24,7 +24,7 @@ if inserts < granted then
 end
 -- an entry that is larger than max_bytes is let through, to be refused by the put
 if max_bytes > 0 and granted > 0 and tonumber(ARGV[3]) <= max_bytes then
-  local free = max_bytes - number(task, 'bytes')
+  local free = max_bytes - number(task, 'bytes') + number(task, 'kept_bytes') -- history gives way
   for i = 1, granted do
     free = free - tonumber(ARGV[2 + i])
     if free < 0 then

@@ -8,7 +8,7 @@
 --         entries: {last, 1 where indexed, {cursor of each consumer group}, then of each entry
 --             {facts or '', archived ms or '', and for each consumer group that is not done with it:
 --              its place, where it was moved or '', what it expired by or '', failed deliveries, reads}}
---@ _task _waiters _room _tags _index _groups
+--@ _task _waiters _room _tags _index _history _groups
 
 if not exists() then
   return {}
@@ -33,7 +33,8 @@ end
 local found = {number(task, 'last'), rules().indexed and 1 or 0, cursors}
 for i = 3 + #names, #ARGV do
   local seq, member = ARGV[i], member_of(ARGV[i])
-  local told = {redis.call('HGET', key('facts'), member) or '',
+  local facts = rules().indexed and redis.call('HGET', key('facts'), member) or ''
+  local told = {string.gsub(facts, ' v%d+$', ''), -- of a run that is over
     redis.call('ZSCORE', key('archive'), member) or ''}
   for place, group in ipairs(names) do
     if group and (waits_in(group, seq) or is_leased(group, seq)) then

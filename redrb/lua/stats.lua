@@ -34,7 +34,7 @@ for _, name in ipairs({'put', 'waiting', 'acked', 'expired', 'filtered', 'evicte
   tell(name, number(state, name))
 end
 tell('leased', redis.call('XPENDING', stream, group)[1])
-tell('consumers', redis.call('ZCOUNT', key('consumers', group), '(' .. string.format('%.0f', now), '+inf'))
+tell('consumers', redis.call('ZCOUNT', key('consumers', group), '(' .. string.format('%.0f', now), '(+inf'))
 local queued = 0
 for _, status in ipairs(rules().indexed and STATUSES or {'completed'}) do
   local pool = pool_of(group, status)

@@ -2,7 +2,8 @@
 -- KEYS[1] stream
 -- ARGV    group
 -- Returns a flat list kind, version, groups, ...; kinds: w waiting, l leased, t taken (by staleness
--- when it was taken), each by o, the oldest, or n, the newest token.
+-- when it was taken), each by o, the oldest, or n, the newest token; of those taken also the share of
+-- o that came in flight, f, and in the queue, q.
 --@ _task _waiters _room _tags _index
 
 local group, found = ARGV[1], {}

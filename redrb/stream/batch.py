@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -23,6 +23,7 @@ class Batch:
         priority: Priority of all of them.
         newest: Version of the newest token of each, by the rule of the staleness of tokens.
         tags: Values of the declared tags of each.
+        given_tags: What put was given for the tags of all of them.
         filtered: Groups that a filter has dropped before these.
         expired: Groups that their producer found too stale, and keeps back.
     """
@@ -31,6 +32,7 @@ class Batch:
     priority: float | None = None
     newest: Sequence[int | None] | None = None
     tags: Sequence[Sequence[Scalar | None]] | None = None
+    given_tags: Mapping[str, Scalar | None] | None = None
     filtered: int = 0
     expired: int = 0
 
@@ -111,8 +113,14 @@ class Indexer:
         return facts
 
     def tags(self, batch: Batch) -> str:
-        """Return the tags of all groups as JSON; "" where the task declares none."""
-        if not self.names:
+        """Return names and values of the tags of all groups as JSON; "" where there are none.
+
+        None, too, where the groups were prepared before the task declared tags: it refuses them.
+        """
+        if not self.names or (batch.tags is None and len(batch)):
             return ""
-        empty = [None] * len(self.names)
-        return json.dumps(batch.tags if batch.tags is not None else [empty] * len(batch))
+        return json.dumps([list(self.names), *(batch.tags or ())])
+
+    def by_token(self, batch: Batch) -> int:
+        """Return 1 where the newest token of each group was looked at, as some tasks ask for."""
+        return int(batch.newest is not None or not len(batch))

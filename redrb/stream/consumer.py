@@ -152,10 +152,15 @@ class Consumer:
     def begin_take(self, wanted: Wanted, ack: Lease | None) -> Ahead:
         """Ask for full batch, if it is there, and do not wait for the reply."""
         self._check_own(ack)
-        slot, token = self._occupy(), str(next(self._tokens))
-        request = self._request(slot, token, wanted, wanted.count, ttl_ms=0, ack=ack)
-        request.begin()
-        return Ahead(slot, token, request, ack)
+        slot = self._occupy()
+        try:
+            token = str(next(self._tokens))
+            request = self._request(slot, token, wanted, wanted.count, ttl_ms=0, ack=ack)
+            request.begin()
+            return Ahead(slot, token, request, ack)
+        except BaseException:
+            self.free(slot)
+            raise
 
     def receive(self, ahead: Ahead, *, timeout: float | None) -> TakeReply | None:
         """Return what `begin_take` has leased; None when the batch was not full.
@@ -306,6 +311,18 @@ class Consumer:
                 raise ConfigError(
                     f"task {self._store.task!r} holds at most {reply.amount} groups: a batch of "
                     f"{count} can never be full. Take fewer, or raise the limit."
+                )
+            if reply.outcome == "late":
+                raise StoreError(
+                    f"task {self._store.task!r}: a later take of this consumer was there first; "
+                    "nothing was taken."
+                )
+            if reply.outcome == "more":  # its consumer group joins, or much expires, in parts
+                continue
+            if reply.outcome == "ranks":
+                raise ConfigError(
+                    f"task {self._store.task!r}: ranks take from consumer group {self._group!r}, "
+                    "and nobody else may meanwhile: use another group=."
                 )
             if reply.outcome == "gone":
                 self._reopen()

@@ -72,6 +72,9 @@ class StalenessReport:
         leased_newest: The same, by the newest.
         taken: Groups ever taken, each as stale as it was then, by their oldest token.
         taken_newest: The same, by the newest.
+        taken_in_flight: Of `taken` the share that came with the groups: by how many versions their
+            oldest token was behind when they were put. Of those put while the task knew a version.
+        taken_queued: Of the same the share that came here: versions published while they waited.
     """
 
     current_version: int
@@ -81,6 +84,8 @@ class StalenessReport:
     leased_newest: Staleness
     taken: Staleness
     taken_newest: Staleness
+    taken_in_flight: Staleness
+    taken_queued: Staleness
 
 
 class Expiration:
@@ -138,7 +143,7 @@ class Expiration:
             stale = at if kind[0] == "t" else min(max(version - at, 0), 1023)
             histogram = found.setdefault(kind, {})
             histogram[stale] = histogram.get(stale, 0) + groups
-        kinds = ("wo", "wn", "lo", "ln", "to", "tn")
+        kinds = ("wo", "wn", "lo", "ln", "to", "tn", "tf", "tq")
         return StalenessReport(version, *(Staleness(found.get(kind, {})) for kind in kinds))
 
     def _version(self, given: int | None) -> int:

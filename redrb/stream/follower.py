@@ -17,9 +17,14 @@ class Follower:
         """Follow the weights `weights`, and learn what is published already."""
         self._store = store
         self._keys = WeightKeys.of(namespace, weights)
-        newest = int(run(store.client, load("weights_follow"), [self._keys.versions], [self._key]))
+        self.follow()
+
+    def follow(self) -> None:
+        """Tell the task the newest version, and have it told of later ones."""
+        client, script = self._store.client, load("weights_follow")
+        newest = int(run(client, script, [self._keys.versions], [self._key]))
         if newest:
-            store.advance(newest)
+            self._store.advance(newest)
 
     @property
     def _key(self) -> str:

@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 from redrb.connection.request import Request
 from redrb.errors import ConfigError, StoreError, StoreFull
 from redrb.stream.batch import Batch
+from redrb.stream.describing import described_anew
 from redrb.stream.store import PutReply, TaskStore
 from redrb.stream.waiting import QUEUE_TTL_MS, WARN_EVERY_S, Wait
 
@@ -34,6 +35,9 @@ STALE_ROW = 8
 
 EVICTIONS = 8
 """Attempts to make room by evicting before a put gives up."""
+
+EVICTED = 1000
+"""As many groups `redrb/lua/evict.lua` evicts at least, where so many are too many."""
 
 
 @dataclass(slots=True)
@@ -161,6 +165,10 @@ class Producer:
         putting.begun.begin()
         return putting
 
+    def hold(self, batch: Batch) -> Putting:
+        """Return groups that `settle` is to put; nothing is sent yet."""
+        return Putting(self._identity(), batch)
+
     def settle(self, putting: Putting, timeout: float | None) -> tuple[int, ...]:
         """Wait until all groups are in; raises as `put` does, and may be called again then."""
         wait = Wait(timeout)
@@ -241,7 +249,9 @@ class Producer:
             if putting.settle_begun():
                 chunk = putting.batch
             if reply.outcome in ("gone", "indexed"):
-                self._reopen()
+                chunk = self._prepare_anew(putting)
+            elif reply.outcome == "plain":
+                self._store.convert()
             elif reply.outcome == "never":
                 count = self._smaller(chunk, count)
             elif self._on_full == "block":
@@ -255,6 +265,13 @@ class Producer:
             else:
                 raise self._full(reply, stored)
         raise AssertionError("counting never ends")
+
+    def _prepare_anew(self, putting: Putting) -> Batch:
+        """Learn what the task is by now, and return the chunk as it asks for it."""
+        self._reopen()
+        names, by_token = self._store.names, self._store.by_token
+        putting.batch = described_anew(putting.batch, names, by_token=by_token)
+        return putting.chunk()
 
     def _result(self, identity: _Identity, request: Request[PutReply], wait: Wait) -> PutReply:
         try:
@@ -277,7 +294,13 @@ class Producer:
             least = len(batch) << attempt
             self._store.evict(identity.name, identity.operation, batch, least=least)
             return None
-        return 0 if evicted is None else evicted + len(batch)
+        if evicted is None:
+            return 0
+        gone = found = EVICTED
+        while found >= EVICTED:  # a limit that was given later is reached by and by
+            found = self._store.evict(identity.name, identity.operation, batch, least=0)
+            gone += found
+        return 0 if gone > EVICTED else evicted + len(batch)
 
     def _wait_for_room(self, identity: _Identity, chunk: Batch, wait: Wait, stored: int) -> int:
         """Queue until there is room for some groups; returns for how many."""

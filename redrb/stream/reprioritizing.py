@@ -21,8 +21,14 @@ class Reprioritizer:
         self._store = store
         self._order = order
 
-    def update(self, ids: Sequence[int], priorities: Sequence[float]) -> int:
-        """Change priorities; returns how many of the groups are stored. Raises ConfigError."""
+    def update(self, ids: Sequence[int], priorities: Sequence[float]) -> int | None:
+        """Change priorities; returns how many of the groups are stored.
+
+        None: the task was cleared, or is another one by now.
+
+        Raises:
+            ConfigError: The task keeps no priorities, or what is given is not usable.
+        """
         if self._order is None or self._store.indexer is None:
             raise ConfigError(
                 'this task keeps no priorities: open it with order="priority" or "prioritized", or '
@@ -37,7 +43,10 @@ class Reprioritizer:
         for start in range(0, len(ids), CHUNK):
             part = ids[start : start + CHUNK]
             changes = self._scored(self._order, part, priorities[start : start + CHUNK])
-            found += self._store.rescore(changes) if changes else 0
+            changed = self._store.rescore(self._order.name, changes)
+            if changed is None:
+                return None
+            found += changed
         return found
 
     def _scored(

@@ -221,10 +221,10 @@ class Restoring:
 
     def _counters_of_late(self, here: int) -> dict[str, int]:
         """Return counters of a consumer group that finds `here` groups, as joining makes them."""
-        once = self._settings.get("max_reads", "1") == "1"
         never_found = self.header.counters.get("put", 0) - here
+        unread = int(self._settings.get("max_reads", "1")) * never_found
         counters = {"waiting": here}
-        return {**counters, "taken": never_found} if self._is_indexed() and once else counters
+        return {**counters, "unread": unread} if self._is_indexed() else counters
 
     def _run(self, name: str, *arguments: Argument) -> Reply:
         keys = [self._store.keys.stream]

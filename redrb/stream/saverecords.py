@@ -16,7 +16,7 @@ MAX_GROUPS: Final = 4096
 """Most consumer groups."""
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_MARK: Final = re.compile(r"[on][0-9]{1,4}")
+_MARK: Final = re.compile(r"[onfq][0-9]{1,4}")
 _ENTRY_ID: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _INTEGER: Final = re.compile(r"-?[0-9]{1,19}|-")
 _FIXED_FACTS: Final = 8

@@ -6,6 +6,8 @@ headers of the scripts in `redrb/lua`.
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +18,7 @@ from redrb.connection import Client
 from redrb.connection.failures import is_missing_script, is_transient
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error, packed
-from redrb.errors import StoreError, TaskMismatch
+from redrb.errors import ConfigError, StoreError, TaskMismatch
 from redrb.experience import Status
 from redrb.keys import TaskKeys
 from redrb.orders import Fifo, Score
@@ -24,6 +26,15 @@ from redrb.scripts import add_to, load, run
 from redrb.stream.batch import Batch, Indexer
 
 WIRE_FORMAT = 1
+
+MOVE_GROUPS = 1000
+"""Most groups that one script call moves."""
+
+TRIM_GROUPS = 1000
+"""As many groups of history `redrb/lua/trim.lua` deletes at least, where there are so many."""
+
+_JOIN_MORE, _JOIN_PLAIN = 2, 3
+_MOVE_JOINS, _MOVE_PLAIN = -1, -2
 
 ID_BASE = "9999999999999-"
 """What ids of entries begin with, see `redrb/lua/_task.lua`."""
@@ -34,12 +45,13 @@ class PutReply:
     """What became of a put.
 
     Attributes:
-        outcome: "ok", "again" (an earlier attempt landed), "full", "never" or "gone".
+        outcome: "ok", "again" (an earlier attempt landed), "full", "never", "gone", "indexed" (it
+            was made for other settings than the task's) or "plain" (convert the task first).
         last: Id of the last group stored.
         stored: Groups stored; by an earlier attempt it may be another number.
         room: Groups that may still be put; -1 without a limit.
         setting: What leaves no room when it is full: "limit", "rate" or "max_bytes".
-        expired: Groups that were too stale on arrival, and are gone.
+        expired: Groups that were too stale on arrival.
     """
 
     outcome: str
@@ -55,7 +67,8 @@ class TakeReply:
     """What became of a take.
 
     Attributes:
-        outcome: "taken", "short", "never" or "gone".
+        outcome: "taken", "short", "never", "gone", "more" (there is more to do before: ask
+            again) or "late" (a later take of the slot came first).
         amount: Groups leased, groups waiting, or the limit, as `outcome` says.
         blocked: Producers that wait for room, where too few groups are waiting.
         expired: Groups that turned out to be too stale, where too few are waiting.
@@ -110,6 +123,8 @@ class TaskStore:
 
     Attributes:
         indexer: How the groups of an indexed task are described; None: the task is plain.
+        names: Tags that the task declares.
+        by_token: Whether it has a rule for the newest token.
     """
 
     def __init__(self, client: Client, task: str, keys: TaskKeys) -> None:
@@ -119,22 +134,43 @@ class TaskStore:
         self._stream = [keys.stream]
         self._xadd = packed("XADD", keys.stream, "NOMKSTREAM", "*", "g")
         self.indexer: Indexer | None = None
+        self.names: tuple[str, ...] = ()
+        self.by_token = False
 
     def open(self, settings: Mapping[str, str]) -> dict[str, str]:
         """Create the task or check its settings; returns all of them.
 
         Raises:
             TaskMismatch: It exists with others.
+            ConfigError: It is to evict the stalest, and indexes no versions.
         """
         flat = [word for item in settings.items() for word in item]
         head, *reply = self._run("open", flat)
+        if head == b"plain":
+            self.convert()
+            return self.open(settings)
+        if head == b"unversioned":
+            raise ConfigError(
+                f'task {self.task!r} indexes no versions, so eviction="stalest" has nothing to go '
+                'by: give order="stalest" or max_staleness too.'
+            )
         told = {
             name.decode(): value.decode() if value is not None else ""
             for name, value in zip(reply[::2], reply[1::2], strict=True)
         }
         if head == b"differs":
             raise TaskMismatch(self.task, {name: (told[name], settings.get(name)) for name in told})
+        if told.pop("filling"):  # a rule of staleness is new: what waits is indexed, page by page
+            while self._run("fill", []):
+                pass
+        self.names = tuple(json.loads(told["tags"] or "[]"))
+        self.by_token = bool(told["max_token_staleness"])
         return told
+
+    def convert(self) -> None:
+        """Make a plain task ready to become an indexed one, page by page."""
+        while self._run("convert", []):
+            pass
 
     def put(
         self,
@@ -167,7 +203,8 @@ class TaskStore:
             add_to(pipeline, load("put"), self._stream, [*account, *sizes], whole=True)
         else:
             indexer = self.indexer or Indexer(Fifo(), ())
-            account += [batch.expired, indexer.order_name, indexer.tags(batch)]
+            account += [batch.expired, indexer.order_name]
+            account += [indexer.by_token(batch), indexer.tags(batch)]
             account += indexer.facts(batch)
             add_to(pipeline, load("put_indexed"), self._stream, account, whole=True)
         pipeline.add("EXEC")
@@ -252,27 +289,59 @@ class TaskStore:
         return int(self._run("leave", [group, consumer]))
 
     def join(self, group: str, start: str = "") -> bool:
-        """Register a consumer group; False when the task does not exist.
+        """Register a consumer group, page by page; False when the task does not exist.
 
         Args:
             group: Its name.
             start: "" to see all that is stored, "+" nothing of it, or a seq: from it on, history
                 too.
+
+        Raises:
+            ConfigError: It is to begin at a seq, and the task is plain.
         """
-        return bool(self._run("join", [group, start]))
+        outcome = _JOIN_MORE
+        while outcome == _JOIN_MORE:
+            outcome = self._run("join", [group, start])
+        if outcome == _JOIN_PLAIN:
+            raise ConfigError("only a task with keep= or keep_groups= can be read from an id on.")
+        return bool(outcome)
 
     def count(self, group: str, status: Status, where: str) -> int:
-        """Return how many groups wait in a status."""
-        return int(self._run("count", [group, status, where]))
+        """Return how many groups wait in a status; changes nothing.
+
+        A consumer group that has not joined is told what it would see.
+        """
+        total, at = 0, b"0"
+        while True:
+            found, at = self._run("count", [group, status, where, at])
+            total += int(found)
+            if at == b"0":
+                return total
 
     def move(self, group: str, status: Status, ids: Sequence[int]) -> int:
-        """Move waiting groups to another status; returns how many wait there now."""
-        return int(self._run("move", [group, status, *ids]))
+        """Move waiting groups to another status; returns how many wait there now.
 
-    def rescore(self, changes: Sequence[tuple[int, float, Score]]) -> int:
-        """Change priority and score of groups; returns how many are stored."""
+        Atomic for each group: many are moved a part at a time.
+        """
+        moved = 0
+        for start in range(0, len(ids), MOVE_GROUPS):
+            part = ids[start : start + MOVE_GROUPS]
+            outcome = _MOVE_JOINS
+            while outcome < 0:
+                outcome = int(self._run("move", [group, status, *part]))
+                if outcome == _MOVE_PLAIN:
+                    self.convert()
+            moved += outcome
+        return moved
+
+    def rescore(self, order: str, changes: Sequence[tuple[int, float, Score]]) -> int | None:
+        """Change priority and score of groups; returns how many are stored.
+
+        None: the task is gone, or has another order than that of the scores.
+        """
         flat = [word for seq, priority, score in changes for word in (seq, priority, score)]
-        return int(self._run("rescore", flat))
+        found = int(self._run("rescore", [order, *flat]))
+        return None if found < 0 else found
 
     def facts(self, ids: Sequence[int]) -> list[list[str] | None]:
         """Return what the task knows of groups, by the places that `redrb/lua/_index.lua` names."""
@@ -298,7 +367,9 @@ class TaskStore:
         """
         rules = ["-" if rule is None else rule for rule in (max_staleness, max_token_staleness)]
         arguments: list[Argument] = [group, limit, mode, version, *rules, *statuses]
-        outcome, *told = self._run("expire", arguments)
+        outcome = b"more"
+        while outcome == b"more":  # the consumer group joins, page by page
+            outcome, *told = self._run("expire", arguments)
         if outcome == b"unversioned":
             return None
         return (int(told[0]), tuple(told[1:])) if told else (0, ())
@@ -306,6 +377,15 @@ class TaskStore:
     def discard(self, group: str, ids: Sequence[int]) -> int:
         """Expire these groups where they wait; returns how many."""
         return int(self._run("discard", [group, *ids]))
+
+    def settle(self, group: str, trained: Mapping[int, int]) -> int:
+        """Acknowledge groups, wherever they are; returns how many were not done.
+
+        Args:
+            group: Consumer group.
+            trained: Samples of each group, by id.
+        """
+        return int(self._run("settle", [group, *itertools.chain.from_iterable(trained.items())]))
 
     def payload(self, seq: int) -> bytes | None:
         """Return a group's bytes; None when it is gone."""
@@ -315,6 +395,7 @@ class TaskStore:
 
     def read(self, ids: Sequence[int]) -> list[tuple[int, bytes | None, int | None]]:
         """Return id, bytes and time of archiving in ms of groups; None where there is none."""
+        self._trim()
         pipeline = Pipeline()
         for seq in ids:
             pipeline.add("XRANGE", self.keys.stream, f"{ID_BASE}{seq}", f"{ID_BASE}{seq}")
@@ -331,9 +412,15 @@ class TaskStore:
 
     def archived(self, since: str, after: str, until: str, count: int) -> list[tuple[int, str]]:
         """Return id and time in ms of kept groups, from a time and the group of it before on."""
+        self._trim()
         told = self._run("archived", [since, after, until, count])
         pairs = zip(told[::2], told[1::2], strict=True)
         return [(int(member), at.decode()) for member, at in pairs]
+
+    def _trim(self) -> None:
+        """Delete history whose time is over."""
+        while self.indexer is not None and int(self._run("trim", [])) >= TRIM_GROUPS:
+            pass
 
     def _checked(self, pipeline: Pipeline) -> list[Reply]:
         replies = self.client.exchange(pipeline)
@@ -350,7 +437,8 @@ class TaskStore:
     def versions(self, group: str) -> list[tuple[str, int, int]]:
         """Return groups by version: kind, version (of those taken: staleness), and how many.
 
-        Kinds are `wo wn lo ln to tn`: waiting, leased or taken, by oldest or newest token.
+        Kinds are `wo wn lo ln to tn`: waiting, leased or taken, by oldest or newest token; and
+        `tf tq`, shares of `to`: in flight, in the queue.
         """
         told = self._run("versions", [group])
         return [
@@ -426,6 +514,8 @@ def _take_reply(replies: list[Reply]) -> TakeReply:
     if outcome != b"taken":  # nothing was leased, so there may be no consumer group to read yet
         amount, blocked, expired, others = (*told, 0, 0, 0, 0)[:4]
         word = outcome.decode()
+        if word == "more":
+            return TakeReply(word, held=held, expired=amount)
         return TakeReply(word, amount, blocked, held=held, expired=expired, others=others)
     if isinstance(payload, ResponseError):
         raise payload

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+from redrb.connection import stopping
 from redrb.errors import ConfigError
 
 SLICE_S = 1.0
@@ -39,7 +40,9 @@ class Wait:
 
     @property
     def over(self) -> bool:
-        """Whether the time is up."""
+        """Whether the time is up, or this thread was asked to stop."""
+        if stopping.asked():
+            return True
         return self._timeout is not None and self.waited_s >= self._timeout
 
     @property

@@ -6,11 +6,16 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
+from redrb.errors import ConfigError, RecordError, RedrbError
 from redrb.experience import Status
 from redrb.experience.records import Scalar
+from redrb.stream.arguments import AnyStatus
 from redrb.stream.batch import Batch
 from redrb.stream.intake import Given, Items
 from redrb.stream.producer import Producer, Putting
+
+LEAVE_S = 1.0
+"""How long a block that raised waits for room for the put before."""
 
 
 class Writer:
@@ -25,6 +30,8 @@ class Writer:
         self._producer = producer
         self._prepare = prepare
         self._pending: Putting | None = None
+        self._puts = 0
+        self._by_put = True
 
     def __enter__(self) -> Self:
         return self
@@ -36,7 +43,10 @@ class Writer:
         trace: TracebackType | None,
     ) -> None:
         try:
-            self.flush()
+            if error is None:
+                self.flush()
+            else:
+                self._flush_after(error)
         finally:
             pending, self._pending = self._pending, None
             if pending is not None:
@@ -62,16 +72,63 @@ class Writer:
         Raises:
             As `stream.put` does, for this put or the one before. What this call was given was then
             not put; the put before stays with the writer, and the next call tries it again.
+            ConfigError: The put before can never be in: its message says which put that is, the
+                writer gives it up, and the next call puts again.
         """
         given = Given(policy_version=policy_version, priority=priority, status=status, tags=tags)
         batch = self._prepare(items, given)
         ids = self.flush(timeout=timeout)
         if not batch:
             return ids
+        self._puts, self._by_put = self._puts + 1, True
         self._pending = self._producer.begin(batch)
         if self._pending is None:
             ids += self._producer.put(batch, timeout)
         return ids
+
+    def begin(
+        self,
+        items: Items,
+        *,
+        policy_version: int | None = None,
+        priority: float | None = None,
+        status: AnyStatus | None = None,
+        tags: Mapping[str, Scalar | None] | None = None,
+    ) -> int:
+        """Take experience over, and send it where nothing hinders that; `flush` sees that it is in.
+
+        Unlike `put` this never fails for Redis' sake: what `flush` cannot put stays with the
+        writer, whatever the reason, until a further `flush` puts it or `drop` gives it up.
+
+        Returns:
+            Groups that passed the filters.
+
+        Raises:
+            RecordError, EncodeError: The experience is malformed.
+            ConfigError: What was begun before is not in yet: flush first.
+            All of them: the writer holds what it held.
+        """
+        given = Given(policy_version=policy_version, priority=priority, status=status, tags=tags)
+        batch = self._prepare(items, given)
+        if self._pending is not None:
+            raise ConfigError("the put before is not in yet: flush() it, or drop() it.")
+        if batch:
+            self._pending = self._producer.begin(batch) or self._producer.hold(batch)
+            self._by_put = False
+        return len(batch)
+
+    def drop(self) -> int:
+        """Give up what is not in yet; an attempt that was interrupted may land late, once.
+
+        Returns:
+            Groups given up.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return 0
+        pending.identity.interrupted = True
+        self._producer.abandon(pending)
+        return len(pending.batch) - len(pending.ids)
 
     def flush(self, *, timeout: float | None = None) -> tuple[int, ...]:
         """Wait until everything that was put is in.
@@ -81,10 +138,33 @@ class Writer:
 
         Raises:
             As `stream.put` does; a further call tries again.
+            ConfigError: What `put` was given can never be in, and is given up.
         """
         if self._pending is None:
             return ()
-        ids = self._producer.settle(self._pending, timeout)
+        try:
+            ids = self._producer.settle(self._pending, timeout)
+        except (ConfigError, RecordError) as error:
+            if not self._by_put:
+                raise
+            raise self._given_up(error) from error
         self._producer.abandon(self._pending)
         self._pending = None
         return ids
+
+    def _given_up(self, error: ConfigError | RecordError) -> ConfigError:
+        """Drop a put that no further attempt can bring in, and return what its caller is told."""
+        stored = 0 if self._pending is None else len(self._pending.ids)
+        left = self.drop()
+        told = ConfigError(
+            f"put {self._puts} of this writer is given up, {left} groups of it are not in: {error}"
+        )
+        told.stored = stored
+        return told
+
+    def _flush_after(self, error: BaseException) -> None:
+        """Give the put before a moment; note on the block's error when it is not in."""
+        try:
+            self.flush(timeout=LEAVE_S)
+        except RedrbError as failure:
+            error.add_note(f"the last put of the writer is not in: {failure}")

@@ -207,10 +207,8 @@ class Model:
         self.order, self.setup = order, setup
         self.maker = ExperienceStream(client, on_full="error", **shared)
         self.dropping = ExperienceStream(client, on_full="drop_oldest", **shared)
-        self.streams = {
-            name: ExperienceStream(client, group=group, **shared)
-            for name, group in CONSUMERS.items()
-        }
+        self._open = lambda name: ExperienceStream(client, group=CONSUMERS[name], **shared)
+        self.streams = {name: self._open(name) for name in CONSUMERS}
         self.prefix = self.maker._store.keys.prefix
         self.run = client.execute
         self.numbers = itertools.count()
@@ -228,6 +226,7 @@ class Model:
         self.facts: dict[int, Facts] = {}
         self.groups: dict[str, Group] = {}
         self.archive: list[int] = []
+        self.acked: set[int] = set()
         self.put_ever = 0
 
     def close(self) -> None:
@@ -345,7 +344,7 @@ class Model:
     def move(self, name: str, picks: list[int], status: Status) -> None:
         ids = self._picked(picks)
         found = self.streams[f"{name}1"].move(ids, status)
-        if not self.exists:
+        if not self.exists or not ids:
             assert found == 0
             return
         group = self._group(name)
@@ -406,6 +405,7 @@ class Model:
 
     def close_consumer(self, consumer: str) -> None:
         self.streams[consumer].close()
+        self.streams[consumer] = self._open(consumer)
         self._lose(consumer, counted=False)
 
     def join(self, name: str, start: Any) -> None:
@@ -474,7 +474,9 @@ class Model:
         told = dict.fromkeys(Status, 0) | Counter(group.waiting.values())
         told[Status.ARCHIVED] += len(self.archive)
         assert self.streams[f"{name}1"].counts() == told
-        assert int(self.run("HGET", f"{self.prefix}group:{name}", "taken") or 0) == counted["taken"]
+        for kind in ("taken", "unread"):
+            found = self.run("HGET", f"{self.prefix}group:{name}", kind)
+            assert int(found or 0) == counted[kind], kind
         for kind, own in (("moved", group.moved), ("expiries", group.notes)):
             assert set(map(int, self.run("HKEYS", f"{self.prefix}{kind}:{name}"))) == own.keys()
         for status in POOLS if self.order in DRAWN else ():
@@ -554,7 +556,7 @@ class Model:
             if stale and facts.status is not Status.EXPIRED:
                 if self.setup.on_expired == "discard":
                     for group in self.groups.values():
-                        self._unread(group, "expired", 1)
+                        self._unread(group, "expired", [seq])
                     continue
                 facts.status = Status.EXPIRED
                 for group in self.groups.values():
@@ -575,7 +577,7 @@ class Model:
         firsts: list[str | None] = [*sorted(self.groups)] or [None]
         assert any(_comes_from(self._victims(first, free), gone) for first in firsts), gone
         for group in self.groups.values():
-            self._unread(group, "evicted", len(gone & group.waiting.keys()))
+            self._unread(group, "evicted", gone & group.waiting.keys())
             for seq in gone:
                 group.forget(seq)
         for seq in gone:
@@ -624,8 +626,8 @@ class Model:
                 group.waiting[seq] = group.moved[seq] = Status.EXPIRED
                 group.notes[seq] = Expiry(version, *rules)
             else:
+                self._unread(group, "expired", [seq])
                 group.forget(seq)
-                self._unread(group, "expired", 1)
         if not keep:
             self._forget(expired)
         return len(expired)
@@ -645,6 +647,8 @@ class Model:
         over = []
         for seq in chosen:
             group.reads[seq] += outcome == "ack"
+            if outcome == "ack" and (self.setup.keep_groups or self.setup.max_reads != 1):
+                self.acked.add(seq)
             again = self.setup.max_reads == 0 or group.reads[seq] < self.setup.max_reads
             if outcome == "ack" and again:
                 group.failed.pop(seq, None)
@@ -652,36 +656,43 @@ class Model:
                 self._wait(group, seq)
                 continue
             over.append(seq)
+            if outcome != "ack":
+                self._unread(group, "given up", [seq], leased=True)
             group.forget(seq)
             group.counted[{"ack": "acked", "reject": "dead", "expire": "expired"}[outcome]] += 1
-        self._forget(over, kept=outcome == "ack")
+        self._forget(over)
 
     def _give_back(self, group: Group, ids: Sequence[int], *, counted: bool) -> None:
         for seq in ids:
             group.counted["taken"] -= 1
             group.failed[seq] += counted
             if counted and group.failed[seq] >= MAX_DELIVERIES:
+                self._unread(group, "dead", [seq])
                 group.forget(seq)
-                self._unread(group, "dead", 1)
                 self._forget([seq])
             else:
                 self._wait(group, seq)
 
-    def _unread(self, group: Group, kind: str, groups: int) -> None:
-        """Groups left that were not read: a rate does not wait for it where each is read once."""
-        group.counted[kind] += groups
-        group.counted["taken"] += groups * (self.setup.max_reads == 1)
+    def _unread(
+        self, group: Group, kind: str, ids: Collection[int], *, leased: bool = False
+    ) -> None:
+        """Groups left that were not read as often as they may be: a rate does not wait for it."""
+        group.counted[kind] += len(ids)
+        if self.setup.max_reads:
+            left = self.setup.max_reads - leased
+            group.counted["unread"] += sum(left - group.reads[seq] for seq in ids)
 
     def _wait(self, group: Group, seq: int) -> None:
         del group.leased[seq]
         group.waiting[seq] = group.moved.get(seq, self.facts[seq].status)
 
-    def _forget(self, ids: Collection[int], *, kept: bool = False) -> None:
-        """Delete, or keep as history, what no group needs any more."""
+    def _forget(self, ids: Collection[int]) -> None:
+        """Delete what no group needs any more, or keep as history what any has acknowledged."""
         over = sorted(set(ids).difference(*(group.held for group in self.groups.values())))
-        if kept and self.setup.keep_groups:
-            self.archive += over
-            over = self.archive[: -self.setup.keep_groups]
+        if self.setup.keep_groups:
+            self.archive += [seq for seq in over if seq in self.acked]
+            over = [seq for seq in over if seq not in self.acked]
+            over += self.archive[: -self.setup.keep_groups]
             del self.archive[: -self.setup.keep_groups]
         for seq in over:
             del self.facts[seq]
@@ -702,7 +713,8 @@ class Model:
                 self.archive = [seq for seq in self.archive if seq not in found]
             waiting = {seq: self.facts[seq].status for seq in found}
             self.groups[name] = Group(waiting, put=len(waiting))
-            self._unread(self.groups[name], "missed", self.put_ever - len(waiting))
+            missed = self.put_ever - len(waiting)
+            self.groups[name].counted["unread"] += self.setup.max_reads * missed
         return self.groups[name]
 
 
@@ -746,7 +758,8 @@ def _scored(flat: list[Any]) -> list[tuple[int, float]]:
 
 
 def run(client: Client, order: str, setup: Setup, steps: list[tuple[Any, ...]]) -> None:
-    if order == "fifo" and setup.max_staleness is None:
+    stalest = setup.eviction == "stalest" and order != "stalest"
+    if (order == "fifo" or stalest) and setup.max_staleness is None:
         setup = Setup(**{**setup.__dict__, "max_staleness": 2})
     model = Model(client, order, setup)
     try:

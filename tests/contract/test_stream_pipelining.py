@@ -27,6 +27,7 @@ from redrb.connection import Client
 from redrb.connection.client import Sent
 from redrb.experience import Status
 from redrb.stream.batch import Batch
+from redrb.stream.consumer import Wanted
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
 
@@ -165,6 +166,43 @@ def test_a_writer_waits_for_room(client: Client, namespace: str) -> None:
     assert numbers(stream.take(1, timeout=0)) == [3]
 
 
+def test_a_put_that_can_never_be_in_is_told_once_and_given_up(
+    client: Client, namespace: str
+) -> None:
+    stream = ExperienceStream(client, "math", namespace=namespace, max_bytes=2000)
+    large = numbered(1, sequences=torch.randint(2**40, 2**41, (500,)))
+    writer = stream.writer()
+    writer.put(numbered(0))
+    writer.put([large])
+    with pytest.raises(ConfigError, match=r"put 2 of this writer.*larger than max_bytes") as caught:
+        writer.put(numbered(2))  # not put: the error may be about it for all its caller knows
+    assert caught.value.stored == 0
+    assert writer.put(numbered(3)) == ()
+    writer.put(make_experience_batch([numbered(4)]))
+    writer.put([large])
+    with pytest.raises(ConfigError, match="put 5"):
+        writer.flush()
+    assert writer.flush() == ()
+    assert numbers(stream.take(3, timeout=0)) == [0, 3, 4]
+    audit(stream)
+
+
+def test_a_block_that_raised_does_not_wait_for_room(
+    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redrb.stream.writer.LEAVE_S", 0.1)
+    stream = ExperienceStream(client, "math", namespace=namespace, limit=1)
+    stream.put(numbered(0))
+    started = time.monotonic()
+    with pytest.raises(ZeroDivisionError) as caught, stream.writer() as writer:
+        writer._producer._crowded = False
+        writer.put(numbered(1))
+        raise ZeroDivisionError
+    assert time.monotonic() - started < 5
+    assert any("is not in" in note for note in caught.value.__notes__)
+    assert stream.stats().producers_waiting == 0
+
+
 def test_what_is_malformed_leaves_the_put_before_alone(stream: ExperienceStream) -> None:
     with stream.writer() as writer:
         writer.put(numbered(0))
@@ -199,6 +237,25 @@ def test_leases_come_in_order_and_are_acknowledged_by_coming_back(
     assert (ledger.acked, ledger.leased, ledger.waiting) == (7, 0, 0)
     assert stream.stats().samples_acked == 7
     audit(stream)
+
+
+def test_a_take_that_was_interrupted_before_it_was_sent_leaves_its_slot(
+    stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(stream, 4)
+    loop = stream.leases(2, timeout=0)
+    next(loop)
+    slots = set(stream._consumer._slots)
+
+    def interrupted(*given: Any, **named: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stream._store, "take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stream._consumer.begin_take(Wanted(1, 1), None)
+    monkeypatch.undo()
+    assert stream._consumer._slots == slots
+    loop.close()
 
 
 def test_the_next_batch_is_leased_while_this_one_is_trained_on(stream: ExperienceStream) -> None:
@@ -255,6 +312,7 @@ def test_a_lease_may_be_ended_in_the_loop(stream: ExperienceStream) -> None:
         else:
             lease.release()
             break
+    soon(lambda: stream.stats().ledger.leased == 0)  # the take ahead may have come behind that
     ledger = stream.stats().ledger
     assert (ledger.acked, ledger.dead, ledger.leased, ledger.waiting) == (3, 2, 0, 2)
     audit(stream)

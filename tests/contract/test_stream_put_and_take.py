@@ -305,3 +305,25 @@ def test_malformed_samples_store_nothing(stream: ExperienceStream) -> None:
     with pytest.raises(redrb.RecordError, match="reward"):
         stream.put_many([[numbered(1)], [numbered(2, reward=1.0)]])
     assert len(stream) == 0
+
+
+def test_a_lease_tells_what_its_groups_are_without_decoding_them(
+    stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = numbered(1, group_id="a", tags={"source": "math"}, status=redrb.Status.FILTERED)
+    two = numbered(2, group_id="a", policy_version=4)
+    stream.put([one, two], status=redrb.Status.COMPLETED, policy_version=3)
+    stream.put(numbered(3))
+    lease = stream.take(2, timeout=0)
+    with monkeypatch.context() as patch:
+        patch.setattr("redrb.stream.lease.decode_items", None)
+        assert lease.group_ids == ["a", None]
+        assert lease.policy_versions == [3, 4, None]
+        assert lease.statuses == ["filtered", "completed", "completed"]
+        assert lease.tags == [{"source": "math"}, {}, {}]
+        lease.tags[0]["source"] = "code"
+    assert lease.items()[0].tags == {"source": "math"}
+    lease.release(lease.ids[:1])
+    assert (lease.group_ids, lease.statuses, lease.tags) == ([None], ["completed"], [{}])
+    lease.ack()
+    assert lease.group_ids == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -114,6 +115,112 @@ def test_a_rate_does_not_wait_for_reads_that_nobody_can_make(
     put(stream, 4, 5, policy_version=20)
     assert numbers(stream.take(2, timeout=0)) == [4, 5]
     audit(stream)
+
+
+@pytest.mark.parametrize("how", ["expire", "evict", "reject", "discard"])
+def test_a_rate_waits_only_for_the_reads_that_are_left(
+    client: Client, namespace: str, how: str
+) -> None:
+    rate = RateLimit.ratio(
+        3.0, min_size=1, error_buffer=9.0
+    )  # reads stay within 9 of 3 * inserts - 3
+    stream = stream_of(
+        client,
+        namespace,
+        rate=rate,
+        max_reads=3,
+        max_staleness=1,
+        on_full="error",
+        **({"capacity": 4} if how == "evict" else {}),
+    )
+    stream.join_group()
+    ids = put(stream, 0, 1, 2, 3, policy_version=1)
+    stream.take(2, timeout=0).ack()  # two have two reads left, two have three
+    with pytest.raises(StoreFull):
+        put(stream, 9, 9, policy_version=9)
+    if how == "expire":
+        assert stream.expire(9) == 4
+    elif how == "evict":
+        stream.take(1, timeout=0).ack()
+        put(stream, 4, policy_version=9)  # evicts one with one read left
+    elif how == "reject":
+        stream.take(4, timeout=0).reject("no more")
+    else:
+        stream.advance(9)
+        with pytest.raises(BatchTimeout):
+            stream.take(1, timeout=0)
+    audit(stream)
+    counters = client.execute(
+        "HMGET", f"{stream._store.keys.prefix}group:default", "taken", "unread"
+    )
+    expected = {"evict": (3, 1), "reject": (6, 6)}.get(how, (2, 10))
+    assert tuple(map(int, counters)) == expected
+    if how != "evict":  # nobody can read any of them: it is as if they had not been put
+        put(stream, *range(4), policy_version=9)
+        with pytest.raises(StoreFull):
+            put(stream, 9, policy_version=9)
+    assert ids
+
+
+def test_groups_that_leave_unread_do_not_use_up_the_reads_of_others(
+    client: Client, namespace: str
+) -> None:
+    rate = RateLimit.ratio(0.5, min_size=1, error_buffer=20.0)
+    stream = stream_of(client, namespace, rate=rate, capacity=10)
+    stream.join_group()
+    for start in range(0, 100, 10):
+        put(stream, *range(start, start + 10))
+    assert stream.stats().ledger.evicted == 90
+    assert len(stream.take(10, timeout=0)) == 10
+
+
+@pytest.mark.parametrize("max_reads", [0, 2])
+def test_a_consumer_group_that_joins_late_does_not_hold_puts_back(
+    client: Client, namespace: str, max_reads: int
+) -> None:
+    rate = RateLimit.ratio(2.0, min_size=1, error_buffer=4.0)
+    stream = stream_of(
+        client, namespace, rate=rate, max_reads=max_reads, capacity=20, on_full="error"
+    )
+    stream.join_group()
+    for number in range(30):
+        put(stream, number)
+        for _ in range(2):
+            stream.take(1, timeout=0).ack()
+    late = stream_of(client, namespace, group="late")
+    late.join_group()
+    put(stream, 30)  # as much as without it
+    for _ in range(2):
+        stream.take(1, timeout=0).ack()
+    with pytest.raises(StoreFull):  # from now on its reads count
+        for number in range(31, 50):
+            put(stream, number)
+            for _ in range(2):
+                stream.take(1, timeout=0).ack()
+    for _ in range(2):
+        late.take(2, timeout=0).ack()  # it may read what it found
+    put(stream, 50)
+    audit(stream)
+
+
+def test_a_count_does_not_join(client: Client, namespace: str) -> None:
+    stream = stream_of(client, namespace, tags=["score"], keep_groups=5)
+    for number in range(4):
+        stream.put(numbered(number), tags={"score": number})
+    stream.put(numbered(9), tags={"score": 9}, status=Status.ABORTED)
+    late = stream_of(client, namespace, group="late")
+    assert (late.count(), late.count(Status.ABORTED), late.count(Status.FAILED)) == (4, 1, 0)
+    assert late.count(where={"score_gt": 1}) == 2
+    assert late.count(Status.ABORTED, where={"$or": [{"score": 9}, {"score": "x"}]}) == 1
+    assert late.count(where={"score": {"$ne": 2}}) == 3
+    assert late.stats().joined == 0
+    stream.take(2, timeout=0).ack()
+    assert (late.count(), late.count(Status.ARCHIVED), stream.count(Status.ARCHIVED)) == (2, 2, 2)
+    assert late.count(where={"score_gt": -1}) == 2
+    assert late.stats().joined == 0
+    late.join_group()
+    assert (late.count(), late.count(where={"score_gt": -1})) == (2, 2)
+    audit(late)
 
 
 def test_a_stack_gives_the_newest(client: Client, namespace: str) -> None:
@@ -238,6 +345,83 @@ def test_history_ends_with_its_period(client: Client, namespace: str) -> None:
     assert [numbers(group.items) for group in stream.history()] == [[1]]
     with pytest.raises(ConfigError, match="7d"):
         stream_of(client, namespace, keep="a week")
+
+
+def test_history_whose_time_is_over_is_gone_at_the_next_call(
+    client: Client, namespace: str
+) -> None:
+    stream = stream_of(client, namespace, keep="1s")
+    ids = put(stream, 0, 1, 2)
+    calls: list[Callable[[], object]] = [
+        lambda: put(stream, 9),
+        lambda: stream.take(1, timeout=0),
+        lambda: stream.read(ids[:1]),
+        lambda: list(stream.history()),
+    ]
+    for call, expected in zip(calls, [(5,), None, [None], []], strict=True):
+        put(stream, 3)
+        stream.take(1, timeout=0).ack()
+        assert stream.stats().archived == 1
+        time.sleep(1.05)
+        assert call() == expected or expected is None
+        assert stream.stats().archived == 0
+    audit(stream)
+
+
+@pytest.mark.parametrize("last", ["ack", "expire", "reject", "too stale", "drop"])
+def test_what_any_consumer_group_acknowledged_is_history_whoever_ends_last(
+    client: Client, namespace: str, last: str
+) -> None:
+    stream = stream_of(client, namespace, keep_groups=9, max_staleness=2, max_bytes=10**6)
+    critic = stream_of(client, namespace, group="critic")
+    stream.join_group()
+    critic.join_group()
+    put(stream, 0, 1, policy_version=1)
+    stream.take(1, timeout=0).ack()
+    stream.take(1, timeout=0).expire()
+    if last == "too stale":
+        assert critic.expire(9) == 2
+    elif last == "drop":
+        critic.drop_group()
+    else:
+        getattr(critic.take(2, timeout=0), last)(*(["bad"] if last == "reject" else []))
+    audit(stream)
+    kept = [numbers(group.items) for group in stream.history()]
+    assert kept == ([[0], [1]] if last == "ack" else [[0]])
+
+
+@pytest.mark.parametrize("on_full", ["block", "error", "drop_oldest"])
+def test_history_gives_way_to_puts_that_need_its_bytes(
+    client: Client, namespace: str, on_full: Any
+) -> None:
+    size = stream_of(client, f"{namespace}2", max_bytes=10**6)
+    size.put(numbered(0))
+    nbytes = size.stats().bytes_put
+    stream = stream_of(
+        client, namespace, max_bytes=6 * nbytes, keep_groups=100, limit=20, on_full=on_full
+    )
+    stream.join_group()
+    for start in range(0, 30, 3):
+        put(stream, start, start + 1, start + 2, timeout=1)
+        stream.take(3, timeout=0).ack()
+        audit(stream)
+    assert [numbers(group.items) for group in stream.history()] == [[n] for n in range(24, 30)]
+    with stream.writer() as writer:
+        for number in range(30, 36):
+            writer.put(numbered(number), timeout=1)
+    assert stream.stats().archived == 0
+    audit(stream)
+    if on_full != "drop_oldest":
+        with pytest.raises(StoreFull) as caught:  # what waits does not give way
+            put(stream, 36, timeout=0.05)
+        assert caught.value.reason == "max_bytes"
+    stream.take(2, timeout=0).ack()
+    assert stream.stats().archived == 2
+    put(stream, 37, timeout=1)
+    assert stream.stats().archived == 1
+    again = stream_of(client, namespace, group="again")
+    again.join_group(start=1)  # what was history waits again
+    audit(stream)
 
 
 def test_history_is_read_in_pages(client: Client, namespace: str) -> None:

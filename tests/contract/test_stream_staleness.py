@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,10 +197,11 @@ def test_the_task_learns_versions_from_the_publisher(client: Client, namespace: 
     assert numbers(stream.take(2, timeout=0)) == [1, 2]
 
 
+@pytest.mark.parametrize("on_expired", ["discard", "keep"])
 def test_it_warns_when_everything_that_arrives_expires(
-    client: Client, namespace: str, caplog: pytest.LogCaptureFixture
+    client: Client, namespace: str, caplog: pytest.LogCaptureFixture, on_expired: Any
 ) -> None:
-    stream = stream_of(client, namespace, max_staleness=0)
+    stream = stream_of(client, namespace, max_staleness=0, on_expired=on_expired)
     stream.advance(5)
     with caplog.at_level(logging.WARNING, "redrb"):
         for number in range(7):
@@ -233,6 +235,64 @@ def test_a_report_tells_how_stale_groups_are(client: Client, namespace: str) -> 
     lease.ack()
     stream.take(2, timeout=0)
     assert stream.staleness().taken.histogram == {0: 1, 2: 1, 4: 1, 7: 1}
+
+
+@pytest.mark.parametrize("order", ["fifo", "stalest", "uniform"])
+def test_staleness_is_split_into_flight_and_queue(
+    client: Client, namespace: str, order: str
+) -> None:
+    options: dict[str, Any] = {"max_staleness": 100} if order == "fifo" else {"order": order}
+    stream = stream_of(client, namespace, tags=["score"], **options)
+    stream.join_group()
+    stream.put(numbered(0), policy_version=1)  # no current version is known yet
+    stream.advance(10)
+    for version in (10, 7, 12, None):  # the third maker was ahead of the task
+        stream.put(numbered(1), policy_version=version, tags={"score": 12})
+    stream.advance(13)
+    stream.put(numbered(2), policy_version=9)
+    stream.take(6, timeout=0).release()
+    report = stream.staleness()
+    assert report.taken.histogram == {12: 1, 3: 1, 6: 1, 1: 1, 4: 1}
+    assert report.taken_in_flight.histogram == {0: 2, 3: 1, 4: 1}
+    assert report.taken_queued.histogram == {3: 2, 1: 1, 0: 1}
+    audit(stream)
+    stream.advance(15)
+    stream.take(6, timeout=0).ack()
+    report = stream.staleness()
+    assert report.taken_in_flight.histogram == {0: 4, 3: 2, 4: 2}
+    assert report.taken_queued.histogram == {3: 3, 1: 1, 0: 1, 5: 2, 2: 1}
+
+
+def test_a_saved_task_keeps_what_was_counted(
+    client: Client, namespace: str, tmp_path: Path
+) -> None:
+    stream = stream_of(client, namespace, max_staleness=9, tags=["score"])
+    stream.advance(3)
+    for number in range(4):
+        stream.put(numbered(number), policy_version=2, tags={"score": number})
+    stream.take(1, timeout=0)
+    stream.save(tmp_path / "saved")
+    again = stream_of(client, f"{namespace}2")
+    again.resume(tmp_path / "saved")
+    audit(again)
+    assert again.staleness().taken_in_flight.histogram == {1: 1}
+    assert numbers(again.take(2, timeout=0, where={"score_gt": 1})) == [2, 3]
+    assert again.staleness().taken.histogram == {1: 3}
+    assert again.staleness().taken_in_flight.histogram == {1: 1}  # of what was put here
+
+
+def test_a_resume_is_refused_where_a_maker_has_counted_stale_groups(
+    client: Client, namespace: str, tmp_path: Path
+) -> None:
+    stream = stream_of(client, namespace, max_staleness=9)
+    stream.put(numbered(0))
+    stream.save(tmp_path / "saved")
+    other = stream_of(client, f"{namespace}2", max_staleness=9)
+    other.join_group()
+    other.discard_expired(5)
+    with pytest.raises(ConfigError, match="not new"):
+        other.resume(tmp_path / "saved")
+    assert other.stats().ledger.expired == 5
 
 
 def test_what_is_missing_is_told(client: Client, namespace: str) -> None:

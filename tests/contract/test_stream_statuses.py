@@ -304,7 +304,8 @@ def test_history_counts_as_archived(client: Client, namespace: str) -> None:
 def test_a_capacity_counts_every_status_and_no_history(
     client: Client, namespace: str, eviction: str
 ) -> None:
-    stream = stream_of(client, namespace, capacity=3, eviction=eviction, keep_groups=5)
+    options = {"capacity": 3, "eviction": eviction, "keep_groups": 5, "max_staleness": 9}
+    stream = stream_of(client, namespace, **options)
     ids = put(stream, 0, 1)
     stream.take(2, timeout=0).ack()
     put(stream, 2, 3, 4, status=Status.ABORTED)

@@ -1,0 +1,186 @@
+-- Ranks: processes that take the same steps together, each a part of every batch.
+--
+-- crew:<group> is there while they do. It holds world (how many ranks), first (the first step that
+-- not all have acknowledged), formed (the newest one that has parts), attempt (number of the try to
+-- form the next; it counts up when one ends or succeeds), spec (what is asked for in which attempt),
+-- former (who forms the step, until when), how the last attempt ended (ended, why, told, lost), how
+-- often ranks were lost (losses) and which last (gone), and of each rank holder:<rank>, the consumer
+-- that it is, and told:<rank>, the losses it knows. asks:<group> sorts the ranks by the attempt in
+-- which they ask. parts:<group> holds of each formed step <step>, what was asked for, and of each part
+-- <step>.<rank> (its seqs), and with that name :given (the consumer that has it), :acked (samples),
+-- :weights (of an order that draws). A part is leased to the slot ranks/<step>.<rank>, a batch that has
+-- no parts yet to ranks/<step>. Their consumer, `ranks`, never dies: a crew that starts again finds the
+-- same parts.
+
+local CREW = 'ranks'
+
+local function slot_of(step, rank)
+  return rank and string.format('%s/%.0f.%.0f', CREW, step, rank) or string.format('%s/%.0f', CREW, step)
+end
+
+local function part_of(step, rank)
+  return string.format('%.0f.%.0f', step, rank)
+end
+
+-- The consumer that each rank is, false where there is none.
+local function holders_of(group)
+  local names = {}
+  for rank = 0, number(key('crew', group), 'world') - 1 do
+    names[rank + 1] = 'holder:' .. rank
+  end
+  return #names > 0 and redis.call('HMGET', key('crew', group), unpack(names)) or {}
+end
+
+-- Ranks of which another process than `me` lives, and those of which it does not.
+local function look_round(group, me, now)
+  local ranks, holders, living, dead = {}, {}, {}, {}
+  for i, holder in ipairs(holders_of(group)) do
+    if holder and holder ~= me then
+      ranks[#ranks + 1], holders[#holders + 1] = i - 1, holder
+    end
+  end
+  if #holders > 0 then
+    for i, deadline in ipairs(redis.call('ZMSCORE', key('consumers', group), unpack(holders))) do
+      table.insert(deadline and tonumber(deadline) > now and living or dead, ranks[i])
+    end
+  end
+  return living, dead
+end
+
+-- Ranks that do not ask in an attempt yet.
+local function missing_in(group, attempt)
+  local asks, missing = {}, {}
+  for _, rank in ipairs(redis.call('ZRANGEBYSCORE', key('asks', group), attempt, attempt)) do
+    asks[tonumber(rank)] = true
+  end
+  for rank = 0, number(key('crew', group), 'world') - 1 do
+    if not asks[rank] then
+      missing[#missing + 1] = rank
+    end
+  end
+  return missing
+end
+
+local function forget_ranks(group, ranks)
+  for _, rank in ipairs(ranks) do
+    redis.call('HDEL', key('crew', group), 'holder:' .. rank)
+    redis.call('ZREM', key('asks', group), rank)
+  end
+end
+
+-- Ranks that were lost before this one asked, and are not back: it is to be told too, once.
+local function lost_before(group, rank)
+  local crew, lost = key('crew', group), {}
+  local told = numbers(crew, 'losses', 'told:' .. rank)
+  if told[1] > told[2] then
+    redis.call('HSET', crew, 'told:' .. rank, told[1])
+    for _, other in ipairs(words(redis.call('HGET', crew, 'gone') or '')) do
+      if redis.call('HEXISTS', crew, 'holder:' .. other) == 0 then
+        lost[#lost + 1] = other
+      end
+    end
+  end
+  return lost
+end
+
+local function wake_ranks(group)
+  for _, holder in ipairs(holders_of(group)) do
+    if holder then
+      local list = key('wake', holder .. '.rank')
+      redis.call('DEL', list)
+      redis.call('RPUSH', list, '1')
+      redis.call('PEXPIRE', list, 10000)
+    end
+  end
+end
+
+-- What a slot of the crew holds goes back, unharmed; the slot ends.
+local function empty_slot(group, slot)
+  local returned = return_slot(group, slot, false, CREW)
+  redis.call('HDEL', key('leases', group), slot)
+  redis.call('XGROUP', 'DELCONSUMER', stream, group, slot)
+  return returned
+end
+
+local function forget_parts(group, step, world)
+  redis.call('HDEL', key('parts', group), string.format('%.0f', step))
+  for rank = 0, world - 1 do
+    local name = part_of(step, rank)
+    redis.call('HDEL', key('parts', group), name, name .. ':given', name .. ':acked', name .. ':weights')
+    empty_slot(group, slot_of(step, rank))
+  end
+end
+
+-- The steps from this one on have parts no more: their groups wait again, unharmed.
+local function unform(group, step)
+  local crew = key('crew', group)
+  local state = numbers(crew, 'world', 'formed')
+  for each = step, state[2] do
+    forget_parts(group, each, state[1])
+  end
+  redis.call('HSET', crew, 'formed', string.format('%.0f', step - 1))
+  redis.call('HINCRBY', crew, 'attempt', 1)
+  wake_ranks(group)
+end
+
+-- The crew ends, and what it holds goes back unharmed.
+local function dissolve(group)
+  return_leases(group, CREW, false)
+  redis.call('DEL', key('crew', group), key('parts', group), key('asks', group))
+end
+
+-- Whether ranks take from a consumer group, so that nobody else may. A crew of which no process lives
+-- ends here, as the leases of any dead consumer do.
+local function is_manned(group, slot, now)
+  if redis.call('EXISTS', key('crew', group)) == 0 or string.sub(slot, 1, #CREW + 1) == CREW .. '/' then
+    return false
+  elseif #look_round(group, '', now) > 0 then
+    return true
+  end
+  dissolve(group)
+  return false
+end
+
+-- The attempt to form the next step ends, the same way for all who asked.
+local function end_attempt(group, why, told, ranks)
+  local crew = key('crew', group)
+  local state = numbers(crew, 'attempt', 'formed')
+  redis.call('HDEL', crew, 'former')
+  redis.call('HSET', crew, 'ended', string.format('%.0f', state[1]), 'why', why, 'told', told,
+    'lost', table.concat(ranks, ' '), 'attempt', string.format('%.0f', state[1] + 1))
+  empty_slot(group, slot_of(state[2] + 1))
+  wake_ranks(group)
+end
+
+-- Whether a rank that lives has a part of a step, so that it will not ask for it.
+local function is_given(group, step, living)
+  for _, rank in ipairs(living) do
+    local name = part_of(step, rank)
+    local found = redis.call('HMGET', key('parts', group), name .. ':given', name .. ':acked')
+    if found[1] or found[2] then
+      return true
+    end
+  end
+  return false
+end
+
+-- A delivery of a part has failed. When that was too often for any of its groups, those are buried
+-- and the step is to be formed anew. Returns whether it is.
+local function fail_part(group, step, rank, consumer)
+  local seqs, most, worn = words(redis.call('HGET', key('parts', group), part_of(step, rank)) or ''),
+    max_deliveries(), false
+  for _, seq in ipairs(seqs) do
+    worn = worn or number(key('deliveries', group), member_of(seq)) + 1 >= most
+  end
+  for _, seq in ipairs(seqs) do
+    if worn then
+      return_lease(group, seq, true, consumer)
+    elseif is_leased(group, seq) then
+      redis.call('HINCRBY', key('deliveries', group), member_of(seq), 1)
+    end
+  end
+  if worn then
+    unform(group, step)
+  end
+  return worn
+end

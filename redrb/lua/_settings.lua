@@ -1,0 +1,5 @@
+-- Settings that a task remembers, in the order in which `open` tells them.
+
+local SETTINGS = {'format', 'order', 'limit', 'max_bytes', 'max_deliveries', 'indexed', 'sampled',
+  'max_staleness', 'max_token_staleness', 'on_expired', 'max_reads', 'capacity', 'eviction', 'rate',
+  'tags', 'keep_ms', 'keep_groups'}

@@ -1,0 +1,809 @@
+"""Ranks take the same steps: all get their parts of a step, or all get the same error."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from redrb import (
+    BatchTimeout,
+    ConfigError,
+    DecodeError,
+    ExperienceStream,
+    Lease,
+    LeaseLost,
+    RankLost,
+    RedrbError,
+    Status,
+    WrongStep,
+)
+from redrb.codec import EncodedGroup
+from redrb.connection import Client
+from redrb.stream.batch import Batch
+from redrb.stream.crew import MOST_AHEAD
+from tests.audit import audit, kill_consumer
+from tests.samples import numbered, numbers
+
+Opener = Callable[..., ExperienceStream]
+Outcome = Lease | RedrbError
+
+
+@pytest.fixture
+def open_stream(client: Client, namespace: str) -> Iterator[Opener]:
+    """Open the task; it is audited at the end."""
+    opened: list[ExperienceStream] = []
+
+    def open_it(**settings: Any) -> ExperienceStream:
+        opened.append(ExperienceStream(client, "math", namespace=namespace, **settings))
+        return opened[-1]
+
+    yield open_it
+    for stream in opened:
+        audit(stream)
+        assert stream.stats().ledger.balanced
+        stream.close()
+
+
+def fill(stream: ExperienceStream, count: int, first: int = 0) -> None:
+    stream.put_many([[numbered(n)] for n in range(first, first + count)])
+
+
+def ask(
+    streams: list[ExperienceStream], count: int, step: int, *, timeout: float = 5, **options: Any
+) -> list[Outcome]:
+    """Let all ranks ask for a step at the same time; returns what each of them got."""
+
+    def one(rank: int) -> Outcome:
+        try:
+            return streams[rank].take(
+                count, rank=rank, world_size=len(streams), step=step, timeout=timeout, **options
+            )
+        except RedrbError as error:
+            return error
+
+    with ThreadPoolExecutor(len(streams)) as pool:
+        return list(pool.map(one, range(len(streams))))
+
+
+def leases(streams: list[ExperienceStream], count: int, step: int, **options: Any) -> list[Lease]:
+    found = ask(streams, count, step, **options)
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    return [each for each in found if isinstance(each, Lease)]
+
+
+def flat(lists: Iterable[list[int]]) -> list[int]:
+    return sorted(itertools.chain.from_iterable(lists))
+
+
+def take(stream: ExperienceStream, rank: int, world_size: int, step: int, count: int) -> Lease:
+    return stream.take(count, rank=rank, world_size=world_size, step=step, timeout=5)
+
+
+def test_every_rank_gets_its_own_part_of_each_step(open_stream: Opener) -> None:
+    ranks = [open_stream() for _ in range(3)]
+    fill(ranks[0], 18)
+    for step in range(3):
+        parts = leases(ranks, 6, step)
+        assert [numbers(part) for part in parts] == [
+            [6 * step + rank, 6 * step + rank + 3] for rank in range(3)
+        ]
+        audit(ranks[0])
+        for part in parts:
+            part.ack()
+    ledger = ranks[0].stats().ledger
+    assert (ledger.acked, ledger.leased, ledger.waiting) == (18, 0, 0)
+    stats = ranks[0].stats()
+    assert (stats.samples_acked, stats.consumers) == (18, 3)
+
+
+def test_nothing_is_leased_before_all_ranks_have_asked(open_stream: Opener) -> None:
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 4)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(take, ranks[0], 0, 2, 0, 4)
+        time.sleep(0.2)
+        assert not first.done()
+        assert ranks[0].stats().ledger.leased == 0
+        second = take(ranks[1], 1, 2, 0, 4)
+        assert numbers(first.result(5)) == [0, 2]
+        assert numbers(second) == [1, 3]
+
+
+def test_ranks_wait_for_groups_and_are_woken(open_stream: Opener) -> None:
+    ranks, maker = [open_stream(), open_stream()], open_stream()
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(take, each, rank, 2, 0, 4) for rank, each in enumerate(ranks)]
+        time.sleep(0.2)
+        fill(maker, 4)
+        began = time.monotonic()
+        assert flat(numbers(each.result(5)) for each in waiting) == [0, 1, 2, 3]
+        assert time.monotonic() - began < 0.9
+
+
+def test_a_step_is_acknowledged_when_all_ranks_have(open_stream: Opener) -> None:
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 4)
+    first, second = leases(ranks, 4, 0)
+    first.ack()
+    assert ranks[0].stats().ledger.leased == 4
+    audit(ranks[0])
+    second.ack()
+    assert ranks[0].stats().ledger.acked == 4
+    assert audit(ranks[0])["default"].leased == {}
+
+
+def test_the_next_steps_may_be_taken_before_this_one_is_acknowledged(open_stream: Opener) -> None:
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 2 * MOST_AHEAD + 4)
+    held = [leases(ranks, 2, step) for step in range(MOST_AHEAD)]
+    for refused in ask(ranks, 2, MOST_AHEAD):
+        assert isinstance(refused, ConfigError)
+        assert f"{MOST_AHEAD} steps, from step 0 on" in str(refused)
+    for part in held[3] + held[0]:
+        part.ack()
+    audit(ranks[0])
+    parts = leases(ranks, 2, MOST_AHEAD)
+    assert [numbers(part) for part in parts] == [[2 * MOST_AHEAD], [2 * MOST_AHEAD + 1]]
+    for refused in ask(ranks, 2, MOST_AHEAD + 1):
+        assert "from step 1 on" in str(refused)
+    for part in ask(ranks, 2, 3):
+        assert isinstance(part, WrongStep)
+    for part in itertools.chain(*held[1:3], *held[4:], parts):
+        part.ack()
+    assert ranks[0].stats().ledger.acked == 2 * MOST_AHEAD + 2
+
+
+def test_a_rank_that_starts_again_finds_its_part(open_stream: Opener) -> None:
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 8)
+    parts, ahead = leases(ranks, 4, 0), leases(ranks, 4, 1)
+    expected = [numbers(part) for part in parts]
+    kill_consumer(ranks[1])
+    ranks[1] = open_stream()
+    again = take(ranks[1], 1, 2, 0, 4)
+    assert numbers(again) == expected[1]
+    again.ack()
+    parts[0].ack()
+    assert ranks[0].stats().ledger.acked == 4
+    assert numbers(take(ranks[1], 1, 2, 1, 4)) == numbers(ahead[1])
+
+
+def test_a_crew_that_starts_again_finds_its_parts_also_of_what_some_acknowledged(
+    open_stream: Opener,
+) -> None:
+    ranks = [open_stream(lease_ms=100) for _ in range(2)]
+    fill(ranks[0], 8)
+    parts = leases(ranks, 4, 0)
+    expected = [numbers(part) for part in parts]
+    parts[0].ack()
+    for each in ranks:
+        kill_consumer(each)
+    other = open_stream(lease_ms=100)
+    other.join_group()
+    time.sleep(0.3)  # a heartbeat that takes leases over leaves these alone
+    ranks = [open_stream(), open_stream()]
+    again = leases(ranks, 4, 0)
+    assert [numbers(part) for part in again] == expected
+    again[1].ack()
+    assert ranks[0].stats().ledger.acked == 0
+    again[0].ack()
+    assert ranks[0].stats().ledger.acked == 4
+    assert [numbers(part) for part in leases(ranks, 4, 1)] == [[4, 6], [5, 7]]
+
+
+def test_a_rank_that_starts_at_a_step_has_trained_those_before(open_stream: Opener) -> None:
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 8)
+    for step in range(2):
+        for rank, part in enumerate(leases(ranks, 4, step)):
+            if rank == 0 or step == 0:
+                part.ack()
+    for each in ranks:  # rank 1 between its checkpoint and its acknowledgement of step 1
+        kill_consumer(each)
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 4, first=8)
+    assert [numbers(part) for part in leases(ranks, 4, 2)] == [[8, 10], [9, 11]]
+    assert ranks[0].stats().ledger.acked == 8
+
+
+def test_a_rank_that_starts_at_an_impossible_step_acknowledges_nothing(
+    open_stream: Opener,
+) -> None:
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 4)
+    first, second = leases(ranks, 4, 0)
+    first.ack()
+    kill_consumer(ranks[1])
+    ranks[1] = open_stream()
+    with pytest.raises(WrongStep, match="Take step 1"):
+        take(ranks[1], 1, 2, 9, 4)
+    assert take(ranks[1], 1, 2, 0, 4).ids == second.ids
+    assert ranks[0].stats().ledger.acked == 0
+
+
+def test_a_step_that_is_done_or_not_the_next_is_refused(open_stream: Opener) -> None:
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 8)
+    for step in (7, 8):  # the first step may have any number
+        for part in leases(ranks, 2, step):
+            part.ack()
+    for step, following in ((8, 9), (3, 9), (10, 9), (99, 9)):
+        for error in ask(ranks, 2, step):
+            assert isinstance(error, WrongStep)
+            assert (error.step, error.next_step, error.task) == (step, following, "math")
+    assert [numbers(part) for part in leases(ranks, 2, 9)] == [[4], [5]]
+
+
+def test_a_short_stream_ends_all_ranks_at_the_same_step(open_stream: Opener) -> None:
+    ranks = [open_stream() for _ in range(3)]
+    fill(ranks[0], 8)
+    for part in leases(ranks, 6, 0):
+        part.ack()
+    for error in ask(ranks, 6, 1, timeout=0.3):
+        assert isinstance(error, BatchTimeout)
+        assert (error.wanted, error.available, error.missing_ranks) == (6, 2, ())
+        assert "2 of 6" in str(error)
+        assert "math" in str(error)
+    audit(ranks[0])
+    assert len(ranks[0]) == 2
+    fill(ranks[0], 4, first=8)
+    assert [numbers(part) for part in leases(ranks, 6, 1)] == [[6, 9], [7, 10], [8, 11]]
+
+
+def test_ranks_that_do_not_ask_are_named(open_stream: Opener) -> None:
+    ranks = [open_stream() for _ in range(3)]
+    fill(ranks[0], 6)
+    with ThreadPoolExecutor(2) as pool:
+        asked = [
+            pool.submit(ranks[rank].take, 6, rank=rank, world_size=3, step=0, timeout=limit)
+            for rank, limit in ((0, 0.2), (2, 30))
+        ]
+        for each in asked:
+            with pytest.raises(BatchTimeout, match="Ranks 1 had not asked") as caught:
+                each.result(5)
+            assert caught.value.missing_ranks == (1,)
+            assert caught.value.available == 6
+    assert len(leases(ranks, 6, 0)) == 3
+
+
+def test_at_the_end_of_data_parts_are_smaller_and_equal(open_stream: Opener) -> None:
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 5)
+    parts = leases(ranks, 8, 0, timeout=0.2, at_least=3)
+    assert [numbers(part) for part in parts] == [[0, 2], [1, 3]]
+    audit(ranks[0])
+    assert len(ranks[0]) == 1
+    for part in parts:
+        part.ack()
+    for error in ask(ranks, 8, 1, timeout=0.1, at_least=1):
+        assert isinstance(error, BatchTimeout)
+        assert error.wanted == 2
+
+
+def test_a_rank_that_dies_ends_all_ranks_at_the_same_step(open_stream: Opener) -> None:
+    ranks = [open_stream(lease_ms=300) for _ in range(3)]
+    fill(ranks[0], 9)
+    for part in leases(ranks, 3, 4):
+        part.ack()
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(take, ranks[rank], rank, 3, 5, 3) for rank in (0, 2)]
+        time.sleep(0.1)
+        kill_consumer(ranks[1])
+        for each in waiting:
+            with pytest.raises(RankLost, match="ranks 1 died or left before step 5") as caught:
+                each.result(4)
+            assert (caught.value.step, caught.value.ranks) == (5, (1,))
+    audit(ranks[0])
+    ranks[1] = open_stream()
+    assert [numbers(part) for part in leases(ranks, 3, 5)] == [[3], [4], [5]]
+
+
+def test_many_ranks_take_and_lose_one(open_stream: Opener) -> None:
+    ranks = [open_stream() for _ in range(20)]
+    fill(ranks[0], 60)
+    for step in range(2):
+        parts = leases(ranks, 20, step)
+        assert [numbers(part) for part in parts] == [[20 * step + rank] for rank in range(20)]
+        for part in parts:
+            part.ack()
+    kill_consumer(ranks[7])
+    with ThreadPoolExecutor(19) as pool:
+        waiting = [
+            pool.submit(take, each, rank, 20, 2, 20) for rank, each in enumerate(ranks) if rank != 7
+        ]
+        for each in waiting:
+            with pytest.raises(RankLost) as caught:
+                each.result(5)
+            assert (caught.value.step, caught.value.ranks) == (2, (7,))
+
+
+def test_a_part_is_acknowledged_with_the_take_of_the_next(open_stream: Opener) -> None:
+    stream = open_stream()
+    fill(stream, 4)
+    lease = stream.take(2, rank=0, world_size=1, step=0, timeout=0)
+    following = stream.take(2, rank=0, world_size=1, step=1, timeout=0, ack=lease)
+    assert stream.stats().ledger.acked == 2
+    following.ack()
+
+
+def test_a_part_whose_lease_is_dropped_is_kept(open_stream: Opener) -> None:
+    stream = open_stream(lease_ms=100)
+    fill(stream, 4)
+    ids = stream.take(2, rank=0, world_size=1, step=0, timeout=0).ids
+    gc.collect()
+    time.sleep(0.2)
+    with stream.take(2, rank=0, world_size=1, step=0, timeout=0) as lease:
+        assert lease.ids == ids
+    assert stream.stats().ledger.acked == 2
+
+
+def test_a_rank_that_leaves_early_is_lost_too(open_stream: Opener) -> None:
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 4)
+    for part in leases(ranks, 2, 0):
+        part.ack()
+    ranks[1].close()
+    with pytest.raises(RankLost):
+        take(ranks[0], 0, 2, 1, 2)
+
+
+def test_of_two_processes_with_one_rank_the_older_one_is_told(open_stream: Opener) -> None:
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 8)
+    old = leases(ranks, 4, 0)[1]
+    older, ranks[1] = ranks[1], open_stream()
+    new = take(ranks[1], 1, 2, 0, 4)
+    assert numbers(new) == numbers(old)
+    with pytest.raises(LeaseLost, match="rank 1 is held by another process"):
+        old.ack()
+    with pytest.raises(ConfigError, match="rank 1 is held by another process"):
+        take(older, 1, 2, 1, 4)
+    new.ack()
+
+
+def test_ranks_and_others_do_not_share_a_consumer_group(open_stream: Opener) -> None:
+    ranks, other = [open_stream(), open_stream()], open_stream()
+    apart = open_stream(group="apart")
+    apart.join_group()
+    fill(other, 8)
+    held = other.take(1, timeout=0)
+    for error in ask(ranks, 4, 0, timeout=0.1):
+        assert isinstance(error, ConfigError)
+        assert "1 groups are leased" in str(error)
+        assert "group=" in str(error)
+    held.release()
+    parts = leases(ranks, 4, 0)
+    with pytest.raises(ConfigError, match="use another group="):
+        other.take(1, timeout=0)
+    assert numbers(apart.take(8, timeout=0)) == list(range(8))
+    for each in ranks:
+        kill_consumer(each)
+    assert numbers(other.take(8, timeout=0)) == list(range(8))
+    with pytest.raises(LeaseLost):
+        parts[0].ack()
+    audit(other)
+
+
+def test_with_another_number_of_ranks_the_crew_starts_anew(open_stream: Opener) -> None:
+    ranks = [open_stream() for _ in range(3)]
+    fill(ranks[0], 12)
+    for part in leases(ranks, 6, 0):
+        part.ack()
+    leases(ranks, 6, 1)
+    fewer = [open_stream(lease_ms=300) for _ in range(2)]
+    for error in ask(fewer, 6, 1, timeout=0.1):
+        assert isinstance(error, ConfigError)
+        assert "ranks 0, 1, 2 of 3 still live" in str(error)
+    with ThreadPoolExecutor(2) as pool:  # they wait for the others to end
+        waiting = [pool.submit(take, each, rank, 2, 1, 6) for rank, each in enumerate(fewer)]
+        for each in ranks:
+            each.close()
+        assert [numbers(each.result(5)) for each in waiting] == [[6, 8, 10], [7, 9, 11]]
+    assert fewer[0].stats().ledger.acked == 6
+
+
+def test_with_another_batch_size_the_crew_starts_anew(open_stream: Opener) -> None:
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 8)
+    leases(ranks, 4, 0)
+    for each in ranks:
+        kill_consumer(each)
+    ranks = [open_stream(), open_stream()]
+    assert [numbers(part) for part in leases(ranks, 6, 0)] == [[0, 2, 4], [1, 3, 5]]
+
+
+def test_ranks_that_ask_for_different_batches_are_told(open_stream: Opener) -> None:
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 8)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(ranks[0].take, 4, rank=0, world_size=2, step=0, timeout=0.5)
+        time.sleep(0.1)
+        with pytest.raises(ConfigError, match="All must ask for the same"):
+            ranks[1].take(6, rank=1, world_size=2, step=0, timeout=0.1)
+        with pytest.raises(BatchTimeout):
+            first.result(5)
+
+
+def test_a_part_that_is_released_is_kept_for_its_rank(open_stream: Opener) -> None:
+    ranks = [open_stream(max_deliveries=2), open_stream()]
+    fill(ranks[0], 4)
+    first, second = leases(ranks, 4, 0)
+    expected = numbers(first)
+    for _ in range(4):
+        first.release()
+        kill_consumer(ranks[0])
+        ranks[0] = open_stream()
+        first = take(ranks[0], 0, 2, 0, 4)
+        assert numbers(first) == expected
+    with pytest.raises(ConfigError, match="ends as a whole"):
+        first.ack(first.ids[:1])
+    first.ack()
+    second.ack()
+    assert ranks[0].stats().ledger.acked == 4
+
+
+def test_groups_that_are_rejected_or_expired_leave_at_once(open_stream: Opener) -> None:
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 8)
+    first, second = leases(ranks, 8, 0)
+    first.reject("nan loss", first.ids[:1])
+    first.expire(first.ids[:1])
+    audit(ranks[0])
+    ledger = ranks[0].stats().ledger
+    assert (ledger.dead, ledger.expired, ledger.leased) == (1, 1, 6)
+    kill_consumer(ranks[0])
+    ranks[0] = open_stream()
+    first = take(ranks[0], 0, 2, 0, 8)
+    assert numbers(first) == [4, 6]
+    first.ack()
+    second.reject("all of it")
+    ledger = ranks[0].stats().ledger
+    assert (ledger.acked, ledger.dead, ledger.expired, ledger.leased) == (2, 5, 1, 0)
+    with pytest.raises(BatchTimeout):
+        ranks[0].take(2, rank=0, world_size=2, step=1, timeout=0)
+
+
+def test_groups_that_fit_into_no_batch_are_buried_and_the_part_is_kept(
+    open_stream: Opener,
+) -> None:
+    ranks = [open_stream(), open_stream()]
+    odd = numbered(4, advantages=torch.zeros(2))
+    ranks[0].put_many([[odd if n == 4 else numbered(n)] for n in range(8)])
+    first, second = leases(ranks, 8, 0)
+    with pytest.raises(ValueError, match="batch"), first:
+        first.batch()
+    with take(ranks[0], 0, 2, 0, 8) as again:
+        assert numbers(again) == [0, 2, 6]
+        again.batch()
+    second.ack()
+    ledger = ranks[0].stats().ledger
+    assert (ledger.acked, ledger.dead) == (7, 1)
+
+
+def test_a_step_that_fails_too_often_is_formed_anew(open_stream: Opener) -> None:
+    ranks = [open_stream(max_deliveries=2), open_stream()]
+    fill(ranks[0], 6)
+    parts = leases(ranks, 4, 0)
+    with pytest.raises(ZeroDivisionError), parts[0]:
+        raise ZeroDivisionError
+    again = take(ranks[0], 0, 2, 0, 4)
+    assert numbers(again) == [0, 2]
+    with pytest.raises(ZeroDivisionError), again:
+        raise ZeroDivisionError
+    audit(ranks[0])
+    assert ranks[0].stats().ledger.dead == 2
+    with pytest.raises(LeaseLost, match="formed anew"):
+        parts[1].ack()
+    assert [numbers(part) for part in leases(ranks, 4, 0)] == [[1, 4], [3, 5]]
+
+
+def test_a_part_that_kills_its_rank_again_and_again_is_buried(open_stream: Opener) -> None:
+    ranks = [open_stream(max_deliveries=3), open_stream()]
+    fill(ranks[0], 8)
+    leases(ranks, 4, 0)
+    ahead = leases(ranks, 2, 1)
+    for _ in range(2):
+        kill_consumer(ranks[1])
+        ranks[1] = open_stream()
+        assert numbers(take(ranks[1], 1, 2, 0, 4)) == [1, 3]
+    kill_consumer(ranks[1])
+    ranks[1] = open_stream()
+    with pytest.raises(LeaseLost, match="formed anew"):  # rank 0 is still busy with its part
+        take(ranks[1], 1, 2, 0, 4)
+    assert [numbers(part) for part in leases(ranks, 4, 0)] == [[0, 4], [2, 5]]
+    assert [letter.failed_deliveries for letter in ranks[0].dead_letters()] == [3, 3]
+    with pytest.raises(LeaseLost):
+        ahead[0].ack()
+    assert [numbers(part) for part in leases(ranks, 2, 1)] == [[6], [7]]
+
+
+def test_groups_that_cannot_be_decoded_make_a_part_smaller(open_stream: Opener) -> None:
+    ranks = [open_stream(), open_stream()]
+    garbage = EncodedGroup((b"\xff" * 20,), 20, 1, None, Status.COMPLETED)
+    ranks[0]._producer.put(Batch((garbage,)), timeout=0)
+    fill(ranks[0], 3)
+    parts = leases(ranks, 4, 0, balance="tokens")
+    assert sorted(len(part) for part in parts) == [1, 2]
+    for part in parts:
+        part.ack()
+    ledger = ranks[0].stats().ledger
+    assert (ledger.acked, ledger.dead) == (3, 1)
+    ranks[0]._producer.put(Batch((garbage,)), timeout=0)
+    fill(ranks[0], 1)
+    bad, good = ask(ranks, 2, 1)
+    assert isinstance(bad, DecodeError)
+    assert isinstance(good, Lease)
+    good.ack()
+    assert ranks[0].stats().ledger.dead == 2
+    assert isinstance(ask(ranks, 2, 1)[0], WrongStep)
+
+
+def sized(number: int, length: int) -> list[Any]:
+    return [numbered(number, sequences=torch.ones(length, dtype=torch.int64))]
+
+
+@pytest.mark.parametrize("order", ["fifo", "stalest"])
+def test_parts_are_balanced_by_tokens(open_stream: Opener, order: str) -> None:
+    ranks = [open_stream(order=order) for _ in range(2)]
+    lengths = [100, 2, 3, 99, 50, 7, 8, 51]
+    ranks[0].put_many([sized(n, length) for n, length in enumerate(lengths)], policy_version=1)
+    parts = leases(ranks, 8, 0, balance="tokens")
+    totals = [sum(lengths[n] for n in numbers(part)) for part in parts]
+    assert {len(part) for part in parts} == {4}
+    assert max(totals) - min(totals) <= 2
+    found = [numbers(part) for part in parts]
+    for each in ranks:
+        kill_consumer(each)
+    ranks = [open_stream(), open_stream()]
+    assert [numbers(part) for part in leases(ranks, 8, 0, balance="tokens")] == found
+
+
+def test_a_batch_that_was_leased_and_not_dealt_is_dealt_by_another_take(
+    open_stream: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 6)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for each in ranks:
+        monkeypatch.setattr(each._ranks._crew, "assign", die)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [
+            pool.submit(each.take, 4, rank=rank, world_size=2, step=0, timeout=20)
+            for rank, each in enumerate(ranks)
+        ]
+        while not any(each.done() for each in waiting):
+            time.sleep(0.01)
+        monkeypatch.undo()
+        assert audit(ranks[0])["default"].leased.keys() == {1, 2, 3, 4}
+        (dead,) = (rank for rank, each in enumerate(waiting) if each.done())
+        kill_consumer(ranks[dead])
+        with pytest.raises(RankLost):
+            waiting[1 - dead].result(5)
+        assert isinstance(waiting[dead].exception(), KeyboardInterrupt)
+    assert audit(ranks[0])["default"].leased == {}
+    ranks[dead] = open_stream()
+    assert [numbers(part) for part in leases(ranks, 4, 0)] == [[0, 2], [1, 3]]
+
+
+def test_a_rank_whose_time_is_up_forms_the_step_itself(
+    open_stream: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 4)
+
+    def hang(*_: object, **__: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(ranks[1]._ranks._crew, "lease_batch", hang)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(ranks[0].take, 4, rank=0, world_size=2, step=0, timeout=1)
+        time.sleep(0.2)
+        with pytest.raises(RuntimeError):
+            take(ranks[1], 1, 2, 0, 4)
+        assert numbers(first.result(5)) == [0, 2]
+    assert numbers(take(ranks[1], 1, 2, 0, 4)) == [1, 3]
+
+
+def test_orders_queries_and_statuses_are_those_of_other_takes(open_stream: Opener) -> None:
+    ranks = [open_stream(order="lifo", tags=["score"]) for _ in range(2)]
+    for n in range(6):
+        ranks[0].put([numbered(n, tags={"score": n})])
+    ranks[0].put_many([[numbered(n)] for n in (10, 11)], status=Status.ABORTED)
+    parts = leases(ranks, 4, 0, where={"score_lt": 4})
+    assert [numbers(part) for part in parts] == [[3, 1], [2, 0]]
+    aborted = leases(ranks, 2, 1, status=Status.ABORTED)
+    assert [numbers(part) for part in aborted] == [[11], [10]]
+    for part in parts + aborted:
+        part.ack()
+    for error in ask(ranks, 4, 2, timeout=0.1, where={"score_lt": 4}):
+        assert isinstance(error, BatchTimeout)
+        assert error.available == 0
+
+
+def test_groups_that_are_too_stale_expire_before_a_step_is_formed(open_stream: Opener) -> None:
+    ranks = [open_stream(order="stalest", max_staleness=2) for _ in range(2)]
+    for version in (1, 2, 5, 6):
+        ranks[0].put([numbered(version)], policy_version=version)
+    ranks[0].advance(7)
+    parts = leases(ranks, 2, 0)
+    assert [numbers(part) for part in parts] == [[5], [6]]
+    for part in parts:
+        part.ack()
+    assert ranks[0].stats().ledger.expired == 2
+
+
+def test_groups_that_are_read_again_are_in_later_steps(open_stream: Opener) -> None:
+    ranks = [open_stream(max_reads=2) for _ in range(2)]
+    fill(ranks[0], 2)
+    for step in range(2):
+        parts = leases(ranks, 2, step)
+        assert [numbers(part) for part in parts] == [[0], [1]]
+        for part in parts:
+            part.ack()
+        audit(ranks[0])
+    stats = ranks[0].stats()
+    assert (stats.ledger.acked, stats.reads, stats.samples_acked) == (2, 2, 4)
+
+
+def test_drawn_parts_know_their_probabilities(open_stream: Opener) -> None:
+    ranks = [open_stream(order="prioritized") for _ in range(2)]
+    for n in range(1, 5):
+        ranks[0].put([numbered(n)], priority=float(n))
+    parts = leases(ranks, 4, 0)
+    probabilities: dict[int, float] = {}
+    for part in parts:
+        probabilities.update(zip(numbers(part), part.probabilities, strict=True))
+        assert part.importance_weights().shape == (2,)
+    assert sum(probabilities.values()) == pytest.approx(1)
+    assert sorted(probabilities, key=lambda number: probabilities[number]) == [1, 2, 3, 4]
+
+
+def test_what_ranks_hold_is_saved_as_waiting(
+    open_stream: Opener, client: Client, tmp_path: Any
+) -> None:
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 4)
+    leases(ranks, 4, 0)
+    ranks[0].save(tmp_path / "task")
+    with ExperienceStream(client, "copy", namespace=ranks[0].namespace) as copy:
+        copy.resume(tmp_path / "task")
+        assert numbers(copy.take(4, timeout=0)) == [0, 1, 2, 3]
+        audit(copy)
+
+
+def test_a_crew_ends_with_its_task_and_its_group(open_stream: Opener) -> None:
+    ranks = [open_stream(), open_stream()]
+    fill(ranks[0], 8)
+    for end in (ranks[0].drop_group, ranks[0].clear):
+        parts = leases(ranks, 4, 3)
+        end()
+        with pytest.raises(LeaseLost):
+            parts[0].ack()
+        keys = ranks[0]._store.client.execute("KEYS", "*")
+        own = [key for key in keys if ranks[0].namespace.encode() in key]
+        assert not [key for key in own if b":crew:" in key or b":parts:" in key]
+        fill(ranks[0], 8)
+    assert len(leases(ranks, 4, 0)) == 2
+
+
+def test_ranks_wait_on_while_their_task_is_cleared(open_stream: Opener) -> None:
+    ranks, maker = [open_stream(), open_stream()], open_stream()
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(take, each, rank, 2, 0, 4) for rank, each in enumerate(ranks)]
+        time.sleep(0.1)
+        maker.clear()
+        fill(maker, 4)
+        assert flat(numbers(each.result(5)) for each in waiting) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rank": 0},
+        {"rank": 0, "world_size": 2},
+        {"world_size": 2, "step": 0},
+        {"balance": "tokens"},
+        {"rank": 2, "world_size": 2, "step": 0},
+        {"rank": -1, "world_size": 2, "step": 0},
+        {"rank": 0, "world_size": 3, "step": 0},
+        {"rank": 0, "world_size": 0, "step": 0},
+        {"rank": 0, "world_size": 2, "step": -1},
+        {"rank": "0", "world_size": 2, "step": 0},
+        {"rank": 0, "world_size": 2, "step": 0, "balance": "samples"},
+    ],
+)
+@pytest.mark.parametrize("url", ["fake://ranks"])
+def test_arguments_that_do_not_fit_are_refused(
+    open_stream: Opener, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError):
+        open_stream().take(4, timeout=0, **options)
+
+
+WORLD, STEPS, COUNT = 3, 10, 6
+
+
+class Rank:
+    """One rank of a random run: it dies, is killed and starts again, and takes ahead."""
+
+    def __init__(self, rank: int, open_stream: Opener, seed: int) -> None:
+        self.rank = rank
+        self.open_stream = open_stream
+        self.dice = random.Random(seed)
+        self.stream = open_stream(lease_ms=1000)
+        self.got: dict[int, list[list[int]]] = {}
+        self.lost: list[tuple[int, int]] = []
+
+    def run(self) -> None:
+        step, held = 0, list[Lease]()
+        while step < STEPS or held:
+            if step < STEPS and len(held) < self.dice.choice((1, 2)):
+                try:
+                    lease = self.stream.take(
+                        COUNT, rank=self.rank, world_size=WORLD, step=step, timeout=20
+                    )
+                except RankLost as error:
+                    self.lost.append((error.step, step))
+                    continue
+                self.got.setdefault(step, []).append(numbers(lease))
+                held.append(lease)
+                step += 1
+                continue
+            if self.dice.random() < 0.25:
+                self.start_again()
+                step -= len(held)
+                held = []
+                continue
+            held.pop(0).ack()
+
+    def start_again(self) -> None:
+        if self.dice.random() < 0.7:
+            kill_consumer(self.stream)
+        else:
+            self.stream.close()
+        self.stream = self.open_stream(lease_ms=1000)
+
+
+def test_whatever_dies_every_group_is_given_to_one_rank_of_one_step(open_stream: Opener) -> None:
+    watcher = open_stream(max_deliveries=1000)
+    fill(watcher, STEPS * COUNT)
+    ranks = [Rank(rank, open_stream, seed=rank) for rank in range(WORLD)]
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.05):
+            audit(watcher)
+
+    with ThreadPoolExecutor(WORLD + 1) as pool:
+        watching = pool.submit(watch)
+        try:
+            for running in [pool.submit(rank.run) for rank in ranks]:
+                running.result(60)
+        finally:
+            ended.set()
+        watching.result(10)
+    given = []
+    for rank in ranks:
+        assert all(told == asked for told, asked in rank.lost)
+        assert sorted(rank.got) == list(range(STEPS))
+        for takes in rank.got.values():
+            assert all(each == takes[0] for each in takes)
+            assert len(takes[0]) == COUNT // WORLD
+            given += takes[0]
+    assert sorted(given) == list(range(STEPS * COUNT))
+    ledger = watcher.stats().ledger
+    assert (ledger.acked, ledger.leased, ledger.waiting) == (STEPS * COUNT, 0, 0)
