@@ -62,6 +62,9 @@ def audit(stream: ExperienceStream) -> dict[str, Holdings]:
     assert all(seq <= last for seq in stored)
     assert sorted(needs) == sorted(queue)
     _check_bytes(stored, _pairs(sizes), counters)
+    if counters["max_bytes"]:
+        history = sum(len(stored[int(member)][1]) for member in archive)
+        assert counters["kept_bytes"] == history, "bytes of history"
     buried = Counter(_pairs(fields)["group"].decode() for _, fields in dead)
     settings = _pairs(task)
     indexed = settings.get("indexed") == b"1"

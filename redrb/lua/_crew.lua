@@ -47,42 +47,6 @@ local function look_round(group, me, now)
   return living, dead
 end
 
--- Ranks that do not ask in an attempt yet.
-local function missing_in(group, attempt)
-  local asks, missing = {}, {}
-  for _, rank in ipairs(redis.call('ZRANGEBYSCORE', key('asks', group), attempt, attempt)) do
-    asks[tonumber(rank)] = true
-  end
-  for rank = 0, number(key('crew', group), 'world') - 1 do
-    if not asks[rank] then
-      missing[#missing + 1] = rank
-    end
-  end
-  return missing
-end
-
-local function forget_ranks(group, ranks)
-  for _, rank in ipairs(ranks) do
-    redis.call('HDEL', key('crew', group), 'holder:' .. rank)
-    redis.call('ZREM', key('asks', group), rank)
-  end
-end
-
--- Ranks that were lost before this one asked, and are not back: it is to be told too, once.
-local function lost_before(group, rank)
-  local crew, lost = key('crew', group), {}
-  local told = numbers(crew, 'losses', 'told:' .. rank)
-  if told[1] > told[2] then
-    redis.call('HSET', crew, 'told:' .. rank, told[1])
-    for _, other in ipairs(words(redis.call('HGET', crew, 'gone') or '')) do
-      if redis.call('HEXISTS', crew, 'holder:' .. other) == 0 then
-        lost[#lost + 1] = other
-      end
-    end
-  end
-  return lost
-end
-
 local function wake_ranks(group)
   for _, holder in ipairs(holders_of(group)) do
     if holder then
@@ -102,27 +66,6 @@ local function empty_slot(group, slot)
   return returned
 end
 
-local function forget_parts(group, step, world)
-  redis.call('HDEL', key('parts', group), string.format('%.0f', step))
-  for rank = 0, world - 1 do
-    local name = part_of(step, rank)
-    redis.call('HDEL', key('parts', group), name, name .. ':given', name .. ':acked', name .. ':weights')
-    empty_slot(group, slot_of(step, rank))
-  end
-end
-
--- The steps from this one on have parts no more: their groups wait again, unharmed.
-local function unform(group, step)
-  local crew = key('crew', group)
-  local state = numbers(crew, 'world', 'formed')
-  for each = step, state[2] do
-    forget_parts(group, each, state[1])
-  end
-  redis.call('HSET', crew, 'formed', string.format('%.0f', step - 1))
-  redis.call('HINCRBY', crew, 'attempt', 1)
-  wake_ranks(group)
-end
-
 -- The crew ends, and what it holds goes back unharmed.
 local function dissolve(group)
   return_leases(group, CREW, false)
@@ -139,48 +82,4 @@ local function is_manned(group, slot, now)
   end
   dissolve(group)
   return false
-end
-
--- The attempt to form the next step ends, the same way for all who asked.
-local function end_attempt(group, why, told, ranks)
-  local crew = key('crew', group)
-  local state = numbers(crew, 'attempt', 'formed')
-  redis.call('HDEL', crew, 'former')
-  redis.call('HSET', crew, 'ended', string.format('%.0f', state[1]), 'why', why, 'told', told,
-    'lost', table.concat(ranks, ' '), 'attempt', string.format('%.0f', state[1] + 1))
-  empty_slot(group, slot_of(state[2] + 1))
-  wake_ranks(group)
-end
-
--- Whether a rank that lives has a part of a step, so that it will not ask for it.
-local function is_given(group, step, living)
-  for _, rank in ipairs(living) do
-    local name = part_of(step, rank)
-    local found = redis.call('HMGET', key('parts', group), name .. ':given', name .. ':acked')
-    if found[1] or found[2] then
-      return true
-    end
-  end
-  return false
-end
-
--- A delivery of a part has failed. When that was too often for any of its groups, those are buried
--- and the step is to be formed anew. Returns whether it is.
-local function fail_part(group, step, rank, consumer)
-  local seqs, most, worn = words(redis.call('HGET', key('parts', group), part_of(step, rank)) or ''),
-    max_deliveries(), false
-  for _, seq in ipairs(seqs) do
-    worn = worn or number(key('deliveries', group), member_of(seq)) + 1 >= most
-  end
-  for _, seq in ipairs(seqs) do
-    if worn then
-      return_lease(group, seq, true, consumer)
-    elseif is_leased(group, seq) then
-      redis.call('HINCRBY', key('deliveries', group), member_of(seq), 1)
-    end
-  end
-  if worn then
-    unform(group, step)
-  end
-  return worn
 end

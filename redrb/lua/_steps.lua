@@ -1,4 +1,58 @@
--- Steps of ranks end when all ranks have acknowledged their parts.
+-- Steps that have parts: acknowledged by all ranks they end, failed too often they are formed anew.
+
+local function forget_parts(group, step, world)
+  redis.call('HDEL', key('parts', group), string.format('%.0f', step))
+  for rank = 0, world - 1 do
+    local name = part_of(step, rank)
+    redis.call('HDEL', key('parts', group), name, name .. ':given', name .. ':acked', name .. ':weights')
+    empty_slot(group, slot_of(step, rank))
+  end
+end
+
+-- The steps from this one on have parts no more: their groups wait again, unharmed.
+local function unform(group, step)
+  local crew = key('crew', group)
+  local state = numbers(crew, 'world', 'formed')
+  for each = step, state[2] do
+    forget_parts(group, each, state[1])
+  end
+  redis.call('HSET', crew, 'formed', string.format('%.0f', step - 1))
+  redis.call('HINCRBY', crew, 'attempt', 1)
+  wake_ranks(group)
+end
+
+-- Whether a rank that lives has a part of a step, so that it will not ask for it.
+local function is_given(group, step, living)
+  for _, rank in ipairs(living) do
+    local name = part_of(step, rank)
+    local found = redis.call('HMGET', key('parts', group), name .. ':given', name .. ':acked')
+    if found[1] or found[2] then
+      return true
+    end
+  end
+  return false
+end
+
+-- A delivery of a part has failed. When that was too often for any of its groups, those are buried
+-- and the step is to be formed anew. Returns whether it is.
+local function fail_part(group, step, rank, consumer)
+  local seqs, most, worn = words(redis.call('HGET', key('parts', group), part_of(step, rank)) or ''),
+    max_deliveries(), false
+  for _, seq in ipairs(seqs) do
+    worn = worn or number(key('deliveries', group), member_of(seq)) + 1 >= most
+  end
+  for _, seq in ipairs(seqs) do
+    if worn then
+      return_lease(group, seq, true, consumer)
+    elseif is_leased(group, seq) then
+      redis.call('HINCRBY', key('deliveries', group), member_of(seq), 1)
+    end
+  end
+  if worn then
+    unform(group, step)
+  end
+  return worn
+end
 
 -- A rank has trained its part. When all have, the step is done.
 local function mark_acked(group, step, rank, samples)

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    group, attempt, told    told: what the ranks are to hear about what was missing
 -- Returns 1 when it ends by this call, or by one before; 0 when a step was formed, or it is unknown.
---@ _task _waiters _room _tags _index _history _groups _leases _crew
+--@ _task _waiters _room _tags _index _history _groups _leases _crew _attempts
 
 begin_writing()
 local group, crew = ARGV[1], key('crew', ARGV[1])

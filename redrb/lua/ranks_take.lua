@@ -12,7 +12,7 @@
 --       | {'done', next step} | {'early', next step} | {'unacked', first step}
 --       | {'differs', spec of the others} | {'replaced'} | {'held', world, {rank that lives ...}}
 --       | {'leased', entries leased by others} | {'gone'} | {'more'}: the same again
---@ _task _waiters _room _tags _index _history _groups _membership _leases _endings _crew _steps
+--@ _task _waiters _room _tags _index _history _groups _membership _leases _endings _crew _attempts _steps
 
 begin_writing()
 local group, me, rank, world = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -83,10 +84,11 @@ class Model:
         }
         self.maker = ExperienceStream(client, on_full="error", **shared)
         self.dropping = ExperienceStream(client, on_full="drop_oldest", **shared)
-        self.streams = {
-            name: ExperienceStream(client, group=group, **shared)
+        self.reopen = {
+            name: partial(ExperienceStream, client, group=group, **shared)
             for name, group in CONSUMERS.items()
         }
+        self.streams = {name: reopen() for name, reopen in self.reopen.items()}
         self.stored: set[int] = set()
         self.groups: dict[str, Group] = {}
         self.leases: list[Held] = []
@@ -173,8 +175,8 @@ class Model:
 
     def close_consumer(self, consumer: str) -> None:
         self.streams[consumer].close()
-        if self.streams[consumer]._consumer._heartbeat is None:
-            self._lose(consumer, counted=False)
+        self.streams[consumer] = self.reopen[consumer]()
+        self._lose(consumer, counted=False)
 
     def drop(self, name: str) -> None:
         before = len(self.stored)

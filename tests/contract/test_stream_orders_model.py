@@ -363,6 +363,7 @@ class Model:
                 self.maker.update_priority(ids, [priority] * len(ids))
             return
         assert self.maker.update_priority(ids, [priority] * len(ids)) == len(known)
+        self.exists = self.exists or bool(ids)  # it opens the task again
         for seq in known:
             self.facts[seq].priority = priority
 

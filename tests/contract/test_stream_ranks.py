@@ -318,14 +318,20 @@ def test_many_ranks_take_and_lose_one(open_stream: Opener) -> None:
         for part in parts:
             part.ack()
     kill_consumer(ranks[7])
-    with ThreadPoolExecutor(19) as pool:
+    with ThreadPoolExecutor(18) as pool:
         waiting = [
-            pool.submit(take, each, rank, 20, 2, 20) for rank, each in enumerate(ranks) if rank != 7
+            pool.submit(take, each, rank, 20, 2, 20)
+            for rank, each in enumerate(ranks)
+            if rank not in (7, 11)
         ]
         for each in waiting:
             with pytest.raises(RankLost) as caught:
-                each.result(5)
+                each.result(10)
             assert (caught.value.step, caught.value.ranks) == (2, (7,))
+    with pytest.raises(RankLost):  # one that comes later is told too, once
+        take(ranks[11], 11, 20, 2, 20)
+    ranks[7] = open_stream()
+    assert [numbers(part) for part in leases(ranks, 20, 2)] == [[40 + rank] for rank in range(20)]
 
 
 def test_a_part_is_acknowledged_with_the_take_of_the_next(open_stream: Opener) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
 
+from redrb.algorithms import PPOStep
 from redrb.errors import RecordError
 from redrb.experience import (
     BufferItem,
@@ -17,11 +19,11 @@ from redrb.experience import (
 )
 from redrb.experience.records import STANDARD_FIELDS
 from workers.generation import evaluate
-from workers.policy import ActorCritic
-from workers.ppo import make_optimizer, ppo_step, train_step
-from workers.rollout import make_experience
+from workers.policy import Actor, ActorCritic
+from workers.rollout import GENERATION, SortingMaker, prompt_batch
 from workers.settings import PPOSettings, RolloutSettings
-from workers.sorting import held_out_prompts, make_prompt, sample_prompts
+from workers.sorting import held_out_prompts, make_prompt, sample_prompts, show
+from workers.training import ppo_options
 from workers.warm_start import WarmStartSettings, warm_start
 
 SETTINGS = PPOSettings()
@@ -37,9 +39,48 @@ def reference() -> ActorCritic:
     return warm_start(1, settings=WarmStartSettings(steps=12))
 
 
+def ppo_step(model: ActorCritic) -> PPOStep:
+    """The step that the trainer takes, with one optimizer for both networks."""
+    rates = (SETTINGS.actor_learning_rate, SETTINGS.critic_learning_rate)
+    groups = [
+        {"params": list(network.parameters()), "lr": rate}
+        for network, rate in zip((model.actor, model.critic), rates, strict=True)
+    ]
+    optimizer = torch.optim.Adam(groups, fused=True)
+    return PPOStep(
+        model.actor,
+        model.critic,
+        optimizer,
+        optimizer,
+        clip=SETTINGS.clip,
+        value_clip=SETTINGS.value_clip,
+        **ppo_options(SETTINGS),
+    )
+
+
+def make_experience(
+    model: ActorCritic,
+    reference: Actor,
+    prompts: Sequence[torch.Tensor],
+    *,
+    generator: torch.Generator,
+    settings: RolloutSettings | None = None,
+    policy_version: int | None = None,
+) -> Experience:
+    """What a maker makes of prompts."""
+    settings = settings or RolloutSettings()
+    maker = SortingMaker(model.actor, model.critic, reference, settings)
+    return maker.make_experience(
+        prompt_batch(prompts, settings.group_size),
+        policy_version=policy_version,
+        generator=generator,
+        **GENERATION,
+    )
+
+
 def ppo_losses(model: ActorCritic, experience: Experience) -> dict[str, torch.Tensor]:
     """The losses and measurements of a batch, without a step."""
-    step = ppo_step(model, make_optimizer(model, SETTINGS), SETTINGS)
+    step = ppo_step(model)
     of_actor, metrics = step.actor_loss(step.batch(experience, model.actor))
     of_critic, more = step.critic_loss(step.batch(experience, model.critic))
     return {**metrics, **more, "actor_loss": of_actor, "critic_loss": of_critic}
@@ -83,6 +124,15 @@ def test_every_field_is_filled(model: ActorCritic, reference: ActorCritic) -> No
         assert (fields[name][padding] == 0).all()
     assert (fields["kl"] != 0).any()
     assert experience.policy_version == 3
+    items = split_experience_batch(experience)
+    size = RolloutSettings().group_size
+    for index, item in enumerate(items):
+        assert item.group_id == f"maker-1-{index // size}"
+        digits = item.tags["digits"]
+        assert item.tags["maker"] == "maker"
+        assert item.sequences is not None
+        assert item.extras["prompt"] in show(item.sequences)
+        assert len(item.extras["prompt"]) == digits + len("[BOS][SEP]")
 
 
 def test_experience_follows_the_seed(model: ActorCritic, reference: ActorCritic) -> None:
@@ -162,8 +212,7 @@ def test_a_step_changes_both_networks_and_reports_numbers(
     model: ActorCritic, reference: ActorCritic
 ) -> None:
     trained = copy.deepcopy(model)
-    optimizer = make_optimizer(trained, SETTINGS)
-    metrics = train_step(trained, optimizer, made(model, reference, 6), settings=SETTINGS)
+    metrics = ppo_step(trained)(made(model, reference, 6))
     assert all(isinstance(value, float) and value == value for value in metrics.values())
     assert {"actor_loss", "critic_loss", "approx_kl", "clip_fraction", "entropy"} <= set(metrics)
     assert not torch.equal(trained.actor.head.weight, model.actor.head.weight)
@@ -175,14 +224,14 @@ def test_ppo_learns_from_weights_that_lag_behind() -> None:
     reference = copy.deepcopy(model.actor)
     held_out = held_out_prompts()
     before = evaluate(model.actor, held_out)
-    behaviour, optimizer = copy.deepcopy(model), make_optimizer(model, SETTINGS)
+    behaviour, train = copy.deepcopy(model), ppo_step(model)
     generator = torch.Generator().manual_seed(0)
     for step in range(48):
         if step % 3 == 0:
             behaviour.load_state_dict(model.state_dict())
         prompts = sample_prompts(generator, 32)
         experience = make_experience(behaviour, reference, prompts, generator=generator)
-        train_step(model, optimizer, experience, settings=SETTINGS)
+        train(experience)
     after = evaluate(model.actor, held_out)
     assert before < 0.5
     assert after > before + 0.3
