@@ -15,7 +15,7 @@ class RunSettings(Settings):
     url: str = option("", "where Redis is, e.g. redis://[user:password@]host:6379/0")
     namespace: str = option("default", "keeps experiments on one server apart")
     task: str = option("sort", "task whose stream the workers share")
-    weights: str = option("policy", "name under which weights are published")
+    weights: str = option("", "name under which weights are published; default: the task's")
     seed: int = option(0, "seed of the warm start and of the sampling", least=0, most=2**63 - 1)
     limit: int = option(96, "most groups of the task that may wait or be leased; 0: any", least=0)
     metrics: str = option("", "file for metrics as JSON lines; - is standard output")
@@ -24,7 +24,18 @@ class RunSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("namespace", "task", "weights"):
-            check_name(flag_of(name), getattr(self, name))
+            if name != "weights" or self.weights:
+                check_name(flag_of(name), getattr(self, name))
+
+    @property
+    def policy(self) -> str:
+        """Name of the weights of actor and critic, and of the trainer that publishes them."""
+        return self.weights or self.task
+
+    @property
+    def reference(self) -> str:
+        """Name of the weights that divergence is measured from."""
+        return f"{self.policy}-reference"
 
 
 @dataclass(frozen=True, kw_only=True)

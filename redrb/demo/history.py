@@ -22,7 +22,10 @@ class History:
         samples: Samples trained.
         weight_version: Newest published version.
         steps: Optimizer steps.
-        wait_for_batch_s: Seconds for which the trainer waited for batches.
+        wait_for_batch_s: Seconds for which the trainer waited for batches, from its first one on.
+        maker_s: Seconds of the makers' steps, of all makers together.
+        send_s: Seconds of them in which sending held the makers up, waiting for room included.
+        backpressure_s: Seconds of these in which they waited for room.
     """
 
     rewards: list[tuple[float, float]] = field(default_factory=list)
@@ -31,6 +34,9 @@ class History:
     weight_version: int = 0
     steps: int = 0
     wait_for_batch_s: float = 0.0
+    maker_s: float = 0.0
+    send_s: float = 0.0
+    backpressure_s: float = 0.0
     _weighted_age: float = 0.0
     _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -43,6 +49,10 @@ class History:
                 self.weight_version = max(self.weight_version, event["weight_version"])
             elif event["event"] == "step":
                 self._add_step(event)
+            elif event["event"] == "put":
+                self.maker_s += event["step_s"]
+                self.send_s += event["send_s"]
+                self.backpressure_s += event["backpressure_s"]
 
     def _add_step(self, event: Mapping[str, Any]) -> None:
         self.steps += 1
@@ -50,7 +60,8 @@ class History:
         self.weight_version = max(self.weight_version, event["weight_version"])
         self.ages.append((event["seconds"], event["staleness_mean"], event["staleness_max"]))
         self._weighted_age += event["staleness_mean"] * event["samples"]
-        self.wait_for_batch_s += event["wait_for_batch_s"]
+        if self.steps > 1:  # makers start while it waits for its first
+            self.wait_for_batch_s += event["wait_for_batch_s"]
         self._recent.append((event["seconds"], event["samples"]))
 
     @property
@@ -61,6 +72,22 @@ class History:
                 return 0.0
             seconds = self._recent[-1][0] - self._recent[0][0]
             return sum(samples for _, samples in list(self._recent)[1:]) / max(seconds, 1e-9)
+
+    @property
+    def trainer_wait_share(self) -> float:
+        """Share of the trainer's time for which it waited for data, from its first batch on."""
+        seconds = self.ages[-1][0] - self.ages[0][0] if self.ages else 0.0
+        return self.wait_for_batch_s / seconds if seconds else 0.0
+
+    @property
+    def maker_send_share(self) -> float:
+        """Share of the makers' time in which sending held them up, waiting for room included."""
+        return self.send_s / self.maker_s if self.maker_s else 0.0
+
+    @property
+    def maker_room_share(self) -> float:
+        """Share of the makers' time for which they waited for room, since the trainer is behind."""
+        return self.backpressure_s / self.maker_s if self.maker_s else 0.0
 
     @property
     def staleness_mean(self) -> float:

@@ -23,6 +23,9 @@ def summary(seconds: float, history: History, stats: StreamStats) -> dict[str, A
         "staleness_mean": round(history.staleness_mean, 3),
         "staleness_max": history.staleness_max,
         "weight_versions": history.weight_version,
+        "trainer_wait_share": round(history.trainer_wait_share, 4),
+        "maker_send_share": round(history.maker_send_share, 4),
+        "maker_room_share": round(history.maker_room_share, 4),
         "ledger": stats.ledger.as_dict(),
         "ledger_balanced": stats.ledger.balanced,
     }
@@ -45,7 +48,9 @@ def table(figures: Mapping[str, Any], history: History, stats: StreamStats) -> T
             "staleness, mean / max versions",
             f"{figures['staleness_mean']:.2f} / {figures['staleness_max']}",
         ),
-        ("trainer waited for batches", f"{history.wait_for_batch_s:.1f} s"),
+        ("trainer waited for data, of its time", f"{figures['trainer_wait_share']:.1%}"),
+        ("makers sent, of their time", f"{figures['maker_send_share']:.1%}"),
+        ("of it, waited for the trainer", f"{figures['maker_room_share']:.1%}"),
         ("bytes a sample in Redis", f"{stats.bytes_put / max(1, stats.samples_put):,.0f}"),
     ):
         shown.add_row(name, value)

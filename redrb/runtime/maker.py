@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 from torch import Tensor
 
@@ -29,6 +29,7 @@ from redrb.runtime.stopping import Stop
 from redrb.runtime.strategy import Strategy
 from redrb.runtime.updates import ModelUpdates
 from redrb.sending import ExperienceSender
+from redrb.sending.copying import Parcel
 from redrb.stream import ExperienceStream
 
 _log = logging.getLogger("redrb")
@@ -107,7 +108,8 @@ class ExperienceMakerHolder:
             env_info: Values of the variables LOCAL_RANK, RANK, WORLD_SIZE, MASTER_PORT and
                 MASTER_ADDR for torch.distributed, by their names in lower case.
             sync_models_from_trainers: Wait for a full update of the weights before the first batch.
-            buffer_cpu_offload: Move experience to the CPU in the loop, else in the sender's thread.
+            buffer_cpu_offload: Copy experience to the CPU in the loop; else it is encoded where it
+                is, in the sender's thread, and nothing of it may change any more.
             kl_coef: Price of the divergence from the initial model.
             callbacks: Told what happens.
             eval_performance: Add an `ExperienceMakerPerformanceEvaluator`.
@@ -169,7 +171,8 @@ class ExperienceMakerHolder:
                 ExperienceStream(self._client, target, namespace=namespace, **options)
                 for target in targets
             ]
-            self._sender = ExperienceSender(self._streams, max_groups=max_unsent)
+            # what was made is the sender's own: copied at once here, or not needed any more
+            self._sender = ExperienceSender(self._streams, max_groups=max_unsent, offload=False)
             undo.pop_all()
 
     def __enter__(self) -> Self:
@@ -340,9 +343,7 @@ class ExperienceMakerHolder:
             experience = self.make_experience(inputs)
             tell("on_make_experience_end", experience)
         tell("on_send_start")
-        if self._offload:
-            experience.to_device("cpu")
-        for group in _groups(experience):
+        for group in _groups(_copied(experience) if self._offload else experience):
             self._patiently(partial(self._sender.send, group))
         tell("on_send_end")
         tell("on_batch_end")
@@ -383,6 +384,14 @@ def _targets(names: Sequence[str]) -> list[str]:
     if isinstance(names, str) or not names:
         raise ConfigError("detached_trainer_name_list is a list of at least one trainer's name.")
     return [check_name("trainer", name) for name in names]
+
+
+def _copied(experience: Experience) -> Experience:
+    """Return the same in memory of its own, on the CPU."""
+    parcel = Parcel(experience, groups=0, nbytes=0).copied()
+    for copy in parcel.copies:
+        copy.synchronize()
+    return cast("Experience", parcel.items)
 
 
 def _groups(experience: Experience) -> list[Experience] | list[list[BufferItem]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,12 +13,13 @@ from typing import Any
 
 @contextmanager
 def leaving_on_signals() -> Iterator[None]:
-    """In this block SIGTERM and Ctrl-C end the process with status 0: it holds nothing yet.
+    """In this block SIGTERM and Ctrl-C end the process, with status 0: it holds nothing yet.
 
     For what a process does before its loop listens to signals by itself. Main thread only.
     """
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, lambda *_: sys.exit(0)) for number in numbers]
+    # no exception: one that is raised while garbage is collected would be lost
+    before = [signal.signal(number, lambda *_: os._exit(0)) for number in numbers]
     try:
         yield
     finally:

@@ -176,6 +176,7 @@ class Model:
     def close_consumer(self, consumer: str) -> None:
         self.streams[consumer].close()
         self.streams[consumer] = self.reopen[consumer]()
+        self.cleared = False  # that has opened the task again
         self._lose(consumer, counted=False)
 
     def drop(self, name: str) -> None:

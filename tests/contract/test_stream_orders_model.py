@@ -407,6 +407,7 @@ class Model:
     def close_consumer(self, consumer: str) -> None:
         self.streams[consumer].close()
         self.streams[consumer] = self._open(consumer)
+        self.exists = True  # that has opened the task again
         self._lose(consumer, counted=False)
 
     def join(self, name: str, start: Any) -> None:

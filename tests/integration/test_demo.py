@@ -38,10 +38,13 @@ def test_the_demo_learns_and_balances(tmp_path: Path) -> None:
     assert figures["samples"] == 4 * ledger["acked"]
     assert figures["weight_versions"] > 10
     assert 0 < figures["staleness_mean"] <= figures["staleness_max"]
+    assert 0 <= figures["trainer_wait_share"] < 1
+    assert 0 <= figures["maker_room_share"] <= figures["maker_send_share"] < 1
     assert (tmp_path / "run" / "curve.png").stat().st_size > 10_000
     assert set(figures) == {
         *("reward_first", "reward_last", "seconds", "samples", "samples_per_second"),
         *("staleness_mean", "staleness_max", "weight_versions", "ledger", "ledger_balanced"),
+        *("trainer_wait_share", "maker_send_share", "maker_room_share"),
     }
 
 
