@@ -30,7 +30,7 @@ COUNTERS = (
 ENDED = ("acked", "expired", "filtered", "evicted", "dead")
 """What may have become of a group that a consumer group needs no more."""
 
-_TRANSIENT = frozenset({"bytes", "tickets", "restored", "part"})
+_TRANSIENT = frozenset({"bytes", "kept_bytes", "tickets", "restored", "part"})
 
 
 class ChangedMeanwhileError(RedrbError):

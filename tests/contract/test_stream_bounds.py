@@ -100,6 +100,7 @@ def test_a_take_expires_page_by_page_and_never_gives_what_is_too_stale(
     loop = stream.leases(1, timeout=0)
     assert numbers(next(loop)) == [8]
     loop.close()
+    stream.close()
 
 
 @pytest.mark.parametrize("how", ["open", "put", "move"])
