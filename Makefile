@@ -29,9 +29,10 @@ format: .venv/.dev  ## mend what the tools can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.dev  ## throughput against a raw redis-py floor, and what orders cost
+bench: .venv/.dev  ## throughput against a raw redis-py floor, what orders cost, what waits cost
 	$(BIN)/python -m benchmarks.throughput
 	$(BIN)/python -m benchmarks.orders
+	$(BIN)/python -m benchmarks.runtime
 
 clean:  ## remove what was built
 	rm -rf .venv build *.egg-info demo-run .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -234,6 +234,8 @@ class ExperienceMakerHolder:
             SendFailed: What was made could not be sent; the error says how much, and why.
         """
         with self._stop.on_signals(), self._stop.waking(self._hurry.ask):
+            if self._stop:  # before anybody could be woken
+                self._hurry.ask()
             if not self._wait_until_initialised():
                 return
             self._callbacks.tell("on_loop_start")
@@ -397,11 +399,12 @@ def _copied(experience: Experience) -> Experience:
 def _groups(experience: Experience) -> list[Experience] | list[list[BufferItem]]:
     """Return what is sent at a time: all completions of a prompt together, where they are named."""
     names = experience.group_id
-    if names is None or isinstance(names, str) or len(set(names)) == len(names):
+    given = [] if names is None or isinstance(names, str) else [n for n in names if n is not None]
+    if len(set(given)) == len(given):
         return [experience]
-    groups: dict[str | None, list[BufferItem]] = {}
-    for item in split_experience_batch(experience):
-        groups.setdefault(item.group_id, []).append(item)
+    groups: dict[object, list[BufferItem]] = {}
+    for row, item in enumerate(split_experience_batch(experience)):
+        groups.setdefault(row if item.group_id is None else item.group_id, []).append(item)
     return list(groups.values())
 
 

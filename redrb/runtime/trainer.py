@@ -85,7 +85,8 @@ class DetachedTrainer(ABC):
         """Open the trainer's buffer.
 
         Args:
-            experience_maker_holder_name_list: Makers that get its weights.
+            experience_maker_holder_name_list: Makers that get its weights; those that nobody names
+                find it by themselves, so the list may be empty.
             train_batch_size: Samples in a batch, of each rank.
             buffer_limit: Most batches waiting or being trained; makers wait then. 0: no limit.
             dataloader_pin_memory: Pin batches for the copy to an accelerator.

@@ -21,6 +21,9 @@ from redrb import (
     DetachedReplayBuffer,
     DetachedTrainer,
     Experience,
+    LeaseLost,
+    PublisherFenced,
+    RecordError,
     TrainerCallback,
     WeightSubscriber,
 )
@@ -376,3 +379,92 @@ def test_trainer_and_buffer_share_a_task_by_the_trainers_name(
         buffer.extend([item(0), item(1)])
         trainer.fit(1, 1)
         assert trainer.trained == [[0, 1]]
+
+
+def test_fit_without_a_number_of_steps_goes_on_until_it_is_stopped(
+    make: Callable[..., Trainer],
+) -> None:
+    class StopAtFifth(TrainerCallback):
+        waited: list[float] = []  # noqa: RUF012
+
+        def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:
+            self.waited.append(trainer.wait_for_batch_s)
+            if len(self.waited) == 5:
+                trainer.stop("enough")
+
+    with make(callbacks=[StopAtFifth()]) as trainer:
+        feed(trainer, 2)
+        timer = threading.Timer(0.5, feed, (trainer, 4))
+        timer.start()
+        trainer.fit(None, 2)
+        timer.join()
+        assert (len(trainer.trained), trainer.weight_version) == (5, 2)
+        assert trainer.wait_for_batch_s >= 0.3
+        assert sorted(StopAtFifth.waited) == StopAtFifth.waited  # told while it goes on
+        assert StopAtFifth.waited[1] < 0.3 <= StopAtFifth.waited[2]
+
+
+def test_a_trainer_takes_over_from_one_of_its_name(
+    make: Callable[..., Trainer], client: Client, namespace: str
+) -> None:
+    with make() as first, make() as second:
+        assert first.take_over({"actor": first.actor}) == 0
+        first.sync_models_to_remote_makers()
+        feed(first, 2)
+        first.fit(1, 1)
+        before = [parameter.detach().clone() for parameter in second.actor.parameters()]
+        assert second.take_over({"actor": second.actor}) == 2
+        assert parameters(second) == parameters(first) != [float(p) for p in before]
+        with pytest.raises(PublisherFenced):
+            first.fit(1, 1)
+        second.sync_models_to_remote_makers()
+        assert second.weight_version == 3
+
+
+def test_a_trainer_publishes_after_one_of_its_name_that_still_does(
+    make: Callable[..., Trainer],
+) -> None:
+    with make() as first:
+        first.sync_models_to_remote_makers()
+        with make() as second:
+            first.sync_models_to_remote_makers()
+            second.sync_models_to_remote_makers()
+            assert second.weight_version == 3
+
+
+def test_what_a_trainer_published_and_did_not_announce_is_found(
+    make: Callable[..., Trainer], client: Client, namespace: str
+) -> None:
+    with make(name="t") as trainer:
+        trainer.sync_models_to_remote_makers()
+    outbox = f"redrb:{{{namespace}:trainer:t}}:outbox"
+    client.execute("DEL", outbox)  # as if it had died between the two
+    with make(name="t") as trainer:
+        assert trainer.take_over({"actor": trainer.actor}) == 1
+    assert len(client.execute("XRANGE", outbox, "-", "+")) == 1
+
+
+def test_callbacks_hear_of_lost_batches_and_misfits(make: Callable[..., Trainer]) -> None:
+    told: list[str] = []
+
+    class Hears(TrainerCallback):
+        def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:
+            if len(trainer.trained) == 1:
+                trainer.buffer.stream.clear()
+
+        def on_batch_lost(self, error: LeaseLost) -> None:
+            told.append("lost")
+            feed(trainer, 1)
+            wide = item(7)
+            wide.kl = torch.zeros(())
+            trainer.buffer_extend([item(6), wide])
+            feed(trainer, 1, first=5)
+
+        def on_misfits(self, error: RecordError) -> None:
+            told.append(f"misfits {len(error.ids)}")
+
+    with make(callbacks=[Hears()]) as trainer:
+        feed(trainer, 1)
+        trainer.fit(3, 3)
+        assert told == ["lost", "misfits 1"]
+        assert trainer.trained[1:] == [[0, 1], [6, 10]]

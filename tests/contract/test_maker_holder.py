@@ -162,6 +162,30 @@ def test_samples_go_round_robin_and_the_cursor_is_kept_across_steps(
     assert [stored(buffer(task)) for task in "abc"] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
 
 
+def test_completions_of_a_prompt_are_one_group_where_they_are_named(
+    holder: Callable[..., Holder], buffer: Callable[..., DetachedReplayBuffer]
+) -> None:
+    maker, read = holder(), buffer()
+    make = maker.experience_maker.make_experience
+    for names, sizes in (
+        (None, [1, 1, 1, 1]),
+        ([None] * 4, [1, 1, 1, 1]),
+        (["a", "b", "a", None], [2, 1, 1]),
+        (["a", "b", "c", None], [1, 1, 1, 1]),
+    ):
+
+        def named(inputs: Any, names: Any = names, **options: Any) -> Experience:
+            experience = make(inputs, **options)
+            experience.group_id = names
+            return experience
+
+        maker.experience_maker.make_experience = named  # type: ignore[method-assign]
+        maker.workingloop(lambda: [prompts(0, 1, 2, 3)])
+        with read.stream.take(len(sizes), timeout=5) as lease:
+            assert [len(group) for group in lease.groups()] == sizes
+        assert len(read.stream) == 0
+
+
 def test_epochs_and_steps(
     holder: Callable[..., Holder], buffer: Callable[..., DetachedReplayBuffer]
 ) -> None:
@@ -212,6 +236,60 @@ def test_a_maker_waits_for_its_first_full_update(
     late = holder(sync_models_from_trainers=True)  # it finds what was announced before it came
     late.workingloop(lambda: [prompts(1)])
     assert late.policy_version == 1
+
+
+def test_a_maker_that_no_trainer_names_follows_the_first_of_its_list(
+    holder: Callable[..., Holder],
+    trainer: Callable[..., Trainer],
+    buffer: Callable[..., DetachedReplayBuffer],
+) -> None:
+    early = holder(["a", "b"], name="early", sync_models_from_trainers=True)
+    first, second = trainer([], name="a"), trainer(["somebody"], name="b")
+    second.set(9.0)
+    second.sync_models_to_remote_makers()
+    timer = threading.Timer(0.3, first.sync_models_to_remote_makers)  # it is woken by this
+    timer.start()
+    early.workingloop(lambda: [prompts(1)])
+    timer.join()
+    first.set(5.0)
+    first._update_remote_makers()
+    early.workingloop(lambda: [prompts(2, 3)])
+    late = holder(["a"], name="late", sync_models_from_trainers=True)
+    late.workingloop(lambda: [prompts(4)])
+    other = holder(["a"], name="other", follow="b", sync_models_from_trainers=True)
+    other.workingloop(lambda: [prompts(5)])
+    read = buffer("a", size=4).sample(timeout=5)
+    assert read.sequences is not None
+    assert read.reward is not None
+    assert read.sequences[:, 0].tolist() == [1, 3, 4, 5]
+    assert read.reward.tolist() == [1.0, 5.0, 5.0, 9.0]
+    assert read.policy_version == [1, 2, 2, 1]
+
+
+def test_a_maker_follows_the_trainer_that_names_it_from_then_on(
+    holder: Callable[..., Holder], trainer: Callable[..., Trainer]
+) -> None:
+    maker = holder(["a", "b"], name="m", sync_models_from_trainers=True)
+    chosen, naming = trainer([], name="a"), trainer(["m"], name="b")
+    chosen.sync_models_to_remote_makers()
+    timer = threading.Timer(0.3, naming.sync_models_to_remote_makers)
+    naming.set(3.0)
+    timer.start()
+    maker.workingloop(lambda: [prompts(1)])  # it was named before there were weights: it waited
+    timer.join()
+    assert float(maker.experience_maker.actor.trained.detach()) == 3.0  # type: ignore[attr-defined]
+    chosen.sync_models_to_remote_makers()
+    chosen.sync_models_to_remote_makers()
+    maker.workingloop(lambda: [prompts(1)])
+    assert maker.policy_version == 1
+    alone = holder(["a"], name="alone", sync_models_from_trainers=True)
+    alone.workingloop(lambda: [prompts(1)])
+    assert alone.policy_version == 3
+    later = trainer(["alone"], name="c")
+    later.set(7.0)
+    later.sync_models_to_remote_makers()
+    alone.workingloop(lambda: [prompts(1)])
+    assert float(alone.experience_maker.actor.trained.detach()) == 7.0  # type: ignore[attr-defined]
 
 
 def test_without_weights_it_says_so_or_ends_when_asked(
@@ -412,6 +490,53 @@ def test_a_signal_ends_the_loop_when_all_is_sent(
     maker.workingloop(loader)
     assert maker.stopped == "SIGTERM"
     assert stored(read) == list(range(5))
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_loop_that_is_asked_to_end_waits_for_room_so_long_only(
+    holder: Callable[..., Holder],
+    buffer: Callable[..., DetachedReplayBuffer],
+    caplog: pytest.LogCaptureFixture,
+    room: bool,
+) -> None:
+    options = {"stream_options": {"limit": 2}, "max_unsent": 1}
+    maker, read = holder(stop_timeout=0.5 if not room else 20, **options), buffer()
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+    reader = threading.Timer(1.0, lambda: [read.sample(timeout=5) for _ in range(3)])
+    timer.start()
+    if room:
+        reader.start()
+    began = time.monotonic()
+    maker.workingloop(lambda: [prompts(number) for number in range(9)])
+    maker.close()
+    assert time.monotonic() - began < 10
+    timer.join()
+    put = read.stream.stats().ledger.put
+    if room:
+        reader.join()
+        assert put == 4  # two were in, one on its way, one waited to be taken over
+        assert caplog.text == ""
+    else:
+        assert put == 2
+        assert "given up" in caplog.text
+    read.close()
+
+
+def test_what_was_handed_over_may_be_changed(
+    holder: Callable[..., Holder], buffer: Callable[..., DetachedReplayBuffer]
+) -> None:
+    maker, tokens = holder(stream_options={"limit": 1}), prompts(1)
+    loop = threading.Thread(target=maker.workingloop, args=(lambda: _counting(tokens),))
+    loop.start()
+    read = buffer()
+    assert [int(read.sample(timeout=5).sequences[0, 0]) for _ in range(4)] == [1, 2, 3, 4]  # type: ignore[index]
+    loop.join(20)
+
+
+def _counting(tokens: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield one tensor again and again, with another number each time."""
+    for number in range(1, 5):
+        yield tokens.fill_(number)
 
 
 def test_a_callback_may_stop_the_loop(

@@ -29,3 +29,23 @@ def test_the_benchmark_of_orders_ends_with_its_figures() -> None:
     costs = figures.pop("cost_1m_over_1k")
     assert set(costs) == {"put", "take", "count", "expire"}
     assert all(figure > 0 for figure in (*figures.values(), *costs.values()))
+
+
+def test_the_benchmark_of_the_runtime_ends_with_its_figures() -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "benchmarks.runtime", "--json", "--rounds", "1"),
+            *("--steps", "30", "--step-ms", "20"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert set(figures) == {"trainer_wait_share", "maker_send_share", "samples_per_second"}
+    assert 0 <= figures["trainer_wait_share"] < 1
+    assert 0 < figures["maker_send_share"] < 1
+    assert figures["samples_per_second"] > 0

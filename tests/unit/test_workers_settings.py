@@ -1,0 +1,63 @@
+"""Names of makers and weights, signals before the loops, and the demo's figures."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from redrb.demo.history import History
+from redrb.errors import ConfigError
+from redrb.runtime.stopping import leaving_on_signals
+from workers.maker import _new_name
+from workers.settings import RunSettings
+
+
+def test_every_start_of_a_maker_has_a_name_of_its_own() -> None:
+    assert len({_new_name() for _ in range(100)}) == 100
+
+
+def test_weights_are_called_as_the_task_unless_they_are_named() -> None:
+    plain, named = RunSettings(task="sort"), RunSettings(task="sort", weights="actor")
+    assert (plain.policy, plain.reference) == ("sort", "sort-reference")
+    assert (named.policy, named.reference) == ("actor", "actor-reference")
+    with pytest.raises(ConfigError, match="--weights"):
+        RunSettings(weights="a b")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_before_its_loop_a_process_ends_at_once_when_asked(number: signal.Signals) -> None:
+    code = (
+        "from redrb.runtime.stopping import leaving_on_signals\n"
+        "import threading\n"
+        "with leaving_on_signals():\n"
+        "    print('ready', flush=True)\n"
+        "    threading.Event().wait()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(number)
+        assert process.wait(20) == 0
+
+
+def test_signals_are_handled_as_before_afterwards() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with leaving_on_signals():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_shares_are_of_the_time_from_the_first_batch_on() -> None:
+    history = History()
+    assert (history.trainer_wait_share, history.maker_send_share) == (0.0, 0.0)
+    for seconds, waited in ((5.0, 4.0), (6.0, 0.25), (7.0, 0.25)):
+        step = {"samples": 4, "weight_version": 1, "staleness_mean": 0.0, "staleness_max": 0}
+        history.add({"event": "step", "seconds": seconds, "wait_for_batch_s": waited, **step})
+    for _ in range(2):
+        history.add({"event": "put", "step_s": 1.0, "send_s": 0.5, "backpressure_s": 0.25})
+    assert history.trainer_wait_share == 0.25
+    assert history.maker_send_share == 0.5
+    assert history.maker_room_share == 0.25
