@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, Self
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from redrb.connection import Client
 from redrb.connection.stopping import Stop as Hurry
 from redrb.connection.stopping import stoppable
 from redrb.errors import ConfigError, RecordError, SendFailed
-from redrb.experience import BufferItem, Experience, split_experience_batch
+from redrb.experience import Experience
 from redrb.keys import check_name
 from redrb.runtime.callbacks import Callbacks, MakerCallback
 from redrb.runtime.following import WeightFollower
@@ -28,8 +28,7 @@ from redrb.runtime.progress import Progress
 from redrb.runtime.stopping import Stop
 from redrb.runtime.strategy import Strategy
 from redrb.runtime.updates import ModelUpdates
-from redrb.sending import ExperienceSender
-from redrb.sending.copying import Parcel
+from redrb.sending import ExperienceSender, GroupedRows
 from redrb.stream import ExperienceStream
 
 _log = logging.getLogger("redrb")
@@ -151,7 +150,6 @@ class ExperienceMakerHolder:
             actor, critic, reward_model, initial_model, kl_coef
         )
         self.generate_kwargs = generate_kwargs
-        self._offload = buffer_cpu_offload
         self._debug = debug
         self._stop, self._hurry = Stop(), Hurry()
         self._stop_timeout = stop_timeout
@@ -172,7 +170,9 @@ class ExperienceMakerHolder:
                 for target in targets
             ]
             # what was made is the sender's own: copied at once here, or not needed any more
-            self._sender = ExperienceSender(self._streams, max_groups=max_unsent, offload=False)
+            self._sender = ExperienceSender(
+                self._streams, max_groups=max_unsent, offload=buffer_cpu_offload
+            )
             undo.pop_all()
 
     def __enter__(self) -> Self:
@@ -345,8 +345,7 @@ class ExperienceMakerHolder:
             experience = self.make_experience(inputs)
             tell("on_make_experience_end", experience)
         tell("on_send_start")
-        for group in _groups(_copied(experience) if self._offload else experience):
-            self._patiently(partial(self._sender.send, group))
+        self._patiently(partial(self._sender.send, GroupedRows(experience)))
         tell("on_send_end")
         tell("on_batch_end")
         if self._debug:
@@ -386,26 +385,6 @@ def _targets(names: Sequence[str]) -> list[str]:
     if isinstance(names, str) or not names:
         raise ConfigError("detached_trainer_name_list is a list of at least one trainer's name.")
     return [check_name("trainer", name) for name in names]
-
-
-def _copied(experience: Experience) -> Experience:
-    """Return the same in memory of its own, on the CPU."""
-    parcel = Parcel(experience, groups=0, nbytes=0).copied()
-    for copy in parcel.copies:
-        copy.synchronize()
-    return cast("Experience", parcel.items)
-
-
-def _groups(experience: Experience) -> list[Experience] | list[list[BufferItem]]:
-    """Return what is sent at a time: all completions of a prompt together, where they are named."""
-    names = experience.group_id
-    given = [] if names is None or isinstance(names, str) else [n for n in names if n is not None]
-    if len(set(given)) == len(given):
-        return [experience]
-    groups: dict[object, list[BufferItem]] = {}
-    for row, item in enumerate(split_experience_batch(experience)):
-        groups.setdefault(row if item.group_id is None else item.group_id, []).append(item)
-    return list(groups.values())
 
 
 def _batches(

@@ -13,7 +13,7 @@ from redrb.errors import RecordError
 from redrb.experience import BufferItem, Experience
 from redrb.experience.batching import METADATA
 from redrb.experience.records import TENSOR_FIELDS, batch_size, named_tensors, per_sample
-from redrb.stream.intake import Items
+from redrb.stream.intake import GroupedRows, Items
 
 R = TypeVar("R", BufferItem, Experience)
 
@@ -23,19 +23,19 @@ class Parcel:
     """What one `send` was given.
 
     Attributes:
-        items: The experience; a list of samples is one group.
+        items: The experience; a list of samples is one group, an Experience one group a row.
         groups: Groups in it, before filters.
         nbytes: Bytes of its tensors.
         copies: Copies from accelerators that may still be under way.
     """
 
-    items: Experience | list[BufferItem]
+    items: Experience | GroupedRows | list[BufferItem]
     groups: int
     nbytes: int
     copies: Sequence[torch.cuda.Event] = field(default=())
 
     @classmethod
-    def of(cls, items: Items) -> Parcel:
+    def of(cls, items: Items | GroupedRows) -> Parcel:
         """Count what was given.
 
         Raises:
@@ -43,6 +43,8 @@ class Parcel:
         """
         if isinstance(items, Experience):
             return cls(items, batch_size(items), _nbytes(items))
+        if isinstance(items, GroupedRows):
+            return cls(items, len(items.rows()), _nbytes(items.experience))
         samples = [items] if isinstance(items, BufferItem) else _listed(items)
         return cls(samples, min(1, len(samples)), sum(map(_nbytes, samples)))
 
@@ -53,23 +55,29 @@ class Parcel:
         on the current stream of that device may change the tensors. Extras are not copied.
         """
         offload = _Offload()
+        items: Experience | GroupedRows | list[BufferItem]
         if isinstance(self.items, Experience):
-            items: Experience | list[BufferItem] = _changed(self.items, offload)
+            items = _changed(self.items, offload)
+        elif isinstance(self.items, GroupedRows):
+            items = GroupedRows(_changed(self.items.experience, offload))
         else:
             items = [_changed(item, offload) for item in self.items]
         return replace(self, items=items, copies=offload.events())
 
     def part(self, first: int, step: int) -> Parcel:
-        """Return every `step`th group from `first` on, as views of the same tensors."""
+        """Return every `step`th group from `first` on, as views where rows are groups."""
         if step == 1:
             return self
         groups = len(range(first, self.groups, step))
-        if not isinstance(self.items, Experience):
+        if isinstance(self.items, list):
             return self if groups else replace(self, items=[], groups=0, nbytes=0)
-        rows = _changed(self.items, lambda tensor: tensor[first::step])
-        for name in METADATA:
-            setattr(rows, name, per_sample(self.items, name, self.groups)[first::step])
-        return replace(self, items=rows, groups=groups, nbytes=_nbytes(rows))
+        if isinstance(self.items, GroupedRows):
+            chosen = [row for rows in self.items.rows()[first::step] for row in rows]
+            experience = _rows(self.items.experience, chosen, lambda tensor: tensor[chosen])
+            return Parcel(GroupedRows(experience), groups, _nbytes(experience), self.copies)
+        every = range(first, self.groups, step)
+        experience = _rows(self.items, every, lambda tensor: tensor[first::step])
+        return Parcel(experience, groups, _nbytes(experience), self.copies)
 
 
 class _Offload:
@@ -112,6 +120,18 @@ def _changed(record: R, change: Callable[[Tensor], Tensor]) -> R:
         elif isinstance(value, list):
             fields[name] = list(value)
     return replace(record, **fields)
+
+
+def _rows(
+    experience: Experience, rows: Sequence[int], choose: Callable[[Tensor], Tensor]
+) -> Experience:
+    """Return some rows of a batch; `choose` returns them of a tensor."""
+    size = batch_size(experience)
+    chosen = _changed(experience, choose)
+    for name in METADATA:
+        values = per_sample(experience, name, size)
+        setattr(chosen, name, [values[row] for row in rows])
+    return chosen
 
 
 def _listed(items: object) -> list[BufferItem]:

@@ -16,7 +16,7 @@ from redrb.sending.copying import Parcel
 from redrb.sending.lanes import Job, Lanes, Most
 from redrb.stream import ExperienceStream
 from redrb.stream.arguments import AnyStatus, checked_timeout, whole_or_none
-from redrb.stream.intake import Given, Items
+from redrb.stream.intake import Given, GroupedRows, Items
 from redrb.stream.waiting import Wait
 
 MAX_GROUPS = 256
@@ -128,7 +128,7 @@ class ExperienceSender:
 
     def send(
         self,
-        items: Items,
+        items: Items | GroupedRows,
         *,
         policy_version: int | None = None,
         priority: float | None = None,
@@ -140,7 +140,8 @@ class ExperienceSender:
 
         Args:
             items: As for `stream.put`: a list of samples is one group, one sample a group of its
-                own, and an Experience one group a row.
+                own, and an Experience one group a row; of `GroupedRows(experience)` those with the
+                same `group_id` are one group.
             policy_version, priority, status, tags: As for `stream.put`.
             timeout: Seconds to wait for room; default: the sender's.
 

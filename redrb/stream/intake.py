@@ -12,7 +12,7 @@ from redrb.codec import EncodedGroup, encode_experience, encode_groups
 from redrb.errors import ConfigError, RecordError
 from redrb.experience import BufferItem, Experience, Status, split_experience_batch
 from redrb.experience.checking import check_rewards, check_row_rewards, check_rows, check_sample
-from redrb.experience.records import Scalar
+from redrb.experience.records import Scalar, batch_size, per_sample
 from redrb.stream.arguments import AnyStatus, checked_status, finite, whole_or_none
 from redrb.stream.batch import Batch
 from redrb.stream.filters import Filter, split
@@ -23,6 +23,26 @@ NarrowFloats: TypeAlias = Literal["float16", "bfloat16"]
 
 _NO_LISTS = (str, bytes, Mapping, Tensor)
 """What can be iterated over, and is no list of samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedRows:
+    """A batch of which rows with the same `group_id` are one group, and others one each."""
+
+    experience: Experience
+
+    def rows(self) -> list[list[int]]:
+        """Return the rows of each group, in the order of their first ones."""
+        size = batch_size(self.experience)
+        found: dict[object, list[int]] = {}
+        for row, name in enumerate(per_sample(self.experience, "group_id", size)):
+            found.setdefault(row if name is None else name, []).append(row)
+        return list(found.values())
+
+    def groups(self) -> list[list[BufferItem]]:
+        """Return the samples of each group."""
+        items = split_experience_batch(self.experience)
+        return [[items[row] for row in rows] for rows in self.rows()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +82,10 @@ class Intake:
     names: Sequence[str]
     by_token: bool
 
-    def one(self, items: Items, given: Given) -> Batch:
+    def one(self, items: Items | GroupedRows, given: Given) -> Batch:
         """Prepare what `put` was given: one group, or an Experience with a group a row."""
+        if isinstance(items, GroupedRows):
+            return self.many(items.groups(), given)
         if not isinstance(items, Experience):
             group = [items] if isinstance(items, BufferItem) else _listed(items, "samples")
             return self.many([group] if group else [], given)

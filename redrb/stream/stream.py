@@ -25,7 +25,7 @@ from redrb.stream.batch import Batch
 from redrb.stream.consumer import Consumer, Wanted
 from redrb.stream.filters import Filter, check_filters
 from redrb.stream.follower import Follower
-from redrb.stream.intake import Given, Intake, Items, NarrowFloats
+from redrb.stream.intake import Given, GroupedRows, Intake, Items, NarrowFloats
 from redrb.stream.lease import Lease
 from redrb.stream.producer import OnFull, Producer
 from redrb.stream.ranks import Ranks
@@ -410,7 +410,7 @@ class ExperienceStream(Task):
         checked = checked_timeout(timeout)
         return self._producer.put(batch, checked) if batch else ()
 
-    def _prepared(self, items: Items, given: Given) -> Batch:
+    def _prepared(self, items: Items | GroupedRows, given: Given) -> Batch:
         self._check_open()
         self._learn_tags(given)
         batch = self._intake.one(items, given)

@@ -11,7 +11,7 @@ from redrb.experience import Status
 from redrb.experience.records import Scalar
 from redrb.stream.arguments import AnyStatus
 from redrb.stream.batch import Batch
-from redrb.stream.intake import Given, Items
+from redrb.stream.intake import Given, GroupedRows, Items
 from redrb.stream.producer import Producer, Putting
 
 LEAVE_S = 1.0
@@ -26,7 +26,9 @@ class Writer:
     in order. Belongs to one thread.
     """
 
-    def __init__(self, producer: Producer, prepare: Callable[[Items, Given], Batch]) -> None:
+    def __init__(
+        self, producer: Producer, prepare: Callable[[Items | GroupedRows, Given], Batch]
+    ) -> None:
         self._producer = producer
         self._prepare = prepare
         self._pending: Putting | None = None
@@ -88,7 +90,7 @@ class Writer:
 
     def begin(
         self,
-        items: Items,
+        items: Items | GroupedRows,
         *,
         policy_version: int | None = None,
         priority: float | None = None,
