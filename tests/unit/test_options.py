@@ -53,7 +53,7 @@ def test_defaults_are_in_range(owner: type[Settings]) -> None:
         (RunSettings, {"seed": 2**63}, "--seed .* at most"),
         (RunSettings, {"limit": -1}, "--limit"),
         (RunSettings, {"namespace": "a:b"}, "--namespace 'a:b'"),
-        (RunSettings, {"weights": ""}, "--weights"),
+        (RunSettings, {"weights": "a b"}, "--weights"),
         (MakerSettings, {"prompts": 0}, "--prompts"),
         (MakerSettings, {"weights_timeout": -0.1}, "--weights-timeout"),
         (RolloutSettings, {"group_size": 0}, "--group-size"),
