@@ -17,12 +17,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import msgpack
 import numpy as np
 import torch
 
-from redrb.codec import decode_items, encode_groups, parse_group
 from redrb.errors import ConfigError, DecodeError
-from redrb.experience import Experience, make_experience_batch, split_experience_batch
+from redrb.experience import Experience, Status
+from redrb.experience.batching import METADATA
+from redrb.experience.records import TENSOR_FIELDS, batch_size, per_sample
 
 FORMAT = 1
 
@@ -99,16 +101,31 @@ class Mark:
 
 
 def stateful_parts(owner: object) -> dict[str, Stateful]:
-    """Return an object's attributes that have a state, by name."""
-    return {name: part for name, part in vars(owner).items() if isinstance(part, Stateful)}
+    """Return what has a state of an object's attributes, and in lists and dicts there, by name."""
+    found: dict[str, Stateful] = {}
+    for name, value in vars(owner).items():
+        inside: list[tuple[str, Any]] = [(name, value)]
+        if isinstance(value, dict):
+            inside = [(f"{name}.{key}", part) for key, part in value.items()]
+        elif isinstance(value, list | tuple):
+            inside = [(f"{name}.{place}", part) for place, part in enumerate(value)]
+        found.update({at: part for at, part in inside if isinstance(part, Stateful)})
+    return found
 
 
 class Checkpoints:
     """The checkpoints in one directory: files named by step, of which the newest stay."""
 
-    def __init__(self, directory: Path, *, keep: int = 1) -> None:
-        """Use a directory; it is made when the first checkpoint is written."""
+    def __init__(self, directory: Path, *, owner: str, keep: int = 1) -> None:
+        """Use a directory; it is made when the first checkpoint is written.
+
+        Args:
+            directory: Where the files are.
+            owner: Whose they are: those of another are refused.
+            keep: How many stay.
+        """
         self._directory = directory
+        self._owner = owner
         self._keep = keep
 
     def steps(self) -> list[int]:
@@ -126,6 +143,7 @@ class Checkpoints:
         told["kept"] = [_packed(batch) for batch in position.kept]
         content = {
             "format": FORMAT,
+            "owner": self._owner,
             "parts": {name: part.state_dict() for name, part in parts.items()},
             "random": _random_state(),
             "position": told,
@@ -152,7 +170,8 @@ class Checkpoints:
 
         Raises:
             DecodeError: The file is damaged, or of a newer format; nothing was loaded.
-            ConfigError: It holds other parts than these; nothing was loaded.
+            ConfigError: It is another trainer's, or holds other parts; nothing was loaded. Or a
+                part does not take its state over: then those before it are loaded.
         """
         path = self._path(step)
         try:
@@ -161,6 +180,7 @@ class Checkpoints:
                 raise DecodeError(
                     f"{path} has format {content['format']}, this redrb reads {FORMAT}."
                 )
+            owner = content["owner"]
             told = dict(content["position"])
             told["kept"] = [_unpacked(group) for group in told["kept"]]
             position = Position(**told)
@@ -170,15 +190,32 @@ class Checkpoints:
             raise
         except _DAMAGED as error:
             raise DecodeError(f"{path} is not a checkpoint of redrb: {error}") from error
+        if owner != self._owner:
+            raise ConfigError(
+                f"{path} is of {owner}, this is {self._owner}: give each trainer a "
+                "checkpoint_dir of its own."
+            )
         if states.keys() != parts.keys():
             raise ConfigError(
                 f"{path} holds {sorted(states)}, this trainer has {sorted(parts)}: resume with the "
                 "same trainer, or use another checkpoint directory."
             )
         for name, part in parts.items():
-            part.load_state_dict(states[name])
+            try:
+                part.load_state_dict(states[name])
+            except (RuntimeError, ValueError, LookupError) as error:
+                raise ConfigError(
+                    f"{path}: {name} does not fit this trainer, which is loaded in part now and "
+                    f"must not be used: {error}"
+                ) from error
         _restore_random_state(generators)
         return position, mark
+
+    def forget_after(self, step: int) -> None:
+        """Delete the checkpoints of later steps: the run goes on from this one."""
+        for later in self.steps():
+            if later > step:
+                self._path(later).unlink()
 
     def _path(self, step: int) -> Path:
         return self._directory / f"checkpoint-{step}.pt"
@@ -192,14 +229,25 @@ def _sync_directory(directory: Path) -> None:
         os.close(folder)
 
 
-def _packed(batch: Experience) -> torch.Tensor:
-    """Return a batch in the wire format, uint8 [nbytes]."""
-    [group] = encode_groups([split_experience_batch(batch)])
-    return torch.frombuffer(bytearray(b"".join(group.parts)), dtype=torch.uint8)
+def _packed(batch: Experience) -> dict[str, Any]:
+    """Return a batch as it is, in what a file may hold: tensors, text and numbers."""
+    size = batch_size(batch)
+    meta = {name: per_sample(batch, name, size) for name in METADATA}
+    packed = msgpack.packb(meta, default=str)
+    return {
+        "tensors": {name: getattr(batch, name) for name in TENSOR_FIELDS},
+        "further": dict(batch.tensors),
+        "side": batch.padding_side,
+        "meta": torch.frombuffer(bytearray(packed), dtype=torch.uint8),
+    }
 
 
-def _unpacked(packed: torch.Tensor) -> Experience:
-    return make_experience_batch(decode_items(parse_group(packed.numpy().tobytes())))
+def _unpacked(packed: Mapping[str, Any]) -> Experience:
+    meta = msgpack.unpackb(packed["meta"].numpy().tobytes())
+    meta["status"] = [Status(status) for status in meta["status"]]
+    return Experience(
+        **packed["tensors"], tensors=packed["further"], padding_side=packed["side"], **meta
+    )
 
 
 def _random_state() -> dict[str, Any]:

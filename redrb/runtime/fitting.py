@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader
 
-from redrb.errors import LeaseLost
+from redrb.errors import BatchTimeout, LeaseLost, StoreUnavailable
 from redrb.experience import Experience
 from redrb.runtime.callbacks import Callbacks
 from redrb.runtime.checkpoint import Checkpoints, Mark, Position, Stateful
 from redrb.runtime.progress import Progress
 from redrb.runtime.stopping import Stop
+from redrb.runtime.world import agreed
 from redrb.stream import Lease
 
 _log = logging.getLogger("redrb")
@@ -68,28 +70,46 @@ class Fit:
     update_steps: int
     train_epochs: int
     held: list[Lease] = field(default_factory=list)
+    ended: bool = False
 
     def run(self, episodes: int | None, source: Source, progress: Progress) -> None:
-        """Train until `episodes` are over, or the loop is asked to end."""
+        """Train until `episodes` are over, or the loop is asked to end.
+
+        Ranks of torch.distributed agree at each step whether they end, so that none of them waits
+        in a collective operation for one that has.
+        """
         tell = self.work.callbacks.tell
         tell("on_fit_start")
-        while (episodes is None or self.position.episode < episodes) and not self.work.stop:
-            self._episode(source, progress)
-        if self.work.stop or self.position.episode % self.work.checkpoint_every:
+        try:
+            while (episodes is None or self.position.episode < episodes) and not self._ends():
+                self._episode(source, progress)
+        except (BatchTimeout, StoreUnavailable):
+            self.save()  # what was trained is not lost with this process
+            raise
+        if self.ended or self.position.episode % self.work.checkpoint_every or self.held:
             self.checkpoint()
         tell("on_fit_end")
 
     def checkpoint(self) -> None:
         """Write a checkpoint, where there are any, and then acknowledge what it has trained."""
+        self.save()
+        while self.held:
+            self._acknowledge(self.held[0])
+            del self.held[0]
+
+    def save(self) -> None:
+        """Write a checkpoint, where there are any, with a mark of what is not acknowledged."""
         if self.work.checkpoints is not None:
             trained = {
                 seq: layout.samples for lease in self.held for seq, layout in lease.layouts.items()
             }
             mark = Mark(tuple(trained), tuple(trained.values()))
             self.work.checkpoints.save(self.work.parts, self.position, mark)
-        held, self.held = self.held, []
-        for lease in held:
-            self._acknowledge(lease)
+
+    def _ends(self) -> bool:
+        """Return whether the loop ends here, on all ranks alike."""
+        self.ended = self.ended or agreed(bool(self.work.stop))
+        return self.ended
 
     def release(self) -> None:
         """Give back what was trained since the last checkpoint: a resumed run trains it again."""
@@ -108,7 +128,7 @@ class Fit:
                 self._train_fresh(source, progress)
             else:
                 self._train_again(progress)
-            if work.stop:
+            if self.ended:
                 return
             tell("on_epoch_end", position.epoch)
             position.epoch, position.batch, position.order = position.epoch + 1, 0, []
@@ -123,14 +143,15 @@ class Fit:
     def _train_fresh(self, source: Source, progress: Progress) -> None:
         """Train each batch as it comes, and keep it for later epochs."""
         position = self.position
-        while position.batch < self.update_steps and not self.work.stop:
+        while position.batch < self.update_steps and not self._ends():
             found = source.next()
             if found is None:
+                self.ended = True
                 return
             experience, lease = found
             kept = None
-            if self.train_epochs > 1:
-                kept = replace(experience).to_device("cpu")
+            if self.train_epochs > 1:  # a copy also where both are on the CPU
+                kept = deepcopy(experience).to_device("cpu")
             try:
                 self._step(experience)
             except BaseException as error:
@@ -139,10 +160,10 @@ class Fit:
             position.taken += 1
             if kept is not None:
                 position.kept.append(kept)
+            self.held.append(lease)
             if self.work.acknowledge == "step":
                 self._acknowledge(lease)
-            else:
-                self.held.append(lease)
+                self.held.pop()
             progress.advance(position)
 
     def _train_again(self, progress: Progress) -> None:
@@ -158,10 +179,10 @@ class Fit:
             generator=torch.Generator(),  # else it would draw from torch's own, each time it starts
         )
         for kept in batches:
-            self._step(replace(kept).to_device(self.work.device))
-            progress.advance(position)
-            if self.work.stop:
+            if self._ends():
                 return
+            self._step(deepcopy(kept).to_device(self.work.device))
+            progress.advance(position)
 
     def _step(self, experience: Experience) -> None:
         tell = self.work.callbacks.tell

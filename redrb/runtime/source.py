@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
-from redrb.errors import RecordError
+from redrb.errors import RecordError, WrongStep
 from redrb.experience import Experience
 from redrb.feeding import ExperienceLoader
 from redrb.runtime.stopping import Stop
@@ -30,6 +30,7 @@ class FreshBatches:
         *,
         batches: int | None,
         on_misfits: Callable[[RecordError], None] = lambda _: None,
+        jump: Callable[[int], None] | None = None,
     ) -> None:
         """Describe the batches.
 
@@ -39,10 +40,13 @@ class FreshBatches:
             stop: Asks for the end.
             batches: Fresh batches that will be asked for; None: nobody knows.
             on_misfits: Told of groups that fit into no batch.
+            jump: Told from which step on ranks may take, where the first ones are done already;
+                None: that is an error.
         """
         self._make_loader = make_loader
         self._stop = stop
         self._on_misfits = on_misfits
+        self._jump = jump
         self._left = batches
         self._taken = 0
         self._loader: ExperienceLoader | None = None
@@ -84,6 +88,12 @@ class FreshBatches:
                     _log.error("groups %s fit into no batch: %s", list(error.ids), error)
                     self._close()
                     self._on_misfits(error)
+                    continue
+                except WrongStep as error:
+                    if self._jump is None or self._taken:
+                        raise
+                    self._close()
+                    self._jump(error.next_step)
                     continue
             if batch is not None and loader.lease is not None:
                 self._taken += 1

@@ -27,7 +27,14 @@ from redrb.runtime.opening import client_for
 from redrb.runtime.progress import Progress
 from redrb.runtime.source import FreshBatches
 from redrb.runtime.stopping import Stop
-from redrb.runtime.world import default_device, newest_common
+from redrb.runtime.world import (
+    agreed,
+    default_device,
+    newest_common,
+    rank_here,
+    world_size_here,
+)
+from redrb.stream.crew import MOST_AHEAD
 
 _log = logging.getLogger("redrb")
 
@@ -121,6 +128,10 @@ class DetachedTrainer(ABC):
             )
         if (rank is None) != (world_size is None):
             raise ConfigError("give rank and world_size, both or none.")
+        if type(checkpoint_every) is not int or checkpoint_every < 1:
+            raise ConfigError(f"checkpoint_every={checkpoint_every!r}: it is at least 1.")
+        if "limit" in stream_options:
+            raise ConfigError("give buffer_limit, in batches, and no limit.")
         self.name = check_name("trainer", name)
         self.device = default_device() if device is None else torch.device(device)
         self._stop = Stop()
@@ -134,8 +145,13 @@ class DetachedTrainer(ABC):
         self._checkpoint_every = checkpoint_every
         self._checkpoints = None
         if checkpoint_dir is not None:
-            place = Path(checkpoint_dir) / ("" if rank is None else f"rank-{rank}")
-            self._checkpoints = Checkpoints(place, keep=1 if rank is None else 2)
+            several = world_size_here() > 1 or rank is not None
+            own = rank_here() if rank is None else rank
+            self._checkpoints = Checkpoints(
+                Path(checkpoint_dir) / (f"rank-{own}" if several else ""),
+                owner=f"trainer {name!r}, task {namespace}:{name if task is None else task}",
+                keep=2 if several else 1,
+            )
         self._position: Position | None = None
         self._calls = 0
         self._client, self._owned = client_for(client)
@@ -200,8 +216,9 @@ class DetachedTrainer(ABC):
 
         An episode trains `update_steps` fresh batches as they come, then `train_epochs - 1` times
         the same batches in a new order, then updates the makers. SIGTERM, Ctrl-C and `stop` end it
-        in good order: after the step under way, with a checkpoint where there are any. Called
-        several times, each call trains so much; a resumed run leaves out what its checkpoint has.
+        in good order: after the step under way, with a checkpoint where there are any; a later call
+        then trains nothing. Called several times, each call trains so much; a resumed run leaves
+        out what its checkpoint has. Ranks of torch.distributed end at the same step.
 
         Args:
             total_steps: Fresh batches in all; None: until it is asked to end.
@@ -219,12 +236,18 @@ class DetachedTrainer(ABC):
                 raise ConfigError(f"{what}={number!r}: it is at least 1.")
         self._check_limit(update_steps)
         self.resume()
+        if agreed(bool(self._stop)):
+            return
         position = self._position_of_call()
         if position is None:
             return
         episodes = None if total_steps is None else total_steps // update_steps
         fit = Fit(self._work(), position, update_steps, train_epochs)
-        before = position.taken
+        first = position.taken
+
+        def jump(step: int) -> None:
+            nonlocal first
+            first = step
 
         def loader(taken: int, left: int | None) -> ExperienceLoader:
             return ExperienceLoader(
@@ -236,7 +259,7 @@ class DetachedTrainer(ABC):
                 pin_memory=self._pin_memory,
                 timeout=self._timeout,
                 acknowledge=False,
-                **self._ranks(before + taken),
+                **self._ranks(first + taken),
             )
 
         fresh = steps = None
@@ -245,8 +268,10 @@ class DetachedTrainer(ABC):
             steps = episodes * update_steps * train_epochs
         source = self._source = FreshBatches(
             loader,
-            self._stop,
+            # ranks end at the same step: one that is asked to end trains the next batch as well
+            self._stop if world_size_here() == 1 else Stop(),
             batches=fresh,
+            jump=jump if self._ack == "step" else None,
             on_misfits=lambda error: self._callbacks.tell("on_misfits", error),
         )
         progress = Progress("train", steps, done=position.step)
@@ -270,15 +295,25 @@ class DetachedTrainer(ABC):
         Raises:
             DecodeError, ConfigError: It cannot be used; nothing was loaded.
         """
-        if self._position is None:
-            self._position = Position()
-            if self._checkpoints is not None:
-                step = newest_common(self._checkpoints.steps())
-                if step is not None:
-                    self._position, mark = self._checkpoints.load(step, self.checkpointed())
-                    if self._rank is None:
-                        self.buffer.stream.settle(mark.as_mapping())
-        return self._position.step > 0
+        if self._position is not None:
+            return self._position.step > 0
+        position = Position()
+        if self._checkpoints is not None:
+            parts = self.checkpointed()
+            if not parts:
+                raise ConfigError(
+                    "there is nothing for a checkpoint to hold: modules and optimizers are found "
+                    "in the trainer's attributes, and in lists and dicts there; or override "
+                    "checkpointed()."
+                )
+            step = newest_common(self._checkpoints.steps())
+            if step is not None:
+                position, mark = self._checkpoints.load(step, parts)
+                self._checkpoints.forget_after(step)
+                if self._rank is None:
+                    self.buffer.stream.settle(mark.as_mapping())
+        self._position = position
+        return position.step > 0
 
     def checkpointed(self) -> Mapping[str, Stateful]:
         """Return what checkpoints hold, by name; default: attributes that have a `state_dict`."""
@@ -388,4 +423,15 @@ class DetachedTrainer(ABC):
                 f"buffer_limit={self.buffer.limit}: what is trained between two checkpoints stays "
                 f"leased, so with update_steps={update_steps} and checkpoint_every="
                 f"{self._checkpoint_every} at least {held} batches have to fit."
+            )
+        if (
+            self._ack == "checkpoint"
+            and self._rank is not None
+            and held + self._prefetch > MOST_AHEAD
+        ):
+            raise ConfigError(
+                f"ranks hold at most {MOST_AHEAD} steps that are not acknowledged, and "
+                f"update_steps={update_steps} with checkpoint_every={self._checkpoint_every} holds "
+                f"{held + self._prefetch} until a checkpoint: checkpoint more often, with fewer "
+                'update_steps, or use ack="step".'
             )

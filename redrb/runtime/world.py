@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import distributed
 
+from redrb.errors import ConfigError
+
 
 def _initialised() -> bool:
     return distributed.is_available() and distributed.is_initialized()
@@ -32,13 +34,30 @@ def mean_over_ranks(values: list[float]) -> list[float]:
     return averaged
 
 
+def agreed(wish: bool) -> bool:  # noqa: FBT001
+    """Return whether any rank wishes it; every rank must call it at the same point."""
+    if world_size_here() == 1:
+        return wish
+    return mean_over_ranks([float(wish)])[0] > 0
+
+
 def newest_common(own: list[int]) -> int | None:
-    """Return the largest number that every rank has, None where there is none; all must call it."""
+    """Return the largest number that every rank has, None where no rank has any; all must call it.
+
+    Raises:
+        ConfigError: Some have numbers, and there is none that all have.
+    """
     if world_size_here() == 1:
         return max(own, default=None)
     everyone: list[list[int]] = [[] for _ in range(world_size_here())]
     distributed.all_gather_object(everyone, own)
-    return max(set.intersection(*map(set, everyone)), default=None)
+    common = set.intersection(*map(set, everyone))
+    if not common and any(everyone):
+        raise ConfigError(
+            f"the ranks have checkpoints of steps {everyone}, and none that all have: give every "
+            "rank its checkpoint_dir back, or begin anew in an empty one."
+        )
+    return max(common, default=None)
 
 
 def default_device() -> torch.device:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from redrb import (
     BufferItem,
     Client,
     ConfigError,
+    DecodeError,
     DetachedReplayBuffer,
     DetachedTrainer,
     Experience,
@@ -339,9 +341,127 @@ def test_ack_step_trains_nothing_twice(make: Callable[..., Trainer], tmp_path: P
         assert len(second.trained) == 6
 
 
+@pytest.mark.parametrize("ack", ["step", "checkpoint"])
+def test_ranks_go_on_after_a_crash(make: Callable[..., Trainer], tmp_path: Path, ack: str) -> None:
+    def run(die_at: int) -> list[Trainer]:
+        def work(trainer: Trainer) -> None:
+            with trainer, suppress(ZeroDivisionError):
+                trainer.fit(6, 1)
+
+        options: dict[str, Any] = {"task": "shared", "world_size": 2, "lease_ms": 1000}
+        options |= {"checkpoint_dir": tmp_path, "checkpoint_every": 2, "ack": ack, "prefetch": 1}
+        ranks = [
+            make(rank=rank, name=f"trainer_{rank}", die_at=die_at, **options) for rank in range(2)
+        ]
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(40)
+        return ranks
+
+    with make(task="shared", name="feeder") as feeder:
+        feed(feeder, 14)
+        before, after = run(3), run(-1)
+        assert [len(rank.trained) for rank in before] == [3, 3]
+        assert [len(rank.trained) for rank in after] == [4, 4]  # its checkpoint is after two
+        trained = [tuple(part) for rank in [*before, *after] for part in rank.trained]
+        twice = len(trained) - len(set(trained))
+        assert twice == (0 if ack == "step" else 2)
+        ledger = feeder.buffer.stream.stats().ledger
+        assert ledger.balanced
+        assert ledger.acked == 4 * (7 if ack == "step" else 6)
+
+
+def test_a_stop_is_for_all_calls_of_fit_that_follow(
+    make: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    class StopAtThird(TrainerCallback):
+        def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:
+            if len(first.trained) == 3:
+                first.stop()
+
+    with make(checkpoint_dir=tmp_path, callbacks=[StopAtThird()]) as first:
+        feed(first, 12)
+        first.fit(8, 2)
+        first.fit(4, 2)
+        assert len(first.trained) == 3
+    with make(checkpoint_dir=tmp_path) as second:
+        second.fit(8, 2)
+        assert len(second.trained) == 5
+        second.fit(4, 2)
+        assert len(second.trained) == 9
+
+
+def test_a_checkpoint_is_of_one_trainer_and_holds_something(
+    make: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    with make(checkpoint_dir=tmp_path) as first:
+        feed(first, 1)
+        first.fit(1, 1)
+    with (
+        make(checkpoint_dir=tmp_path, name="another") as second,
+        pytest.raises(ConfigError, match="its own"),
+    ):
+        second.resume()
+    with make(checkpoint_dir=tmp_path / "empty") as third:
+        third.models = {"actor": third.actor, "rest": [third.optimizer]}
+        del third.actor, third.optimizer
+        assert list(third.checkpointed()) == ["models.actor"]
+        third.models.clear()
+        with pytest.raises(ConfigError, match="nothing for a checkpoint"):
+            third.fit(1, 1)
+    (tmp_path / "checkpoint-1.pt").write_bytes(b"damaged")
+    with make(checkpoint_dir=tmp_path) as fourth:
+        for _ in range(2):  # it does not begin anew by itself
+            with pytest.raises(DecodeError):
+                fourth.fit(1, 1)
+
+
+def test_named_groups_and_right_padding_are_kept_as_they_are(
+    make: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    class StopAtSecond(TrainerCallback):
+        def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:
+            if len(first.trained) == 2:
+                first.stop()
+
+    items = [item(number) for number in range(8)]
+    for number, own in enumerate(items):
+        own.group_id, own.tags, own.extras = f"p{number // 2}", {"n": number}, {"note": [1, "x"]}
+    with make(checkpoint_dir=tmp_path, callbacks=[StopAtSecond()]) as first:
+        first.buffer_extend(items)
+        first.fit(4, 4, train_epochs=2)
+    with make(checkpoint_dir=tmp_path) as second:
+        second.resume()
+        assert second._position is not None
+        [kept, _] = second._position.kept
+        assert kept.group_id == ["p0", "p0"]
+        assert kept.extras == [{"note": [1, "x"]}] * 2
+        second.fit(4, 4, train_epochs=2)
+        assert len(second.trained) == 6
+
+
+def test_what_was_trained_is_saved_when_data_ends(
+    make: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"checkpoint_dir": tmp_path, "ack": "checkpoint", "timeout": 0.3}
+    with make(**options) as first:
+        feed(first, 5)
+        with pytest.raises(BatchTimeout):
+            first.fit(8, 4)
+    with make(**options) as second:
+        feed(second, 3, first=5)
+        second.fit(8, 4)
+        assert len(second.trained) == 3
+        assert second.buffer.stream.stats().ledger.acked == 16
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
+        ({"checkpoint_every": 0}, "at least 1"),
+        ({"limit": 3}, "buffer_limit"),
         ({"ack": "later"}, "ack="),
         ({"ack": "checkpoint"}, "checkpoint_dir"),
         ({"rank": 1}, "world_size"),
@@ -367,6 +487,11 @@ def test_numbers_of_steps_are_checked(make: Callable[..., Trainer], tmp_path: Pa
         pytest.raises(ConfigError, match="at least 4 batches"),
     ):
         trainer.fit(6, 3)
+    with (
+        make(task="ranks", rank=0, world_size=1, **options) as trainer,
+        pytest.raises(ConfigError, match="at most 64 steps"),
+    ):
+        trainer.fit(640, 64)
 
 
 def test_trainer_and_buffer_share_a_task_by_the_trainers_name(

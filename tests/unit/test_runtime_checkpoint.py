@@ -52,7 +52,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     kept = batch()
     position = Position(0, 2, 1, 3, 11, 7, [2, 0, 1], [kept])  # type: ignore[list-item]
     mark = Mark((5, 9), (1, 4))
-    places = Checkpoints(tmp_path / "run")
+    places = Checkpoints(tmp_path / "run", owner="me")
     places.save(stateful_parts(trainer), position, mark)
     drawn = (torch.rand(3), random.random(), np.random.rand())
     torch.rand(5)
@@ -73,7 +73,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_newest_stay(tmp_path: Path) -> None:
-    places = Checkpoints(tmp_path, keep=2)
+    places = Checkpoints(tmp_path, owner="me", keep=2)
     assert places.steps() == []
     for step in (1, 5, 12, 100):
         places.save({}, Position(step=step), Mark())
@@ -85,7 +85,7 @@ def test_the_newest_stay(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_trainer_is_refused(tmp_path: Path) -> None:
-    places = Checkpoints(tmp_path)
+    places = Checkpoints(tmp_path, owner="me")
     places.save(stateful_parts(Trainer()), Position(step=1), Mark())
     with pytest.raises(ConfigError, match="model"):
         places.load(1, {})
@@ -100,7 +100,7 @@ def test_damaged_files_are_refused_and_nothing_in_them_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    places = Checkpoints(tmp_path)
+    places = Checkpoints(tmp_path, owner="me")
     places.save({}, Position(step=1), Mark())
     path = tmp_path / "checkpoint-1.pt"
     whole = path.read_bytes()
@@ -117,4 +117,4 @@ def test_damaged_files_are_refused_and_nothing_in_them_is_run(
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="no checkpoint can be written"):
-        Checkpoints(tmp_path / "file" / "run").save({}, Position(), Mark())
+        Checkpoints(tmp_path / "file" / "run", owner="me").save({}, Position(), Mark())
