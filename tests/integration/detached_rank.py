@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from datetime import timedelta
 from typing import Any
@@ -20,18 +19,18 @@ STEPS = 6
 class Trainer(redrb.DetachedTrainer):
     """Trains one replicated number on the numbers of its part."""
 
-    def __init__(self, *args: Any, die_at: int, **options: Any) -> None:
+    def __init__(self, *args: Any, at: int, number: int, **options: Any) -> None:
         torch.manual_seed(0)
         self.model = redrb.DDPStrategy("cpu").prepare(nn.Linear(1, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.5)
-        self.die_at = die_at
+        self.at, self.number = at, number
         self.steps = 0
         super().__init__(*args, **options)
 
     def training_step(self, experience: redrb.Experience) -> dict[str, float]:
         assert experience.reward is not None
-        if self.steps == self.die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.steps == self.at:
+            os.kill(os.getpid(), self.number)
         self.steps += 1
         self.optimizer.zero_grad()
         loss = (self.model(experience.reward[:, None] / 50) - torch.rand(())).square().mean()
@@ -44,8 +43,17 @@ class Trainer(redrb.DetachedTrainer):
         self.push_weights({"actor": self.model}, fully_update=fully_update)
 
 
-def main(url: str, namespace: str, rank: int, directory: str, meeting: str, die_at: int) -> None:
-    """Train as one of two ranks, and print what the model is at the end."""
+def main(
+    url: str,
+    namespace: str,
+    rank: int,
+    directory: str,
+    meeting: str,
+    ack: Any,
+    at: int,
+    number: int,
+) -> None:
+    """Train as one of two ranks, get a signal at a step, and print the model at the end."""
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo",
@@ -63,18 +71,22 @@ def main(url: str, namespace: str, rank: int, directory: str, meeting: str, die_
         task="shared",
         rank=rank,
         world_size=2,
-        ack="checkpoint",
+        ack=ack,
         checkpoint_dir=directory,
+        checkpoint_every=2,
+        callbacks=[redrb.TrainerPerformanceEvaluator(ignore_first_episodes=0)],
         lease_ms=2000,
         timeout=20,
-        die_at=die_at,
+        at=at,
+        number=number,
     ) as trainer:
         trainer.fit(STEPS, 1)
         parameters = [p.item() for p in trainer.model.parameters()]
-    print(json.dumps({"parameters": parameters, "version": trainer.weight_version}), flush=True)
+    told = {"parameters": parameters, "version": trainer.weight_version, "why": trainer.stopped}
+    print(json.dumps(told), flush=True)
     distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    _, url, namespace, rank, directory, meeting, die_at = sys.argv
-    main(url, namespace, int(rank), directory, meeting, int(die_at))
+    _, url, namespace, rank, directory, meeting, ack, at, number = sys.argv
+    main(url, namespace, int(rank), directory, meeting, ack, int(at), int(number))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import uuid
@@ -28,16 +29,26 @@ def scope() -> Iterator[ExitStack]:
 
 
 def run(
-    scope: ExitStack, url: str, namespace: str, directory: Path, *, die_at: int = -1
+    scope: ExitStack,
+    url: str,
+    namespace: str,
+    directory: Path,
+    *,
+    ack: str = "checkpoint",
+    number: int = 0,
 ) -> list[tuple[int, list[dict[str, Any]], str]]:
-    """Run both ranks, of which rank 1 may die; return status, lines and errors of each."""
+    """Run both ranks; with a signal `number` rank 1 gets it in its fourth step.
+
+    Returns status, lines and errors of each.
+    """
     meeting = directory.parent / uuid.uuid4().hex
     ranks = [
         subprocess.Popen(
             [
                 sys.executable,
                 SCRIPT,
-                *(url, namespace, str(rank), directory, meeting, str(die_at if rank else -1)),
+                *(url, namespace, str(rank), directory, meeting, ack),
+                *(str(3 if rank and number else -1), str(number)),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -59,34 +70,55 @@ def parts(lines: list[dict[str, Any]]) -> list[list[float]]:
     return [line["trained"] for line in lines if "trained" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("real_url", list(programs())[-1:], indirect=True)
-def test_a_killed_rank_and_a_restart_change_nothing(
+def test_ranks_that_are_stopped_or_killed_go_on_at_the_same_step(
     real_url: str, namespace: str, scope: ExitStack, tmp_path: Path
 ) -> None:
-    spaces = {name: f"{namespace}-{name}" for name in ("whole", "broken")}
     client = scope.enter_context(redrb.connect(real_url))
-    streams = {
-        name: scope.enter_context(redrb.ExperienceStream(client, "shared", namespace=space))
-        for name, space in spaces.items()
-    }
-    for stream in streams.values():
-        stream.put_many([[numbered(n)] for n in range(STEPS * 8)])
-    whole = run(scope, real_url, spaces["whole"], tmp_path / "whole")
+
+    def stream(name: str) -> redrb.ExperienceStream:
+        opened = scope.enter_context(
+            redrb.ExperienceStream(client, "shared", namespace=f"{namespace}-{name}")
+        )
+        opened.put_many([[numbered(n)] for n in range((STEPS + 2) * 8)])
+        return opened
+
+    def train(name: str, **options: Any) -> list[tuple[int, list[dict[str, Any]], str]]:
+        return run(scope, real_url, f"{namespace}-{name}", tmp_path / name, **options)
+
+    stream("whole")
+    whole = train("whole")
     assert [status for status, _, _ in whole] == [0, 0], whole[0][2] + whole[1][2]
     assert whole[0][1][-1]["parameters"] == whole[1][1][-1]["parameters"]
     assert whole[0][1][-1]["version"] == STEPS
 
-    broken = run(scope, real_url, spaces["broken"], tmp_path / "broken", die_at=3)
-    assert broken[1][0] == -9
-    assert broken[0][0] == 1
-    assert "Error" in broken[0][2]
-    again = run(scope, real_url, spaces["broken"], tmp_path / "broken")
-    assert [status for status, _, _ in again] == [0, 0], again[0][2] + again[1][2]
-    for rank in range(2):
-        before, after = parts(broken[rank][1]), parts(again[rank][1])
-        assert [*before[: STEPS - len(after)], *after] == parts(whole[rank][1])
-        assert again[rank][1][-1]["parameters"] == whole[rank][1][-1]["parameters"]
-    for stream in streams.values():
-        ledger = stream.stats().ledger
+    # one rank is asked to end: both do, after the same step, and go on as if they had not
+    stopped = stream("stopped")
+    first = train("stopped", number=signal.SIGTERM)
+    assert [status for status, _, _ in first] == [0, 0], first[0][2] + first[1][2]
+    assert [len(parts(lines)) for _, lines, _ in first] == [4, 4]
+    assert [lines[-1]["why"] for _, lines, _ in first] == ["", "SIGTERM"]
+    second = train("stopped")
+    for before, after, expected in zip(first, second, whole, strict=True):
+        assert [*parts(before[1]), *parts(after[1])] == parts(expected[1])
+        assert after[1][-1]["parameters"] == expected[1][-1]["parameters"]
+    assert stopped.stats().ledger.acked == STEPS * 8
+
+    # one rank is killed in its fourth step: the checkpoint is after two
+    for ack in ("checkpoint", "step"):
+        broken = stream(ack)
+        first = train(ack, ack=ack, number=signal.SIGKILL)
+        assert first[1][0] == -9
+        assert first[0][0] == 1
+        assert "Error" in first[0][2]
+        second = train(ack, ack=ack)
+        assert [status for status, _, _ in second] == [0, 0], second[0][2] + second[1][2]
+        if ack == "checkpoint":  # what came after the checkpoint is trained again
+            for after, expected in zip(second, whole, strict=True):
+                assert parts(after[1]) == parts(expected[1])[2:]
+                assert after[1][-1]["parameters"] == expected[1][-1]["parameters"]
+        ledger = broken.stats().ledger
         assert ledger.balanced
-        assert (ledger.acked, ledger.leased, ledger.waiting) == (STEPS * 8, 0, 0)
+        steps = STEPS if ack == "checkpoint" else STEPS + 1  # the third step is not trained again
+        assert (ledger.acked, ledger.leased) == (steps * 8, 0)
