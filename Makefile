@@ -1,7 +1,9 @@
 # What runs here runs in CI too: `.ci/run` calls check and test.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# compat: a path, so that scripts beside the clone's directory find the package and not the directory
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+  --config-settings editable_mode=compat
 
 .PHONY: help setup a-server demo test test-slow check format bench clean
 

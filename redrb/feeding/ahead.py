@@ -22,6 +22,9 @@ _log = logging.getLogger("redrb")
 JOIN_S = 30.0
 """How long `close` waits for the thread: longer than the silence after which a server is away."""
 
+AGAIN_S = 0.5
+"""Pause after Redis stayed away longer than the client's own retries last."""
+
 EXIT_S = 3.0
 """How long the end of the process waits for it."""
 
@@ -88,10 +91,12 @@ class Ahead:
     def next(self, timeout: float | None) -> Given | None:
         """Return the next batch, as soon as it is there; None at the end, and after `stop`.
 
-        When the time is up the thread looks a last time, and takes what is there if it does.
+        When the time is up the thread looks a last time, and takes what is there if it does. A
+        Redis that is away is waited for as long as for a batch.
 
         Raises:
             BatchTimeout: No batch came in time, and it is over.
+            StoreUnavailable: Redis was away when the time was up, and it is over.
             ConfigError: This is another process than that which began.
             BaseException: What went wrong after the batches before; then it is over.
         """
@@ -160,10 +165,10 @@ class Ahead:
             number += 1
 
     def _taken(self, number: int) -> Lease:
-        """Take a batch, however long it takes.
+        """Take a batch, however long it takes, and however long Redis is away.
 
         Raises:
-            BatchTimeout: Its time is up, or nobody wants it any more.
+            BatchTimeout, StoreUnavailable: Its time is up, or nobody wants it any more.
         """
         while True:
             looking = self._looking = Stop()
@@ -172,10 +177,15 @@ class Ahead:
             try:
                 with stoppable(looking):
                     return self._take(number)
-            except (BatchTimeout, StoreUnavailable):
-                meant = self._stopped or self._wanted == number
-                if meant or not looking.asked:  # else who asked meant the batch before
+            except (BatchTimeout, StoreUnavailable) as error:
+                if self._stopped or self._wanted == number:
                     raise
+                if looking.asked:  # who asked meant the batch before
+                    continue
+                if isinstance(error, BatchTimeout):
+                    raise
+                _log.warning("a loader cannot take a batch yet: %s", error)
+                looking.wait(AGAIN_S)
 
     def _give_back(self) -> None:
         """Release what was not given out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -38,7 +39,8 @@ class Broadcast:
         self._names = (trainer, partial_name(trainer))
         self._boxes = [inbox_of(namespace, maker) for maker in makers]
         self._publishers: dict[str, WeightPublisher] = {}
-        self._news = Announcement(trainer, 0)
+        self._run = uuid.uuid4().hex  # an Announcement's
+        self._news = Announcement(trainer, 0, run=self._run)
         self.version = self._newest_version()  # of a run before
         # makers that are named here know it before there are weights, and follow nobody else's
         self._outbox = outbox_of(namespace, trainer)
@@ -66,7 +68,8 @@ class Broadcast:
         if newest is not None and newest.version > (full.version or 0):
             partial.poll(state, strict=False)
         if fence and self._announced().full < (full.version or 0):  # it died before it could say so
-            announce(self._client, self._boxes, Announcement(self._trainer, full.version or 0))
+            news = Announcement(self._trainer, full.version or 0, run=self._run)
+            announce(self._client, self._boxes, news)
         return max(full.version or 0, partial.version or 0)
 
     def push(self, models: Mapping[str, nn.Module], *, fully: bool, lora_only: bool = False) -> int:
@@ -89,7 +92,7 @@ class Broadcast:
         trained = everything if fully else _state(inner, trained=True)
         if trained.keys() == everything.keys() and not (lora_only and not fully):
             self._publish(self._trainer, everything)
-            self._news = Announcement(self._trainer, self.version)
+            self._news = Announcement(self._trainer, self.version, run=self._run)
         if lora_only:  # also after a full update: makers without LoRA layers merge it
             state, configs = _lora_state(inner)
             self._publish(partial_name(self._trainer), state)
@@ -114,7 +117,8 @@ class Broadcast:
 
     def _announced(self) -> Announcement:
         """Return what a trainer of this name has announced last."""
-        return Box(self._client, self._outbox).newest() or Announcement(self._trainer, 0)
+        newest = Box(self._client, self._outbox).newest()
+        return newest or Announcement(self._trainer, 0, run=self._run)
 
     def _subscriber(self, name: str) -> WeightSubscriber:
         return WeightSubscriber(self._client, name, namespace=self._namespace)

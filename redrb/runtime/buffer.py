@@ -138,11 +138,18 @@ class DetachedReplayBuffer:
                 the batch before by now.
             RecordError: Samples do not fit into one batch. Those that differ from most are among
                 the dead letters, the others went back.
-            StoreUnavailable: Redis stayed away.
+            StoreUnavailable: Redis stayed away; the batch before stays this worker's, and is
+                acknowledged when it samples again.
         """
         with self._lock:
             before = self._held.pop(worker_rank, None)
-        lease = self.stream.take(self.sample_batch_size, timeout=timeout, ack=before)
+        try:
+            lease = self.stream.take(self.sample_batch_size, timeout=timeout, ack=before)
+        except BaseException:
+            if before:  # it may not be acknowledged yet
+                with self._lock:
+                    self._held.setdefault(worker_rank, before)
+            raise
         try:
             batch = lease.batch(to_device)
         except BaseException as error:

@@ -133,7 +133,10 @@ class Fit:
             tell("on_epoch_end", position.epoch)
             position.epoch, position.batch, position.order = position.epoch + 1, 0, []
         tell("on_update_start")
-        work.update()
+        try:
+            work.update()
+        except StoreUnavailable as error:
+            _log.error("makers keep their old weights until the next update: %s", error)
         tell("on_update_end")
         tell("on_episode_end", position.episode)
         position.episode, position.epoch, position.kept = position.episode + 1, 0, []
@@ -193,9 +196,17 @@ class Fit:
         self.position.step += 1
 
     def _acknowledge(self, lease: Lease) -> None:
-        try:
-            if lease:
+        """Acknowledge; while Redis is away, again and again until the loop is asked to end."""
+        while lease:
+            try:
                 lease.ack()
-        except LeaseLost as error:
-            _log.warning("a batch was trained here and will be trained again elsewhere: %s", error)
-            self.work.callbacks.tell("on_batch_lost", error)
+            except LeaseLost as error:
+                self._lost(error)
+            except StoreUnavailable as error:
+                if self.work.stop:
+                    raise
+                _log.warning("what was trained cannot be acknowledged yet: %s", error)
+
+    def _lost(self, error: LeaseLost) -> None:
+        _log.warning("a batch was trained here and will be trained again elsewhere: %s", error)
+        self.work.callbacks.tell("on_batch_lost", error)

@@ -49,8 +49,10 @@ class DetachedGRPOTrainer(DetachedTrainer):
     ) -> None:
         """Make the model, its optimizer, and the trainer's buffer.
 
-        Args are those of `DetachedPPOTrainer`, but `model_fn` returns the actor alone, and
-        `grpo_options` are further options of `redrb.algorithms.GRPOStep`, such as `beta`.
+        Args are those of `DetachedPPOTrainer`, but `train_batch_size` counts groups (prompts with
+        all their completions), `model_fn` returns the actor alone, and `grpo_options` are further
+        options of `redrb.algorithms.GRPOStep`, such as `beta`: more than 0 needs makers with an
+        initial model.
         """
         set_environment(env_info)
         strategy = strategy_fn() or Strategy(device)

@@ -9,6 +9,7 @@ comes late, or comes back, finds it. Announcing twice does no harm.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from redrb.keys import check_name
 
 _BLOCK_S = 5.0  # one blocking read; far below the connection's timeout
 _MOST_BYTES = 1 << 20
+_RUN = re.compile(rb"([0-9a-f]{32})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +33,15 @@ class Announcement:
         full: Version of its newest full update; 0: there was none, wait for it.
         partial: Version of its newest partial update, 0 when there was none after the full one.
         lora: Per model and layer the settings of its LoRA, as JSON; "" where there is none.
+        run: Random id of who published the full update, 32 hex digits: when it changes, versions
+            may have begun anew, in a Redis that was emptied. "": it did not say.
     """
 
     trainer: str
     full: int
     partial: int = 0
     lora: str = ""
+    run: str = ""
 
 
 def inbox_of(namespace: str, maker: str) -> str:
@@ -62,7 +67,7 @@ def announce(client: Client, boxes: Sequence[str], news: Announcement) -> None:
     pipeline = Pipeline()
     for box in boxes:
         fields = ("trainer", news.trainer, "full", news.full, "partial", news.partial)
-        pipeline.add("XADD", box, "MAXLEN", 1, "*", *fields, "lora", news.lora)
+        pipeline.add(*("XADD", box, "MAXLEN", 1, "*", *fields, "run", news.run, "lora", news.lora))
 
     def attempt() -> None:
         error = first_error(client.exchange(pipeline))
@@ -85,16 +90,15 @@ class Box:
         """Return the newest announcement, None where it is the one that was returned last.
 
         Raises:
-            DecodeError: It is damaged.
+            DecodeError: It is damaged; it is passed over from then on.
             StoreUnavailable: Redis stayed away.
         """
         found = self._client.execute("XREVRANGE", self._key, "+", f"({self._last}", "COUNT", 1)
         if not found:
             return None
         entry_id, flat = found[0]
-        news = _parsed(flat)
         self._last = entry_id.decode()
-        return news
+        return _parsed(flat)
 
     def wait(self, seconds: float) -> Announcement | None:
         """Return the next announcement, None when none came in time; never polls.
@@ -120,12 +124,12 @@ def _parsed(flat: Reply) -> Announcement:
         for name, value in zip(flat[::2], flat[1::2], strict=True)
     }
     numbers = [fields.get(name, b"") for name in ("full", "partial")]
-    trainer, lora = fields.get("trainer", b""), fields.get("lora", b"")
+    trainer, lora, run = (fields.get(name, b"") for name in ("trainer", "lora", "run"))
     usable = all(number.isdigit() and len(number) <= 16 for number in numbers)
-    if not usable or len(lora) > _MOST_BYTES:
+    if not usable or len(lora) > _MOST_BYTES or not _RUN.fullmatch(run):
         raise DecodeError("an inbox or outbox holds something that is no announcement of weights.")
     try:
         name = check_name("trainer", trainer.decode())
-        return Announcement(name, int(numbers[0]), int(numbers[1]), lora.decode())
+        return Announcement(name, int(numbers[0]), int(numbers[1]), lora.decode(), run.decode())
     except ValueError as error:
         raise DecodeError(f"an announcement of weights is damaged: {error}") from error

@@ -16,7 +16,14 @@ from redrb.algorithms import NaiveExperienceMaker
 from redrb.connection import Client
 from redrb.connection.stopping import Stop as Hurry
 from redrb.connection.stopping import stoppable
-from redrb.errors import ConfigError, RecordError, SendFailed
+from redrb.errors import (
+    ConfigError,
+    DecodeError,
+    RecordError,
+    SendFailed,
+    StoreUnavailable,
+    WeightError,
+)
 from redrb.experience import Experience
 from redrb.keys import check_name
 from redrb.runtime.callbacks import Callbacks, MakerCallback
@@ -30,8 +37,12 @@ from redrb.runtime.strategy import Strategy
 from redrb.runtime.updates import ModelUpdates
 from redrb.sending import ExperienceSender, GroupedRows
 from redrb.stream import ExperienceStream
+from redrb.stream.waiting import WARN_EVERY_S
 
 _log = logging.getLogger("redrb")
+
+_ONE_ATTEMPT = Hurry()
+_ONE_ATTEMPT.ask()
 
 
 class ExperienceMaker(Protocol):
@@ -51,7 +62,8 @@ class ExperienceMakerHolder:
     Makers are elastic: one may join late, leave, or die at any time, and nobody has to know it
     before. A maker that no trainer names follows the weights of the first trainer of its list, or
     of `follow`; as soon as a trainer names it, it follows that one. What it sent is in Redis, each
-    sample once, and no wait of a trainer depends on it.
+    sample once, and no wait of a trainer depends on it. While Redis is away it goes on with the
+    weights it has, until `max_unsent` groups wait to be sent.
 
     Example:
         >>> maker = ExperienceMakerHolder(
@@ -155,6 +167,8 @@ class ExperienceMakerHolder:
         self._stop_timeout = stop_timeout
         self._deadline: float | None = None
         self._gave_up = False
+        self._lost = 0  # groups that found no room in the sender
+        self._away_told: float | None = None  # when it was logged that Redis is away
         self._updates = ModelUpdates({"actor": actor, "critic": critic}, timeout_s=update_timeout)
         self._initialised = not sync_models_from_trainers
         self._weights_timeout = weights_timeout
@@ -230,8 +244,11 @@ class ExperienceMakerHolder:
 
         Raises:
             WeightTimeout: No full update came in time.
+            WeightMismatch: The first update does not fit the models. A later one is logged, and the
+                models keep their weights.
             RecordError: A batch is neither a tensor nor a dict of tensors.
-            SendFailed: What was made could not be sent; the error says how much, and why.
+            SendFailed: What was made could not be sent; the error says how much, and why. What was
+                made last was offered once more then, and is on its way unless a note says no.
         """
         with self._stop.on_signals(), self._stop.waking(self._hurry.ask):
             if self._stop:  # before anybody could be woken
@@ -241,7 +258,8 @@ class ExperienceMakerHolder:
             self._callbacks.tell("on_loop_start")
             steps = num_steps if num_steps > 0 else None
             with Progress("make", steps) as progress:
-                for inputs in _batches(dataloader_fn, num_epochs, steps):
+                for inputs in _batches(dataloader_fn, num_epochs, steps, self._stop.__bool__):
+                    self._follow()
                     if self._stop:
                         break
                     self._make_and_send(inputs)
@@ -285,7 +303,8 @@ class ExperienceMakerHolder:
         first chunk takes the model lock; chunks are collected and loaded at the end, those tensors
         that the models have, so generation never sees half an update. When the next chunk does not
         come within `update_timeout`, the update is dropped: the lock is free again, and the models
-        keep their old weights.
+        keep their old weights. All chunks of an update come from the thread that sent the first
+        one. `on_make_experience_*` hold the lock, so that callbacks update in other hooks.
 
         Args:
             new_actor_state_dict: Tensors of the actor by name; with LoRA `lora_A` and `lora_B`.
@@ -298,7 +317,8 @@ class ExperienceMakerHolder:
             chunk_end: This is the last chunk.
 
         Raises:
-            WeightError: It is not the first chunk of an update, and none is under way any more.
+            WeightError: It is not the first chunk of an update, and this thread has none under way
+                any more; or this thread makes experience at this moment.
             WeightMismatch: Something does not fit the models; they keep their old weights.
         """
         single = chunk_start is None and chunk_end is None
@@ -322,61 +342,103 @@ class ExperienceMakerHolder:
         """Send what is not sent yet, and close what was opened here.
 
         Raises:
-            SendFailed: Not everything could be sent in time, unless `workingloop` has waited for it
-                already, since it was asked to end.
+            SendFailed: Not everything could be sent in time. When `workingloop` has waited for it
+                already, since it was asked to end, a warning says how much is given up instead.
         """
-        with self._owned:
+        with self._owned, ExitStack() as scope:
+            for stream in self._streams:
+                scope.callback(stream.close)
+            failure: SendFailed | None = None
             try:
                 self._sender.close(timeout=0.0 if self._gave_up else timeout)
-            except SendFailed as failure:
-                if not self._gave_up or failure.dropped:
-                    raise
-                _log.warning("maker %r ends: %s", self.name, failure)
-            finally:
-                for stream in self._streams:
-                    stream.close()
+            except SendFailed as error:
+                failure = error
+            lost, self._lost = self._lost, 0
+            if self._gave_up and (lost or failure):
+                groups = lost + (failure.unsent + failure.dropped if failure else 0)
+                why = failure or "there was no room in the sender"
+                _log.warning("maker %r ends: %d groups are given up: %s", self.name, groups, why)
+            if failure is not None and (failure.dropped or not self._gave_up):
+                raise failure
+
+    def _follow(self) -> None:
+        """Load the newest weights; while Redis is away those that are here do."""
+        away = self._away_told is not None
+        try:
+            with stoppable(_ONE_ATTEMPT if away else self._hurry):
+                self._follower.follow()
+        except StoreUnavailable as error:
+            now = time.monotonic()
+            if self._stop or (self._away_told and now - self._away_told < WARN_EVERY_S):
+                return
+            self._away_told = now
+            _log.warning("maker %r goes on with the weights it has: %s", self.name, error)
+        except (WeightError, DecodeError) as error:
+            if self._follower.version is None:
+                raise
+            _log.error("maker %r keeps the weights it has: %s", self.name, error)
+        else:
+            self._away_told = None
 
     def _make_and_send(self, inputs: Any) -> None:
         tell = self._callbacks.tell
-        self._follower.follow()
         tell("on_batch_start")
         with self._updates.exclusive():
             tell("on_make_experience_start")
             experience = self.make_experience(inputs)
             tell("on_make_experience_end", experience)
         tell("on_send_start")
-        self._patiently(partial(self._sender.send, GroupedRows(experience)))
+        rows = GroupedRows(experience)
+        self._patiently(partial(self._sender.send, rows), lambda: len(rows.rows()))
         tell("on_send_end")
         tell("on_batch_end")
         if self._debug:
             _log.info("maker %r made %d samples", self.name, len(experience))
 
-    def _patiently(self, send: Callable[..., None]) -> None:
+    def _patiently(self, send: Callable[..., None], in_hand: Callable[[], int] = lambda: 0) -> None:
         """Run `send(timeout=...)`: without end, and for `stop_timeout` when asked to end meanwhile.
 
-        What finds no room by then is given up: trainers have ended, or are far behind.
+        What finds no room by then is given up: trainers have ended, or are far behind. When it only
+        tells of what was given up before, what is `in_hand` is offered once more.
         """
+        told = self._tried(send)
+        if told is None:
+            return
+        last = self._tried(send) if told.dropped else told
+        if last is not None:
+            self._lost += in_hand()
+            self._gave_up = bool(self._stop)
+            if last is not told:
+                told.dropped += last.dropped
+                told.add_note(f"{in_hand()} groups made last are given up as well: {last}")
+        if told.dropped or not self._stop:
+            raise told
+
+    def _tried(self, send: Callable[..., None]) -> SendFailed | None:
+        """Run `send(timeout=...)` as long as there is time, and return what failed."""
         try:
             with stoppable(self._hurry):
-                return send(timeout=None)
+                send(timeout=None)
         except SendFailed as failure:
             if failure.dropped or not self._stop:
-                raise
+                return failure
+        else:
+            return None
         if self._deadline is None:
             self._deadline = time.monotonic() + self._stop_timeout
         try:
             send(timeout=max(0.0, self._deadline - time.monotonic()))
         except SendFailed as failure:
-            if failure.dropped:
-                raise
-            self._gave_up = True
+            return failure
+        return None
 
     def _wait_until_initialised(self) -> bool:
         """Wait for the first full update; False when the loop was asked to end meanwhile."""
         if not self._initialised:
-            self._follower.wait_until_complete(
-                self._weights_timeout, lambda: bool(self._stop) or self._initialised
-            )
+            with stoppable(self._hurry):
+                self._follower.wait_until_complete(
+                    self._weights_timeout, lambda: bool(self._stop) or self._initialised
+                )
             self._initialised = self._initialised or self._follower.complete
         return self._initialised
 
@@ -388,18 +450,21 @@ def _targets(names: Sequence[str]) -> list[str]:
 
 
 def _batches(
-    dataloader_fn: Callable[[], Iterable[Any]], epochs: int, steps: int | None
+    dataloader_fn: Callable[[], Iterable[Any]],
+    epochs: int,
+    steps: int | None,
+    ended: Callable[[], bool],
 ) -> Iterable[Any]:
-    """Yield batches for so many epochs, or so many batches."""
+    """Yield batches for so many epochs, or so many batches; none is drawn that is not yielded."""
     made = 0
     for _ in range(epochs) if steps is None else iter(int, 1):
         before = made
-        for batch in dataloader_fn():
-            if steps is not None and made >= steps:
-                return
-            made += 1
-            yield batch
-        if steps is not None and (made >= steps or made == before):
-            if made == before:
-                raise ConfigError("dataloader_fn returned a loader without a single batch.")
+        if ended():
             return
+        for batch in dataloader_fn():
+            yield batch
+            made += 1
+            if made == steps or ended():
+                return
+        if steps is not None and made == before:
+            raise ConfigError("dataloader_fn returned a loader without a single batch.")

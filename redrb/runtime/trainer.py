@@ -99,7 +99,8 @@ class DetachedTrainer(ABC):
             dataloader_pin_memory: Pin batches for the copy to an accelerator.
             callbacks: Told what happens.
             debug: Log the metrics of each step.
-            name: Name under which makers find it.
+            name: Name under which makers find it; one that is started again under it gets at once
+                what the one before held.
             client: What `redrb.connect` returned, or a URL; default: REDRB_URL.
             task: Task of its buffer; default: its name.
             namespace: Keeps experiments on one server apart.
@@ -114,7 +115,8 @@ class DetachedTrainer(ABC):
             checkpoint_every: Episodes between checkpoints.
             rank: This process's number among trainers that share one task; None: it has its own.
             world_size: Number of these trainers.
-            stream_options: Further options of `ExperienceStream`, such as `max_staleness=4`.
+            stream_options: Further options of `ExperienceStream`, such as `max_staleness=4`, which
+                counts from the version that this trainer has sent last.
 
         Raises:
             ConfigError: A name, number or option is not usable.
@@ -170,6 +172,8 @@ class DetachedTrainer(ABC):
             )
             makers = list(experience_maker_holder_name_list) if not rank else []
             self._broadcast = Broadcast(self._client, namespace, name, makers)
+            if rank is None:
+                self._replace_predecessor(namespace)
             undo.pop_all()
 
     def __enter__(self) -> Self:
@@ -240,6 +244,7 @@ class DetachedTrainer(ABC):
             return
         position = self._position_of_call()
         if position is None:
+            _log.info("trainer %r: this call of fit was over before it was resumed", self.name)
             return
         episodes = None if total_steps is None else total_steps // update_steps
         fit = Fit(self._work(), position, update_steps, train_epochs)
@@ -281,6 +286,12 @@ class DetachedTrainer(ABC):
         finally:
             self._waited_s, self._source = self.wait_for_batch_s, None
             fit.release()
+        _log.info(
+            "trainer %r: %d steps are done%s",
+            self.name,
+            position.step,
+            f", stopped by {self.stopped}" if self.stopped else "",
+        )
 
     def stop(self, why: str = "stop() was called") -> None:
         """Ask `fit` to end after the step under way; may be called by a callback."""
@@ -312,6 +323,7 @@ class DetachedTrainer(ABC):
                 self._checkpoints.forget_after(step)
                 if self._rank is None:
                     self.buffer.stream.settle(mark.as_mapping())
+                _log.info("trainer %r goes on after step %d", self.name, position.step)
         self._position = position
         return position.step > 0
 
@@ -361,7 +373,9 @@ class DetachedTrainer(ABC):
         """
         if self._rank:
             return self._broadcast.version
-        return self._broadcast.push(models, fully=fully_update, lora_only=lora)
+        version = self._broadcast.push(models, fully=fully_update, lora_only=lora)
+        self.buffer.stream.advance(version)  # what max_staleness is counted from
+        return version
 
     def buffer_get_length(self) -> int:
         """Return the number of full batches that wait; safe while training runs."""
@@ -379,6 +393,18 @@ class DetachedTrainer(ABC):
         """Give back what is leased, and close what was opened here."""
         with self._owned:
             self.buffer.close()
+
+    def _replace_predecessor(self, namespace: str) -> None:
+        """Give back at once what a trainer of this name held that died; ranks do it by `take`."""
+        stream = self.buffer.stream
+        key = f"redrb:{{{namespace}:trainer:{self.name}}}:consumer"
+        before = self._client.execute("GET", key)
+        self._client.execute("SET", key, f"{stream.task} {stream.consumer}")
+        task, _, consumer = (before or b"").decode(errors="replace").partition(" ")
+        if consumer and task == stream.task and consumer != stream.consumer:
+            held = stream.dismiss(consumer)
+            if held:
+                _log.warning("trainer %r: the one before held %d groups", self.name, held)
 
     def _position_of_call(self) -> Position | None:
         """Return where this call of `fit` begins; None where the run before has finished it."""

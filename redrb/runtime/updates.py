@@ -22,8 +22,9 @@ _log = logging.getLogger("redrb")
 
 @dataclass(slots=True)
 class _Staged:
-    """What has come of an update, by model."""
+    """What has come of an update, by model, and whose it is."""
 
+    owner: threading.Thread
     states: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     loras: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = field(default_factory=dict)
 
@@ -45,7 +46,8 @@ class ModelUpdates:
     An update begins, gets its chunks, and ends. Chunks are collected beside the models, and the
     lock is held from the beginning, so that nothing is generated with weights about to be replaced.
     An update whose end does not come in time is dropped: the lock is free again, and the models
-    have their old weights.
+    have their old weights. All calls of an update come from the thread that began it, so that what
+    comes late of one that was dropped never gets into the next one of another thread.
 
     Attributes:
         models: By name.
@@ -66,6 +68,7 @@ class ModelUpdates:
         self._timeout_s = timeout_s
         self._mergers = {name: LoraMerger(model) for name, model in self.models.items()}
         self._staged: _Staged | None = None
+        self._user: threading.Thread | None = None
         self._guard = threading.RLock()
         self._watch: threading.Timer | None = None
 
@@ -82,19 +85,26 @@ class ModelUpdates:
         """Hold the lock; an update under way ends or is dropped in time, so this wait is bounded.
 
         Raises:
-            WeightError: It was not free for ten times the timeout of an update.
+            WeightError: It was not free for ten times the timeout of an update, or this thread
+                holds it already.
         """
         self._acquire()
+        self._user = threading.current_thread()
         try:
             yield
         finally:
+            self._user = None
             self.lock.release()
 
     def begin(self) -> None:
-        """Begin an update: wait for the generation under way, and hold the lock."""
+        """Begin an update: wait for the generation under way, and hold the lock.
+
+        Raises:
+            WeightError: As `exclusive` does.
+        """
         self._acquire()
         with self._guard:
-            self._staged = _Staged()
+            self._staged = _Staged(threading.current_thread())
             self._watch_again()
 
     def stage(
@@ -108,7 +118,8 @@ class ModelUpdates:
             lora_configs: Where they are LoRA's: settings by layer.
 
         Raises:
-            WeightError: No update is under way, or it was dropped; or there is no such model.
+            WeightError: No update of this thread is under way, or it was dropped; or there is no
+                such model.
         """
         with self._guard:
             staged = self._under_way()
@@ -127,7 +138,7 @@ class ModelUpdates:
         """Load all that was collected, and release the lock.
 
         Raises:
-            WeightError: No update is under way, or it was dropped.
+            WeightError: No update of this thread is under way, or it was dropped.
             WeightMismatch: Something does not fit; the models keep their old weights.
         """
         with self._guard:
@@ -138,9 +149,9 @@ class ModelUpdates:
                 self._over()
 
     def drop(self) -> None:
-        """Forget an update under way; the models keep their old weights."""
+        """Forget this thread's update under way; the models keep their old weights."""
         with self._guard:
-            if self._staged is not None:
+            if self._staged is not None and self._staged.owner is threading.current_thread():
                 self._over()
 
     def load(
@@ -190,6 +201,11 @@ class ModelUpdates:
         return load
 
     def _acquire(self) -> None:
+        if self._user is threading.current_thread():
+            raise WeightError(
+                "the models cannot be updated while this thread makes experience with them: do it "
+                "in on_batch_start or on_send_start, not in on_make_experience_*."
+            )
         patience_s = 10 * self._timeout_s
         if not self.lock.acquire(timeout=patience_s):
             raise WeightError(
@@ -198,11 +214,11 @@ class ModelUpdates:
             )
 
     def _under_way(self) -> _Staged:
-        if self._staged is None:
+        if self._staged is None or self._staged.owner is not threading.current_thread():
             raise WeightError(
-                "no update is under way: the first call needs chunk_start=True, and an update is "
-                f"dropped when its next call does not come within {self._timeout_s:g} s. Send all "
-                "of it again."
+                "no update is under way in this thread: the first call needs chunk_start=True, and "
+                f"an update is dropped when its next call does not come within {self._timeout_s:g} "
+                "s. Send all of it again."
             )
         return self._staged
 

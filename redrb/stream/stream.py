@@ -11,6 +11,7 @@ from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
+from redrb.keys import check_name
 from redrb.orders import Order, ignores_priority
 from redrb.stream.ahead import leases
 from redrb.stream.arguments import (
@@ -338,6 +339,29 @@ class ExperienceStream(Task):
         """
         self._check_open()
         self._put(Batch((), expired=whole("groups", groups)), None)
+
+    @property
+    def consumer(self) -> str:
+        """Name under which this object holds leases; another one in a forked process."""
+        return self._consumer.name
+
+    def dismiss(self, consumer: str) -> int:
+        """Give back, unharmed and at once, what a consumer of this group leases: it is dead.
+
+        Others take its leases over by themselves when its heartbeat has been silent for its
+        `lease_ms`; call this where it is known to be gone, such as the process before this one.
+
+        Args:
+            consumer: Its `consumer`.
+
+        Returns:
+            How many groups it held.
+
+        Raises:
+            StoreUnavailable: Redis stayed away.
+        """
+        self._check_open()
+        return self._store.leave(self.group, check_name("consumer", consumer))
 
     def settle(self, trained: Mapping[int, int]) -> int:
         """Acknowledge groups by id, wherever they are: for a run that resumes from a checkpoint.

@@ -15,6 +15,7 @@ from redrb import (
     ConfigError,
     DetachedReplayBuffer,
     StoreFull,
+    StoreUnavailable,
     make_experience_batch,
 )
 
@@ -80,6 +81,31 @@ def test_a_batch_is_acknowledged_when_its_worker_samples_again(
     buffer = open_buffer(2)
     assert buffer.stream.stats().ledger.acked == 6
     buffer.close()
+
+
+def test_a_batch_is_acknowledged_later_where_redis_was_away(
+    open_buffer: Callable[..., DetachedReplayBuffer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_buffer(2) as buffer:
+        buffer.extend([item(number) for number in range(6)])
+        buffer.sample()
+        take = buffer.stream.take
+
+        def away(*arguments: object, **options: object) -> object:
+            raise StoreUnavailable("gone", where="here")
+
+        monkeypatch.setattr(buffer.stream, "take", away)
+        with pytest.raises(StoreUnavailable):
+            buffer.sample()
+        monkeypatch.setattr(buffer.stream, "take", take)
+        assert rewards(buffer.sample()) == [2, 3]
+        ledger = buffer.stream.stats().ledger
+        assert (ledger.acked, ledger.leased, ledger.waiting) == (2, 2, 2)
+        buffer.sample()
+        for _ in range(2):  # what it acknowledged is not offered again
+            with pytest.raises(BatchTimeout):
+                buffer.sample(timeout=0)
+        assert buffer.stream.stats().ledger.acked == 6
 
 
 def test_an_exception_gives_the_batch_back(

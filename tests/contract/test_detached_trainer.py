@@ -341,6 +341,34 @@ def test_ack_step_trains_nothing_twice(make: Callable[..., Trainer], tmp_path: P
         assert len(second.trained) == 6
 
 
+def test_a_trainer_gets_at_once_what_the_one_before_held(
+    make: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    first = make(timeout=5)
+    feed(first, 3)
+    first.buffer.stream.take(
+        4, timeout=5
+    )  # it dies with this: its heartbeat would hold it for 30 s
+    with make(timeout=5) as second:
+        second.fit(3, 1)
+        assert second.trained == [[0, 1], [2, 3], [4, 5]]
+    first.close()
+
+
+def test_a_trainers_versions_are_those_that_staleness_counts_from(
+    make: Callable[..., Trainer],
+) -> None:
+    with make(max_staleness=2) as trainer:
+        trainer.sync_models_to_remote_makers()
+        for version in (1, 1, 4, 5):
+            trainer.buffer.stream.put(item(version), policy_version=version)
+        for _ in range(4):
+            trainer._update_remote_makers()
+        trainer.fit(1, 1)
+        assert trainer.trained == [[4, 5]]
+        assert trainer.buffer.stream.stats().ledger.expired == 2
+
+
 @pytest.mark.parametrize("ack", ["step", "checkpoint"])
 def test_ranks_go_on_after_a_crash(make: Callable[..., Trainer], tmp_path: Path, ack: str) -> None:
     def run(die_at: int) -> list[Trainer]:

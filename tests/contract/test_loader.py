@@ -283,10 +283,49 @@ def test_redis_that_stays_away_is_told_after_what_came_before(
 
     monkeypatch.setattr(stream._consumer, "take", broken)
     seen = []
-    with pytest.raises(StoreUnavailable), ExperienceLoader(stream, 2) as loader:
+    with pytest.raises(StoreUnavailable), ExperienceLoader(stream, 2, timeout=0.7) as loader:
         for batch in loader:
             seen.append(rewards(batch))
+        assert loader.last_wait_for_batch_s < 5
     assert seen == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("timeout", [None, 20])
+def test_redis_that_comes_back_in_time_ends_no_loop(
+    stream: ExperienceStream,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    timeout: float | None,
+) -> None:
+    filled(stream, 4)
+    take, failures = stream._consumer.take, iter([False, True, True])
+
+    def broken(*arguments: Any) -> Any:
+        if next(failures, False):
+            raise StoreUnavailable("gone", where="here")
+        return take(*arguments)
+
+    monkeypatch.setattr(stream._consumer, "take", broken)
+    with ExperienceLoader(stream, 2, steps=2, timeout=timeout) as loader:
+        assert [rewards(batch) for batch in loader] == [[0, 1], [2, 3]]
+    assert caplog.text.count("cannot take a batch yet: gone") == 2
+
+
+def test_a_loop_that_waits_for_redis_is_stopped_at_once(
+    stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*arguments: Any) -> Any:
+        raise StoreUnavailable("gone", where="here")
+
+    monkeypatch.setattr(stream._consumer, "take", away)
+    loader = ExperienceLoader(stream, 2)
+    timer = threading.Timer(0.3, loader.stop)
+    batches, began = iter(loader), time.monotonic()
+    timer.start()
+    assert next(batches, None) is None
+    assert time.monotonic() - began < 3
+    timer.join()
+    loader.close()
 
 
 def test_closing_while_redis_is_away_leaves_batches_to_the_heartbeat(

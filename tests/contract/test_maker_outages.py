@@ -1,0 +1,338 @@
+"""`ExperienceMakerHolder` when Redis is away or emptied, and updates that go wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import redrb
+from redrb import (
+    Client,
+    ConfigError,
+    DDPStrategy,
+    DecodeError,
+    ExperienceStream,
+    MakerCallback,
+    SendFailed,
+    Strategy,
+    WeightError,
+    WeightMismatch,
+    WeightTimeout,
+)
+from redrb.runtime import strategy
+from redrb.runtime.broadcast import Broadcast
+from redrb.runtime.following import WeightFollower
+from redrb.runtime.inbox import Announcement, announce, inbox_of
+from redrb.runtime.updates import ModelUpdates
+from tests.contract.test_maker_holder import Holder, Linear, prompts
+from tests.servers import Server
+
+
+@pytest.fixture
+def holder(client: Client, namespace: str) -> Iterator[Callable[..., Holder]]:
+    made: list[Holder] = []
+
+    def make(**options: Any) -> Holder:
+        options = {"client": client, "namespace": namespace, **options}
+        models = (Linear(), Linear(), None, None)
+        made.append(Holder(["trainer_0"], Strategy, lambda: models, **options))
+        return made[-1]
+
+    yield make
+    for maker in made:
+        maker.close()
+
+
+def put_in_order(client: Client, namespace: str = "default") -> list[int]:
+    with ExperienceStream(client, "trainer_0", namespace=namespace) as stream:
+        count = len(stream)
+        with stream.take(count, timeout=5) as lease:
+            return [int(item.sequences[0]) for item in lease.items()]  # type: ignore[index]
+
+
+def test_a_maker_goes_on_while_redis_is_away_longer_than_its_patience(
+    own_server: Callable[..., Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = own_server("--appendonly", "yes", "--appendfsync", "always")
+
+    def loader() -> Iterator[torch.Tensor]:
+        for number in range(8):
+            if number == 2:
+                server.kill()
+            if number == 6:
+                server.start()
+            yield prompts(number)
+
+    with redrb.connect(server.url, retry_s=0.2) as client:
+        maker = Holder(["trainer_0"], Strategy, lambda: (Linear(), None, None, None), client=client)
+        maker.workingloop(loader)
+        maker.close()
+        assert caplog.text.count("goes on with the weights it has") == 1
+        assert put_in_order(client) == list(range(8))
+
+
+def test_a_signal_is_heeded_while_redis_is_away(
+    own_server: Callable[..., Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = own_server()
+    with redrb.connect(server.url, retry_s=60) as client:
+        for synced in (False, True):
+            maker = Holder(
+                ["trainer_0"],
+                Strategy,
+                lambda: (Linear(), None, None, None),
+                client=client,
+                sync_models_from_trainers=synced,
+                stop_timeout=0.3,
+            )
+            timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+            server.kill()
+            timer.start()
+            began = time.monotonic()
+            maker.workingloop(lambda: [prompts(1), prompts(2)])
+            maker.close()
+            assert time.monotonic() - began < 5
+            timer.join()
+            assert maker.stopped == "SIGTERM"
+            server.start()
+
+
+def test_later_updates_that_do_not_fit_leave_the_weights(
+    holder: Callable[..., Holder], client: Client, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    maker = holder()
+    trainer = Broadcast(client, namespace, "trainer_0", ["maker_0"])
+    models = {"actor": Linear(1.0), "critic": Linear(1.0)}
+    wrong = {"actor": Linear(2.0), "critic": torch.nn.Linear(3, 3)}
+    trainer.push(wrong, fully=True)
+    with pytest.raises(WeightMismatch):  # the first one
+        maker.workingloop(lambda: [prompts(1)])
+    trainer.push(models, fully=True)
+    maker.workingloop(lambda: [prompts(1)])
+    trainer.push(wrong, fully=True)
+    maker.workingloop(lambda: [prompts(2)])
+    client.execute("XADD", inbox_of(namespace, "maker_0"), "*", "trainer", "a b", "full", 1)
+    maker.workingloop(lambda: [prompts(3), prompts(4)])
+    assert caplog.text.count("keeps the weights it has") == 2
+    assert maker.policy_version == 2
+    trainer.push(models, fully=True)
+    maker.workingloop(lambda: [prompts(5)])
+    assert maker.policy_version == 4
+
+
+def followed(client: Client, namespace: str) -> tuple[Linear, WeightFollower]:
+    model = Linear()
+    updates = ModelUpdates({"actor": model}, timeout_s=5)
+    return model, WeightFollower(client, namespace, "m", updates, chosen="t")
+
+
+def delete_all(client: Client, namespace: str) -> None:
+    keys = client.execute("KEYS", f"redrb:{{{namespace}:*")
+    client.execute("DEL", *keys)
+
+
+def value(model: Linear) -> float:
+    return float(model.trained.detach())
+
+
+def test_a_redis_that_was_emptied_begins_anew(client: Client, namespace: str) -> None:
+    model, follower = followed(client, namespace)
+    trainer = Broadcast(client, namespace, "t", ["m"])
+    for version in range(1, 6):
+        trainer.push({"actor": Linear(float(version))}, fully=True)
+    follower.follow()
+    assert (follower.version, value(model)) == (5, 5.0)
+    delete_all(client, namespace)
+    again = Broadcast(client, namespace, "t", ["m"])
+    follower.follow()  # it is named, and there are no weights yet
+    assert (follower.version, value(model)) == (5, 5.0)
+    for version in (1, 2):
+        again.push({"actor": Linear(10.0 + version)}, fully=True)
+        follower.follow()
+        assert (follower.version, value(model)) == (version, 10.0 + version)
+    third = Broadcast(client, namespace, "t", ["m"])  # a restart alone counts on
+    third.push({"actor": Linear(30.0)}, fully=True)
+    follower.follow()
+    assert (follower.version, value(model)) == (3, 30.0)
+
+
+def test_weights_that_are_gone_do_not_make_a_maker_complete(
+    client: Client, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, follower = followed(client, namespace)
+    trainer = Broadcast(client, namespace, "t", ["m"])
+    trainer.push({"actor": Linear(1.0)}, fully=True)
+    client.execute("DEL", f"redrb:{{{namespace}:weights:t}}:versions")
+    with pytest.raises(WeightTimeout):
+        follower.wait_until_complete(0.3, lambda: False)
+    assert not follower.complete
+    assert "is gone from Redis" in caplog.text
+    trainer.push({"actor": Linear(2.0)}, fully=True)
+    follower.wait_until_complete(5, lambda: False)
+    assert (follower.complete, value(model)) == (True, 2.0)
+
+
+def test_a_partial_update_is_loaded_again_over_a_full_one_that_is_heard_of_later(
+    client: Client, namespace: str
+) -> None:
+    model, follower = followed(client, namespace)
+    source = Linear(1.0, frozen=True)
+    trainer = Broadcast(client, namespace, "t", ["m"])
+
+    def push(number: float, *, fully: bool) -> None:
+        with torch.no_grad():
+            source.trained.fill_(number)
+        trainer.push({"actor": source}, fully=fully)
+
+    push(1.0, fully=True)
+    follower.follow()
+    push(2.0, fully=False)
+    heard = trainer._news
+    push(7.0, fully=True)
+    late = trainer._news
+    push(8.0, fully=False)
+    newest = trainer._news
+    follower._load(heard)
+    assert value(model) == 8.0
+    follower._load(late)
+    follower._load(newest)
+    assert (follower.version, value(model)) == (4, 8.0)
+
+
+@pytest.mark.parametrize("run", ["x", "0" * 31, "A" * 32, "0" * 33])
+def test_the_id_of_a_run_is_checked(client: Client, namespace: str, run: str) -> None:
+    _, follower = followed(client, namespace)
+    announce(client, [inbox_of(namespace, "m")], Announcement("t", 1, run=run))
+    with pytest.raises(DecodeError):
+        follower.follow()
+
+
+def test_what_is_in_hand_when_others_are_given_up_is_offered_again(
+    holder: Callable[..., Holder], client: Client, namespace: str
+) -> None:
+    maker = holder()
+    make = maker.experience_maker.make_experience
+
+    def odd(inputs: Any, **options: Any) -> Any:
+        experience = make(inputs, **options)
+        if int(inputs[0, 0]) == 0:  # found out by the sender's thread
+            experience.tags = [{"x": object()}]  # type: ignore[dict-item]
+        return experience
+
+    maker.experience_maker.make_experience = odd  # type: ignore[method-assign]
+
+    def loader() -> Iterator[torch.Tensor]:
+        yield prompts(0)
+        while not maker._sender.dropped_groups:
+            time.sleep(0.01)
+        yield prompts(1)
+
+    with pytest.raises(SendFailed) as caught:
+        maker.workingloop(loader)
+    assert caught.value.dropped == 1
+    maker._sender.flush(timeout=5)
+    assert put_in_order(client, namespace) == [1]
+
+
+def test_all_that_a_stopped_maker_gives_up_is_counted_in_one_warning(
+    holder: Callable[..., Holder], caplog: pytest.LogCaptureFixture
+) -> None:
+    maker = holder(stop_timeout=0.2, stream_options={"limit": 1}, max_unsent=2)
+    timer = threading.Timer(0.5, maker.stop)
+    timer.start()
+    maker.workingloop(lambda: [prompts(1), prompts(2), prompts(3), prompts(4, 5, 6)])
+    timer.join()
+    maker.close()
+    told = [one for one in caplog.messages if "given up" in one]
+    assert len(told) == 1
+    assert "5 groups are given up" in told[0]
+
+
+def test_no_batch_of_prompts_is_drawn_that_is_not_used(holder: Callable[..., Holder]) -> None:
+    maker, drawn = holder(), list[int]()
+
+    def loader() -> Iterator[torch.Tensor]:
+        for number in range(9):
+            drawn.append(number)
+            yield prompts(number)
+
+    maker.workingloop(loader, num_steps=2)
+    assert drawn == [0, 1]
+
+    class Stopping(MakerCallback):
+        def on_batch_end(self) -> None:
+            maker.stop()
+
+    maker._callbacks.add(Stopping())
+    maker.workingloop(loader)
+    assert drawn == [0, 1, 0]
+    maker.workingloop(loader)  # it was asked to end
+    assert drawn == [0, 1, 0]
+
+
+def test_an_update_from_within_making_is_refused_at_once(holder: Callable[..., Holder]) -> None:
+    class Updating(MakerCallback):
+        def on_make_experience_end(self, experience: Any) -> None:
+            maker.update_experience_maker(new_actor_state_dict={}, fully_update=True)
+
+    maker = holder(callbacks=[Updating()])
+    began = time.monotonic()
+    with pytest.raises(WeightError, match="makes experience"):
+        maker.workingloop(lambda: [prompts(1)])
+    assert time.monotonic() - began < 5
+    maker.update_experience_maker(new_actor_state_dict={})  # the lock is free again
+
+
+def test_late_chunks_get_into_nobody_elses_update(holder: Callable[..., Holder]) -> None:
+    maker = holder(update_timeout=0.2)
+    state = {"trained": torch.full((1, 1), 9.0)}
+    maker.update_experience_maker(new_actor_state_dict=state, chunk_start=True)
+    late: list[Exception] = []
+
+    def other() -> None:
+        own = {"frozen": torch.full((1, 1), 5.0)}
+        maker.update_experience_maker(new_actor_state_dict=own, chunk_start=True)
+        begun.set()
+        assert refused.wait(5)
+        maker.update_experience_maker(chunk_end=True)
+
+    begun, refused = threading.Event(), threading.Event()
+    maker._updates._timeout_s = 0.2
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert begun.wait(5)
+    maker._updates._timeout_s = 5
+    for end in (False, True):
+        try:
+            maker.update_experience_maker(new_actor_state_dict=state, chunk_end=end)
+        except WeightError as error:
+            late.append(error)
+    refused.set()
+    thread.join(5)
+    assert len(late) == 2
+    actor = maker.experience_maker.actor  # type: ignore[attr-defined]
+    assert (float(actor.trained.detach()), float(actor.frozen.detach())) == (0.0, 5.0)
+
+
+def test_ranks_without_a_process_group_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert isinstance(DDPStrategy("cpu").prepare(Linear()), Linear)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert DDPStrategy("cpu").prepare(None) is None
+    with pytest.raises(ConfigError, match="init_process_group"):
+        DDPStrategy("cpu").prepare(Linear())
+
+
+def test_the_gpu_is_that_of_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategy, "default_device", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for rank, index in (("1", 1), ("7", 0), ("", 0), ("x", 0)):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert Strategy().device.index == index
