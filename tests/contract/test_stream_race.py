@@ -47,7 +47,10 @@ class Holders:
 def test_a_hundred_threads_lose_nothing_and_do_nothing_twice(
     client: Client, namespace: str
 ) -> None:
-    total = PUTTERS * GROUPS_EACH
+    putters, takers = PUTTERS, TAKERS
+    if client.url.startswith("fake:"):  # it runs scripts in this process: more would only starve it
+        putters, takers = putters // 4, takers // 4
+    total = putters * GROUPS_EACH
     holders = Holders()
     streams = [
         ExperienceStream(client, "math", namespace=namespace, limit=48, lease_ms=1000)
@@ -82,9 +85,9 @@ def test_a_hundred_threads_lose_nothing_and_do_nothing_twice(
             else:
                 lease._end("fail", None)
 
-    with ThreadPoolExecutor(PUTTERS + TAKERS) as pool:
-        futures = [pool.submit(put, thread) for thread in range(PUTTERS)]
-        futures += [pool.submit(take, thread) for thread in range(TAKERS)]
+    with ThreadPoolExecutor(putters + takers) as pool:
+        futures = [pool.submit(put, thread) for thread in range(putters)]
+        futures += [pool.submit(take, thread) for thread in range(takers)]
         for future in futures:
             future.result(timeout=60)
     gc.collect()
