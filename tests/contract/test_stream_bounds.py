@@ -15,6 +15,8 @@ from redrb.scripts import load, run
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
+pytestmark = pytest.mark.slow  # a minute of many groups
+
 
 def stream_of(client: Client, namespace: str, **options: Any) -> ExperienceStream:
     return ExperienceStream(client, "math", namespace=namespace, **options)

@@ -114,6 +114,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
+@pytest.mark.slow
 @on_one_server
 def test_memory_does_not_grow_with_the_task(real_url: str, namespace: str, tmp_path: Path) -> None:
     def peak_kb(act: str, task: str, path: Path) -> int:
