@@ -39,6 +39,7 @@ class Broadcast:
         self._names = (trainer, partial_name(trainer))
         self._boxes = [inbox_of(namespace, maker) for maker in makers]
         self._publishers: dict[str, WeightPublisher] = {}
+        self._uncertain = False
         self._run = uuid.uuid4().hex  # an Announcement's
         self._news = Announcement(trainer, 0, run=self._run)
         self.version = self._newest_version()  # of a run before
@@ -106,7 +107,11 @@ class Broadcast:
 
     def _publish(self, name: str, state: Mapping[str, Tensor]) -> None:
         publisher = self._publisher(name)
+        if self._uncertain:  # an update that nobody heard of may have been published
+            self.version = max(self.version, self._newest_version())
+        self._uncertain = True
         self.version = publisher.publish(state, version=self.version + 1).version
+        self._uncertain = False
 
     def _publisher(self, name: str) -> WeightPublisher:
         """Return the one publisher of `name`; making it fences the one before."""

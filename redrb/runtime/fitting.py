@@ -71,6 +71,7 @@ class Fit:
     train_epochs: int
     held: list[Lease] = field(default_factory=list)
     ended: bool = False
+    stepping: bool = False  # in a step, of which nobody knows how much is done
 
     def run(self, episodes: int | None, source: Source, progress: Progress) -> None:
         """Train until `episodes` are over, or the loop is asked to end.
@@ -83,8 +84,12 @@ class Fit:
         try:
             while (episodes is None or self.position.episode < episodes) and not self._ends():
                 self._episode(source, progress)
-        except (BatchTimeout, StoreUnavailable):
-            self.save()  # what was trained is not lost with this process
+        except BatchTimeout:
+            self.checkpoint()  # what was trained is not lost with this process
+            raise
+        except StoreUnavailable:
+            if not self.stepping:
+                self.save()
             raise
         if self.ended or self.position.episode % self.work.checkpoint_every or self.held:
             self.checkpoint()
@@ -114,9 +119,14 @@ class Fit:
     def release(self) -> None:
         """Give back what was trained since the last checkpoint: a resumed run trains it again."""
         held, self.held = self.held, []
-        for lease in held:
-            if lease:
+        for lease in filter(None, held):
+            try:
                 lease.release()
+            except LeaseLost as error:
+                _log.warning("a batch was lost before it was given back: %s", error)
+            except StoreUnavailable as error:  # what ended the loop matters more
+                _log.warning("a batch goes back when Redis is there again: %s", error)
+                lease.abandon()
 
     def _episode(self, source: Source, progress: Progress) -> None:
         work, position = self.work, self.position
@@ -188,12 +198,13 @@ class Fit:
             progress.advance(position)
 
     def _step(self, experience: Experience) -> None:
-        tell = self.work.callbacks.tell
+        tell, self.stepping = self.work.callbacks.tell, True
         tell("on_batch_start")
         metrics = self.work.train(experience)
         tell("on_batch_end", dict(metrics), experience)
         self.position.batch += 1
         self.position.step += 1
+        self.stepping = False
 
     def _acknowledge(self, lease: Lease) -> None:
         """Acknowledge; while Redis is away, again and again until the loop is asked to end."""

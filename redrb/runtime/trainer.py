@@ -399,12 +399,12 @@ class DetachedTrainer(ABC):
         stream = self.buffer.stream
         key = f"redrb:{{{namespace}:trainer:{self.name}}}:consumer"
         before = self._client.execute("GET", key)
-        self._client.execute("SET", key, f"{stream.task} {stream.consumer}")
         task, _, consumer = (before or b"").decode(errors="replace").partition(" ")
         if consumer and task == stream.task and consumer != stream.consumer:
             held = stream.dismiss(consumer)
             if held:
                 _log.warning("trainer %r: the one before held %d groups", self.name, held)
+        self._client.execute("SET", key, f"{stream.task} {stream.consumer}")
 
     def _position_of_call(self) -> Position | None:
         """Return where this call of `fit` begins; None where the run before has finished it."""

@@ -26,7 +26,9 @@ from redrb import (
     LeaseLost,
     PublisherFenced,
     RecordError,
+    StoreUnavailable,
     TrainerCallback,
+    WeightPublisher,
     WeightSubscriber,
 )
 
@@ -367,6 +369,60 @@ def test_a_trainers_versions_are_those_that_staleness_counts_from(
         trainer.fit(1, 1)
         assert trainer.trained == [[4, 5]]
         assert trainer.buffer.stream.stats().ledger.expired == 2
+
+
+def test_what_was_trained_when_data_ended_is_not_trained_again_by_the_same_trainer(
+    make: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    with make(checkpoint_dir=tmp_path, ack="checkpoint", timeout=0.3) as trainer:
+        feed(trainer, 3)
+        with pytest.raises(BatchTimeout):
+            trainer.fit(8, 4)
+        assert trainer.buffer.stream.stats().ledger.acked == 6
+        feed(trainer, 1, first=3)
+        trainer.fit(1, 1)
+        assert trainer.trained == [[2 * n, 2 * n + 1] for n in range(4)]
+
+
+def away(*_: Any, **__: Any) -> None:
+    raise StoreUnavailable("Redis is away", where="there", uncertain=True)
+
+
+def test_an_update_that_landed_unheard_does_not_hinder_the_next(
+    make: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish = WeightPublisher.publish
+
+    def unheard(self: WeightPublisher, *arguments: Any, **options: Any) -> None:
+        publish(self, *arguments, **options)
+        away()
+
+    with make() as trainer:
+        feed(trainer, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(WeightPublisher, "publish", unheard)
+            trainer.fit(1, 1)
+        assert "keep their old weights" in caplog.text
+        trainer.fit(1, 1)
+        assert trainer.weight_version == 2
+
+
+def test_an_error_in_a_step_outlives_a_redis_that_is_away(
+    make: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And no checkpoint is written of a step of which nobody knows how much is done."""
+    with make(checkpoint_dir=tmp_path, ack="checkpoint", die_at=2) as trainer:
+        feed(trainer, 3)
+        with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+            patch.setattr("redrb.stream.lease.Lease.release", away)
+            trainer.fit(3, 3)
+        assert not list(tmp_path.glob("*.pt"))
+    with make(checkpoint_dir=tmp_path, ack="checkpoint", task="other", name="other") as trainer:
+        feed(trainer, 2)
+        with monkeypatch.context() as patch, pytest.raises(StoreUnavailable):
+            patch.setattr(trainer, "training_step", away)
+            trainer.fit(2, 2)
+        assert not list(tmp_path.glob("*.pt"))
 
 
 @pytest.mark.parametrize("ack", ["step", "checkpoint"])
