@@ -9,16 +9,15 @@ import torch
 from torch import nn
 
 from redrb.algorithms import GRPOExperienceMaker, GRPOStep
-from redrb.experience import Experience
 from redrb.runtime.callbacks import TrainerCallback
 from redrb.runtime.maker import ExperienceMaker, ExperienceMakerHolder
 from redrb.runtime.models import parameters_of, set_environment
 from redrb.runtime.performance import TrainerPerformanceEvaluator
+from redrb.runtime.stepping import SteppingTrainer
 from redrb.runtime.strategy import Strategy
-from redrb.runtime.trainer import DetachedTrainer
 
 
-class DetachedGRPOTrainer(DetachedTrainer):
+class DetachedGRPOTrainer(SteppingTrainer):
     """Trains an actor by GRPO (Shao et al. 2024, arXiv:2402.03300): there is no critic.
 
     Example:
@@ -75,15 +74,6 @@ class DetachedGRPOTrainer(DetachedTrainer):
             device=strategy.device if device is None else device,
             **trainer_options,
         )
-
-    def build_optimizer(self, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
-        """Return the optimizer of a model's trained parameters; override it for another one."""
-        trained = [p for p in model.parameters() if p.requires_grad]
-        return torch.optim.AdamW(trained, lr=learning_rate)
-
-    def training_step(self, experience: Experience) -> dict[str, float]:
-        """Take one GRPO step; returns `actor_loss` and what `GRPOStep` tells."""
-        return self._step(experience)
 
     def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:  # noqa: FBT001, ARG002
         self.push_weights({"actor": self.actor}, fully_update=fully_update, lora=self._lora)

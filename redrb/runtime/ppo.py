@@ -9,15 +9,14 @@ import torch
 from torch import nn
 
 from redrb.algorithms import PPOStep
-from redrb.experience import Experience
 from redrb.runtime.callbacks import TrainerCallback
 from redrb.runtime.models import parameters_of, set_environment
 from redrb.runtime.performance import TrainerPerformanceEvaluator
+from redrb.runtime.stepping import SteppingTrainer
 from redrb.runtime.strategy import Strategy
-from redrb.runtime.trainer import DetachedTrainer
 
 
-class DetachedPPOTrainer(DetachedTrainer):
+class DetachedPPOTrainer(SteppingTrainer):
     """Trains an actor and a critic by PPO, and sends both to the makers as one version.
 
     Source: `coati.ray.detached_trainer_ppo`. Models are any `nn.Module` or causal model of
@@ -107,15 +106,6 @@ class DetachedPPOTrainer(DetachedTrainer):
             device=strategy.device if device is None else device,
             **trainer_options,
         )
-
-    def build_optimizer(self, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
-        """Return the optimizer of a model's trained parameters; override it for another one."""
-        trained = [p for p in model.parameters() if p.requires_grad]
-        return torch.optim.AdamW(trained, lr=learning_rate)
-
-    def training_step(self, experience: Experience) -> dict[str, float]:
-        """Take one PPO step; returns `actor_loss`, `critic_loss` and what `PPOStep` tells."""
-        return self._step(experience)
 
     def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:  # noqa: FBT001, ARG002
         models = {"actor": self.actor, "critic": self.critic}
