@@ -106,7 +106,7 @@ class Client:
         except RedisError as error:
             if not is_transient(error):
                 raise translate(error, self.where) from error
-            first = error
+            again = _FailedOnce(error, attempt)
         patience = stop_after_delay(self.retry_s if retry_s is None else min(retry_s, self.retry_s))
         retries = Retrying(
             retry=retry_if_exception(is_transient),
@@ -116,7 +116,6 @@ class Client:
             before_sleep=self._log_retry,
             reraise=True,
         )
-        again = _FailedOnce(first, attempt)
         try:
             return retries(again)
         except RedisError as error:
@@ -124,6 +123,8 @@ class Client:
             if isinstance(failure, StoreUnavailable):
                 failure.uncertain = again.may_have_landed
             raise failure from error
+        finally:
+            del retries  # it knows what was raised, and that holds the frames of all callers
 
     @contextmanager
     def connection(self) -> Iterator[redis.Connection]:
@@ -236,14 +237,17 @@ class _FailedOnce(Generic[T]):
     """
 
     def __init__(self, first: RedisError, attempt: Callable[[], T]) -> None:
-        self._first: RedisError | None = first
+        self._first: RedisError | None = first.with_traceback(None)
         self._attempt = attempt
         self.may_have_landed = may_have_landed(first)
 
     def __call__(self) -> T:
         if self._first is not None:
             first, self._first = self._first, None
-            raise first
+            try:
+                raise first
+            finally:
+                del first  # it holds this frame
         try:
             return self._attempt()
         except RedisError as error:

@@ -90,7 +90,9 @@ def read_reply(connection: redis.Connection) -> Reply:
     try:
         return connection.read_response()
     except ResponseError as error:
-        return error
+        # without its traceback: that holds the frames of all callers, and so what they return,
+        # until garbage is collected. A lease would not go back when it is dropped.
+        return error.with_traceback(None)
 
 
 def first_error(replies: Sequence[Reply]) -> ResponseError | None:

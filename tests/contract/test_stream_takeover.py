@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import redis
 
 from redrb import BatchTimeout, ExperienceStream, LeaseLost
 from redrb.codec import EncodedGroup
 from redrb.connection import Client
+from redrb.connection.transport import Pipeline
 from redrb.experience import Status
 from redrb.stream.batch import Batch
 from tests.audit import audit, kill_consumer
@@ -182,6 +184,34 @@ def test_a_lease_that_is_dropped_comes_back(
     assert "dropped without ack" in caplog.text
     assert other.stats().taken_over == 0
     assert other.dead_letters() == []
+
+
+@pytest.mark.parametrize("trouble", ["scripts are new to the server", "a connection breaks"])
+def test_a_dropped_lease_needs_no_garbage_collection(
+    open_stream: Opener, client: Client, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """What was raised on the way to a lease holds the frames that hold the lease."""
+    stream, other = open_stream(lease_ms=200), open_stream()
+    stream.put([numbered(0)])
+    if trouble == "a connection breaks":
+        exchange, breaks = client.exchange, [redis.ConnectionError("broken"), None]
+
+        def break_once(pipeline: Pipeline) -> list[Any]:
+            if breaks and (error := breaks.pop(0)):
+                raise error
+            return exchange(pipeline)
+
+        monkeypatch.setattr(client, "exchange", break_once)
+    else:
+        client.execute("SCRIPT", "FLUSH")
+    gc.collect()
+    gc.disable()
+    try:
+        lease = stream.take(1, timeout=1)
+        del lease
+        assert numbers(other.take(1, timeout=5)) == [0]
+    finally:
+        gc.enable()
 
 
 def test_what_a_dropped_lease_released_before_stays_with_its_new_consumer(
