@@ -31,10 +31,11 @@ format: .venv/.dev  ## mend what the tools can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.dev  ## throughput against a raw redis-py floor, what orders cost, what waits cost
+bench: .venv/.dev  ## throughput against a raw redis-py floor, what orders, waits and weights cost
 	$(BIN)/python -m benchmarks.throughput
 	$(BIN)/python -m benchmarks.orders
 	$(BIN)/python -m benchmarks.runtime
+	$(BIN)/python -m benchmarks.weights
 
 clean:  ## remove what was built
 	rm -rf .venv build *.egg-info demo-run .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

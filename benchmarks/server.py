@@ -5,15 +5,23 @@ from __future__ import annotations
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from redrb.connection.embedded import find_server
+from redrb.environment import child_environment
 
 
 @contextmanager
-def private_server(program: str | None = None) -> Iterator[tuple[str, str]]:
-    """Start a server without persistence; yields its URL and what it is."""
+def private_server(
+    program: str | None = None, variables: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, str]]:
+    """Start a server without persistence; yields its URL and what it is.
+
+    Args:
+        program: Its path; default: the one on PATH.
+        variables: Of the environment, that it gets besides.
+    """
     program = program or find_server()[0]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -26,6 +34,7 @@ def private_server(program: str | None = None) -> Iterator[tuple[str, str]]:
             ],
             stdout=subprocess.PIPE,
             text=True,
+            env=child_environment(**(variables or {})),
         )
         try:
             assert process.stdout is not None

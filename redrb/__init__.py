@@ -31,6 +31,7 @@ from redrb.errors import (
     WeightCorrupt,
     WeightError,
     WeightMismatch,
+    WeightsTorn,
     WeightTimeout,
     WrongStep,
 )
@@ -78,6 +79,9 @@ if TYPE_CHECKING:
         reward_variance,
     )
     from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
+    from redrb.weights.adapter import load_adapter, save_adapter
+    from redrb.weights.files import iterate_safetensors, load_safetensors, save_safetensors
+    from redrb.weights.tensors import TensorShard
 
 __version__ = "0.1.0"
 
@@ -128,6 +132,7 @@ __all__ = [
     "Strategy",
     "StreamStats",
     "TaskMismatch",
+    "TensorShard",
     "TrainerCallback",
     "TrainerPerformanceEvaluator",
     "UnsupportedServer",
@@ -138,14 +143,20 @@ __all__ = [
     "WeightSubscriber",
     "WeightTimeout",
     "WeightVersion",
+    "WeightsTorn",
     "WrongStep",
     "connect",
     "errors",
     "export_task",
     "finite_rewards",
     "import_task",
+    "iterate_safetensors",
+    "load_adapter",
+    "load_safetensors",
     "make_experience_batch",
     "reward_variance",
+    "save_adapter",
+    "save_safetensors",
     "split_experience_batch",
     "take_mixture",
 ]
@@ -193,6 +204,9 @@ _HOMES = {
         "reward_variance",
     ),
     "redrb.weights": ("WeightPublisher", "WeightSubscriber", "WeightVersion"),
+    "redrb.weights.adapter": ("load_adapter", "save_adapter"),
+    "redrb.weights.files": ("iterate_safetensors", "load_safetensors", "save_safetensors"),
+    "redrb.weights.tensors": ("TensorShard",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from redrb import __version__
 from redrb.errors import ConfigError, RedrbError
 from redrb.options import add_options, settings_from, variable_of
+from redrb.tables import figures as lines_of
+from redrb.weights_cli import add_weights
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_resume(commands)
     _add_export(commands)
     _add_import(commands)
+    add_weights(commands)
     return parser
 
 
@@ -213,8 +216,8 @@ def _tell(options: argparse.Namespace, figures: dict[str, object]) -> int:
     if options.json:
         print(json.dumps(figures, default=str))
         return 0
-    for name, value in figures.items():
-        print(f"{name:18} {value:,}" if type(value) is int else f"{name:18} {value!s}")
+    for line in lines_of(figures):
+        print(line)
     return 0
 
 

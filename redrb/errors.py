@@ -292,5 +292,12 @@ class WeightCorrupt(WeightError):
     """A chunk does not match its checksum. Nothing was loaded."""
 
 
+class WeightsTorn(WeightError):
+    """An update in place broke off: the model holds a mixture of versions.
+
+    Load again before it is used; until then the subscriber's version is None.
+    """
+
+
 class PublisherFenced(WeightError):
     """A newer publisher of this name has taken over; this one may publish no more."""

@@ -51,6 +51,11 @@ class TaskKeys:
         """The dead-letter stream."""
         return f"{self.prefix}dead"
 
+    @property
+    def none(self) -> str:
+        """A key that is never made."""
+        return f"{self.prefix}none"
+
     def wake(self, waiter: str) -> str:
         """The list on which `waiter` blocks."""
         return f"{self.prefix}wake:{waiter}"
@@ -78,10 +83,51 @@ class WeightKeys:
         return f"{self.prefix}versions"
 
     @property
+    def manifests(self) -> str:
+        """Hash of the manifests of all versions."""
+        return f"{self.prefix}manifests"
+
+    @property
+    def unsettled(self) -> str:
+        """On a cluster: set of committed versions whose keys were not made permanent yet."""
+        return f"{self.prefix}unsettled"
+
+    @property
+    def trash(self) -> str:
+        """On a cluster: set of keys that are to be deleted, without their prefix."""
+        return f"{self.prefix}trash"
+
+    @property
+    def meeting(self) -> str:
+        """Stream of what ranks that publish together say to rank 0."""
+        return f"{self.prefix}meeting"
+
+    def answers(self, call: str) -> str:
+        """Stream of what rank 0 answers to one call of another rank."""
+        return f"{self.prefix}answers:{call}"
+
+    @property
     def followers(self) -> str:
         """Set of the streams of tasks that want to know the newest version."""
         return f"{self.prefix}followers"
 
-    def chunk(self, token: int, version: int, index: int) -> str:
-        """One chunk of `version` as the publisher with `token` wrote it."""
-        return f"{self.prefix}chunk:{token}:{version}:{index}"
+    def chunk(self, token: int, index: int, spread: int = 0) -> str:
+        """One chunk of a state, as the attempt with `token` wrote it.
+
+        With `spread` keys have as many tags, so that nodes of a cluster share them.
+        """
+        return f"{self._part(index, spread)}chunk:{token}:{index}"
+
+    def delta(self, token: int, number: int, spread: int = 0) -> str:
+        """One piece of a delta, as the attempt with `token` wrote it."""
+        return f"{self._part(number, spread)}delta:{token}:{number}"
+
+    def spread_key(self, name: str, spread: int) -> str:
+        """Return a key of the kinds above by its name without a prefix."""
+        number = name.rpartition(":")[2]
+        return f"{self._part(int(number), spread)}{name}"
+
+    def _part(self, number: int, spread: int) -> str:
+        if not spread:
+            return self.prefix
+        return f"{self.prefix.removesuffix('}:')}:{number % spread}}}:"

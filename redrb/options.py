@@ -91,13 +91,24 @@ def _add(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) -> None:
     if item.default is MISSING:
         raise TypeError(f"{item.name} needs a default to become an option")
     variable = variable_of(item.name)
-    shown = "" if item.default in ("", None) else f"default: {item.default}; "
+    # a flag alone means yes
+    forms: dict[str, Any] = {"nargs": "?", "const": True} if kind is bool else {}
+    default = ("no", "yes")[item.default] if kind is bool else str(item.default)
+    shown = "" if item.default in ("", None) else f"default: {default}; "
     parser.add_argument(
         flag_of(item.name),
         dest=item.name,
         # argparse converts a default that is a string, and complains like about a flag
-        default=environment.variable(variable, str(item.default)),
-        type=kind,
-        metavar=kind.__name__.upper(),
+        default=environment.variable(variable, default),
+        type=_yes_or_no if kind is bool else kind,
+        metavar="YES|NO" if kind is bool else kind.__name__.upper(),
         help=f"{item.metadata['help']} ({shown}{variable})",
+        **forms,
     )
+
+
+def _yes_or_no(text: str) -> bool:
+    known = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+    if text.lower() not in known:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither yes nor no")
+    return known[text.lower()]

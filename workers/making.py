@@ -63,6 +63,7 @@ class SortingMakerHolder(ExperienceMakerHolder):
             weights_timeout=own.weights_timeout,
             stop_timeout=STOP_TIMEOUT_S,
             max_unsent=own.prompts,
+            in_flight_updates=own.in_flight_updates,
             stream_options={"limit": run.limit},
             generator=generator,
             **GENERATION,

@@ -48,6 +48,9 @@ class MakerSettings(Settings):
     prompts: int = option(32, "prompts a step; each becomes one group", least=1)
     steps: int = option(0, "steps after which the maker ends; 0: when it is told to", least=0)
     weights_timeout: float = option(120.0, "seconds to wait for the first weights", least=0)
+    in_flight_updates: bool = option(
+        False, "change weights between tokens, not only between batches of prompts"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,9 @@ class TrainerSettings(Settings):
     worker: str = option("trainer", "name of this trainer")
     groups: int = option(32, "groups a batch", least=1)
     publish_every: int = option(1, "steps between published weight versions", least=1)
+    weights_dtype: str = option(
+        "bfloat16", "dtype of published weights; in float32 nearly all of them change at each step"
+    )
     evaluate_every: int = option(10, "steps between evaluations on held-out prompts", least=1)
     target_reward: float = option(0.97, "held-out reward at which training ends")
     steps: int = option(0, "steps after which training ends; 0: no such end", least=0)

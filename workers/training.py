@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from redrb import (
 )
 from redrb.errors import BatchTimeout, LeaseLost, RecordError
 from redrb.telemetry import MetricsLog
-from redrb.weights import WeightPublisher
+from redrb.weights import WeightPublisher, WeightVersion
 from workers.generation import evaluate
 from workers.policy import Actor, ActorCritic
 from workers.settings import PPOSettings, RunSettings, TrainerSettings
@@ -68,6 +69,7 @@ class SortingTrainer(DetachedPPOTrainer):
             namespace=run.namespace,
             timeout=own.idle_timeout,
             lease_ms=own.lease_ms,
+            weights_dtype=own.weights_dtype,
         )
 
     def build_optimizer(self, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
@@ -117,6 +119,10 @@ class SortingTrainer(DetachedPPOTrainer):
             return f"it was asked to, after {reports.steps} steps at weight version {version}"
         advice = "" if reports.steps or not reports.reached else f", {NOTHING_TO_TRAIN}"
         return f"{self.stopped} at weight version {version}{advice}"
+
+    def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:  # noqa: FBT001
+        super()._update_remote_makers(fully_update, **config)
+        self._reports.published(self.published)
 
     def _publish(self) -> None:
         """Publish what was trained since the last version, if anything was."""
@@ -204,6 +210,18 @@ class Report(TrainerCallback):
     def on_misfits(self, error: RecordError) -> None:
         """Write which groups fit into no batch."""
         self._metrics.write("misfits", step=self.steps, groups=list(error.ids), why=str(error))
+
+    def published(self, versions: Sequence[WeightVersion]) -> None:
+        """Write what was published, and its size: in full, and as it was sent."""
+        for one in versions:
+            self._metrics.write(
+                "publish",
+                step=self.steps,
+                weight_version=one.version,
+                kind=one.kind,
+                bytes_full=one.nbytes,
+                bytes_sent=one.stored_bytes,
+            )
 
     def on_update_end(self) -> None:
         """Evaluate what was published."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,12 +23,15 @@ class Completions:
         attention_mask: 1 on prompt and completion, int64 `[B, S]`.
         action_mask: True on the completion, its EOS included, bool `[B, A]`.
         action_log_probs: Log-probability of each chosen token, 0 on padding, float32 `[B, A]`.
+        token_versions: Version of the weights that computed each token, -1 on padding and where it
+            is not known, int64 `[B, A]`; None where none is known.
     """
 
     sequences: Tensor
     attention_mask: Tensor
     action_mask: Tensor
     action_log_probs: Tensor
+    token_versions: Tensor | None = None
 
     def __len__(self) -> int:
         """Return B."""
@@ -43,6 +46,19 @@ class Completions:
         """Return the tokens that were sampled in `row`, int64 `[its own length]`."""
         actions = self.action_mask.shape[1]
         return self.sequences[row, -actions:][self.action_mask[row]]
+
+    def policy_version(self, default: int | None = None) -> int | list[int | None] | None:
+        """Return the oldest version of each completion's tokens.
+
+        Args:
+            default: Of completions with a token whose version is not known.
+        """
+        if self.token_versions is None:
+            return default
+        unknown = torch.iinfo(torch.int64).max
+        known = self.token_versions.masked_fill(~self.action_mask, unknown)
+        oldest: list[int] = known.amin(1).tolist()
+        return [version if 0 <= version < unknown else default for version in oldest]
 
 
 @torch.no_grad()
@@ -59,6 +75,7 @@ def generate(
     eos_token_id: int | Sequence[int] | None = None,
     pad_token_id: int | None = None,
     generator: torch.Generator | None = None,
+    before_token: Callable[[], int | None] | None = None,
 ) -> Completions:
     """Sample one completion a prompt, until EOS or the longest length.
 
@@ -83,6 +100,10 @@ def generate(
         eos_token_id: Token, or tokens, that end a completion; None: only its length does.
         pad_token_id: What completions are padded with; None: 0.
         generator: Source of randomness; the same state gives the same completions.
+        before_token: Called before each token of the batch is computed, where the model may get new
+            weights; returns their version, which is noted on the token, None where it is not known.
+            What a cache holds of earlier tokens stays as the weights before computed it, as in
+            PipelineRL (Piché et al. 2025, arXiv:2509.19128).
 
     Raises:
         ConfigError: An option is out of range, or no longest length is given.
@@ -102,6 +123,7 @@ def generate(
         sampler=sampler,
         ends=_tokens(eos_token_id, device),
         filler=0 if pad_token_id is None else pad_token_id,
+        before_token=before_token or (lambda: None),
     )
 
 
@@ -114,6 +136,7 @@ def _sample(
     sampler: Sampler,
     ends: Tensor,
     filler: int,
+    before_token: Callable[[], int | None],
 ) -> Completions:
     batch, start = tokens.shape
     next_token = decoder_of(model)
@@ -121,20 +144,33 @@ def _sample(
     attention_mask = torch.cat([mask, mask.new_zeros(batch, room)], 1)
     noted = torch.zeros(batch, room, device=tokens.device)
     running = torch.ones(batch, dtype=torch.bool, device=tokens.device)
+    versions: list[int | None] = []
     newest, end = tokens, start
     while end < start + room and running.any():
+        versions.append(before_token())
         chosen, log_probs = sampler.choose(next_token(newest, attention_mask[:, :end]))
         sequences[:, end] = chosen.masked_fill(~running, filler)
         attention_mask[:, end] = running
         noted[:, end - start] = log_probs.masked_fill(~running, 0.0)
         running = running & ~torch.isin(sequences[:, end], ends)
         newest, end = sequences[:, end : end + 1], end + 1
+    action_mask = attention_mask[:, start:end].bool()
     return Completions(
         sequences[:, :end],
         attention_mask[:, :end],
-        attention_mask[:, start:end].bool(),
+        action_mask,
         noted[:, : end - start],
+        _noted(versions, action_mask),
     )
+
+
+def _noted(versions: Sequence[int | None], action_mask: Tensor) -> Tensor | None:
+    """Return the version of each action, `[B, A]`, from that of each column."""
+    if all(version is None for version in versions):
+        return None
+    columns = [-1 if version is None else version for version in versions]
+    noted = torch.tensor(columns, dtype=torch.int64, device=action_mask.device)
+    return noted.expand(action_mask.shape).masked_fill(~action_mask, -1)
 
 
 def read_prompts(prompts: object, *, pad_token_id: int | None = None) -> tuple[Tensor, Tensor]:

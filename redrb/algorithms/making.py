@@ -80,12 +80,15 @@ class NaiveExperienceMaker:
         Args:
             inputs: Prompts padded on the left, int64 `[B, P]`, or a mapping with `input_ids` and
                 `attention_mask`.
-            policy_version: Weight version of the actor, noted on every sample.
+            policy_version: Weight version of the actor, noted on every sample; where completions
+                come with versions of their tokens, on those whose versions are not all known.
             generate_kwargs: Options of `redrb.algorithms.generate`.
 
         Returns:
             B samples on the actor's device: prompts end at S - A, padded on the left; completions
-            start there, padded on the right with both masks 0.
+            start there, padded on the right with both masks 0. With `before_token` among the
+            options, `token_versions` say which weights computed each token, and a sample's
+            `policy_version` is the oldest of its own.
 
         Raises:
             RecordError: The inputs are something else, or a network answers with another shape.
@@ -110,7 +113,8 @@ class NaiveExperienceMaker:
             attention_mask=done.attention_mask,
             action_mask=mask,
             tensors={} if self.gae else {RAW_REWARD: raw},
-            policy_version=policy_version,
+            policy_version=done.policy_version(policy_version),
+            token_versions=done.token_versions,
         )
 
     def sample(self, inputs: object, **generate_kwargs: Any) -> Completions:
@@ -197,13 +201,15 @@ class GRPOExperienceMaker:
         Args:
             inputs: P prompts padded on the left, int64 `[P, T]`, or a mapping with `input_ids` and
                 `attention_mask`.
-            policy_version: Weight version of the actor, noted on every sample.
+            policy_version: Weight version of the actor, noted on every sample; where completions
+                come with versions of their tokens, on those whose versions are not all known.
             group_ids: Names of the P groups; None: names that no other group has.
             generate_kwargs: Options of `redrb.algorithms.generate`.
 
         Returns:
             `P * group_size` samples on the actor's device; rows `i * group_size` to
-            `(i + 1) * group_size - 1` belong to prompt i.
+            `(i + 1) * group_size - 1` belong to prompt i. With `before_token` among the options,
+            `token_versions` and `policy_version` are as `NaiveExperienceMaker` notes them.
 
         Raises:
             RecordError: The inputs are something else, or a network answers with another shape.
@@ -236,7 +242,8 @@ class GRPOExperienceMaker:
             attention_mask=done.attention_mask,
             action_mask=done.action_mask,
             tensors=tensors,
-            policy_version=policy_version,
+            policy_version=done.policy_version(policy_version),
+            token_versions=done.token_versions,
             group_id=[name for name in names for _ in range(size)],
         )
 

@@ -1,12 +1,10 @@
-"""A client of one Redis: a pool of connections, retries and our own errors around them."""
+"""A client of Redis: connections, retries and our own errors around them."""
 
 from __future__ import annotations
 
 import logging
-import os
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import redis
@@ -20,7 +18,8 @@ from tenacity import (
 )
 
 from redrb.connection import stopping
-from redrb.connection.failures import is_transient, may_have_landed, translate
+from redrb.connection.failures import is_moving, is_transient, may_have_landed, translate
+from redrb.connection.lending import Lender
 from redrb.connection.transport import Argument, Pipeline, Reply, read_reply
 from redrb.errors import StoreUnavailable
 
@@ -43,7 +42,8 @@ class Client:
     own retries, which replay writes, are off.
 
     Attributes:
-        where: Host and port, or the socket's path; never a password.
+        where: Host and port, of a cluster those that were named, or the socket's path; never a
+            password.
         url: URL under which other processes reach the same server; it holds the password.
         server_version: The server's version, such as (7, 0, 15).
         retry_s: Seconds for which a request is repeated while Redis is away.
@@ -53,7 +53,7 @@ class Client:
 
     def __init__(
         self,
-        pool: redis.ConnectionPool,
+        lender: Lender,
         *,
         where: str,
         url: str,
@@ -61,10 +61,8 @@ class Client:
         retry_s: float,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        self._pool = pool
+        self._lender = lender
         self._on_close = on_close
-        self._pid = os.getpid()
-        self._idle: deque[redis.Connection] = deque()
         self.where = where
         self.url = url
         self.server_version = server_version
@@ -86,7 +84,7 @@ class Client:
             while self.opened:
                 self.opened.popitem()[1].close()
         finally:
-            self._pool.disconnect()
+            self._lender.close()
             if self._on_close is not None:
                 self._on_close()
 
@@ -126,49 +124,42 @@ class Client:
         finally:
             del retries  # it knows what was raised, and that holds the frames of all callers
 
-    @contextmanager
-    def connection(self) -> Iterator[redis.Connection]:
-        """Lend one connection; it is dropped when an exception leaves replies unread on it.
+    def connection(self) -> AbstractContextManager[redis.Connection]:
+        """Lend one connection; it is dropped when an exception leaves replies unread on it."""
+        return self._lender.lend()
 
-        Connections that were given back are lent again without asking the pool, whose checks cost
-        more than a small request. One that broke meanwhile fails at its use, like any other.
+    def at(self, _key: str | bytes) -> Client:
+        """Return the client for requests on `key` and on others of its hash tag.
+
+        One server has all keys: there it is this client. On a cluster it is one whose connections
+        are those of the node that serves the key's slot at the moment.
         """
-        idle = self._idle_here()
-        connection = self._idle_connection() or self._pool.get_connection()
-        try:
-            yield connection
-        except BaseException:
-            self._drop(connection)
-            while other := self._idle_connection():  # most likely they broke too
-                self._drop(other)
-            raise
-        idle.append(connection)
+        return self
 
-    def _idle_here(self) -> deque[redis.Connection]:
-        """Return the idle connections of this process; a fork starts with none."""
-        if self._pid != os.getpid():
-            self._pid, self._idle = os.getpid(), deque()
-        return self._idle
+    def primaries(self) -> list[Client]:
+        """Return a client for each server that has keys, for what looks at all keys."""
+        return [self]
 
-    def _idle_connection(self) -> redis.Connection | None:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
+    def transaction(self, _absent: str) -> Pipeline:
+        """Return a pipeline that begins a transaction; EXEC is the caller's to add.
 
-    def _drop(self, connection: redis.Connection) -> None:
-        connection.disconnect()  # type: ignore[no-untyped-call]
-        self._pool.release(connection)
+        Args:
+            _absent: A key of the transaction's slot that is never made. On a cluster it keeps a
+                part of the transaction from being done while the slot moves to another node.
+        """
+        pipeline = Pipeline()
+        pipeline.add("MULTI")
+        return pipeline
 
     def exchange(self, pipeline: Pipeline) -> list[Reply]:
         """Send a pipeline once and return its replies; an error reply is an item of the list."""
-        with self.connection() as connection:
+        with self._lender.lend() as connection:
             return pipeline.exchange(connection)
 
     def begin(self, pipeline: Pipeline) -> Sent:
         """Send a pipeline once; its replies are read later. Raises redis-py's exceptions."""
         with ExitStack() as scope:
-            connection = scope.enter_context(self.connection())
+            connection = scope.enter_context(self._lender.lend())
             pipeline.send(connection)
             return Sent(connection, pipeline.commands, scope.pop_all())
 
@@ -185,7 +176,7 @@ class Client:
         """Run one command without retries; raises redis-py's exceptions."""
         pipeline = Pipeline()
         pipeline.add(*arguments)
-        with self.connection() as connection:
+        with self._lender.lend() as connection:
             pipeline.send(connection)
             reply = read_reply(connection)
         if isinstance(reply, RedisError):
@@ -198,8 +189,9 @@ class Client:
         level = logging.WARNING if state.attempt_number in (1, 10) else logging.DEBUG
         _log.log(
             level,
-            "Redis at %s is away (%s); attempt %d, trying for %.0f s more",
+            "Redis at %s %s (%s); attempt %d, trying for %.0f s more",
             self.where,
+            "moves keys" if cause is not None and is_moving(cause) else "is away",
             type(cause).__name__,
             state.attempt_number + 1,
             max(0.0, self.retry_s - (state.seconds_since_start or 0.0)),

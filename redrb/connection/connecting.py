@@ -6,15 +6,19 @@ from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
+from redis.connection import SSLConnection
+from redis.driver_info import DriverInfo
 from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from redrb import environment
 from redrb.connection.client import Client
+from redrb.connection.cluster import Cluster, Topology
 from redrb.connection.embedded import OLDEST_SERVER, EmbeddedServer
 from redrb.connection.failures import translate
 from redrb.connection.fake import fake_pool
-from redrb.connection.url import Address, parse_address
+from redrb.connection.lending import Connections
+from redrb.connection.url import CLUSTER, Address, parse_address
 from redrb.errors import ConfigError, RedrbError, StoreUnavailable, UnsupportedServer
 
 SOCKET_TIMEOUT_S = 20.0
@@ -33,9 +37,11 @@ def connect(
 
     Args:
         url: `redis://[user:password@]host[:port][/database]`, the same with `rediss://` for TLS,
-            `unix:///path/redis.sock`; `embedded://` starts a private real server that ends with
-            this process, `embedded:///directory` keeps its data there; `fake://name` is fakeredis.
-            Default: the variable REDRB_URL.
+            `unix:///path/redis.sock`; `redis+cluster://[user:password@]host:port,host:port` and
+            `rediss+cluster://` reach all nodes of a Redis Cluster through any of those named, with
+            one user, password and options; `embedded://` starts a private real server that ends
+            with this process, `embedded:///directory` keeps its data there; `fake://name` is
+            fakeredis. Default: the variable REDRB_URL.
         connect_timeout: Seconds within which the server must be reached and answer.
         retry_s: Seconds for which later requests are repeated while Redis is away. Nothing is
             stored twice by that.
@@ -44,7 +50,7 @@ def connect(
         A client; close it, or use it in a `with` statement.
 
     Raises:
-        ConfigError: The URL is wrong or missing.
+        ConfigError: The URL is wrong or missing, or for a cluster what is none, or the reverse.
         StoreUnavailable: Nothing answers there.
         StoreDenied: Wrong user or password.
         UnsupportedServer: Older than Redis 6.2, or no Redis.
@@ -55,7 +61,7 @@ def connect(
     address = parse_address(url)
     if address.scheme == "fake":
         return Client(
-            fake_pool(address.path),
+            Connections(fake_pool(address.path)),
             where=address.where,
             url=url,
             server_version=(7, 0, 0),
@@ -63,13 +69,46 @@ def connect(
         )
     if address.scheme == "embedded":
         return _connect_embedded(address, connect_timeout, retry_s)
+    if address.nodes:
+        return _connect_cluster(address, url, connect_timeout, retry_s)
     pool = _pool(address, connect_timeout)
-    try:
-        version = _check_server(pool, address.where, connect_timeout)
-    except RedrbError:
-        pool.disconnect()
-        raise
-    return Client(pool, where=address.where, url=url, server_version=version, retry_s=retry_s)
+    version = _check_server(pool, address, connect_timeout)
+    return Client(
+        Connections(pool),
+        where=address.where,
+        url=url,
+        server_version=version,
+        retry_s=retry_s,
+    )
+
+
+def _connect_cluster(address: Address, url: str, connect_timeout: float, retry_s: float) -> Client:
+    """Reach a cluster through the first of the named nodes that answers."""
+    topology = Topology(
+        address.nodes,
+        lambda endpoint: _pool(address.node(endpoint), connect_timeout),
+        connect_timeout,
+    )
+    away: list[StoreUnavailable] = []
+    for endpoint in address.nodes:
+        node = address.node(endpoint)
+        try:
+            version = _check_server(
+                _pool(node, connect_timeout), node, connect_timeout, in_cluster=True
+            )
+            topology.learn()
+        except StoreUnavailable as error:
+            away.append(error)
+        except RedisError as error:
+            raise translate(error, address.where) from error
+        else:
+            return Cluster(
+                topology, where=address.where, url=url, server_version=version, retry_s=retry_s
+            )
+    raise StoreUnavailable(
+        f"no node of the cluster {address.where} is reachable; of the last: {away[-1]}",
+        where=address.where,
+    ) from away[-1]
 
 
 def _connect_embedded(address: Address, connect_timeout: float, retry_s: float) -> Client:
@@ -80,12 +119,12 @@ def _connect_embedded(address: Address, connect_timeout: float, retry_s: float) 
     at_socket = parse_address(url)
     pool = _pool(at_socket, connect_timeout)
     try:
-        version = _check_server(pool, at_socket.where, connect_timeout)
+        version = _check_server(pool, at_socket, connect_timeout)
     except RedrbError:
         server.close()
         raise
     return Client(
-        pool,
+        Connections(pool),
         where=at_socket.where,
         url=url,
         server_version=version,
@@ -108,12 +147,25 @@ def _pool(address: Address, connect_timeout: float) -> redis.ConnectionPool:
         protocol=2,
         retry=Retry(NoBackoff(), 0),  # redis-py's own retries replay writes
         socket_read_size=_READ_SIZE,
-        driver_info=None,  # CLIENT SETINFO is one more round trip, unknown before 7.2
+        driver_info=_first_words(connection_class),
     )
 
 
-def _check_server(pool: redis.ConnectionPool, where: str, timeout: float) -> tuple[int, ...]:
+def _first_words(connection_class: type[redis.Connection]) -> DriverInfo | None:
+    """Return what a new connection says first: nothing, which saves a round trip, but over TLS.
+
+    There the server sends session tickets unasked, and redis-py takes what can be read on a new
+    connection for a reply that somebody left. They come before the reply to the first command,
+    CLIENT SETINFO, whose error on servers before 7.2 is ignored.
+    """
+    return DriverInfo("redrb", "") if issubclass(connection_class, SSLConnection) else None
+
+
+def _check_server(
+    pool: redis.ConnectionPool, address: Address, timeout: float, *, in_cluster: bool = False
+) -> tuple[int, ...]:
     """Return the server's version, asked for with the one command that needs no permission."""
+    where = address.where
     connection: Any = pool.make_connection()
     connection.socket_timeout = timeout
     try:
@@ -130,13 +182,30 @@ def _check_server(pool: redis.ConnectionPool, where: str, timeout: float) -> tup
         raise translate(error, where) from error
     finally:
         connection.disconnect()
-    return _version(answer, where)
-
-
-def _version(answer: object, where: str) -> tuple[int, ...]:
     if not isinstance(answer, list):
         raise UnsupportedServer(f"what answers at {where} does not speak Redis' protocol.")
-    told = dict(zip(answer[::2], answer[1::2], strict=False)).get(b"version", b"")
+    told = dict(zip(answer[::2], answer[1::2], strict=False))
+    _check_mode(told.get(b"mode", b""), address, in_cluster=in_cluster)
+    return _version(told.get(b"version", b""), where)
+
+
+def _check_mode(mode: bytes, address: Address, *, in_cluster: bool) -> None:
+    """Refuse a cluster's node as if it were all, and what is no cluster's node as one."""
+    where, scheme = address.where.partition("/")[0], address.scheme
+    if mode == b"cluster" and not in_cluster:
+        use = "redis+cluster://host:port" if scheme == "unix" else f"{scheme}{CLUSTER}://{where}"
+        raise ConfigError(
+            f"the server at {address.where} is a node of a Redis Cluster: use {use} "
+            "(with user and password as before)."
+        )
+    if mode != b"cluster" and in_cluster:
+        raise ConfigError(
+            f"the server at {where} is no node of a Redis Cluster: use {scheme}://{where} (with "
+            "user and password as before)."
+        )
+
+
+def _version(told: bytes, where: str) -> tuple[int, ...]:
     version = tuple(int(part) for part in told.decode().split(".") if part.isdigit())
     if version < OLDEST_SERVER:
         raise UnsupportedServer(_too_old(where, told.decode() or "of unknown version"))

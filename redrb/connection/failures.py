@@ -20,12 +20,15 @@ _DENIED = (
     upstream.NoPermissionError,
 )
 _UNREACHABLE = (upstream.ConnectionError, upstream.TimeoutError)
+_MOVING = (upstream.AskError, upstream.TryAgainError)  # MOVED too, when it leads nowhere
 _NOT_NOW = (
+    *_MOVING,
     upstream.ClusterDownError,  # MASTERDOWN too
     upstream.ReadOnlyError,
-    upstream.TryAgainError,
 )
 _NOT_NOW_CODES = ("BUSY ", "NOREPLICAS", "UNBLOCKED")
+_MISSED_IN_SCRIPT = "attempted to access a non local key in a cluster node"
+_DOWN_IN_SCRIPT = "while the cluster is down"
 
 
 def is_transient(error: BaseException) -> bool:
@@ -36,7 +39,17 @@ def is_transient(error: BaseException) -> bool:
         return True
     # what a script meets in a command comes as a plain ResponseError with the code in its text
     return isinstance(error, upstream.ResponseError) and (
-        str(error).startswith(_NOT_NOW_CODES) or "-READONLY " in str(error)
+        str(error).startswith(_NOT_NOW_CODES)
+        or "-READONLY " in str(error)
+        or _DOWN_IN_SCRIPT in str(error)
+        or is_moving(error)
+    )
+
+
+def is_moving(error: BaseException) -> bool:
+    """Return whether keys were not found since their slot is on its way to another node."""
+    return isinstance(error, _MOVING) or (
+        isinstance(error, upstream.ResponseError) and _MISSED_IN_SCRIPT in str(error)
     )
 
 
@@ -72,6 +85,13 @@ def translate(error: upstream.RedisError, where: str) -> RedrbError:
         )
     if isinstance(error, upstream.InvalidResponse):
         return UnsupportedServer(f"what answers at {where} does not speak Redis' protocol.")
+    if is_moving(error):
+        return StoreUnavailable(
+            f"Redis at {where} is moving the keys from one node of the cluster to another and has "
+            f"not finished in time: {told}. Look at `redis-cli --cluster check`, and raise retry_s "
+            "where slots are that large.",
+            where=where,
+        )
     if is_transient(error):
         return StoreUnavailable(
             f"Redis at {where} is not reachable: {told}. Check that the server runs there "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,9 @@ class History:
         ages: (seconds, mean staleness, largest staleness) of each step, in versions.
         samples: Samples trained.
         weight_version: Newest published version.
+        versions_by_kind: Versions published: "full" and "delta".
+        weights_bytes_full: Bytes that all these would have been in full.
+        weights_bytes_sent: Bytes that were sent.
         steps: Optimizer steps.
         wait_for_batch_s: Seconds for which the trainer waited for batches, from its first one on.
         maker_s: Seconds of the makers' steps, of all makers together.
@@ -32,6 +35,9 @@ class History:
     ages: list[tuple[float, float, float]] = field(default_factory=list)
     samples: int = 0
     weight_version: int = 0
+    versions_by_kind: Counter[str] = field(default_factory=Counter)
+    weights_bytes_full: int = 0
+    weights_bytes_sent: int = 0
     steps: int = 0
     wait_for_batch_s: float = 0.0
     maker_s: float = 0.0
@@ -49,6 +55,10 @@ class History:
                 self.weight_version = max(self.weight_version, event["weight_version"])
             elif event["event"] == "step":
                 self._add_step(event)
+            elif event["event"] == "publish":
+                self.versions_by_kind[event["kind"]] += 1
+                self.weights_bytes_full += event["bytes_full"]
+                self.weights_bytes_sent += event["bytes_sent"]
             elif event["event"] == "put":
                 self.maker_s += event["step_s"]
                 self.send_s += event["send_s"]

@@ -23,6 +23,9 @@ def summary(seconds: float, history: History, stats: StreamStats) -> dict[str, A
         "staleness_mean": round(history.staleness_mean, 3),
         "staleness_max": history.staleness_max,
         "weight_versions": history.weight_version,
+        "weight_versions_by_kind": dict(history.versions_by_kind),
+        "weights_bytes_full": history.weights_bytes_full,
+        "weights_bytes_sent": history.weights_bytes_sent,
         "trainer_wait_share": round(history.trainer_wait_share, 4),
         "maker_send_share": round(history.maker_send_share, 4),
         "maker_room_share": round(history.maker_room_share, 4),
@@ -44,6 +47,8 @@ def table(figures: Mapping[str, Any], history: History, stats: StreamStats) -> T
         ("samples a second", f"{figures['samples_per_second']:,.0f}"),
         ("optimizer steps", f"{history.steps:,}"),
         ("weight versions published", f"{figures['weight_versions']:,}"),
+        ("of them in full / as deltas", _by_kind(history)),
+        ("bytes of weights in full / sent", _sent(history)),
         (
             "staleness, mean / max versions",
             f"{figures['staleness_mean']:.2f} / {figures['staleness_max']}",
@@ -60,6 +65,16 @@ def table(figures: Mapping[str, Any], history: History, stats: StreamStats) -> T
     balanced = "[green]yes[/green]" if stats.ledger.balanced else "[red]NO[/red]"
     shown.add_row("ledger balanced", balanced)
     return shown
+
+
+def _by_kind(history: History) -> str:
+    kinds = history.versions_by_kind
+    return f"{kinds['full']:,} / {kinds['delta']:,}"
+
+
+def _sent(history: History) -> str:
+    full, sent = history.weights_bytes_full, history.weights_bytes_sent
+    return f"{full / 1e6:,.1f} MB / {sent / 1e6:,.1f} MB"
 
 
 def draw_curve(path: Path, history: History, *, workers: str) -> None:

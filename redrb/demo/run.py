@@ -125,12 +125,13 @@ def _end_workers(workers: list[Worker]) -> list[tuple[str, int, str]]:
 def _delete_run(stream: ExperienceStream, client: Client, namespace: str) -> None:
     """Leave nothing behind on a Redis that is not ours."""
     stream.close()
-    cursor = b""
-    while cursor != b"0":
-        pattern = f"redrb:{{{namespace}:*"
-        cursor, keys = client.execute("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", 1000)
-        if keys:
-            client.execute("UNLINK", *keys)
+    pattern = f"redrb:{{{namespace}:*"
+    for server in client.primaries():
+        cursor = b""
+        while cursor != b"0":
+            cursor, keys = server.execute("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", 1000)
+            for key in keys:
+                client.at(key).execute("UNLINK", key)
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from redrb.exchange.layout import (
     GROUPS,
     SHARD_BYTES,
     key_of,
-    load_safetensors,
     shard_name,
 )
 from redrb.exchange.values import to_json
@@ -34,6 +33,7 @@ from redrb.keys import TaskKeys, check_name
 from redrb.stream.saverecords import tag_names
 from redrb.stream.snapshot import GroupRecord, TaskReader
 from redrb.stream.store import TaskStore
+from redrb.weights.files import safetensors_torch
 
 Line: TypeAlias = dict[str, Any]
 
@@ -86,7 +86,7 @@ def export_task(
         ConfigError: No such task, a directory that holds something, or no safetensors.
         StoreUnavailable: Redis stayed away; there is no directory then.
     """
-    load_safetensors()
+    safetensors_torch()
     target = Path(directory)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is there already: export into a new directory.")
@@ -144,7 +144,7 @@ class _Shards:
         """Write what was taken."""
         if self._tensors:
             path = self._directory / shard_name(self.number)
-            load_safetensors().save_file(self._tensors, path)
+            safetensors_torch().save_file(self._tensors, path)
             self.number += 1
             self._tensors, self._nbytes = {}, 0
 

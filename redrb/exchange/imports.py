@@ -20,7 +20,6 @@ from redrb.exchange.layout import (
     MAX_LINE_BYTES,
     is_shard,
     key_of,
-    load_safetensors,
 )
 from redrb.exchange.values import from_json
 from redrb.experience import BufferItem, Status
@@ -31,6 +30,7 @@ from redrb.stream import ExperienceStream
 from redrb.stream.saverecords import tag_names
 from redrb.stream.snapshot import PAGE_BYTES, PAGE_GROUPS
 from redrb.stream.store import TaskStore
+from redrb.weights.files import safetensors_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class _Source:
 
 
 def _opened(path: Path) -> Any:
-    load_safetensors()
+    safetensors_torch()
     from safetensors import SafetensorError, safe_open
 
     try:

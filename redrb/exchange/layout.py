@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-from types import ModuleType
 from typing import Final
-
-from redrb.errors import ConfigError
 
 FORMAT: Final = 1
 ABOUT: Final = "export.json"
@@ -31,18 +28,3 @@ def is_shard(name: object) -> bool:
 def key_of(group: int, sample: int, field: str) -> str:
     """Return the name of a tensor in its file."""
     return f"{group}/{sample}/{field}"
-
-
-def load_safetensors() -> ModuleType:
-    """Return the module `safetensors.torch`, which is needed for nothing else.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ConfigError(
-            "export and import need safetensors: pip install 'redrb[export]'."
-        ) from error
-    return safetensors.torch

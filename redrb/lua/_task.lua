@@ -58,7 +58,8 @@ local function exists()
 end
 
 -- At the memory limit a script may write only after a write that frees memory. This one frees
--- nothing and opens the way for those that do.
+-- nothing and opens the way for those that do. In a cluster whose node is giving the slot away it
+-- fails, as everything that names a key which is not there: so nothing is done by half.
 local function begin_writing()
   redis.call('DEL', prefix .. 'none')
 end

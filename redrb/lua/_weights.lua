@@ -3,45 +3,91 @@
 -- KEYS[1] is the stream of versions; its ids are <version>-0. All other keys share its prefix and
 -- with it its hash tag; chunks are derived here, since a version may have thousands.
 -- fence is a hash: owner, the publisher that may publish; token, a number for each of its attempts.
+-- manifests is a hash: version -> manifest. pins is a hash: reader -> "<low> <high> <deadline>".
+--
+-- Fields of an entry: kind; token of the attempt; base, the version that its delta starts from (of
+-- an adapter: the one that it belongs to), 0 for none; anchor, the full version that a new reader
+-- starts from, 0 for none; nbytes of the state; stored bytes; delta bytes; names, number of tensors;
+-- created_ms; full and pieces, its keys, as "<token> <first> <count>;..." of chunk:<token>:<n> and
+-- delta:<token>:<n>.
 
 local MOST_CHUNKS = 1048576
 local versions = KEYS[1]
 local prefix = string.sub(versions, 1, -9)
 local fence = prefix .. 'fence'
+local manifests = prefix .. 'manifests'
+local pins = prefix .. 'pins'
+
+local function parsed(entry)
+  local fields = { version = tonumber(string.match(entry[1], '^%d+')) }
+  for i = 1, #entry[2], 2 do
+    fields[entry[2][i]] = entry[2][i + 1]
+  end
+  for _, name in ipairs({ 'base', 'anchor', 'nbytes', 'stored', 'delta' }) do
+    fields[name] = tonumber(fields[name]) or 0
+  end
+  return fields
+end
+
+local function at(version)
+  local id = string.format('%.0f-0', version)
+  local found = redis.call('XRANGE', versions, id, id)[1]
+  return found and parsed(found)
+end
 
 local function newest()
-  local entry = redis.call('XREVRANGE', versions, '+', '-', 'COUNT', 1)[1]
-  return entry and tonumber(string.match(entry[1], '^%d+')) or 0
+  local found = redis.call('XREVRANGE', versions, '+', '-', 'COUNT', 1)[1]
+  return found and parsed(found)
 end
 
-local function field(entry, name)
-  for i = 1, #entry[2], 2 do
-    if entry[2][i] == name then
-      return entry[2][i + 1]
+-- The newest version that is not an adapter.
+local function newest_state()
+  local last = '+'
+  while true do
+    local found = redis.call('XREVRANGE', versions, last, '-', 'COUNT', 16)
+    for _, entry in ipairs(found) do
+      local fields = parsed(entry)
+      if fields.kind ~= 'lora' then
+        return fields
+      end
+      last = '(' .. entry[1]
+    end
+    if #found < 16 then
+      return nil
     end
   end
-  return nil
 end
 
--- Was this version committed by the very attempt that holds `token`?
-local function committed(token, version)
-  local id = version .. '-0'
-  local entry = redis.call('XRANGE', versions, id, id)[1]
-  return entry and field(entry, 'token') == token and entry
-end
-
--- Run EXISTS or UNLINK on every chunk of a version. Returns for how many it was true.
-local function on_chunks(command, token, version, count)
+-- Run EXISTS, PERSIST or UNLINK on keys. Returns for how many it was true.
+local function on_keys(command, names)
   local found = 0
-  count = math.min(count, MOST_CHUNKS)
-  for first = 0, count - 1, 1000 do
-    local keys = {}
-    for index = first, math.min(first + 999, count - 1) do
-      keys[#keys + 1] = prefix .. 'chunk:' .. token .. ':' .. version .. ':' .. index
+  if command == 'PERSIST' then
+    for _, name in ipairs(names) do
+      found = found + redis.call(command, name)
     end
-    found = found + redis.call(command, unpack(keys))
+    return found
+  end
+  for first = 1, #names, 1000 do
+    found = found + redis.call(command, unpack(names, first, math.min(first + 999, #names)))
   end
   return found
+end
+
+-- Append the keys "<kind>:<token>:<first>"... that `ranges` tells, but those that `spared` wants.
+local function add_keys(names, kind, ranges, spared)
+  for token, first, count in string.gmatch(ranges or '', '(%d+) (%d+) (%d+)') do
+    for index = tonumber(first), math.min(tonumber(first) + tonumber(count), MOST_CHUNKS) - 1 do
+      if not (spared and spared(token, index)) then
+        names[#names + 1] = prefix .. kind .. ':' .. token .. ':' .. index
+      end
+    end
+  end
+  return names
+end
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
 -- At the memory limit a script may write only after a write that frees memory. This one frees

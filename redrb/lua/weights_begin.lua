@@ -1,7 +1,7 @@
 -- Begin an attempt to publish: its token names its chunks, so that they are never another's.
 -- KEYS[1] versions
--- ARGV    owner
--- Returns {'ok', token, newest version or 0} | {'fenced'}
+-- ARGV    owner, number of ranks, each of which gets a token
+-- Returns {'ok', last token, newest version or 0, newest version that is no adapter or 0} | {'fenced'}
 --@ _weights
 
 begin_writing()
@@ -9,4 +9,6 @@ redis.call('HSETNX', fence, 'owner', ARGV[1])
 if redis.call('HGET', fence, 'owner') ~= ARGV[1] then
   return {'fenced'}
 end
-return {'ok', redis.call('HINCRBY', fence, 'token', 1), newest()}
+local last, state = newest(), newest_state()
+return {'ok', redis.call('HINCRBY', fence, 'token', ARGV[2]), last and last.version or 0,
+  state and state.version or 0}

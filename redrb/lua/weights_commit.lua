@@ -1,42 +1,63 @@
--- Make a staged version the newest, for good, and evict those beyond the last `keep`.
+-- Make a staged version the newest, for good, and forget those that nobody needs any more.
 -- KEYS[1] versions
--- ARGV    owner, token, version, chunks, keep, kind, manifest
--- Returns {'ok', created ms} | {'fenced'} | {'stale', newest version} | {'gone', chunks found};
+-- ARGV    owner, token, version, keep, max_bytes, elsewhere ('1': chunks are on other nodes, and
+--         were looked after already), kind, base, nbytes, stored, delta, names, full, pieces, manifest
+-- Returns {'ok', created ms} | {'fenced'} | {'stale', newest version}
+--         | {'base', newest version that is no adapter} | {'gone', keys found};
 --         the same call again changes nothing and returns {'ok', created ms}.
---@ _weights
+--@ _weights _retention
 
 begin_writing()
-local owner, token, version = ARGV[1], ARGV[2], ARGV[3]
-local chunks, keep = tonumber(ARGV[4]), tonumber(ARGV[5])
-local earlier = committed(token, version)
-if earlier then
-  return {'ok', field(earlier, 'created_ms')}
+local owner, token, version = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local keep, max_bytes, elsewhere = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
+local kind, base, full, pieces = ARGV[7], tonumber(ARGV[8]), ARGV[13], ARGV[14]
+
+local last = newest()
+local earlier = at(version)
+if earlier and earlier.token == token then
+  return {'ok', earlier.created_ms}
 end
-if redis.call('HGET', fence, 'owner') ~= owner or redis.call('HGET', fence, 'token') ~= token then
+local now_owner = redis.call('HGET', fence, 'owner')
+if not now_owner then -- the server was emptied
+  return {'gone', 0}
+end
+if now_owner ~= owner or redis.call('HGET', fence, 'token') ~= token then
   return {'fenced'}
 end
-if newest() >= tonumber(version) then
-  return {'stale', newest()}
-end
-local found = on_chunks('EXISTS', token, version, chunks)
-if found < chunks then
-  return {'gone', found}
+if last and last.version >= version then
+  return {'stale', last.version}
 end
 
-for index = 0, chunks - 1 do
-  redis.call('PERSIST', prefix .. 'chunk:' .. token .. ':' .. version .. ':' .. index)
-end
-local time = redis.call('TIME')
-local created_ms = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-redis.call('XADD', versions, version .. '-0', 'kind', ARGV[6], 'token', token, 'chunks', ARGV[4],
-  'created_ms', created_ms, 'manifest', ARGV[7])
-
-local excess = redis.call('XLEN', versions) - keep
-if excess > 0 then
-  for _, entry in ipairs(redis.call('XRANGE', versions, '-', '+', 'COUNT', excess)) do
-    on_chunks('UNLINK', field(entry, 'token') or '', string.match(entry[1], '^%d+'),
-      tonumber(field(entry, 'chunks')) or 0)
-    redis.call('XDEL', versions, entry[1])
+local anchor = kind == 'full' and version or 0
+if base > 0 then
+  local stands_on = kind == 'lora' and at(base) or newest_state()
+  if not stands_on or stands_on.version ~= base or stands_on.kind == 'lora' then
+    return {'base', stands_on and stands_on.version or 0}
   end
+  anchor = anchor > 0 and anchor or stands_on.anchor
+end
+
+if not elsewhere then
+  local names = add_keys(add_keys({}, 'chunk', full), 'delta', pieces)
+  local found = on_keys('EXISTS', names)
+  if found < #names then
+    return {'gone', found}
+  end
+  on_keys('PERSIST', names)
+end
+local created_ms = string.format('%.0f', now_ms())
+redis.call('HSET', manifests, ARGV[3], ARGV[15])
+redis.call('XADD', versions, ARGV[3] .. '-0', 'kind', kind, 'token', token, 'base', ARGV[8],
+  'anchor', string.format('%.0f', anchor), 'nbytes', ARGV[9], 'stored', ARGV[10],
+  'delta', ARGV[11], 'names', ARGV[12], 'created_ms', created_ms, 'full', full, 'pieces', pieces)
+
+local names = forget(keep, max_bytes)
+if elsewhere then
+  redis.call('SADD', prefix .. 'unsettled', ARGV[3])
+  for _, name in ipairs(names) do
+    redis.call('SADD', prefix .. 'trash', string.sub(name, #prefix + 1))
+  end
+else
+  on_keys('UNLINK', names)
 end
 return {'ok', created_ms}

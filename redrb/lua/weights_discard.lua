@@ -1,10 +1,16 @@
--- Delete the chunks of an attempt that failed, unless its version was committed after all.
+-- Delete the keys of an attempt that failed, unless its version was committed after all.
 -- KEYS[1] versions
--- ARGV    token, version, chunks
--- Returns the number of chunks deleted.
+-- ARGV    token, version, full, pieces; chunks that an attempt shares with an earlier version are
+--         not to be among them
+-- Returns the number of keys deleted, or -1 when it was committed.
 --@ _weights
 
-if committed(ARGV[1], ARGV[2]) then
-  return 0
+local committed = at(tonumber(ARGV[2]))
+local function has_its_keys(ranges)
+  return string.find(';' .. (ranges or ''), ';' .. ARGV[1] .. ' ', 1, true)
 end
-return on_chunks('UNLINK', ARGV[1], ARGV[2], tonumber(ARGV[3]))
+if committed and (committed.token == ARGV[1] or has_its_keys(committed.full)
+    or has_its_keys(committed.pieces)) then
+  return -1
+end
+return on_keys('UNLINK', add_keys(add_keys({}, 'chunk', ARGV[3]), 'delta', ARGV[4]))

@@ -6,4 +6,5 @@
 
 begin_writing()
 redis.call('SADD', prefix .. 'followers', ARGV[1])
-return newest()
+local last = newest()
+return last and last.version or 0

@@ -93,9 +93,9 @@ class Turns:
     def __init__(self, client: Client, namespace: str, group: str, ratio: Ratio) -> None:
         check_name("namespace", namespace)
         check_name("consumer group", group)
-        self._client = client
         self._ratio = ratio
         keys = TaskKeys(f"redrb:{{{namespace}:mixture:{group}:{ratio.digest}}}:")
+        self._client = client.at(keys.stream)
         self._keys = [keys.stream]
         self._waits = TaskStore(client, str(ratio), keys)
 

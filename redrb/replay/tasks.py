@@ -49,6 +49,7 @@ class Tasks:
         prefix = TaskKeys.of(namespace, GROUP).prefix
         self._names = f"{prefix}tasks"
         self._refreshed = f"{prefix}refreshed"
+        self._own = client.at(prefix)
 
     def open(self, task: str) -> ExperienceStream:
         """Return the stream of a task, which is created when it is new.
@@ -60,20 +61,20 @@ class Tasks:
             stream = self._streams.get(task)
             if stream is None:
                 stream = self._make(task)
-                self.client.execute("SADD", self._names, task)
+                self._own.execute("SADD", self._names, task)
                 self._streams[task] = stream
             return stream
 
     def find(self, task: str) -> ExperienceStream | None:
         """Return the stream of a task; None where no process has made it yet."""
         stream = self._streams.get(task)
-        if stream is None and self.client.execute("SISMEMBER", self._names, task):
+        if stream is None and self._own.execute("SISMEMBER", self._names, task):
             return self.open(task)
         return stream
 
     def names(self) -> list[str]:
         """Return the names of all tasks of the namespace, of whichever process."""
-        return sorted(name.decode() for name in self.client.execute("SMEMBERS", self._names))
+        return sorted(name.decode() for name in self._own.execute("SMEMBERS", self._names))
 
     def total(self) -> int:
         """Return how many groups wait, over all tasks and statuses."""
@@ -86,30 +87,30 @@ class Tasks:
     def note_refresh(self, task: str, statuses: Iterable[Status], train_step: int) -> None:
         """Note that what is stored by now has its staleness as of `train_step`."""
         keys = TaskKeys.of(self.namespace, task)
-        last = int(self.client.execute("HGET", f"{keys.prefix}task", "last") or 0)
+        last = int(self.client.at(keys.prefix).execute("HGET", f"{keys.prefix}task", "last") or 0)
         told = [
             word for status in statuses for word in (f"{task} {status}", f"{train_step} {last}")
         ]
         if told:
-            self.client.execute("HSET", self._refreshed, *told)
+            self._own.execute("HSET", self._refreshed, *told)
 
     def refreshed(self, task: str, status: Status) -> Refreshed | None:
         """Return what the last refresh of a status was; None: there was none."""
-        told = self.client.execute("HGET", self._refreshed, f"{task} {status}")
+        told = self._own.execute("HGET", self._refreshed, f"{task} {status}")
         if told is None:
             return None
         return Refreshed(*map(int, told.split()))
 
     def refreshes(self) -> dict[str, str]:
         """Return all refreshes, as `note_refreshes` takes them."""
-        told = iter(self.client.execute("HGETALL", self._refreshed))
+        told = iter(self._own.execute("HGETALL", self._refreshed))
         return {name.decode(): mark.decode() for name, mark in zip(told, told, strict=True)}
 
     def note_refreshes(self, refreshes: Mapping[str, str]) -> None:
         """Forget all refreshes, and note these."""
-        self.client.execute("DEL", self._refreshed)
+        self._own.execute("DEL", self._refreshed)
         for name, mark in refreshes.items():
-            self.client.execute("HSET", self._refreshed, name, mark)
+            self._own.execute("HSET", self._refreshed, name, mark)
 
     def clear(self, task: str) -> None:
         """Delete a task; it is new when it is opened again."""

@@ -3,7 +3,6 @@
 from redrb.runtime.buffer import DetachedReplayBuffer
 from redrb.runtime.callbacks import MakerCallback, TrainerCallback
 from redrb.runtime.grpo import DetachedGRPOTrainer, GRPOMakerHolder
-from redrb.runtime.lora import LoraConfig
 from redrb.runtime.maker import ExperienceMakerHolder
 from redrb.runtime.performance import (
     ExperienceMakerPerformanceEvaluator,
@@ -12,6 +11,7 @@ from redrb.runtime.performance import (
 from redrb.runtime.ppo import DetachedPPOTrainer
 from redrb.runtime.strategy import DDPStrategy, Strategy
 from redrb.runtime.trainer import DetachedTrainer
+from redrb.weights.lora import LoraConfig
 
 __all__ = [
     "DDPStrategy",

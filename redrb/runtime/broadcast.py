@@ -5,16 +5,19 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from torch import Tensor, nn
 
 from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.runtime.inbox import Announcement, Box, announce, inbox_of, outbox_of
-from redrb.runtime.lora import LoraConfig, encode_configs, lora_of
 from redrb.runtime.updates import unwrapped
-from redrb.weights import WeightPublisher, WeightSubscriber
-from redrb.weights.tensors import module_tensors
+from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
+from redrb.weights.lora import LoraConfig, lora_of
+from redrb.weights.tensors import models_tensors, published_dtype
+
+LoraAdapter: TypeAlias = tuple[Mapping[str, Tensor], Mapping[str, LoraConfig]]
 
 
 def partial_name(trainer: str) -> str:
@@ -26,14 +29,27 @@ class Broadcast:
     """Publishes the models of one trainer as one version, so that no maker ever mixes them.
 
     Full updates are published as weights `<trainer>`, those of the trained part alone as
-    `<trainer>.partial`; versions count up through both. Tensors are named `<model>.<name>`.
+    `<trainer>.partial`, LoRA as an adapter there; versions count up through both. Tensors and
+    layers are named `<model>.<name>`.
 
     Attributes:
         version: The newest version, 0 before the first.
+        published: What the last `push` published.
     """
 
-    def __init__(self, client: Client, namespace: str, trainer: str, makers: Sequence[str]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        trainer: str,
+        makers: Sequence[str],
+        *,
+        dtype: str | None = None,
+    ) -> None:
+        published_dtype(dtype)  # is checked before anything is done
         self._client = client
+        self._dtype = dtype
+        self.published: tuple[WeightVersion, ...] = ()
         self._namespace = namespace
         self._trainer = trainer
         self._names = (trainer, partial_name(trainer))
@@ -62,12 +78,12 @@ class Broadcast:
         for name in self._names if fence else ():
             self._publisher(name)
         full, partial = map(self._subscriber, self._names)
-        state = _state({name: unwrapped(model) for name, model in models.items()}, trained=False)
-        if full.poll(state) is None:
+        inner = {name: unwrapped(model) for name, model in models.items()}
+        if full.poll(inner) is None:
             return 0
         newest = partial.latest()
         if newest is not None and newest.version > (full.version or 0):
-            partial.poll(state, strict=False)
+            partial.poll(inner, strict=False)
         if fence and self._announced().full < (full.version or 0):  # it died before it could say so
             news = Announcement(self._trainer, full.version or 0, run=self._run)
             announce(self._client, self._boxes, news)
@@ -89,34 +105,47 @@ class Broadcast:
         """
         inner = {name: unwrapped(model) for name, model in models.items()}
         fully = fully or not self._news.full
-        everything = _state(inner, trained=False)
-        trained = everything if fully else _state(inner, trained=True)
+        everything = models_tensors(inner)
+        trained = everything if fully else _trained(inner)
+        adapter = _adapter(inner) if lora_only else None
+        self.published = ()
         if trained.keys() == everything.keys() and not (lora_only and not fully):
             self._publish(self._trainer, everything)
             self._news = Announcement(self._trainer, self.version, run=self._run)
-        if lora_only:  # also after a full update: makers without LoRA layers merge it
-            state, configs = _lora_state(inner)
-            self._publish(partial_name(self._trainer), state)
-            lora = encode_configs(configs)
-            self._news = replace(self._news, partial=self.version, lora=lora)
+        if adapter is not None:  # also after a full update: makers without LoRA layers merge it
+            self._publish_adapter(adapter, _trained(inner))
+            self._news = replace(self._news, partial=self.version)
         elif trained.keys() != everything.keys():
             self._publish(partial_name(self._trainer), trained)
-            self._news = replace(self._news, partial=self.version, lora="")
+            self._news = replace(self._news, partial=self.version)
         announce(self._client, self._boxes, self._news)
         return self.version
 
-    def _publish(self, name: str, state: Mapping[str, Tensor]) -> None:
+    def _publish_adapter(self, adapter: LoraAdapter, trained: Mapping[str, Tensor]) -> None:
+        name = partial_name(self._trainer)
+        before = self._subscriber(name).latest()
+        part = 0 if before is None else before.base if before.kind == "lora" else before.version
+        if 0 < part < self._news.full:  # readers merge into the part, and a full update came since
+            self._publish(name, trained)
+        self._publish(name, adapter)
+
+    def _publish(self, name: str, state: Mapping[str, Tensor] | LoraAdapter) -> None:
         publisher = self._publisher(name)
         if self._uncertain:  # an update that nobody heard of may have been published
             self.version = max(self.version, self._newest_version())
         self._uncertain = True
-        self.version = publisher.publish(state, version=self.version + 1).version
+        publish = publisher.publish_lora if isinstance(state, tuple) else publisher.publish
+        published = publish(state, version=self.version + 1)  # type: ignore[arg-type]
+        self.version = published.version
+        self.published += (published,)
         self._uncertain = False
 
     def _publisher(self, name: str) -> WeightPublisher:
         """Return the one publisher of `name`; making it fences the one before."""
         if name not in self._publishers:
-            self._publishers[name] = WeightPublisher(self._client, name, namespace=self._namespace)
+            self._publishers[name] = WeightPublisher(
+                self._client, name, namespace=self._namespace, dtype=self._dtype
+            )
             self.version = max(self.version, self._newest_version())  # it may just have published
         return self._publishers[name]
 
@@ -133,27 +162,25 @@ class Broadcast:
         return max((newest.version for newest in found if newest), default=0)
 
 
-def _state(models: Mapping[str, nn.Module], *, trained: bool) -> dict[str, Tensor]:
-    """Return the tensors of all models; `trained`: only those that training changes."""
+def _trained(models: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Return the tensors of all models that training changes."""
     return {
-        f"{model}.{name}": tensor
-        for model, module in models.items()
-        for name, tensor in module_tensors(module).items()
-        if not trained or tensor.requires_grad or not isinstance(tensor, nn.Parameter)
+        name: tensor
+        for name, tensor in models_tensors(models).items()
+        if tensor.requires_grad or not isinstance(tensor, nn.Parameter)
     }
 
 
-def _lora_state(
-    models: Mapping[str, nn.Module],
-) -> tuple[dict[str, Tensor], dict[str, dict[str, LoraConfig]]]:
-    state: dict[str, Tensor] = {}
-    configs: dict[str, dict[str, LoraConfig]] = {}
+def _adapter(models: Mapping[str, nn.Module]) -> LoraAdapter:
+    tensors: dict[str, Tensor] = {}
+    configs: dict[str, LoraConfig] = {}
     for model, module in models.items():
-        tensors, configs[model] = lora_of(module)
-        state.update({f"{model}.{name}": tensor for name, tensor in tensors.items()})
-    if not state:
+        own, settings = lora_of(module)
+        tensors.update({f"{model}.{name}": tensor for name, tensor in own.items()})
+        configs.update({f"{model}.{layer}": config for layer, config in settings.items()})
+    if not tensors:
         raise ConfigError(
             "only LoRA weights were to be sent, and no model has any: a LoRA layer has lora_A and "
             "lora_B. Leave update_lora_weights out."
         )
-    return state, configs
+    return tensors, configs

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable
-
-from torch import Tensor
 
 from redrb.connection import Client
 from redrb.connection.stopping import pause
 from redrb.errors import StoreUnavailable, WeightError, WeightMismatch, WeightTimeout
 from redrb.runtime.broadcast import partial_name
 from redrb.runtime.inbox import Announcement, Box, inbox_of, outbox_of
-from redrb.runtime.lora import decode_configs
 from redrb.runtime.updates import ModelUpdates
 from redrb.weights import WeightSubscriber
+from redrb.weights.ahead import Ahead
+from redrb.weights.tensors import Strict
 
 _log = logging.getLogger("redrb")
 
@@ -30,9 +29,13 @@ class WeightFollower:
     Those that name the maker, from the first that does so on. Until then, one that it chose itself:
     so makers of any name may join a run, and need not be known to anyone.
 
+    An update is fetched beside the models by `prepare` and loaded by `load`, which two threads may
+    call. Of one announcement the full update and the partial one on top are loaded together.
+
     Attributes:
         version: Version of the weights in the models; None before the first update.
         complete: Whether a full update was loaded.
+        ready: Whether there is something to load.
     """
 
     def __init__(
@@ -47,10 +50,13 @@ class WeightFollower:
         self._chosen: Box | None = Box(client, outbox_of(namespace, chosen))
         self._models = models
         self._trainer = self._run = ""
-        self._news: Announcement | None = None  # not loaded yet, since Redis was away
-        self._subscribers: dict[str, WeightSubscriber] = {}
+        self._news: Announcement | None = None  # not fetched yet, since Redis was away
+        self._announced = 0  # the full update that makes the models complete
+        self._full: Ahead | None = None
+        self._partial: Ahead | None = None
+        self._changing = threading.Lock()  # what is ready
         self.version: int | None = None
-        self.complete = False
+        self.complete = self.ready = False
 
     def follow(self) -> bool:
         """Load what was announced since the last call, if anything was; returns whether it was.
@@ -93,13 +99,22 @@ class WeightFollower:
                 _log.warning("maker %r still waits for weights: %s", self._maker, error)
                 pause(min(left, _SLICE_S))
 
-    def _follow(self, seconds: float) -> bool:
+    def prepare(self, seconds: float) -> bool:
+        """Fetch what was announced since the last call; wait for an announcement so long at most.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            As `follow` does.
+        """
         news = self._look(0.0 if self._news else seconds) or self._news
         if news is None:
             return False
         self._news = news
         try:
-            self._load(news)
+            with self._changing:
+                self._fetch(news)
         except StoreUnavailable:
             raise
         except BaseException:
@@ -107,6 +122,44 @@ class WeightFollower:
             raise
         self._news = None
         return True
+
+    @property
+    def fetching(self) -> bool:
+        """Whether something is on its way at this moment."""
+        return self._changing.locked()
+
+    def load(self) -> bool:
+        """Load what is ready, unless just at this moment more is fetched; never waits for Redis.
+
+        The caller holds the lock of the models.
+
+        Returns:
+            Whether it could.
+
+        Raises:
+            WeightMismatch: It does not fit the models.
+        """
+        if not self._changing.acquire(blocking=False):
+            return False
+        try:
+            self.ready = False
+            self._load_full()
+            self._load_partial()
+            return True
+        except WeightMismatch:
+            raise
+        except BaseException:  # it broke off within: the models hold a mixture until it is repeated
+            self.version, self.ready = None, True
+            raise
+        finally:
+            self._changing.release()
+
+    def _follow(self, seconds: float) -> bool:
+        found = self.prepare(seconds)
+        if self.ready:
+            with self._models.held():
+                self.load()
+        return found
 
     def _look(self, seconds: float = 0.0) -> Announcement | None:
         """Return what was announced since the last look; wait for it so long at most.
@@ -123,60 +176,76 @@ class WeightFollower:
             news = self._inbox.wait(seconds)
         return news
 
-    def _load(self, news: Announcement) -> None:
-        if news.trainer != self._trainer:  # another one took over: its versions are its own
+    def _fetch(self, news: Announcement) -> None:
+        self.ready = False  # until all of it is there
+        full = self._full
+        if full is None or news.trainer != self._trainer:  # another one: its versions are its own
             self._trainer, self.complete = news.trainer, False
-            self._subscribe(news.trainer)
-        full = self._subscribers[news.trainer]
-        if news.full and news.run != self._run and news.full <= (full.version or 0):
-            full = self._subscribe(news.trainer)  # versions began anew, in an emptied Redis
-        if (full.version or 0) < news.full:
-            self._load_full(full, news)
-        if full.version and full.version >= news.full and news.partial > (self.version or 0):
-            self._load_partial(news)
+            full = self._begin(news.trainer)
+        elif news.full and news.run != self._run and news.full <= full.newest:
+            full = self._begin(news.trainer)  # versions began anew, in an emptied Redis
+        self._announced = news.full
+        if full.newest < news.full:
+            self._fetch_full(full, news)
+        if full.newest and full.newest >= news.full:
+            self._fetch_partial(full, news)
+        self.ready = True
 
-    def _subscribe(self, name: str) -> WeightSubscriber:
-        """Follow weights from their beginning."""
+    def _begin(self, trainer: str) -> Ahead:
+        """Follow a trainer's weights from their beginning."""
+        self._full = self._ahead(trainer, "model")
+        self._partial = self._ahead(partial_name(trainer), strict=False)
+        return self._full
+
+    def _ahead(self, name: str, strict: Strict) -> Ahead:
         subscriber = WeightSubscriber(
             self._client, name, namespace=self._namespace, lock=self._models.lock
         )
-        self._subscribers[name] = subscriber
-        return subscriber
+        return subscriber.ahead(self._models.models, strict=strict)
 
-    def _load_full(self, full: WeightSubscriber, news: Announcement) -> None:
-        if full.poll(self._models.tensors(), strict="model") is not None:
-            for model in self._models.models:
-                self._models.loaded(model)
-            self.version, self._run = full.version, news.run
-            self._subscribe(partial_name(news.trainer))  # what it had loaded is overwritten
-        if (full.version or 0) >= news.full:
-            self.complete = True
-        else:
+    def _fetch_full(self, full: Ahead, news: Announcement) -> None:
+        if full.fetch():
+            self._run = news.run
+            # what was loaded of parts is overwritten
+            self._partial = self._ahead(partial_name(news.trainer), strict=False)
+        if full.newest < news.full:
             _log.error(
                 "version %d of weights %r was announced and is gone from Redis: maker %r waits for "
                 "a newer one",
                 *(news.full, news.trainer, self._maker),
             )
 
-    def _load_partial(self, news: Announcement) -> None:
-        partial = self._subscribers[partial_name(news.trainer)]
-        if not news.lora:
-            partial.poll(self._models.tensors(), strict=False)
-            self.version = max(self.version or 0, partial.version or 0)
+    def _fetch_partial(self, full: Ahead, news: Announcement) -> None:
+        """Fetch the part that belongs on top of the full update."""
+        name = partial_name(news.trainer)
+        partial = self._partial
+        if partial is None or news.partial <= max(full.newest, partial.newest):
             return
-        newest = partial.latest()
-        state: dict[str, dict[str, Tensor]] = defaultdict(dict)
-        for name, tensor in partial.fetch(newest.version if newest else None).items():
-            model, _, own = name.partition(".")
-            state[model][own] = tensor
-        configs = decode_configs(news.lora)
-        with self._models.exclusive():
-            self._models.load(
-                {},
-                {
-                    model: (tensors, configs.get(model, {}))
-                    for model, tensors in state.items()
-                    if model in self._models.models
-                },
-            )
-        self.version = newest.version if newest else news.partial
+        while partial.fetch() and partial.newest > full.newest:
+            below = True
+            try:
+                below = full.fetch()  # a full update that is not announced yet
+            finally:
+                if below:
+                    partial = self._partial = self._ahead(name, strict=False)
+            if not below:
+                return
+
+    def _load_full(self) -> None:
+        if self._full is None:
+            return
+        loaded = self._full.load()
+        if loaded is not None:
+            self.version = loaded
+            self._models.all_loaded()
+        if self._announced and (self._full.version or 0) >= self._announced:
+            self.complete = True
+
+    def _load_partial(self) -> None:
+        if self._partial is None or self._full is None or self._full.ready is not None:
+            return
+        if (self._partial.ready or 0) > (self._full.version or 0):
+            loaded = self._partial.load()
+            if loaded is not None:
+                self.version = loaded
+                self._models.all_loaded()

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from redrb.connection import Client
 from redrb.connection.transport import Pipeline, Reply, first_error
@@ -20,7 +21,6 @@ from redrb.errors import DecodeError
 from redrb.keys import check_name
 
 _BLOCK_S = 5.0  # one blocking read; far below the connection's timeout
-_MOST_BYTES = 1 << 20
 _RUN = re.compile(rb"([0-9a-f]{32})?")
 
 
@@ -32,7 +32,6 @@ class Announcement:
         trainer: Name of the trainer.
         full: Version of its newest full update; 0: there was none, wait for it.
         partial: Version of its newest partial update, 0 when there was none after the full one.
-        lora: Per model and layer the settings of its LoRA, as JSON; "" where there is none.
         run: Random id of who published the full update, 32 hex digits: when it changes, versions
             may have begun anew, in a Redis that was emptied. "": it did not say.
     """
@@ -40,7 +39,6 @@ class Announcement:
     trainer: str
     full: int
     partial: int = 0
-    lora: str = ""
     run: str = ""
 
 
@@ -64,25 +62,26 @@ def announce(client: Client, boxes: Sequence[str], news: Announcement) -> None:
     Raises:
         StoreUnavailable: Redis stayed away; some may have been told.
     """
-    pipeline = Pipeline()
+    pipelines: dict[Client, Pipeline] = {}  # on a cluster boxes are in several places
     for box in boxes:
         fields = ("trainer", news.trainer, "full", news.full, "partial", news.partial)
-        pipeline.add(*("XADD", box, "MAXLEN", 1, "*", *fields, "run", news.run, "lora", news.lora))
+        pipeline = pipelines.setdefault(client.at(box), Pipeline())
+        pipeline.add(*("XADD", box, "MAXLEN", 1, "*", *fields, "run", news.run))
 
-    def attempt() -> None:
-        error = first_error(client.exchange(pipeline))
+    def attempt(own: Client, pipeline: Pipeline) -> None:
+        error = first_error(own.exchange(pipeline))
         if error is not None:
             raise error
 
-    if boxes:
-        client.retrying(attempt)
+    for own, pipeline in pipelines.items():
+        own.retrying(partial(attempt, own, pipeline))
 
 
 class Box:
     """A reader's side of an inbox or outbox: the newest announcement, or a wait for one."""
 
     def __init__(self, client: Client, key: str) -> None:
-        self._client = client
+        self._client = client.at(key)
         self._key = key
         self._last = "0-0"
 
@@ -124,12 +123,12 @@ def _parsed(flat: Reply) -> Announcement:
         for name, value in zip(flat[::2], flat[1::2], strict=True)
     }
     numbers = [fields.get(name, b"") for name in ("full", "partial")]
-    trainer, lora, run = (fields.get(name, b"") for name in ("trainer", "lora", "run"))
+    trainer, run = (fields.get(name, b"") for name in ("trainer", "run"))
     usable = all(number.isdigit() and len(number) <= 16 for number in numbers)
-    if not usable or len(lora) > _MOST_BYTES or not _RUN.fullmatch(run):
+    if not usable or not _RUN.fullmatch(run):
         raise DecodeError("an inbox or outbox holds something that is no announcement of weights.")
     try:
         name = check_name("trainer", trainer.decode())
-        return Announcement(name, int(numbers[0]), int(numbers[1]), lora.decode(), run.decode())
+        return Announcement(name, int(numbers[0]), int(numbers[1]), run.decode())
     except ValueError as error:
         raise DecodeError(f"an announcement of weights is damaged: {error}") from error

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from functools import partial
+from contextlib import ExitStack, nullcontext
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -20,14 +19,15 @@ from redrb.errors import (
     ConfigError,
     DecodeError,
     RecordError,
-    SendFailed,
     StoreUnavailable,
     WeightError,
 )
 from redrb.experience import Experience
 from redrb.keys import check_name
 from redrb.runtime.callbacks import Callbacks, MakerCallback
+from redrb.runtime.delivery import Delivery
 from redrb.runtime.following import WeightFollower
+from redrb.runtime.inflight import InFlight
 from redrb.runtime.models import parameters_of, set_environment
 from redrb.runtime.opening import client_for
 from redrb.runtime.performance import ExperienceMakerPerformanceEvaluator
@@ -57,7 +57,8 @@ class ExperienceMakerHolder:
 
     Source: `coati.ray.experience_maker_holder`. There it is a Ray actor; here it is an object in
     any process. Trainers find it by its name in Redis, and it finds the trainers' buffers by their
-    names. Weights change between batches of prompts only, and whole.
+    names. Weights change between batches of prompts, or with `in_flight_updates` between tokens,
+    and whole.
 
     Makers are elastic: one may join late, leave, or die at any time, and nobody has to know it
     before. A maker that no trainer names follows the weights of the first trainer of its list, or
@@ -105,6 +106,7 @@ class ExperienceMakerHolder:
         weights_timeout: float = 600.0,
         stop_timeout: float = 20.0,
         max_unsent: int = 256,
+        in_flight_updates: bool = False,
         stream_options: Mapping[str, Any] | None = None,
         **generate_kwargs: Any,
     ) -> None:
@@ -137,6 +139,10 @@ class ExperienceMakerHolder:
             stop_timeout: Seconds for which a loop that was asked to end waits for room for what it
                 made; what finds none is given up, and logged.
             max_unsent: Most groups made and not in Redis yet; the loop waits then.
+            in_flight_updates: While `workingloop` runs, fetch new weights beside generation, and
+                change them between two tokens, as PipelineRL does; `token_versions` of samples say
+                which weights made each token. The experience maker gets `before_token` among its
+                options, to be called by the thread that it is called in.
             stream_options: Further options of `ExperienceStream`, such as `filters`.
             generate_kwargs: How completions are generated, such as `max_length=512, top_k=50`.
 
@@ -164,10 +170,6 @@ class ExperienceMakerHolder:
         self.generate_kwargs = generate_kwargs
         self._debug = debug
         self._stop, self._hurry = Stop(), Hurry()
-        self._stop_timeout = stop_timeout
-        self._deadline: float | None = None
-        self._gave_up = False
-        self._lost = 0  # groups that found no room in the sender
         self._away_told: float | None = None  # when it was logged that Redis is away
         self._updates = ModelUpdates({"actor": actor, "critic": critic}, timeout_s=update_timeout)
         self._initialised = not sync_models_from_trainers
@@ -178,6 +180,7 @@ class ExperienceMakerHolder:
             self._follower = WeightFollower(
                 self._client, namespace, name, self._updates, chosen=follow or targets[0]
             )
+            self._in_flight = InFlight(self._follower, self._updates) if in_flight_updates else None
             options = dict(stream_options or {})
             self._streams = [
                 ExperienceStream(self._client, target, namespace=namespace, **options)
@@ -186,6 +189,9 @@ class ExperienceMakerHolder:
             # what was made is the sender's own: copied at once here, or not needed any more
             self._sender = ExperienceSender(
                 self._streams, max_groups=max_unsent, offload=buffer_cpu_offload
+            )
+            self._delivery = Delivery(
+                self._sender, self._stop, self._hurry, stop_timeout=stop_timeout
             )
             undo.pop_all()
 
@@ -234,6 +240,8 @@ class ExperienceMakerHolder:
     ) -> None:
         """Make experience of every batch of prompts, with the newest weights each time.
 
+        With `in_flight_updates` they change within a batch too, between its tokens.
+
         SIGTERM, Ctrl-C and `stop` end it in good order: after the batch under way, when all of it
         is sent, or has found no room within `stop_timeout`.
 
@@ -257,14 +265,15 @@ class ExperienceMakerHolder:
                 return
             self._callbacks.tell("on_loop_start")
             steps = num_steps if num_steps > 0 else None
-            with Progress("make", steps) as progress:
+            fetching = self._in_flight.running() if self._in_flight else nullcontext()
+            with fetching, Progress("make", steps) as progress:
                 for inputs in _batches(dataloader_fn, num_epochs, steps, self._stop.__bool__):
                     self._follow()
                     if self._stop:
                         break
                     self._make_and_send(inputs)
                     progress.advance()
-            self._patiently(self._sender.flush)
+            self._delivery.flush()
             self._callbacks.tell("on_loop_end")
 
     def stop(self, why: str = "stop() was called") -> None:
@@ -282,9 +291,13 @@ class ExperienceMakerHolder:
                 f"a batch of prompts is a {type(inputs).__name__}: give a tensor of token ids, or "
                 "a dict of tensors with input_ids and attention_mask."
             )
-        experience = self.experience_maker.make_experience(inputs, **self.generate_kwargs)
+        begun_with, options = self.policy_version, self.generate_kwargs
+        if self._in_flight is not None:
+            begun_with = self._in_flight.swap()
+            options = {**options, "before_token": self._in_flight.swap}
+        experience = self.experience_maker.make_experience(inputs, **options)
         if experience.policy_version is None:
-            experience.policy_version = self.policy_version
+            experience.policy_version = begun_with  # later weights are newer
         return experience
 
     def update_experience_maker(
@@ -348,25 +361,17 @@ class ExperienceMakerHolder:
         with self._owned, ExitStack() as scope:
             for stream in self._streams:
                 scope.callback(stream.close)
-            failure: SendFailed | None = None
-            try:
-                self._sender.close(timeout=0.0 if self._gave_up else timeout)
-            except SendFailed as error:
-                failure = error
-            lost, self._lost = self._lost, 0
-            if self._gave_up and (lost or failure):
-                groups = lost + (failure.unsent + failure.dropped if failure else 0)
-                why = failure or "there was no room in the sender"
-                _log.warning("maker %r ends: %d groups are given up: %s", self.name, groups, why)
-            if failure is not None and (failure.dropped or not self._gave_up):
-                raise failure
+            self._delivery.close(self.name, timeout)
 
     def _follow(self) -> None:
         """Load the newest weights; while Redis is away those that are here do."""
         away = self._away_told is not None
         try:
-            with stoppable(_ONE_ATTEMPT if away else self._hurry):
-                self._follower.follow()
+            if self._in_flight is not None:
+                self._in_flight.check()
+            else:
+                with stoppable(_ONE_ATTEMPT if away else self._hurry):
+                    self._follower.follow()
         except StoreUnavailable as error:
             now = time.monotonic()
             if self._stop or (self._away_told and now - self._away_told < WARN_EVERY_S):
@@ -388,49 +393,11 @@ class ExperienceMakerHolder:
             experience = self.make_experience(inputs)
             tell("on_make_experience_end", experience)
         tell("on_send_start")
-        rows = GroupedRows(experience)
-        self._patiently(partial(self._sender.send, rows), lambda: len(rows.rows()))
+        self._delivery.send(GroupedRows(experience))
         tell("on_send_end")
         tell("on_batch_end")
         if self._debug:
             _log.info("maker %r made %d samples", self.name, len(experience))
-
-    def _patiently(self, send: Callable[..., None], in_hand: Callable[[], int] = lambda: 0) -> None:
-        """Run `send(timeout=...)`: without end, and for `stop_timeout` when asked to end meanwhile.
-
-        What finds no room by then is given up: trainers have ended, or are far behind. When it only
-        tells of what was given up before, what is `in_hand` is offered once more.
-        """
-        told = self._tried(send)
-        if told is None:
-            return
-        last = self._tried(send) if told.dropped else told
-        if last is not None:
-            self._lost += in_hand()
-            self._gave_up = bool(self._stop)
-            if last is not told:
-                told.dropped += last.dropped
-                told.add_note(f"{in_hand()} groups made last are given up as well: {last}")
-        if told.dropped or not self._stop:
-            raise told
-
-    def _tried(self, send: Callable[..., None]) -> SendFailed | None:
-        """Run `send(timeout=...)` as long as there is time, and return what failed."""
-        try:
-            with stoppable(self._hurry):
-                send(timeout=None)
-        except SendFailed as failure:
-            if failure.dropped or not self._stop:
-                return failure
-        else:
-            return None
-        if self._deadline is None:
-            self._deadline = time.monotonic() + self._stop_timeout
-        try:
-            send(timeout=max(0.0, self._deadline - time.monotonic()))
-        except SendFailed as failure:
-            return failure
-        return None
 
     def _wait_until_initialised(self) -> bool:
         """Wait for the first full update; False when the loop was asked to end meanwhile."""

@@ -35,6 +35,7 @@ from redrb.runtime.world import (
     world_size_here,
 )
 from redrb.stream.crew import MOST_AHEAD
+from redrb.weights import WeightVersion
 
 _log = logging.getLogger("redrb")
 
@@ -87,6 +88,7 @@ class DetachedTrainer(ABC):
         checkpoint_every: int = 1,
         rank: int | None = None,
         world_size: int | None = None,
+        weights_dtype: str | None = None,
         **stream_options: Any,
     ) -> None:
         """Open the trainer's buffer.
@@ -115,6 +117,8 @@ class DetachedTrainer(ABC):
             checkpoint_every: Episodes between checkpoints.
             rank: This process's number among trainers that share one task; None: it has its own.
             world_size: Number of these trainers.
+            weights_dtype: Dtype of the weights that makers are sent, such as "bfloat16"; default:
+                the models'. `take_over` goes on from what was sent.
             stream_options: Further options of `ExperienceStream`, such as `max_staleness=4`, which
                 counts from the version that this trainer has sent last.
 
@@ -171,7 +175,7 @@ class DetachedTrainer(ABC):
                 **stream_options,
             )
             makers = list(experience_maker_holder_name_list) if not rank else []
-            self._broadcast = Broadcast(self._client, namespace, name, makers)
+            self._broadcast = Broadcast(self._client, namespace, name, makers, dtype=weights_dtype)
             if rank is None:
                 self._replace_predecessor(namespace)
             undo.pop_all()
@@ -204,6 +208,11 @@ class DetachedTrainer(ABC):
     def weight_version(self) -> int:
         """Version of the weights that makers were sent last, 0 before the first."""
         return self._broadcast.version
+
+    @property
+    def published(self) -> tuple[WeightVersion, ...]:
+        """What the last update published: with LoRA both the weights and an adapter, else one."""
+        return self._broadcast.published
 
     @property
     def wait_for_batch_s(self) -> float:
@@ -398,13 +407,14 @@ class DetachedTrainer(ABC):
         """Give back at once what a trainer of this name held that died; ranks do it by `take`."""
         stream = self.buffer.stream
         key = f"redrb:{{{namespace}:trainer:{self.name}}}:consumer"
-        before = self._client.execute("GET", key)
+        client = self._client.at(key)
+        before = client.execute("GET", key)
         task, _, consumer = (before or b"").decode(errors="replace").partition(" ")
         if consumer and task == stream.task and consumer != stream.consumer:
             held = stream.dismiss(consumer)
             if held:
                 _log.warning("trainer %r: the one before held %d groups", self.name, held)
-        self._client.execute("SET", key, f"{stream.task} {stream.consumer}")
+        client.execute("SET", key, f"{stream.task} {stream.consumer}")
 
     def _position_of_call(self) -> Position | None:
         """Return where this call of `fit` begins; None where the run before has finished it."""

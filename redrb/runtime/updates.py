@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from redrb.errors import WeightError, WeightMismatch
-from redrb.runtime.lora import LoraMerger
-from redrb.weights.tensors import module_tensors
+from redrb.weights.lora import LoraMerger
+from redrb.weights.tensors import models_tensors, module_tensors
 
 _log = logging.getLogger("redrb")
 
@@ -74,11 +74,7 @@ class ModelUpdates:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the live tensors of all models, as `<model>.<name>`."""
-        return {
-            f"{model}.{name}": tensor
-            for model, module in self.models.items()
-            for name, tensor in module_tensors(module).items()
-        }
+        return models_tensors(self.models)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -95,6 +91,19 @@ class ModelUpdates:
         finally:
             self._user = None
             self.lock.release()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock, unless this thread makes experience and holds it already.
+
+        Raises:
+            WeightError: As `exclusive` does.
+        """
+        if self._user is threading.current_thread():
+            yield
+        else:
+            with self.exclusive():
+                yield
 
     def begin(self) -> None:
         """Begin an update: wait for the generation under way, and hold the lock.
@@ -168,19 +177,17 @@ class ModelUpdates:
         for model, state in states.items():
             planned.append(self._plan(model, state))
         for model, (tensors, configs) in loras.items():
-            if tensors.keys() <= dict(self.models[model].named_parameters()).keys():
-                planned.append(self._plan(model, tensors))  # it has LoRA layers itself
-            else:
-                merger = self._mergers[model]
-                planned.append(partial(merger.apply, merger.plan(tensors, configs)))
+            merger = self._mergers[model]
+            planned.append(partial(merger.apply, merger.plan(tensors, configs)))
         for change in planned:
             change()
         for model in states:
-            self.loaded(model)
+            self._mergers[model].forget()
 
-    def loaded(self, model: str) -> None:
-        """Note that the base weights of a model are new."""
-        self._mergers[model].forget()
+    def all_loaded(self) -> None:
+        """Note that the weights of all models are new: what is merged later goes into these."""
+        for merger in self._mergers.values():
+            merger.forget()
 
     def _plan(self, model: str, state: Mapping[str, Tensor]) -> Callable[[], None]:
         """Return what loads the tensors that the model has, as `load_state_dict(strict=False)`."""

@@ -22,7 +22,8 @@ class Follower:
     def follow(self) -> None:
         """Tell the task the newest version, and have it told of later ones."""
         client, script = self._store.client, load("weights_follow")
-        newest = int(run(client, script, [self._keys.versions], [self._key]))
+        published = self._keys.versions  # which may be on another node than the task
+        newest = int(run(client.at(published), script, [published], [self._key]))
         if newest:
             self._store.advance(newest)
 

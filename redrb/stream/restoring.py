@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from redrb.connection.transport import Argument, Pipeline, Reply, first_error, packed
+from redrb.connection.transport import Argument, Reply, first_error, packed
 from redrb.errors import ConfigError, StoreError, TaskMismatch
 from redrb.keys import TaskKeys
 from redrb.scripts import add_to, load, run
@@ -161,8 +161,7 @@ class Restoring:
     def _send(self, what: str, told: Any, page: _Page | None = None) -> None:
         """Put the next part on the stage, once however often it is sent."""
         self._part += 1
-        pipeline = Pipeline()
-        pipeline.add("MULTI")
+        pipeline = self._store.client.transaction(self._stage.none)
         for command, payload in page.commands if page is not None else ():
             pipeline.add_payload(packed(*command), len(command) + 1, [payload], len(payload))
         arguments: list[Argument] = [self._part, STAGE_TTL_MS, what, json.dumps(told)]

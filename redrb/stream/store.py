@@ -128,7 +128,7 @@ class TaskStore:
     """
 
     def __init__(self, client: Client, task: str, keys: TaskKeys) -> None:
-        self.client = client
+        self.client = client.at(keys.stream)
         self.task = task
         self.keys = keys
         self._stream = [keys.stream]
@@ -191,8 +191,7 @@ class TaskStore:
         groups = batch.groups
         sizes = [group.nbytes for group in groups]
         samples = sum(group.samples for group in groups)
-        pipeline = Pipeline()
-        pipeline.add("MULTI")
+        pipeline = self.client.transaction(self.keys.none)
         if evict is not None:
             room: list[Argument] = [producer, operation, len(groups), sum(sizes), evict]
             add_to(pipeline, load("evict"), self._stream, room, whole=True)

@@ -1,7 +1,29 @@
-"""Weights on their way from a trainer to makers: versioned, checked, loaded in place."""
+"""Weights on their way from a trainer to makers: versioned, checked, loaded in place.
 
-from redrb.weights.manifest import WeightVersion
-from redrb.weights.publisher import WeightPublisher
+Names are loaded at their first use: looking at what is published needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from redrb.weights.manifest import WeightVersion
+    from redrb.weights.publisher import WeightPublisher
+    from redrb.weights.standby import WeightStandby
 from redrb.weights.subscriber import WeightSubscriber
 
-__all__ = ["WeightPublisher", "WeightSubscriber", "WeightVersion"]
+__all__ = ["WeightPublisher", "WeightStandby", "WeightSubscriber", "WeightVersion"]
+
+_HOMES = {
+    "WeightPublisher": "redrb.weights.publisher",
+    "WeightSubscriber": "redrb.weights.subscriber",
+    "WeightVersion": "redrb.weights.manifest",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,44 +1,37 @@
-"""Publishing: stage the chunks of a version, then make it the newest in one atomic step."""
+"""Publishing: stage a version's chunks, then make it the newest in one atomic step."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import threading
-import uuid
-from collections.abc import Iterator
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
-from redrb import scripts
+from torch import nn
+
 from redrb.connection import Client
-from redrb.connection.transport import Argument, Reply
-from redrb.errors import (
-    ConfigError,
-    EncodeError,
-    PublisherFenced,
-    StoreError,
-    StoreFull,
-    WeightError,
-)
+from redrb.errors import ConfigError, EncodeError, StoreFull, WeightError
 from redrb.keys import WeightKeys
-from redrb.weights.chunks import Chunk, Cutter, batches, stage
+from redrb.weights.issuing import Begun, Issuer
+from redrb.weights.joining import manifest_of
 from redrb.weights.layout import CHUNK_BYTES, Layout
-from redrb.weights.manifest import (
-    MAX_CHUNKS,
-    MAX_MANIFEST_BYTES,
-    MAX_VERSION,
-    Manifest,
-    WeightVersion,
-    encode_manifest,
+from redrb.weights.lora import LoraConfig, configs_to_wire, lora_of
+from redrb.weights.manifest import MAX_CHUNKS, MAX_VERSION, WeightVersion
+from redrb.weights.memory import Memory
+from redrb.weights.staging import Attempt, Place
+from redrb.weights.state import State
+from redrb.weights.tensors import (
+    StateLike,
+    TensorShard,
+    lay_out,
+    plain,
+    published_dtype,
+    state_shards,
 )
-from redrb.weights.tensors import State, lay_out, state_tensors
+from redrb.weights.together import Joining, Leading, Together
 
-_log = logging.getLogger("redrb")
-
-_TELL_S = 1.0
-"""How long each task that follows may keep a publisher waiting while Redis is away."""
-
-_STAGING_S = 600
-_SLOWEST_BYTES_PER_S = 10_000_000  # staged chunks live long enough even then
+_ATTEMPTS = 3
 
 
 class WeightPublisher:
@@ -51,8 +44,20 @@ class WeightPublisher:
         client: From `redrb.connect`.
         name: Name of the weights.
         namespace: Keeps experiments on one server apart.
-        keep: Versions kept; older ones are deleted. One more has to fit while it is published. A
-            reader that is slower than `keep` publishes starts again.
+        keep: Versions that a reader can fetch; older ones are deleted, but what these stand on
+            (a full version and the deltas after it) and what a reader is fetching.
+        max_bytes: Keep fewer than `keep` where they take more bytes than this; the newest always
+            stays. Default: any number.
+        dtype: Publish floating-point tensors as this dtype, such as "bfloat16"; default: as they
+            are. Deltas of float32 are hardly smaller than the weights.
+        deltas: Send what changed, where that is little, exactly. Takes as much memory on the host
+            as a version. False: every version is sent in full.
+        anchor_every: Every so many versions one is stored in full, for readers that join.
+        rank: Rank of this process where several publish together: each calls `publish` as often
+            as the others, with what it has (`DTensor`s, or `TensorShard`s), sends its own shards,
+            and rank 0 commits the version.
+        world_size: Number of ranks.
+        timeout: Seconds that ranks wait for each other.
 
     Raises:
         ConfigError: A name or number is not usable.
@@ -60,31 +65,75 @@ class WeightPublisher:
     """
 
     def __init__(
-        self, client: Client, name: str, *, namespace: str = "default", keep: int = 2
+        self,
+        client: Client,
+        name: str,
+        *,
+        namespace: str = "default",
+        keep: int = 2,
+        max_bytes: int | None = None,
+        dtype: str | None = None,
+        deltas: bool = True,
+        anchor_every: int = 25,
+        rank: int = 0,
+        world_size: int = 1,
+        timeout: float = 300.0,
     ) -> None:
-        if type(keep) is not int or keep < 1:
-            raise ConfigError(f"keep={keep!r}: the number of versions kept is at least 1.")
+        for what, number in (
+            ("keep", keep),
+            ("anchor_every", anchor_every),
+            ("world_size", world_size),
+        ):
+            if type(number) is not int or number < 1:
+                raise ConfigError(f"{what}={number!r}: it is a whole number of at least 1.")
+        if type(rank) is not int or not 0 <= rank < world_size:
+            raise ConfigError(f"rank={rank!r}: it is a whole number from 0 to {world_size - 1}.")
+        if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
+            raise ConfigError(f"max_bytes={max_bytes!r}: it is a whole number of at least 1.")
         self._client = client
         self._keys = WeightKeys.of(namespace, name)
         self._name = name
-        self._keep = keep
-        self._owner = uuid.uuid4().hex
-        self._last = 0
+        self._cast = published_dtype(dtype)
+        self._memory = Memory(deltas=deltas, anchor_every=anchor_every)
+        self._issuer = Issuer(client, self._keys, name, keep=keep, max_bytes=max_bytes or 0)
         self._publishing = threading.Lock()
-        self._run("weights_take_over", self._owner)
+        self._thread: ThreadPoolExecutor | None = None
+        self._submitted: Future[WeightVersion] | None = None
+        self._closed = False
+        self._ranks: Together | None = None
+        if rank:
+            self._ranks = Joining(
+                *(client, self._keys, self._issuer, self._memory),
+                name=name,
+                rank=rank,
+                timeout=timeout,
+            )
+            return
+        if world_size > 1:
+            self._ranks = Leading(
+                *(client, self._keys, self._issuer, self._memory),
+                world_size=world_size,
+                timeout=timeout,
+            )
+        self._issuer.take_over()
 
     def __repr__(self) -> str:
         return f"<redrb.WeightPublisher {self._name!r} on {self._client.where}>"
 
-    def publish(self, state: State, *, version: int | None = None) -> WeightVersion:
+    def publish(self, state: StateLike, *, version: int | None = None) -> WeightVersion:
         """Publish a version; when this returns, every reader can have it.
 
-        What the tensors hold during the call is published: do not train until it returns. Tied
-        tensors are sent once, strided and CUDA ones are copied one by one, all others not at all.
+        What the tensors hold during the call is published: do not train until it returns. It is
+        sent as a delta to the version before, or in full: whichever is less, and in full every
+        `anchor_every` versions, when names or shapes changed, and whenever it is not certain what
+        the version before was. Tied tensors are sent once, and so is a chunk of a full version
+        that is in the full version before (frozen tensors).
 
         Args:
-            state: A module (its parameters and persistent buffers), a state dict, or an iterable
-                of (name, tensor).
+            state: A module (its parameters and persistent buffers), several by name
+                (`{"actor": actor, "critic": critic}`: tensors are named `actor.<name>`, and a
+                reader never mixes versions of them), a state dict, or an iterable of
+                (name, tensor).
             version: Its number, larger than every one before; default: one more than the last.
 
         Raises:
@@ -94,111 +143,178 @@ class WeightPublisher:
             StoreFull: Redis is at its memory limit; nothing of this version is left there.
             StoreUnavailable: Redis stayed away; with `uncertain` the version may be published.
         """
-        if version is not None and (type(version) is not int or not 1 <= version <= MAX_VERSION):
-            raise ConfigError(f"version={version!r}: it is an integer from 1 to 2**53 - 1.")
-        tensors = state_tensors(state)
-        layout = lay_out(tensors, CHUNK_BYTES)
+        _check_version(version)
+        shards = self._shards(state)
+        layout = self._laid_out(shards)
+        with self._publishing:
+            self._wait_for_submitted()
+            return self._publish(layout, shards, version)
+
+    def publish_lora(
+        self,
+        model: nn.Module | tuple[Mapping[str, Any], Mapping[str, LoraConfig]],
+        *,
+        version: int | None = None,
+    ) -> WeightVersion:
+        """Publish only the LoRA adapter of a model (Hu et al. 2021, arXiv:2106.09685).
+
+        Readers whose model has the same LoRA layers load it there; others merge it into the
+        weights that this publisher published last, or, where it published none, into their own.
+
+        Args:
+            model: With LoRA layers of PEFT or ColossalAI (`lora_A`, `lora_B`); or tensors
+                `<layer>.lora_A` and `<layer>.lora_B` and settings by layer.
+            version: As in `publish`.
+
+        Raises:
+            ConfigError: There are no LoRA layers, or `version` is not larger than the newest one.
+            EncodeError, PublisherFenced, StoreFull, StoreUnavailable: As `publish` does.
+        """
+        _check_version(version)
+        if self._ranks is not None:
+            raise ConfigError(
+                "one rank publishes an adapter: make a publisher without rank= for it."
+            )
+        tensors, configs = lora_of(model) if isinstance(model, nn.Module) else model
+        if not tensors:
+            raise ConfigError(
+                "there are no LoRA layers: a layer that has some has lora_A and lora_B."
+            )
+        shards = self._shards(tensors)
+        layout = self._laid_out(shards)
+        with self._publishing:
+            self._wait_for_submitted()
+            return self._publish(layout, shards, version, adapter=configs_to_wire(configs))
+
+    def submit(self, state: StateLike, *, version: int | None = None) -> Future[WeightVersion]:
+        """Publish beside training: copies the tensors, and encodes and sends them in a thread.
+
+        When this returns, training may go on. Takes as much memory on the host as a version once
+        more. One version is on its way at a time: the next call waits until it is published.
+
+        Returns:
+            What `publish` returns, or raises.
+        """
+        _check_version(version)
+        shards = self._shards(state)
+        layout = self._laid_out(shards)
+        with self._publishing:
+            self._wait_for_submitted()
+            if self._closed:
+                raise ConfigError("this publisher was closed: make a new one.")
+            copied = {
+                entry.name: _copied(shards[entry.name])
+                for entry in layout.tensors
+                if entry.alias is None
+            }
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="redrb-publisher")
+            self._submitted = self._thread.submit(self._publish, layout, copied, version)
+            return self._submitted
+
+    def close(self) -> None:
+        """Wait for what `submit` has on its way, and end its thread."""
+        with self._publishing:
+            self._closed = True
+            if self._thread is not None:
+                self._thread.shutdown()
+
+    def _wait_for_submitted(self) -> None:
+        if self._submitted is not None:
+            self._submitted.exception()  # who has the future looks at that
+            self._submitted = None
+
+    def _shards(self, state: StateLike) -> dict[str, TensorShard]:
+        try:
+            shards = state_shards(state)
+        except EncodeError as error:
+            if self._ranks is not None:
+                self._ranks.give_up(error)
+            raise
+        for name, shard in shards.items():
+            if not shard.is_whole and self._ranks is None:
+                raise EncodeError(
+                    f"{name!r} is one rank's shard: publish it on all ranks together, with rank= "
+                    "and world_size=."
+                )
+        return shards
+
+    def _laid_out(self, shards: Mapping[str, TensorShard]) -> Layout:
+        layout = lay_out(shards, CHUNK_BYTES, self._cast)
+        if self._ranks is not None:  # the next rank's part begins with a chunk of its own
+            layout = replace(layout, nbytes=layout.chunks * layout.chunk_bytes)
         if layout.chunks > MAX_CHUNKS:
             raise EncodeError(f"{layout.nbytes} bytes are more than a version may hold.")
-        with self._publishing:
-            token, newest = self._begin()
-            number = max(newest, self._last) + 1 if version is None else version
-            if not newest < number <= MAX_VERSION:
-                raise ConfigError(
-                    f"version {number} of weights {self._name!r} is not newer than {newest}, which "
-                    "is published: leave `version` out, or give a larger one."
-                )
-            try:
-                published = self._publish(Cutter(tensors), layout, token, number)
-            except BaseException as error:
-                self._discard(token, number, layout.chunks)
-                if isinstance(error, StoreFull):
-                    raise self._full(layout) from error
-                raise
-            self._last = number
-            self._tell_followers(number)
-            return published
+        return layout
 
-    def _begin(self) -> tuple[int, int]:
-        """Return the token of this attempt and the newest version, 0 when there is none."""
-        reply = self._run("weights_begin", self._owner)
-        if reply[0] == b"fenced":
-            raise self._fenced()
-        return reply[1], reply[2]
-
-    def _publish(self, cutter: Cutter, layout: Layout, token: int, version: int) -> WeightVersion:
-        expire_s = _STAGING_S + layout.nbytes // _SLOWEST_BYTES_PER_S
-        checksums: list[int] = []
-        for batch in batches(self._cut(cutter, layout, token, version)):
-            stage(self._client, batch, expire_s=expire_s)
-            checksums += [chunk.checksum for chunk in batch]
-        return self._commit(Manifest(version, token, layout, tuple(checksums)))
-
-    def _cut(self, cutter: Cutter, layout: Layout, token: int, version: int) -> Iterator[Chunk]:
-        for index, spans in enumerate(layout.spans()):
-            key = self._keys.chunk(token, version, index)
-            yield cutter.cut(key, spans, layout.size(index))
-
-    def _commit(self, manifest: Manifest) -> WeightVersion:
-        stored = encode_manifest(manifest)
-        if len(stored) > MAX_MANIFEST_BYTES:
-            raise EncodeError(f"{len(manifest.layout.tensors)} tensors: their list is too long.")
-        chunks = manifest.layout.chunks
-        reply = self._run(
-            "weights_commit",
-            self._owner,
-            manifest.token,
-            manifest.version,
-            chunks,
-            self._keep,
-            manifest.kind,
-            stored,
-        )
-        if reply[0] == b"ok":
-            return manifest.describe(self._name, int(reply[1]) / 1000)
-        if reply[0] == b"fenced":
-            raise self._fenced()
-        if reply[0] == b"stale":
-            raise ConfigError(
-                f"version {manifest.version} of weights {self._name!r} is not newer than "
-                f"{reply[1]}, which was published meanwhile."
-            )
+    def _publish(
+        self,
+        layout: Layout,
+        shards: Mapping[str, TensorShard],
+        version: int | None,
+        adapter: Any = None,
+    ) -> WeightVersion:
+        owners = (entry.name for entry in layout.tensors if entry.alias is None)
+        source = State(layout, {name: plain(shards[name].tensor) for name in owners})
+        if self._ranks is not None:
+            return self._ranks.publish(source, version)
+        for _ in range(_ATTEMPTS):
+            begun = self._issuer.begin(version)
+            published = self._attempt(source, begun, adapter)
+            if published is not None:
+                return published
+            self._memory.forget()  # what it stands on is gone: all of it is sent
         raise WeightError(
-            f"only {reply[1]} of {chunks} chunks of version {manifest.version} are still in Redis "
-            "at the commit: it evicts or lost them. Set maxmemory-policy to noeviction, and "
-            "publish again."
+            f"weights {self._name!r}: chunks were gone at the commit: Redis evicts or lost them. "
+            "Set maxmemory-policy to noeviction, and publish again."
         )
 
-    def _tell_followers(self, version: int) -> None:
-        """Tell the tasks that follow these weights; one that is missed learns the next version."""
+    def _attempt(self, source: State, begun: Begun, adapter: Any) -> WeightVersion | None:
+        """Publish once; None when what it stands on is gone."""
+        place = Place(begun.version, begun.token, 0, self._issuer.spread)
+        attempt = Attempt(self._client, self._keys, place, source)
         try:
-            for stream in self._client.execute("SMEMBERS", self._keys.followers):
-                script = scripts.load("advance")
-                scripts.run(self._client, script, [stream], [version], retry_s=_TELL_S)
-        except StoreError as error:
-            _log.warning(
-                "weights %r: not every task knows version %d: %s", self._name, version, error
-            )
-
-    def _discard(self, token: int, version: int, chunks: int) -> None:
-        """Delete what was staged; without an answer from Redis it expires."""
-        with contextlib.suppress(StoreError):
-            self._run("weights_discard", token, version, chunks, retry_s=0)
-
-    def _run(self, script: str, *arguments: Argument, retry_s: float | None = None) -> Reply:
-        keys = [self._keys.versions]
-        return scripts.run(self._client, scripts.load(script), keys, arguments, retry_s=retry_s)
-
-    def _fenced(self) -> PublisherFenced:
-        return PublisherFenced(
-            f"another publisher of weights {self._name!r} was started after this one, which may "
-            "publish no more. Stop one of the two; a new WeightPublisher takes over again."
-        )
+            if adapter is not None:
+                part = attempt.stage(None, whole=True)
+                manifest = manifest_of(
+                    [part], kind="lora", base=begun.newest_state, adapter=adapter
+                )
+                published = self._issuer.commit(begun, manifest)
+            else:
+                difference = self._memory.difference(source, begun.newest_state)
+                whole = difference is None or self._memory.anchor_due
+                part = attempt.stage(difference, whole=whole, anchor=self._memory.anchor)
+                manifest = manifest_of(
+                    [part],
+                    kind="full" if whole else "delta",
+                    base=difference.base if difference is not None else 0,
+                    before=self._memory.checksums if difference is not None else (),
+                )
+                published = self._issuer.commit(begun, manifest)
+                if published is not None:
+                    self._memory.advance(manifest, source, part, difference)
+        except BaseException as error:
+            self._issuer.discard(attempt)
+            if isinstance(error, StoreFull):
+                raise self._full(source.layout) from error
+            raise
+        if published is None:
+            self._issuer.discard(attempt)
+        return published
 
     def _full(self, layout: Layout) -> StoreFull:
         return StoreFull(
-            f"Redis at {self._client.where} is at its memory limit. A version of weights "
-            f"{self._name!r} takes {layout.nbytes} bytes, and {self._keep} + 1 of them have to "
-            "fit: raise maxmemory, or keep fewer versions.",
+            f"Redis at {self._client.where} is at its memory limit. A full version of weights "
+            f"{self._name!r} takes {layout.nbytes} bytes, and two or more of them have to fit, "
+            "with the deltas between: raise maxmemory, keep fewer versions, or give max_bytes.",
             reason="memory",
         )
+
+
+def _check_version(version: int | None) -> None:
+    if version is not None and (type(version) is not int or not 1 <= version <= MAX_VERSION):
+        raise ConfigError(f"version={version!r}: it is an integer from 1 to 2**53 - 1.")
+
+
+def _copied(shard: TensorShard) -> TensorShard:
+    return replace(shard, tensor=shard.tensor.detach().to("cpu", copy=True))

@@ -1,51 +1,49 @@
-"""Reading: find the newest version, fetch and check all of it, then load it in place."""
+"""Reading: find the newest version, fetch and check all of it, then load it."""
 
 from __future__ import annotations
 
 import math
-import re
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from redrb.connection import Client
-from redrb.connection.transport import Pipeline, Reply, read_reply
-from redrb.errors import ConfigError, DecodeError, WeightCorrupt, WeightError, WeightTimeout
-from redrb.keys import WeightKeys
-from redrb.weights.chunks import ChunkGoneError, Filler
-from redrb.weights.manifest import MAX_VERSION, Manifest, WeightVersion, decode_manifest
-from redrb.weights.tensors import (
-    Strict,
-    Target,
-    check_fits,
-    empty_tensors,
-    load_in_place,
-    target_tensors,
+from redrb.connection.transport import Pipeline, read_reply
+from redrb.errors import (
+    ConfigError,
+    RedrbError,
+    WeightCorrupt,
+    WeightError,
+    WeightsTorn,
+    WeightTimeout,
 )
+from redrb.keys import WeightKeys
+from redrb.weights.adapting import AdapterLoader
+from redrb.weights.ahead import Ahead, Lent, taken
+from redrb.weights.chunks import ChunkGoneError
+from redrb.weights.copies import Adapter, Copy, Current, LiveCopy, OwnCopy
+from redrb.weights.hostcopy import HostCopy
+from redrb.weights.loading import Wanted, named_tensors
+from redrb.weights.manifest import MAX_VERSION, WeightVersion
+from redrb.weights.route import Catalogue, Pin
+from redrb.weights.standby import WeightStandby
+from redrb.weights.tensors import Strict, Target, target_shards
 
 T = TypeVar("T")
 
 _ATTEMPTS = 3
 _BLOCK_S = 5.0  # one blocking read; far below the connection's timeout
-_LISTED = 1000
-_ID = re.compile(rb"([1-9][0-9]{0,15})-0")
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """An entry of the stream of versions."""
-
-    manifest: Manifest
-    described: WeightVersion
 
 
 class WeightSubscriber:
     """Follows the weights `name` for one model.
+
+    Keeps a copy of the weights on the host, so that a new version costs what changed: as much
+    memory as a version. `poll(in_place=True)` keeps none.
 
     Args:
         client: From `redrb.connect`.
@@ -53,6 +51,11 @@ class WeightSubscriber:
         namespace: That of the publisher.
         lock: Held while tensors change; default: one of its own. A lock that is not re-entrant
             must not be held by who calls `poll`.
+        host_cache: Keep the copy in shared memory (`/dev/shm`), one for all subscribers on this
+            host that ask for it: one fetches, the others map what it fetched. Parameters and
+            buffers of modules on the CPU, if they have the published dtype, are not copied: their
+            `data` are in that memory from then on, and pages that someone writes to become that
+            process' own.
 
     Attributes:
         lock: Generation takes it, so that it never sees half an update.
@@ -68,11 +71,17 @@ class WeightSubscriber:
         *,
         namespace: str = "default",
         lock: AbstractContextManager[object] | None = None,
+        host_cache: bool = False,
     ) -> None:
-        self._client = client
-        self._keys = WeightKeys.of(namespace, name)
+        keys = WeightKeys.of(namespace, name)
+        self._catalogue = Catalogue(client, keys, name)
         self._name = name
         self._version: int | None = None
+        self._copy: Copy = HostCopy(self._catalogue) if host_cache else OwnCopy(self._catalogue)
+        self._live: LiveCopy | None = None
+        self._adapters = AdapterLoader()
+        self._reading = threading.Lock()
+        self._is_lent = False
         self.lock: AbstractContextManager[object] = threading.RLock() if lock is None else lock
 
     def __repr__(self) -> str:
@@ -85,26 +94,30 @@ class WeightSubscriber:
 
     def latest(self) -> WeightVersion | None:
         """Return the newest version, None when nothing is published."""
-        entry = self._newer_than(0)
-        return entry.described if entry else None
+        return self._catalogue.newer_than(0)
 
     def versions(self) -> list[WeightVersion]:
         """Return all versions that are kept, the newest last."""
-        found = self._client.execute("XRANGE", self._keys.versions, "-", "+", "COUNT", _LISTED)
-        return [self._parse(entry).described for entry in found]
+        return self._catalogue.kept()
 
-    def poll(self, target: Target, *, strict: Strict = True) -> WeightVersion | None:
-        """Load the newest version in place, unless it is loaded already.
+    def poll(
+        self, target: Target, *, strict: Strict = True, in_place: bool = False
+    ) -> WeightVersion | None:
+        """Load the newest version, unless it is loaded already.
 
-        All of it is fetched and checked before the first tensor changes; needs as much memory as
-        the version once more. float16, bfloat16, float32 and float64 are cast into each other;
+        All of it is fetched and checked before the first tensor changes, under `lock`. A delta is
+        applied where what it stands on is there, bit for bit; on any doubt, all is fetched anew.
+        An adapter (`publish_lora`) is loaded into the model's LoRA layers, or merged into the
+        weights that it belongs to. float16, bfloat16, float32 and float64 are cast into each other;
         other dtypes, and shapes, must be equal.
 
         Args:
-            target: A module (its parameters and persistent buffers) or a dict of tensors; always
-                the same one.
+            target: A module (its parameters and persistent buffers), several by name, or a dict
+                of tensors, `DTensor`s and `TensorShard`s; always the same one.
             strict: Demand the same names on both sides; "model": all names of the target, whatever
                 else is published; False: load those that both have.
+            in_place: Receive straight into the tensors, while `lock` is held: no memory beside
+                them, but when it breaks off, they hold a mixture until the next call succeeds.
 
         Returns:
             What was loaded, or None when nothing is newer.
@@ -112,14 +125,66 @@ class WeightSubscriber:
         Raises:
             WeightMismatch: Names, shapes or dtypes differ; nothing was loaded.
             WeightCorrupt: A chunk does not match its checksum; nothing was loaded.
-            DecodeError: The manifest is damaged; nothing was loaded.
+            DecodeError: A manifest is damaged; nothing was loaded.
             WeightError: Chunks were evicted again and again while they were fetched.
+            WeightsTorn: `in_place` broke off.
             StoreUnavailable: Redis stayed away.
+            ConfigError: A `standby` of this subscriber is open.
         """
-        return self._trying(lambda: self._poll(target, strict=strict))
+        wanted = Wanted(target_shards(target), strict)
+        with self._own_copy():
+            if not in_place:
+                return self._trying(self._copy, lambda pin: self._poll(pin, target, wanted))
+            live = self._live = self._live or LiveCopy(self._catalogue, wanted)
+            live.wanted = wanted
+            if self._catalogue.other_than(self._version or 0) is None:
+                return None  # without waiting for the lock
+            with self.lock:
+                try:
+                    return self._trying(live, lambda pin: self._poll_live(live, pin, target))
+                except BaseException as error:
+                    if live.torn:
+                        self._version = None
+                    if live.torn and isinstance(error, RedrbError):
+                        raise WeightsTorn(
+                            f"weights {self._name!r}: an update in place broke off, so the model "
+                            f"holds a mixture of versions: poll again before it is used. {error}"
+                        ) from error
+                    raise
+
+    def standby(self, target: Target, *, strict: Strict = True) -> WeightStandby:
+        """Return what fetches new versions in a thread, and swaps them in when it is asked to.
+
+        Until it is closed, it alone loads what this subscriber follows.
+
+        Args:
+            target: As in `poll`.
+            strict: As in `poll`.
+
+        Raises:
+            ConfigError: There is one already.
+        """
+        return WeightStandby(self.ahead(target, strict=strict))
+
+    def ahead(self, target: Target, *, strict: Strict = True) -> Ahead:
+        """Return the two steps of which `poll` consists, for who brings a thread of its own.
+
+        Until it is closed, it alone loads what this subscriber follows.
+
+        Args:
+            target: As in `poll`.
+            strict: As in `poll`.
+
+        Raises:
+            ConfigError: There is one already, or a standby.
+        """
+        wanted = Wanted(target_shards(target), strict)
+        return Ahead(self._lend(), target, wanted)
 
     def fetch(self, version: int | None = None) -> dict[str, Tensor]:
         """Return a whole state dict on the CPU, in memory of its own; tied tensors stay tied.
+
+        Of an adapter, its `lora_A` and `lora_B`.
 
         Args:
             version: One that is kept; default: the newest.
@@ -127,18 +192,66 @@ class WeightSubscriber:
         Raises:
             WeightError: There is no such version.
             WeightCorrupt: A chunk does not match its checksum.
-            DecodeError: The manifest is damaged.
+            DecodeError: A manifest is damaged.
             StoreUnavailable: Redis stayed away.
         """
         if version is not None and (type(version) is not int or not 1 <= version <= MAX_VERSION):
             raise ConfigError(f"version={version!r}: it is an integer from 1 to 2**53 - 1.")
-        return self._trying(lambda: self._fetch(version))
+        copy = OwnCopy(self._catalogue)
+        current = self._trying(copy, lambda pin: self._fetch(copy, pin, version))
+        if current.adapter is not None:
+            return current.adapter.tensors
+        return dict(named_tensors(current.state)) if current.state is not None else {}
+
+    def adapter(self, version: int | None = None) -> Adapter:
+        """Return an adapter's tensors and settings, for `save_adapter`; default: the newest.
+
+        Raises:
+            WeightError: There is no such version, or it is no adapter.
+        """
+        copy = OwnCopy(self._catalogue)
+        current = self._trying(copy, lambda pin: self._fetch(copy, pin, version, only_adapter=True))
+        if current.adapter is None:
+            raise WeightError(
+                f"version {current.described.version} of weights {self._name!r} is no adapter: "
+                "publish_lora publishes one."
+            )
+        return current.adapter
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield all tensors of the newest version by name, if it is newer than the last one loaded.
+
+        This is what inference engines take, such as vLLM's `model.load_weights(...)`. Tensors are
+        on the CPU and share memory with this subscriber: copy them, and do not change them. When
+        the last was taken, `version` is the version.
+
+        Raises:
+            WeightError: The newest version is an adapter: engines load these from a folder, see
+                `adapter`.
+            WeightCorrupt, DecodeError, StoreUnavailable: As `poll` does.
+        """
+        with self._own_copy(), Pin(self._catalogue) as pin:
+            context = self._again(
+                self._copy,
+                lambda: self._copy.current(pin, used=self._version or 0, needed=lambda _: None),
+            )
+            with context as current:
+                if current is None:
+                    return
+                if current.state is None or current.adapter is not None:
+                    raise WeightError(
+                        f"version {current.described.version} of weights {self._name!r} is an "
+                        "adapter: save it with redrb.save_adapter, and let the engine load it."
+                    )
+                yield from named_tensors(current.state)
+                self._version = current.described.version
 
     def wait(self, newer_than: int | None = None, *, timeout: float | None = None) -> WeightVersion:
         """Wait until a version is published, without polling; nothing is loaded.
 
         Args:
-            newer_than: Wait for a version larger than this; default: than the one loaded last.
+            newer_than: Wait for a version larger than this; default: for another one than was
+                loaded last (a smaller one, too: a server that lost its data counts from 1 again).
             timeout: Seconds; None waits for ever.
 
         Returns:
@@ -154,107 +267,162 @@ class WeightSubscriber:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
-            patience_s = min(left, self._client.retry_s)
-            entry = self._newer_than(after, retry_s=patience_s)
-            if entry is not None:
-                return entry.described
+            patience_s = min(left, self._catalogue.client.retry_s)
+            look = self._catalogue.newer_than
+            if newer_than is None:
+                look = self._catalogue.other_than
+            found = look(after, retry_s=patience_s)
+            if found is not None:
+                return found
             if not left:
                 raise self._timeout(after, timeout or 0.0)
             self._block(after, min(left, _BLOCK_S), retry_s=patience_s)
 
-    def _trying(self, attempt: Callable[[], T]) -> T:
-        """Run an attempt, and again from the newest version when a chunk is gone or damaged."""
+    @contextmanager
+    def _own_copy(self) -> Iterator[None]:
+        """Hold the copy, unless it is lent."""
+        if self._is_lent:  # without waiting for what is being fetched
+            raise taken(self._name)
+        with self._reading:
+            if self._is_lent:
+                raise taken(self._name)
+            yield
+
+    def _lend(self) -> Lent:
+        with self._own_copy():
+            self._is_lent = True
+        return Lent(
+            self._catalogue,
+            self._copy,
+            self.lock,
+            self._reading,
+            version=lambda: self._version,
+            loaded=self._loaded,
+            wait=self._wait,
+            trying=self._trying,
+            plan=self._plan,
+            ended=self._end_lending,
+        )
+
+    def _end_lending(self) -> None:
+        self._is_lent = False
+
+    def _loaded(self, version: int | None) -> None:
+        self._version = version
+
+    def _wait(self, version: int, seconds: float) -> WeightVersion | None:
+        """Return the newest version if it is another, after waiting for one so long at most."""
+        patience_s = min(seconds, self._catalogue.client.retry_s)
+        found = self._catalogue.other_than(version, retry_s=patience_s)
+        if found is None:
+            self._block(version, seconds, retry_s=patience_s)
+        return found or self._catalogue.other_than(version, retry_s=patience_s)
+
+    def _poll(self, pin: Pin, target: Target, wanted: Wanted) -> WeightVersion | None:
+        used = self._version or 0
+        with self._copy.current(pin, used=used, needed=wanted.chunks) as current:
+            if current is None:
+                return None
+            load = self._plan(target, wanted, current)
+            with self.lock:
+                load()
+                self._version = current.described.version
+            return current.described
+
+    def _plan(self, target: Target, wanted: Wanted, current: Current) -> Callable[[], None]:
+        """Check what is to be loaded, and return what does it; the caller of that holds `lock`."""
+        changes = self._adapters.plan(target, wanted, current)
+
+        def load() -> None:
+            if current.state is not None:
+                wanted.load(current.state, adopt=current.shared and _is_models(target))
+            changes()
+
+        return load
+
+    def _poll_live(self, live: LiveCopy, pin: Pin, target: Target) -> WeightVersion | None:
+        used = self._version or 0
+        with live.current(pin, used=used, needed=live.wanted.chunks) as current:
+            if current is None:
+                return None
+            if current.adapter is not None and current.state is not None:
+                raise ConfigError(
+                    "an adapter on top of published weights cannot be loaded in place: leave "
+                    "in_place out."
+                )
+            changes = self._adapters.plan(target, live.wanted, current)
+            if current.state is not None:
+                live.wanted.load(current.state)
+            changes()
+            self._version = current.described.version
+            return current.described
+
+    def _fetch(
+        self, copy: OwnCopy, pin: Pin, version: int | None, *, only_adapter: bool = False
+    ) -> Current:
+        steps = pin.route(have=0, wanted=version or 0)
+        if not steps:
+            newest = self.latest()
+            told = f"the newest is {newest.version}" if newest else "nothing is published yet"
+            what = "" if version is None else f"version {version} of "
+            raise WeightError(f"no {what}weights {self._name!r} to fetch: {told}.")
+        if steps[-1].how == "lora" or only_adapter:
+            steps = steps[-1:]
+        return copy.follow(pin, steps, lambda _: None)
+
+    def _trying(self, copy: Copy, attempt: Callable[[Pin], T]) -> T:
+        """Run an attempt, and again from the newest version when something is gone or damaged."""
+        with Pin(self._catalogue) as pin:
+            return self._again(copy, lambda: attempt(pin))
+
+    def _again(self, copy: Copy, attempt: Callable[[], T]) -> T:
         for _ in range(_ATTEMPTS - 1):
             try:
                 return attempt()
             except (ChunkGoneError, WeightCorrupt):
-                continue
+                copy.forget()
         try:
             return attempt()
         except ChunkGoneError as error:
+            copy.forget()
             raise WeightError(
                 f"weights {self._name!r}: chunks were gone {_ATTEMPTS} times while they were "
                 "fetched. Let the publisher keep more versions (keep=), and check that the "
                 "server's maxmemory-policy is noeviction."
             ) from error
-
-    def _poll(self, target: Target, *, strict: Strict) -> WeightVersion | None:
-        entry = self._newer_than(self._version or 0)
-        if entry is None:
-            return None
-        manifest = entry.manifest
-        targets = target_tensors(target)
-        names = check_fits(manifest.layout, targets, strict=strict)
-        values = empty_tensors(manifest.layout, names)
-        Filler(self._client, self._keys, manifest, values).fill()
-        with self.lock:
-            if manifest.version <= (self._version or 0):
-                return None  # another thread was faster
-            load_in_place(values, targets)
-            self._version = manifest.version
-        return entry.described
-
-    def _fetch(self, version: int | None) -> dict[str, Tensor]:
-        entry = self._newer_than(0) if version is None else self._entry(version)
-        if entry is None:
-            newest = self.latest()
-            told = f"the newest is {newest.version}" if newest else "nothing is published yet"
-            wanted = "" if version is None else f"version {version} of "
-            raise WeightError(f"no {wanted}weights {self._name!r} to fetch: {told}.")
-        layout = entry.manifest.layout
-        values = empty_tensors(layout, [tensor.name for tensor in layout.tensors])
-        Filler(self._client, self._keys, entry.manifest, values).fill()
-        return values
-
-    def _newer_than(self, version: int, *, retry_s: float | None = None) -> _Entry | None:
-        """Return the newest version if it is larger than `version`."""
-        least = f"{version + 1}-0"
-        found = self._client.execute(
-            "XREVRANGE", self._keys.versions, "+", least, "COUNT", 1, retry_s=retry_s
-        )
-        return self._parse(found[0]) if found else None
-
-    def _entry(self, version: int) -> _Entry | None:
-        found = self._client.execute("XRANGE", self._keys.versions, f"{version}-0", f"{version}-0")
-        return self._parse(found[0]) if found else None
-
-    def _parse(self, entry: Reply) -> _Entry:
-        number = _ID.fullmatch(entry[0])
-        fields = dict(zip(entry[1][::2], entry[1][1::2], strict=True))
-        created_ms = fields.get(b"created_ms", b"")
-        if number is None or not created_ms.isdigit() or len(created_ms) > 16:
-            raise DecodeError(f"weights {self._name!r}: {entry[0]!r:.40} is not a version's entry.")
-        manifest = decode_manifest(fields.get(b"manifest", b""))
-        if manifest.version != int(number[1]):
-            raise DecodeError(
-                f"weights {self._name!r}: the entry {entry[0]!r} holds version {manifest.version}."
-            )
-        return _Entry(manifest, manifest.describe(self._name, int(created_ms) / 1000))
+        except WeightCorrupt:
+            copy.forget()
+            raise
 
     def _block(self, version: int, seconds: float, *, retry_s: float) -> None:
         """Wait until there may be a version larger than `version`, at most `seconds`."""
+        client, versions = self._catalogue.client, self._catalogue.keys.versions
 
         def attempt() -> None:
-            with self._client.connection() as connection:
+            with client.connection() as connection:
                 silence = connection.socket_timeout
                 block_s = seconds if silence is None else min(seconds, silence / 2)
                 block_ms = max(1, round(block_s * 1000))
                 pipeline = Pipeline()
-                pipeline.add(
-                    "XREAD", "BLOCK", block_ms, "STREAMS", self._keys.versions, f"{version}-0"
-                )
+                pipeline.add("XREAD", "BLOCK", block_ms, "STREAMS", versions, f"{version}-0")
                 pipeline.send(connection)
                 reply = read_reply(connection)
             if isinstance(reply, Exception):
                 raise reply
 
-        self._client.retrying(attempt, retry_s=retry_s)
+        client.retrying(attempt, retry_s=retry_s)
 
     def _timeout(self, version: int, waited_s: float) -> WeightTimeout:
-        newest = self._newer_than(0, retry_s=0)
+        newest = self._catalogue.newer_than(0, retry_s=0)
         return WeightTimeout(
             name=self._name,
             newer_than=version,
-            newest=newest.manifest.version if newest else None,
+            newest=newest.version if newest else None,
             waited_s=waited_s,
         )
+
+
+def _is_models(target: Target) -> bool:
+    if isinstance(target, nn.Module):
+        return True
+    return all(isinstance(part, nn.Module) for part in target.values())

@@ -2,25 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Literal, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from redrb.errors import ConfigError, EncodeError, WeightError, WeightMismatch
-from redrb.weights.layout import ALIGNMENT, ITEM_BYTES, Layout, TensorEntry
+from redrb.weights.delta import Bytes
+from redrb.weights.layout import ALIGNMENT, ITEM_BYTES, Layout, Piece, TensorEntry
 from redrb.weights.manifest import MAX_NAME_LENGTH, MAX_TENSORS
 
-State: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
-Target: TypeAlias = nn.Module | Mapping[str, Tensor]
+Value: TypeAlias = "Tensor | TensorShard"
+Models: TypeAlias = nn.Module | Mapping[str, nn.Module]
+StateLike: TypeAlias = Models | Mapping[str, Value] | Iterable[tuple[str, Value]]
+Target: TypeAlias = Models | Mapping[str, Value]
 Strict: TypeAlias = bool | Literal["model"]
 """What names must agree: on both sides, on none, or all of the model's must be published."""
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorShard:
+    """A box of a larger tensor: what one rank has of it.
+
+    `DTensor`s are understood by themselves; this is for shards that are plain tensors.
+
+    Args:
+        tensor: The elements `start` to `start + tensor.shape`.
+        shape: Of the whole tensor.
+        start: Index of the first element.
+
+    Raises:
+        ConfigError: The box is not inside.
+    """
+
+    tensor: Tensor
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        sizes = tuple(self.tensor.shape)
+        fits = len(sizes) == len(self.start) == len(self.shape) and all(
+            at >= 0 and at + size <= whole
+            for at, size, whole in zip(self.start, sizes, self.shape, strict=True)
+        )
+        if not fits:
+            raise ConfigError(
+                f"a shard of {list(sizes)} that starts at {list(self.start)} is not inside of "
+                f"{list(self.shape)}."
+            )
+
+    @classmethod
+    def whole(cls, tensor: Tensor) -> TensorShard:
+        """Return all of a tensor."""
+        return cls(tensor, tuple(tensor.shape), (0,) * tensor.dim())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is all of the tensor."""
+        return tuple(self.tensor.shape) == self.shape
+
+
 # some of float8 and float4 came with later versions of torch
-_NAMES = {getattr(torch, name): name for name in ITEM_BYTES if hasattr(torch, name)}
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_NAMES: dict[torch.dtype, str] = {
+    getattr(torch, name): name for name in ITEM_BYTES if hasattr(torch, name)
+}
+_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in _NAMES.items()}
 _CAST = frozenset({"float16", "bfloat16", "float32", "float64"})
 _SHOWN = 5
 
@@ -33,86 +82,132 @@ def module_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if id(tensor) in live}
 
 
-def state_tensors(state: State) -> dict[str, Tensor]:
-    """Return what is to be published, checked.
+def models_tensors(models: Models) -> dict[str, Tensor]:
+    """Return the live tensors of a module; of several, with their models' names before theirs."""
+    if isinstance(models, nn.Module):
+        return module_tensors(models)
+    return {
+        f"{model}.{name}": tensor
+        for model, module in models.items()
+        for name, tensor in module_tensors(module).items()
+    }
+
+
+def state_shards(state: StateLike) -> dict[str, TensorShard]:
+    """Return what is to be published, checked; of a `DTensor` what this rank has of it.
 
     Raises:
         EncodeError: Something in it cannot be published.
     """
-    if isinstance(state, nn.Module):
-        named: Iterable[tuple[str, Tensor]] = module_tensors(state).items()
-    else:
-        named = state.items() if isinstance(state, Mapping) else state
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in named:
-        if name in tensors:
+    shards: dict[str, TensorShard] = {}
+    names = 0
+    for name, value in _named(state):
+        if name in shards:
             raise EncodeError(f"tensor {name!r} comes twice.")
-        _check_publishable(name, tensor)
-        tensors[name] = tensor
-    if not 0 < len(tensors) <= MAX_TENSORS:
-        raise EncodeError(f"a version holds 1 to {MAX_TENSORS} tensors, not {len(tensors)}.")
-    return tensors
+        _check_name(name)
+        names += 1
+        shard = value if isinstance(value, TensorShard) else _shard_of(name, value)
+        if shard is None:  # another rank has the same
+            continue
+        _check_publishable(name, shard.tensor)
+        shards[name] = shard
+    if not 0 < names <= MAX_TENSORS:
+        raise EncodeError(f"a version holds 1 to {MAX_TENSORS} tensors, not {names}.")
+    return shards
 
 
-def lay_out(tensors: Mapping[str, Tensor], chunk_bytes: int) -> Layout:
-    """Give each tensor its place; tied ones (the same memory, read the same way) share one."""
+def lay_out(
+    shards: Mapping[str, TensorShard], chunk_bytes: int, cast: torch.dtype | None = None
+) -> Layout:
+    """Give each tensor its place; tied ones (the same memory, read the same way) share one.
+
+    Args:
+        shards: From `state_shards`.
+        chunk_bytes: Bytes of a chunk.
+        cast: Dtype of floating-point tensors in the state; default: their own.
+    """
     entries: list[TensorEntry] = []
     owners: dict[tuple[object, ...], TensorEntry] = {}
     end = 0
-    for name, tensor in tensors.items():
+    for name, shard in shards.items():
+        tensor = shard.tensor
         view = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        owner = owners.get(view) if tensor.numel() else None
-        offset = -(-end // ALIGNMENT) * ALIGNMENT if owner is None else owner.offset
-        alias = None if owner is None else owner.name
-        entry = TensorEntry(name, _NAMES[tensor.dtype], tuple(tensor.shape), offset, alias)
+        owner = owners.get(view) if tensor.numel() and shard.is_whole else None
+        dtype = _NAMES[tensor.dtype]
+        if cast is not None and dtype in _CAST:
+            dtype = _NAMES[cast]
         if owner is None:
+            offset = -(-end // ALIGNMENT) * ALIGNMENT
+            piece = Piece(shard.start, tuple(tensor.shape), offset)
+            owner = entry = TensorEntry(name, dtype, shard.shape, (piece,))
             owners[view] = entry
-            end = offset + entry.nbytes
+            end = offset + piece.elements * entry.item_bytes
+        else:
+            entry = TensorEntry(name, dtype, shard.shape, owner.pieces, owner.name)
         entries.append(entry)
     nbytes = -(-end // ALIGNMENT) * ALIGNMENT
     return Layout(tuple(entries), nbytes, chunk_bytes)
 
 
-def byte_view(tensor: Tensor) -> Tensor:
-    """Return the bytes of a tensor, uint8 [nbytes], row-major; a copy only if it is strided."""
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    return plain.contiguous().reshape(-1).view(torch.uint8)
-
-
-def empty_tensors(layout: Layout, names: Iterable[str]) -> dict[str, Tensor]:
-    """Return uninitialised CPU tensors for `names`, each with its own memory; tied ones share it.
+def published_dtype(name: str | None) -> torch.dtype | None:
+    """Return the dtype to which tensors are cast before they are published.
 
     Raises:
-        WeightError: This torch does not know a dtype, or has no memory for it.
+        ConfigError: It is not a floating-point dtype.
     """
-    entries = {entry.name: entry for entry in layout.tensors}
-    tensors: dict[str, Tensor] = {}
-    by_owner: dict[str, Tensor] = {}
-    for name in names:
-        entry = entries[name]
-        owner = entry.alias or name
-        if owner not in by_owner:
-            by_owner[owner] = _empty(entry)
-        tensors[name] = by_owner[owner]
-    return tensors
+    if name is None:
+        return None
+    if name not in _CAST:
+        raise ConfigError(f"dtype={name!r}: floating-point tensors are cast to {sorted(_CAST)}.")
+    return _DTYPES[name]
 
 
-def target_tensors(target: Target) -> dict[str, Tensor]:
-    """Return the live tensors of a model or of a dict of tensors.
+def dtype_of(entry: TensorEntry) -> torch.dtype:
+    """Return torch's dtype of a tensor.
 
     Raises:
-        ConfigError: It is neither.
+        WeightError: This torch does not know it.
     """
-    if isinstance(target, nn.Module):
-        return module_tensors(target)
-    if not isinstance(target, Mapping):
+    if entry.dtype not in _DTYPES:
+        raise WeightError(f"{entry.name!r} is {entry.dtype}: this version of torch has none.")
+    return _DTYPES[entry.dtype]
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """Return a tensor whose elements lie together; itself if they do."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def flat_view(tensor: Tensor) -> Bytes:
+    """Return the bytes of a contiguous CPU tensor, not a copy of them."""
+    view: Bytes = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return view
+
+
+def target_shards(target: Target) -> dict[str, TensorShard]:
+    """Return the live tensors of a model, of several, or of a dict of tensors.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    if not isinstance(target, nn.Module | Mapping):
         raise ConfigError(
             f"cannot load weights into {type(target).__name__}: give a module or a dict of tensors."
         )
-    return dict(target)
+    shards: dict[str, TensorShard] = {}
+    for name, value in _named(target):
+        if isinstance(value, TensorShard):
+            shards[name] = value
+        elif _is_dtensor(value):
+            shards[name] = _local_shard(value)
+        elif isinstance(value, Tensor):
+            shards[name] = TensorShard.whole(value)
+        else:
+            raise ConfigError(f"cannot load weights into {name!r}, a {type(value).__name__}.")
+    return shards
 
 
-def check_fits(layout: Layout, targets: Mapping[str, Tensor], *, strict: Strict) -> list[str]:
+def check_fits(layout: Layout, targets: Mapping[str, TensorShard], *, strict: Strict) -> list[str]:
     """Return the names to load, after checking that every one of them can be.
 
     float16, bfloat16, float32 and float64 are cast into each other; every other dtype, and every
@@ -141,61 +236,110 @@ def check_fits(layout: Layout, targets: Mapping[str, Tensor], *, strict: Strict)
     return common
 
 
-def load_in_place(values: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
-    """Copy CPU tensors into live ones; `check_fits` was asked before."""
-    inference = any(targets[name].is_inference() for name in values)
-    with torch.inference_mode(inference), torch.no_grad():
-        for name, value in values.items():
-            _copy(value, targets[name])
-    for device in {targets[name].device for name in values}:
-        if device.type == "cuda":  # casts are still under way there: others may use other streams
+def load_in_place(target: TensorShard, value: Tensor, start: tuple[int, ...]) -> None:
+    """Copy what a box of values has of a target's elements; `check_fits` was asked before.
+
+    Args:
+        target: All of a tensor or a shard of it.
+        value: A box of the same tensor, on the CPU.
+        start: Index of its first element in the whole tensor.
+    """
+    live = target.tensor
+    with torch.inference_mode(live.is_inference()), torch.no_grad():
+        if target.is_whole and tuple(value.shape) == target.shape:
+            _copy(value, live)
+            return
+        ends = zip(start, value.shape, target.start, live.shape, strict=True)
+        into, out = [], []
+        for first, size, own_first, own_size in ends:
+            low, high = max(first, own_first), min(first + size, own_first + own_size)
+            if low >= high:
+                return
+            into.append(slice(low - own_first, high - own_first))
+            out.append(slice(low - first, high - first))
+        live[tuple(into)].copy_(value[tuple(out)])
+
+
+def synchronize(targets: Iterable[TensorShard]) -> None:
+    """Wait for copies to accelerators: casts are still under way there."""
+    for device in {target.tensor.device for target in targets}:
+        if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
 
 
-def _check_publishable(name: object, tensor: object) -> None:
+def _named(state: StateLike) -> Iterator[tuple[Any, Any]]:
+    if isinstance(state, nn.Module):
+        yield from module_tensors(state).items()
+        return
+    for name, value in state.items() if isinstance(state, Mapping) else state:
+        if isinstance(value, nn.Module):
+            for inner, tensor in module_tensors(value).items():
+                yield f"{name}.{inner}", tensor
+        else:
+            yield name, value
+
+
+def _is_dtensor(value: object) -> bool:
+    return hasattr(value, "full_tensor") and hasattr(value, "placements")
+
+
+def _shard_of(name: str, value: Any) -> TensorShard | None:
+    if not isinstance(value, Tensor):
+        raise EncodeError(f"{name!r} is a {type(value).__name__}, not a tensor: leave it out.")
+    if not _is_dtensor(value):
+        return TensorShard.whole(value)
+    sharded: Any = value
+    placements = sharded.placements
+    if any(placement.is_partial() for placement in placements):
+        raise EncodeError(f"{name!r} is a DTensor of partial sums: redistribute it first.")
+    coordinate = sharded.device_mesh.get_coordinate() or []
+    if any(at and placement.is_replicate() for at, placement in zip(coordinate, placements)):  # noqa: B905
+        return None
+    return _local_shard(value)
+
+
+def _local_shard(value: Any) -> TensorShard:
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, start = compute_local_shape_and_global_offset(
+        value.shape, value.device_mesh, value.placements
+    )
+    return TensorShard(value.to_local(), tuple(value.shape), tuple(start))
+
+
+def _check_name(name: object) -> None:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH:
         raise EncodeError(f"{name!r:.80} is not a tensor's name: 1 to {MAX_NAME_LENGTH} letters.")
     if name.encode(errors="ignore").decode() != name:
         raise EncodeError(f"{name!r:.80} is not a tensor's name: UTF-8 cannot hold it.")
-    if not isinstance(tensor, Tensor):
-        raise EncodeError(f"{name!r} is a {type(tensor).__name__}, not a tensor: leave it out.")
-    if hasattr(tensor, "full_tensor"):
-        raise EncodeError(f"{name!r} is sharded: publish tensor.full_tensor() on one rank.")
+
+
+def _check_publishable(name: str, tensor: Tensor) -> None:
     if tensor.layout != torch.strided or tensor.is_meta:
         raise EncodeError(f"{name!r} is sparse or on the meta device: there are no plain bytes.")
     if tensor.dtype not in _NAMES:
         raise EncodeError(f"{name!r} is {tensor.dtype}, which cannot be published.")
 
 
-def _empty(entry: TensorEntry) -> Tensor:
-    if entry.dtype not in _DTYPES:
-        raise WeightError(f"{entry.name!r} is {entry.dtype}: this version of torch has none.")
-    try:
-        return torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
-    except RuntimeError as error:
-        raise WeightError(f"no memory for {entry.name!r}, {entry.nbytes} bytes.") from error
-
-
 def _copy(value: Tensor, target: Tensor) -> None:
-    plain = target.is_contiguous() and not (target.is_conj() or target.is_neg())
-    if target.device.type != "cpu" or target.dtype != value.dtype or not plain:
+    ordinary = target.is_contiguous() and not (target.is_conj() or target.is_neg())
+    if target.device.type != "cpu" or target.dtype != value.dtype or not ordinary:
         target.copy_(value)
         return
     # where cores are busy, the barrier of torch's threads takes 20 times as long as the copy
-    byte_view(target).numpy()[:] = byte_view(value).numpy()
+    flat_view(target)[:] = flat_view(value)
     if not target.is_inference():
         increment_version(target)
 
 
-def _difference(entry: TensorEntry, target: Tensor) -> str:
-    """Return why a published tensor cannot be loaded into `target`, or nothing."""
+def _difference(entry: TensorEntry, shard: TensorShard) -> str:
+    """Return why a published tensor cannot be loaded into `shard`, or nothing."""
+    target = shard.tensor
     dtype = _NAMES.get(target.dtype, str(target.dtype))
-    if entry.shape != tuple(target.shape) or (
-        entry.dtype != dtype and not {entry.dtype, dtype} <= _CAST
-    ):
-        return f"published {entry}, model {dtype}[{', '.join(map(str, target.shape))}]"
-    if target.layout != torch.strided or target.is_meta or hasattr(target, "full_tensor"):
-        return "the model's is sparse, sharded or on the meta device"
+    if entry.shape != shard.shape or (entry.dtype != dtype and not {entry.dtype, dtype} <= _CAST):
+        return f"published {entry}, model {dtype}[{', '.join(map(str, shard.shape))}]"
+    if target.layout != torch.strided or target.is_meta:
+        return "the model's is sparse or on the meta device"
     steps = zip(target.shape, target.stride(), strict=True)
     if any(size > 1 and step == 0 for size, step in steps):
         return "the model's is expanded: several elements share one place"

@@ -19,6 +19,7 @@ from redrb import (
     LoraConfig,
     Strategy,
     TrainerPerformanceEvaluator,
+    WeightSubscriber,
 )
 from redrb.algorithms import Completions
 
@@ -194,8 +195,8 @@ def test_only_lora_travels_and_makers_merge_it(client: Client, namespace: str) -
         expected = layer.weight + (layer.lora_B @ layer.lora_A) * 2
         actual = maker.experience_maker.actor.read.weight  # type: ignore[attr-defined]
         assert torch.allclose(actual, expected, atol=1e-6)
-        entry = client.execute("XREVRANGE", f"redrb:{{{namespace}:maker:maker_0}}:inbox", "+", "-")
-        assert b"lora_alpha" in entry[0][1][-1]
-        versions = f"redrb:{{{namespace}:weights:trainer_0.partial}}:versions"
-        assert client.execute("XLEN", versions) == 2
+        partial = WeightSubscriber(client, "trainer_0.partial", namespace=namespace)
+        assert {version.kind for version in partial.versions()} == {"lora"}
+        assert len(partial.versions()) == 2
+        assert partial.adapter().configs == {"actor.read": LoraConfig(2, 4.0)}
     assert LoraConfig(2, 4.0).lora_alpha == 4.0

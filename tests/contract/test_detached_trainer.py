@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+import redrb
 from redrb import (
     BatchTimeout,
     BufferItem,
@@ -551,6 +552,7 @@ def test_what_was_trained_is_saved_when_data_ends(
         ({"rank": 1}, "world_size"),
         ({"callbacks": [print]}, "TrainerCallback"),
         ({"name": "a b"}, "trainer"),
+        ({"weights_dtype": "int8"}, "bfloat16"),
     ],
 )
 def test_bad_options_are_refused(
@@ -651,6 +653,21 @@ def test_what_a_trainer_published_and_did_not_announce_is_found(
     with make(name="t") as trainer:
         assert trainer.take_over({"actor": trainer.actor}) == 1
     assert len(client.execute("XRANGE", outbox, "-", "+")) == 1
+
+
+def test_makers_may_be_sent_less_precise_weights(
+    make: Callable[..., Trainer], client: Client, namespace: str
+) -> None:
+    with make(name="t", weights_dtype="bfloat16") as trainer:
+        assert trainer.published == ()
+        kept = parameters(trainer)
+        trainer.sync_models_to_remote_makers()
+        assert parameters(trainer) == kept
+        (published,) = trainer.published
+        assert (published.version, published.kind, published.name) == (1, "full", "t")
+        sent = redrb.WeightSubscriber(client, "t", namespace=namespace).fetch()
+        assert {tensor.dtype for tensor in sent.values()} == {torch.bfloat16}
+        assert torch.equal(sent["actor.weight"], trainer.actor.weight.to(torch.bfloat16))
 
 
 def test_callbacks_hear_of_lost_batches_and_misfits(make: Callable[..., Trainer]) -> None:

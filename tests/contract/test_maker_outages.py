@@ -199,10 +199,10 @@ def test_a_partial_update_is_loaded_again_over_a_full_one_that_is_heard_of_later
     late = trainer._news
     push(8.0, fully=False)
     newest = trainer._news
-    follower._load(heard)
-    assert value(model) == 8.0
-    follower._load(late)
-    follower._load(newest)
+    for news in (heard, late, newest):
+        announce(client, [inbox_of(namespace, "m")], news)
+        follower.follow()
+        assert value(model) == 8.0
     assert (follower.version, value(model)) == (4, 8.0)
 
 

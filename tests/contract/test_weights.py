@@ -6,23 +6,29 @@ import dataclasses
 import threading
 import time
 
-import msgpack
 import pytest
 import torch
-import xxhash
 from torch import nn
 
 import redrb
 from redrb.errors import (
     ConfigError,
-    DecodeError,
     PublisherFenced,
     WeightCorrupt,
     WeightError,
     WeightMismatch,
     WeightTimeout,
 )
-from redrb.weights.layout import ITEM_BYTES
+from redrb.weights import replica, staging
+from tests.published import (
+    CHUNK_BYTES,
+    bits,
+    check_nothing_left,
+    every_kind,
+    keys_of,
+    prefix,
+    stored_keys,
+)
 
 
 @pytest.fixture
@@ -37,22 +43,17 @@ def subscriber(client, namespace):
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    monkeypatch.setattr("redrb.weights.publisher.CHUNK_BYTES", 1024)
+    monkeypatch.setattr(CHUNK_BYTES, 1024)
 
 
 @pytest.fixture
 def keys(client, namespace):
     """All keys of this test's weights, without their common prefix."""
-
-    def found():
-        names = client.execute("KEYS", f"redrb:{{{namespace}:weights:*")
-        return sorted(name.decode().partition("}:")[2] for name in names)
-
-    return found
+    return lambda: keys_of(client, namespace)
 
 
 def full_key(namespace, key):
-    return f"redrb:{{{namespace}:weights:actor}}:{key}"
+    return prefix(namespace) + key
 
 
 def model(seed):
@@ -70,38 +71,11 @@ def same(left, right):
     )
 
 
-def every_kind():
-    """Every dtype with every bit pattern, and shapes and strides of all kinds."""
-    dice = torch.Generator().manual_seed(0)
-    state = {}
-    for name in ITEM_BYTES:
-        raw = torch.randint(0, 2 if name == "bool" else 256, (7 * 48,), generator=dice)
-        state[name] = raw.to(torch.uint8).view(getattr(torch, name)).reshape(7, -1)
-    wide = torch.randn(6, 10, generator=dice)
-    state |= {
-        "scalar": torch.tensor(3.5),
-        "empty": torch.empty(0, 5),
-        "transposed": wide.t(),
-        "every second": wide[:, ::2],
-        "expanded": torch.randn(1, generator=dice).expand(4, 3),
-        "tied": wide,
-        "tied too": wide,
-        "conjugated": torch.randn(5, dtype=torch.complex64, generator=dice).conj(),
-        "large": torch.randn(70, 700, generator=dice, dtype=torch.float64),
-    }
-    return state
-
-
-def bits(tensor):
-    plain = tensor.detach().resolve_conj().contiguous().reshape(-1)
-    return tensor.dtype, tuple(tensor.shape), plain.view(torch.uint8).tolist()
-
-
 @pytest.mark.parametrize("chunk_bytes", [1024, 4 << 20])
 def test_every_dtype_and_shape_comes_back_bit_by_bit(
-    publisher, subscriber, monkeypatch, chunk_bytes
+    publisher, subscriber, monkeypatch, client, namespace, chunk_bytes
 ):
-    monkeypatch.setattr("redrb.weights.publisher.CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(CHUNK_BYTES, chunk_bytes)
     state = every_kind()
     published = publisher.publish(state)
     fetched = subscriber.fetch()
@@ -110,13 +84,14 @@ def test_every_dtype_and_shape_comes_back_bit_by_bit(
         assert bits(fetched[name]) == bits(tensor), name
     assert fetched["tied"] is fetched["tied too"]
     assert published.tensors == len(state)
-    assert (published.chunks > 100) == (chunk_bytes == 1024)
+    assert len(stored_keys(client, namespace)) == -(-published.nbytes // chunk_bytes)
 
 
-def test_versions_of_several_real_chunks(publisher, subscriber):
+def test_versions_of_several_real_chunks(publisher, subscriber, client, namespace):
     state = {f"layer{i}": torch.randn(1111, 777) for i in range(3)}
     state["head"] = torch.randn(1_500_000).to(torch.bfloat16)
-    assert publisher.publish(iter(state.items())).chunks == 3 + 1
+    publisher.publish(iter(state.items()))
+    assert len(stored_keys(client, namespace)) == 3 + 1
     live = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     subscriber.poll(live)
     assert same(live, state)
@@ -157,7 +132,8 @@ def test_version_describes_what_was_published(publisher, subscriber, client):
     state = {"a": torch.zeros(3), "b": torch.zeros(2, 2, dtype=torch.bfloat16)}
     published = publisher.publish(state)
     assert (published.name, published.version, published.kind) == ("actor", 1, "full")
-    assert (published.nbytes, published.tensors, published.chunks) == (128, 2, 1)
+    assert (published.nbytes, published.stored_bytes, published.tensors) == (128, 128, 2)
+    assert (published.base, published.delta_bytes) == (0, None)
     assert abs(published.created_s - time.time()) < 60
     assert subscriber.latest() == published
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -188,12 +164,12 @@ def test_a_version_is_a_positive_integer(publisher, version):
 def test_the_last_versions_are_kept_and_nothing_else(
     client, namespace, subscriber, keys, small_chunks, keep
 ):
-    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, keep=keep)
+    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, keep=keep, deltas=False)
     for value in range(1, 6):
         publisher.publish({"a": torch.full((600,), float(value))})
     assert [version.version for version in subscriber.versions()] == list(range(6 - keep, 6))
     assert len([key for key in keys() if key.startswith("chunk:")]) == keep * 3
-    assert {client.execute("TTL", full_key(namespace, key)) for key in keys()} == {-1}
+    check_nothing_left(client, namespace)
     assert subscriber.fetch(6 - keep)["a"][0] == 6 - keep
     with pytest.raises(WeightError, match=f"no version {5 - keep} of"):
         subscriber.fetch(5 - keep)
@@ -289,7 +265,8 @@ def test_a_corrupt_chunk_is_never_loaded(
         subscriber.poll(live)
     assert live["a"].all()
     assert subscriber.version is None
-    publisher.publish({"a": torch.zeros(1000)})
+    # a delta would stand on the damaged version, and a full one may share its chunks
+    redrb.WeightPublisher(client, "actor", namespace=namespace).publish({"a": torch.zeros(1000)})
     assert subscriber.poll(live).version == 2
     assert not live["a"].any()
 
@@ -297,16 +274,17 @@ def test_a_corrupt_chunk_is_never_loaded(
 def test_a_reader_whose_version_is_evicted_goes_on_with_the_newest(
     client, namespace, subscriber, monkeypatch, small_chunks
 ):
-    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, keep=1)
+    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, keep=1, deltas=False)
     publisher.publish({"a": torch.full((1000,), 1.0)})
     overtaken = []
 
-    def fill(filler, original=redrb.weights.chunks.Filler.fill):
+    def fetch(*arguments, original=replica.fetch):
         if not overtaken:
+            client.execute("DEL", full_key(namespace, "pins"))  # it was silent for too long
             overtaken.append(publisher.publish({"a": torch.full((1000,), 2.0)}))
-        original(filler)
+        original(*arguments)
 
-    monkeypatch.setattr("redrb.weights.chunks.Filler.fill", fill)
+    monkeypatch.setattr(replica, "fetch", fetch)
     live = {"a": torch.zeros(1000)}
     assert subscriber.poll(live) == overtaken[0]
     assert (live["a"] == 2).all()
@@ -316,38 +294,6 @@ def test_chunks_that_stay_away_are_told(client, namespace, publisher, subscriber
     publisher.publish({"a": torch.zeros(10)})
     client.execute("DEL", full_key(namespace, keys()[0]))
     with pytest.raises(WeightError, match="gone 3 times"):
-        subscriber.fetch()
-
-
-def hostile(manifest):
-    return [b"manifest", manifest, b"created_ms", b"1"]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        [b"other", b"1"],
-        hostile(b""),
-        hostile(msgpack.packb({"format": 1, "kind": "full", "nbytes": 2**60})),
-        [b"manifest", b"", b"created_ms", b"never"],
-    ],
-    ids=["other fields", "empty", "huge", "no time"],
-)
-def test_hostile_entries_load_nothing(client, namespace, subscriber, fields):
-    client.execute("XADD", full_key(namespace, "versions"), "7-0", *fields)
-    live = {"a": torch.ones(1)}
-    for call in (lambda: subscriber.poll(live), subscriber.fetch, subscriber.wait):
-        with pytest.raises(DecodeError):
-            call()
-    assert live["a"].all()
-
-
-def test_a_manifest_under_another_number_is_refused(client, namespace, publisher, subscriber):
-    publisher.publish({"a": torch.zeros(1)})
-    versions = full_key(namespace, "versions")
-    fields = client.execute("XRANGE", versions, "-", "+")[0][1]
-    client.execute("XADD", versions, "2-0", *fields)
-    with pytest.raises(DecodeError, match="holds version 1"):
         subscriber.fetch()
 
 
@@ -361,7 +307,7 @@ def test_a_second_publisher_takes_over(client, namespace, publisher, subscriber,
     with pytest.raises(PublisherFenced):
         publisher.publish(state, version=50)
     assert subscriber.latest().version == 2
-    assert len(keys()) == 4
+    assert len(keys()) == 5
 
 
 def test_a_publisher_fenced_in_mid_publish_leaves_nothing(
@@ -370,11 +316,11 @@ def test_a_publisher_fenced_in_mid_publish_leaves_nothing(
     publisher.publish({"a": torch.zeros(1)})
     before = keys()
 
-    def stage(*arguments, original=redrb.weights.publisher.stage, **options):
+    def stage(*arguments, original=staging.stage, **options):
         redrb.WeightPublisher(client, "actor", namespace=namespace)
         original(*arguments, **options)
 
-    monkeypatch.setattr("redrb.weights.publisher.stage", stage)
+    monkeypatch.setattr(staging, "stage", stage)
     with pytest.raises(PublisherFenced):
         publisher.publish({"a": torch.ones(1)})
     assert keys() == before
@@ -441,54 +387,94 @@ def test_names_that_cannot_be_keys_are_refused(client):
             cls(client, "actor}:x")
 
 
-def test_a_version_of_no_bytes(publisher, subscriber):
-    assert publisher.publish({"a": torch.empty(0, 3)}).chunks == 0
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_version_of_no_bytes(publisher, subscriber, dtype, in_place):
+    state = {"a": torch.empty(0, 3, dtype=dtype)}
+    assert publisher.publish(state).nbytes == 0
+    live = {"a": torch.empty(0, 3, dtype=dtype)}
+    assert subscriber.poll(live, in_place=in_place).version == 1
+    assert publisher.publish(state).kind == "delta"
+    assert subscriber.poll(live, in_place=in_place).version == 2
     assert subscriber.fetch()["a"].shape == (0, 3)
-    live = {"a": torch.empty(0, 3)}
-    assert subscriber.poll(live).version == 1
 
 
-def test_a_checksum_over_fewer_bytes_than_told_is_refused(client, namespace, publisher, subscriber):
-    publisher.publish({"a": torch.zeros(16)})
-    versions = full_key(namespace, "versions")
-    stored = dict(zip(*[iter(client.execute("XRANGE", versions, "-", "+")[0][1])] * 2, strict=True))
-    checksum = xxhash.xxh3_64_digest(b"short")
-    manifest = msgpack.unpackb(stored[b"manifest"]) | {"version": 2, "checksums": checksum}
-    chunk = full_key(namespace, f"chunk:{manifest['token']}:2:0")
-    client.execute("SET", chunk, b"short")
-    client.execute("XADD", versions, "2-0", *hostile(msgpack.packb(manifest)))
-    live = {"a": torch.ones(16)}
-    with pytest.raises(WeightCorrupt):
-        subscriber.poll(live)
-    assert live["a"].all()
-
-
-def test_a_version_added_behind_the_publishers_back_is_not_overtaken(
-    client, namespace, publisher, keys, monkeypatch
-):
-    def stage(*arguments, original=redrb.weights.publisher.stage, **options):
-        original(*arguments, **options)
-        client.execute("XADD", full_key(namespace, "versions"), "5-0", "other", "1")
-
-    monkeypatch.setattr("redrb.weights.publisher.stage", stage)
-    with pytest.raises(ConfigError, match="not newer than 5"):
-        publisher.publish({"a": torch.zeros(1)})
-    assert keys() == ["fence", "versions"]
-
-
-def test_a_slow_poll_does_not_undo_a_faster_one(publisher, subscriber, monkeypatch):
-    """Two threads poll the same model; the one that began earlier comes last."""
+def test_polls_of_two_threads_take_turns(publisher, subscriber, monkeypatch):
+    """The one that began later ends later: it has what is newer."""
     publisher.publish({"a": torch.full((3,), 1.0)})
     live = {"a": torch.zeros(3)}
-    faster = []
+    found, begun = [], threading.Event()
 
-    def fill(filler, original=redrb.weights.chunks.Filler.fill):
-        original(filler)
-        if not faster:
-            faster.append(publisher.publish({"a": torch.full((3,), 2.0)}))
-            assert subscriber.poll(live) == faster[0]
+    def fetch(*arguments, original=replica.fetch):
+        if not begun.is_set():
+            begun.set()
+            publisher.publish({"a": torch.full((3,), 2.0)})
+            later.join(0.2)
+            assert later.is_alive()
+        original(*arguments)
 
-    monkeypatch.setattr("redrb.weights.chunks.Filler.fill", fill)
-    assert subscriber.poll(live) is None
+    def second():
+        begun.wait(10)
+        found.append(subscriber.poll(live))
+
+    monkeypatch.setattr(replica, "fetch", fetch)
+    later = threading.Thread(target=second)
+    later.start()
+    assert subscriber.poll(live).version == 1
+    later.join(10)
+    assert found[0].version == 2
     assert (live["a"] == 2).all()
     assert subscriber.version == 2
+
+
+def test_two_models_are_one_version(publisher, subscriber, client, namespace):
+    actor, critic = model(1), nn.Linear(3, 2)
+    publisher.publish({"actor": actor, "critic": critic})
+    mine = {"actor": model(2), "critic": nn.Linear(3, 2)}
+    assert subscriber.poll(mine).tensors == len(actor.state_dict()) + 2
+    assert same(mine["actor"].state_dict(), actor.state_dict())
+    assert same(mine["critic"].state_dict(), critic.state_dict())
+    one = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+    alone = {"critic": nn.Linear(3, 2)}
+    with pytest.raises(WeightMismatch, match="published but not in the model"):
+        one.poll(alone)
+    assert one.poll(alone, strict="model").version == 1
+    assert same(alone["critic"].state_dict(), critic.state_dict())
+    with pytest.raises(WeightMismatch, match="not published"):
+        redrb.WeightSubscriber(client, "actor", namespace=namespace).poll(
+            alone | {"reward": nn.Linear(3, 2)}, strict="model"
+        )
+
+
+def test_two_models_never_are_of_two_versions(publisher, subscriber, small_chunks):
+    """Readers see both change in one step, whoever polls while they are published."""
+    models = {"actor": nn.Linear(40, 30), "critic": nn.Linear(30, 5)}
+    made = {"actor": nn.Linear(40, 30), "critic": nn.Linear(30, 5)}
+
+    def fill(value):
+        with torch.no_grad():
+            for module in models.values():
+                for parameter in module.parameters():
+                    parameter.fill_(value)
+
+    fill(0.0)
+    publisher.publish(models)
+    done = threading.Event()
+    seen = []
+
+    def read():
+        while not done.is_set() or len(seen) < 2:
+            if subscriber.poll(made) is not None:
+                with torch.no_grad():
+                    values = {p.flatten()[0].item() for m in made.values() for p in m.parameters()}
+                seen.append(values)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for step in range(1, 30):
+        fill(float(step))
+        publisher.publish(models)
+    done.set()
+    reader.join(20)
+    assert all(len(values) == 1 for values in seen)
+    assert seen == sorted(seen, key=min)

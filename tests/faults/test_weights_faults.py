@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
-import sys
 import threading
 import time
 
@@ -17,33 +15,10 @@ import redrb
 from redrb import scripts
 from redrb.errors import PublisherFenced, StoreFull, StoreUnavailable
 from redrb.weights import publisher as publishing
+from redrb.weights import staging
+from tests.published import prefix
 
 MIB = 1 << 20
-
-PUBLISHER = """
-import sys
-import torch
-import redrb
-from redrb.weights import publisher as publishing
-
-url, namespace = sys.argv[1:]
-publisher = redrb.WeightPublisher(redrb.connect(url), "actor", namespace=namespace)
-publisher.publish({"a": torch.full((2_000_000,), 1.0)})
-publishing.CHUNK_BYTES = 64 << 10
-stage = publishing.stage
-
-def stage_and_stop(client, chunks, *, expire_s):
-    stage(client, chunks, expire_s=expire_s)
-    print("staged", flush=True)
-    sys.stdin.read()
-
-publishing.stage = stage_and_stop
-publisher.publish({"a": torch.full((2_000_000,), 2.0)})
-"""
-
-
-def prefix(namespace):
-    return f"redrb:{{{namespace}:weights:actor}}:"
 
 
 def chunk_keys(client, namespace):
@@ -75,30 +50,6 @@ def losing(monkeypatch, client, script, *, times, before=False):
         return reply
 
     monkeypatch.setattr(client, "once", once)
-
-
-def test_a_publisher_killed_in_mid_publish_leaves_the_old_version_whole(real_url, namespace):
-    process = subprocess.Popen(
-        [sys.executable, "-c", PUBLISHER, real_url, namespace],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout.readline() == b"staged\n"
-    process.kill()
-    process.communicate()
-    with redrb.connect(real_url) as client:
-        subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
-        live = state(0, 2_000_000)
-        assert subscriber.poll(live).version == 1
-        assert (live["a"] == 1).all()
-        staged = [key for key in chunk_keys(client, namespace) if b":2:" in key]
-        assert len(staged) == 16
-        assert all(0 < client.execute("TTL", key) <= 600 for key in staged)
-        successor = redrb.WeightPublisher(client, "actor", namespace=namespace)
-        assert successor.publish(state(3, 2_000_000)).version == 2
-        assert subscriber.poll(live).version == 2
-        assert (live["a"] == 3).all()
-        assert all(client.execute("TTL", key) > 0 for key in staged)
 
 
 @pytest.mark.parametrize("script", ["weights_take_over", "weights_begin", "weights_commit"])
@@ -158,17 +109,17 @@ def test_a_commit_that_arrives_late_is_not_the_next_attempt(
         return original(client, script, keys, arguments, **options)
 
     monkeypatch.setattr(scripts, "run", hold_back)
-    monkeypatch.setattr(publisher, "_discard", lambda *_: None)
+    monkeypatch.setattr(publisher._issuer, "discard", lambda *_: None)
     with pytest.raises(StoreUnavailable):
         publisher.publish(state(1))
 
-    stage = publishing.stage
+    stage = staging.stage
 
     def stage_then_late_commit(*arguments, **options):
         stage(*arguments, **options)
         assert scripts.run(client, commit, *late[0])[0] == b"fenced"
 
-    monkeypatch.setattr(publishing, "stage", stage_then_late_commit)
+    monkeypatch.setattr(staging, "stage", stage_then_late_commit)
     assert publisher.publish(state(2)).version == 1
     subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
     assert (subscriber.fetch()["a"] == 2).all()
@@ -177,11 +128,11 @@ def test_a_commit_that_arrives_late_is_not_the_next_attempt(
 def test_an_interrupt_leaves_nothing(client, namespace, monkeypatch, small_chunks):
     publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
 
-    def interrupt(*arguments, original=publishing.stage, **options):
+    def interrupt(*arguments, original=staging.stage, **options):
         original(*arguments, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(publishing, "stage", interrupt)
+    monkeypatch.setattr(staging, "stage", interrupt)
     with pytest.raises(KeyboardInterrupt):
         publisher.publish(state(1))
     assert chunk_keys(client, namespace) == []
@@ -192,12 +143,12 @@ def test_staged_chunks_that_are_gone_are_not_committed(
 ):
     publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
 
-    def lose_one(client, chunks, original=publishing.stage, **options):
+    def lose_one(client, chunks, original=staging.stage, **options):
         original(client, chunks, **options)
-        client.execute("DEL", chunks[1].key)
+        client.execute("DEL", chunk_keys(client, namespace)[1])
 
-    monkeypatch.setattr(publishing, "stage", lose_one)
-    with pytest.raises(redrb.WeightError, match="only 3 of 4 chunks"):
+    monkeypatch.setattr(staging, "stage", lose_one)
+    with pytest.raises(redrb.WeightError, match="gone at the commit"):
         publisher.publish(state(1))
     assert chunk_keys(client, namespace) == []
 
@@ -291,13 +242,13 @@ def test_what_is_staged_is_committed_even_at_the_memory_limit(own_server, namesp
     with redrb.connect(server.url) as client:
         publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
 
-        def stage_then_limit(*arguments, original=publishing.stage, **options):
+        def stage_then_limit(*arguments, original=staging.stage, **options):
             original(*arguments, **options)
             client.execute("CONFIG", "SET", "maxmemory", "8mb")
             with pytest.raises(StoreFull):
                 client.execute("SET", "filler", b"x" * MIB)
 
-        monkeypatch.setattr(publishing, "stage", stage_then_limit)
+        monkeypatch.setattr(staging, "stage", stage_then_limit)
         assert publisher.publish(state(1, 3 * MIB)).version == 1
         subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
         assert (subscriber.fetch()["a"] == 1).all()

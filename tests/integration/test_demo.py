@@ -37,6 +37,10 @@ def test_the_demo_learns_and_balances(tmp_path: Path) -> None:
     assert ledger["put"] == sum(count for name, count in ledger.items() if name != "put")
     assert figures["samples"] == 4 * ledger["acked"]
     assert figures["weight_versions"] > 10
+    kinds = figures["weight_versions_by_kind"]
+    assert sum(kinds.values()) == figures["weight_versions"]
+    assert kinds["delta"] > kinds["full"] > 0
+    assert 0 < figures["weights_bytes_sent"] < figures["weights_bytes_full"]
     assert 0 < figures["staleness_mean"] <= figures["staleness_max"]
     assert 0 <= figures["trainer_wait_share"] < 1
     assert 0 <= figures["maker_room_share"] <= figures["maker_send_share"] < 1
@@ -45,6 +49,7 @@ def test_the_demo_learns_and_balances(tmp_path: Path) -> None:
         *("reward_first", "reward_last", "seconds", "samples", "samples_per_second"),
         *("staleness_mean", "staleness_max", "weight_versions", "ledger", "ledger_balanced"),
         *("trainer_wait_share", "maker_send_share", "maker_room_share"),
+        *("weight_versions_by_kind", "weights_bytes_full", "weights_bytes_sent"),
     }
 
 

@@ -17,8 +17,10 @@ import pytest
 
 import redrb
 from redrb.environment import PREFIX, child_environment
+from redrb.runtime.broadcast import Broadcast
 from redrb.stream.inspect import task_stats
 from tests.servers import programs
+from workers.policy import ActorCritic
 
 Event = dict[str, Any]
 Start = Callable[..., "Process"]
@@ -166,6 +168,30 @@ def test_every_sample_carries_what_training_needs(start: Start, real_url: str, r
     assert batch.advantages.shape == batch.action_mask.shape
     assert batch.values.abs().sum() >= 0
     assert set(batch.reward.tolist()) <= {0.0, 1.0}
+
+
+@on_one_server
+def test_a_maker_changes_weights_in_mid_generation(
+    start: Start, real_url: str, run_id: str
+) -> None:
+    maker = start("workers.maker", "--in-flight-updates", "--steps", "3", "--prompts", "16")
+    with redrb.connect(real_url) as client:
+        model = ActorCritic()
+        redrb.WeightPublisher(client, "sort-reference", namespace=run_id).publish(model)
+        trainer = Broadcast(client, run_id, "sort", [])
+        while maker.popen.poll() is None:
+            trainer.push({"actor": model.actor, "critic": model.critic}, fully=True)
+        assert maker.popen.returncode == 0
+        with redrb.ExperienceStream(client, "sort", namespace=run_id) as stream:
+            items = [item for group in stream.take(48, timeout=10).groups() for item in group]
+    mixed = 0
+    for item in items:
+        assert item.token_versions is not None
+        versions = item.token_versions[item.action_mask.bool()].tolist()
+        assert versions == sorted(versions)
+        assert item.policy_version == versions[0] >= 1
+        mixed += versions[0] < versions[-1]
+    assert mixed > len(items) / 10
 
 
 def test_a_maker_without_a_trainer_says_what_it_waits_for(real_url: str, run_id: str) -> None:

@@ -243,3 +243,38 @@ def test_a_references_log_probs_travel() -> None:
 def test_a_reward_model_that_answers_tokens_is_refused() -> None:
     with pytest.raises(RecordError, match="one number a sample"):
         grpo(reward_model=Answering(torch.zeros(12, 9))).make_experience(PROMPTS, **options())
+
+
+@pytest.mark.parametrize("algorithm", ["naive", "grpo"])
+def test_each_token_has_its_version_and_each_sample_its_oldest(algorithm: str) -> None:
+    maker = (
+        naive()
+        if algorithm == "naive"
+        else GRPOExperienceMaker(seeded(PlainActor), CountingReward(), group_size=2)
+    )
+    versions = iter([None, 4, 4, 6, 7])
+    given = options(before_token=lambda: next(versions))
+    if algorithm == "grpo":
+        given["eos_token_id"] = None
+    made = maker.make_experience(PROMPTS, policy_version=2, **given)
+    assert made.token_versions is not None
+    assert made.token_versions.dtype == torch.int64
+    assert made.token_versions.shape == made.action_mask.shape  # type: ignore[union-attr]
+    assert made.policy_version == [2] * len(made)  # of the first token nothing is known
+    versions = iter([4, 4, 6, 7, 7])
+    made = maker.make_experience(PROMPTS, policy_version=2, **given)
+    assert made.policy_version == [4] * len(made)
+    assert made.token_versions is not None
+    mask, expected = made.action_mask, torch.tensor([4, 4, 6, 7, 7])
+    assert mask is not None
+    for row, counts in zip(made.token_versions, mask.bool(), strict=True):
+        assert torch.equal(row[counts], expected[: len(row)][counts])
+        assert bool((row[~counts] == -1).all())
+    items = split_experience_batch(made)
+    for item in items:
+        check_sample(item)
+        assert item.token_versions is not None
+        assert item.policy_version == 4
+    again = make_experience_batch(items)
+    assert again.token_versions is not None
+    assert torch.equal(again.token_versions, made.token_versions)

@@ -18,6 +18,7 @@ from redrb.connection.failures import (
     is_transient,
     translate,
 )
+from redrb.connection.lending import Connections
 from redrb.connection.url import parse_address
 
 SECRET = "hunter2!"
@@ -130,13 +131,19 @@ def test_a_message_of_several_lines_is_told_by_its_first() -> None:
         f"rediss://:{SECRET}@host",
         f"unix://maker:{SECRET}@/run/redis.sock?db=2",
         f"redis://host?password={SECRET}",
+        f"redis+cluster://maker:{SECRET}@host:7000,other:7001",
+        f"rediss+cluster://:{SECRET}@host,other/0?ssl_cert_reqs=none",
     ],
 )
 def test_passwords_are_used_and_never_shown(url: str) -> None:
     address = parse_address(url)
     assert address.options["password"] == SECRET
     client = Client(
-        redis.ConnectionPool(), where=address.where, url=url, server_version=(7,), retry_s=1
+        Connections(redis.ConnectionPool()),
+        where=address.where,
+        url=url,
+        server_version=(7,),
+        retry_s=1,
     )
     for shown in (repr(address), str(address), address.where, repr(client), str(client)):
         assert SECRET not in shown
@@ -153,6 +160,8 @@ def test_passwords_are_used_and_never_shown(url: str) -> None:
         f"maker:{SECRET}@host",
         f"redis://maker:{SECRET}@host/0?connection_class=evil",
         f"unix://maker:{SECRET}@",
+        f"redis+cluster://maker:{SECRET}@host:7000,other:port",
+        f"redis+cluster://maker:{SECRET}@host:7000,other/1",
     ],
 )
 def test_a_url_that_is_wrong_is_an_error_without_its_password(url: str) -> None:
@@ -189,3 +198,15 @@ def test_urls_are_understood(url: str, where: str, options: dict[str, object]) -
 def test_servers_of_our_own_have_a_path(url: str, path: str) -> None:
     address = parse_address(url)
     assert (address.path, address.where, address.options) == (path, url, {})
+
+
+def test_a_url_of_a_cluster_names_nodes_that_share_all_else() -> None:
+    address = parse_address(f"rediss+cluster://maker:{SECRET}@a:7000,b,[::1]:7002?socket_timeout=9")
+    assert address.nodes == (("a", 7000), ("b", 6379), ("::1", 7002))
+    assert address.where == "a:7000,b:6379,::1:7002"
+    node = address.node(("c", 7009))
+    assert (node.scheme, node.where) == ("rediss", "c:7009")
+    assert node.options["username"] == "maker"
+    assert node.options["password"] == SECRET
+    assert node.options["socket_timeout"] == 9.0
+    assert (node.options["host"], node.options["port"]) == ("c", 7009)

@@ -34,6 +34,36 @@ def test_a_flag_goes_before_a_variable_and_a_variable_before_the_default(
     assert (made.prompts, made.steps, made.weights_timeout) == (5, 7, 120.0)
 
 
+@pytest.mark.parametrize(
+    ("variable", "flags", "expected"),
+    [
+        (None, [], False),
+        (None, ["--in-flight-updates"], True),
+        (None, ["--in-flight-updates", "yes"], True),
+        ("true", [], True),
+        ("1", ["--in-flight-updates", "No"], False),
+        ("0", [], False),
+    ],
+)
+def test_yes_and_no(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, flags: list[str], *, expected: bool
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("REDRB_IN_FLIGHT_UPDATES", variable)
+    parser = argparse.ArgumentParser()
+    add_options(parser, MakerSettings)
+    made = settings_from(parser.parse_args(flags), MakerSettings)
+    assert made.in_flight_updates is expected
+
+
+def test_neither_yes_nor_no_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser, MakerSettings)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--in-flight-updates", "perhaps"])
+    assert "neither yes nor no" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("owner", ALL)
 def test_defaults_are_in_range(owner: type[Settings]) -> None:
     owner()

@@ -86,3 +86,15 @@ def test_a_script_loads_with_the_parts_that_it_names(name: str) -> None:
                 if line.strip() and not line.strip().startswith("--")
             )
             assert first in script.text
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_of_a_task_that_writes_begins_so(name: str) -> None:
+    """At the memory limit, or while a cluster moves the slot, nothing of it is done."""
+    body = _LUA[name].replace(header(name), "")
+    if not re.search(r"^--@ _task", _LUA[name], re.M):
+        return
+    written = re.search(r"'(X?ADD|X?DEL|HSET|HDEL|SET|ZADD|ZREM|R?PUSH|UNLINK|P?EXPIRE)'", body)
+    reads_only = name in ("archived.lua", "count.lua", "snapshot.lua", "stats.lua", "versions.lua")
+    assert not (reads_only and written)
+    assert ("begin_writing()" in body) != reads_only

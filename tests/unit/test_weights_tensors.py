@@ -7,18 +7,29 @@ import torch
 from torch import nn
 
 from redrb.errors import ConfigError, EncodeError, WeightMismatch
-from redrb.weights.chunks import Cutter
 from redrb.weights.layout import CHUNK_BYTES
 from redrb.weights.tensors import (
-    byte_view,
+    TensorShard,
     check_fits,
-    empty_tensors,
+    flat_view,
     lay_out,
-    load_in_place,
+    models_tensors,
     module_tensors,
-    state_tensors,
-    target_tensors,
+    plain,
+    published_dtype,
+    state_shards,
+    target_shards,
 )
+from redrb.weights.tensors import load_in_place as load_box
+
+
+def whole(tensors):
+    return {name: TensorShard.whole(tensor) for name, tensor in tensors.items()}
+
+
+def load_in_place(values, targets):
+    for name, value in values.items():
+        load_box(TensorShard.whole(targets[name]), value, (0,) * value.dim())
 
 
 class Model(nn.Module):
@@ -38,7 +49,7 @@ class Model(nn.Module):
 
 
 def layout_of(**tensors):
-    return lay_out(tensors, CHUNK_BYTES)
+    return lay_out(whole(tensors), CHUNK_BYTES)
 
 
 def test_module_gives_its_live_parameters_and_persistent_buffers():
@@ -50,7 +61,7 @@ def test_module_gives_its_live_parameters_and_persistent_buffers():
 
 
 def test_tied_tensors_are_stored_once():
-    layout = lay_out(module_tensors(Model()), CHUNK_BYTES)
+    layout = lay_out(whole(module_tensors(Model())), CHUNK_BYTES)
     by_name = {entry.name: entry for entry in layout.tensors}
     assert by_name["head.weight"].alias == "embed.weight"
     assert layout.nbytes == 64 + 64
@@ -64,10 +75,55 @@ def test_views_that_read_memory_differently_are_not_tied():
 
 def test_contiguous_tensors_are_not_copied():
     tensor = torch.randn(100, 100, dtype=torch.bfloat16)
-    assert byte_view(tensor).data_ptr() == tensor.data_ptr()
-    cutter = Cutter({"a": torch.full((1 << 20,), 3, dtype=torch.uint8)})
-    spans = layout_of(a=torch.empty(1 << 20, dtype=torch.uint8)).spans()[0]
-    assert [type(piece) for piece in cutter.cut("key", spans, 1 << 20).pieces] == [memoryview]
+    assert plain(tensor).data_ptr() == tensor.data_ptr()
+    assert flat_view(tensor).ctypes.data == tensor.data_ptr()
+    assert plain(tensor.t()).is_contiguous()
+    assert not plain(torch.zeros(2, dtype=torch.complex64).conj()).is_conj()
+
+
+def test_tensors_of_several_models_have_their_names_before_theirs():
+    models = {"actor": Model(), "critic": nn.Linear(2, 1)}
+    found = models_tensors(models)
+    assert list(found) == [
+        "actor.steps", "actor.embed.weight", "actor.head.weight", "critic.weight", "critic.bias",
+    ]  # fmt: skip
+    assert list(state_shards(models)) == list(target_shards(models)) == list(found)
+    layout = lay_out(state_shards(models | {"same": models["actor"]}), CHUNK_BYTES)
+    aliases = {entry.name: entry.alias for entry in layout.tensors}
+    assert aliases["same.embed.weight"] == "actor.embed.weight"
+    assert aliases["same.steps"] == "actor.steps"
+
+
+def test_floats_are_cast_in_the_layout_and_nothing_else():
+    state = {"a": torch.zeros(3), "b": torch.zeros(3).half(), "c": torch.zeros(3, dtype=torch.int8)}
+    layout = lay_out(whole(state), CHUNK_BYTES, published_dtype("bfloat16"))
+    assert [entry.dtype for entry in layout.tensors] == ["bfloat16", "bfloat16", "int8"]
+    assert [entry.pieces[0].offset for entry in layout.tensors] == [0, 64, 128]
+    assert published_dtype(None) is None
+    with pytest.raises(ConfigError, match="int8"):
+        published_dtype("int8")
+
+
+@pytest.mark.parametrize(
+    ("shape", "start"),
+    [((4,), (0,)), ((4, 4), (0,)), ((4, 4), (3, 0)), ((4, 4), (-1, 0)), ((1, 4), (0, 0))],
+)
+def test_a_shard_is_inside_of_its_tensor(shape, start):
+    with pytest.raises(ConfigError, match="not inside"):
+        TensorShard(torch.zeros(2, 3), shape, start)
+
+
+def test_a_shard_takes_what_it_has_of_a_box():
+    shard = TensorShard(torch.zeros(3, 4), (10, 10), (4, 2))
+    full = torch.arange(100.0).reshape(10, 10)
+    load_box(shard, full[:6, :], (0, 0))
+    assert torch.equal(shard.tensor[:2], full[4:6, 2:6])
+    assert not shard.tensor[2].any()
+    load_box(shard, full[6:, 3:5], (6, 3))
+    assert shard.tensor[2].tolist() == [0, 63, 64, 0]
+    load_box(shard, full[:4], (0, 0))
+    load_box(shard, full[7:], (7, 0))
+    assert shard.tensor[2].tolist() == [0, 63, 64, 0]
 
 
 @pytest.mark.parametrize(
@@ -98,19 +154,21 @@ def test_contiguous_tensors_are_not_copied():
 @pytest.mark.filterwarnings("ignore")
 def test_what_cannot_be_published_is_refused(state):
     with pytest.raises(EncodeError):
-        state_tensors(state)
+        state_shards(state)
 
 
 def test_target_is_a_module_or_a_dict():
     with pytest.raises(ConfigError, match="list"):
-        target_tensors([])
+        target_shards([])
+    with pytest.raises(ConfigError, match="a int"):
+        target_shards({"a": 1})
 
 
 def test_mismatch_lists_all_that_is_wrong():
     layout = layout_of(a=torch.zeros(2), b=torch.zeros(3), c=torch.zeros(1, dtype=torch.int64))
     targets = {"a": torch.zeros(4), "c": torch.zeros(1), "d": torch.zeros(1)}
     with pytest.raises(WeightMismatch) as caught:
-        check_fits(layout, targets, strict=True)
+        check_fits(layout, whole(targets), strict=True)
     message = str(caught.value)
     assert "in the model but not published: d" in message
     assert "published but not in the model: b" in message
@@ -119,18 +177,35 @@ def test_mismatch_lists_all_that_is_wrong():
 
 
 def test_long_lists_are_cut():
-    layout = lay_out({f"t{i}": torch.zeros(1) for i in range(50)}, CHUNK_BYTES)
+    layout = layout_of(**{f"t{i}": torch.zeros(1) for i in range(50)})
     with pytest.raises(WeightMismatch, match="t4 and 45 more"):
         check_fits(layout, {}, strict=True)
 
 
 def test_without_strict_names_may_differ_but_not_shapes():
     layout = layout_of(a=torch.zeros(2), b=torch.zeros(3))
-    assert check_fits(layout, {"b": torch.zeros(3), "c": torch.zeros(1)}, strict=False) == ["b"]
+    assert check_fits(layout, whole({"b": torch.zeros(3), "c": torch.zeros(1)}), strict=False) == [
+        "b"
+    ]
     with pytest.raises(WeightMismatch, match="no name in common"):
-        check_fits(layout, {"c": torch.zeros(1)}, strict=False)
+        check_fits(layout, whole({"c": torch.zeros(1)}), strict=False)
     with pytest.raises(WeightMismatch, match="different"):
-        check_fits(layout, {"b": torch.zeros(4)}, strict=False)
+        check_fits(layout, whole({"b": torch.zeros(4)}), strict=False)
+
+
+def test_all_names_of_the_model_must_be_published():
+    layout = layout_of(a=torch.zeros(2), b=torch.zeros(3))
+    assert check_fits(layout, whole({"b": torch.zeros(3)}), strict="model") == ["b"]
+    with pytest.raises(WeightMismatch, match="not published: c"):
+        check_fits(layout, whole({"b": torch.zeros(3), "c": torch.zeros(1)}), strict="model")
+
+
+def test_a_shard_fits_by_the_shape_of_the_whole():
+    layout = layout_of(a=torch.zeros(4, 6))
+    fits = TensorShard(torch.zeros(2, 6), (4, 6), (2, 0))
+    assert check_fits(layout, {"a": fits}, strict=True) == ["a"]
+    with pytest.raises(WeightMismatch):
+        check_fits(layout, {"a": TensorShard(torch.zeros(2, 6), (8, 6), (2, 0))}, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -141,13 +216,13 @@ def test_without_strict_names_may_differ_but_not_shapes():
 @pytest.mark.filterwarnings("ignore")
 def test_targets_that_cannot_be_written_whole_are_refused(target):
     with pytest.raises(WeightMismatch):
-        check_fits(layout_of(a=torch.zeros(2)), {"a": target}, strict=True)
+        check_fits(layout_of(a=torch.zeros(2)), whole({"a": target}), strict=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_floats_are_cast_into_each_other(dtype):
     value, target = torch.tensor([1.5, -2.0], dtype=torch.bfloat16), torch.zeros(2, dtype=dtype)
-    assert check_fits(layout_of(a=value), {"a": target}, strict=True) == ["a"]
+    assert check_fits(layout_of(a=value), whole({"a": target}), strict=True) == ["a"]
     load_in_place({"a": value}, {"a": target})
     assert target.tolist() == [1.5, -2.0]
 
@@ -155,7 +230,9 @@ def test_floats_are_cast_into_each_other(dtype):
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float8_e4m3fn, torch.complex64])
 def test_nothing_else_is_cast(dtype):
     with pytest.raises(WeightMismatch, match="different"):
-        check_fits(layout_of(a=torch.zeros(2)), {"a": torch.zeros(2, dtype=dtype)}, strict=True)
+        check_fits(
+            layout_of(a=torch.zeros(2)), whole({"a": torch.zeros(2, dtype=dtype)}), strict=True
+        )
 
 
 def test_loading_writes_into_the_same_memory_and_autograd_knows():
@@ -177,11 +254,3 @@ def test_conjugated_targets_are_written():
     target = torch.zeros(2, dtype=torch.complex64).conj()
     load_in_place({"a": torch.tensor([1 + 2j, 3 - 1j])}, {"a": target})
     assert target.tolist() == [1 + 2j, 3 - 1j]
-
-
-def test_fetched_tensors_have_memory_of_their_own_and_ties_stay():
-    base = torch.randn(4)
-    layout = layout_of(a=base, b=base, c=torch.randn(4))
-    tensors = empty_tensors(layout, ["a", "b", "c"])
-    assert tensors["a"] is tensors["b"]
-    assert tensors["a"].untyped_storage().nbytes() == 16

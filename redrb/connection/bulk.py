@@ -1,0 +1,109 @@
+"""Large replies straight into memory that is there, past the parser and its copies."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from redrb.connection.transport import read_reply
+
+Seen: TypeAlias = Callable[[memoryview], object]
+
+_LINE = 512  # an error message, at most
+
+
+def read_into(
+    connection: redis.Connection,
+    segments: Sequence[memoryview],
+    nbytes: int,
+    *,
+    seen: Seen = len,
+) -> int:
+    """Read a string reply into `segments`, which are `nbytes` long together.
+
+    Args:
+        connection: Where the reply comes next.
+        segments: Where it goes.
+        nbytes: The length that it should have.
+        seen: Called with each part of it as it comes, in order, while it is in the cache.
+
+    Returns:
+        The length of the string. When it is not `nbytes`, the segments hold nothing of use, and
+        the connection has to be dropped: replies are left unread on it.
+
+    Raises:
+        redis.exceptions.RedisError: An error reply, or the connection broke.
+    """
+    channel = _channel(connection)
+    if channel is None:
+        return _from_reply(read_reply(connection), segments, nbytes, seen)
+    try:
+        line = _line(channel, len(b"$%d\r\n" % nbytes))
+        length = _length(connection, line)
+        if length == nbytes:
+            for segment in segments:
+                _fill(channel, segment, seen)
+            _fill(channel, memoryview(bytearray(2)), len)
+        return length
+    except TimeoutError as error:
+        raise RedisTimeoutError("no reply in time") from error
+    except OSError as error:
+        raise RedisConnectionError(f"the connection broke: {error}") from error
+
+
+def _channel(connection: Any) -> socket.socket | None:
+    """Return the socket if the parser has read nothing ahead; a fake server has none."""
+    channel = connection._sock  # noqa: SLF001 (redis-py has no way to receive without a copy)
+    reader = getattr(connection._parser, "_reader", None)  # noqa: SLF001
+    if not isinstance(channel, socket.socket) or reader is None or reader.has_data():
+        return None
+    return channel
+
+
+def _from_reply(reply: object, segments: Sequence[memoryview], nbytes: int, seen: Seen) -> int:
+    if isinstance(reply, Exception):
+        raise reply
+    if not isinstance(reply, bytes):
+        return -1
+    if len(reply) == nbytes:
+        begin = 0
+        for segment in segments:
+            segment[:] = reply[begin : begin + len(segment)]
+            begin += len(segment)
+            seen(segment)
+    return len(reply)
+
+
+def _line(channel: socket.socket, expected: int) -> bytes:
+    """Read the line before a string; where it has the length that is expected, no byte more."""
+    line = b""
+    while b"\r\n" not in line:
+        more = channel.recv(max(1, expected - len(line)) if line[:1] != b"-" else 1)
+        line += more
+        if not more or len(line) > _LINE:
+            raise RedisConnectionError("the server closed the connection")
+    # of a shorter string some was read by now: that ends the connection
+    return line.partition(b"\r\n")[0]
+
+
+def _length(connection: Any, line: bytes) -> int:
+    if line[:1] == b"-":
+        error = connection._parser.parse_error(line[1:].decode(errors="replace"))  # noqa: SLF001
+        raise error
+    if line[:1] != b"$" or not line[1:].removeprefix(b"-").isdigit():
+        raise RedisConnectionError(f"the server answered {line!r:.80} in place of a string")
+    return int(line[1:])
+
+
+def _fill(channel: socket.socket, segment: memoryview, seen: Seen) -> None:
+    while segment:
+        received = channel.recv_into(segment)
+        if not received:
+            raise RedisConnectionError("the server closed the connection")
+        seen(segment[:received])
+        segment = segment[received:]

@@ -1,0 +1,287 @@
+"""A Redis Cluster: which node serves a key's slot, and clients that follow it when it moves.
+
+All keys of a task share a hash tag, so they are on one node. A slot that moves to another node is
+for a while on both: scripts would see some of their keys. So no request goes on at the new node
+(`ASK`) before all is there: it is refused whole by the old one, see `begin_writing` in
+`redrb/lua/_task.lua` and `Client.transaction`, and repeated until the new node has the slot.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import redis
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.exceptions import ClusterDownError, MovedError, RedisError
+from redis.exceptions import ConnectionError as Broken
+
+from redrb.connection.client import Client
+from redrb.connection.failures import is_transient
+from redrb.connection.lending import Connections
+from redrb.connection.transport import Pipeline, Reply
+from redrb.connection.url import Endpoint
+from redrb.errors import ConfigError
+
+T = TypeVar("T")
+
+Dial: TypeAlias = Callable[[Endpoint], redis.ConnectionPool]
+
+_MOVES = 5
+"""How often a request follows its slot at once; then it waits between two attempts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A server of a cluster.
+
+    Attributes:
+        endpoint: Host and port.
+        connections: To it.
+    """
+
+    endpoint: Endpoint
+    connections: Connections
+
+
+class Topology:
+    """Which node serves which slot; safe among threads, and on both sides of a fork.
+
+    It has no lock, which a fork could find taken: threads that learn at once learn the same.
+    """
+
+    def __init__(self, named: tuple[Endpoint, ...], dial: Dial, timeout: float) -> None:
+        """Know of some nodes; nothing is asked.
+
+        Args:
+            named: Nodes of which one at least has to answer.
+            dial: Makes the connections to a node.
+            timeout: Seconds for a node to answer where slots are.
+        """
+        self._named = named
+        self._dial = dial
+        self._timeout = timeout
+        self._nodes: dict[Endpoint, Node] = {}
+        self._members: tuple[Endpoint, ...] = ()
+        self._slots: list[Node | None] = []
+        self._suspect: Endpoint | None = None
+        self._doubted = True
+
+    def serving(self, slot: int) -> Node:
+        """Return the node that serves a slot; raises redis-py's exceptions."""
+        if self._doubted:
+            self.learn()
+        node = self._slots[slot]
+        if node is None:
+            self._doubted = True
+            raise ClusterDownError(f"no node of the cluster serves slot {slot}")
+        return node
+
+    def primaries(self) -> list[Node]:
+        """Return the nodes that serve slots; raises redis-py's exceptions."""
+        if self._doubted:
+            self.learn()
+        return list({node.endpoint: node for node in self._slots if node is not None}.values())
+
+    def doubt(self, slot: int) -> None:
+        """Learn anew before the next request: the node of this slot may serve it no more."""
+        node = self._slots[slot] if self._slots else None
+        self._suspect = node.endpoint if node is not None else None
+        self._doubted = True
+
+    def follow(self, slot: int, moved: MovedError) -> None:
+        """Take the word of a node for where a slot is now."""
+        before = self._slots[slot]
+        host = moved.host or (before.endpoint[0] if before is not None else "")
+        self._slots[slot] = self._node((host, moved.port))
+
+    def learn(self) -> None:
+        """Ask any node where slots are; raises redis-py's exceptions."""
+        self._doubted = False
+        failure: Exception = Broken("Error connecting to any node of the cluster.")
+        for endpoint in self._candidates():
+            try:
+                told = self._ask(endpoint)
+            except (RedisError, OSError) as error:
+                failure = error
+            else:
+                self._note(told, endpoint[0])
+                return
+        self._doubted = True
+        if isinstance(failure, RedisError):
+            raise failure
+        raise Broken(f"Error connecting to the cluster. {failure}") from failure
+
+    def close(self) -> None:
+        """Close all connections."""
+        for node in list(self._nodes.values()):
+            node.connections.close()
+
+    def _candidates(self) -> list[Endpoint]:
+        """Return the nodes to ask, the one that failed last."""
+        others = {*self._members, *self._named} - {self._suspect}
+        # not always the same: it may be cut off from the others and know nothing new
+        suspect = [self._suspect] if self._suspect is not None else []
+        return [*random.sample(sorted(others), len(others)), *suspect]
+
+    def _ask(self, endpoint: Endpoint) -> Reply:
+        connection: Any = self._dial(endpoint).make_connection()
+        connection.socket_timeout = self._timeout
+        try:
+            connection.connect()
+            connection.send_command("CLUSTER", "SLOTS")
+            return connection.read_response()
+        finally:
+            connection.disconnect()
+
+    def _note(self, told: Reply, asked: str) -> None:
+        """Note the ranges of slots, each with its primary and that one's replicas."""
+        slots: list[Node | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        members: set[Endpoint] = set()
+        for first, last, *servers in told:
+            endpoints = [_endpoint(server, asked) for server in servers]
+            members.update(endpoints)
+            slots[first : last + 1] = [self._node(endpoints[0])] * (last + 1 - first)
+        self._members = tuple(members)
+        self._slots = slots
+        self._nodes = {at: node for at, node in self._nodes.items() if at in members}
+
+    def _node(self, endpoint: Endpoint) -> Node:
+        node = self._nodes.get(endpoint)
+        if node is None:
+            made = Node(endpoint, Connections(self._dial(endpoint)))
+            node = self._nodes.setdefault(endpoint, made)
+        return node
+
+
+class Cluster(Client):
+    """A client of a Redis Cluster. Requests go through `at`, which names their keys' place."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        *,
+        where: str,
+        url: str,
+        server_version: tuple[int, ...],
+        retry_s: float,
+    ) -> None:
+        lender = _Nowhere(topology)
+        super().__init__(
+            lender, where=where, url=url, server_version=server_version, retry_s=retry_s
+        )
+        self.topology = topology
+        self._bound: dict[int, Client] = {}
+
+    def at(self, key: str | bytes) -> Client:
+        """Return the client for requests on `key` and on others of its hash tag."""
+        slot: int = key_slot(key.encode() if isinstance(key, str) else key)
+        bound = self._bound.get(slot)
+        return bound or self._bound.setdefault(slot, _SlotClient(self, slot))
+
+    def primaries(self) -> list[Client]:
+        """Return a client for each primary.
+
+        Raises:
+            StoreUnavailable: No node could be reached.
+        """
+        return [
+            Client(
+                node.connections,
+                where="{}:{}".format(*node.endpoint),
+                url=self.url,
+                server_version=self.server_version,
+                retry_s=self.retry_s,
+            )
+            for node in self.retrying(self.topology.primaries)
+        ]
+
+
+class _SlotClient(Client):
+    """A cluster's client for the keys of one slot, wherever that is at the moment."""
+
+    def __init__(self, cluster: Cluster, slot: int) -> None:
+        super().__init__(
+            _SlotLender(cluster.topology, slot),
+            where=cluster.where,
+            url=cluster.url,
+            server_version=cluster.server_version,
+            retry_s=cluster.retry_s,
+        )
+        self.opened = cluster.opened
+        self._cluster = cluster
+        self._slot = slot
+
+    def at(self, key: str | bytes) -> Client:
+        """Return the client for requests on `key`, in whichever slot."""
+        return self._cluster.at(key)
+
+    def primaries(self) -> list[Client]:
+        """Return a client for each primary."""
+        return self._cluster.primaries()
+
+    def transaction(self, absent: str) -> Pipeline:
+        """Begin a transaction that is refused, whole, while the slot moves to another node.
+
+        A node refuses what asks for keys that it has not, from the moment on at which it begins to
+        give a slot away. What it has still would be changed, and a script that comes after fail.
+        """
+        pipeline = super().transaction(absent)
+        pipeline.add("EXISTS", absent)
+        return pipeline
+
+    def retrying(self, attempt: Callable[[], T], *, retry_s: float | None = None) -> T:
+        """Run `attempt` as any client does, and at once where the slot has moved to."""
+        return super().retrying(lambda: self._followed(attempt), retry_s=retry_s)
+
+    def _followed(self, attempt: Callable[[], T]) -> T:
+        topology = self._cluster.topology
+        for _ in range(_MOVES):
+            try:
+                return attempt()
+            except MovedError as error:
+                topology.follow(self._slot, error.with_traceback(None))
+            except RedisError as error:
+                if is_transient(error):
+                    topology.doubt(self._slot)
+                raise
+        return attempt()
+
+
+class _SlotLender:
+    """Lends connections of the node that serves a slot."""
+
+    def __init__(self, topology: Topology, slot: int) -> None:
+        self._topology = topology
+        self._slot = slot
+
+    def lend(self) -> AbstractContextManager[redis.Connection]:
+        return self._topology.serving(self._slot).connections.lend()
+
+    def close(self) -> None:
+        self._topology.close()
+
+
+class _Nowhere:
+    """Lends nothing: which node it would be depends on the key."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+
+    def lend(self) -> AbstractContextManager[redis.Connection]:
+        raise ConfigError(
+            "a cluster has a node for each key: send requests by client.at(key), or to each of "
+            "client.primaries()."
+        )
+
+    def close(self) -> None:
+        self._topology.close()
+
+
+def _endpoint(server: Reply, asked: str) -> Endpoint:
+    """Return host and port; a node that does not know its host has the one that was asked."""
+    host = server[0].decode() if server[0] else ""
+    return (asked if host in ("", "?") else host, int(server[1]))

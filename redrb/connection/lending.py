@@ -1,0 +1,68 @@
+"""Connections of one server, each lent to one thread at a time."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import redis
+
+
+class Lender(Protocol):
+    """Where a client has its connections from."""
+
+    def lend(self) -> AbstractContextManager[redis.Connection]:
+        """Lend one connection; it is dropped when an exception leaves replies unread on it."""
+
+    def close(self) -> None:
+        """Close every connection."""
+
+
+class Connections:
+    """The connections of one server; safe among threads, and on both sides of a fork."""
+
+    def __init__(self, pool: redis.ConnectionPool) -> None:
+        self._pool = pool
+        self._pid = os.getpid()
+        self._idle: deque[redis.Connection] = deque()
+
+    @contextmanager
+    def lend(self) -> Iterator[redis.Connection]:
+        """Lend one connection; it is dropped when an exception leaves replies unread on it.
+
+        Connections that were given back are lent again without asking the pool, whose checks cost
+        more than a small request. One that broke meanwhile fails at its use, like any other.
+        """
+        idle = self._idle_here()
+        connection = self._idle_connection() or self._pool.get_connection()
+        try:
+            yield connection
+        except BaseException:
+            self._drop(connection)
+            while other := self._idle_connection():  # most likely they broke too
+                self._drop(other)
+            raise
+        idle.append(connection)
+
+    def close(self) -> None:
+        """Close every connection, those that are lent too."""
+        self._pool.disconnect()
+
+    def _idle_here(self) -> deque[redis.Connection]:
+        """Return the idle connections of this process; a fork starts with none."""
+        if self._pid != os.getpid():
+            self._pid, self._idle = os.getpid(), deque()
+        return self._idle
+
+    def _idle_connection(self) -> redis.Connection | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _drop(self, connection: redis.Connection) -> None:
+        connection.disconnect()  # type: ignore[no-untyped-call]
+        self._pool.release(connection)

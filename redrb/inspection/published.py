@@ -1,0 +1,228 @@
+"""Which weights are published, and which versions and tensors of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from redrb.connection import Client
+from redrb.errors import ConfigError
+from redrb.keys import WeightKeys, check_name
+from redrb.weights.layout import CHUNK_BYTES, Layout
+from redrb.weights.manifest import MAX_CHUNKS, WeightVersion
+from redrb.weights.route import Catalogue, Pin, Step
+
+_KEY = re.compile(rb"redrb:\{([^:{}]+):weights:([^:{}]+)\}:versions")
+_RANGE = re.compile(rb"([0-9]{1,16}) ([0-9]{1,7}) ([0-9]{1,7})")
+_LISTED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A version that is kept.
+
+    Attributes:
+        version: Its number.
+        kind: "full", "delta" or "lora".
+        base: Of a delta the version before, of an adapter the one that it belongs to; else 0.
+        nbytes: Bytes of all tensors.
+        stored_bytes: Bytes in Redis; what it shares with an earlier version is counted in both.
+        delta_bytes: What a reader of the version before fetches, None where that is all of it.
+        tensors: Number of tensors, tied ones counted by each name.
+        age_s: Seconds since its commit, by the server's clock.
+    """
+
+    version: int
+    kind: str
+    base: int
+    nbytes: int
+    stored_bytes: int
+    delta_bytes: int | None
+    tensors: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Weights that are published.
+
+    Attributes:
+        name: Their name.
+        newest: The newest version.
+        versions: How many versions are kept.
+        stored_bytes: Bytes of all of them in Redis, without manifests.
+    """
+
+    name: str
+    newest: Kept
+    versions: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A tensor of a version.
+
+    Attributes:
+        name: Its name.
+        dtype: Torch's name of its dtype.
+        shape: Its shape.
+        tied_to: The tensor whose bytes it shares, if any.
+        nbytes: Its bytes; they are stored once, with the tensor that it is tied to.
+        pieces: Shards that it was published in, 1 for a whole one.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    tied_to: str | None
+    nbytes: int
+    pieces: int
+
+
+def published_in(client: Client, namespace: str) -> list[Published]:
+    """Return all weights of a namespace, by name."""
+    check_name("namespace", namespace)
+    found = []
+    for _, name in sorted(_names(client, namespace)):
+        catalogue = catalogue_of(client, name, namespace)
+        versions = kept(catalogue)
+        if versions:
+            stored = _stored_bytes(catalogue)
+            found.append(Published(name, versions[-1], len(versions), stored))
+    return found
+
+
+def catalogue_of(client: Client, name: str, namespace: str) -> Catalogue:
+    """Return the versions of `name`, which may be none."""
+    return Catalogue(client, WeightKeys.of(namespace, name), name)
+
+
+def kept(catalogue: Catalogue) -> list[Kept]:
+    """Return the versions that are kept, the newest last."""
+    found = catalogue.kept()
+    seconds, microseconds = catalogue.client.execute("TIME")
+    now_s = int(seconds) + int(microseconds) / 1e6
+    return [_aged(version, now_s) for version in found]
+
+
+def versions_of(client: Client, name: str, namespace: str) -> list[Kept]:
+    """Return the versions of `name` that are kept, the newest last.
+
+    Raises:
+        ConfigError: There are none; it says which weights there are.
+    """
+    found = kept(catalogue_of(client, name, namespace))
+    if not found:
+        raise ConfigError(nothing_published(client, name, namespace))
+    return found
+
+
+def check_kept(client: Client, name: str, namespace: str, *versions: int | None) -> int:
+    """Return the newest version, after checking that these are kept.
+
+    Raises:
+        ConfigError: One is not; it says which are.
+    """
+    numbers = [found.version for found in versions_of(client, name, namespace)]
+    for version in versions:
+        if version is not None and version not in numbers:
+            shown = ", ".join(map(str, numbers[-_LISTED:]))
+            shown = f"..., {shown}" if len(numbers) > _LISTED else shown
+            raise ConfigError(f"version {version} of weights {name!r} is not kept: {shown} are.")
+    return numbers[-1]
+
+
+def nothing_published(client: Client, name: str, namespace: str) -> str:
+    """Return what to say of weights that are not there: which ones are."""
+    everywhere = sorted(_names(client, None))
+    here = [found for where, found in everywhere if where == namespace]
+    others = sorted({where for where, _ in everywhere})
+    told = f"there are no weights {name!r} in namespace {namespace!r} at {client.where}: "
+    if here:
+        return f"{told}there are {_shown(here)}."
+    if others:
+        return f"{told}none at all there; namespaces that have some: {_shown(others)}."
+    return f"{told}nobody has published any."
+
+
+def tensors_of(client: Client, name: str, namespace: str, version: int) -> list[Listed]:
+    """Return the tensors of a version that is kept; of an adapter its own."""
+    with Pin(catalogue_of(client, name, namespace)) as pin:
+        steps = pin.route(have=0, wanted=version)
+    return [
+        Listed(
+            entry.name,
+            entry.dtype,
+            entry.shape,
+            entry.alias,
+            entry.nbytes,
+            sum(1 for piece in entry.pieces if piece.elements) or 1,
+        )
+        for entry in layout_of(steps).tensors
+    ]
+
+
+def layout_of(steps: list[Step]) -> Layout:
+    """Return the layout of the version that steps lead to.
+
+    Raises:
+        ConfigError: It is not kept any more.
+    """
+    told = [step.manifest.layout for step in steps if step.manifest.layout is not None]
+    if not told:
+        raise ConfigError("this version is not kept any more: take a newer one.")
+    return told[-1]
+
+
+def _names(client: Client, namespace: str | None) -> set[tuple[str, str]]:
+    """Return namespaces and names of what is published, on all servers of a cluster."""
+    pattern = f"redrb:{{{namespace or '*'}:weights:*}}:versions"
+    return {
+        (matched[1].decode(), matched[2].decode())
+        for primary in client.primaries()
+        for key in _scan(primary, pattern)
+        if (matched := _KEY.fullmatch(key))
+    }
+
+
+def _scan(client: Client, pattern: str) -> Iterator[bytes]:
+    cursor = b"0"
+    while True:
+        cursor, found = client.execute("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+        yield from found
+        if cursor == b"0":
+            return
+
+
+def _aged(version: WeightVersion, now_s: float) -> Kept:
+    return Kept(
+        version.version,
+        version.kind,
+        version.base,
+        version.nbytes,
+        version.stored_bytes,
+        version.delta_bytes,
+        version.tensors,
+        max(0.0, now_s - version.created_s),
+    )
+
+
+def _stored_bytes(catalogue: Catalogue) -> int:
+    """Return the bytes of all versions; chunks that several have are counted once."""
+    chunks: dict[tuple[int, int], int] = {}
+    deltas = 0
+    for _, listed in catalogue.client.execute("XRANGE", catalogue.keys.versions, "-", "+"):
+        fields = dict(zip(listed[::2], listed[1::2], strict=True))
+        deltas += int(fields.get(b"delta") or 0)
+        left = int(fields.get(b"nbytes") or 0)
+        for token, first, count in _RANGE.findall(fields.get(b"full", b"")):
+            for index in range(int(first), min(int(first) + int(count), MAX_CHUNKS)):
+                chunks[int(token), index] = min(CHUNK_BYTES, max(0, left - index * CHUNK_BYTES))
+    return deltas + sum(chunks.values())
+
+
+def _shown(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

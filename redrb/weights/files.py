@@ -1,0 +1,268 @@
+"""Weights in safetensors files: one file, or the folder of shards that Hugging Face writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from redrb.errors import ConfigError, DecodeError, EncodeError
+
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+MAX_JSON_BYTES: Final = 64 << 20
+
+
+def safetensors_torch() -> ModuleType:
+    """Return the module `safetensors.torch`, which only files need.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ConfigError(
+            "safetensors files need the package: pip install 'redrb[export]'."
+        ) from error
+    return safetensors.torch
+
+
+def save_safetensors(
+    path: str | Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors into one file, which appears, or replaces the one before, when it is complete.
+
+    Tied tensors (the same memory, read the same way) are written once, under the first of their
+    names in the alphabet; `metadata` then has `{other name: this name}`, as
+    `safetensors.torch.save_model` does. Memory: contiguous CPU tensors are written from where they
+    are; all others are copied first.
+
+    Args:
+        path: Of the file.
+        tensors: By name.
+        metadata: Further texts for the file's header, such as `{"step": "12"}`; "format" is "pt".
+
+    Raises:
+        EncodeError: A tensor cannot be written: sharded, sparse, or of a dtype safetensors lacks.
+        ConfigError: The file cannot be written, `metadata` reads as a tied tensor, or safetensors
+            is not installed.
+    """
+    library = safetensors_torch()
+    kept, ties = _untied(tensors)
+    header = {"format": "pt", **(metadata or {})}
+    for key, value in header.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise ConfigError(f"metadata {key!r:.80} and its value must be texts.")
+        if key in ties or value in kept:
+            raise ConfigError(f"metadata {key!r:.80} would read as a tied tensor: rename it.")
+    with replacing(Path(path)) as fresh:
+        library.save_file(_apart(kept), fresh, metadata={**header, **ties})
+
+
+def load_safetensors(path: str | Path) -> dict[str, Tensor]:
+    """Return all tensors of a file or folder, on the CPU; tied ones are one tensor.
+
+    Raises:
+        ConfigError, DecodeError: As `iterate_safetensors` does.
+    """
+    return dict(iterate_safetensors(path))
+
+
+def iterate_safetensors(path: str | Path) -> Iterator[tuple[str, Tensor]]:
+    """Give the tensors of a file or folder one by one, as vLLM's `load_weights` takes them.
+
+    One file is open at a time, and tensors are mapped from it: what the caller does not keep takes
+    no memory. A tied tensor comes right after the one that it is tied to, and is the same object.
+
+    Args:
+        path: A file, or a folder with `model.safetensors.index.json` or `model.safetensors`.
+
+    Raises:
+        ConfigError: There is no such file, or safetensors is not installed.
+        DecodeError: A file is damaged, is missing, or is not inside the folder.
+    """
+    safetensors_torch()
+    found = Path(path)
+    if not found.is_dir():
+        return _of_file(found, None)
+    if (found / INDEX).exists():
+        return _of_index(found)
+    if not (found / SINGLE).exists():
+        raise ConfigError(f"{found} has neither {INDEX} nor {SINGLE}: give the file itself.")
+    return _of_file(found / SINGLE, None)
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Give a new file's path; it gets the name of `target` when the block ends well.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    errors: tuple[type[Exception], ...] = (OSError, _library_error())
+    try:
+        try:
+            fresh.touch()
+            mode = fresh.stat().st_mode
+            yield fresh
+            fresh.chmod(mode)  # as any new file: safetensors makes them for this user only
+            with fresh.open("rb") as file:
+                os.fsync(file.fileno())
+            fresh.replace(target)
+        finally:
+            fresh.unlink(missing_ok=True)
+    except errors as error:
+        raise ConfigError(f"{target} cannot be written: {error}.") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the map in a JSON file.
+
+    Raises:
+        ConfigError: It cannot be read.
+        DecodeError: It is too large, or not a map.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_JSON_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from error
+    try:
+        found = json.loads(text) if len(text) <= MAX_JSON_BYTES else None
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise DecodeError(f"{path} is not a map of at most {MAX_JSON_BYTES} bytes.")
+    return found
+
+
+def _of_index(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    shards = _shards(folder)
+    everywhere = {name for names in shards.values() for name in names}
+    for shard, names in shards.items():
+        yield from _of_file(folder / shard, names, everywhere)
+
+
+def _shards(folder: Path) -> dict[str, list[str]]:
+    """Return the names of each shard of a folder, after checking where shards are."""
+    places = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(places, dict):
+        raise DecodeError(f"{folder / INDEX} has no weight_map.")
+    shards: dict[str, list[str]] = {}
+    for name, shard in places.items():
+        # not resolved: in the cache of Hugging Face the files are links to another folder
+        if not isinstance(shard, str) or not _is_inside(shard):
+            raise DecodeError(f"{folder / INDEX}: {shard!r:.80} is not a file inside the folder.")
+        shards.setdefault(shard, []).append(name)
+    for shard in shards:
+        if not (folder / shard).is_file():
+            raise DecodeError(f"{folder} is not complete: {shard!r:.80} is missing.")
+    return shards
+
+
+def _is_inside(shard: str) -> bool:
+    parts = PurePosixPath(shard).parts
+    return bool(parts) and "\0" not in shard and parts[0] != "/" and ".." not in parts
+
+
+def _of_file(
+    path: Path, wanted: list[str] | None, elsewhere: Collection[str] = ()
+) -> Iterator[tuple[str, Tensor]]:
+    """Give `wanted` of a file, or all of it, and what is tied to these and not `elsewhere`."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            ties: dict[str, list[str]] = {}
+            for name, kept in (file.metadata() or {}).items():
+                if kept in names and name not in names and name not in elsewhere:
+                    ties.setdefault(kept, []).append(name)
+            if wanted is not None and not names.issuperset(wanted):
+                missing = min(set(wanted) - names)
+                raise DecodeError(f"{path} does not have {missing!r:.80}, which the index says.")
+            for name in sorted(names) if wanted is None else wanted:
+                tensor = file.get_tensor(name)
+                yield name, tensor
+                for tied in ties.get(name, ()):
+                    yield tied, tensor
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from error
+    except SafetensorError as error:
+        raise DecodeError(f"{path} is not a whole safetensors file: {error}.") from error
+
+
+def _untied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return what is to be written, checked, and for each tied tensor the name of its owner."""
+    owners: dict[tuple[object, ...], str] = {}
+    ties: dict[str, str] = {}
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        _check(name, tensor)
+        view = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        owner = owners.setdefault(view, name) if tensor.numel() else name
+        if owner != name:
+            ties[name] = owner
+    return {name: tensor for name, tensor in tensors.items() if name not in ties}, ties
+
+
+def _check(name: str, tensor: Tensor) -> None:
+    if hasattr(tensor, "full_tensor"):
+        raise EncodeError(f"{name!r} is sharded: write tensor.full_tensor() on one rank.")
+    if tensor.layout != torch.strided or tensor.is_meta:
+        raise EncodeError(f"{name!r} is sparse or on the meta device: there are no plain bytes.")
+    if not _holds(tensor.dtype):
+        raise EncodeError(
+            f"{name!r} is {tensor.dtype}, which this version of safetensors cannot hold: cast it, "
+            "or leave it out."
+        )
+
+
+@cache
+def _holds(dtype: torch.dtype) -> bool:
+    library = safetensors_torch()
+    errors: tuple[type[Exception], ...] = (
+        *(LookupError, TypeError, ValueError, RuntimeError),
+        _library_error(),
+    )
+    try:
+        probe = torch.empty(2, dtype=dtype)
+        found = library.load(library.save({"x": probe}))["x"]
+    except errors:
+        return False
+    return bool(found.dtype == dtype and found.shape == probe.shape)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors that are contiguous and share no memory: copies of those that are not."""
+    apart: dict[str, Tensor] = {}
+    ends: dict[tuple[torch.device, int], int] = {}
+    by_place = sorted(tensors.items(), key=lambda item: (item[1].data_ptr(), -item[1].nbytes))
+    for name, tensor in by_place:
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        memory = (plain.device, plain.untyped_storage().data_ptr())
+        if plain.is_contiguous():
+            if plain.data_ptr() < ends.get(memory, 0):  # inside of another one
+                plain = plain.clone()
+            else:
+                ends[memory] = plain.data_ptr() + plain.nbytes
+        apart[name] = plain.contiguous()
+    return {name: apart[name] for name in tensors}
+
+
+def _library_error() -> type[Exception]:
+    from safetensors import SafetensorError
+
+    found: type[Exception] = SafetensorError
+    return found

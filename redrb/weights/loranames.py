@@ -1,0 +1,59 @@
+"""Names of LoRA's tensors: ColossalAI's, PEFT's, and the ones that travel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from torch import Tensor
+
+from redrb.errors import WeightMismatch
+
+PEFT_PREFIX: Final = "base_model.model."
+
+# coati: <layer>.lora_A; PEFT: base_model.model.<layer>.lora_A[.<adapter>].weight
+_NAME = re.compile(r"(?:(.+)\.)?lora_([AB])(?:(?:\.[^.]+)?\.weight)?")
+
+
+def lora_name(layer: str, half: str) -> str:
+    """Return the name under which `half`, "A" or "B", of a layer travels: `<layer>.lora_A`."""
+    return f"{layer}.lora_{half}" if layer else f"lora_{half}"
+
+
+def layer_name(name: str) -> str:
+    """Return a layer's name in the model without LoRA: PEFT puts two modules around it."""
+    return f"{name}.".removeprefix(PEFT_PREFIX).removesuffix(".")
+
+
+def pairs(state: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return A `[r, in]` and B `[out, r]` by layer.
+
+    Args:
+        state: Tensors as ColossalAI or PEFT names them, of one adapter.
+
+    Raises:
+        WeightMismatch: One is not LoRA's, comes twice, misses its other half, or does not fit it.
+    """
+    halves: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in state.items():
+        found = _NAME.fullmatch(name)
+        if found is None:
+            raise WeightMismatch(f"{name!r} is not a LoRA tensor: only lora_A and lora_B travel.")
+        half = halves.setdefault(layer_name(found[1] or ""), {})
+        if found[2] in half:
+            raise WeightMismatch(f"{name!r} comes twice: give the tensors of one adapter.")
+        half[found[2]] = tensor
+    return {layer: _pair(layer, half) for layer, half in halves.items()}
+
+
+def _pair(layer: str, half: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    if half.keys() != {"A", "B"}:
+        raise WeightMismatch(f"LoRA of layer {layer!r} has only lora_{next(iter(half))}.")
+    a, b = half["A"], half["B"]
+    if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1] or not a.shape[0]:
+        raise WeightMismatch(
+            f"LoRA of layer {layer!r} is {list(a.shape)} and {list(b.shape)}, not [r, in] and "
+            "[out, r]: only linear layers are understood."
+        )
+    return a, b

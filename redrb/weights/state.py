@@ -1,0 +1,186 @@
+"""The bytes of a state, chunk by chunk, wherever its tensors are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from redrb.errors import WeightError
+from redrb.weights.delta import Bytes, Run
+from redrb.weights.layout import Layout, Piece, Span, TensorEntry, runs_of
+from redrb.weights.tensors import dtype_of, flat_view
+
+
+class State:
+    """Reads and writes a state's chunks in live tensors, in memory of its own, or in both.
+
+    Live tensors may have another dtype than the state (float16, bfloat16, float32 and float64 are
+    cast on the way) and be on any device; chunks of those in CPU memory are views where no cast is
+    needed. What is not live is in one block of memory, at the place that the layout gives it: pages
+    of it that nobody writes take no room.
+
+    Attributes:
+        layout: Places of all tensors.
+        memory: What is not live, None where all is.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        live: Mapping[str, Tensor] | None = None,
+        *,
+        memory: Bytes | None = None,
+    ) -> None:
+        """Make a state over tensors.
+
+        Args:
+            layout: Places of all tensors.
+            live: Contiguous tensors by name, each in one piece; of tied ones the first.
+            memory: For those that are not live, `layout.nbytes` bytes; default: new.
+
+        Raises:
+            WeightError: There is no memory for it.
+        """
+        self.layout = layout
+        self._spans = layout.spans()
+        self._pieces = layout.pieces()
+        self._numbers = {
+            (entry.name, piece.offset): number for number, (entry, piece) in enumerate(self._pieces)
+        }
+        self._live: dict[int, Tensor] = {}
+        self._plain: dict[int, Bytes] = {}
+        for number, (entry, _) in enumerate(self._pieces):
+            tensor = (live or {}).get(entry.name)
+            if tensor is not None:
+                self._live[number] = tensor.detach().reshape(-1)
+                if tensor.device.type == "cpu" and tensor.dtype == dtype_of(entry):
+                    self._plain[number] = flat_view(tensor)
+        self.memory = memory
+        if memory is None and len(self._live) < len(self._pieces):
+            self.memory = _allocate(layout.nbytes)
+        self._scratch = threading.local()
+        self._written: set[int] = set()
+
+    def segments(self, index: int) -> list[Bytes] | None:
+        """Return memory that makes up a chunk, in order; None where there is none, for a cast."""
+        spans = self._spans[index]
+        size = self.layout.size(index)
+        if self.memory is not None and not any(span.piece in self._live for span in spans):
+            begin = index * self.layout.chunk_bytes
+            return [self.memory[begin : begin + size]]
+        if any(span.piece in self._live and span.piece not in self._plain for span in spans):
+            return None
+        found: list[Bytes] = []
+        end = 0
+        for span in spans:
+            if span.in_chunk > end:
+                found.append(np.zeros(span.in_chunk - end, np.uint8))
+            found.append(self._bytes(index, span))
+            end = span.in_chunk + span.nbytes
+        if size > end:
+            found.append(np.zeros(size - end, np.uint8))
+        return found
+
+    def read(self, index: int, scratch: Bytes | None = None) -> Bytes:
+        """Return the bytes of a chunk: a view where they lie together, else in `scratch`.
+
+        Without `scratch` they are in memory that this thread's next call uses again.
+        """
+        segments = self.segments(index)
+        if segments is not None and len(segments) == 1:
+            return segments[0]
+        if scratch is None:
+            scratch = self._own_scratch()
+        chunk = scratch[: self.layout.size(index)]
+        end = 0
+        for span in self._spans[index]:
+            chunk[end : span.in_chunk] = 0
+            end = span.in_chunk + span.nbytes
+            chunk[span.in_chunk : end] = self._bytes(index, span)
+        chunk[end:] = 0
+        return chunk
+
+    def write(self, index: int, data: Bytes) -> None:
+        """Set the bytes of a chunk; `data` may be what `read` returned."""
+        for span in self._spans[index]:
+            part = data[span.in_chunk : span.in_chunk + span.nbytes]
+            if span.piece not in self._live or span.piece in self._plain:
+                own = self._bytes(index, span)
+                if own.ctypes.data != part.ctypes.data:
+                    own[:] = part
+            else:
+                entry, _ = self._pieces[span.piece]
+                begin, end = _elements(span, entry)
+                value = torch.from_numpy(part.copy()).view(dtype_of(entry))
+                with torch.no_grad():
+                    self._live[span.piece][begin:end].copy_(value)
+        self.touched(index)
+
+    def touched(self, index: int) -> None:
+        """Note that a chunk's segments were written."""
+        self._written.update(span.piece for span in self._spans[index])
+
+    def finish(self) -> None:
+        """Let autograd know which live tensors were written."""
+        for number in self._written & self._live.keys():
+            tensor = self._live[number]
+            if not tensor.is_inference():
+                increment_version(tensor)
+            if tensor.device.type == "cuda":  # casts are still under way there
+                torch.cuda.current_stream(tensor.device).synchronize()
+        self._written.clear()
+
+    def value(self, entry: TensorEntry, piece: Piece) -> Tensor:
+        """Return a piece as a tensor that shares memory with the state."""
+        number = self._numbers[entry.name, piece.offset]
+        live = self._live.get(number)
+        if live is not None:
+            return live.reshape(piece.shape)
+        if not piece.elements:
+            return torch.empty(piece.shape, dtype=dtype_of(entry))
+        if self.memory is None:
+            raise WeightError("this state has no memory of its own.")
+        nbytes = piece.elements * entry.item_bytes
+        flat = torch.from_numpy(self.memory[piece.offset : piece.offset + nbytes])
+        return flat.view(dtype_of(entry)).reshape(piece.shape)
+
+    def runs(self, index: int) -> list[Run]:
+        """Return where in a chunk items of one width follow each other."""
+        return runs_of(self._spans[index])
+
+    def _bytes(self, index: int, span: Span) -> Bytes:
+        plain = self._plain.get(span.piece)
+        if plain is not None:
+            return plain[span.in_piece : span.in_piece + span.nbytes]
+        live = self._live.get(span.piece)
+        if live is not None:
+            entry, _ = self._pieces[span.piece]
+            begin, end = _elements(span, entry)
+            return flat_view(live[begin:end].to(dtype_of(entry)).cpu())
+        if self.memory is None:
+            raise WeightError("this state has no memory of its own.")
+        begin = index * self.layout.chunk_bytes + span.in_chunk
+        return self.memory[begin : begin + span.nbytes]
+
+    def _own_scratch(self) -> Bytes:
+        found: Bytes | None = getattr(self._scratch, "chunk", None)
+        if found is None:
+            found = self._scratch.chunk = np.empty(self.layout.chunk_bytes, np.uint8)
+        return found
+
+
+def _elements(span: Span, entry: TensorEntry) -> tuple[int, int]:
+    """Return which elements of its piece a span holds."""
+    return span.in_piece // entry.item_bytes, (span.in_piece + span.nbytes) // entry.item_bytes
+
+
+def _allocate(nbytes: int) -> Bytes:
+    try:
+        return np.zeros(nbytes, np.uint8)  # of the system: pages take room when they are written
+    except MemoryError as error:
+        raise WeightError(f"no memory for weights of {nbytes} bytes.") from error

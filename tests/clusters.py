@@ -1,0 +1,109 @@
+"""A Redis Cluster for tests: three primaries on loopback, and slots that move between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import redis
+from redis.backoff import NoBackoff
+from redis.crc import key_slot
+from redis.retry import Retry
+
+from tests.servers import Server, free_port
+
+_SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
+
+
+class Primary(Server):
+    """One primary; `restart` keeps its data and its place in the cluster."""
+
+    def __init__(self, program: str, *arguments: str) -> None:
+        self.bus = free_port()
+        super().__init__(
+            program,
+            *("--cluster-enabled", "yes", "--cluster-port", str(self.bus)),
+            *("--cluster-node-timeout", "1000", "--appendonly", "yes"),
+            *arguments,
+        )
+
+    def run(self, *command: str | int) -> object:
+        """Run one command."""
+        client = redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0), decode_responses=True)
+        with client:
+            return client.execute_command(*command)
+
+    @property
+    def id(self) -> str:
+        return str(self.run("CLUSTER", "MYID"))
+
+
+class RedisCluster:
+    """Three primaries, each with a third of the slots."""
+
+    def __init__(self, program: str, *arguments: str) -> None:
+        self.primaries = [Primary(program, *arguments) for _ in _SLOTS]
+        first, *others = self.primaries
+        for epoch, (primary, slots) in enumerate(zip(self.primaries, _SLOTS, strict=True), 1):
+            primary.run("CLUSTER", "SET-CONFIG-EPOCH", epoch)
+            primary.run("CLUSTER", "ADDSLOTSRANGE", *slots)
+        for other in others:
+            first.run("CLUSTER", "MEET", "127.0.0.1", other.port, other.bus)
+        self.wait_until_whole()
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{primary.port}" for primary in self.primaries)
+        return f"redis+cluster://{hosts}"
+
+    def wait_until_whole(self) -> None:
+        """Wait until every node knows the others and serves its slots."""
+        deadline = time.monotonic() + 20
+        for primary in self.primaries:
+            while True:
+                told = str(primary.run("CLUSTER", "INFO"))
+                if "cluster_state:ok" in told and "cluster_known_nodes:3" in told:
+                    break
+                assert time.monotonic() < deadline, told
+                time.sleep(0.02)
+
+    def serving(self, key: str) -> Primary:
+        """Return the node that serves a key, as it says itself."""
+        for primary in self.primaries:
+            ranges = primary.run("CLUSTER", "SLOTS")
+            assert isinstance(ranges, list)
+            for begin, end, (_, port, *_), *_ in ranges:
+                if begin <= key_slot(key.encode()) <= end and port == primary.port:
+                    return primary
+        raise AssertionError(f"nobody serves {key}")
+
+    @contextmanager
+    def moving(self, key: str, to: Primary) -> Iterator[list[str]]:
+        """Move the slot of a key to another node; it is moved when the block ends.
+
+        Yields:
+            The names of the keys, which are moved one by one after the block.
+        """
+        slot, source = key_slot(key.encode()), self.serving(key)
+        to.run("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
+        source.run("CLUSTER", "SETSLOT", slot, "MIGRATING", to.id)
+        yield self.keys(source, slot)
+        for name in self.keys(source, slot):
+            self.migrate(source, to, name)
+        for primary in (to, source, *self.primaries):
+            primary.run("CLUSTER", "SETSLOT", slot, "NODE", to.id)
+
+    def keys(self, primary: Primary, slot: int) -> list[str]:
+        """Return the keys that a node has of a slot."""
+        told = primary.run("CLUSTER", "GETKEYSINSLOT", slot, 10_000)
+        assert isinstance(told, list)
+        return sorted(told)
+
+    def migrate(self, source: Primary, to: Primary, name: str) -> None:
+        """Move one key."""
+        source.run("MIGRATE", "127.0.0.1", to.port, name, 0, 5000)
+
+    def close(self) -> None:
+        for primary in self.primaries:
+            primary.close()

@@ -1,0 +1,465 @@
+"""A Redis Cluster of three primaries: tasks spread over them, slots move, nodes come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import redrb
+from redrb import (
+    BatchTimeout,
+    ConfigError,
+    ExperienceStream,
+    Mixture,
+    ReplayBuffer,
+    StoreDenied,
+    StoreUnavailable,
+)
+from redrb.connection import Client
+from redrb.demo.run import _delete_run
+from redrb.keys import TaskKeys
+from redrb.runtime.inbox import Announcement, Box, announce, inbox_of, outbox_of
+from tests.audit import audit
+from tests.clusters import Primary, RedisCluster
+from tests.conftest import REAL
+from tests.samples import numbered, numbers
+from tests.servers import Server, free_port
+
+SECRET = "s3cret"
+
+_PROGRAMS = {name: program for name, program in REAL.items() if name >= "redis-7"}
+
+
+@pytest.fixture(scope="module", params=list(_PROGRAMS)[:1])
+def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
+    cluster = RedisCluster(_PROGRAMS[request.param])
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def client(cluster: RedisCluster) -> Iterator[Client]:
+    with redrb.connect(cluster.url, retry_s=20) as client:
+        yield client
+
+
+Names = Callable[[Callable[[str], str]], list[str]]
+
+
+@pytest.fixture
+def spread(cluster: RedisCluster) -> Names:
+    """Names of which each has its key, which a function returns, on another node."""
+
+    def names(key_of: Callable[[str], str]) -> list[str]:
+        found: dict[int, str] = {}
+        for number in count():
+            found.setdefault(cluster.serving(key_of(f"n{number}")).port, f"n{number}")
+            if len(found) == len(cluster.primaries):
+                return list(found.values())
+        raise AssertionError
+
+    return names
+
+
+@pytest.fixture
+def tasks(spread: Names, namespace: str) -> list[str]:
+    """Three tasks, each on another node."""
+    return spread(lambda task: TaskKeys.of(namespace, task).stream)
+
+
+def other(cluster: RedisCluster, key: str) -> Primary:
+    """Return a node that does not serve a key."""
+    serving = cluster.serving(key)
+    return next(primary for primary in cluster.primaries if primary is not serving)
+
+
+def stream_of(client: Client, task: str, namespace: str, **settings: Any) -> ExperienceStream:
+    return ExperienceStream(client, task, namespace=namespace, **settings)
+
+
+def test_tasks_are_used_on_the_nodes_where_they_are(
+    client: Client, cluster: RedisCluster, tasks: list[str], namespace: str
+) -> None:
+    for number, task in enumerate(tasks):
+        with stream_of(client, task, namespace, order="priority", tags=["n"]) as stream:
+            stream.put([numbered(number)], priority=1.0, tags={"n": number})
+            stream.put([numbered(number + 10)], priority=2.0, tags={"n": 5})
+            assert stream.count(where={"n": 5}) == 1
+            with stream.take(1, timeout=0) as lease:
+                assert numbers(lease) == [number + 10]
+            stream.take(1, timeout=0).reject("bad")
+            assert stream.dead_letters()[0].reason == "bad"
+            ledger = stream.stats().ledger
+            assert (ledger.put, ledger.acked, ledger.dead, ledger.balanced) == (2, 1, 1, True)
+            audit(stream)
+        assert cluster.serving(TaskKeys.of(namespace, task).stream).run("DBSIZE")
+
+
+def test_takes_and_puts_that_wait_are_woken_on_each_node(
+    client: Client, tasks: list[str], namespace: str
+) -> None:
+    with ThreadPoolExecutor(2 * len(tasks)) as threads:
+        streams = [stream_of(client, task, namespace, limit=2) for task in tasks]
+        waiting = [threads.submit(stream.take, 2, timeout=30) for stream in streams]
+        for stream in streams:
+            stream.put([numbered(1)])
+        time.sleep(0.2)
+        assert not any(take.done() for take in waiting)
+        for stream in streams:
+            stream.put([numbered(2)])
+        leases = [take.result(10) for take in waiting]
+        assert [numbers(lease) for lease in leases] == [[1, 2]] * len(tasks)
+        blocked = [threads.submit(stream.put, [numbered(3)]) for stream in streams]
+        time.sleep(0.2)
+        assert not any(put.done() for put in blocked)
+        for lease in leases:
+            lease.ack()
+        for put in blocked:
+            put.result(10)
+
+
+def test_a_mixture_takes_from_tasks_on_different_nodes(
+    client: Client, tasks: list[str], namespace: str
+) -> None:
+    for task in tasks:
+        with stream_of(client, task, namespace) as stream:
+            stream.put_many([[numbered(number)] for number in range(20)])
+    shares = dict(zip(tasks, (0.5, 0.25, 0.25), strict=True))
+    with Mixture(client, shares, namespace=namespace) as mixture:
+        for _ in range(5):
+            with mixture.take(8, timeout=5) as lease:
+                assert {task: len(ids) for task, ids in lease.ids.items()} == dict(
+                    zip(tasks, (4, 2, 2), strict=True)
+                )
+        assert mixture.taken() == dict(zip(tasks, (20, 10, 10), strict=True))
+        with pytest.raises(BatchTimeout):
+            mixture.take(8, timeout=0)
+    with redrb.take_mixture(client, {tasks[1]: 1, tasks[2]: 1}, 2, namespace=namespace) as lease:
+        assert len(lease.tasks) == 2
+
+
+def test_a_replay_buffer_has_its_tasks_on_different_nodes(
+    client: Client, tasks: list[str], namespace: str, tmp_path: Path
+) -> None:
+    def rollout(number: int) -> dict[str, object]:
+        return {
+            "rollout_id": number,
+            "response": "text",
+            "reward": {"score": 1.0},
+            "status": "completed",
+        }
+
+    async def scenario() -> None:
+        async with ReplayBuffer(client, namespace=namespace) as buffer:
+            for number, task in enumerate(tasks):
+                await buffer.put([rollout(number)], task)
+            assert await buffer.size() == len(tasks)
+            await buffer.save(tmp_path / "replay")
+            assert await buffer.is_ready(dict.fromkeys(tasks, 1))
+            groups, taken = await buffer.take_batch(dict.fromkeys(tasks, 1))
+            assert taken == dict.fromkeys(tasks, 1)
+            assert [own[0][0]["rollout_id"] for own in groups.values()] == [0, 1, 2]
+        async with ReplayBuffer(client, namespace=uuid.uuid4().hex) as buffer:
+            await buffer.resume(tmp_path / "replay")
+            assert await buffer.size() == len(tasks)
+
+    asyncio.run(scenario())
+
+
+def test_a_task_is_saved_and_resumed_on_another_node(
+    client: Client, tasks: list[str], namespace: str, tmp_path: Path
+) -> None:
+    with stream_of(client, tasks[0], namespace, order="stalest") as stream:
+        stream.put_many([[numbered(number)] for number in range(50)], policy_version=3)
+        stream.take(10, timeout=0).ack()
+        stream.save(tmp_path / "task")
+    with stream_of(client, tasks[1], namespace) as resumed:
+        resumed.resume(tmp_path / "task")
+        assert resumed.stats().ledger == stream.stats().ledger
+        assert sorted(numbers(resumed.take(40, timeout=0))) == list(range(10, 50))
+        audit(resumed)
+
+
+def test_ranks_take_their_parts(client: Client, tasks: list[str], namespace: str) -> None:
+    for task in tasks:
+        ranks = [stream_of(client, task, namespace) for _ in range(2)]
+        with ThreadPoolExecutor(2) as threads:
+            waiting = [
+                threads.submit(stream.take, 4, rank=rank, world_size=2, step=0, timeout=20)
+                for rank, stream in enumerate(ranks)
+            ]
+            ranks[0].put_many([[numbered(number)] for number in range(4)])
+            leases = [take.result(10) for take in waiting]
+        assert sorted(number for lease in leases for number in numbers(lease)) == list(range(4))
+        for lease in leases:
+            lease.ack()
+        assert ranks[0].stats().ledger.acked == 4
+
+
+def test_makers_on_all_nodes_hear_of_a_trainer(
+    client: Client, spread: Names, namespace: str
+) -> None:
+    makers = spread(lambda maker: inbox_of(namespace, maker))
+    boxes = [inbox_of(namespace, maker) for maker in makers]
+    boxes.append(outbox_of(namespace, "trainer"))
+    with ThreadPoolExecutor(len(boxes)) as threads:
+        waiting = [threads.submit(Box(client, box).wait, 20) for box in boxes]
+        time.sleep(0.1)
+        news = Announcement("trainer", 7, run="0" * 32)
+        announce(client, boxes, news)
+        assert [wait.result(10) for wait in waiting] == [news] * len(boxes)
+
+
+def test_weights_reach_tasks_and_readers_on_other_nodes(
+    client: Client, tasks: list[str], namespace: str
+) -> None:
+    import torch
+
+    publisher = redrb.WeightPublisher(client, "policy", namespace=namespace)
+    streams = [
+        stream_of(client, task, namespace, weights="policy", max_staleness=1) for task in tasks
+    ]
+    for version in (1, 2):
+        publisher.publish({"w": torch.full((3, 5), float(version))})
+        assert [stream._store.current_version() for stream in streams] == [version] * 3
+    subscriber = redrb.WeightSubscriber(client, "policy", namespace=namespace)
+    state = {"w": torch.zeros(3, 5)}
+    assert subscriber.poll(state) is not None
+    assert state["w"].tolist() == [[2.0] * 5] * 3
+
+
+def test_what_a_run_leaves_on_all_nodes_is_deleted(
+    client: Client, cluster: RedisCluster, tasks: list[str], namespace: str
+) -> None:
+    streams = [stream_of(client, task, namespace) for task in tasks]
+    for stream in streams:
+        stream.put([numbered(1)])
+    _delete_run(streams[0], client, namespace)
+    pattern = f"redrb:{{{namespace}:*"
+    assert [primary.run("KEYS", pattern) for primary in cluster.primaries] == [[], [], []]
+
+
+def test_other_processes_reach_the_cluster_by_its_url(
+    client: Client, cluster: RedisCluster, tasks: list[str], namespace: str
+) -> None:
+    assert client.url == cluster.url
+    with redrb.connect(client.url) as again, stream_of(again, tasks[0], namespace) as stream:
+        stream.put([numbered(1)])
+        assert len(stream_of(client, tasks[0], namespace)) == 1
+
+
+def test_a_slot_that_has_moved_is_followed(
+    client: Client, cluster: RedisCluster, tasks: list[str], namespace: str
+) -> None:
+    with stream_of(client, tasks[0], namespace) as stream, stream.writer() as writer:
+        stream.put([numbered(0)])
+        held = stream.take(1, timeout=0)
+        writer.put([numbered(1)])
+        key = stream._store.keys.stream
+        to = other(cluster, key)
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(stream.take, 3, timeout=30)
+            time.sleep(0.2)
+            with cluster.moving(key, to):
+                pass
+            assert cluster.serving(key) is to
+            for number in (2, 3):
+                writer.put([numbered(number)])
+            writer.flush()
+            lease = waiting.result(20)
+        assert numbers(lease) == [1, 2, 3]
+        lease.ack()
+        held.ack()
+        assert stream.stats().ledger.acked == 4
+        audit(stream)
+
+
+@pytest.mark.parametrize("order", ["fifo", "stalest"])
+def test_while_a_slot_moves_nothing_is_done_by_half(
+    client: Client, cluster: RedisCluster, tasks: list[str], namespace: str, order: str
+) -> None:
+    streams = [
+        stream_of(client, tasks[0], namespace, order=order, max_bytes=10**6) for _ in range(4)
+    ]
+    stream = streams[0]
+    stream.put_many([[numbered(number)] for number in range(6)], policy_version=1)
+    held = stream.take(2, timeout=0)
+    key = stream._store.keys.stream
+    source, to = cluster.serving(key), other(cluster, key)
+    with ThreadPoolExecutor(8) as threads:
+
+        def work() -> None:
+            doing.append(threads.submit(streams[1].put, [numbered(6)], policy_version=1))
+            doing.append(threads.submit(streams[2].take, 2, timeout=30))
+            doing.append(threads.submit(streams[3].stats))
+
+        doing: list[Future[Any]] = []
+        with cluster.moving(key, to) as keys:
+            work()
+            doing.append(threads.submit(held.ack))
+            time.sleep(0.2)
+            first, second = [name for name in keys if name != key], [key]
+            for name in [*first[: len(first) // 2], *second]:  # the task's hash goes, or stays
+                cluster.migrate(source, to, name)
+            time.sleep(0.3)
+            assert not any(done.done() for done in doing[:2])
+        done = [one.result(10) for one in doing]
+        assert sorted(numbers(done[1])) == [2, 3]
+        done[1].ack()
+    ledger = stream.stats().ledger
+    assert (ledger.put, ledger.acked, ledger.waiting, ledger.balanced) == (7, 4, 3, True)
+    audit(stream)
+
+
+def test_puts_and_takes_lose_nothing_while_their_slot_moves(
+    client: Client, cluster: RedisCluster, tasks: list[str], namespace: str
+) -> None:
+    total, makers = 600, 2
+    taken: list[int] = []
+    key = TaskKeys.of(namespace, tasks[0]).stream
+    with stream_of(client, tasks[0], namespace, limit=40) as stream:
+
+        def make(maker: int) -> None:
+            with stream_of(client, tasks[0], namespace) as own, own.writer() as writer:
+                for number in range(maker, total, makers):
+                    writer.put([numbered(number)])
+
+        def train() -> None:
+            for lease in stream.leases(4, timeout=30):
+                taken.extend(numbers(lease))
+                if len(taken) == total:
+                    lease.ack()
+                    return
+
+        with ThreadPoolExecutor(makers + 1) as threads:
+            working = [threads.submit(make, maker) for maker in range(makers)]
+            working.append(threads.submit(train))
+            moves = 0
+            while not all(one.done() for one in working):
+                with cluster.moving(key, other(cluster, key)):
+                    pass
+                moves += 1
+                time.sleep(0.02)
+            for one in working:
+                one.result()
+        assert moves > 3
+        assert sorted(taken) == list(range(total))
+        ledger = stream.stats().ledger
+        assert (ledger.put, ledger.acked, ledger.balanced) == (total, total, True)
+        audit(stream)
+
+
+def test_a_primary_that_dies_and_comes_back_is_waited_for(
+    client: Client, cluster: RedisCluster, tasks: list[str], namespace: str
+) -> None:
+    with stream_of(client, tasks[0], namespace) as stream:
+        stream.put([numbered(1)])
+        serving = cluster.serving(stream._store.keys.stream)
+        with ThreadPoolExecutor(2) as threads:
+            waiting = threads.submit(stream.take, 2, timeout=30)
+            time.sleep(0.1)
+            serving.kill()
+            put = threads.submit(stream.put, [numbered(2)])
+            time.sleep(0.3)
+            assert not put.done()
+            serving.start()
+            put.result(20)
+            with waiting.result(20) as lease:
+                assert numbers(lease) == [1, 2]
+        assert stream.stats().ledger.acked == 2
+        audit(stream)
+    cluster.wait_until_whole()
+
+
+def test_a_slot_that_stays_between_two_nodes_is_told_of(
+    cluster: RedisCluster, tasks: list[str], namespace: str
+) -> None:
+    with (
+        redrb.connect(cluster.url, retry_s=0.2) as client,
+        stream_of(client, tasks[0], namespace) as stream,
+    ):
+        key = stream._store.keys.stream
+        with (
+            cluster.moving(key, other(cluster, key)),
+            pytest.raises(StoreUnavailable, match="moving the keys") as caught,
+        ):
+            stream.put([numbered(1)])
+        assert not caught.value.uncertain
+        stream.put([numbered(2)])
+        assert numbers(stream.take(1, timeout=0)) == [2]
+        audit(stream)
+
+
+def test_one_of_the_named_nodes_is_enough(cluster: RedisCluster, namespace: str) -> None:
+    alive = cluster.primaries[2].port
+    with redrb.connect(f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{alive}") as client:
+        assert len(client.primaries()) == 3
+        for number in range(6):
+            stream_of(client, f"n{number}", namespace).put([numbered(number)])
+
+
+def test_a_node_by_itself_is_refused_and_so_is_a_cluster_of_none(cluster: RedisCluster) -> None:
+    port = cluster.primaries[0].port
+    with pytest.raises(ConfigError, match=rf"redis\+cluster://127.0.0.1:{port}"):
+        redrb.connect(f"redis://127.0.0.1:{port}/0")
+    plain = Server(cluster.primaries[0].program)
+    try:
+        with pytest.raises(ConfigError, match=rf"use redis://127.0.0.1:{plain.port}"):
+            redrb.connect(f"redis+cluster://127.0.0.1:{plain.port}")
+    finally:
+        plain.close()
+    with pytest.raises(ConfigError, match="database 0"):
+        redrb.connect(f"{cluster.url}/1")
+    away = f"127.0.0.1:{free_port()}"
+    with pytest.raises(StoreUnavailable, match=f"no node of the cluster {away}") as caught:
+        redrb.connect(f"redis+cluster://:{SECRET}@{away}")
+    assert SECRET not in str(caught.value)
+
+
+def test_a_request_without_a_key_is_refused(client: Client) -> None:
+    with pytest.raises(ConfigError, match=r"client\.at"):
+        client.execute("PING")
+    assert [primary.execute("PING") for primary in client.primaries()] == [b"PONG"] * 3
+
+
+def test_user_and_password_are_those_of_all_nodes(cluster: RedisCluster, namespace: str) -> None:
+    for primary in cluster.primaries:
+        primary.run("ACL", "SETUSER", "maker", "on", f">{SECRET}", "+@all", "~redrb:*")
+    url = cluster.url.replace("://", f"://maker:{SECRET}@")
+    with redrb.connect(url) as client:
+        assert SECRET not in repr(client) + client.where
+        assert client.url == url
+        for number in range(6):
+            with stream_of(client, f"n{number}", namespace) as stream:
+                stream.put([numbered(number)])
+                assert numbers(stream.take(1, timeout=0)) == [number]
+    with pytest.raises(StoreDenied):
+        redrb.connect(url.replace(SECRET, "wrong"))
+
+
+def test_threads_share_a_client_whose_nodes_they_learn_anew(
+    client: Client, cluster: RedisCluster, tasks: list[str], namespace: str
+) -> None:
+    streams = [stream_of(client, task, namespace) for task in tasks for _ in range(4)]
+    go = threading.Barrier(len(streams))
+
+    def put(number: int) -> None:
+        go.wait(10)
+        for _ in range(10):
+            streams[number].put([numbered(number)])
+
+    key = streams[0]._store.keys.stream
+    with cluster.moving(key, other(cluster, key)):
+        pass
+    with ThreadPoolExecutor(len(streams)) as threads:
+        list(threads.map(put, range(len(streams))))
+    assert [len(stream) for stream in streams] == [40] * len(streams)

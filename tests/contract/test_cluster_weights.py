@@ -1,0 +1,189 @@
+"""Weights on a Redis Cluster: chunks on all nodes, and nothing left wherever a publisher dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+import redrb
+from redrb import TensorShard, WeightPublisher, WeightSubscriber
+from redrb.connection import Client
+from redrb.weights import spreading
+from tests.clusters import RedisCluster
+from tests.conftest import REAL
+
+_PROGRAMS = {name: program for name, program in REAL.items() if name >= "redis-7"}
+
+Keys = Callable[[], dict[str, int]]
+
+
+class Died(BaseException):
+    """What ends a publisher at some point."""
+
+
+@pytest.fixture(scope="module", params=list(_PROGRAMS)[:1])
+def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
+    cluster = RedisCluster(_PROGRAMS[request.param])
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def client(cluster: RedisCluster) -> Iterator[Client]:
+    with redrb.connect(cluster.url, retry_s=20) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redrb.weights.publisher.CHUNK_BYTES", 1024)
+
+
+@pytest.fixture
+def publisher(client: Client, namespace: str) -> WeightPublisher:
+    return WeightPublisher(client, "actor", namespace=namespace, anchor_every=4, keep=1)
+
+
+@pytest.fixture
+def reader(client: Client, namespace: str) -> WeightSubscriber:
+    return WeightSubscriber(client, "actor", namespace=namespace)
+
+
+@pytest.fixture
+def keys(client: Client, namespace: str) -> Keys:
+    """Chunks and pieces of deltas on all nodes, and how long they still live (ms, -1: for good)."""
+
+    def found() -> dict[str, int]:
+        names = [
+            key.decode()
+            for node in client.primaries()
+            for key in node.execute("KEYS", f"redrb:{{{namespace}:weights:actor:*")
+        ]
+        return {name: client.at(name).execute("PTTL", name) for name in names}
+
+    return found
+
+
+def state(step: int) -> dict[str, Tensor]:
+    """Return weights of which two elements differ from step to step."""
+    values = torch.arange(20_000.0)
+    values[[7, 19_000]] += step
+    return {"a": values, "b": torch.full((30,), float(step))}
+
+
+def same(found: dict[str, Tensor], step: int) -> bool:
+    return all(torch.equal(found[name], tensor) for name, tensor in state(step).items())
+
+
+def dying(monkeypatch: pytest.MonkeyPatch, where: str, *, after: bool = False) -> None:
+    """Let the next publisher die at a function of `spreading`."""
+    original = getattr(spreading, where)
+
+    def die(*arguments: object) -> None:
+        monkeypatch.setattr(spreading, where, original)
+        if after:
+            original(*arguments)
+        raise Died
+
+    monkeypatch.setattr(spreading, where, die)
+
+
+def test_chunks_are_on_all_nodes_and_readers_are_right(publisher, reader, client, cluster, keys):
+    target = {name: torch.zeros_like(tensor) for name, tensor in state(0).items()}
+    kinds = []
+    for step in range(10):
+        kinds.append(publisher.publish(state(step)).kind)
+        reader.poll(target)
+        assert same(target, step)
+    assert kinds == ["full", "delta", "delta", "delta"] * 2 + ["full", "delta"]
+    assert set(keys().values()) == {-1}
+    serving = {cluster.serving(name).port for name in keys()}
+    assert len(serving) == len(cluster.primaries)
+    # the newest full version and its delta; chunks that did not change are the first one's
+    assert sum(":delta:" in name for name in keys()) <= 2
+    assert sum(":chunk:" in name for name in keys()) == -(-80_128 // 1024)
+
+
+def test_a_publisher_that_dies_before_the_commit_leaves_what_expires(
+    publisher, reader, client, namespace, keys, monkeypatch
+):
+    publisher.publish(state(0))
+    before = keys()
+    dying(monkeypatch, "prepare", after=True)
+    monkeypatch.setattr(publisher._issuer, "discard", lambda *_: None)  # it is dead
+    with pytest.raises(Died):
+        publisher.publish(state(1))
+    left = {name: ttl for name, ttl in keys().items() if name not in before}
+    assert left
+    assert all(0 < ttl <= 3_600_000 for ttl in left.values())
+    assert {name: keys()[name] for name in before} == before  # those of version 1 stay for good
+    assert same(reader.fetch(), 0)
+
+
+def test_readers_settle_what_a_publisher_committed_before_it_died(
+    publisher, reader, keys, monkeypatch
+):
+    publisher.publish(state(0))
+    dying(monkeypatch, "settle")
+    with pytest.raises(Died):
+        publisher.publish(state(1))
+    assert any(ttl > 0 for ttl in keys().values())
+    assert same(reader.fetch(), 1)
+    assert set(keys().values()) == {-1}
+
+
+def test_the_next_version_settles_the_one_before(publisher, reader, keys, monkeypatch):
+    publisher.publish(state(0))
+    dying(monkeypatch, "settle")
+    with pytest.raises(Died):
+        publisher.publish(state(1))
+    assert any(ttl > 0 for ttl in keys().values())
+    publisher.publish(state(2))
+    assert set(keys().values()) == {-1}
+    assert same(reader.fetch(), 2)
+
+
+def test_the_next_publisher_settles_and_cleans(client, namespace, reader, keys, monkeypatch):
+    first = WeightPublisher(client, "actor", namespace=namespace, deltas=False, keep=1)
+    first.publish({"a": torch.zeros(5000)})
+    dying(monkeypatch, "settle")
+    with pytest.raises(Died):
+        first.publish({"a": torch.ones(5000)})
+    second = WeightPublisher(client, "actor", namespace=namespace, deltas=False, keep=1)
+    second.publish({"a": torch.full((5000,), 2.0)})
+    assert set(keys().values()) == {-1}
+    assert len(keys()) == -(-20_032 // 1024)
+    assert torch.equal(reader.fetch()["a"], torch.full((5000,), 2.0))
+
+
+def test_a_failed_attempt_is_taken_away_from_all_nodes(publisher, reader, keys, monkeypatch):
+    publisher.publish(state(0))
+    before = keys()
+    monkeypatch.setattr(publisher._issuer, "commit", lambda *_: (_ for _ in ()).throw(Died))
+    with pytest.raises(Died):
+        publisher.publish({"a": torch.ones(30_000)})
+    assert keys() == before
+    assert same(reader.fetch(), 0)
+
+
+def test_ranks_publish_together(client, namespace, reader, keys):
+    publishers = [
+        WeightPublisher(client, "actor", namespace=namespace, rank=rank, world_size=2, timeout=20)
+        for rank in range(2)
+    ]
+    for step in range(3):
+        whole = torch.arange(6000.0).reshape(60, 100)
+        whole[5] += step
+        shards = [
+            {"w": TensorShard(whole[30 * rank : 30 * rank + 30], (60, 100), (30 * rank, 0))}
+            for rank in range(2)
+        ]
+        with ThreadPoolExecutor(2) as threads:
+            versions = list(threads.map(lambda p, s: p.publish(s), publishers, shards))
+        assert [version.version for version in versions] == [step + 1] * 2
+        assert torch.equal(reader.fetch()["w"], whole)
+    assert set(keys().values()) == {-1}

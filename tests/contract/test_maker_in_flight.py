@@ -1,0 +1,378 @@
+"""Makers whose weights change between two tokens: which update made which, and what holds it up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import redrb
+from redrb import Client, ExperienceMakerHolder, ExperienceStream, GRPOMakerHolder, Strategy
+from redrb.errors import WeightMismatch
+from redrb.experience import Experience
+from redrb.runtime.broadcast import Broadcast
+from redrb.runtime.following import WeightFollower
+from redrb.runtime.inflight import InFlight
+from redrb.runtime.updates import ModelUpdates
+from tests.contract.test_weight_standby import Versioned, blocked, until
+from tests.servers import Server
+
+PROMPTS = torch.ones(1, 2, dtype=torch.int64)
+
+
+class Slow(Versioned):
+    """Says the number of its weights, and calls `meanwhile` before each token."""
+
+    def __init__(self, number: int = 0) -> None:
+        super().__init__(number)
+        self.tokens = 0
+        self.meanwhile: Callable[[int], None] = lambda _: None
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
+        answer = super().forward(tokens, attention_mask)
+        self.meanwhile(self.tokens)
+        self.tokens += 1
+        return answer
+
+
+def no_reward(completions: redrb.algorithms.Completions) -> Tensor:
+    return torch.zeros(len(completions))
+
+
+@pytest.fixture
+def scope() -> Iterator[ExitStack]:
+    with ExitStack() as scope:
+        yield scope
+
+
+@pytest.fixture
+def made(client: Client, namespace: str, scope: ExitStack) -> Callable[..., GRPOMakerHolder]:
+    def make(model: nn.Module, **options: Any) -> GRPOMakerHolder:
+        options = {"client": client, "namespace": namespace, "max_new_tokens": 12, **options}
+        maker = GRPOMakerHolder(
+            ["trainer_0"],
+            lambda: Strategy("cpu"),
+            lambda: (model, None, no_reward, None),
+            group_size=2,
+            in_flight_updates=True,
+            do_sample=False,
+            **options,
+        )
+        return scope.enter_context(maker)
+
+    return make
+
+
+def samples(client: Client, namespace: str) -> list[redrb.BufferItem]:
+    with ExperienceStream(client, "trainer_0", namespace=namespace) as stream:
+        lease = stream.take(len(stream), timeout=10)
+        with lease:
+            return lease.items()
+
+
+def check(item: redrb.BufferItem) -> list[int]:
+    """Check that each token is the version noted on it; returns the versions in their order."""
+    assert item.token_versions is not None
+    versions = item.token_versions.tolist()
+    assert item.sequences[-len(versions) :].tolist() == versions
+    assert item.policy_version == min(versions)
+    return versions
+
+
+def test_updates_are_swapped_between_tokens(
+    client: Client, namespace: str, made: Callable[..., GRPOMakerHolder]
+) -> None:
+    trainer = Broadcast(client, namespace, "trainer_0", [])
+    trainer.push({"actor": Versioned(1)}, fully=True)
+    model = Slow()
+    maker = made(model, sync_models_from_trainers=True)
+
+    def meanwhile(token: int) -> None:
+        if token in (3, 6):
+            version = trainer.push({"actor": Versioned(token)}, fully=True)
+            source = Versioned(version + 1)  # what makers see is the number of its version
+            assert trainer.push({"actor": source}, fully=True) == version + 1
+            until(lambda: maker._follower.ready and maker._follower._full.ready == version + 1)
+
+    model.meanwhile = meanwhile
+    maker.workingloop(lambda: [PROMPTS, PROMPTS])
+    first, _, second, _ = map(check, samples(client, namespace))
+    assert first == [1] * 4 + [3] * 3 + [5] * 5
+    assert second == [5] * 12
+    assert maker.policy_version == 5
+    assert not [one for one in threading.enumerate() if one.name == "redrb-in-flight"]
+
+
+def test_a_trainer_that_names_the_maker_in_mid_generation_is_followed(
+    client: Client, namespace: str, made: Callable[..., GRPOMakerHolder]
+) -> None:
+    first = Broadcast(client, namespace, "trainer_0", [])
+    first.push({"actor": Versioned(1)}, fully=True)
+    model = Slow()
+    maker = made(model, sync_models_from_trainers=True, name="m")
+
+    def meanwhile(token: int) -> None:
+        if token == 5:
+            other = Broadcast(client, namespace, "other", ["m"])
+            for number in (1, 2, 3):
+                other.push({"actor": Versioned(number)}, fully=True)
+            until(lambda: maker._follower.ready and maker._follower._full.ready == 3)
+
+    model.meanwhile = meanwhile
+    maker.workingloop(lambda: [PROMPTS])
+    assert check(samples(client, namespace)[0]) == [1] * 6 + [3] * 6
+
+
+def test_full_and_partial_updates_come_together(client: Client, namespace: str) -> None:
+    model, source = Versioned(), Versioned(1)
+    source.parts[0].requires_grad_(False)
+    updates = ModelUpdates({"actor": model}, timeout_s=5)
+    follower = WeightFollower(client, namespace, "m", updates, chosen="t")
+    flight = InFlight(follower, updates)
+    trainer = Broadcast(client, namespace, "t", [])
+    ended = threading.Event()
+
+    def push() -> None:
+        number = 0
+        while not ended.is_set():
+            number += 1
+            source.become(number)
+            # what is not trained stays behind in partial updates, so each comes after a full one
+            trainer.push({"actor": source}, fully=True)
+            trainer.push({"actor": source}, fully=False)
+
+    thread = threading.Thread(target=push)
+    with flight.running():
+        thread.start()
+        seen = set[int | None]()
+        try:
+            until(lambda: flight.swap() is not None)
+            began = time.monotonic()
+            while time.monotonic() < began + 2:
+                with updates.exclusive():
+                    version = flight.swap()
+                    assert version == follower.version
+                    assert version is not None
+                    assert model.number() == (version + 1) // 2
+                seen.add(version)
+        finally:
+            ended.set()
+            thread.join()
+        until(lambda: flight.swap() == trainer.version)
+        flight.check()
+    assert model.number() == source.number()
+    assert {version % 2 for version in seen if version} == {0, 1}
+
+
+def test_a_swap_that_came_too_early_gets_what_was_on_its_way(
+    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Versioned()
+    updates = ModelUpdates({"actor": model}, timeout_s=5)
+    follower = WeightFollower(client, namespace, "m", updates, chosen="t")
+    flight = InFlight(follower, updates)
+    trainer = Broadcast(client, namespace, "t", [])
+    with flight.running():
+        trainer.push({"actor": Versioned(1)}, fully=True)
+        until(lambda: flight.swap() == 1)
+        began, go_on = blocked(monkeypatch)
+        trainer.push({"actor": Versioned(2)}, fully=True)
+        assert began.wait(10)
+        at = time.perf_counter()
+        assert flight.swap() == 1
+        assert time.perf_counter() - at < 0.1
+        began.clear()
+        trainer.push({"actor": Versioned(3)}, fully=True)  # waits for its turn
+        go_on.set()
+        until(lambda: follower.ready)
+        time.sleep(0.1)
+        assert not began.is_set()
+        assert (flight.swap(), model.number()) == (2, 2)
+        until(lambda: flight.swap() == 3)
+        trainer.push({"actor": Versioned(4)}, fully=True)
+        ended = time.monotonic()
+    assert time.monotonic() - ended < 1.5
+
+
+class LoraLinear(nn.Linear):
+    """As coati's: A and B beside a frozen weight."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4, bias=False)
+        self.weight.requires_grad_(False)
+        self.r, self.lora_alpha, self.lora_dropout = 2, 4.0, 0.0
+        self.lora_A = nn.Parameter(torch.randn(2, 4))
+        self.lora_B = nn.Parameter(torch.randn(4, 2))
+
+
+def test_lora_is_merged_into_the_newest_full_weights(client: Client, namespace: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4))
+    source = nn.Sequential(LoraLinear(), nn.Linear(4, 4))
+    updates = ModelUpdates({"actor": model}, timeout_s=5)
+    follower = WeightFollower(client, namespace, "m", updates, chosen="t")
+    trainer = Broadcast(client, namespace, "t", [])
+    plans = [(True, True), (False, True), (False, True), (True, True), (False, False)]
+    plans += [(False, True), (True, False), (False, True), (False, True)]
+    for fully, lora in plans:
+        with torch.no_grad():
+            for tensor in source.parameters():
+                if tensor.requires_grad or fully:
+                    tensor.normal_()
+        trainer.push({"actor": source}, fully=fully, lora_only=lora)
+        follower.follow()
+        assert follower.version == trainer.version
+        layer = source[0]
+        merged = layer.weight + 2.0 * (layer.lora_B @ layer.lora_A)
+        expected = merged if lora else layer.weight
+        if (fully, lora) != (False, False):  # of A and B alone nothing is known without settings
+            assert torch.allclose(model[0].weight, expected, atol=1e-5)
+        if not lora:
+            assert torch.equal(model[1].weight, source[1].weight)
+    newest = redrb.WeightSubscriber(client, "t.partial", namespace=namespace).latest()
+    assert newest is not None
+    assert newest.kind == "lora"
+    again = nn.Sequential(LoraLinear(), nn.Linear(4, 4))
+    later = Broadcast(client, namespace, "t", [])
+    assert later.take_over({"actor": again}, fence=True) == trainer.version
+    assert torch.equal(again[0].lora_A, source[0].lora_A)
+
+
+def test_an_adapter_never_goes_onto_a_part_from_before_a_full_update(
+    client: Client, namespace: str
+) -> None:
+    source = nn.Sequential(LoraLinear(), nn.Linear(4, 4))
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4))
+    trainer = Broadcast(client, namespace, "t", [])
+    trainer.push({"actor": source}, fully=True)
+    trainer.push({"actor": source}, fully=False)  # a part: all that is trained
+    with torch.no_grad():
+        source[1].weight.fill_(5.0)
+    trainer.push({"actor": source}, fully=True)
+    trainer.push({"actor": source}, fully=False, lora_only=True)
+    assert [one.kind for one in trainer.published][-1] == "lora"
+    updates = ModelUpdates({"actor": model}, timeout_s=5)
+    follower = WeightFollower(client, namespace, "m", updates, chosen="t")
+    follower.follow()
+    assert follower.version == trainer.version
+    assert torch.equal(model[1].weight, source[1].weight)
+
+
+def test_a_maker_that_notes_no_versions_gets_the_one_that_it_began_with(
+    client: Client, namespace: str, scope: ExitStack
+) -> None:
+    trainer = Broadcast(client, namespace, "trainer_0", [])
+    trainer.push({"actor": Versioned(1)}, fully=True)
+
+    class Own:
+        def make_experience(self, inputs: Any, *, before_token: Any, **options: Any) -> Experience:
+            version = trainer.push({"actor": Versioned(2)}, fully=True)
+            until(lambda: before_token() == version)
+            zeros = torch.zeros(1, 1)
+            return Experience(inputs, zeros, zeros[0], zeros[0], zeros[0], zeros[0])
+
+    class Holder(ExperienceMakerHolder):
+        def build_experience_maker(self, *_: Any) -> Own:
+            return Own()
+
+    models = (Versioned(), None, None, None)
+    maker = Holder(
+        ["trainer_0"],
+        Strategy,
+        lambda: models,
+        sync_models_from_trainers=True,
+        client=client,
+        namespace=namespace,
+        in_flight_updates=True,
+    )
+    scope.enter_context(maker).workingloop(lambda: [PROMPTS])
+    assert samples(client, namespace)[0].policy_version == 1
+    assert maker.policy_version == 2
+
+
+def test_updates_that_do_not_fit_are_told_between_batches(
+    client: Client,
+    namespace: str,
+    made: Callable[..., GRPOMakerHolder],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trainer = Broadcast(client, namespace, "trainer_0", [])
+    trainer.push({"actor": Versioned(1)}, fully=True)
+    model = Slow()
+    maker = made(model, sync_models_from_trainers=True)
+
+    def meanwhile(token: int) -> None:
+        if token == 3:
+            trainer.push({"actor": Versioned(2).parts}, fully=True)
+            until(lambda: maker._in_flight._trouble)
+        if token == 15:
+            trainer.push({"actor": Versioned(3)}, fully=True)
+            until(lambda: maker._follower.ready)
+
+    model.meanwhile = meanwhile
+    maker.workingloop(lambda: [PROMPTS, PROMPTS])
+    assert caplog.text.count("keeps the weights it has") == 1
+    first, _, second, _ = map(check, samples(client, namespace))
+    assert (first, second) == ([1] * 12, [1] * 4 + [3] * 8)
+
+
+def test_a_first_update_that_does_not_fit_ends_the_loop(
+    client: Client, namespace: str, made: Callable[..., GRPOMakerHolder]
+) -> None:
+    trainer = Broadcast(client, namespace, "trainer_0", [])
+    trainer.push({"actor": Versioned(2).parts}, fully=True)
+    model = Slow(7)
+    maker = made(model)
+    model.meanwhile = lambda _: until(lambda: maker._in_flight._trouble)
+    with pytest.raises(WeightMismatch):
+        maker.workingloop(lambda: [PROMPTS] * 3)
+
+
+def test_a_maker_goes_on_in_flight_while_redis_is_away(
+    own_server: Callable[..., Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = own_server("--appendonly", "yes", "--appendfsync", "always")
+    model = Slow()
+    with redrb.connect(server.url, retry_s=0.2) as client:
+        trainer = Broadcast(client, "default", "trainer_0", [])
+        trainer.push({"actor": Versioned(1)}, fully=True)
+
+        def meanwhile(token: int) -> None:
+            if token == 12:
+                server.kill()
+                until(lambda: maker._in_flight._trouble)
+            if token == 40:
+                server.start()
+                until(lambda: trainer_is_back(trainer))
+                until(lambda: maker._follower.ready)
+
+        model.meanwhile = meanwhile
+        maker = GRPOMakerHolder(
+            ["trainer_0"],
+            lambda: Strategy("cpu"),
+            lambda: (model, None, no_reward, None),
+            group_size=1,
+            in_flight_updates=True,
+            sync_models_from_trainers=True,
+            client=client,
+            max_new_tokens=12,
+            do_sample=False,
+        )
+        with maker:
+            maker.workingloop(lambda: [PROMPTS] * 5)
+        made = [check(item) for item in samples(client, "default")]
+    assert made[:3] == [[1] * 12] * 3
+    assert made[-1] == [2] * 12
+    assert caplog.text.count("goes on with the weights it has") == 1
+
+
+def trainer_is_back(trainer: Broadcast) -> bool:
+    try:
+        return trainer.push({"actor": Versioned(2)}, fully=True) == 2
+    except redrb.StoreUnavailable:
+        return False

@@ -1,0 +1,481 @@
+"""On any doubt readers take all anew or load nothing; what breaks off in place is told."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+import redis
+import torch
+from torch import nn
+
+import redrb
+from redrb.errors import (
+    ConfigError,
+    DecodeError,
+    RedrbError,
+    StoreUnavailable,
+    WeightCorrupt,
+    WeightError,
+    WeightMismatch,
+    WeightsTorn,
+)
+from redrb.weights import replica
+from tests.published import CHUNK_BYTES, bits, copied, keys_of, prefix, same_bits
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(CHUNK_BYTES, 1024)
+
+
+@pytest.fixture
+def publisher(client, namespace):
+    return redrb.WeightPublisher(client, "actor", namespace=namespace)
+
+
+@pytest.fixture
+def subscriber(client, namespace):
+    return redrb.WeightSubscriber(client, "actor", namespace=namespace)
+
+
+@pytest.fixture
+def fetched(monkeypatch):
+    """Keys that readers ask for, without prefix."""
+    found = []
+
+    def fetch(client, values, *, original=replica.fetch):
+        found.extend(value.key.partition("}:")[2] for value in values)
+        original(client, values)
+
+    monkeypatch.setattr(replica, "fetch", fetch)
+    return found
+
+
+def weights(value=0):
+    """7 chunks; of two values few elements differ."""
+    dice = torch.Generator().manual_seed(0)
+    state = {
+        "a": torch.randn(2000, generator=dice).bfloat16(),
+        "b": torch.arange(600, dtype=torch.int32),
+    }
+    state["a"].view(torch.int16)[5:10] += value
+    state["b"][-3:] = value
+    return state
+
+
+def zeros():
+    return {name: torch.zeros_like(tensor) for name, tensor in weights().items()}
+
+
+def on_version(publisher, subscriber, **options):
+    """Return a target that has version 1, of two that are published."""
+    publisher.publish(weights(0))
+    target = zeros()
+    subscriber.poll(target, **options)
+    assert publisher.publish(weights(1)).kind == "delta"
+    return target
+
+
+MODES = pytest.mark.parametrize("options", [{}, {"in_place": True}], ids=["own copy", "in place"])
+
+
+@MODES
+def test_without_doubt_the_delta_is_all_that_is_fetched(publisher, subscriber, fetched, options):
+    target = on_version(publisher, subscriber, **options)
+    del fetched[:]
+    assert subscriber.poll(target, **options).version == 2
+    assert fetched == ["delta:2:0"]
+    assert same_bits(target, weights(1))
+
+
+@pytest.mark.parametrize("place", [0, 7, 1000, 1999])
+def test_tensors_that_were_changed_are_fetched_anew_in_place(publisher, subscriber, fetched, place):
+    target = on_version(publisher, subscriber, in_place=True)
+    target["a"][place] += 1
+    del fetched[:]
+    assert subscriber.poll(target, in_place=True).version == 2
+    assert "chunk:1:0" in fetched
+    assert same_bits(target, weights(1))
+
+
+def test_tensors_that_were_exchanged_are_fetched_anew_in_place(publisher, subscriber):
+    target = on_version(publisher, subscriber, in_place=True)
+    target["a"] = torch.zeros_like(target["a"])
+    subscriber.poll(target, in_place=True)
+    assert same_bits(target, weights(1))
+
+
+def test_changes_below_the_precision_that_was_published_do_not_stay(publisher, subscriber):
+    """A float32 model of bfloat16 weights: what its user added is less than bfloat16 sees."""
+    publisher.publish(weights(0))
+    target = zeros() | {"a": torch.zeros(2000)}
+    subscriber.poll(target, in_place=True)
+    target["a"][1500] *= 1 + 2**-20
+    publisher.publish(weights(1))
+    subscriber.poll(target, in_place=True)
+    assert bits(target["a"]) == bits(weights(1)["a"].float())
+
+
+def test_in_place_into_less_precision_than_was_published(publisher, subscriber):
+    """Version 2 is a delta: a reader that joins takes version 1 first."""
+    state = {"a": torch.randn(2000)}
+    publisher.publish(state)
+    state["a"][3] += 1
+    assert publisher.publish(state).kind == "delta"
+    target = {"a": torch.zeros(2000, dtype=torch.float16)}
+    assert subscriber.poll(target, in_place=True).version == 2
+    assert bits(target["a"]) == bits(state["a"].half())
+
+
+def test_a_nan_in_place_into_another_dtype(publisher, subscriber):
+    """Casts there and back do not keep its bits; 0xFFC0 is what x86 makes of 0 / 0."""
+    state = {"a": torch.randn(2000).bfloat16()}
+    state["a"].view(torch.int16)[7] = -64
+    publisher.publish(state)
+    state["a"][3] += 1
+    assert publisher.publish(state).kind == "delta"
+    target = {"a": torch.zeros(2000)}
+    assert subscriber.poll(target, in_place=True).version == 2
+    assert bits(target["a"]) == bits(state["a"].float())
+
+
+def test_tied_targets_of_two_dtypes_in_place(publisher, subscriber):
+    """Each has what was published, rounded once to its own dtype."""
+    weight = torch.randn(50)
+    publisher.publish({"tied": weight, "tied too": weight})
+    target = {"tied": torch.zeros(50, dtype=torch.float16), "tied too": torch.zeros(50)}
+    subscriber.poll(target, in_place=True)
+    assert torch.equal(target["tied too"], weight)
+    assert torch.equal(target["tied"], weight.half())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_inference_tensors_in_place(publisher, subscriber, dtype):
+    state = {"a": torch.randn(2000).bfloat16()}
+    publisher.publish(state)
+    with torch.inference_mode():
+        target = {"a": torch.zeros(2000, dtype=dtype)}
+    for _ in range(2):
+        subscriber.poll(target, in_place=True)
+        assert torch.equal(target["a"], state["a"].to(dtype))
+        state["a"][7] += 1
+        publisher.publish(state)
+
+
+def test_own_memory_that_was_changed_is_fetched_anew(publisher, subscriber, fetched):
+    target = on_version(publisher, subscriber)
+    subscriber._copy._replica.state.memory[3000] ^= 1
+    del fetched[:]
+    assert subscriber.poll(target).version == 2
+    assert "chunk:1:0" in fetched
+    assert same_bits(target, weights(1))
+
+
+def test_what_named_tensors_gave_was_changed(publisher, subscriber):
+    publisher.publish(weights(0))
+    for _, tensor in subscriber.named_tensors():
+        tensor += 1  # it was not to be
+    publisher.publish(weights(1))
+    assert same_bits(copied(dict(subscriber.named_tensors())), weights(1))
+    assert subscriber.version == 2
+    assert dict(subscriber.named_tensors()) == {}
+
+
+def damage(client, namespace, key, how):
+    stored = client.execute("GET", prefix(namespace) + key)
+    new = {
+        "flipped": stored[:-1] + bytes([stored[-1] ^ 1]),
+        "cut": stored[:-1],
+        "longer": stored + b"x",
+        "empty": b"",
+        "other": b"other",
+        "gone": None,
+    }[how]
+    command = ("DEL",) if new is None else ("SET",)
+    client.execute(*command, prefix(namespace) + key, *([] if new is None else [new]))
+
+
+HOWS = ["flipped", "cut", "longer", "empty", "other", "gone"]
+
+
+@MODES
+@pytest.mark.parametrize("how", HOWS)
+def test_a_damaged_delta_beside_a_full_version(
+    client, namespace, subscriber, fetched, options, how
+):
+    """An anchor can be fetched by either way."""
+    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, anchor_every=2)
+    publisher.publish(weights(0))
+    target = zeros()
+    subscriber.poll(target, **options)
+    publisher.publish(weights(1))
+    subscriber.poll(target, **options)
+    anchor = publisher.publish(weights(2))
+    assert anchor.kind == "full"
+    damage(client, namespace, f"delta:{anchor.version}:0", how)
+    del fetched[:]
+    assert subscriber.poll(target, **options) == anchor
+    assert len(fetched) > 7
+    assert same_bits(target, weights(2))
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_damaged_delta_that_there_is_no_way_around_loads_nothing(
+    client, namespace, publisher, subscriber, how
+):
+    target = on_version(publisher, subscriber)
+    damage(client, namespace, "delta:2:0", how)
+    with pytest.raises(WeightError):
+        subscriber.poll(target)
+    assert same_bits(target, weights(0))
+    assert subscriber.version == 1
+    with pytest.raises(WeightError):
+        subscriber.fetch()
+    assert same_bits(subscriber.fetch(1), weights(0))
+    state = weights(3)
+    state["a"].view(torch.int16).random_()
+    assert publisher.publish(state).kind == "full"
+    assert subscriber.poll(target).version == 3
+    assert same_bits(target, state)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_in_place_a_damaged_delta_is_told_as_torn_and_mended(
+    client, namespace, publisher, subscriber, how
+):
+    target = on_version(publisher, subscriber, in_place=True)
+    damage(client, namespace, "delta:2:0", how)
+    with pytest.raises(WeightsTorn, match="mixture"):
+        subscriber.poll(target, in_place=True)
+    assert subscriber.version is None
+    with pytest.raises(WeightsTorn):
+        subscriber.poll(target, in_place=True)
+    publisher.publish({name: tensor + 1 for name, tensor in weights(0).items()})
+    assert subscriber.poll(target, in_place=True).version == 3
+    assert same_bits(target, {name: tensor + 1 for name, tensor in weights(0).items()})
+
+
+@MODES
+def test_another_base_under_the_same_number(client, namespace, subscriber, fetched, options):
+    """The server was emptied, and counts anew: what is version 1 now is not what was loaded."""
+    first = redrb.WeightPublisher(client, "actor", namespace=namespace)
+    first.publish(weights(0))
+    target = zeros()
+    subscriber.poll(target, **options)
+    for key in keys_of(client, namespace):
+        client.execute("DEL", prefix(namespace) + key)
+    other = redrb.WeightPublisher(client, "actor", namespace=namespace)
+    other.publish(weights(5))
+    assert subscriber.poll(target, **options) is None  # the same number
+    assert other.publish(weights(6)).kind == "delta"
+    assert subscriber.poll(target, **options).version == 2
+    assert same_bits(target, weights(6))
+
+
+@MODES
+def test_another_layout_under_the_same_number(client, namespace, subscriber, options):
+    first = redrb.WeightPublisher(client, "actor", namespace=namespace)
+    first.publish(weights(0))
+    target = zeros()
+    subscriber.poll(target, **options)
+    for key in keys_of(client, namespace):
+        client.execute("DEL", prefix(namespace) + key)
+    other = redrb.WeightPublisher(client, "actor", namespace=namespace)
+    for _ in range(2):
+        other.publish(dict(reversed(weights(4).items())))
+    assert subscriber.poll(target, **options).version == 2
+    assert same_bits(target, weights(4))
+
+
+def test_polls_of_both_kinds_may_alternate(publisher, subscriber):
+    target = zeros()
+    for value in range(8):
+        publisher.publish(weights(value))
+        assert subscriber.poll(target, in_place=value % 3 == 0).version == value + 1
+        assert same_bits(target, weights(value))
+
+
+def test_other_targets_of_the_same_weights(publisher, subscriber):
+    """Only part of the chunks were kept up; all are wanted now."""
+    publisher.publish(weights(0))
+    subscriber.poll({"b": torch.zeros(600, dtype=torch.int32)}, strict="model")
+    publisher.publish(weights(1))
+    target = zeros()
+    assert subscriber.poll(target).version == 2
+    assert same_bits(target, weights(1))
+    publisher.publish(weights(2))
+    part = {"a": torch.zeros(2000)}
+    subscriber.poll(part, strict=False)
+    assert torch.equal(part["a"], weights(2)["a"].float())
+
+
+def breaking(monkeypatch, error, *, after=3):
+    """Break off when some values were received."""
+    received = []
+
+    def take(connection, value, original=redrb.weights.chunks._take):
+        if len(received) >= after:
+            raise error
+        received.append(value.key)
+        original(connection, value)
+
+    monkeypatch.setattr("redrb.weights.chunks._take", take)
+    return received
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_fetch_that_breaks_off(url, namespace, monkeypatch, in_place):
+    with redrb.connect(url, retry_s=0.2) as client:
+        publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
+        subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+        publisher.publish(weights(0))
+        target = zeros()
+        subscriber.poll(target, in_place=in_place)
+        new = {name: tensor + 9 for name, tensor in weights().items()}
+        assert publisher.publish(new).kind == "full"
+        with monkeypatch.context() as patch:
+            received = breaking(patch, redis.ConnectionError("broken"))
+            with pytest.raises(WeightsTorn if in_place else StoreUnavailable) as caught:
+                subscriber.poll(target, in_place=in_place)
+            assert len(received) == 3
+        if in_place:
+            assert isinstance(caught.value.__cause__, StoreUnavailable)
+            assert subscriber.version is None
+            assert not same_bits(target, weights(0))
+        else:
+            assert subscriber.version == 1
+            assert same_bits(target, weights(0))
+        assert subscriber.poll(target, in_place=in_place).version == 2
+        assert same_bits(target, new)
+        assert "pins" not in keys_of(client, namespace)
+
+
+def test_before_the_first_byte_nothing_is_torn(url, namespace, monkeypatch):
+    with redrb.connect(url, retry_s=0.2) as client:
+        publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
+        subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+        target = on_version(publisher, subscriber, in_place=True)
+        with pytest.raises(WeightMismatch):
+            subscriber.poll({"a": torch.zeros(1)}, in_place=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                subscriber._catalogue,
+                "route",
+                lambda *_, **__: (_ for _ in ()).throw(StoreUnavailable("away", where="there")),
+            )
+            with pytest.raises(StoreUnavailable):
+                subscriber.poll(target, in_place=True)
+        assert subscriber.version == 1
+        assert same_bits(target, weights(0))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=repr)
+def test_an_interrupt_in_mid_update_does_not_pass_for_the_old_version(
+    publisher, subscriber, monkeypatch, error
+):
+    publisher.publish(weights(0))
+    target = zeros()
+    subscriber.poll(target, in_place=True)
+    new = {name: tensor + 9 for name, tensor in weights().items()}
+    publisher.publish(new)
+    with monkeypatch.context() as patch:
+        breaking(patch, error)
+        with pytest.raises((type(error), RedrbError)):
+            subscriber.poll(target, in_place=True)
+    assert subscriber.version is None or same_bits(target, weights(0))
+    assert subscriber.poll(target, in_place=True).version == 2
+    assert same_bits(target, new)
+
+
+def test_torn_is_mended_even_where_no_version_is_newer(publisher, subscriber, monkeypatch):
+    publisher.publish(weights(0))
+    target = zeros()
+    with monkeypatch.context() as patch:
+        breaking(patch, WeightCorrupt("damaged"))
+        with pytest.raises(WeightsTorn):
+            subscriber.poll(target, in_place=True)
+    assert subscriber.poll(target, in_place=True).version == 1
+    assert same_bits(target, weights(0))
+
+
+def test_a_torn_model_is_mended_by_a_poll_that_is_not_in_place(publisher, subscriber, monkeypatch):
+    target = on_version(publisher, subscriber, in_place=True)
+    with monkeypatch.context() as patch:
+        breaking(patch, WeightCorrupt("damaged"), after=0)
+        with pytest.raises(WeightsTorn):
+            subscriber.poll(target, in_place=True)
+    assert subscriber.poll(target).version == 2
+    assert same_bits(target, weights(1))
+
+
+def test_a_module_in_place_is_trained_on(publisher, subscriber):
+    """Autograd knows that parameters changed."""
+    trained, made = nn.Linear(30, 20), nn.Linear(30, 20)
+    publisher.publish(trained)
+    loss = (made.weight**2).sum()
+    subscriber.poll(made, in_place=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    assert torch.equal(made.weight, trained.weight)
+    assert made.weight.requires_grad
+
+
+def contradict(client, namespace, version, **changes):
+    manifests = prefix(namespace) + "manifests"
+    fields = msgpack.unpackb(client.execute("HGET", manifests, version))
+    client.execute("HSET", manifests, version, msgpack.packb(fields | changes))
+
+
+READS = pytest.mark.parametrize(
+    "read",
+    [
+        lambda subscriber, target: subscriber.poll(target),
+        lambda subscriber, target: subscriber.poll(target, in_place=True),
+        lambda subscriber, _: list(subscriber.named_tensors()),
+        lambda subscriber, _: subscriber.fetch(),
+    ],
+    ids=["poll", "in place", "named_tensors", "fetch"],
+)
+
+
+@READS
+@pytest.mark.parametrize("chunks", [0, 2, 6, 8, 100])
+def test_a_delta_of_another_size_than_its_base(
+    client, namespace, publisher, subscriber, read, chunks
+):
+    """It says of itself that it has fewer chunks, or more, than the version that it stands on."""
+    publisher.publish(weights(0))
+    target = zeros()
+    read(subscriber, target)
+    new = weights(0) | {"a": weights(1)["a"]}  # the first chunk alone changes
+    assert publisher.publish(new).kind == "delta"
+    manifest = msgpack.unpackb(client.execute("HGET", prefix(namespace) + "manifests", 2))
+    delta = manifest["delta"]
+    token, _, _, checksums = delta["blobs"][0]
+    contradict(
+        client,
+        namespace,
+        2,
+        nbytes=1024 * chunks,
+        checksums=(manifest["checksums"] + bytes(8 * chunks))[: 8 * chunks],
+        delta=delta
+        | {
+            "sizes": (delta["sizes"] + bytes(4 * chunks))[: 4 * chunks],
+            "blobs": [[token, 0, chunks, checksums if chunks else b""]],
+        },
+    )
+    with pytest.raises((WeightError, DecodeError)):
+        read(subscriber, target)
+
+
+def test_an_adapter_on_top_is_not_loaded_in_place(publisher, subscriber):
+    publisher.publish({"m.weight": torch.zeros(4, 4)})
+    config = redrb.weights.lora.LoraConfig(2, 4.0)
+    publisher.publish_lora(
+        ({"m.lora_A": torch.ones(2, 4), "m.lora_B": torch.ones(4, 2)}, {"m": config})
+    )
+    model = nn.ModuleDict({"m": nn.Linear(4, 4, bias=False)})
+    with pytest.raises(ConfigError, match="in_place"):
+        subscriber.poll(model, in_place=True)
+    assert subscriber.poll(model).version == 2
+    assert (model["m"].weight == 4).all()

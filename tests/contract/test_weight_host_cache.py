@@ -1,0 +1,566 @@
+"""Models in a host's shared memory: theirs alone, of one version, and as they are until polled."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import multiprocessing
+import random
+import threading
+import time
+from multiprocessing import forkserver
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import redrb
+from redrb.errors import StoreUnavailable, WeightCorrupt
+from redrb.weights import hostcache, replica
+from redrb.weights.hostcache import HostCache
+from redrb.weights.lora import LoraConfig, merged
+from tests.published import CHUNK_BYTES, bits, copied, keys_of, prefix, same_bits
+
+PATIENCE_S = 30.0
+
+DEFECT = pytest.mark.xfail(strict=True, reason="redrb/weights/loading.py adopts where it may not")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch, tmp_path):
+    monkeypatch.setattr(CHUNK_BYTES, 1024)
+    monkeypatch.setattr(hostcache, "_SHARED_MEMORY", tmp_path)
+
+
+@pytest.fixture
+def publisher(client, namespace):
+    return redrb.WeightPublisher(client, "actor", namespace=namespace)
+
+
+@pytest.fixture
+def subscribe(client, namespace):
+    """Make subscribers that share the host's memory, as in processes of their own."""
+    return lambda: redrb.WeightSubscriber(client, "actor", namespace=namespace, host_cache=True)
+
+
+class Model(nn.Module):
+    """Parameters, tied ones, and buffers of several dtypes."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = nn.Embedding(40, 20)
+        self.layers = nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30), nn.Linear(30, 20))
+        self.brain = nn.Parameter(torch.randn(30, 30).bfloat16())
+        self.head = nn.Linear(20, 40)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, numbers):
+        return self.head(self.layers(self.embedding(numbers))) + self.brain.sum()
+
+
+def state(model):
+    return copied(dict(model.state_dict()))
+
+
+def tensors(model):
+    return [*model.parameters(), *model.buffers()]
+
+
+def change(model, dice):
+    """Change some elements of some tensors; without changing how many there are."""
+    with torch.no_grad():
+        for tensor in dice.sample(tensors(model), 3):
+            tensor.view(-1)[dice.randrange(tensor.numel())] += dice.randrange(1, 9)
+
+
+def mappings():
+    """What this process has mapped of files: (addresses, permissions, inode, path)."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5].startswith("/"):
+            begin, end = (int(address, 16) for address in fields[0].split("-"))
+            yield range(begin, end), fields[1], int(fields[4]), fields[5]
+
+
+def inode(tensor, directory):
+    """The file under `directory` that a tensor's elements are in, if they are."""
+    for addresses, permissions, number, path in mappings():
+        if tensor.data_ptr() in addresses and path.startswith(str(directory)):
+            assert permissions[-1] == "p"  # writes stay here
+            return number
+    return None
+
+
+def inodes(model, directory):
+    return {inode(tensor, directory) for tensor in tensors(model)}
+
+
+def test_models_are_in_one_shared_memory_and_writes_are_ones_own(publisher, subscribe, tmp_path):
+    source, dice = Model(1), random.Random(1)
+    publisher.publish(source)
+    models = [Model(seed) for seed in range(2, 5)]
+    readers = [subscribe() for _ in models]
+    parameters = [dict(model.named_parameters()) for model in models]
+    for reader, model in zip(readers, models, strict=True):
+        assert reader.poll(model).version == 1
+        assert same_bits(state(model), state(source))
+        assert all(parameter.requires_grad for parameter in model.parameters())
+        assert model.head.weight is model.embedding.weight
+    assert len(inodes(models[0], tmp_path)) == 1
+    assert None not in inodes(models[0], tmp_path)
+    assert all(inodes(model, tmp_path) == inodes(models[0], tmp_path) for model in models)
+    mine, *others = models
+    mine(torch.tensor([1, 2, 3])).sum().backward()
+    assert all(parameter.grad is not None for parameter in mine.parameters())
+    with torch.no_grad():
+        for tensor in tensors(mine):
+            tensor.zero_()
+    for model in others:
+        assert same_bits(state(model), state(source))
+    late = Model(9)
+    subscribe().poll(late)
+    assert same_bits(state(late), state(source))
+    change(source, dice)
+    publisher.publish(source)
+    for reader, model, known in zip(readers, models, parameters, strict=True):
+        assert reader.poll(model).version == 2
+        assert same_bits(state(model), state(source))
+        assert all(known[name] is now for name, now in model.named_parameters())
+    assert inodes(late, tmp_path) != inodes(mine, tmp_path)
+
+
+def test_every_version_is_right_while_some_skip_and_keep_theirs(publisher, subscribe):
+    last, history, problems = 40, {}, []
+    source, dice = Model(1), random.Random(2)
+
+    def follow(seed):
+        random_, reader, model, have = random.Random(seed), subscribe(), Model(seed), None
+        try:
+            while have is None or have < last:
+                time.sleep(random_.random() * (0.1 if seed < 5 else 0.005))
+                if have is not None and not same_bits(state(model), history[have]):
+                    problems.append(f"{seed}: version {have} changed while it was used")
+                found = reader.poll(model)
+                have = have if found is None else found.version
+                if have is not None and not same_bits(state(model), history[have]):
+                    problems.append(f"{seed}: version {have} is another one")
+        except Exception as error:  # noqa: BLE001  shown by the assertion
+            problems.append(repr(error))
+
+    threads = [threading.Thread(target=follow, args=(seed,)) for seed in range(3, 8)]
+    for thread in threads:
+        thread.start()
+    for version in range(1, last + 1):
+        change(source, dice)
+        history[version] = state(source)
+        publisher.publish(source)
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert problems == []
+
+
+def test_a_model_that_skips_versions_stays_as_it_is(publisher, subscribe, tmp_path):
+    source, dice = Model(1), random.Random(3)
+    slow, quick, models = subscribe(), subscribe(), (Model(2), Model(3))
+    publisher.publish(source)
+    for _ in range(3):
+        slow.poll(models[0])
+        before, there = state(models[0]), inodes(models[0], tmp_path)
+        for _ in range(5):
+            change(source, dice)
+            publisher.publish(source)
+            quick.poll(models[1])
+            assert same_bits(state(models[1]), state(source))
+            assert same_bits(state(models[0]), before)
+        assert inodes(models[0], tmp_path) == there
+    slow.poll(models[0])
+    assert same_bits(state(models[0]), state(source))
+    assert inodes(models[0], tmp_path) == inodes(models[1], tmp_path)
+
+
+def test_a_model_outlives_its_subscriber(publisher, subscribe, tmp_path):
+    source, dice = Model(1), random.Random(4)
+    publisher.publish(source)
+    reader, model = subscribe(), Model(2)
+    reader.poll(model)
+    before = state(model)
+    weight = model.embedding.weight.data[3:]
+    del reader
+    for _ in range(5):
+        reader = subscribe()
+        change(source, dice)
+        publisher.publish(source)
+        reader.poll(Model(3))
+    assert same_bits(state(model), before)
+    del reader
+    gc.collect()
+    assert [list(path.iterdir()) for path in tmp_path.iterdir()] == [[]]
+    assert same_bits(state(model), before)
+    del model
+    assert bits(weight) == bits(before["embedding.weight"][3:])
+    assert len([path for *_, path in mappings() if path.startswith(str(tmp_path))]) == 1
+    del weight
+    assert not [path for *_, path in mappings() if path.startswith(str(tmp_path))]
+
+
+def test_what_cannot_be_in_shared_memory_is_copied(publisher, subscribe, tmp_path):
+    source = Model(1)
+    publisher.publish(source)
+    half, ordinary = Model(2).half(), Model(3)
+    plain = {name: torch.zeros_like(tensor) for name, tensor in source.state_dict().items()}
+    places = [tensor.data_ptr() for tensor in (*tensors(half), *plain.values())]
+    for target in (half, plain, ordinary):
+        subscribe().poll(target)
+    assert [t.data_ptr() for t in (*tensors(half), *plain.values())][:3] == places[:3]
+    assert [t.data_ptr() for t in plain.values()] == places[-len(plain) :]
+    assert same_bits(plain, state(source))
+    assert {inode(tensor, tmp_path) for tensor in plain.values()} == {None}
+    assert inodes(half.layers[0], tmp_path) == {None}
+    assert bits(half.brain) == bits(source.brain.half())
+    assert None not in inodes(ordinary, tmp_path)
+    two = {"actor": Model(4), "critic": nn.Linear(3, 4)}
+    publisher.publish(two)
+    other = {"actor": Model(5), "critic": nn.Linear(3, 4)}
+    subscribe().poll(other)
+    assert len(inodes(other["actor"], tmp_path) | inodes(other["critic"], tmp_path)) == 1
+    assert None not in inodes(other["critic"], tmp_path)
+    mixed = {f"actor.{name}": t for name, t in Model(6).state_dict().items()}
+    subscribe().poll(mixed | {"critic": other["critic"]})
+    assert same_bits(state(other["critic"]), state(two["critic"]))
+
+
+@DEFECT
+def test_memory_that_others_have_is_not_left(publisher, subscribe):
+    """Processes that share a model's memory see what is loaded into it."""
+    source, model = Model(1), Model(2).share_memory()
+    publisher.publish(source)
+    seen = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    subscribe().poll(model)
+    assert all(tensor.is_shared() for tensor in tensors(model))
+    assert same_bits(seen, state(source))
+
+
+@pytest.mark.parametrize("mode", [pytest.param(torch.inference_mode, marks=DEFECT), torch.no_grad])
+def test_a_model_that_was_polled_without_autograd_can_be_trained(publisher, subscribe, mode):
+    source, dice = Model(1), random.Random(5)
+    publisher.publish(source)
+    reader, model = subscribe(), Model(2)
+    for _ in range(2):
+        with mode():
+            reader.poll(model)
+        assert not any(tensor.is_inference() for tensor in tensors(model))
+        model(torch.tensor([1, 2, 3])).sum().backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+        assert same_bits(dict(model.named_parameters()), dict(source.named_parameters()))
+        change(source, dice)
+        publisher.publish(source)
+    reader.poll(model)
+    assert same_bits(state(model), state(source))
+
+
+@DEFECT
+@pytest.mark.parametrize("url", ["fake://distributed"])
+def test_a_distributed_tensor_is_loaded(publisher, subscribe):
+    from torch import distributed
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+
+    source = nn.Linear(20, 30)
+    publisher.publish(source)
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for placement in (Shard(0), Replicate()):
+            model = nn.Linear(20, 30)
+            model.weight = nn.Parameter(distribute_tensor(model.weight.data, mesh, [placement]))
+            subscribe().poll(model)
+            assert torch.equal(model.weight.to_local(), source.weight)
+            assert torch.equal(model.bias, source.bias)
+    finally:
+        distributed.destroy_process_group()
+
+
+class Adapted(nn.Module):
+    """A layer with LoRA over another's weight."""
+
+    def __init__(self, linear, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.weight = linear.weight
+        self.lora_A = nn.Parameter(torch.randn(2, linear.in_features))
+        self.lora_B = nn.Parameter(torch.randn(linear.out_features, 2))
+        self.r, self.lora_alpha, self.lora_dropout = 2, 8.0, nn.Dropout(0.0)
+        self.fan_in_fan_out = self.merged = False
+
+    def merged_weight(self):
+        return merged(self.weight, self.lora_A, self.lora_B, LoraConfig(2, 8.0))
+
+
+def test_adapters_that_are_merged_are_ones_own(publisher, subscribe, tmp_path):
+    def model():
+        return nn.ModuleDict({"a": nn.Linear(30, 50, bias=False), "b": nn.Linear(30, 40)})
+
+    base, models, readers = model(), [model() for _ in range(3)], [subscribe() for _ in range(3)]
+    publisher.publish(base)
+    for reader, at in zip(readers, models, strict=True):
+        reader.poll(at)
+    first, second, before = Adapted(base["a"], 1), Adapted(base["a"], 2), state(base)
+    publisher.publish_lora(nn.ModuleDict({"a": first}))
+    readers[0].poll(models[0])
+    assert torch.equal(models[0]["a"].weight, first.merged_weight())
+    assert None not in inodes(models[0], tmp_path)
+    assert all(same_bits(state(at), before) for at in models[1:])
+    publisher.publish_lora(nn.ModuleDict({"a": second}))
+    readers[1].poll(models[1])
+    late = model()
+    subscribe().poll(late)
+    for at in (models[1], late):
+        assert torch.equal(at["a"].weight, second.merged_weight())
+        assert same_bits(state(at["b"]), state(base["b"]))
+    assert torch.equal(models[0]["a"].weight, first.merged_weight())
+    assert same_bits(state(models[2]), before)
+    with torch.no_grad():
+        base["b"].weight[0] += 1
+    assert publisher.publish(base).kind == "delta"
+    for reader, at in zip(readers, models, strict=True):
+        reader.poll(at)
+        assert same_bits(state(at), state(base))
+
+
+def test_a_server_that_was_emptied_counts_anew(client, namespace, publisher, subscribe):
+    source, dice, old, model = Model(1), random.Random(6), subscribe(), Model(2)
+    for _ in range(5):
+        change(source, dice)
+        publisher.publish(source)
+        old.poll(model)
+    client.execute("DEL", *(prefix(namespace) + key for key in keys_of(client, namespace)))
+    again = redrb.WeightPublisher(client, "actor", namespace=namespace)
+    following, follower = subscribe(), Model(3)
+    for version in range(1, 9):
+        change(source, dice)
+        assert again.publish(source).version == version
+        fresh = Model(4)
+        subscribe().poll(fresh)
+        following.poll(follower)
+        assert same_bits(state(fresh), state(source))
+        assert same_bits(state(follower), state(source))
+        old.poll(model)
+        assert same_bits(state(model), state(source))
+
+
+def test_a_corrupt_chunk_loads_nothing_and_is_followed_by_versions_that_do(
+    client, namespace, publisher, subscribe
+):
+    source, dice = Model(1), random.Random(7)
+    readers, models = [subscribe() for _ in range(3)], [Model(seed) for seed in (2, 3, 4)]
+    publisher.publish(source)
+    for reader, model in zip(readers[:2], models[:2], strict=True):
+        reader.poll(model)
+    first, untouched = state(source), state(models[2])
+    known = set(keys_of(client, namespace))
+    for parameter in source.parameters():
+        parameter.data.add_(1)
+    publisher.publish(source)
+    for key in set(keys_of(client, namespace)) - known:
+        if key.startswith(("chunk:", "delta:")):
+            stored = client.execute("GET", prefix(namespace) + key)
+            client.execute("SET", prefix(namespace) + key, stored[:-1] + bytes([stored[-1] ^ 1]))
+    for _ in range(2):
+        for reader, model in zip(readers, models, strict=True):
+            with pytest.raises(WeightCorrupt):
+                reader.poll(model)
+    assert all(same_bits(state(model), first) for model in models[:2])
+    assert same_bits(state(models[2]), untouched)
+    assert [reader.version for reader in readers] == [1, 1, None]
+    later = redrb.WeightPublisher(client, "actor", namespace=namespace)
+    for _ in range(3):
+        change(source, dice)
+        later.publish(source)
+        for reader, model in zip(readers, models, strict=True):
+            reader.poll(model)
+            assert same_bits(state(model), state(source))
+
+
+def test_when_a_leaders_fetch_breaks_off_another_one_leads(publisher, subscribe, monkeypatch):
+    source, fetch, fetched = Model(1), replica.fetch, []
+    publisher.publish(source)
+    started = threading.Barrier(4)
+
+    def breaking(client, batch):
+        fetched.append(batch)
+        if len(fetched) == 1:
+            time.sleep(0.1)  # the others wait for this one
+            raise StoreUnavailable("gone", where="nowhere")
+        fetch(client, batch)
+
+    monkeypatch.setattr(replica, "fetch", breaking)
+    models, errors = [Model(seed) for seed in range(2, 6)], []
+
+    def run(model):
+        started.wait()
+        try:
+            subscribe().poll(model)
+        except StoreUnavailable as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len(errors) == 1
+    assert sum(same_bits(state(model), state(source)) for model in models) == 3
+    assert len(fetched) == 2
+
+
+def test_who_comes_to_lead_when_another_one_has_just_led_fetches_nothing(
+    publisher, subscribe, monkeypatch, tmp_path
+):
+    source, models, lead, fetch = Model(1), [Model(2), Model(3)], HostCache.lead, replica.fetch
+    fetched = []
+    publisher.publish(source)
+
+    def late(cache):
+        monkeypatch.setattr(HostCache, "lead", lead)
+        subscribe().poll(models[0])
+        return lead(cache)
+
+    def counted(client, batch):
+        fetched.append(batch)
+        fetch(client, batch)
+
+    monkeypatch.setattr(HostCache, "lead", late)
+    monkeypatch.setattr(replica, "fetch", counted)
+    last = subscribe()
+    last.poll(models[1])
+    assert len(fetched) == 1
+    assert same_bits(state(models[1]), state(source))
+    assert inodes(models[1], tmp_path) == inodes(models[0], tmp_path)
+
+
+def serve(connection, url, namespace, directory):
+    """A maker's process: polls, and tells what its model is, until it is told to end."""
+    hostcache._SHARED_MEMORY = directory
+    torch.set_num_threads(1)
+    fetch = replica.fetch
+    with redrb.connect(url, retry_s=10) as client:
+        reader = redrb.WeightSubscriber(client, "actor", namespace=namespace, host_cache=True)
+        model = Model(2)
+        connection.send("ready")
+        while (what := connection.recv()) != "end":
+            if what == "stop in mid-fetch":
+
+                def stopping(client, batch):
+                    fetch(client, batch)
+                    connection.send("fetching")
+                    threading.Event().wait()
+
+                replica.fetch = stopping
+            if what == "write":
+                model.embedding.weight.data.zero_()
+            elif what != "tell":
+                reader.poll(model)
+            (number,) = inodes(model, directory) if reader.version else (None,)
+            connection.send((reader.version, digest(model), number))
+        del reader, model
+
+
+def digest(model):
+    found = hashlib.sha256()
+    for name, tensor in sorted(state(model).items()):
+        found.update(name.encode() + bits(tensor)[2])
+    return found.hexdigest()
+
+
+class Maker:
+    """A process that runs `serve`."""
+
+    def __init__(self, context, *arguments):
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs, *arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def reply(self):
+        assert self.connection.poll(PATIENCE_S), "no reply"
+        return self.connection.recv()
+
+    def ask(self, what="poll"):
+        self.connection.send(what)
+        return self.reply()
+
+    def close(self):
+        self.process.kill()
+        self.process.join(PATIENCE_S)
+        self.connection.close()
+
+
+@pytest.fixture(scope="module")
+def context():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "torch", "redrb", "tests.published"])
+    yield context
+    forkserver._forkserver._stop()
+
+
+@pytest.fixture
+def makers(context, real_url, namespace, tmp_path):
+    """Start processes of makers, and give a publisher for them."""
+    started = []
+
+    def start(count):
+        started.extend(Maker(context, real_url, namespace, tmp_path) for _ in range(count))
+        assert [maker.reply() for maker in started] == ["ready"] * count
+        return started
+
+    with redrb.connect(real_url, retry_s=10) as client:
+        start.publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
+        yield start
+    for maker in started:
+        maker.close()
+
+
+def test_processes_have_one_memory_for_their_models(makers, tmp_path):
+    source, dice = Model(1), random.Random(8)
+    slow, *others = makers(3)
+    makers.publisher.publish(source)
+    old = slow.ask()
+    assert old[:2] == (1, digest(source))
+    for version in range(2, 9):
+        change(source, dice)
+        makers.publisher.publish(source)
+        for maker in others:
+            maker.connection.send("poll")
+        told = [maker.reply() for maker in others]
+        assert told[0][:2] == (version, digest(source))
+        assert told[0] == told[1]  # also in the same file
+        assert told[0][2] is not None
+        assert slow.ask("tell") == old
+        if version == 5:
+            assert others[0].ask("write")[1] != digest(source)
+            assert others[1].ask("tell") == told[1]
+    assert slow.ask() == others[1].ask("tell")
+    for maker in (slow, *others):
+        maker.connection.send("end")
+        maker.process.join(PATIENCE_S)
+        assert maker.process.exitcode == 0
+    assert [list(path.iterdir()) for path in tmp_path.iterdir()] == [[]]
+
+
+def test_when_a_leader_is_killed_in_mid_fetch_another_one_leads(makers):
+    source, dice = Model(1), random.Random(9)
+    leader, *others = makers(3)
+    makers.publisher.publish(source)
+    old = others[0].ask()
+    change(source, dice)
+    makers.publisher.publish(source)
+    assert leader.ask("stop in mid-fetch") == "fetching"
+    for maker in others:
+        maker.connection.send("poll")
+    assert not any(maker.connection.poll(0.1) for maker in others)
+    leader.close()
+    told = [maker.reply() for maker in others]
+    assert told[0][:2] == (2, digest(source))
+    assert told[0] == told[1]
+    assert old[:2] != told[0][:2]

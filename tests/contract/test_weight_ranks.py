@@ -1,0 +1,267 @@
+"""Several ranks publish one version: whole or not at all."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+import redrb
+from redrb import TensorShard
+from redrb.connection import Client
+from redrb.errors import ConfigError, EncodeError, StoreError, WeightError
+from redrb.weights import WeightVersion
+
+WORLD = 3
+
+State = dict[str, "Tensor | TensorShard"]
+Publish = Callable[..., list["WeightVersion | Exception"]]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redrb.weights.publisher.CHUNK_BYTES", 1024)
+
+
+def whole() -> dict[str, Tensor]:
+    dice = torch.Generator().manual_seed(0)
+    return {
+        "rows": torch.randn(30, 17, generator=dice).bfloat16(),
+        "columns": torch.randn(8, 33, generator=dice),
+        "uneven": torch.randn(7, 5, generator=dice),
+        "own of 0": torch.randn(5000, generator=dice).bfloat16(),
+        "own of 2": torch.arange(100),
+    }
+
+
+def shards(state: dict[str, Tensor], rank: int) -> State:
+    """Return what one of three ranks has."""
+    at = 10 * rank
+    low, high = (0, 3, 6, 7)[rank], (0, 3, 6, 7)[rank + 1]
+    found: State = {
+        "rows": TensorShard(state["rows"][at : at + 10], (30, 17), (at, 0)),
+        "columns": TensorShard(
+            state["columns"][:, 11 * rank : 11 * rank + 11], (8, 33), (0, 11 * rank)
+        ),
+        "uneven": TensorShard(state["uneven"][low:high], (7, 5), (low, 0)),
+    }
+    own = f"own of {rank}"
+    return found | ({own: state[own]} if own in state else {})
+
+
+def change(state: dict[str, Tensor], dice: random.Random) -> None:
+    for tensor in state.values():
+        if dice.random() < 0.6:
+            tensor.view(-1)[dice.randrange(tensor.numel())] += 1
+
+
+@pytest.fixture
+def ranks(client: Client, namespace: str) -> Iterator[Publish]:
+    """Publish on all ranks at once, each with a publisher of its own."""
+    publishers: dict[int, redrb.WeightPublisher] = {}
+    with ThreadPoolExecutor(WORLD) as threads:
+
+        def publish(
+            states: list[State], *, timeout: float = 20, version: int | None = None
+        ) -> list:
+            for rank in range(len(states)):
+                if rank not in publishers:
+                    publishers[rank] = redrb.WeightPublisher(
+                        *(client, "actor"),
+                        namespace=namespace,
+                        rank=rank,
+                        world_size=len(states),
+                        anchor_every=4,
+                        timeout=timeout,
+                    )
+            futures: list[Future[WeightVersion]] = [
+                threads.submit(publishers[rank].publish, state, version=version)
+                for rank, state in enumerate(states)
+            ]
+            return [future.exception(60) or future.result() for future in futures]
+
+        publish.publishers = publishers
+        yield publish
+
+
+@pytest.fixture
+def reader(client: Client, namespace: str) -> redrb.WeightSubscriber:
+    return redrb.WeightSubscriber(client, "actor", namespace=namespace)
+
+
+def test_shards_become_whole_tensors(ranks, reader, client, namespace):
+    state, dice = whole(), random.Random(0)
+    target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    slices = {
+        "rows": TensorShard(torch.zeros(5, 17).bfloat16(), (30, 17), (13, 0)),
+        "columns": TensorShard(torch.zeros(8, 5), (8, 33), (0, 20)),
+    }
+    slicing = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+    in_place = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+    live = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    kinds = []
+    for _ in range(9):
+        versions = ranks([shards(state, rank) for rank in range(WORLD)])
+        assert len({version.version for version in versions}) == 1
+        kinds.append(versions[0].kind)
+        reader.poll(target)
+        slicing.poll(slices, strict="model")
+        in_place.poll(live, in_place=True)
+        for name, tensor in state.items():
+            assert torch.equal(target[name], tensor), name
+            assert torch.equal(live[name], tensor), name
+        assert torch.equal(slices["rows"].tensor, state["rows"][13:18])
+        assert torch.equal(slices["columns"].tensor, state["columns"][:, 20:25])
+        change(state, dice)
+    assert kinds == ["full", "delta", "delta", "delta"] * 2 + ["full"]
+
+
+def test_a_late_reader_gets_the_same(ranks, reader):
+    state, dice = whole(), random.Random(1)
+    for _ in range(3):
+        ranks([shards(state, rank) for rank in range(WORLD)])
+        before = {name: tensor.clone() for name, tensor in state.items()}
+        change(state, dice)
+    fetched = reader.fetch()
+    assert fetched.keys() == before.keys()
+    assert all(torch.equal(fetched[name], before[name]) for name in before)
+
+
+def test_a_rank_that_does_not_come_is_named(ranks, reader, client, namespace):
+    state = whole()
+    ranks([shards(state, rank) for rank in range(WORLD)])
+    late = redrb.WeightPublisher(
+        *(client, "actor"), namespace=namespace, rank=0, world_size=WORLD, timeout=0.3
+    )
+    with pytest.raises(WeightError, match=r"ranks \[1, 2\] did not come within 0.3 s"):
+        late.publish(shards(state, 0))
+    assert reader.latest().version == 1
+
+
+def test_rank_0_that_does_not_come_is_named(client, namespace):
+    publisher = redrb.WeightPublisher(
+        *(client, "actor"), namespace=namespace, rank=1, world_size=2, timeout=0.3
+    )
+    with pytest.raises(WeightError, match=r"rank 0 did not answer rank 1 within 0.3 s"):
+        publisher.publish({"a": torch.ones(3)})
+
+
+def test_a_rank_that_starts_again_is_not_taken_for_its_earlier_self(ranks, reader):
+    state = whole()
+    ranks([shards(state, rank) for rank in range(WORLD)])
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    change(state, random.Random(2))
+    # its offer is there, and then it is gone
+    guest = ranks.publishers[2]._ranks
+    guest._timeout = 0.2
+    with pytest.raises(WeightError, match="did not answer"):
+        ranks.publishers[2].publish(shards(state, 2))
+    del ranks.publishers[2]
+    versions = ranks([shards(state, rank) for rank in range(WORLD)])
+    assert [version.version for version in versions] == [2, 2, 2]
+    fetched = reader.fetch()
+    assert all(torch.equal(fetched[name], state[name]) for name in state)
+    assert not all(torch.equal(fetched[name], before[name]) for name in state)
+
+
+@pytest.mark.parametrize(
+    ("change_rank_1", "told"),
+    [
+        (lambda s: s | {"own of 0": torch.ones(5000).bfloat16()}, "the same on rank 1"),
+        (
+            lambda s: s | {"rows": TensorShard(torch.zeros(9, 17).bfloat16(), (30, 17), (10, 0))},
+            "rows",
+        ),
+        (lambda s: s | {"rows": TensorShard(torch.zeros(10, 17), (30, 17), (10, 0))}, "rows"),
+        (lambda s: {k: v for k, v in s.items() if k != "columns"}, "columns"),
+    ],
+    ids=["twice", "a gap", "another dtype", "missing"],
+)
+def test_shards_that_do_not_fit_publish_nothing(ranks, reader, change_rank_1, told):
+    state = whole()
+    ranks([shards(state, rank) for rank in range(WORLD)])
+    states = [shards(state, rank) for rank in range(WORLD)]
+    states[1] = change_rank_1(states[1])
+    failures = ranks(states)
+    assert isinstance(failures[0], EncodeError)
+    assert told in str(failures[0])
+    assert all(
+        isinstance(failure, WeightError) and told in str(failure) for failure in failures[1:]
+    )
+    assert reader.latest().version == 1
+    assert ranks([shards(state, rank) for rank in range(WORLD)])[0].version == 2
+
+
+def test_a_rank_whose_state_cannot_be_published_fails_alone_and_at_once(ranks, reader):
+    state = whole()
+    states = [shards(state, rank) for rank in range(WORLD)]
+    states[1] = {"a": torch.ones(3).to_sparse()}
+    failures = ranks(states)
+    assert isinstance(failures[1], EncodeError)
+    assert all("sparse" in str(failure) for failure in failures)
+    assert reader.latest() is None
+
+
+def test_ranks_agree_on_the_version(ranks, reader):
+    state = whole()
+    assert ranks([shards(state, rank) for rank in range(WORLD)], version=7)[2].version == 7
+    ranks.publishers[1].publish, original = (
+        lambda states, **_: original(states, version=9),
+        ranks.publishers[1].publish,
+    )
+    failures = ranks([shards(state, rank) for rank in range(WORLD)], version=8)
+    assert isinstance(failures[0], ConfigError)
+    assert all("version 9" in str(failure) for failure in failures)
+    assert reader.latest().version == 7
+
+
+def test_nothing_is_left_behind(ranks, client, namespace):
+    state, dice = whole(), random.Random(3)
+    for _ in range(6):
+        ranks([shards(state, rank) for rank in range(WORLD)])
+        change(state, dice)
+    keys = client.execute("KEYS", f"redrb:{{{namespace}:weights:actor}}:*")
+    lasting = [key for key in keys if client.execute("PTTL", key) < 0]
+    kinds = {key.decode().partition("}:")[2].split(":")[0] for key in lasting}
+    assert kinds == {"chunk", "delta", "fence", "manifests", "versions"}
+    assert {key.decode().partition("}:")[2] for key in keys} - {
+        key.decode().partition("}:")[2] for key in lasting
+    } <= {"meeting", "pins"}
+
+
+def test_a_failing_server_fails_all_ranks(ranks, reader, monkeypatch):
+    state = whole()
+    ranks([shards(state, rank) for rank in range(WORLD)])
+    change(state, random.Random(4))
+    issuer = ranks.publishers[0]._issuer
+    monkeypatch.setattr(issuer, "commit", lambda *_: (_ for _ in ()).throw(StoreError("broken")))
+    failures = ranks([shards(state, rank) for rank in range(WORLD)])
+    assert all("broken" in str(failure) for failure in failures)
+    monkeypatch.undo()
+    assert reader.latest().version == 1
+    monkeypatch.setattr("redrb.weights.publisher.CHUNK_BYTES", 1024)
+    assert ranks([shards(state, rank) for rank in range(WORLD)])[0].version == 2
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (2, 2), (True, 2), (0, 0), (0, 1.5)])
+def test_ranks_are_numbers(client, rank, world_size):
+    with pytest.raises(ConfigError):
+        redrb.WeightPublisher(client, "actor", rank=rank, world_size=world_size)
+
+
+def test_a_shard_alone_is_refused(client, namespace):
+    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
+    with pytest.raises(EncodeError, match="one rank's shard"):
+        publisher.publish({"a": TensorShard(torch.ones(2), (4,), (0,))})
+
+
+@pytest.mark.parametrize(
+    ("shape", "start"), [((4,), (3,)), ((4,), (-1,)), ((4, 1), (0, 0)), ((1,), (0,))]
+)
+def test_a_shard_is_inside_of_its_tensor(shape, start):
+    with pytest.raises(ConfigError, match="is not inside"):
+        TensorShard(torch.ones(2), shape, start)

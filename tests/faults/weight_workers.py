@@ -1,0 +1,124 @@
+"""Processes that publish or fetch weights, and kill themselves at a certain point."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+import redrb
+from redrb import scripts
+from redrb.errors import PublisherFenced
+from redrb.weights import publisher, replica, route, staging
+
+ELEMENTS = 32_768  # int16: 64 chunks
+KINDS = ("full", "delta", "anchor")
+POINTS = ("begin", "chunks", "pieces", "commit", "committed", "telling", "told")
+
+
+def state(kind: str, number: int) -> dict[str, torch.Tensor]:
+    """The state of a version: another one altogether, or one of which little changes."""
+    dice = torch.Generator().manual_seed(number if kind == "full" else 0)
+    weights = torch.randint(-30_000, 30_000, (ELEMENTS,), dtype=torch.int16, generator=dice)
+    if kind != "full":
+        dice = torch.Generator().manual_seed(number)
+        weights[torch.randint(0, ELEMENTS, (4000,), generator=dice)] += number
+    return {"a": weights}
+
+
+def made(url: str, namespace: str, kind: str) -> tuple[Any, Any]:
+    """A client and a publisher of versions of that kind, in small chunks that expire soon."""
+    publisher.CHUNK_BYTES = 1024
+    staging._STAGING_S = 1
+    client = redrb.connect(url)
+    return client, redrb.WeightPublisher(
+        client, "actor", namespace=namespace, keep=1, anchor_every=1 if kind == "anchor" else 25
+    )
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at_script(name: str, *, after: bool) -> None:
+    wanted, original = scripts.load(name), scripts.run
+
+    def run(client: Any, script: Any, *arguments: Any, **options: Any) -> Any:
+        if script == wanted and not after:
+            die()
+        reply = original(client, script, *arguments, **options)
+        if script == wanted:
+            die()
+        return reply
+
+    scripts.run = run
+
+
+def die_while_staging(what: str) -> None:
+    original = staging.stage
+
+    def dying(values: Any) -> Any:
+        for number, value in enumerate(values):
+            if number == 3 and f":{what}:" in value.key.replace("}", ""):
+                die()
+            yield value
+
+    def stage(client: Any, values: Any, *, expire_s: int) -> None:
+        # one at a time, so that the first ones have reached the server
+        for value in dying(values):
+            original(client, [value], expire_s=expire_s)
+
+    staging.stage = stage
+
+
+def publish_and_die(url: str, namespace: str, kind: str, point: str) -> None:
+    """Publish version 1, and die at a point of version 2."""
+    _, own = made(url, namespace, kind)
+    own.publish(state(kind, 1))
+    if point in ("chunks", "pieces"):
+        die_while_staging({"chunks": "chunk", "pieces": "delta"}[point])
+    elif point in ("telling", "told"):
+        die_at_script("advance", after=point == "told")
+    else:
+        name = "weights_begin" if point == "begin" else "weights_commit"
+        die_at_script(name, after=point == "committed")
+    own.publish(state(kind, 2))
+
+
+def fetch_and_die(url: str, namespace: str) -> None:
+    """Die while a version is fetched, with a pin that ends after a second."""
+    route.PIN_S = 1
+    original: Callable[..., None] = replica.fetch
+    calls = []
+
+    def fetch(client: Any, values: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            die()
+        original(client, values)
+
+    replica.fetch = fetch
+    subscriber = redrb.WeightSubscriber(redrb.connect(url), "actor", namespace=namespace)
+    subscriber.poll({"a": torch.zeros(ELEMENTS, dtype=torch.int16)})
+
+
+def publish_and_pause(url: str, namespace: str, kind: str, pipe: Connection) -> None:
+    """Publish version 1, and pause before version 2 is committed; tell how that ended."""
+    _, own = made(url, namespace, kind)
+    own.publish(state(kind, 1))
+    commit = own._issuer.commit
+
+    def pausing(*arguments: Any) -> Any:
+        pipe.send("staged")
+        pipe.recv()
+        return commit(*arguments)
+
+    own._issuer.commit = pausing
+    try:
+        own.publish(state(kind, 2))
+    except PublisherFenced:
+        pipe.send("fenced")

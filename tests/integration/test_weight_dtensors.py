@@ -1,0 +1,47 @@
+"""Ranks in real processes publish DTensors, and read their own slices."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import redrb
+from tests.conftest import REAL
+from tests.integration.weight_ranks import whole
+
+WORLD, STEPS = 2, 3
+
+
+def test_dtensors_are_published_by_all_ranks_and_read_whole(
+    server_urls: Callable[[str], str], namespace: str, tmp_path: Path
+) -> None:
+    real_url = server_urls(next(iter(REAL)))
+    command = [sys.executable, "-m", "tests.integration.weight_ranks", real_url, namespace]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(WORLD), str(tmp_path / "meeting"), str(STEPS)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(WORLD)
+    ]
+    try:
+        for rank in ranks:
+            said, errors = rank.communicate(timeout=60)
+            assert rank.returncode == 0, errors
+            assert said.split("\n")[:STEPS] == ["1 full", "2 delta", "3 delta"]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    with redrb.connect(real_url) as client:
+        reader = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+        fetched, expected = reader.fetch(), whole(STEPS - 1)
+        assert fetched.keys() == expected.keys()
+        assert all(torch.equal(fetched[name], expected[name]) for name in expected)
+        assert reader.latest().kind == "delta"  # type: ignore[union-attr]

@@ -1,0 +1,395 @@
+"""The commands `redrb weights ...`: what they show, write, publish and wait for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import redrb
+from redrb.cli import main
+from redrb.connection import Client
+from redrb.environment import PREFIX, child_environment
+from redrb.errors import PublisherFenced
+from redrb.weights.adapter import load_adapter
+from redrb.weights.files import load_safetensors, save_safetensors
+from redrb.weights.lora import LoraConfig
+from tests.clusters import RedisCluster
+from tests.servers import programs
+
+Run = Callable[..., tuple[int, str, str]]
+
+on_one_server = pytest.mark.parametrize("real_url", list(programs())[:1], indirect=True)
+pytestmark = on_one_server
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.read = nn.Embedding(500, 300), nn.Linear(300, 500, bias=False)
+        self.read.weight = self.embed.weight
+        self.norm = nn.LayerNorm(300)
+        self.register_buffer("steps", torch.tensor(3))
+
+
+@pytest.fixture
+def store(real_url: str) -> Iterator[Client]:
+    with redrb.connect(real_url) as client:
+        yield client
+
+
+@pytest.fixture
+def run(real_url: str, namespace: str, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in this process; returns its status, and what it said to whom."""
+
+    def called(*arguments: object) -> tuple[int, str, str]:
+        words = ["weights", *map(str, arguments)]
+        if "--url" not in words:
+            words += ["--url", real_url]
+        if "--namespace" not in words:
+            words += ["--namespace", namespace]
+        capsys.readouterr()
+        status = main(words)
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return called
+
+
+def told(run: Run, *arguments: object) -> Any:
+    status, out, err = run(*arguments, "--json")
+    assert status == 0, err
+    (line,) = out.splitlines()
+    return json.loads(line)
+
+
+def publish(store: Client, namespace: str, model: Tied, *, versions: int = 2) -> list[Any]:
+    """Publish versions of a model in which ten weights change each time."""
+    publisher = redrb.WeightPublisher(store, "policy", namespace=namespace, keep=5)
+    published = [publisher.publish(model)]
+    for _ in range(versions - 1):
+        with torch.no_grad():
+            model.embed.weight[0, :10] += 0.5
+        published.append(publisher.publish(model))
+    return published
+
+
+ADAPTER: tuple[dict[str, Tensor], dict[str, LoraConfig]] = (
+    {"a.lora_A": torch.randn(2, 5), "a.lora_B": torch.randn(7, 2)},
+    {"a": LoraConfig(2, 4.0)},
+)
+
+
+def test_what_is_published_is_listed(store: Client, namespace: str, run: Run) -> None:
+    model = Tied()
+    publish(store, namespace, model, versions=3)
+    redrb.WeightPublisher(store, "adapter", namespace=namespace).publish_lora(ADAPTER)
+    redrb.WeightPublisher(store, "never", namespace=namespace)
+    redrb.WeightPublisher(store, "other", namespace=f"{namespace}-2").publish(model)
+
+    found = told(run, "ls")
+    assert [weights["name"] for weights in found] == ["adapter", "policy"]
+    assert [weights["newest"]["kind"] for weights in found] == ["lora", "delta"]
+    policy = found[1]
+    assert (policy["newest"]["version"], policy["versions"]) == (3, 3)
+    full = policy["newest"]["nbytes"]
+    assert full < policy["stored_bytes"] < 1.01 * full
+    assert 0 <= policy["newest"]["age_s"] < 60
+    _, out, _ = run("ls")
+    head, adapter, shown = out.splitlines()
+    assert head.split()[:3] == ["name", "version", "kind"]
+    assert adapter.split()[:5] == ["adapter", "1", "lora", "128", "B"]
+    assert shown.split()[:5] == ["policy", "3", "delta", "602.5", "kB"]
+
+    status, out, err = run("ls", "--namespace", "empty")
+    assert (status, out) == (0, "")
+    assert "no weights are published in namespace 'empty'" in err
+
+
+def test_chunks_that_versions_share_are_counted_once(
+    store: Client, namespace: str, run: Run
+) -> None:
+    publisher = redrb.WeightPublisher(store, "policy", namespace=namespace, anchor_every=1)
+    frozen, head = torch.randn(3 << 20), torch.zeros(10)
+    for number in range(2):
+        publisher.publish({"frozen": frozen, "head": head + number})
+    (found,) = told(run, "ls")
+    assert found["newest"]["kind"] == "full"
+    in_redis = sum(
+        store.execute("STRLEN", key)
+        for key in store.execute("KEYS", f"redrb:{{{namespace}:weights:policy}}:chunk:*")
+    ) + (found["newest"]["delta_bytes"] or 0)
+    assert found["stored_bytes"] == in_redis
+
+
+def test_versions_and_tensors_are_shown(store: Client, namespace: str, run: Run) -> None:
+    published = publish(store, namespace, Tied())
+    shown = told(run, "show", "policy")
+    assert shown["name"] == "policy"
+    first, second = shown["versions"]
+    assert (first["kind"], first["base"], first["delta_bytes"]) == ("full", 0, None)
+    assert (second["kind"], second["base"]) == ("delta", 1)
+    assert second["delta_bytes"] == published[1].delta_bytes
+    _, out, _ = run("show", "policy")
+    assert [line.split()[0] for line in out.splitlines()] == ["version", "1", "2"]
+
+    tensors = told(run, "show", "policy", "--tensors")
+    assert tensors["version"] == 2
+    by_name = {tensor["name"]: tensor for tensor in tensors["tensors"]}
+    assert by_name["read.weight"]["tied_to"] == "embed.weight"
+    assert by_name["norm.bias"] == {
+        "name": "norm.bias",
+        "dtype": "float32",
+        "shape": [300],
+        "tied_to": None,
+        "nbytes": 1200,
+        "pieces": 1,
+    }
+    _, out, _ = run("show", "policy", "--version", 1)
+    assert "read.weight   float32  [500, 300]  600,000  embed.weight  " in out
+
+
+def test_a_version_goes_to_a_file_and_back(
+    store: Client, namespace: str, run: Run, tmp_path: Path
+) -> None:
+    model = Tied()
+    publish(store, namespace, model)
+    file = tmp_path / "policy.safetensors"
+    got = told(run, "get", "policy", file)
+    assert (got["version"], got["kind"], got["tensors"]) == (2, "delta", 5)
+    found = load_safetensors(file)
+    state = model.state_dict()
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+    assert found["read.weight"] is found["embed.weight"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["policy.safetensors"]
+
+    status, out, err = run("put", "policy", file)
+    assert (status, out.splitlines()[1].split()) == (0, ["version", "3"])
+    assert "took over" in err
+    assert "PublisherFenced" in err
+    assert "took over" not in run("put", "new", file)[2]
+    subscriber = redrb.WeightSubscriber(store, "policy", namespace=namespace)
+    copy = Tied()
+    subscriber.poll(copy)
+    assert copy.read.weight is copy.embed.weight
+    assert torch.equal(copy.embed.weight, model.embed.weight)
+    assert [version.version for version in subscriber.versions()] == [1, 2, 3]  # 2 stands on 1
+
+    assert told(run, "put", "policy", file, "--dtype", "bfloat16", "--keep", 7)["version"] == 4
+    assert len(subscriber.versions()) == 4
+    assert subscriber.fetch()["norm.bias"].dtype == torch.bfloat16
+    assert told(run, "get", "policy", file, "--version", 2)["version"] == 2
+    assert load_safetensors(file)["norm.bias"].dtype == torch.float32
+
+
+def test_shards_of_ranks_are_whole_in_a_file(
+    store: Client, namespace: str, run: Run, tmp_path: Path
+) -> None:
+    whole = torch.randn(6, 4)
+
+    def publish_rank(rank: int) -> None:
+        publisher = redrb.WeightPublisher(
+            store, "policy", namespace=namespace, rank=rank, world_size=2
+        )
+        own = redrb.TensorShard(whole[3 * rank : 3 * rank + 3], (6, 4), (3 * rank, 0))
+        publisher.publish({"a": own, f"of {rank}": torch.arange(3) + rank})
+
+    with ThreadPoolExecutor(2) as ranks:
+        list(ranks.map(publish_rank, range(2)))
+    shown = {t["name"]: t for t in told(run, "show", "policy", "--tensors")["tensors"]}
+    assert (shown["a"]["pieces"], shown["of 1"]["pieces"]) == (2, 1)
+    told(run, "get", "policy", tmp_path / "file")
+    found = load_safetensors(tmp_path / "file")
+    assert found.keys() == {"a", "of 0", "of 1"}
+    assert torch.equal(found["a"], whole)
+    assert torch.equal(found["of 1"], torch.arange(3) + 1)
+
+
+def test_a_running_publisher_is_fenced_by_a_put(
+    store: Client, namespace: str, run: Run, tmp_path: Path
+) -> None:
+    publisher = redrb.WeightPublisher(store, "policy", namespace=namespace)
+    publisher.publish({"a": torch.zeros(3)})
+    save_safetensors(tmp_path / "file", {"a": torch.ones(3)})
+    assert told(run, "put", "policy", tmp_path / "file")["took_over"] is True
+    with pytest.raises(PublisherFenced):
+        publisher.publish({"a": torch.zeros(3)})
+
+
+def test_a_file_that_cannot_be_read_fences_nobody(
+    store: Client, namespace: str, run: Run, tmp_path: Path
+) -> None:
+    publisher = redrb.WeightPublisher(store, "policy", namespace=namespace)
+    publisher.publish({"a": torch.zeros(3)})
+    (tmp_path / "file").write_bytes(b"not tensors")
+    assert run("put", "policy", tmp_path / "file")[0] == 1
+    assert run("put", "policy", tmp_path / "none")[0] == 2
+    assert publisher.publish({"a": torch.ones(3)}).version == 2
+
+
+def test_a_folder_of_shards_is_put(store: Client, namespace: str, run: Run, tmp_path: Path) -> None:
+    save_safetensors(tmp_path / "1.safetensors", {"a": torch.arange(3)})
+    save_safetensors(tmp_path / "2.safetensors", {"b": torch.ones(2, 2)})
+    index = {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert told(run, "put", "policy", tmp_path)["tensors"] == 2
+    found = redrb.WeightSubscriber(store, "policy", namespace=namespace).fetch()
+    assert torch.equal(found["a"], torch.arange(3))
+    assert torch.equal(found["b"], torch.ones(2, 2))
+
+
+def test_an_adapter_goes_to_a_folder_and_back(
+    store: Client, namespace: str, run: Run, tmp_path: Path
+) -> None:
+    publisher = redrb.WeightPublisher(store, "adapter", namespace=namespace)
+    publisher.publish_lora(ADAPTER)
+    folder = tmp_path / "adapter"
+    assert told(run, "get", "adapter", folder, "--base-model", "tiny/one")["kind"] == "lora"
+    assert json.loads((folder / "adapter_config.json").read_text())["r"] == 2
+    assert "tiny/one" in (folder / "adapter_config.json").read_text()
+    put = told(run, "put", "adapter", folder)
+    assert (put["version"], put["kind"]) == (2, "lora")
+    shutil.rmtree(folder)
+    told(run, "get", "adapter", folder)
+    tensors, configs = load_adapter(folder)
+    assert configs == ADAPTER[1]
+    assert all(torch.equal(tensors[name], ADAPTER[0][name]) for name in ADAPTER[0])
+
+
+def test_what_changed_is_shown(store: Client, namespace: str, run: Run) -> None:
+    publish(store, namespace, Tied(), versions=3)
+    found = told(run, "diff", "policy", 1)
+    assert (found["before"], found["after"]) == (1, 3)
+    assert (found["changed"], found["unchanged"]) == (10, 3)
+    (change,) = found["changes"]
+    assert (change["name"], change["changed"]) == ("embed.weight", 10)
+    assert change["largest"] == pytest.approx(1.0)
+    assert change["norm"] == found["norm"] == pytest.approx(10**0.5, rel=1e-6)
+    assert told(run, "diff", "policy", 1, 2)["norm"] == pytest.approx(2.5**0.5, rel=1e-6)
+    _, out, _ = run("diff", "policy", 2, 3)
+    assert out.startswith("version 2 -> 3: 10 of 150,601 elements changed (<0.01%), in 1 tensors")
+    assert out.splitlines()[-1].split()[:3] == ["embed.weight", "150,000", "10"]
+
+
+def test_what_only_one_version_has_is_named(store: Client, namespace: str, run: Run) -> None:
+    publisher = redrb.WeightPublisher(store, "policy", namespace=namespace)
+    publisher.publish({"a": torch.zeros(3), "b": torch.zeros(2), "c": torch.zeros(1)})
+    publisher.publish({"a": torch.zeros(3), "b": torch.zeros(4), "d": torch.zeros(1)})
+    _, out, _ = run("diff", "policy", 1, 2)
+    assert "only in version 1: c\nonly in version 2: d\n" in out
+    assert "of another shape or dtype: b (float32[2] -> float32[4])" in out
+
+
+def test_what_is_wrong_is_said_in_one_line(
+    store: Client, namespace: str, run: Run, tmp_path: Path
+) -> None:
+    assert (
+        "nobody has" in run("show", "nothing")[2] or "namespaces that have" in run("show", "x")[2]
+    )
+    publish(store, namespace, Tied())
+    publisher = redrb.WeightPublisher(store, "mixed", namespace=namespace)
+    publisher.publish({"a": torch.zeros(3)})
+    publisher.publish_lora(ADAPTER)
+    for arguments, words in (
+        (("show", "polisy"), "there are mixed, policy"),
+        (("show", "polisy", "--namespace", "x"), "namespaces that have some: "),
+        (("show", "policy", "--version", 9), "version 9 of weights 'policy' is not kept: 1, 2 are"),
+        (("get", "polisy", tmp_path / "x"), "there are mixed, policy"),
+        (("get", "policy", tmp_path / "x", "--version", 3), "1, 2 are"),
+        (("get", "policy", tmp_path / "no" / "x"), "cannot be written"),
+        (("diff", "polisy", 1), "there are mixed, policy"),
+        (("diff", "policy", 1, 7), "1, 2 are"),
+        (("diff", "mixed", 1, 2), "is one an adapter?"),
+        (("put", "policy", tmp_path / "none"), "cannot be read"),
+        (("put", "policy", tmp_path), "model.safetensors"),
+        (("put", "po licy", tmp_path), "model.safetensors"),
+        (("watch", "policy", "--count", 0), "--count"),
+        (("show", "po licy"), "is not usable"),
+    ):
+        status, out, err = run(*arguments)
+        assert (status, out) == (2, ""), (arguments, out, err)
+        assert words in err
+        assert err.count("\n") == 1
+    assert not (tmp_path / "x").exists()
+
+
+def test_new_versions_are_watched_for(store: Client, namespace: str, run: Run) -> None:
+    publisher = redrb.WeightPublisher(store, "policy", namespace=namespace, keep=100)
+    seen = threading.Event()
+
+    def publish_on() -> None:
+        while not seen.wait(0.1):
+            publisher.publish({"a": torch.zeros(1000)})
+
+    publisher.publish({"a": torch.zeros(1000)})
+    with ThreadPoolExecutor(1) as thread:
+        publishing = thread.submit(publish_on)
+        status, out, _ = run("watch", "policy", "--count", 3, "--timeout", 30, "--json")
+        seen.set()
+        publishing.result()
+    assert status == 0
+    lines = [json.loads(line) for line in out.splitlines()]
+    first = lines[0]["version"]
+    assert [line["version"] for line in lines] == [first, first + 1, first + 2]
+    assert first > 1
+    assert {line["kind"] for line in lines} <= {"delta", "full"}  # an anchor every 25
+    status, out, err = run("watch", "policy", "--timeout", 0.2)
+    assert (status, out) == (1, "")
+    assert "no version newer than" in err
+
+
+def test_a_watch_ends_well_with_ctrl_c(real_url: str, store: Client, namespace: str) -> None:
+    words = [*("weights", "watch", "policy"), *("--namespace", namespace)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "redrb.cli", *words],
+        env=child_environment(without=PREFIX, REDRB_URL=real_url),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as watch:
+        ending = threading.Timer(60, watch.kill)
+        ending.start()
+        assert watch.stderr is not None
+        assert watch.stdout is not None
+        assert watch.stderr.readline().endswith("Waiting.\n")
+        publisher = redrb.WeightPublisher(store, "policy", namespace=namespace)
+        publisher.publish({"a": torch.zeros(1000)})
+        assert watch.stdout.readline().split()[1:] == ["version", "1", "full", "4.0", "kB"]
+        watch.send_signal(signal.SIGINT)
+        assert watch.communicate(timeout=30) == ("", "")
+        ending.cancel()
+        assert watch.returncode == 0
+
+
+@pytest.mark.skipif(not any(name >= "redis-7" for name in programs()), reason="no Redis 7")
+def test_a_cluster_lists_what_all_its_primaries_have(
+    real_url: str, namespace: str, run: Run, tmp_path: Path
+) -> None:
+    cluster = RedisCluster(next(prog for name, prog in programs().items() if name >= "redis-7"))
+    try:
+        names = [f"w{number}" for number in range(8)]
+        with redrb.connect(cluster.url) as client:
+            for name in names:
+                publisher = redrb.WeightPublisher(client, name, namespace=namespace)
+                publisher.publish({"a": torch.arange(5.0)})
+            served = [primary.run("DBSIZE") for primary in cluster.primaries]
+            assert all(served)
+        assert [w["name"] for w in told(run, "ls", "--url", cluster.url)] == names
+        for name in names:
+            told(run, "get", name, tmp_path / name, "--url", cluster.url)
+            assert torch.equal(load_safetensors(tmp_path / name)["a"], torch.arange(5.0))
+        assert told(run, "put", "w0", tmp_path / "w1", "--url", cluster.url)["version"] == 2
+    finally:
+        cluster.close()

@@ -1,0 +1,83 @@
+"""The blocks of docs/weights.md, run one after another as they are printed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from redrb.environment import PREFIX, child_environment, search_path
+from tests.servers import programs
+
+PAGE = (Path(__file__).parents[2] / "docs" / "weights.md").read_text()
+
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", PAGE, re.DOTALL)
+
+ENGINE = """
+class Engine:
+    def load_weights(self, weights):
+        loaded = {name: tensor.clone() for name, tensor in weights}
+        assert set(loaded) == {"0.weight", "0.bias"}
+engine = Engine()
+engine.model = engine
+"""
+
+
+def of_language(language: str) -> str:
+    return "".join(block for word, block in BLOCKS if word == language)
+
+
+def expected() -> list[str]:
+    """Return what comments say that `print` prints."""
+    found = re.findall(r"^ *print\(.*\)\s+# ([^;:\n]+)", of_language("python"), re.MULTILINE)
+    return [said.strip() for said in found]
+
+
+@pytest.mark.parametrize("real_url", list(programs())[:1], indirect=True)
+def test_the_page_runs_as_printed(real_url: str, tmp_path: Path) -> None:
+    assert {word for word, _ in BLOCKS} == {"python", "sh"}
+    commands = f"{Path(sys.executable).parent}:{search_path()}"
+    environment = child_environment(without=PREFIX, REDRB_URL=real_url, PATH=commands)
+    # other tests use the server too, so the page has a database of its own
+    environment["REDRB_URL"] = real_url.removesuffix("/0") + "/7"
+    printed = []
+    for words in (
+        [sys.executable, "-W", "error", "-c", ENGINE + of_language("python")],
+        ["sh", "-ec", of_language("sh")],
+    ):
+        done = subprocess.run(
+            words,
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        printed.append(done.stdout)
+    assert printed[0].splitlines() == expected()
+    assert len(expected()) == 9
+    assert [line.split()[0] for line in printed[1].splitlines()[:5]] == [
+        *("name", "adapter", "policy", "ppo", "sharded")
+    ]
+    assert "version 1 -> 3: 512 of 65,792 elements changed" in printed[1]
+    assert (tmp_path / "adapter-1" / "adapter_config.json").is_file()
+
+
+def test_the_page_tells_the_manifest_that_is_written() -> None:
+    from redrb.weights import manifest
+
+    header = (manifest.__doc__ or "").partition("msgpack map:")[2].partition("Readers ignore")[0]
+    keys = re.findall(r"^    (\w+) +\S", header, re.MULTILINE)
+    table = PAGE.partition("msgpack map, format 2:")[2]
+    told = [
+        key
+        for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        for key in re.findall(r"`(\w+)`", row)
+    ]
+    assert told == keys

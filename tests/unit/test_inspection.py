@@ -1,0 +1,160 @@
+"""Published weights in files and beside each other, and how tables show them."""
+
+from __future__ import annotations
+
+import errno
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from redrb.errors import ConfigError, EncodeError
+from redrb.inspection.comparing import compare
+from redrb.inspection.mapped import mapped_file
+from redrb.tables import age, percent, size, table
+from redrb.weights.files import load_safetensors
+from redrb.weights.layout import CHUNK_BYTES, ITEM_BYTES, Layout, Piece, TensorEntry
+from redrb.weights.state import State
+from redrb.weights.tensors import TensorShard, dtype_of, lay_out
+
+
+def layout_of(tensors: dict[str, Tensor]) -> Layout:
+    whole = {name: TensorShard.whole(tensor) for name, tensor in tensors.items()}
+    return lay_out(whole, CHUNK_BYTES)
+
+
+def test_every_dtype_is_written_as_safetensors_reads_it(tmp_path: Path) -> None:
+    known = [dtype for dtype in ITEM_BYTES if hasattr(torch, dtype)]
+    without = {"float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"}
+    tensors = {
+        name: torch.randint(0, 2, (3, ITEM_BYTES[name]), dtype=torch.uint8)
+        .view(getattr(torch, name))
+        .reshape(3)
+        for name in known
+        if name not in without and not name.startswith("complex")
+    }
+    tensors |= {"scalar": torch.tensor(2.0), "empty": torch.empty(0, 4)}
+    layout = layout_of(tensors)
+    with mapped_file(tmp_path / "file", layout, metadata={"made": "here"}) as live:
+        for name, tensor in live.items():
+            tensor.copy_(tensors[name])
+    found = load_safetensors(tmp_path / "file")
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(found[name], tensor), name
+    with safe_open(tmp_path / "file", framework="pt") as file:
+        assert file.metadata() == {"format": "pt", "made": "here"}
+
+
+def test_a_state_is_received_straight_into_the_file(tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(1_500_000), "b": torch.randn(7, 5), "c": torch.arange(9)}
+    layout = layout_of(tensors)
+    source = State(layout, tensors)
+    with mapped_file(tmp_path / "file", layout, metadata={}) as live:
+        state = State(layout, live)
+        assert state.memory is None
+        for index in range(layout.chunks):
+            state.write(index, source.read(index))
+    found = load_safetensors(tmp_path / "file")
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
+def test_tied_tensors_are_one_in_the_file(tmp_path: Path) -> None:
+    tied = torch.randn(3)
+    layout = layout_of({"z": tied, "b": tied, "c": torch.zeros(2)})
+    with mapped_file(tmp_path / "file", layout, metadata={"b": "x", "y": "c"}) as live:
+        assert live["z"] is live["b"]
+        live["z"].copy_(tied)
+        live["c"].fill_(1)
+    found = load_safetensors(tmp_path / "file")
+    assert torch.equal(found["z"], tied)
+    assert found["z"] is found["b"]
+    with safe_open(tmp_path / "file", framework="pt") as file:
+        assert file.metadata() == {"format": "pt", "z": "b"}  # the rest would read as ties
+
+
+def test_a_dtype_that_files_lack_is_refused_by_name(tmp_path: Path) -> None:
+    entry = TensorEntry("odd", "complex128", (2,), (Piece((0,), (2,), 0),))
+    assert dtype_of(entry) == torch.complex128
+    with (
+        pytest.raises(EncodeError, match="'odd' is complex128"),
+        mapped_file(tmp_path / "file", Layout((entry,), 64, CHUNK_BYTES), metadata={}),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_an_error_and_leaves_the_file_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "file").write_text("before")
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with (
+        pytest.raises(ConfigError, match="No space left"),
+        mapped_file(tmp_path / "file", layout_of({"a": torch.zeros(3)}), metadata={}),
+    ):
+        pass
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("file", "before")]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64]
+)
+def test_changes_are_counted_and_measured(dtype: torch.dtype) -> None:
+    old = torch.tensor([0.0, 1.0, 2.0, -4.0, 8.0]).to(dtype)
+    new = torch.tensor([3.0, 1.0, 4.0, -4.0, 6.0]).to(dtype)
+    change = compare("a", old, new)
+    assert (change.elements, change.changed, change.share) == (5, 3, 0.6)
+    assert (change.largest, change.largest_relative) == (3.0, 1.0)  # from 0 nothing is relative
+    assert change.norm == pytest.approx(math.sqrt(9 + 4 + 4))
+
+
+def test_bits_count_and_what_is_not_finite_is_left_out() -> None:
+    nan, inf = math.nan, math.inf
+    old = torch.tensor([nan, 0.0, inf, 1.0, 2.0])
+    new = torch.tensor([nan, -0.0, 1.0, nan, 2.5])
+    change = compare("a", old, new)
+    assert (change.changed, change.not_finite) == (4, 2)
+    assert (change.largest, change.largest_relative, change.norm) == (0.5, 0.25, 0.5)
+
+
+def test_large_and_odd_tensors_are_compared() -> None:
+    old = torch.zeros(3 << 20)
+    new = old.clone()
+    new[::1000] = 2.0
+    change = compare("a", old, new)
+    assert change.changed == len(new[::1000])
+    assert change.norm == pytest.approx(2 * math.sqrt(change.changed))
+    assert compare("a", torch.empty(0, 3), torch.empty(0, 3)).share == 0.0
+    assert compare("a", torch.tensor(True), torch.tensor(False)).changed == 1
+    complex_ = torch.tensor([3 + 4j, 1j]), torch.tensor([0j, 1j])
+    for dtype in (torch.complex64, torch.complex128):
+        change = compare("a", *(part.to(dtype) for part in complex_))
+        assert (change.changed, change.largest, change.largest_relative) == (1, 5.0, 1.0)
+
+
+def test_tables_are_aligned() -> None:
+    assert table(("name", "size"), [("a", "1"), ("long", "123456")], left=("name",)) == [
+        "name    size",
+        "a          1",
+        "long  123456",
+    ]
+
+
+def test_numbers_are_for_people() -> None:
+    assert [size(n) for n in (0, 999, 1000, 999_949, 999_950, 503_316_480, 2 * 10**15)] == [
+        *("0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "503.3 MB", "2000.0 TB")
+    ]
+    assert [age(s) for s in (0.4, 99, 150, 7200, 200_000)] == [
+        *("0 s", "99 s", "2 min", "2.0 h", "2.3 d")
+    ]
+    assert [percent(*n) for n in ((0, 5), (1, 4), (1, 10**6), (0, 0))] == [
+        *("0.00%", "25.00%", "<0.01%", "0.00%")
+    ]

@@ -1,0 +1,730 @@
+"""LoRA: what travels, what is refused, that merging never drifts, and PEFT's folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+from torch import Tensor, nn
+
+from redrb.errors import ConfigError, DecodeError, EncodeError, WeightMismatch
+from redrb.weights.adapter import load_adapter, save_adapter
+from redrb.weights.exchanging import exchange
+from redrb.weights.lora import (
+    LoraConfig,
+    LoraMerger,
+    configs_from_wire,
+    configs_to_wire,
+    lora_of,
+    lora_of_state,
+    merged,
+)
+
+
+class CoatiLinear(nn.Module):
+    """A LoRA layer as ColossalAI's: A and B are parameters beside the weight."""
+
+    def __init__(self, size: int = 4, r: int = 2, alpha: float = 8.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(size, size), requires_grad=False)
+        self.lora_A = nn.Parameter(torch.randn(r, size))
+        self.lora_B = nn.Parameter(torch.randn(size, r))
+        self.r, self.lora_alpha, self.lora_dropout = r, alpha, nn.Dropout(0.1)
+        self.fan_in_fan_out = False
+        self.merged = False
+
+
+class PeftLinear(nn.Module):
+    """A LoRA layer as PEFT's: everything by adapter."""
+
+    def __init__(self, base: nn.Module | None = None, adapters: tuple[str, ...] = ("default",)):
+        super().__init__()
+        self.base_layer = base or nn.Linear(3, 5, bias=False)
+        self.r, self.lora_alpha = dict.fromkeys(adapters, 2), dict.fromkeys(adapters, 6)
+        self.use_rslora = dict.fromkeys(adapters, False)
+        self.scaling = dict.fromkeys(adapters, 3.0)
+        self.lora_bias = dict.fromkeys(adapters, False)
+        self.lora_variant: dict[str, Any] = {}
+        self.lora_dropout = nn.ModuleDict({name: nn.Dropout(0.5) for name in adapters})
+        self.lora_A = nn.ModuleDict({name: nn.Linear(3, 2, bias=False) for name in adapters})
+        self.lora_B = nn.ModuleDict({name: nn.Linear(2, 5, bias=False) for name in adapters})
+        self.lora_embedding_A = nn.ParameterDict()
+        self.lora_magnitude_vector = nn.ModuleDict()
+        self.active_adapters = ["default"]
+        self.merged = False
+        self.fan_in_fan_out = False
+
+
+def peft_model(layer: nn.Module) -> nn.Module:
+    """Return a model with PEFT's two modules around it; the layer is `0`."""
+    model = nn.Module()
+    model.base_model = nn.Module()
+    model.base_model.model = nn.Sequential(layer)
+    return model
+
+
+def plain_model() -> tuple[nn.Module, Tensor]:
+    model = nn.Sequential(nn.Linear(3, 5, bias=False))
+    return model, model[0].weight.detach().clone()
+
+
+def test_what_travels_is_a_and_b_with_their_settings() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), CoatiLinear())
+    tensors, configs = lora_of(model)
+    assert list(tensors) == ["1.lora_A", "1.lora_B"]
+    assert tensors["1.lora_A"] is model[1].lora_A
+    assert configs == {"1": LoraConfig(2, 8.0, 0.1)}
+    assert lora_of(nn.Linear(2, 2)) == ({}, {})
+    assert list(lora_of(CoatiLinear())[0]) == ["lora_A", "lora_B"]
+
+
+def test_layers_of_peft_travel_under_the_names_of_the_plain_model() -> None:
+    layer = PeftLinear(adapters=("default", "other"))
+    layer.use_rslora["default"], layer.scaling["default"] = True, 6 / math.sqrt(2)
+    tensors, configs = lora_of(peft_model(layer))
+    assert list(tensors) == ["0.lora_A", "0.lora_B"]
+    assert tensors["0.lora_B"] is layer.lora_B["default"].weight
+    assert configs == {"0": LoraConfig(2, 6.0, 0.5, use_rslora=True)}
+    assert configs["0"].scale == 6 / math.sqrt(2)
+    layer.active_adapters = ["other"]
+    assert lora_of(peft_model(layer))[0]["0.lora_A"] is layer.lora_A["other"].weight
+    layer.active_adapters = ["elsewhere"]
+    assert lora_of(peft_model(layer)) == ({}, {})
+
+
+class CoatiEmbedding(nn.Embedding):
+    """A LoRA embedding as ColossalAI's."""
+
+    def __init__(self) -> None:
+        super().__init__(7, 3)
+        self.r, self.lora_alpha, self.lora_dropout = 2, 4, 0.0
+        self.lora_A, self.lora_B = nn.Parameter(torch.randn(2, 7)), nn.Parameter(torch.randn(3, 2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens) + self.lora_A.T[tokens] @ self.lora_B.T * 2
+
+
+def test_embeddings_of_coati_are_merged_too() -> None:
+    model, plain = nn.Sequential(CoatiEmbedding()), nn.Sequential(nn.Embedding(7, 3))
+    plain.load_state_dict({"0.weight": model[0].weight})
+    merger = LoraMerger(plain)
+    merger.apply(merger.plan(*lora_of(model)))
+    torch.testing.assert_close(plain(torch.arange(7)), model(torch.arange(7)))
+
+
+def test_a_layer_of_no_rank_is_refused() -> None:
+    with pytest.raises(EncodeError, match=r"layer '0'.* r is 0"):
+        lora_of(nn.Sequential(CoatiLinear(r=0)))
+
+
+def test_a_scale_that_was_set_by_hand_counts() -> None:
+    layer = PeftLinear()
+    layer.scaling["default"] = 0.7
+    assert lora_of(layer)[1][""].scale == pytest.approx(0.7)
+
+
+def _dora(layer: PeftLinear) -> None:
+    layer.lora_magnitude_vector["default"] = nn.Identity()
+
+
+def _variant(layer: PeftLinear) -> None:
+    layer.lora_variant["default"] = object()
+
+
+def _embedding(layer: PeftLinear) -> None:
+    layer.lora_embedding_A["default"] = nn.Parameter(torch.zeros(2, 3))
+
+
+def _convolution(layer: PeftLinear) -> None:
+    layer.lora_A["default"] = nn.Conv2d(3, 2, 3)
+
+
+def _two(layer: PeftLinear) -> None:
+    layer.lora_A["second"] = nn.Linear(3, 2)
+    layer.active_adapters = ["default", "second"]
+
+
+def _bias(layer: PeftLinear) -> None:
+    layer.lora_bias["default"] = True
+
+
+def _attention(layer: PeftLinear) -> None:
+    layer.base_layer = nn.MultiheadAttention(4, 2)
+
+
+def _transposed(layer: PeftLinear) -> None:
+    layer.fan_in_fan_out = True
+
+
+def _whole(layer: PeftLinear) -> None:
+    layer.base_layer.modules_to_save = nn.ModuleDict({"default": nn.Linear(2, 2)})
+
+
+def _biases(layer: PeftLinear) -> None:
+    layer.peft_config = {"default": LoraConfigOfPeft()}
+
+
+def _parameter(layer: PeftLinear) -> None:
+    layer.parameter_name = "gate_up_proj"
+
+
+class LoraConfigOfPeft:
+    bias = "all"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (_dora, "DoRA"),
+        (_variant, "variant"),
+        (_embedding, "embedding"),
+        (_convolution, "not \\[r, in\\]"),
+        (_two, "2 active adapters"),
+        (_bias, "bias on B"),
+        (_attention, "MultiheadAttention"),
+        (_transposed, "fan_in_fan_out"),
+        (_whole, "as a whole"),
+        (_biases, "trains biases"),
+        (_parameter, "targets a parameter"),
+    ],
+)
+def test_more_than_linear_lora_is_refused(change: Callable[[PeftLinear], None], told: str) -> None:
+    layer = PeftLinear()
+    change(layer)
+    with pytest.raises(EncodeError, match=told) as failure:
+        lora_of(peft_model(layer))
+    assert "layer '0" in str(failure.value)
+    assert "Use " in str(failure.value)
+
+
+def test_settings_go_over_the_wire_and_back() -> None:
+    configs = {
+        "layers.0": LoraConfig(2, 8.0, 0.1, fan_in_fan_out=True),
+        "": LoraConfig(4, 1, use_rslora=True),
+    }
+    wired = msgpack.unpackb(msgpack.packb(configs_to_wire(configs)))
+    assert wired == {"layers.0": [2, 8.0, 0.1, True, False], "": [4, 1.0, 0.0, False, True]}
+    assert configs_from_wire(wired) == configs
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        None,
+        [],
+        {1: [2, 8.0, 0.1, True, False]},
+        {"x" * 1025: [2, 8.0, 0.1, True, False]},
+        {"0": None},
+        {"0": {"r": 2}},
+        {"0": [2, 8.0, 0.1, True]},
+        {"0": [2, 8.0, 0.1, True, False, 0]},
+        {"0": [0, 8.0, 0.1, True, False]},
+        {"0": [1 << 21, 8.0, 0.1, True, False]},
+        {"0": [True, 8.0, 0.1, True, False]},
+        {"0": [2.0, 8.0, 0.1, True, False]},
+        {"0": [2, math.nan, 0.1, True, False]},
+        {"0": [2, math.inf, 0.1, True, False]},
+        {"0": [2, 10**400, 0.1, True, False]},
+        {"0": [2, "8", 0.1, True, False]},
+        {"0": [2, 8.0, -0.1, True, False]},
+        {"0": [2, 8.0, 1.1, True, False]},
+        {"0": [2, 8.0, math.nan, True, False]},
+        {"0": [2, 8.0, 0.1, 1, False]},
+        {"0": [2, 8.0, 0.1, True, None]},
+        {str(index): [2, 8.0, 0.1, True, False] for index in range((1 << 18) + 1)},
+    ],
+)
+def test_damaged_settings_are_refused(damaged: object) -> None:
+    with pytest.raises(DecodeError):
+        configs_from_wire(damaged)
+
+
+def test_wrong_settings_are_refused_where_they_are_made() -> None:
+    for wrong in ({"r": 0}, {"lora_alpha": math.inf}, {"lora_dropout": 2}, {"use_rslora": 1}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            LoraConfig(**{"r": 2, "lora_alpha": 1.0, **wrong})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_thousand_updates_are_one_bit_for_bit(dtype: torch.dtype, transposed: bool) -> None:
+    torch.manual_seed(0)
+    shape = (3, 5) if transposed else (5, 3)
+    model = nn.Sequential(nn.Linear(*shape[::-1], bias=False)).to(dtype)
+    base = model[0].weight.detach().clone()
+    config = LoraConfig(2, 4.0, 0.0, transposed)
+    merger = LoraMerger(model)
+    for _ in range(1000):
+        a, b = torch.randn(2, 3, dtype=dtype), torch.randn(5, 2, dtype=dtype)
+        merger.apply(merger.plan({"0.lora_A": a, "0.lora_B": b}, {"0": config}))
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
+    product = (b.to(compute) @ a.to(compute)) * 2
+    expected = (base.to(compute) + (product.T if transposed else product)).to(dtype)
+    assert torch.equal(model[0].weight, expected)
+    assert torch.equal(merged(base, a, b, config), expected)
+    assert merged(base, a, b, config).dtype == dtype
+    merger.apply(merger.plan({"0.lora_A": a * 0, "0.lora_B": b}, {"0": config}))
+    assert torch.equal(model[0].weight, base)
+
+
+def test_merging_pays_no_heed_to_autocast() -> None:
+    base, a, b = torch.zeros(5, 3), torch.randn(2, 3), torch.randn(5, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = merged(base, a, b, LoraConfig(2, 2.0))
+    assert torch.equal(found, b @ a)
+
+
+def test_rank_stabilized_lora_has_another_scale() -> None:
+    a, b = torch.ones(4, 3), torch.ones(5, 4)
+    found = merged(torch.zeros(5, 3), a, b, LoraConfig(4, 6.0, use_rslora=True))
+    assert torch.equal(found, torch.full((5, 3), 12.0))
+
+
+def test_a_full_update_is_a_new_base() -> None:
+    model, _ = plain_model()
+    state = {"0.lora_A": torch.ones(1, 3), "0.lora_B": torch.ones(5, 1)}
+    merger = LoraMerger(model)
+    for base in (0.0, 5.0):
+        with torch.no_grad():
+            model[0].weight.fill_(base)
+        merger.forget()
+        for _ in range(2):
+            merger.apply(merger.plan(state, {"0": LoraConfig(1, 1.0)}))
+            assert torch.equal(model[0].weight, torch.full((5, 3), base + 1))
+
+
+NAMINGS = ["0.lora_{}", "0.lora_{}.weight", "base_model.model.0.lora_{}.default.weight"]
+
+
+@pytest.mark.parametrize("naming", NAMINGS)
+def test_every_naming_fits_every_model(naming: str) -> None:
+    a, b = torch.randn(2, 3), torch.randn(5, 2)
+    state = {naming.format("A"): a, naming.format("B"): b}
+    config = LoraConfig(2, 6.0)
+    model, base = plain_model()
+    merger = LoraMerger(model)
+    merger.apply(merger.plan(state, {"0": config}))
+    assert torch.equal(model[0].weight, merged(base, a, b, config))
+
+    wrapped = peft_model(layer := PeftLinear())
+    base = layer.base_layer.weight.detach().clone()
+    merger = LoraMerger(wrapped)
+    merger.apply(merger.plan(state, {"base_model.model.0": config}))
+    assert torch.equal(layer.lora_A["default"].weight, a)
+    assert torch.equal(layer.lora_B["default"].weight, b)
+    assert torch.equal(layer.base_layer.weight, base)
+
+    coati = nn.Sequential(CoatiLinear(3, 2, 6.0))
+    merger = LoraMerger(coati)
+    square = {name: tensor[:3] for name, tensor in state.items()}
+    merger.apply(merger.plan(square, {}))
+    assert torch.equal(coati[0].lora_A, a)
+    assert torch.equal(coati[0].lora_B, b[:3])
+
+
+def test_settings_may_be_any_object_with_their_names() -> None:
+    class Coati:
+        r, lora_alpha = 2, 6
+
+    model, base = plain_model()
+    a, b = torch.randn(2, 3), torch.randn(5, 2)
+    merger = LoraMerger(model)
+    merger.apply(merger.plan({"0.lora_A": a, "0.lora_B": b}, {"0": Coati()}))
+    assert torch.equal(model[0].weight, merged(base, a, b, LoraConfig(2, 6.0)))
+    with pytest.raises(WeightMismatch, match="no LoraConfig"):
+        merger.plan({"0.lora_A": a, "0.lora_B": b}, {"0": object()})
+
+
+GOOD = {"0.lora_A": torch.zeros(2, 3), "0.lora_B": torch.zeros(5, 2)}
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ({"0.weight": torch.zeros(3, 3)}, "not a LoRA tensor"),
+        ({"0.lora_B.bias": torch.zeros(3)}, "not a LoRA tensor"),
+        ({"0.lora_embedding_A": torch.zeros(3)}, "not a LoRA tensor"),
+        ({**GOOD, "0.lora_A.weight": torch.zeros(2, 3)}, "comes twice"),
+        ({"0.lora_A": torch.zeros(2, 3)}, "only lora_A"),
+        ({"9.lora_A": torch.zeros(2, 3), "9.lora_B": torch.zeros(3, 2)}, "no such layer"),
+        ({**GOOD, "0.lora_A": torch.zeros(2, 4)}, "makes \\[5, 4\\]"),
+        ({**GOOD, "0.lora_A": torch.zeros(3, 3)}, "not \\[r, in\\]"),
+        ({**GOOD, "0.lora_A": torch.zeros(2, 3, 1, 1)}, "not \\[r, in\\]"),
+        ({"0.lora_A": torch.zeros(4, 3), "0.lora_B": torch.zeros(5, 4)}, "r=2"),
+    ],
+)
+def test_what_does_not_fit_changes_nothing(state: dict[str, Tensor], told: str) -> None:
+    model, before = plain_model()
+    with pytest.raises(WeightMismatch, match=told):
+        LoraMerger(model).plan(state, {"0": LoraConfig(2, 2.0), "9": LoraConfig(2, 2.0)})
+    with pytest.raises(WeightMismatch, match="no settings"):
+        LoraMerger(model).plan(GOOD, {})
+    assert torch.equal(model[0].weight, before)
+
+
+def test_layers_that_would_read_a_and_b_otherwise_are_refused() -> None:
+    layer = PeftLinear()
+    merger = LoraMerger(peft_model(layer))
+    with pytest.raises(WeightMismatch, match="scale"):
+        merger.plan(GOOD, {"0": LoraConfig(2, 7.0)})
+    with pytest.raises(WeightMismatch, match="the model's \\[2, 3\\]"):
+        merger.plan({"0.lora_A": torch.zeros(1, 3), "0.lora_B": torch.zeros(5, 1)}, {})
+    layer.merged = True
+    with pytest.raises(WeightMismatch, match="Unmerge"):
+        merger.plan(GOOD, {})
+    layer.merged = False
+    _dora(layer)
+    with pytest.raises(WeightMismatch, match="DoRA"):
+        merger.plan(GOOD, {})
+
+
+def test_weights_that_cannot_take_a_product_are_refused() -> None:
+    tied = nn.Module()
+    tied.read, tied.embed = nn.Linear(3, 5, bias=False), nn.Embedding(5, 3)
+    tied.read.weight = tied.embed.weight
+    state = {f"read.{name[2:]}": tensor for name, tensor in GOOD.items()}
+    with pytest.raises(WeightMismatch, match="are one tensor"):
+        LoraMerger(tied).plan(state, {"read": LoraConfig(2, 1.0)})
+    shared = nn.Sequential(layer := nn.Linear(3, 5, bias=False), layer)
+    assert LoraMerger(shared).plan(GOOD, {"0": LoraConfig(2, 1.0)})
+    packed, _ = plain_model()
+    packed[0].weight = nn.Parameter(torch.zeros(5, 3, dtype=torch.uint8), requires_grad=False)
+    with pytest.raises(WeightMismatch, match="uint8"):
+        LoraMerger(packed).plan(GOOD, {"0": LoraConfig(2, 1.0)})
+
+
+def test_a_state_dict_and_settings_are_enough() -> None:
+    state = {f"base_model.model.{name}.weight": tensor for name, tensor in GOOD.items()}
+    state |= {name.replace("0.", "x.1."): tensor for name, tensor in GOOD.items()}
+    tensors, configs = lora_of_state(state, LoraConfig(2, 4.0))
+    assert list(tensors) == ["0.lora_A", "0.lora_B", "x.1.lora_A", "x.1.lora_B"]
+    assert tensors["0.lora_A"] is GOOD["0.lora_A"]
+    assert configs == dict.fromkeys(["0", "x.1"], LoraConfig(2, 4.0))
+    peft = {
+        "peft_type": "LORA",
+        "r": 8,
+        "rank_pattern": {"1": 2, "^0": 2},
+        "alpha_pattern": {"x.[0-9]": 3},
+        "lora_alpha": 5,
+        "use_rslora": True,
+        "lora_dropout": 0.5,
+        "init_lora_weights": "gaussian",
+        "use_dora": False,
+        "bias": "none",
+    }
+    _, configs = lora_of_state(state, peft)
+    assert configs == {
+        "0": LoraConfig(2, 5.0, 0.5, use_rslora=True),
+        "x.1": LoraConfig(2, 3.0, 0.5, use_rslora=True),
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"r": 3}, "rank 2"),
+        ({"peft_type": "IA3"}, "IA3"),
+        ({"use_dora": True}, "use_dora"),
+        ({"bias": "lora_only"}, "bias"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"init_lora_weights": "pissa_niter_4"}, "convert"),
+        ({"lora_alpha": "8"}, "lora_alpha"),
+        ({"rank_pattern": []}, ""),
+        ({"rank_pattern": {"(": 2}}, "patterns"),
+        ({"alpha_pattern": [1]}, "not a map"),
+    ],
+)
+def test_settings_that_are_not_plain_lora_are_refused(settings: dict[str, Any], told: str) -> None:
+    if not told:
+        assert lora_of_state(GOOD, {"r": 2, **settings})
+        return
+    with pytest.raises(EncodeError, match=told):
+        lora_of_state(GOOD, {"r": 2, **settings})
+    with pytest.raises(EncodeError, match="rank 2"):
+        lora_of_state(GOOD, LoraConfig(3, 1.0))
+
+
+# PEFT's folder
+
+
+def adapter(*configs: LoraConfig) -> tuple[dict[str, Tensor], dict[str, LoraConfig]]:
+    tensors = {}
+    for index, config in enumerate(configs):
+        tensors[f"m.{index}.lora_A"] = torch.randn(config.r, 3)
+        tensors[f"m.{index}.lora_B"] = torch.randn(5, config.r)
+    return tensors, {f"m.{index}": config for index, config in enumerate(configs)}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def test_an_adapter_folder_is_what_peft_writes(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    tensors, configs = adapter(LoraConfig(2, 8.0, 0.1), LoraConfig(2, 8.0, 0.1))
+    save_adapter(tmp_path / "a", tensors, configs, base_model="org/model", task_type="CAUSAL_LM")
+    assert sorted(file.name for file in tmp_path.rglob("*")) == [
+        "a",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    assert json.loads((tmp_path / "a" / "adapter_config.json").read_text()) == {
+        "alpha_pattern": {},
+        "base_model_name_or_path": "org/model",
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "lora_alpha": 8,
+        "lora_dropout": 0.1,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": 2,
+        "rank_pattern": {},
+        "target_modules": ["m.0", "m.1"],
+        "task_type": "CAUSAL_LM",
+        "use_dora": False,
+        "use_rslora": False,
+    }
+    with safe_open(tmp_path / "a" / "adapter_model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+        assert sorted(file.keys()) == sorted(f"base_model.model.{name}.weight" for name in tensors)
+    found, settings = load_adapter(tmp_path / "a")
+    assert same(found, tensors)
+    assert settings == configs
+
+
+def test_layers_of_other_ranks_with_one_scale_stay_as_they_are(tmp_path: Path) -> None:
+    tensors, configs = adapter(LoraConfig(2, 4.0), LoraConfig(4, 8.0))
+    save_adapter(tmp_path / "a", tensors, configs)
+    written = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    assert (written["r"], written["lora_alpha"]) == (4, 8)
+    assert written["rank_pattern"] == {"^m\\.0": 2}
+    assert written["alpha_pattern"] == {"^m\\.0": 4}
+    found, settings = load_adapter(tmp_path / "a")
+    assert same(found, tensors)
+    assert settings == configs
+
+
+def test_layers_of_other_scales_get_one_and_the_same_product(tmp_path: Path) -> None:
+    configs = (LoraConfig(2, 3.0), LoraConfig(4, 8.0), LoraConfig(2, 5.0, use_rslora=True))
+    tensors, settings = adapter(*configs)
+    tensors = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    save_adapter(tmp_path / "a", tensors, settings)
+    found, read = load_adapter(tmp_path / "a")
+    assert {config.scale for config in read.values()} == {2.0}
+    assert not any(config.use_rslora for config in read.values())
+    assert found["m.1.lora_B"].dtype == torch.bfloat16
+    for layer, config in settings.items():
+        a, b = f"{layer}.lora_A", f"{layer}.lora_B"
+        before = merged(torch.zeros(5, 3), tensors[a], tensors[b], config)
+        after = merged(torch.zeros(5, 3), found[a], found[b], read[layer])
+        torch.testing.assert_close(after, before)
+
+
+def test_an_adapter_replaces_the_one_before_and_keeps_what_is_beside_it(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    save_adapter(folder, *adapter(LoraConfig(2, 4.0)))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "adapter_model.bin").write_text("stale")
+    (tmp_path / "link").symlink_to(folder)
+    tensors, configs = adapter(LoraConfig(3, 4.0))
+    save_adapter(tmp_path / "link", tensors, configs)
+    assert same(load_adapter(folder)[0], tensors)
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "tokenizer.json",
+    ]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "link"]
+
+
+def test_an_engine_finds_both_files_at_every_moment(tmp_path: Path) -> None:
+    good = adapter(LoraConfig(2, 4.0))
+    save_adapter(tmp_path / "a", *good)
+    done, missed = threading.Event(), 0
+
+    def engine() -> None:
+        nonlocal missed
+        while not done.is_set():
+            for name in ("adapter_config.json", "adapter_model.safetensors"):
+                missed += not (tmp_path / "a" / name).stat().st_size
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(engine)
+        for _ in range(50):
+            save_adapter(tmp_path / "a", *good)
+        done.set()
+        reading.result(20)
+    assert not missed
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    good = adapter(LoraConfig(2, 4.0))
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine").write_text("mine")
+    for name in ("file", "folder"):
+        with pytest.raises(ConfigError, match="no adapter"):
+            save_adapter(tmp_path / name, *good)
+    save_adapter(tmp_path / "a", *good)
+    (tmp_path / "a" / "other").mkdir()
+    with pytest.raises(ConfigError, match="'other'"):
+        save_adapter(tmp_path / "a", *good)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        save_adapter(tmp_path / "missing" / "a", *good)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_what_is_no_adapter_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    tensors, configs = adapter(LoraConfig(2, 4.0), LoraConfig(2, 4.0, fan_in_fan_out=True))
+    for wrong in ((tensors, configs), ({}, {}), (tensors, {}), ({"w": tensors["m.0.lora_A"]}, {})):
+        with pytest.raises(EncodeError):
+            save_adapter(tmp_path / "a", *wrong)
+    with pytest.raises(EncodeError, match="lora_alpha=0"):
+        save_adapter(tmp_path / "a", *adapter(LoraConfig(2, 0.0), LoraConfig(2, 1.0)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_adapters_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no adapter_model"):
+        load_adapter(tmp_path)
+    save_adapter(tmp_path, *adapter(LoraConfig(2, 4.0)))
+    settings = json.loads((tmp_path / "adapter_config.json").read_text())
+    for wrong in ("{", "[]", json.dumps({**settings, "r": 3}), json.dumps({"use_dora": True})):
+        (tmp_path / "adapter_config.json").write_text(wrong)
+        with pytest.raises(DecodeError):
+            load_adapter(tmp_path)
+    (tmp_path / "adapter_config.json").unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_adapter(tmp_path)
+
+
+def test_a_file_system_without_exchange_does_two_renames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Libc:
+        renameat2 = None
+
+    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: Libc())
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    exchange(tmp_path / "one", tmp_path / "other")
+    assert (tmp_path / "other" / "one").exists()
+    assert (tmp_path / "one" / "other").exists()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT asks transformers for old names
+def test_peft_reads_what_is_written_and_travels_what_peft_makes(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    base = transformers.LlamaForCausalLM(config).eval()
+    weights = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+
+    def fresh() -> Any:
+        model = transformers.LlamaForCausalLM(config).eval()
+        model.load_state_dict(weights)
+        return model
+
+    def logits(model: nn.Module) -> Tensor:
+        with torch.no_grad():
+            found: Tensor = model(torch.arange(8)[None]).logits
+        return found
+
+    for number, more in enumerate(
+        (
+            {"use_rslora": True},
+            {"rank_pattern": {"layers.1.self_attn.q_proj": 2}},
+            {"alpha_pattern": {"v_proj": 5}},
+        )
+    ):
+        settings = peft.LoraConfig(
+            r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"], **more
+        )
+        trained = peft.get_peft_model(fresh(), settings).eval()
+        tensors, configs = lora_of(trained)
+        assert len(configs) == 6
+        assert "model.layers.0.self_attn.q_proj.lora_A" in tensors
+        with torch.no_grad():
+            for tensor in tensors.values():
+                tensor.normal_()
+        wanted = logits(trained)
+        assert not torch.allclose(wanted, logits(base))
+
+        save_adapter(tmp_path / str(number), tensors, configs, base_model=None)
+        loaded = peft.PeftModel.from_pretrained(fresh(), tmp_path / str(number)).eval()
+        torch.testing.assert_close(logits(loaded), wanted)
+
+        trained.save_pretrained(tmp_path / f"peft{number}")
+        read, read_configs = load_adapter(tmp_path / f"peft{number}")
+        assert same(read, {name: tensor.detach() for name, tensor in tensors.items()})
+        assert read_configs == configs
+
+        maker = fresh()  # no LoRA layers of its own
+        merger = LoraMerger(maker)
+        merger.apply(merger.plan(tensors, configs))
+        torch.testing.assert_close(logits(maker), wanted)
+
+        maker = peft.get_peft_model(fresh(), settings).eval()  # LoRA layers of its own
+        merger = LoraMerger(maker)
+        merger.apply(merger.plan(tensors, configs))
+        torch.testing.assert_close(logits(maker), wanted)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"use_dora": True}, "DoRA"),
+        ({"target_modules": ["embed"]}, "embedding"),
+        ({"target_modules": ["conv"]}, "convolutions"),
+        ({"target_modules": ["attention"]}, "MultiheadAttention|targets"),
+        ({"lora_bias": True}, "bias on B"),
+        ({"bias": "all"}, "trains biases"),
+        ({"modules_to_save": ["other"]}, "as a whole"),
+        ({"trainable_token_indices": {"embed": [1]}}, "tokens"),
+        ({"target_modules": [], "target_parameters": ["read.weight"]}, "targets a parameter"),
+    ],
+)
+def test_what_else_peft_trains_is_refused(more: dict[str, Any], told: str) -> None:
+    peft = pytest.importorskip("peft")
+    model = nn.Module()
+    model.embed, model.conv = nn.Embedding(5, 4), nn.Conv2d(4, 4, 3)
+    model.read, model.other = nn.Linear(4, 4), nn.Linear(4, 4)
+    model.attention = nn.MultiheadAttention(4, 2)
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(**{"target_modules": ["read"], **more}))
+    with pytest.raises(EncodeError, match=told):
+        lora_of(wrapped)
+
+
+def test_the_active_adapter_of_peft_travels() -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["0"])
+    model = peft.get_peft_model(nn.Sequential(nn.Linear(4, 4)), config)
+    model.add_adapter("second", peft.LoraConfig(r=2, target_modules=["0"]))
+    assert lora_of(model)[1]["0"].r == 8
+    model.set_adapter("second")
+    assert lora_of(model)[1]["0"].r == 2
+    model.base_model.set_adapter(["default", "second"])
+    with pytest.raises(EncodeError, match="2 active"):
+        lora_of(model)
