@@ -17,7 +17,7 @@ from redrb.weights.copies import (
 )
 from redrb.weights.hostcache import Filling, Held, HostCache, Lead
 from redrb.weights.layout import Layout
-from redrb.weights.manifest import Manifest, Source, decode_manifest, encode_manifest
+from redrb.weights.manifest import Manifest, Source, encode_manifest
 from redrb.weights.replica import Replica, Transfer
 from redrb.weights.route import Catalogue, Pin, Step
 from redrb.weights.state import State
@@ -34,8 +34,8 @@ class HostCopy:
     """The state that all readers of these weights on this host share.
 
     Whoever finds the newest version missing and nobody at work fetches it into the buffer that is
-    not the newest, by deltas from what that one or the newest has; the others wait for it. A buffer
-    that cannot be written, since somebody reads it all the time, is done without.
+    not the newest, by deltas from what that one or the newest has; the others wait for it. A
+    buffer that somebody still has is left to them, and made anew for the rest.
     """
 
     def __init__(self, catalogue: Catalogue) -> None:
@@ -59,12 +59,16 @@ class HostCopy:
 
     @contextmanager
     def _current(self, pin: Pin, used: int, needed: Needed) -> Iterator[Current | None]:
-        if self._catalogue.other_than(used) is None:
+        newest = self._catalogue.other_than(used)
+        if newest is None:
             yield None
             return
+        state = newest.base if newest.kind == "lora" else newest.version
         for _ in range(_TIMES):
             held = self._cache.newest()
-            if held is not None:
+            if held is not None and held.version < state:
+                held.close()
+            elif held is not None:
                 with held:
                     current = self._use(held, pin, used, needed)
                     if current is not None:
@@ -93,7 +97,7 @@ class HostCopy:
 
     def _use(self, held: Held, pin: Pin, used: int, needed: Needed) -> Current | None:
         """Return what is held if it is the newest version."""
-        manifest = decode_manifest(held.meta)
+        manifest = self._catalogue.decode(held.meta)
         steps = pin.route(have=manifest.version, used=used)
         states, adapter = split(steps)
         if self._damaged or len(states) != 1 or not _is_at(manifest, states[0]):
@@ -119,14 +123,17 @@ class HostCopy:
         needed(layout)
         with ExitStack() as scope:
             base = self._base(lead, scope, states[-1].manifest)
-            if base is not None and _is_at(decode_manifest(base.meta), states[-1]):
+            if base is not None and _is_at(self._catalogue.decode(base.meta), states[-1]):
                 return None  # another one has led since this one looked
             filling = lead.buffer(layout.nbytes)
-            known = self._continued(filling, base, layout)
+            own, known = self._known(filling, base, layout)
             if known is not None:
                 states, _ = split(pin.route(have=known.version, used=used))
+            filling.begin()
             replica = Replica(State(layout, memory=filling.data), None)
-            if known is not None:
+            if known is not None and states and states[0].how != "full":
+                if base is not None and not own:
+                    filling.data[:] = base.data
                 replica.adopt(known)
             transfer = Transfer(self._catalogue.everywhere, self._catalogue.keys, pin.renew)
             for step in states:
@@ -139,7 +146,7 @@ class HostCopy:
     def _base(self, lead: Lead, scope: ExitStack, newest: Manifest) -> Held | None:
         """Return the newest buffer if it may be of use, after forgetting those of other times."""
         while (held := self._cache.newest()) is not None:
-            manifest = decode_manifest(held.meta)
+            manifest = self._catalogue.decode(held.meta)
             another = manifest.version == newest.version and manifest.checksums != newest.checksums
             if manifest.version <= newest.version and not another and not self._damaged:
                 return scope.enter_context(held)
@@ -147,17 +154,15 @@ class HostCopy:
             lead.forget(manifest.version)
         return None
 
-    def _continued(self, filling: Filling, base: Held | None, layout: Layout) -> Manifest | None:
-        """Return the version that the buffer has from now on, which is changed from there."""
-        own = decode_manifest(filling.meta) if filling.version else None
-        newer = decode_manifest(base.meta) if base is not None else None
-        filling.begin()
+    def _known(
+        self, filling: Filling, base: Held | None, layout: Layout
+    ) -> tuple[bool, Manifest | None]:
+        """Return the version that the next one can be made of: the buffer's own, or the newest."""
+        own = self._catalogue.decode(filling.meta) if filling.version else None
         if own is not None and own.layout == layout and not self._damaged:
-            return own
-        if base is not None and newer is not None and newer.layout == layout:
-            filling.data[:] = base.data
-            return newer
-        return None
+            return True, own
+        newer = self._catalogue.decode(base.meta) if base is not None else None
+        return False, newer if newer is not None and newer.layout == layout else None
 
 
 def _is_at(manifest: Manifest, step: Step) -> bool:

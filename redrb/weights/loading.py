@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from redrb.weights.layout import Layout, Piece, TensorEntry
@@ -87,7 +89,8 @@ class Wanted:
         for name in loaded:
             entry = entries[entries[name].alias or name]
             for piece in entry.pieces:
-                value = state.value(entry, piece)
+                with torch.inference_mode(mode=False):  # else parameters would become of that kind
+                    value = state.value(entry, piece)
                 if adopt and _can_be(self.targets[name], value):
                     self.targets[name].tensor.data = value
                 elif not _same_memory(value, self.targets[name].tensor):
@@ -137,13 +140,17 @@ def _rows(piece: Piece, target: TensorShard) -> range:
 
 
 def _can_be(target: TensorShard, value: Tensor) -> bool:
-    """Return whether a target's elements may be a value's from now on."""
-    tensor = target.tensor
-    return (
+    """Return whether a target's elements may be a value's from now on.
+
+    Not where others have the same memory: processes, or the tensor that it is a part of.
+    """
+    tensor: Any = target.tensor
+    return bool(
         target.is_whole
         and tensor.device.type == "cpu"
         and (tensor.dtype, tensor.shape) == (value.dtype, value.shape)
-        and not tensor.is_inference()
+        and not (tensor.is_inference() or tensor.is_shared())
+        and not (tensor._is_view() or tensor.grad_fn)  # noqa: SLF001
     )
 
 

@@ -35,6 +35,7 @@ from __future__ import annotations
 import math
 import reprlib
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -224,8 +225,12 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return stored
 
 
-def decode_manifest(stored: bytes) -> Manifest:
+def decode_manifest(stored: bytes, layouts: Mapping[int, Layout] | None = None) -> Manifest:
     """Return the manifest in `stored` after checking all of it.
+
+    Args:
+        stored: From Redis.
+        layouts: By their hashes, such as were decoded before: the same is not decoded again.
 
     Raises:
         DecodeError: It is damaged, hostile, or of a later format.
@@ -254,6 +259,10 @@ def decode_manifest(stored: bytes) -> Manifest:
     layout_id = _integer(fields, "layout", 0, _HASH)
     layout = None
     if kind != "delta":
+        layout = (layouts or {}).get(layout_id)
+        if layout is not None and (layout.nbytes, layout.chunk_bytes) != (nbytes, chunk_bytes):
+            layout = None
+    if kind != "delta" and layout is None:
         layout = Layout(read_tensors(fields.get("tensors")), nbytes, chunk_bytes)
         _check_places(layout)
         if layout_hash(layout) != layout_id:

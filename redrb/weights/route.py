@@ -14,6 +14,7 @@ from redrb.connection.transport import Argument, Reply
 from redrb.errors import DecodeError, StoreError
 from redrb.keys import WeightKeys
 from redrb.weights import spreading
+from redrb.weights.layout import Layout
 from redrb.weights.manifest import MAX_VERSION, Manifest, WeightVersion, decode_manifest
 
 How = Literal["full", "delta", "lora", "same"]
@@ -24,6 +25,7 @@ PIN_S = 60
 _ID = re.compile(rb"([1-9][0-9]{0,15})-0")
 _ENTRY_BYTES = 1 << 20
 _LISTED = 1000
+_LAYOUTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Catalogue:
         self.everywhere = client
         self.keys = keys
         self.name = name
+        self._layouts: dict[int, Layout] = {}
 
     def newer_than(self, version: int, *, retry_s: float | None = None) -> WeightVersion | None:
         """Return the newest version if it is larger than `version`."""
@@ -99,8 +102,21 @@ class Catalogue:
             if step.manifest.version in left:
                 spreading.settle(self.everywhere, self.keys, step.manifest)
 
+    def decode(self, stored: bytes) -> Manifest:
+        """Return a manifest; a list of tensors that was in one before is not read again.
+
+        Raises:
+            DecodeError: It is damaged.
+        """
+        manifest = decode_manifest(stored, self._layouts)
+        if manifest.layout is not None and manifest.layout_id not in self._layouts:
+            self._layouts = {**self._layouts, manifest.layout_id: manifest.layout}
+            if len(self._layouts) > _LAYOUTS:
+                self._layouts.pop(next(iter(self._layouts)))
+        return manifest
+
     def _step(self, version: int, how: bytes, created_ms: bytes, stored: bytes) -> Step:
-        manifest = decode_manifest(stored)
+        manifest = self.decode(stored)
         word = how.decode(errors="replace")
         fits = {"full": ("full",), "delta": ("full", "delta"), "lora": ("lora",)}
         if manifest.version != version or manifest.kind not in fits.get(word, (manifest.kind,)):

@@ -51,7 +51,7 @@ class WeightStandby:
         self._error: Exception | None = None
         self._told = ""
         self._seen: int | None = None
-        self._failed = 0
+        self._failed = 0  # the newest version, where it could not be fetched
         self._thread = threading.Thread(target=self._run, name="redrb-standby", daemon=True)
         self._thread.start()
 
@@ -157,7 +157,7 @@ class WeightStandby:
 
     def _follow(self) -> None:
         """Wait for a version, and fetch it."""
-        newest = self._lent.wait(max(self._ahead.newest, self._failed), _SLICE_S)
+        newest = self._lent.wait(self._failed or self._ahead.newest, _SLICE_S)
         if newest is None:
             return
         self._seen = newest.version
@@ -171,7 +171,7 @@ class WeightStandby:
             raise
         finally:
             self._busy = False
-        self._told = ""
+        self._told, self._failed = "", 0
         self._news.set()
         self._handover.give_way(lambda: self._ahead.ready is not None, self._stop)
 

@@ -24,8 +24,6 @@ from tests.published import CHUNK_BYTES, bits, copied, keys_of, prefix, same_bit
 
 PATIENCE_S = 30.0
 
-DEFECT = pytest.mark.xfail(strict=True, reason="redrb/weights/loading.py adopts where it may not")
-
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch, tmp_path):
@@ -231,7 +229,6 @@ def test_what_cannot_be_in_shared_memory_is_copied(publisher, subscribe, tmp_pat
     assert same_bits(state(other["critic"]), state(two["critic"]))
 
 
-@DEFECT
 def test_memory_that_others_have_is_not_left(publisher, subscribe):
     """Processes that share a model's memory see what is loaded into it."""
     source, model = Model(1), Model(2).share_memory()
@@ -242,7 +239,7 @@ def test_memory_that_others_have_is_not_left(publisher, subscribe):
     assert same_bits(seen, state(source))
 
 
-@pytest.mark.parametrize("mode", [pytest.param(torch.inference_mode, marks=DEFECT), torch.no_grad])
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 def test_a_model_that_was_polled_without_autograd_can_be_trained(publisher, subscribe, mode):
     source, dice = Model(1), random.Random(5)
     publisher.publish(source)
@@ -260,7 +257,6 @@ def test_a_model_that_was_polled_without_autograd_can_be_trained(publisher, subs
     assert same_bits(state(model), state(source))
 
 
-@DEFECT
 @pytest.mark.parametrize("url", ["fake://distributed"])
 def test_a_distributed_tensor_is_loaded(publisher, subscribe):
     from torch import distributed
@@ -420,10 +416,14 @@ def test_who_comes_to_lead_when_another_one_has_just_led_fetches_nothing(
     source, models, lead, fetch = Model(1), [Model(2), Model(3)], HostCache.lead, replica.fetch
     fetched = []
     publisher.publish(source)
+    first = subscribe()
+    first.poll(models[0])
+    change(source, random.Random(10))
+    publisher.publish(source)
 
     def late(cache):
         monkeypatch.setattr(HostCache, "lead", lead)
-        subscribe().poll(models[0])
+        first.poll(models[0])
         return lead(cache)
 
     def counted(client, batch):

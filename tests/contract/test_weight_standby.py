@@ -442,6 +442,23 @@ def test_redis_may_be_away_for_a_while(
         assert caplog.text.count("are not followed") <= 2
 
 
+def test_versions_that_begin_anew_are_followed(client, namespace, publisher, subscriber) -> None:
+    model = Versioned()
+    with subscriber.standby(model) as standby:
+        publisher.publish(Versioned(8), version=8)
+        assert standby.wait(10) == 8
+        publisher.publish(Versioned(9, parts=4), version=9)
+        until(lambda: standby._error)
+        with pytest.raises(WeightMismatch):
+            standby.swap()
+        client.execute("DEL", *client.execute("KEYS", prefix(namespace) + "*"))
+        publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
+        for number in (1, 2):
+            publisher.publish(Versioned(number))
+            until(lambda number=number: standby.swap() == number)
+            assert model.number() == number
+
+
 def test_adapters_are_merged_between_tokens(publisher, subscriber) -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False))
     base = torch.randn(4, 4)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 import redrb
 from redrb import ExperienceStream, StoreDenied, StoreUnavailable, UnsupportedServer
@@ -229,6 +230,17 @@ def test_tls_is_checked_against_the_certificate(own_server: OwnServer, certifica
     with redrb.connect(trusting) as client, ExperienceStream(client, "math") as stream:
         stream.put(numbered(1))
         assert numbers(stream.take(1, timeout=0)) == [1]
+    with redrb.connect(trusting) as client:  # weights are received past the parser
+        weights = {"a": torch.randn(3_000_000), "b": torch.randn(7)}
+        publisher = redrb.WeightPublisher(client, "policy")
+        reader = redrb.WeightSubscriber(client, "policy")
+        for in_place in (False, True):
+            target = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+            for _ in range(2):
+                weights["a"][1_500_000] += 1
+                publisher.publish(weights)
+                reader.poll(target, in_place=in_place)
+                assert all(torch.equal(target[name], weights[name]) for name in weights)
     for _ in range(10):  # what the server sends unasked is no reply that was left
         with redrb.connect(trusting, retry_s=0) as client:
             assert client.execute("PING") == b"PONG"
