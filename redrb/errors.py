@@ -20,6 +20,7 @@
         ├── WeightMismatch (ValueError) names, shapes or dtypes differ from the model's
         ├── WeightTimeout (TimeoutError) no newer version in time
         ├── WeightCorrupt               a chunk does not match its checksum
+        ├── WeightsTorn                 an update in place broke off
         └── PublisherFenced             a newer publisher of this name took over
 
 Every message says what to do next; what a program may want to know is in attributes.

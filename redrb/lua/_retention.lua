@@ -64,13 +64,20 @@ local function forget(keep, max_bytes)
       end
     end
   end
+  local indices = {}
   local function is_used(token, index)
-    for _, range in ipairs(used[token] or {}) do
-      if index >= range[1] and index < range[2] then
-        return true
+    if not used[token] then
+      return false
+    end
+    if not indices[token] then
+      indices[token] = {}
+      for _, range in ipairs(used[token]) do
+        for place = range[1], range[2] - 1 do
+          indices[token][place] = true
+        end
       end
     end
-    return false
+    return indices[token][index]
   end
 
   local names = {}

@@ -21,6 +21,9 @@ local now_owner = redis.call('HGET', fence, 'owner')
 if not now_owner then -- the server was emptied
   return {'gone', 0}
 end
+if now_owner == owner and redis.call('HGET', fence, 'token') ~= token then
+  return {'gone', 0} -- the server lost the last second before it was restarted
+end
 if now_owner ~= owner or redis.call('HGET', fence, 'token') ~= token then
   return {'fenced'}
 end

@@ -1,14 +1,15 @@
 -- Find how a reader gets to a version, and keep what it needs from being deleted meanwhile.
 -- KEYS[1] versions
 -- ARGV    reader; version of the state that it has, 0 for none; version wanted, 0 for the newest
---         if that is not the next; version that it uses; milliseconds after which a reader
+--         if that is not the next; version that it uses, and when that was created (0: not known);
+--         milliseconds after which a reader
 --         that says nothing is forgotten
 -- Returns {} when there is no such version, else a list of steps to it, each
 --         {version, how, created ms, manifest}. How is 'full', 'delta', 'lora', or 'same' for a
 --         state that the reader has.
 --@ _weights
 
-local reader, have, ttl_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[5])
+local reader, have, ttl_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[6])
 local wanted, used = tonumber(ARGV[3]), tonumber(ARGV[4])
 local target
 if wanted > 0 then
@@ -16,12 +17,18 @@ if wanted > 0 then
 else
   target = newest()
 end
-if not target or (wanted == 0 and target.version == used) then
+if not target then
+  return {}
+end
+if wanted == 0 and target.version == used and (ARGV[5] == '0' or target.created_ms == ARGV[5]) then
   return {}
 end
 local state = target
 if target.kind == 'lora' then
   state = target.base > 0 and at(target.base) or nil
+  if target.base > 0 and not state then -- what it belongs to is gone
+    return {}
+  end
 end
 
 local function has_delta(entry)

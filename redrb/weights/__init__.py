@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from redrb.weights.manifest import WeightVersion
     from redrb.weights.publisher import WeightPublisher
     from redrb.weights.standby import WeightStandby
-from redrb.weights.subscriber import WeightSubscriber
+    from redrb.weights.subscriber import WeightSubscriber
 
 __all__ = ["WeightPublisher", "WeightStandby", "WeightSubscriber", "WeightVersion"]
 
 _HOMES = {
     "WeightPublisher": "redrb.weights.publisher",
+    "WeightStandby": "redrb.weights.standby",
     "WeightSubscriber": "redrb.weights.subscriber",
     "WeightVersion": "redrb.weights.manifest",
 }

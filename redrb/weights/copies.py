@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from redrb.errors import DecodeError, WeightCorrupt
+from redrb.errors import ConfigError, DecodeError, WeightCorrupt
 from redrb.weights.layout import Layout
 from redrb.weights.loading import Wanted, named_tensors
 from redrb.weights.lora import LoraConfig, configs_from_wire
@@ -124,6 +124,24 @@ class LiveCopy(_Copy):
     def __init__(self, catalogue: Catalogue, wanted: Wanted) -> None:
         super().__init__(catalogue)
         self.wanted = wanted
+
+    @property
+    def written(self) -> bool:
+        """Whether the live tensors were ever written to."""
+        return self._replica is not None
+
+    def follow(self, pin: Pin, steps: Sequence[Step], needed: Needed) -> Current:
+        """Fetch what the steps lead to.
+
+        Raises:
+            ConfigError: It is an adapter for weights that were published; nothing was changed.
+        """
+        if len(steps) > 1 and steps[-1].how == "lora":
+            raise ConfigError(
+                "an adapter on top of published weights cannot be loaded in place: leave in_place "
+                "out."
+            )
+        return super().follow(pin, steps, needed)
 
     def _fitting(self, layout: Layout, needed: Collection[int] | None) -> Replica:
         old = self._replica if self._replica and self._replica.layout == layout else None

@@ -64,13 +64,16 @@ class HostCopy:
             yield None
             return
         state = newest.base if newest.kind == "lora" else newest.version
-        for _ in range(_TIMES):
+        for attempt in range(_TIMES):
             held = self._cache.newest()
             if held is not None and held.version < state:
                 held.close()
             elif held is not None:
                 with held:
-                    current = self._use(held, pin, used, needed)
+                    # a version that was the newest when this began will do, if newer ones come
+                    # faster than they are fetched
+                    will_do = attempt > 1 and newest.kind != "lora"
+                    current = self._use(held, pin, used, needed, will_do=will_do)
                     if current is not None:
                         yield current
                         return
@@ -95,11 +98,19 @@ class HostCopy:
         self._own = self._own or OwnCopy(self._catalogue)
         return self._own
 
-    def _use(self, held: Held, pin: Pin, used: int, needed: Needed) -> Current | None:
-        """Return what is held if it is the newest version."""
+    def _use(
+        self, held: Held, pin: Pin, used: int, needed: Needed, *, will_do: bool
+    ) -> Current | None:
+        """Return what is held if it is the newest version, or will do."""
         manifest = self._catalogue.decode(held.meta)
         steps = pin.route(have=manifest.version, used=used)
         states, adapter = split(steps)
+        if will_do and states and not adapter and not self._damaged:
+            entry = self._catalogue.entry(manifest.version)
+            if entry is not None and not _is_at(manifest, states[-1]):
+                layout = _layout(manifest)
+                needed(layout)
+                return Current(entry, State(layout, memory=held.lend()), None, shared=True)
         if self._damaged or len(states) != 1 or not _is_at(manifest, states[0]):
             return None
         layout = _layout(manifest)

@@ -60,6 +60,7 @@ class Issuer:
         self._max_bytes = max_bytes
         self._owner = uuid.uuid4().hex
         self._last = 0
+        self._token = 0
         self.spread = spreading.spread_of(client)
 
     def take_over(self) -> None:
@@ -73,10 +74,11 @@ class Issuer:
             ConfigError: The version is not larger than the newest one.
             PublisherFenced: Another one has taken over.
         """
-        reply = self._run("weights_begin", self._owner, ranks)
+        reply = self._run("weights_begin", self._owner, ranks, self._token)
         if reply[0] == b"fenced":
             raise self._fenced()
         _, token, newest, newest_state = reply
+        self._token = token
         if self.spread:
             spreading.settle_all(self._everywhere, self._keys)
             spreading.clean(self._everywhere, self._keys, self.spread)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -67,7 +68,7 @@ def manifest_of(
     if len(parts) > 1:
         try:
             decode_manifest(encode_manifest(manifest))
-        except DecodeError as error:
+        except (DecodeError, TypeError, ValueError, struct.error) as error:
             raise EncodeError(f"the ranks' shards do not make up a version: {error}") from error
     return manifest
 

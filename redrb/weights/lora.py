@@ -124,11 +124,20 @@ class LoraMerger:
             else:
                 _check_fits(layer, weights[layer], a, b, config)
                 changes.append(Change(a, b, weights[layer].names[0], config))
+        kept = own.keys() - pairs(state).keys()
+        if kept and len(kept) < len(own):
+            raise WeightMismatch(
+                f"LoRA of layer {min(kept)!r} is not among what came: the model would have parts "
+                "of two adapters. Publish all layers, or make the model with the same ones."
+            )
         return changes
 
     def apply(self, planned: list[Change]) -> None:
         """Do what was planned; one weight at a time is in memory beside the model."""
         live = dict(self._module.named_parameters())
+        merged_into = {change.into for change in planned if isinstance(change.into, str)}
+        for name in self._bases.keys() - merged_into:  # layers that the newest adapter has not
+            _set(live[name], self._bases.pop(name))
         for change in planned:
             if isinstance(change.into, LoraLayer):
                 _set(change.into.a, change.a)

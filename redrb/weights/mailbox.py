@@ -49,7 +49,10 @@ class Mailbox:
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            block_ms = max(1, math.ceil(min(left, _BLOCK_S) * 1000))
+            with self._client.connection() as connection:
+                silence = connection.socket_timeout
+            longest = _BLOCK_S if silence is None else min(_BLOCK_S, silence / 2)
+            block_ms = max(1, math.ceil(min(left, longest) * 1000))
             self._client.execute("XREAD", "BLOCK", block_ms, "STREAMS", self._key, self._last)
         return found
 

@@ -17,7 +17,7 @@ from redrb.errors import DecodeError, WeightError
 from redrb.keys import WeightKeys
 from redrb.weights.layout import Layout
 from redrb.weights.mailbox import Mailbox
-from redrb.weights.manifest import Source, list_tensors, read_tensors
+from redrb.weights.manifest import MAX_VERSION, Source, list_tensors, read_tensors
 from redrb.weights.staging import Part, Place
 
 AGAIN: Final = "again"
@@ -201,7 +201,7 @@ class Host:
 
     def _note(self, message: dict[str, Any]) -> None:
         numbers = [message.get(name) for name in ("chunks", "version", "base")]
-        if not all(type(number) is int and number >= 0 for number in numbers):
+        if not all(type(number) is int and 0 <= number <= MAX_VERSION for number in numbers):
             return  # what is left of a call that is over
         chunks, version, base = numbers
         offer = Offer(message["rank"], message["call"], chunks or 0, version or 0, base or 0)
@@ -243,6 +243,9 @@ def _unpacked(stored: Any, place: Place) -> Part:
     """Return a part; what is wrong in it shows when all of them are joined."""
     try:
         sizes = stored["sizes"]
+        numbers = [stored["nbytes"], stored["chunk_bytes"], *stored["checksums"], *stored["pieces"]]
+        if not all(type(number) is int and number >= 0 for number in [*numbers, *(sizes or [])]):
+            raise TypeError("a number is none")
         tensors = read_tensors(stored["tensors"], whole=False)
         return Part(
             place=place,

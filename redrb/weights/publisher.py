@@ -143,11 +143,10 @@ class WeightPublisher:
             StoreFull: Redis is at its memory limit; nothing of this version is left there.
             StoreUnavailable: Redis stayed away; with `uncertain` the version may be published.
         """
-        _check_version(version)
-        shards = self._shards(state)
-        layout = self._laid_out(shards)
+        layout, shards = self._prepared(state, version)
         with self._publishing:
             self._wait_for_submitted()
+            self._check_open()
             return self._publish(layout, shards, version)
 
     def publish_lora(
@@ -195,13 +194,10 @@ class WeightPublisher:
         Returns:
             What `publish` returns, or raises.
         """
-        _check_version(version)
-        shards = self._shards(state)
-        layout = self._laid_out(shards)
+        layout, shards = self._prepared(state, version)
         with self._publishing:
             self._wait_for_submitted()
-            if self._closed:
-                raise ConfigError("this publisher was closed: make a new one.")
+            self._check_open()
             copied = {
                 entry.name: _copied(shards[entry.name])
                 for entry in layout.tensors
@@ -224,13 +220,25 @@ class WeightPublisher:
             self._submitted.exception()  # who has the future looks at that
             self._submitted = None
 
-    def _shards(self, state: StateLike) -> dict[str, TensorShard]:
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigError("this publisher was closed: make a new one.")
+
+    def _prepared(
+        self, state: StateLike, version: int | None
+    ) -> tuple[Layout, dict[str, TensorShard]]:
+        """Return what is to be published; where it cannot be, other ranks are told."""
         try:
-            shards = state_shards(state)
-        except EncodeError as error:
+            _check_version(version)
+            shards = self._shards(state)
+            return self._laid_out(shards), shards
+        except (ConfigError, EncodeError) as error:
             if self._ranks is not None:
                 self._ranks.give_up(error)
             raise
+
+    def _shards(self, state: StateLike) -> dict[str, TensorShard]:
+        shards = state_shards(state)
         for name, shard in shards.items():
             if not shard.is_whole and self._ranks is None:
                 raise EncodeError(

@@ -26,6 +26,7 @@ _ID = re.compile(rb"([1-9][0-9]{0,15})-0")
 _ENTRY_BYTES = 1 << 20
 _LISTED = 1000
 _LAYOUTS = 4
+_REMEMBERED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Catalogue:
         self.keys = keys
         self.name = name
         self._layouts: dict[int, Layout] = {}
+        self._led: dict[int, int] = {}  # milliseconds at which versions on the way were created
+        self._created_ms: dict[int, int] = {}  # the same of the one that is used
 
     def newer_than(self, version: int, *, retry_s: float | None = None) -> WeightVersion | None:
         """Return the newest version if it is larger than `version`."""
@@ -65,10 +68,24 @@ class Catalogue:
     def other_than(self, version: int, *, retry_s: float | None = None) -> WeightVersion | None:
         """Return the newest version if it is not `version`.
 
-        A smaller one is newer, too: the server lost what it had, and counts from 1 again.
+        A smaller one is newer, too, and so is the same number of another time: the server lost
+        what it had, and counts from 1 again.
         """
         newest = self.newer_than(0, retry_s=retry_s)
-        return None if newest is None or newest.version == version else newest
+        if newest is None or newest.version != version:
+            return newest
+        known_ms = self._created_ms.get(version, 0)
+        return newest if known_ms and known_ms != round(newest.created_s * 1000) else None
+
+    def loaded(self, version: int) -> None:
+        """Note that a version to which `route` has led is used from now on."""
+        self._created_ms = {version: self._led[version]} if version in self._led else {}
+
+    def entry(self, version: int) -> WeightVersion | None:
+        """Return what is known of a version, None where it is gone."""
+        at = f"{version}-0"
+        found = self.client.execute("XRANGE", self.keys.versions, at, at)
+        return self._described(found[0]) if found else None
 
     def kept(self) -> list[WeightVersion]:
         """Return the versions that are kept, the newest last, 1,000 at most."""
@@ -84,8 +101,14 @@ class Catalogue:
             wanted: The version, 0 for the newest if that is not `used`.
             used: Version that it uses.
         """
-        arguments = (reader, have, wanted, used, PIN_S * 1000)
+        used_ms = self._created_ms.get(used, 0)
+        arguments = (reader, have, wanted, used, used_ms, PIN_S * 1000)
         steps = [self._step(*step) for step in self.run("weights_pin", *arguments)]
+        if steps:
+            last = steps[-1].described
+            self._led[last.version] = round(last.created_s * 1000)
+            if len(self._led) > _REMEMBERED:
+                self._led.pop(next(iter(self._led)))
         if any(step.manifest.spread for step in steps):
             self._settle(steps)
         return steps

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from redrb.errors import WeightError
 from redrb.weights.chunks import checksum_of
 from redrb.weights.delta import Bytes, apply_block, encode_block
 from redrb.weights.layout import Layout
 from redrb.weights.state import State
+
+CHANGED = "tensors changed while they were published: do not train until publish returns"
 
 FULL_ABOVE = 0.35
 """Share of the state above which a delta is not worth its encoding."""
@@ -64,13 +67,16 @@ class Snapshot:
         """Copy a state, into the memory of an earlier snapshot of the same layout if there is one.
 
         Raises:
-            WeightError: There is no memory for it.
+            WeightError: There is no memory for it, or it is not what was sent.
         """
         layout = source.layout
         same = memory_of is not None and memory_of.layout == layout
         state = memory_of.state if memory_of is not None and same else State(layout)
         for index in range(layout.chunks):
-            state.write(index, source.read(index))
+            chunk = source.read(index)
+            if checksum_of([chunk]) != checksums[index]:
+                raise WeightError(CHANGED)
+            state.write(index, chunk)
         return cls(version, layout, checksums, state)
 
     def difference(self, source: State) -> Difference | None:

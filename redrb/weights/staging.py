@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,12 +10,13 @@ import numpy as np
 import xxhash
 
 from redrb.connection import Client
+from redrb.errors import EncodeError
 from redrb.keys import WeightKeys
 from redrb.weights.chunks import BATCH, Outgoing, checksum_of, stage
 from redrb.weights.delta import Bytes
 from redrb.weights.layout import Layout
 from redrb.weights.manifest import Manifest, Source
-from redrb.weights.snapshot import Difference, joined
+from redrb.weights.snapshot import CHANGED, Difference, joined
 from redrb.weights.state import State
 
 _HEAD = 64 << 10  # tells most chunks that changed, before all of one is hashed
@@ -82,14 +84,18 @@ class Anchor:
 class Attempt:
     """Stages one version under a token that no other attempt has."""
 
-    def __init__(self, client: Client, keys: WeightKeys, place: Place, source: State) -> None:
+    def __init__(
+        self, client: Client, keys: WeightKeys, place: Place, source: State, *, waits_s: float = 0.0
+    ) -> None:
+        """Stage `source`; `waits_s`: seconds that what is staged may have to wait for others."""
         self._client = client
         self._keys = keys
         self._source = source
         self._pool: list[Bytes] = []
         self._chunks = range(0)
         self._pieces = 0
-        self._expire_s = _STAGING_S + source.layout.nbytes // _SLOWEST_BYTES_PER_S
+        slowly_s = source.layout.nbytes // _SLOWEST_BYTES_PER_S
+        self._expire_s = _STAGING_S + slowly_s + math.ceil(2 * waits_s)
         self.place = place
 
     def stage(
@@ -189,16 +195,26 @@ class _Hash:
     def __init__(self, head: int, known: int | None) -> None:
         self.head = head
         self._known = known
+        self._sent = False
         self._state = xxhash.xxh3_64()
 
     def update(self, data: memoryview) -> None:
         """Go on with a part of the chunk."""
-        if self._known is None:
-            self._state.update(data)
+        self._state.update(data)
+        self._sent = True
 
     def digest(self) -> int:
-        """Return the checksum."""
-        return self._state.intdigest() if self._known is None else self._known
+        """Return the checksum.
+
+        Raises:
+            EncodeError: What was sent has another one than was known.
+        """
+        made = self._state.intdigest()
+        if self._known is None:
+            return made
+        if self._sent and made != self._known:
+            raise EncodeError(f"{CHANGED}. Nothing was published.")
+        return self._known
 
 
 def ranges(runs: list[Source]) -> str:

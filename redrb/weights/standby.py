@@ -10,7 +10,13 @@ from types import TracebackType
 from typing import Self
 
 from redrb.connection.stopping import Stop, stoppable
-from redrb.errors import RedrbError, StoreUnavailable, WeightTimeout
+from redrb.errors import (
+    DecodeError,
+    RedrbError,
+    StoreUnavailable,
+    WeightMismatch,
+    WeightTimeout,
+)
 from redrb.weights.ahead import Ahead
 from redrb.weights.handover import Handover
 
@@ -166,8 +172,8 @@ class WeightStandby:
             self._ahead.fetch()
         except StoreUnavailable:
             raise
-        except Exception:
-            self._failed = newest.version
+        except (WeightMismatch, DecodeError):
+            self._failed = newest.version  # it stays as it is
             raise
         finally:
             self._busy = False

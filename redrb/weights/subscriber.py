@@ -18,6 +18,7 @@ from redrb.errors import (
     RedrbError,
     WeightCorrupt,
     WeightError,
+    WeightMismatch,
     WeightsTorn,
     WeightTimeout,
 )
@@ -81,6 +82,7 @@ class WeightSubscriber:
         self._live: LiveCopy | None = None
         self._adapters = AdapterLoader()
         self._reading = threading.Lock()
+        self._epoch = 0
         self._is_lent = False
         self.lock: AbstractContextManager[object] = threading.RLock() if lock is None else lock
 
@@ -145,7 +147,7 @@ class WeightSubscriber:
                 except BaseException as error:
                     if live.torn:
                         self._version = None
-                    if live.torn and isinstance(error, RedrbError):
+                    if self._version is None and live.written and isinstance(error, RedrbError):
                         raise WeightsTorn(
                             f"weights {self._name!r}: an update in place broke off, so the model "
                             f"holds a mixture of versions: poll again before it is used. {error}"
@@ -231,6 +233,7 @@ class WeightSubscriber:
             WeightCorrupt, DecodeError, StoreUnavailable: As `poll` does.
         """
         with self._own_copy(), Pin(self._catalogue) as pin:
+            epoch = self._epoch
             context = self._again(
                 self._copy,
                 lambda: self._copy.current(pin, used=self._version or 0, needed=lambda _: None),
@@ -243,8 +246,16 @@ class WeightSubscriber:
                         f"version {current.described.version} of weights {self._name!r} is an "
                         "adapter: save it with redrb.save_adapter, and let the engine load it."
                     )
-                yield from named_tensors(current.state)
-                self._version = current.described.version
+                found = named_tensors(current.state)
+        # without the lock: whoever takes the tensors may stop in the middle
+        for name, tensor in found:
+            if self._epoch != epoch:
+                raise WeightError(
+                    f"the tensors of weights {self._name!r} were not all taken before this "
+                    "subscriber was used again: take them from the beginning."
+                )
+            yield name, tensor
+        self._loaded(current.described.version)
 
     def wait(self, newer_than: int | None = None, *, timeout: float | None = None) -> WeightVersion:
         """Wait until a version is published, without polling; nothing is loaded.
@@ -286,6 +297,7 @@ class WeightSubscriber:
         with self._reading:
             if self._is_lent:
                 raise taken(self._name)
+            self._epoch += 1
             yield
 
     def _lend(self) -> Lent:
@@ -309,6 +321,8 @@ class WeightSubscriber:
 
     def _loaded(self, version: int | None) -> None:
         self._version = version
+        if version is not None:
+            self._catalogue.loaded(version)
 
     def _wait(self, version: int, seconds: float) -> WeightVersion | None:
         """Return the newest version if it is another, after waiting for one so long at most."""
@@ -325,9 +339,18 @@ class WeightSubscriber:
                 return None
             load = self._plan(target, wanted, current)
             with self.lock:
-                load()
-                self._version = current.described.version
+                self._loading(load, current)
             return current.described
+
+    def _loading(self, load: Callable[[], None], current: Current) -> None:
+        """Load, and note the version; when it breaks off, that there is none."""
+        self._version, before = None, self._version
+        try:
+            load()
+        except WeightMismatch:  # is found before anything changes
+            self._version = before
+            raise
+        self._loaded(current.described.version)
 
     def _plan(self, target: Target, wanted: Wanted, current: Current) -> Callable[[], None]:
         """Check what is to be loaded, and return what does it; the caller of that holds `lock`."""
@@ -345,16 +368,14 @@ class WeightSubscriber:
         with live.current(pin, used=used, needed=live.wanted.chunks) as current:
             if current is None:
                 return None
-            if current.adapter is not None and current.state is not None:
-                raise ConfigError(
-                    "an adapter on top of published weights cannot be loaded in place: leave "
-                    "in_place out."
-                )
+            self._version, before = None, self._version
             changes = self._adapters.plan(target, live.wanted, current)
-            if current.state is not None:
+            if current.state is None:
+                self._version = before  # nothing has changed yet
+            else:
                 live.wanted.load(current.state)
             changes()
-            self._version = current.described.version
+            self._loaded(current.described.version)
             return current.described
 
     def _fetch(

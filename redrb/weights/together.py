@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import Protocol
 
 from redrb.connection import Client
@@ -15,6 +16,8 @@ from redrb.weights.meeting import AGAIN, BeginAgainError, Decision, Guest, Host,
 from redrb.weights.memory import Memory
 from redrb.weights.staging import Attempt, Place
 from redrb.weights.state import State
+
+_log = logging.getLogger("redrb")
 
 _ATTEMPTS = 3
 
@@ -46,6 +49,7 @@ class Leading:
         self._keys = keys
         self._issuer = issuer
         self._memory = memory
+        self._timeout = timeout
         self._host = Host(client, keys, world_size, timeout)
 
     def publish(self, source: State, version: int | None) -> WeightVersion:
@@ -61,7 +65,10 @@ class Leading:
                     self._host.end({"error": f"rank 0: {type(error).__name__}: {error}"})
                 raise
             told = {"manifest": encode_manifest(manifest), "created_s": published.created_s}
-            self._host.end(told)
+            try:
+                self._host.end(told)
+            except StoreError as error:  # the version is out; they wait for their timeout
+                _log.warning("not every rank knows version %d: %s", published.version, error)
             return published
         raise WeightError("ranks came anew, or chunks were gone, each time: publish again.")
 
@@ -89,7 +96,7 @@ class Leading:
         whole = difference is None or memory.anchor_due
         decisions = self._decide(begun, source, offers, whole=whole, delta=difference is not None)
         place = Place(begun.version, begun.token, 0, self._issuer.spread)
-        attempt = Attempt(self._client, self._keys, place, source)
+        attempt = Attempt(self._client, self._keys, place, source, waits_s=self._timeout)
         try:
             part = attempt.stage(difference, whole=whole, anchor=memory.anchor)
             parts = [part, *self._host.parts(decisions)]
@@ -173,7 +180,9 @@ class Joining:
         base = difference.base if difference is not None else 0
         decision = guest.decision(chunks=source.layout.chunks, version=version or 0, base=base)
         difference = difference if decision.delta else None
-        attempt = Attempt(self._client, self._keys, decision.place, source)
+        attempt = Attempt(
+            *(self._client, self._keys, decision.place, source), waits_s=self._timeout
+        )
         try:
             part = attempt.stage(difference, whole=decision.whole, anchor=memory.anchor)
             stored, created_s = guest.outcome(part)

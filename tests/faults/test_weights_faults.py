@@ -117,7 +117,7 @@ def test_a_commit_that_arrives_late_is_not_the_next_attempt(
 
     def stage_then_late_commit(*arguments, **options):
         stage(*arguments, **options)
-        assert scripts.run(client, commit, *late[0])[0] == b"fenced"
+        assert scripts.run(client, commit, *late[0])[0] == b"gone"
 
     monkeypatch.setattr(staging, "stage", stage_then_late_commit)
     assert publisher.publish(state(2)).version == 1

@@ -1,0 +1,163 @@
+"""What is told to be loaded is loaded, all of it; what broke off is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import redrb
+from redrb import LoraConfig, WeightPublisher, WeightSubscriber
+from redrb.errors import ConfigError, WeightError, WeightMismatch
+from redrb.weights import loading, staging
+from redrb.weights.tensors import TensorShard
+
+CONFIG = {"0": LoraConfig(r=2, lora_alpha=2), "1": LoraConfig(r=2, lora_alpha=2)}
+
+
+@pytest.fixture
+def publisher(client, namespace):
+    return WeightPublisher(client, "actor", namespace=namespace)
+
+
+@pytest.fixture
+def reader(client, namespace):
+    return WeightSubscriber(client, "actor", namespace=namespace)
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+
+
+def adapter(*layers):
+    tensors = {}
+    for layer in layers:
+        tensors |= {f"{layer}.lora_A": torch.ones(2, 4), f"{layer}.lora_B": torch.ones(4, 2)}
+    return tensors, {layer: CONFIG[layer] for layer in layers}
+
+
+@pytest.mark.parametrize("strict", [True, "model", False])
+def test_an_adapter_is_never_left_out(publisher, reader, strict):
+    whole = model()
+    publisher.publish(whole)
+    publisher.publish_lora(adapter("0"))
+    rows = TensorShard(torch.zeros(2, 4), (4, 4), (2, 0))
+    for target in ({"0.weight": rows}, {"0.weight": torch.zeros(4, 4)}):
+        with pytest.raises(WeightMismatch):
+            reader.poll(target, strict=strict)
+        assert reader.version is None
+
+
+def test_in_place_refuses_an_adapter_before_anything_changes(publisher, reader):
+    target = model()
+    publisher.publish(target)
+    reader.poll(target, in_place=True)
+    before = [parameter.clone() for parameter in target.parameters()]
+    publisher.publish({name: tensor + 1 for name, tensor in target.state_dict().items()})
+    publisher.publish_lora(adapter("0"))
+    with pytest.raises(ConfigError, match="in_place"):
+        reader.poll(target, in_place=True)
+    assert reader.version == 1
+    assert all(map(torch.equal, before, target.parameters()))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_load_that_breaks_off_has_no_version(publisher, reader, monkeypatch, error):
+    target = model()
+    publisher.publish(target)
+    reader.poll(target)
+    newer = {name: tensor + 1 for name, tensor in target.state_dict().items()}
+    publisher.publish(newer)
+    load, loaded = loading.load_in_place, []
+
+    def break_off(*arguments):
+        if loaded:
+            raise error
+        loaded.append(load(*arguments))
+
+    monkeypatch.setattr(loading, "load_in_place", break_off)
+    with pytest.raises(error):
+        reader.poll(target)
+    assert reader.version is None
+    monkeypatch.undo()
+    assert reader.poll(target).version == 2
+    assert all(torch.equal(tensor, newer[name]) for name, tensor in target.state_dict().items())
+
+
+def test_a_layer_that_the_newest_adapter_has_not_is_as_it_was(publisher, reader):
+    target = model()
+    base = {name: tensor.clone() for name, tensor in target.state_dict().items()}
+    publisher.publish_lora(adapter("0", "1"))
+    reader.poll(target)
+    publisher.publish_lora(adapter("0"))
+    reader.poll(target)
+    assert torch.equal(target[0].weight, base["0.weight"] + 2)
+    assert torch.equal(target[1].weight, base["1.weight"])
+
+
+def test_the_same_number_of_another_history_is_another_version(client, namespace, reader):
+    first = WeightPublisher(client, "actor", namespace=namespace)
+    first.publish({"a": torch.zeros(5)})
+    target = {"a": torch.full((5,), 9.0)}
+    reader.poll(target)
+    keys = client.execute("KEYS", f"redrb:{{{namespace}:weights:actor}}:*")
+    client.execute("DEL", *keys)
+    redrb.WeightPublisher(client, "actor", namespace=namespace).publish({"a": torch.ones(5)})
+    assert reader.poll(target).version == 1
+    assert target["a"].tolist() == [1.0] * 5
+    assert reader.poll(target) is None
+
+
+def test_who_stops_in_the_middle_of_the_tensors_stops_nobody(publisher, reader):
+    state = {"a": torch.ones(3), "b": torch.ones(3)}
+    publisher.publish(state)
+    taking = reader.named_tensors()
+    assert next(taking)[0] == "a"
+    target = {name: torch.zeros(3) for name in state}
+    assert reader.poll(target).version == 1  # it does not wait for whoever is taking them
+    with pytest.raises(WeightError, match="from the beginning"):
+        next(taking)
+
+
+def test_a_server_that_lost_the_last_second_does_not_fence_its_publisher(
+    client, namespace, publisher, reader, monkeypatch
+):
+    fence = f"redrb:{{{namespace}:weights:actor}}:fence"
+    publisher.publish({"a": torch.zeros(3)})
+    stage, lost = staging.stage, []
+
+    def lose_the_token(*arguments, **options):
+        stage(*arguments, **options)
+        if not lost:
+            lost.append(client.execute("HINCRBY", fence, "token", -1))
+
+    monkeypatch.setattr(staging, "stage", lose_the_token)
+    assert publisher.publish({"a": torch.ones(3)}).version == 2
+    assert reader.fetch()["a"].tolist() == [1.0] * 3
+
+
+def test_tensors_that_change_meanwhile_spoil_no_later_version(publisher, reader, monkeypatch):
+    state = {"a": torch.zeros(1000)}
+    commit = publisher._issuer.commit
+
+    def change(*arguments):
+        state["a"][3] += 1
+        return commit(*arguments)
+
+    monkeypatch.setattr(publisher._issuer, "commit", change)
+    publisher.publish(state)
+    monkeypatch.undo()
+    target = {"a": torch.ones(1000)}
+    for _ in range(3):
+        state["a"][7] += 1
+        publisher.publish(state)
+        reader.poll(target)
+        assert torch.equal(target["a"], state["a"])
+
+
+def test_a_closed_publisher_publishes_nothing(publisher):
+    publisher.close()
+    for publish in (publisher.publish, publisher.submit):
+        with pytest.raises(ConfigError, match="closed"):
+            publish({"a": torch.ones(3)})
