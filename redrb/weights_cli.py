@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -260,7 +262,7 @@ def _watch(options: argparse.Namespace) -> int:
 
     if options.count is not None and options.count < 1:
         raise ConfigError(f"--count is {options.count}: it must be at least 1.")
-    with _connect(options) as client, suppress(KeyboardInterrupt):
+    with _connect(options) as client, _ended_by_ctrl_c():
         newest = catalogue_of(client, options.name, options.namespace).newer_than(0)
         if newest is None:
             told = nothing_published(client, options.name, options.namespace)
@@ -275,6 +277,19 @@ def _watch(options: argparse.Namespace) -> int:
         for version in islice(versions, options.count):
             _say(options, asdict(version), [_line(version)])
     return 0
+
+
+@contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """End the process at Ctrl-C, wherever it is: nothing is held, and every line was flushed.
+
+    A KeyboardInterrupt that comes while an object is finalized is lost.
+    """
+    before = signal.signal(signal.SIGINT, lambda *_: os._exit(0))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _line(version: WeightVersion) -> str:
