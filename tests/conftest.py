@@ -17,6 +17,21 @@ torch.set_num_threads(1)
 REAL = programs()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests of whole processes run on one real server in the ordinary suite.
+
+    They take seconds each, and what they run on Redis is run on every server by contract tests.
+    The others are slow tests.
+    """
+    names = {item.nodeid for item in items}
+    first, *others = REAL
+    for item in items:
+        whole_processes = item.path.parent.name in ("integration", "faults")
+        elsewhere = (item.nodeid.replace(first, other) in names for other in others)
+        if whole_processes and first in item.nodeid and any(elsewhere):
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session")
 def server_urls() -> Iterator[Callable[[str], str]]:
     """URL of the real server NAME, started at its first use and shared by the session."""
