@@ -11,6 +11,7 @@
     │   ├── StoreUnavailable            not reached within the retries, or not in time
     │   ├── StoreDenied                 password or ACL says no
     │   ├── StoreFull                   the task's limit or the server's memory is reached
+    │   ├── StoreClosed                 this process has closed the client
     │   └── UnsupportedServer           too old, or no Redis at all
     ├── SendFailed                      a sender could not put all that it was given
     ├── BatchTimeout (TimeoutError)     no full batch in time; nothing was taken
@@ -142,6 +143,10 @@ class StoreFull(StoreError):
         self.stored = stored
         self.reason = reason
         super().__init__(message)
+
+
+class StoreClosed(StoreError):
+    """The client was closed by this process. Nothing was sent; connect again."""
 
 
 class UnsupportedServer(StoreError):

@@ -79,7 +79,11 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close every connection, and end the server where this client is its owner."""
+        """Close every connection, and end the server where this client is its owner.
+
+        What is used over it afterwards raises `StoreClosed`, and heartbeats end: leases that were
+        not ended go to others once they have expired. So close streams first.
+        """
         try:
             while self.opened:
                 self.opened.popitem()[1].close()

@@ -21,7 +21,7 @@ from redis.exceptions import ConnectionError as Broken
 
 from redrb.connection.client import Client
 from redrb.connection.failures import is_transient
-from redrb.connection.lending import Connections
+from redrb.connection.lending import Connections, refuse_closed
 from redrb.connection.transport import Pipeline, Reply
 from redrb.connection.url import Endpoint
 from redrb.errors import ConfigError
@@ -69,6 +69,7 @@ class Topology:
         self._slots: list[Node | None] = []
         self._suspect: Endpoint | None = None
         self._doubted = True
+        self._closed = False
 
     def serving(self, slot: int) -> Node:
         """Return the node that serves a slot; raises redis-py's exceptions."""
@@ -100,6 +101,8 @@ class Topology:
 
     def learn(self) -> None:
         """Ask any node where slots are; raises redis-py's exceptions."""
+        if self._closed:
+            refuse_closed()
         self._doubted = False
         failure: Exception = Broken("Error connecting to any node of the cluster.")
         for endpoint in self._candidates():
@@ -116,7 +119,8 @@ class Topology:
         raise Broken(f"Error connecting to the cluster. {failure}") from failure
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; none is lent from now on."""
+        self._closed = self._doubted = True
         for node in list(self._nodes.values()):
             node.connections.close()
 

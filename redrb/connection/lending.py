@@ -6,9 +6,11 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import redis
+
+from redrb.errors import StoreClosed
 
 
 class Lender(Protocol):
@@ -18,7 +20,12 @@ class Lender(Protocol):
         """Lend one connection; it is dropped when an exception leaves replies unread on it."""
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection; none is lent from now on."""
+
+
+def refuse_closed() -> NoReturn:
+    """Say that nothing is lent any more."""
+    raise StoreClosed("the client is closed: connect again, and open what is used over it anew.")
 
 
 class Connections:
@@ -28,6 +35,7 @@ class Connections:
         self._pool = pool
         self._pid = os.getpid()
         self._idle: deque[redis.Connection] = deque()
+        self._closed = False
 
     @contextmanager
     def lend(self) -> Iterator[redis.Connection]:
@@ -35,7 +43,12 @@ class Connections:
 
         Connections that were given back are lent again without asking the pool, whose checks cost
         more than a small request. One that broke meanwhile fails at its use, like any other.
+
+        Raises:
+            StoreClosed: `close` was called.
         """
+        if self._closed:
+            refuse_closed()
         idle = self._idle_here()
         connection = self._idle_connection() or self._pool.get_connection()
         try:
@@ -48,7 +61,8 @@ class Connections:
         idle.append(connection)
 
     def close(self) -> None:
-        """Close every connection, those that are lent too."""
+        """Close every connection, those that are lent too; none is lent from now on."""
+        self._closed = True
         self._pool.disconnect()
 
     def _idle_here(self) -> deque[redis.Connection]:

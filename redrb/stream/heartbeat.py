@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-from redrb.errors import RedrbError
+from redrb.errors import RedrbError, StoreClosed
 
 _log = logging.getLogger("redrb")
 
@@ -18,7 +18,7 @@ _PATIENCE_S = 0.5
 class Heartbeat:
     """Calls `beat` every `interval_s` seconds on a thread of its own, until it is stopped.
 
-    It holds the method's owner weakly, and ends with it.
+    It holds the method's owner weakly, and ends with it, or with the client.
 
     A beat that fails is logged and the next one tries again: the leases live until their deadline
     in Redis passes.
@@ -49,6 +49,8 @@ class Heartbeat:
                 return
             try:
                 beat()
+            except StoreClosed:
+                return
             except RedrbError as error:
                 _log.warning("heartbeat failed, leases may be taken over: %s", error)
             del beat  # it holds its owner

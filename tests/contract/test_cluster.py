@@ -21,6 +21,7 @@ from redrb import (
     ExperienceStream,
     Mixture,
     ReplayBuffer,
+    StoreClosed,
     StoreDenied,
     StoreUnavailable,
 )
@@ -463,3 +464,19 @@ def test_threads_share_a_client_whose_nodes_they_learn_anew(
     with ThreadPoolExecutor(len(streams)) as threads:
         list(threads.map(put, range(len(streams))))
     assert [len(stream) for stream in streams] == [40] * len(streams)
+
+
+def test_over_a_closed_client_nothing_goes_on(
+    cluster: RedisCluster, tasks: list[str], namespace: str
+) -> None:
+    with redrb.connect(cluster.url, retry_s=20) as client:
+        stream = stream_of(client, tasks[0], namespace, lease_ms=300)
+        stream.put([numbered(1)])
+        lease = stream.take(1, timeout=0)
+    for call in (lease.ack, stream.stats, client.primaries):
+        with pytest.raises(StoreClosed):
+            call()
+    assert stream._consumer._heartbeat is not None
+    thread = stream._consumer._heartbeat._thread
+    thread.join(5)
+    assert not thread.is_alive()

@@ -1,22 +1,34 @@
-"""A closed stream puts and takes nothing more, and says so."""
+"""A closed stream puts and takes nothing more, and says so; so does one whose client is closed."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from redrb import ConfigError, ExperienceStream
+import redrb
+from redrb import ConfigError, ExperienceStream, StoreClosed, WeightPublisher, WeightSubscriber
 from redrb.connection import Client
 from tests.audit import audit
 from tests.samples import numbered, numbers
+
+
+def heartbeat_of(stream: ExperienceStream) -> threading.Thread:
+    """Return the thread that says that the stream's consumer lives."""
+    heartbeat = stream._consumer._heartbeat
+    assert heartbeat is not None
+    return heartbeat._thread
 
 
 def test_a_closed_stream_says_so(client: Client, namespace: str) -> None:
     stream = ExperienceStream(client, "math", namespace=namespace)
     writer = stream.writer()
     stream.put(numbered(1))
+    stream.take(1, timeout=0).release()
+    heartbeat = heartbeat_of(stream)
     stream.close()
     stream.close()
     calls: list[Callable[[], object]] = [
@@ -32,7 +44,7 @@ def test_a_closed_stream_says_so(client: Client, namespace: str) -> None:
     for call in calls:
         with pytest.raises(ConfigError, match="'math' is closed: open another"):
             call()
-    assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
+    assert not heartbeat.is_alive()
 
 
 def test_what_looks_goes_on_after_close(client: Client, namespace: str) -> None:
@@ -65,3 +77,40 @@ def test_what_a_writer_has_sent_before_close_is_in(client: Client, namespace: st
         writer.put(numbered(1))
         stream.close()
     assert stream.stats().stored == 1
+
+
+def test_over_a_closed_client_nothing_goes_on(url: str, namespace: str) -> None:
+    with redrb.connect(url, retry_s=10) as client:
+        stream = ExperienceStream(client, "math", namespace=namespace, lease_ms=300)
+        stream.put_many([[numbered(n)] for n in range(2)])
+        lease = stream.take(1, timeout=0)
+    began = time.monotonic()
+    calls: list[Callable[[], object]] = [
+        lambda: client.execute("PING"),
+        lambda: stream.put(numbered(3)),
+        lambda: stream.take(1, timeout=5),
+        lease.ack,
+        stream.stats,
+        lambda: WeightPublisher(client, "actor", namespace=namespace).publish({}),
+        lambda: WeightSubscriber(client, "actor", namespace=namespace).wait(timeout=5),
+    ]
+    for call in calls:
+        with pytest.raises(StoreClosed, match="connect again"):
+            call()
+    assert time.monotonic() - began < 2  # nothing was tried again
+    heartbeat = heartbeat_of(stream)
+    heartbeat.join(5)
+    assert not heartbeat.is_alive()
+    with redrb.connect(url) as again, ExperienceStream(again, "math", namespace=namespace) as other:
+        assert numbers(other.take(2, timeout=5)) == [0, 1]  # what was leased has expired
+
+
+def test_a_take_that_waits_ends_when_the_client_is_closed(real_url: str, namespace: str) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        with redrb.connect(real_url, retry_s=10) as client:
+            stream = ExperienceStream(client, "math", namespace=namespace)
+            waiting = threads.submit(stream.take, 1, timeout=30)
+            while not stream.stats().consumers_waiting:
+                time.sleep(0.01)
+        with pytest.raises(StoreClosed):
+            waiting.result(5)
