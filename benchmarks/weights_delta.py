@@ -14,8 +14,8 @@ from torch import Tensor
 
 import redrb
 from benchmarks.weights_state import Training
-from redrb.weights.delta import Bytes, Run, apply_block, encode_block
-from redrb.weights.layout import CHUNK_BYTES
+from redrb.weights.wire.delta import Bytes, Run, apply_block, encode_block
+from redrb.weights.wire.layout import CHUNK_BYTES
 
 RATES = ("1e-6", "3e-6", "1e-5")
 

@@ -80,8 +80,12 @@ if TYPE_CHECKING:
         reward_variance,
     )
     from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
-    from redrb.weights.adapter import load_adapter, save_adapter
-    from redrb.weights.files import iterate_safetensors, load_safetensors, save_safetensors
+    from redrb.weights.files.folder import load_adapter, save_adapter
+    from redrb.weights.files.safetensors import (
+        iterate_safetensors,
+        load_safetensors,
+        save_safetensors,
+    )
     from redrb.weights.tensors import TensorShard
 
 __version__ = "0.1.0"
@@ -206,8 +210,12 @@ _HOMES = {
         "reward_variance",
     ),
     "redrb.weights": ("WeightPublisher", "WeightSubscriber", "WeightVersion"),
-    "redrb.weights.adapter": ("load_adapter", "save_adapter"),
-    "redrb.weights.files": ("iterate_safetensors", "load_safetensors", "save_safetensors"),
+    "redrb.weights.files.folder": ("load_adapter", "save_adapter"),
+    "redrb.weights.files.safetensors": (
+        "iterate_safetensors",
+        "load_safetensors",
+        "save_safetensors",
+    ),
     "redrb.weights.tensors": ("TensorShard",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -7,9 +7,9 @@ import random
 import torch
 
 from redrb.connection import Client
-from redrb.weights.layout import ITEM_BYTES
+from redrb.weights.wire.layout import ITEM_BYTES
 
-CHUNK_BYTES = "redrb.weights.publisher.CHUNK_BYTES"
+CHUNK_BYTES = "redrb.weights.publishing.publisher.CHUNK_BYTES"
 """Where the size of a publisher's chunks is."""
 
 

@@ -33,7 +33,7 @@ from redrb.keys import TaskKeys, check_name
 from redrb.stream.saverecords import tag_names
 from redrb.stream.snapshot import GroupRecord, TaskReader
 from redrb.stream.store import TaskStore
-from redrb.weights.files import safetensors_torch
+from redrb.weights.files.safetensors import safetensors_torch
 
 Line: TypeAlias = dict[str, Any]
 

@@ -30,7 +30,7 @@ from redrb.stream import ExperienceStream
 from redrb.stream.saverecords import tag_names
 from redrb.stream.snapshot import PAGE_BYTES, PAGE_GROUPS
 from redrb.stream.store import TaskStore
-from redrb.weights.files import safetensors_torch
+from redrb.weights.files.safetensors import safetensors_torch
 
 
 @dataclass(frozen=True, slots=True)

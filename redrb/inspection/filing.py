@@ -15,13 +15,13 @@ from redrb.errors import DecodeError, WeightCorrupt, WeightError
 from redrb.inspection.mapped import mapped_file
 from redrb.inspection.published import catalogue_of, check_kept, kept, layout_of
 from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
-from redrb.weights.adapter import SETTINGS, load_adapter, save_adapter
-from redrb.weights.chunks import ChunkGoneError
-from redrb.weights.copies import LiveCopy
-from redrb.weights.files import load_safetensors
-from redrb.weights.loading import Wanted
-from redrb.weights.route import Catalogue, Pin
+from redrb.weights.files.folder import SETTINGS, load_adapter, save_adapter
+from redrb.weights.files.safetensors import load_safetensors
+from redrb.weights.reading.copies import LiveCopy
+from redrb.weights.reading.loading import Wanted
+from redrb.weights.reading.route import Catalogue, Pin
 from redrb.weights.tensors import target_shards
+from redrb.weights.wire.chunks import ChunkGoneError
 
 T = TypeVar("T")
 

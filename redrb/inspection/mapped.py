@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from redrb.errors import EncodeError
-from redrb.weights.files import replacing, safetensors_torch
-from redrb.weights.layout import Layout, TensorEntry
+from redrb.weights.files.safetensors import replacing, safetensors_torch
 from redrb.weights.tensors import dtype_of
+from redrb.weights.wire.layout import Layout, TensorEntry
 
 _DTYPES: Final[Mapping[str, str]] = {
     "bool": "BOOL",

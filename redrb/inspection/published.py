@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.keys import WeightKeys, check_name
-from redrb.weights.layout import CHUNK_BYTES, Layout
-from redrb.weights.manifest import MAX_CHUNKS, WeightVersion
-from redrb.weights.route import Catalogue, Pin, Step
+from redrb.weights.reading.route import Catalogue, Pin, Step
+from redrb.weights.wire.layout import CHUNK_BYTES, Layout
+from redrb.weights.wire.manifest import MAX_CHUNKS, WeightVersion
 
 _KEY = re.compile(rb"redrb:\{([^:{}]+):weights:([^:{}]+)\}:versions")
 _RANGE = re.compile(rb"([0-9]{1,16}) ([0-9]{1,7}) ([0-9]{1,7})")

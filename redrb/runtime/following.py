@@ -14,7 +14,7 @@ from redrb.runtime.broadcast import partial_name
 from redrb.runtime.inbox import Announcement, Box, inbox_of, outbox_of
 from redrb.runtime.updates import ModelUpdates
 from redrb.weights import WeightSubscriber
-from redrb.weights.ahead import Ahead
+from redrb.weights.reading.ahead import Ahead
 from redrb.weights.tensors import Strict
 
 _log = logging.getLogger("redrb")

@@ -10,7 +10,7 @@ from redrb.connection.stopping import Stop, stoppable
 from redrb.errors import DecodeError, StoreUnavailable, WeightError
 from redrb.runtime.following import WeightFollower
 from redrb.runtime.updates import ModelUpdates
-from redrb.weights.handover import Handover
+from redrb.weights.reading.handover import Handover
 
 _SLICE_S = 0.5
 """Longest wait for an announcement before it is looked whether this is over."""

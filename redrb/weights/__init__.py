@@ -9,18 +9,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from redrb.weights.manifest import WeightVersion
-    from redrb.weights.publisher import WeightPublisher
-    from redrb.weights.standby import WeightStandby
-    from redrb.weights.subscriber import WeightSubscriber
+    from redrb.weights.publishing.publisher import WeightPublisher
+    from redrb.weights.reading.standby import WeightStandby
+    from redrb.weights.reading.subscriber import WeightSubscriber
+    from redrb.weights.wire.manifest import WeightVersion
 
 __all__ = ["WeightPublisher", "WeightStandby", "WeightSubscriber", "WeightVersion"]
 
 _HOMES = {
-    "WeightPublisher": "redrb.weights.publisher",
-    "WeightStandby": "redrb.weights.standby",
-    "WeightSubscriber": "redrb.weights.subscriber",
-    "WeightVersion": "redrb.weights.manifest",
+    "WeightPublisher": "redrb.weights.publishing.publisher",
+    "WeightStandby": "redrb.weights.reading.standby",
+    "WeightSubscriber": "redrb.weights.reading.subscriber",
+    "WeightVersion": "redrb.weights.wire.manifest",
 }
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from redrb.errors import WeightError
-from redrb.weights.delta import Bytes, Run
-from redrb.weights.layout import Layout, Piece, Span, TensorEntry, runs_of
 from redrb.weights.tensors import dtype_of, flat_view
+from redrb.weights.wire.delta import Bytes, Run
+from redrb.weights.wire.layout import Layout, Piece, Span, TensorEntry, runs_of
 
 
 class State:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from redrb.errors import ConfigError, EncodeError, WeightError, WeightMismatch
-from redrb.weights.delta import Bytes
-from redrb.weights.layout import ALIGNMENT, ITEM_BYTES, Layout, Piece, TensorEntry
-from redrb.weights.manifest import MAX_NAME_LENGTH, MAX_TENSORS
+from redrb.weights.wire.delta import Bytes
+from redrb.weights.wire.layout import ALIGNMENT, ITEM_BYTES, Layout, Piece, TensorEntry
+from redrb.weights.wire.manifest import MAX_NAME_LENGTH, MAX_TENSORS
 
 Value: TypeAlias = "Tensor | TensorShard"
 Models: TypeAlias = nn.Module | Mapping[str, nn.Module]

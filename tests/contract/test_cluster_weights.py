@@ -12,7 +12,7 @@ from torch import Tensor
 import redrb
 from redrb import TensorShard, WeightPublisher, WeightSubscriber
 from redrb.connection import Client
-from redrb.weights import spreading
+from redrb.weights.wire import spreading
 from tests.clusters import RedisCluster
 from tests.conftest import REAL
 
@@ -40,7 +40,7 @@ def client(cluster: RedisCluster) -> Iterator[Client]:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redrb.weights.publisher.CHUNK_BYTES", 1024)
+    monkeypatch.setattr("redrb.weights.publishing.publisher.CHUNK_BYTES", 1024)
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ from torch import nn
 
 import redrb
 from redrb.errors import ConfigError, DecodeError, WeightCorrupt, WeightError, WeightMismatch
-from redrb.weights import replica
 from redrb.weights.lora import LoraConfig, merged
+from redrb.weights.reading import replica
 from tests.published import CHUNK_BYTES, check_nothing_left, keys_of, prefix
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch, tmp_path):
     monkeypatch.setattr(CHUNK_BYTES, 1024)
-    monkeypatch.setattr("redrb.weights.hostcache._SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("redrb.weights.host.cache._SHARED_MEMORY", tmp_path)
 
 
 @pytest.fixture

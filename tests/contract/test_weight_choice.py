@@ -7,7 +7,7 @@ import torch
 
 import redrb
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreUnavailable, WeightError
-from redrb.weights import staging
+from redrb.weights.publishing import staging
 from tests.published import CHUNK_BYTES, check_nothing_left, keys_of, prefix, stored_keys
 
 ELEMENTS = 4096  # bfloat16: 8 chunks

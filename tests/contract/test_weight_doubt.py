@@ -19,7 +19,7 @@ from redrb.errors import (
     WeightMismatch,
     WeightsTorn,
 )
-from redrb.weights import replica
+from redrb.weights.reading import replica
 from tests.published import CHUNK_BYTES, bits, copied, keys_of, prefix, same_bits
 
 
@@ -314,13 +314,13 @@ def breaking(monkeypatch, error, *, after=3):
     """Break off when some values were received."""
     received = []
 
-    def take(connection, value, original=redrb.weights.chunks._take):
+    def take(connection, value, original=redrb.weights.wire.chunks._take):
         if len(received) >= after:
             raise error
         received.append(value.key)
         original(connection, value)
 
-    monkeypatch.setattr("redrb.weights.chunks._take", take)
+    monkeypatch.setattr("redrb.weights.wire.chunks._take", take)
     return received
 
 

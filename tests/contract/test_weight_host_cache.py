@@ -17,9 +17,10 @@ from torch import nn
 
 import redrb
 from redrb.errors import StoreUnavailable, WeightCorrupt
-from redrb.weights import hostcache, replica
-from redrb.weights.hostcache import HostCache
+from redrb.weights.host import cache as host_cache
+from redrb.weights.host.cache import HostCache
 from redrb.weights.lora import LoraConfig, merged
+from redrb.weights.reading import replica
 from tests.published import CHUNK_BYTES, bits, copied, keys_of, prefix, same_bits
 
 PATIENCE_S = 30.0
@@ -28,7 +29,7 @@ PATIENCE_S = 30.0
 @pytest.fixture(autouse=True)
 def small(monkeypatch, tmp_path):
     monkeypatch.setattr(CHUNK_BYTES, 1024)
-    monkeypatch.setattr(hostcache, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(host_cache, "_SHARED_MEMORY", tmp_path)
 
 
 @pytest.fixture
@@ -441,7 +442,7 @@ def test_who_comes_to_lead_when_another_one_has_just_led_fetches_nothing(
 
 def serve(connection, url, namespace, directory):
     """A maker's process: polls, and tells what its model is, until it is told to end."""
-    hostcache._SHARED_MEMORY = directory
+    host_cache._SHARED_MEMORY = directory
     torch.set_num_threads(1)
     fetch = replica.fetch
     with redrb.connect(url, retry_s=10) as client:

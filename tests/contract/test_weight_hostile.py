@@ -9,8 +9,8 @@ import torch
 
 import redrb
 from redrb.errors import ConfigError, DecodeError, WeightCorrupt, WeightError
-from redrb.weights import staging
-from redrb.weights.chunks import checksum_of
+from redrb.weights.publishing import staging
+from redrb.weights.wire.chunks import checksum_of
 from tests.published import bits, keys_of, prefix
 
 

@@ -9,7 +9,8 @@ from torch import nn
 import redrb
 from redrb import LoraConfig, WeightPublisher, WeightSubscriber
 from redrb.errors import ConfigError, WeightError, WeightMismatch
-from redrb.weights import loading, staging
+from redrb.weights.publishing import staging
+from redrb.weights.reading import loading
 from redrb.weights.tensors import TensorShard
 
 CONFIG = {"0": LoraConfig(r=2, lora_alpha=2), "1": LoraConfig(r=2, lora_alpha=2)}

@@ -24,7 +24,7 @@ Publish = Callable[..., list["WeightVersion | Exception"]]
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redrb.weights.publisher.CHUNK_BYTES", 1024)
+    monkeypatch.setattr("redrb.weights.publishing.publisher.CHUNK_BYTES", 1024)
 
 
 def whole() -> dict[str, Tensor]:
@@ -243,7 +243,7 @@ def test_a_failing_server_fails_all_ranks(ranks, reader, monkeypatch):
     assert all("broken" in str(failure) for failure in failures)
     monkeypatch.undo()
     assert reader.latest().version == 1
-    monkeypatch.setattr("redrb.weights.publisher.CHUNK_BYTES", 1024)
+    monkeypatch.setattr("redrb.weights.publishing.publisher.CHUNK_BYTES", 1024)
     assert ranks([shards(state, rank) for rank in range(WORLD)])[0].version == 2
 
 

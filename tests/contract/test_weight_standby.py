@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import redrb
 from redrb.algorithms import generate
 from redrb.errors import ConfigError, DecodeError, WeightError, WeightMismatch, WeightTimeout
-from redrb.weights import loading, replica
+from redrb.weights.reading import loading, replica
 from tests.published import CHUNK_BYTES, prefix
 from tests.servers import Server
 

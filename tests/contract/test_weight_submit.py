@@ -9,7 +9,7 @@ import torch
 
 import redrb
 from redrb.errors import ConfigError, EncodeError, PublisherFenced
-from redrb.weights import staging
+from redrb.weights.publishing import staging
 
 
 @pytest.fixture
@@ -82,10 +82,10 @@ def test_errors_of_submit_come_through_its_future(make):
 def test_what_was_submitted_before_is_published_before(make, subscriber, monkeypatch):
     """The thread is slow to start; what comes after waits all the same."""
     publisher, _state = make(), weights()
-    thread = redrb.weights.publisher.ThreadPoolExecutor
+    thread = redrb.weights.publishing.publisher.ThreadPoolExecutor
     slow = threading.Event()
     monkeypatch.setattr(
-        "redrb.weights.publisher.ThreadPoolExecutor",
+        "redrb.weights.publishing.publisher.ThreadPoolExecutor",
         lambda *a, **o: thread(*a, **o, initializer=slow.wait, initargs=(0.3,)),
     )
     first = publisher.submit({"a": torch.zeros(3)})

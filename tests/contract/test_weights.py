@@ -19,7 +19,8 @@ from redrb.errors import (
     WeightMismatch,
     WeightTimeout,
 )
-from redrb.weights import replica, staging
+from redrb.weights.publishing import staging
+from redrb.weights.reading import replica
 from tests.published import (
     CHUNK_BYTES,
     bits,

@@ -16,7 +16,7 @@ from multiprocessing import forkserver
 import numpy as np
 import pytest
 
-from redrb.weights.hostcache import HostCache
+from redrb.weights.host.cache import HostCache
 
 NBYTES = 1 << 20
 PATIENCE_S = 20.0
@@ -240,7 +240,7 @@ class Maker:
 def context():
     # a fork server: what is imported is imported once, and nothing of this process is inherited
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "redrb.weights.hostcache"])
+    context.set_forkserver_preload(["pytest", "redrb.weights.host.cache"])
     yield context
     forkserver._forkserver._stop()
 
@@ -418,7 +418,7 @@ def test_a_process_that_ends_in_order_takes_the_files_away_as_the_last(start, tm
 
 def test_a_program_that_ends_in_order_takes_the_files_away(tmp_path):
     code = (
-        "import sys, pathlib; from redrb.weights.hostcache import HostCache\n"
+        "import sys, pathlib; from redrb.weights.host.cache import HostCache\n"
         "cache = HostCache('weights', directory=pathlib.Path(sys.argv[1]))\n"
         "with cache.lead() as lead: lead.buffer(100).begin()"
     )

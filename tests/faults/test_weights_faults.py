@@ -14,8 +14,8 @@ import torch
 import redrb
 from redrb import scripts
 from redrb.errors import PublisherFenced, StoreFull, StoreUnavailable
-from redrb.weights import publisher as publishing
-from redrb.weights import staging
+from redrb.weights.publishing import publisher as publishing
+from redrb.weights.publishing import staging
 from tests.published import prefix
 
 MIB = 1 << 20

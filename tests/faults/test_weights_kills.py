@@ -11,7 +11,8 @@ import torch
 
 import redrb
 from redrb.errors import WeightError
-from redrb.weights import replica, staging
+from redrb.weights.publishing import staging
+from redrb.weights.reading import replica
 from tests.faults import weight_workers as workers
 from tests.faults.weight_workers import ELEMENTS, KINDS, POINTS, state
 from tests.published import (

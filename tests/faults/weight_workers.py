@@ -13,7 +13,8 @@ import torch
 import redrb
 from redrb import scripts
 from redrb.errors import PublisherFenced
-from redrb.weights import publisher, replica, route, staging
+from redrb.weights.publishing import publisher, staging
+from redrb.weights.reading import replica, route
 
 ELEMENTS = 32_768  # int16: 64 chunks
 KINDS = ("full", "delta", "anchor")

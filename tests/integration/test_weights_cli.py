@@ -22,8 +22,8 @@ from redrb.cli import main
 from redrb.connection import Client
 from redrb.environment import PREFIX, child_environment
 from redrb.errors import PublisherFenced
-from redrb.weights.adapter import load_adapter
-from redrb.weights.files import load_safetensors, save_safetensors
+from redrb.weights.files.folder import load_adapter
+from redrb.weights.files.safetensors import load_safetensors, save_safetensors
 from redrb.weights.lora import LoraConfig
 from tests.clusters import RedisCluster
 from tests.servers import programs

@@ -70,7 +70,7 @@ def test_the_page_runs_as_printed(real_url: str, tmp_path: Path) -> None:
 
 
 def test_the_page_tells_the_manifest_that_is_written() -> None:
-    from redrb.weights import manifest
+    from redrb.weights.wire import manifest
 
     header = (manifest.__doc__ or "").partition("msgpack map:")[2].partition("Readers ignore")[0]
     keys = re.findall(r"^    (\w+) +\S", header, re.MULTILINE)

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from redrb.errors import ConfigError, WeightError
-from redrb.weights import hostcache, hostlock
-from redrb.weights.hostbuffer import HEADER_BYTES, PAGE, Buffer, Header
-from redrb.weights.hostcache import HostCache
+from redrb.weights.host import cache as host_cache
+from redrb.weights.host import locks
+from redrb.weights.host.buffer import HEADER_BYTES, PAGE, Buffer, Header
+from redrb.weights.host.cache import HostCache
 
 NBYTES = 3 * PAGE + 17
 
@@ -211,11 +212,11 @@ def test_an_older_version_does_not_pass_for_the_newest_while_that_is_being_unloc
     cache, reader = caches(), caches()
     write(cache, 1)
     write(cache, 2)
-    grip = hostlock.take(home(tmp_path) / "1", exclusive=True)
+    grip = locks.take(home(tmp_path) / "1", exclusive=True)
     threading.Timer(0.05, grip.release).start()
     assert newest_version(reader) == 2
-    monkeypatch.setattr(hostcache, "_PATIENCE_S", 0.05)
-    grip = hostlock.take(home(tmp_path) / "1", exclusive=True)
+    monkeypatch.setattr(host_cache, "_PATIENCE_S", 0.05)
+    grip = locks.take(home(tmp_path) / "1", exclusive=True)
     assert newest_version(reader) == 1  # it stays locked: better than none
     grip.release()
 
@@ -233,7 +234,7 @@ def test_a_reader_that_is_dropped_holds_nothing(caches):
 
 def is_free(lock):
     """Whether nobody has the lock at `lock`."""
-    grip = hostlock.take(lock, exclusive=True)
+    grip = locks.take(lock, exclusive=True)
     if grip is None:
         return False
     grip.release()
@@ -427,7 +428,7 @@ def test_who_waits_is_woken_even_if_it_looks_while_leaders_change(caches, tmp_pa
 
 def watchers(path):
     """How many descriptors of this process are at `path`; none of them in passing."""
-    with hostlock._process.guard:
+    with locks._process.guard:
         descriptors = list(Path("/proc/self/fd").iterdir())
         return sum(at.exists() and at.samefile(path) for at in descriptors)
 
@@ -688,8 +689,8 @@ def test_a_directory_that_is_a_link_a_file_or_anothers_is_refused(caches, tmp_pa
 
 
 def test_the_directory_is_in_shared_memory_and_private(monkeypatch, tmp_path):
-    assert str(hostcache._SHARED_MEMORY) == "/dev/shm"
-    monkeypatch.setattr(hostcache, "_SHARED_MEMORY", tmp_path)
+    assert str(host_cache._SHARED_MEMORY) == "/dev/shm"
+    monkeypatch.setattr(host_cache, "_SHARED_MEMORY", tmp_path)
     cache = HostCache("weights")
     cache.newest()
     directory = tmp_path / f"redrb-{os.geteuid()}"

@@ -15,10 +15,10 @@ from redrb.errors import ConfigError, EncodeError
 from redrb.inspection.comparing import compare
 from redrb.inspection.mapped import mapped_file
 from redrb.tables import age, percent, size, table
-from redrb.weights.files import load_safetensors
-from redrb.weights.layout import CHUNK_BYTES, ITEM_BYTES, Layout, Piece, TensorEntry
+from redrb.weights.files.safetensors import load_safetensors
 from redrb.weights.state import State
 from redrb.weights.tensors import TensorShard, dtype_of, lay_out
+from redrb.weights.wire.layout import CHUNK_BYTES, ITEM_BYTES, Layout, Piece, TensorEntry
 
 
 def layout_of(tensors: dict[str, Tensor]) -> Layout:

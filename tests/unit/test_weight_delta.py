@@ -15,7 +15,7 @@ import zstandard
 from hypothesis import given, settings
 
 from redrb.errors import DecodeError
-from redrb.weights.delta import Bytes, Run, apply_block, encode_block, largest_encoding
+from redrb.weights.wire.delta import Bytes, Run, apply_block, encode_block, largest_encoding
 
 quick = settings(deadline=None, derandomize=True, max_examples=300)
 WIDTHS = (1, 2, 4, 8)

@@ -14,7 +14,7 @@ from safetensors.torch import load_model, save_file, save_model
 from torch import Tensor, nn
 
 from redrb.errors import ConfigError, DecodeError, EncodeError
-from redrb.weights.files import iterate_safetensors, load_safetensors, save_safetensors
+from redrb.weights.files.safetensors import iterate_safetensors, load_safetensors, save_safetensors
 
 
 class Tied(nn.Module):

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redrb.errors import WeightError
-from redrb.weights.layout import Layout, Piece, TensorEntry, runs_of, tile
-from redrb.weights.loading import Wanted, named_tensors
+from redrb.weights.reading.loading import Wanted, named_tensors
 from redrb.weights.state import State
 from redrb.weights.tensors import TensorShard, lay_out, plain, state_shards
+from redrb.weights.wire.layout import Layout, Piece, TensorEntry, runs_of, tile
 from tests.published import bits, every_kind
 
 CHUNK = 256

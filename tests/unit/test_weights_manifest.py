@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redrb.errors import DecodeError
-from redrb.weights.layout import Layout, Piece, TensorEntry
-from redrb.weights.manifest import (
+from redrb.weights.wire.layout import Layout, Piece, TensorEntry
+from redrb.weights.wire.manifest import (
     Blob,
     Delta,
     Manifest,

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from redrb.errors import ConfigError, EncodeError, WeightMismatch
-from redrb.weights.layout import CHUNK_BYTES
 from redrb.weights.tensors import (
     TensorShard,
     check_fits,
@@ -21,6 +20,7 @@ from redrb.weights.tensors import (
     target_shards,
 )
 from redrb.weights.tensors import load_in_place as load_box
+from redrb.weights.wire.layout import CHUNK_BYTES
 
 
 def whole(tensors):

@@ -1,0 +1,16 @@
+"""LoRA adapters: their settings, a model's layers, and the exact merge into base weights."""
+
+from redrb.weights.lora.config import LoraConfig, configs_from_wire, configs_to_wire
+from redrb.weights.lora.layers import lora_of
+from redrb.weights.lora.merging import LoraMerger, merged
+from redrb.weights.lora.state import lora_of_state
+
+__all__ = [
+    "LoraConfig",
+    "LoraMerger",
+    "configs_from_wire",
+    "configs_to_wire",
+    "lora_of",
+    "lora_of_state",
+    "merged",
+]

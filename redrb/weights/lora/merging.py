@@ -1,0 +1,215 @@
+"""LoRA between trainers and makers: what travels, and how it becomes part of the base weights.
+
+Only `lora_A` and `lora_B` travel (Hu et al. 2021, arXiv:2106.09685), with the settings of each
+layer. A maker's weight is always `base + T(B @ A) * scale` with the newest A and B, where `scale`
+is `alpha / r` and T transposes if `fan_in_fan_out`: the product of the update before is not in it
+any more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from redrb.errors import ConfigError, EncodeError, WeightMismatch
+from redrb.weights.lora.config import (
+    LoraConfig,
+)
+from redrb.weights.lora.layers import LoraLayer, lora_layers
+from redrb.weights.lora.names import layer_name, pairs
+
+_MERGEABLE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+
+
+def merged(base: Tensor, a: Tensor, b: Tensor, config: LoraConfig) -> Tensor:
+    """Return `base + T(B @ A) * scale` in the dtype and on the device of `base`.
+
+    It is computed in float32 (in float64 if `base` is), whatever autocast says, and rounded once.
+
+    Args:
+        base: The weight without LoRA, `[out, in]`, or `[in, out]` if `fan_in_fan_out`.
+        a: `[r, in]`.
+        b: `[out, r]`.
+        config: Settings of the layer.
+    """
+    compute = torch.float64 if base.dtype == torch.float64 else torch.float32
+    with torch.no_grad(), torch.autocast(base.device.type, enabled=False):
+        product = (b.to(base.device, compute) @ a.to(base.device, compute)) * config.scale
+        product = product.T if config.fan_in_fan_out else product
+        return (base.to(compute) + product).to(base.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """What an update does to one layer: A and B are loaded, or merged into a weight.
+
+    Attributes:
+        a: The new `lora_A`.
+        b: The new `lora_B`.
+        into: The model's LoRA layer, or the name of the weight that A and B are merged into.
+        config: Settings of the layer; None where A and B are loaded.
+    """
+
+    a: Tensor
+    b: Tensor
+    into: LoraLayer | str
+    config: LoraConfig | None
+
+
+class LoraMerger:
+    """Brings LoRA into one model: into its LoRA layers, and where it has none into its weights.
+
+    Of each weight that something is merged into, its base is kept beside it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._bases: dict[str, Tensor] = {}
+
+    def forget(self, loaded: Container[str] | None = None) -> None:
+        """Take weights as they are as the base: an update has just loaded them.
+
+        Args:
+            loaded: Names of the weights; default: all.
+        """
+        kept = self._bases.items() if loaded is not None else ()
+        self._bases = {name: base for name, base in kept if name not in (loaded or ())}
+
+    def plan(self, state: Mapping[str, Tensor], configs: Mapping[str, Any]) -> list[Change]:
+        """Return what will change, after checking all of it.
+
+        Args:
+            state: `<layer>.lora_A` `[r, in]` and `<layer>.lora_B` `[out, r]`, as ColossalAI or
+                PEFT names them, whichever of them the model has.
+            configs: Settings by layer: `LoraConfig`, or anything with its attributes.
+
+        Raises:
+            WeightMismatch: A layer, its other half or its settings are missing, or shapes differ.
+        """
+        settings = {layer_name(layer): config for layer, config in configs.items()}
+        try:
+            own = dict(lora_layers(self._module))
+        except EncodeError as error:
+            raise WeightMismatch(f"the model's LoRA layers cannot be updated: {error}") from error
+        weights = _weights(self._module)
+        changes: list[Change] = []
+        for layer, (a, b) in pairs(state).items():
+            config = _config(layer, settings.get(layer))
+            if layer in own:
+                _check_same(layer, own[layer], a, b, config)
+                changes.append(Change(a, b, own[layer], None))
+            elif layer not in weights or config is None:
+                missing = (
+                    "it has no settings" if layer in weights else "the model has no such layer"
+                )
+                raise WeightMismatch(f"LoRA of layer {layer!r} cannot be merged: {missing}.")
+            else:
+                _check_fits(layer, weights[layer], a, b, config)
+                changes.append(Change(a, b, weights[layer].names[0], config))
+        kept = own.keys() - pairs(state).keys()
+        if kept and len(kept) < len(own):
+            raise WeightMismatch(
+                f"LoRA of layer {min(kept)!r} is not among what came: the model would have parts "
+                "of two adapters. Publish all layers, or make the model with the same ones."
+            )
+        return changes
+
+    def apply(self, planned: list[Change]) -> None:
+        """Do what was planned; one weight at a time is in memory beside the model."""
+        live = dict(self._module.named_parameters())
+        merged_into = {change.into for change in planned if isinstance(change.into, str)}
+        for name in self._bases.keys() - merged_into:  # layers that the newest adapter has not
+            _set(live[name], self._bases.pop(name))
+        for change in planned:
+            if isinstance(change.into, LoraLayer):
+                _set(change.into.a, change.a)
+                _set(change.into.b, change.b)
+            elif change.config is not None:
+                name = change.into
+                if name not in self._bases:
+                    self._bases[name] = live[name].detach().clone()
+                _set(live[name], merged(self._bases[name], change.a, change.b, change.config))
+        for device in {tensor.device for tensor in live.values()}:
+            if device.type == "cuda":  # what is under way there: others may use other streams
+                torch.cuda.current_stream(device).synchronize()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Weight:
+    tensor: Tensor
+    names: list[str]  # one in each module that has it
+
+
+def _weights(module: nn.Module) -> dict[str, _Weight]:
+    """Return the weight of each layer, by the layer's name in the model without LoRA."""
+    names: dict[int, list[str]] = {}
+    found: dict[str, _Weight] = {}
+    for path, part in module.named_modules():
+        for own, parameter in part.named_parameters(recurse=False):
+            tied = names.setdefault(id(parameter), [])
+            tied.append(f"{path}.{own}" if path else own)
+            if own == "weight":
+                layer = layer_name(path).removesuffix(".base_layer")
+                found[layer] = _Weight(parameter, tied)
+    return found
+
+
+def _check_fits(layer: str, weight: _Weight, a: Tensor, b: Tensor, config: LoraConfig) -> None:
+    """Check that A and B can be merged into a weight, and that it is only this layer's."""
+    shape, dtype = list(weight.tensor.shape), weight.tensor.dtype
+    made = [b.shape[0], a.shape[1]]
+    made = made[::-1] if config.fan_in_fan_out else made
+    if made != shape or a.shape[0] != config.r:
+        raise WeightMismatch(
+            f"LoRA of layer {layer!r} makes {made} of rank {a.shape[0]}, its weight is {shape} and "
+            f"its settings say r={config.r}."
+        )
+    if dtype not in _MERGEABLE or hasattr(weight.tensor, "quant_state"):
+        raise WeightMismatch(
+            f"LoRA of layer {layer!r} cannot be merged into {dtype}: load the model in a "
+            "floating-point dtype, or give it LoRA layers."
+        )
+    if len(weight.names) > 1:
+        raise WeightMismatch(
+            f"LoRA of layer {layer!r} cannot be merged: {' and '.join(weight.names)} are one "
+            "tensor. Untie them, or give the model LoRA layers."
+        )
+
+
+def _config(layer: str, settings: Any) -> LoraConfig | None:
+    try:
+        return None if settings is None else LoraConfig.of(settings)
+    except ConfigError as error:
+        raise WeightMismatch(f"LoRA of layer {layer!r}: {error}") from error
+
+
+def _check_same(
+    layer: str, own: LoraLayer, a: Tensor, b: Tensor, config: LoraConfig | None
+) -> None:
+    """Check that A and B mean in the model's layer what they mean where they come from."""
+    shapes = [list(tensor.shape) for tensor in (a, b, own.a, own.b)]
+    if shapes[:2] != shapes[2:]:
+        raise WeightMismatch(
+            f"LoRA of layer {layer!r} is {shapes[0]} and {shapes[1]}, the model's {shapes[2]} and "
+            f"{shapes[3]}. Nothing was loaded."
+        )
+    if config is not None and not math.isclose(config.scale, own.config.scale):
+        raise WeightMismatch(
+            f"LoRA of layer {layer!r} has the scale {config.scale:g}, the model's layer "
+            f"{own.config.scale:g}: make it with the same lora_alpha and use_rslora."
+        )
+    if own.merged:
+        raise WeightMismatch(
+            f"LoRA of layer {layer!r}: the model's layer is merged, so new A and B would not be "
+            "seen. Unmerge it first."
+        )
+
+
+def _set(target: Tensor, value: Tensor) -> None:
+    with torch.inference_mode(target.is_inference()), torch.no_grad():
+        target.copy_(value)

@@ -1,0 +1,1 @@
+"""From a trainer to Redis: full versions, deltas, shards of ranks."""

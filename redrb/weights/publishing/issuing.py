@@ -1,0 +1,178 @@
+"""The owner of a name: begins versions, commits them, and tells who follows."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import uuid
+from dataclasses import dataclass
+
+from redrb import scripts
+from redrb.connection import Client
+from redrb.connection.transport import Argument, Reply
+from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreError
+from redrb.keys import WeightKeys
+from redrb.weights.publishing.staging import Attempt, ranges
+from redrb.weights.wire import spreading
+from redrb.weights.wire.manifest import (
+    MAX_MANIFEST_BYTES,
+    MAX_VERSION,
+    Manifest,
+    Source,
+    WeightVersion,
+    encode_manifest,
+)
+
+_log = logging.getLogger("redrb")
+
+_TELL_S = 1.0
+"""How long each task that follows may keep a publisher waiting while Redis is away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An attempt that may go on.
+
+    Attributes:
+        version: The version that it makes.
+        token: Its token; with several ranks that of rank 0, and those before it the others'.
+        newest_state: The newest version that is no adapter, 0 for none.
+        ranks: Number of ranks.
+    """
+
+    version: int
+    token: int
+    newest_state: int
+    ranks: int = 1
+
+
+class Issuer:
+    """Makes versions of one name; a newer issuer takes over from it."""
+
+    def __init__(
+        self, client: Client, keys: WeightKeys, name: str, *, keep: int, max_bytes: int
+    ) -> None:
+        self._client = client.at(keys.versions)
+        self._everywhere = client
+        self._keys = keys
+        self._name = name
+        self._keep = keep
+        self._max_bytes = max_bytes
+        self._owner = uuid.uuid4().hex
+        self._last = 0
+        self._token = 0
+        self.spread = spreading.spread_of(client)
+
+    def take_over(self) -> None:
+        """Become the owner: the one before can commit nothing more."""
+        self._run("weights_take_over", self._owner)
+
+    def begin(self, version: int | None, *, ranks: int = 1) -> Begun:
+        """Begin an attempt.
+
+        Raises:
+            ConfigError: The version is not larger than the newest one.
+            PublisherFenced: Another one has taken over.
+        """
+        reply = self._run("weights_begin", self._owner, ranks, self._token)
+        if reply[0] == b"fenced":
+            raise self._fenced()
+        _, token, newest, newest_state = reply
+        self._token = token
+        if self.spread:
+            spreading.settle_all(self._everywhere, self._keys)
+            spreading.clean(self._everywhere, self._keys, self.spread)
+        number = max(newest, self._last) + 1 if version is None else version
+        if not newest < number <= MAX_VERSION:
+            raise ConfigError(
+                f"version {number} of weights {self._name!r} is not newer than {newest}, which "
+                "is published: leave `version` out, or give a larger one."
+            )
+        return Begun(number, token, newest_state, ranks)
+
+    def commit(self, begun: Begun, manifest: Manifest) -> WeightVersion | None:
+        """Make a version the newest; None when something that it stands on is gone."""
+        stored = encode_manifest(manifest)
+        if len(stored) > MAX_MANIFEST_BYTES:
+            raise EncodeError(f"{manifest.names} tensors: their list is too long.")
+        own = range(begun.token - begun.ranks + 1, begun.token + 1)
+        if self.spread and not spreading.prepare(self._everywhere, self._keys, manifest, own):
+            return None
+        described = manifest.describe(self._name, 0.0)
+        delta = manifest.delta
+        pieces = [Source(b.token, 0, len(b.checksums)) for b in delta.blobs] if delta else []
+        reply = self._run(
+            "weights_commit",
+            self._owner,
+            begun.token,
+            manifest.version,
+            self._keep,
+            self._max_bytes,
+            int(self.spread > 0),
+            manifest.kind,
+            delta.base if delta is not None else manifest.base,
+            manifest.nbytes,
+            described.stored_bytes,
+            "" if described.delta_bytes is None else described.delta_bytes,
+            manifest.names,
+            ranges(list(manifest.sources)),
+            ranges(pieces),
+            stored,
+        )
+        if reply[0] == b"fenced":
+            raise self._fenced()
+        if reply[0] == b"stale":
+            raise ConfigError(
+                f"version {manifest.version} of weights {self._name!r} is not newer than "
+                f"{reply[1]}, which was published meanwhile."
+            )
+        if reply[0] != b"ok":
+            return None
+        self._last = manifest.version
+        if self.spread:
+            self._settle(manifest)
+        self._tell_followers(manifest.version)
+        return manifest.describe(self._name, int(reply[1]) / 1000)
+
+    def discard(self, attempt: Attempt) -> None:
+        """Delete what was staged; without an answer from Redis it expires."""
+        chunks, pieces = attempt.staged_ranges()
+        place = attempt.place
+        with contextlib.suppress(StoreError):
+            arguments = (
+                place.token,
+                place.version,
+                *(("", "") if self.spread else (chunks, pieces)),
+            )
+            committed = self._run("weights_discard", *arguments, retry_s=0) < 0
+            if self.spread and not committed:
+                spreading.delete(self._everywhere, attempt.staged_keys())
+
+    def _settle(self, manifest: Manifest) -> None:
+        try:
+            spreading.settle(self._everywhere, self._keys, manifest)
+            spreading.clean(self._everywhere, self._keys, self.spread)
+        except StoreError as error:  # readers settle it, or the next version does
+            _log.warning("weights %r: %s", self._name, error)
+
+    def _tell_followers(self, version: int) -> None:
+        """Tell the tasks that follow these weights; one that is missed learns the next version."""
+        try:
+            for stream in self._client.execute("SMEMBERS", self._keys.followers):
+                script = scripts.load("advance")
+                client = self._everywhere.at(stream.decode())
+                scripts.run(client, script, [stream], [version], retry_s=_TELL_S)
+        except StoreError as error:
+            _log.warning(
+                "weights %r: not every task knows version %d: %s", self._name, version, error
+            )
+
+    def _run(self, script: str, *arguments: Argument, retry_s: float | None = None) -> Reply:
+        keys = [self._keys.versions]
+        return scripts.run(self._client, scripts.load(script), keys, arguments, retry_s=retry_s)
+
+    def _fenced(self) -> PublisherFenced:
+        return PublisherFenced(
+            f"another publisher of weights {self._name!r} was started after this one, which may "
+            "publish no more. Stop one of the two; a new WeightPublisher takes over again."
+        )

@@ -1,0 +1,259 @@
+"""Ranks that publish one version together: who has what, where it goes, what became of it.
+
+Rank 0 reads one mailbox, in which every other rank offers its part and then says that it is staged.
+It answers each in a mailbox that only this call of `publish` reads. So a rank that died and came
+again is told apart from its earlier self, and nobody waits for an answer to a question of before.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from redrb.connection import Client
+from redrb.errors import DecodeError, WeightError
+from redrb.keys import WeightKeys
+from redrb.weights.publishing.mailbox import Mailbox
+from redrb.weights.publishing.staging import Part, Place
+from redrb.weights.wire.layout import Layout
+from redrb.weights.wire.manifest import MAX_VERSION, Source, list_tensors, read_tensors
+
+AGAIN: Final = "again"
+"""In place of a reason: all ranks begin anew."""
+
+
+class BeginAgainError(Exception):
+    """Something that this attempt stands on is gone, or a rank came anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a rank would publish.
+
+    Attributes:
+        rank: Its rank.
+        call: Tells this call of `publish` from others.
+        chunks: Of its state.
+        version: The version that it was told to publish, 0 for the next.
+        base: The version that it has a difference to, 0 for none.
+    """
+
+    rank: int
+    call: str
+    chunks: int
+    version: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a rank is to stage."""
+
+    place: Place
+    whole: bool
+    delta: bool
+
+
+@dataclass(slots=True)
+class Guest:
+    """A rank that is not rank 0, in one call of `publish`."""
+
+    client: Client
+    keys: WeightKeys
+    rank: int
+    timeout: float
+    call: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def decision(self, *, chunks: int, version: int, base: int) -> Decision:
+        """Offer a part; returns what to stage of it.
+
+        Raises:
+            WeightError: Rank 0 did not answer in time, or failed.
+            BeginAgainError: All begin anew.
+        """
+        self._tell({"chunks": chunks, "version": version, "base": base})
+        told = self._told()
+        try:
+            place = Place(told["version"], told["token"], told["first"], told["spread"])
+            return Decision(place, bool(told["whole"]), bool(told["delta"]))
+        except KeyError as error:
+            raise DecodeError(f"rank 0's answer lacks {error}") from error
+
+    def outcome(self, part: Part) -> tuple[bytes, float]:
+        """Say that a part is staged; returns the version's manifest and time once it is committed.
+
+        Raises:
+            WeightError, BeginAgainError: As in `decision`.
+        """
+        self._tell({"part": _packed(part), "token": part.place.token})
+        told = self._told()
+        manifest, created_s = told.get("manifest"), told.get("created_s")
+        if not isinstance(manifest, bytes) or not isinstance(created_s, float):
+            raise DecodeError("rank 0's answer has no manifest")
+        return manifest, created_s
+
+    def fail(self, error: BaseException) -> None:
+        """Let rank 0 know that what was offered does not come."""
+        self._tell({"error": f"{type(error).__name__}: {error}"})
+
+    def give_up(self, error: BaseException) -> None:
+        """Let rank 0 know that this rank offers nothing."""
+        self._tell({"error": f"{type(error).__name__}: {error}", "gave_up": True})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        inbox = Mailbox(self.client, self.keys.meeting)
+        inbox.post({"rank": self.rank, "call": self.call, **message})
+
+    def _told(self) -> dict[str, Any]:
+        box = Mailbox(self.client, self.keys.answers(self.call))
+        told = box.next(time.monotonic() + self.timeout)
+        if told is None:
+            raise WeightError(
+                f"rank 0 did not answer rank {self.rank} within {self.timeout:g} s: see whether it "
+                "runs, and calls publish as often as this one."
+            )
+        box.delete()
+        if told.get("error") == AGAIN:
+            raise BeginAgainError
+        if "error" in told:
+            raise WeightError(f"no rank has published: {told['error']!s:.500}")
+        return told
+
+
+class Host:
+    """Rank 0, over all calls of `publish`."""
+
+    def __init__(self, client: Client, keys: WeightKeys, world_size: int, timeout: float) -> None:
+        self._client = client
+        self._keys = keys
+        self._inbox = Mailbox(client, keys.meeting)
+        self._others = range(1, world_size)
+        self._timeout = timeout
+        self._offers: dict[int, Offer] = {}
+
+    def offers(self) -> list[Offer]:
+        """Return every other rank's offer, by rank.
+
+        Raises:
+            WeightError: Some did not come in time, or failed.
+        """
+        deadline = time.monotonic() + self._timeout
+        gave_up: dict[int, str] = {}
+        while missing := [r for r in self._others if r not in self._offers and r not in gave_up]:
+            message = self._next(deadline, missing)
+            rank = message["rank"]
+            if "error" not in message:
+                self._note(message)
+            elif message.get("gave_up") or self._is_known(message):
+                # the others are waited for nevertheless: so all of them are told at once
+                self._offers.pop(rank, None)
+                gave_up[rank] = str(message["error"])
+        for rank, why in gave_up.items():
+            raise WeightError(f"rank {rank}: {why:.500}")
+        return [self._offers[rank] for rank in self._others]
+
+    def decide(self, offer: Offer, decision: Decision) -> None:
+        """Tell a rank what to stage."""
+        place = decision.place
+        self._answer(
+            offer,
+            {
+                "version": place.version,
+                "token": place.token,
+                "first": place.first,
+                "spread": place.spread,
+                "whole": decision.whole,
+                "delta": decision.delta,
+            },
+        )
+
+    def parts(self, decisions: dict[int, Decision]) -> list[Part]:
+        """Return what the other ranks have staged, by rank.
+
+        Raises:
+            WeightError: Some did not come in time, or failed.
+            BeginAgainError: A rank came anew meanwhile.
+        """
+        deadline = time.monotonic() + self._timeout
+        parts: dict[int, Part] = {}
+        while len(parts) < len(self._others):
+            message = self._next(deadline, [r for r in self._others if r not in parts])
+            rank = message["rank"]
+            if not self._is_known(message):
+                if "chunks" in message:
+                    self._note(message)
+                    raise BeginAgainError
+            elif "error" in message:
+                del self._offers[rank]
+                raise WeightError(f"rank {rank}: {message['error']!s:.500}")
+            elif message.get("token") == decisions[rank].place.token and "part" in message:
+                parts[rank] = _unpacked(message["part"], decisions[rank].place)
+        return [parts[rank] for rank in self._others]
+
+    def end(self, answer: dict[str, Any]) -> None:
+        """Tell all ranks that wait what became of it."""
+        self._inbox.forget_read()  # so that nobody takes it for news
+        offers, self._offers = self._offers, {}
+        for offer in offers.values():
+            self._answer(offer, answer)
+
+    def _note(self, message: dict[str, Any]) -> None:
+        numbers = [message.get(name) for name in ("chunks", "version", "base")]
+        if not all(type(number) is int and 0 <= number <= MAX_VERSION for number in numbers):
+            return  # what is left of a call that is over
+        chunks, version, base = numbers
+        offer = Offer(message["rank"], message["call"], chunks or 0, version or 0, base or 0)
+        self._offers[offer.rank] = offer
+
+    def _is_known(self, message: dict[str, Any]) -> bool:
+        """Return whether it comes from the call whose offer was taken."""
+        known = self._offers.get(message["rank"])
+        return known is not None and known.call == message["call"]
+
+    def _next(self, deadline: float, missing: list[int]) -> dict[str, Any]:
+        while True:
+            message = self._inbox.next(deadline)
+            if message is None:
+                raise WeightError(
+                    f"ranks {missing} did not come within {self._timeout:g} s: see whether they "
+                    "run, and call publish as often as rank 0."
+                )
+            if message.get("rank") in self._others and isinstance(message.get("call"), str):
+                return message
+
+    def _answer(self, offer: Offer, message: dict[str, Any]) -> None:
+        Mailbox(self._client, self._keys.answers(offer.call)).post(message)
+
+
+def _packed(part: Part) -> dict[str, Any]:
+    return {
+        "tensors": list_tensors(part.layout),
+        "nbytes": part.layout.nbytes,
+        "chunk_bytes": part.layout.chunk_bytes,
+        "checksums": list(part.checksums),
+        "sources": [[run.token, run.first, run.count] for run in part.sources],
+        "sizes": None if part.sizes is None else list(part.sizes),
+        "pieces": list(part.pieces),
+    }
+
+
+def _unpacked(stored: Any, place: Place) -> Part:
+    """Return a part; what is wrong in it shows when all of them are joined."""
+    try:
+        sizes = stored["sizes"]
+        numbers = [stored["nbytes"], stored["chunk_bytes"], *stored["checksums"], *stored["pieces"]]
+        if not all(type(number) is int and number >= 0 for number in [*numbers, *(sizes or [])]):
+            raise TypeError("a number is none")
+        tensors = read_tensors(stored["tensors"], whole=False)
+        return Part(
+            place=place,
+            layout=Layout(tensors, stored["nbytes"], stored["chunk_bytes"]),
+            checksums=tuple(stored["checksums"]),
+            sources=tuple(Source(*run) for run in stored["sources"]),
+            sizes=None if sizes is None else tuple(sizes),
+            pieces=tuple(stored["pieces"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise DecodeError(f"a rank's part is damaged: {error!r:.80}") from error

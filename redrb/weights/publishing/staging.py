@@ -1,0 +1,241 @@
+"""One attempt to publish: its chunks and deltas on their way to Redis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from redrb.connection import Client
+from redrb.errors import EncodeError
+from redrb.keys import WeightKeys
+from redrb.weights.publishing.snapshot import CHANGED, Difference, joined
+from redrb.weights.state import State
+from redrb.weights.wire.chunks import BATCH, Outgoing, checksum_of, stage
+from redrb.weights.wire.delta import Bytes
+from redrb.weights.wire.layout import Layout
+from redrb.weights.wire.manifest import Manifest, Source
+
+_HEAD = 64 << 10  # tells most chunks that changed, before all of one is hashed
+_STAGING_S = 600
+_SLOWEST_BYTES_PER_S = 10_000_000  # staged chunks live long enough even then
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one publisher's part of a version goes.
+
+    Attributes:
+        version: The version.
+        token: Names its keys.
+        first: Its first chunk among those of all ranks.
+        spread: Slots of a cluster that keys are spread over, else 0.
+    """
+
+    version: int
+    token: int
+    first: int = 0
+    spread: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one publisher has staged; with several ranks there are as many.
+
+    Attributes:
+        place: Where.
+        layout: Of its own tensors.
+        checksums: Of its chunks.
+        sources: Keys of its chunks, if it has staged them; indices are those of all ranks.
+        sizes: Bytes of each chunk's difference, if it has staged these.
+        pieces: Checksums of the delta's pieces.
+        heads: Checksums of the first bytes of each chunk, if it has staged its chunks.
+    """
+
+    place: Place
+    layout: Layout
+    checksums: tuple[int, ...]
+    sources: tuple[Source, ...] = ()
+    sizes: tuple[int, ...] | None = None
+    pieces: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A version that was stored whole, whose chunks need not be sent again.
+
+    Attributes:
+        manifest: Of all ranks.
+        part: This publisher's.
+    """
+
+    manifest: Manifest
+    part: Part
+
+    def fits(self, layout: Layout, first: int) -> bool:
+        """Return whether its chunks are at the places of a state of `layout`, from `first` on."""
+        return self.part.place.first == first and self.part.layout == layout
+
+
+class Attempt:
+    """Stages one version under a token that no other attempt has."""
+
+    def __init__(
+        self, client: Client, keys: WeightKeys, place: Place, source: State, *, waits_s: float = 0.0
+    ) -> None:
+        """Stage `source`; `waits_s`: seconds that what is staged may have to wait for others."""
+        self._client = client
+        self._keys = keys
+        self._source = source
+        self._pool: list[Bytes] = []
+        self._chunks = range(0)
+        self._pieces = 0
+        slowly_s = source.layout.nbytes // _SLOWEST_BYTES_PER_S
+        self._expire_s = _STAGING_S + slowly_s + math.ceil(2 * waits_s)
+        self.place = place
+
+    def stage(
+        self, difference: Difference | None, *, whole: bool, anchor: Anchor | None = None
+    ) -> Part:
+        """Store the difference, the whole state, or both.
+
+        Args:
+            difference: From the version before.
+            whole: Whether readers need not have the version before.
+            anchor: The last version that was stored whole: chunks that it has are not sent again.
+        """
+        layout = self._source.layout
+        sizes: tuple[int, ...] | None = None
+        pieces: tuple[int, ...] = ()
+        if difference is not None:
+            sizes = tuple(map(len, difference.blocks))
+            pieces = self._stage_difference(difference)
+        if not whole and difference is not None:
+            return Part(self.place, layout, difference.checksums, (), sizes, pieces)
+        known = None if difference is None else difference.checksums
+        if anchor is not None and not anchor.fits(layout, self.place.first):
+            anchor = None
+        checksums, sources, heads = self._stage_chunks(known, anchor)
+        return Part(self.place, layout, checksums, sources, sizes, pieces, heads)
+
+    def staged_keys(self) -> list[str]:
+        """Return the keys that this attempt may have staged."""
+        token, spread = self.place.token, self.place.spread
+        return [
+            *(self._keys.chunk(token, index, spread) for index in self._chunks),
+            *(self._keys.delta(token, number, spread) for number in range(self._pieces)),
+        ]
+
+    def staged_ranges(self) -> tuple[str, str]:
+        """Return the same as scripts read it: chunks, and pieces of a delta."""
+        token = self.place.token
+        chunks = ranges([Source(token, self._chunks.start, len(self._chunks))])
+        return chunks, ranges([Source(token, 0, self._pieces)])
+
+    def _stage_chunks(
+        self, known: tuple[int, ...] | None, anchor: Anchor | None
+    ) -> tuple[tuple[int, ...], tuple[Source, ...], tuple[int, ...]]:
+        layout, place = self._source.layout, self.place
+        self._chunks = range(place.first, place.first + layout.chunks)
+        had = {} if anchor is None else _tokens(anchor.manifest)
+        hashes: list[_Hash] = []
+        tokens: list[int] = []
+
+        def outgoing() -> Iterator[Outgoing]:
+            slot = 0
+            for number, index in enumerate(self._chunks):
+                segments = self._segments(number, slot)
+                checksum = None if known is None else known[number]
+                head = checksum_of([part[:_HEAD] for part in segments[:1]])
+                if checksum is None and anchor is not None and head == anchor.part.heads[number]:
+                    checksum = checksum_of(segments)  # it may be the same
+                same = anchor is not None and checksum == anchor.part.checksums[number]
+                hashes.append(_Hash(head, checksum))
+                tokens.append(had[index] if same else place.token)
+                if not same:
+                    slot = (slot + 1) % BATCH
+                    key = self._keys.chunk(place.token, index, place.spread)
+                    yield Outgoing(key, segments, hashes[-1].update)
+
+        stage(self._client, outgoing(), expire_s=self._expire_s)
+        checksums = tuple(own.digest() for own in hashes)
+        return checksums, _sources(tokens, place.first), tuple(own.head for own in hashes)
+
+    def _segments(self, number: int, slot: int) -> list[Bytes]:
+        """Return a chunk's bytes, in one of `BATCH` slots where they have to be copied."""
+        segments = self._source.segments(number)
+        if segments is not None:
+            return segments
+        if not self._pool:
+            size = self._source.layout.chunk_bytes
+            self._pool = [np.empty(size, np.uint8) for _ in range(BATCH)]
+        return [self._source.read(number, self._pool[slot])]
+
+    def _stage_difference(self, difference: Difference) -> tuple[int, ...]:
+        size, place = self._source.layout.chunk_bytes, self.place
+        self._pieces = -(-difference.nbytes // size)
+        checksums: list[int] = []
+
+        def outgoing() -> Iterator[Outgoing]:
+            for number, segments in enumerate(joined(difference.blocks, size)):
+                checksums.append(checksum_of(segments))
+                yield Outgoing(self._keys.delta(place.token, number, place.spread), segments)
+
+        stage(self._client, outgoing(), expire_s=self._expire_s)
+        return tuple(checksums)
+
+
+class _Hash:
+    """A chunk's checksum: known, or made while it is sent."""
+
+    def __init__(self, head: int, known: int | None) -> None:
+        self.head = head
+        self._known = known
+        self._sent = False
+        self._state = xxhash.xxh3_64()
+
+    def update(self, data: memoryview) -> None:
+        """Go on with a part of the chunk."""
+        self._state.update(data)
+        self._sent = True
+
+    def digest(self) -> int:
+        """Return the checksum.
+
+        Raises:
+            EncodeError: What was sent has another one than was known.
+        """
+        made = self._state.intdigest()
+        if self._known is None:
+            return made
+        if self._sent and made != self._known:
+            raise EncodeError(f"{CHANGED}. Nothing was published.")
+        return self._known
+
+
+def ranges(runs: list[Source]) -> str:
+    """Return runs of keys as scripts read them."""
+    return ";".join(f"{run.token} {run.first} {run.count}" for run in runs if run.count)
+
+
+def _tokens(manifest: Manifest) -> dict[int, int]:
+    return {
+        index: run.token
+        for run in manifest.sources
+        for index in range(run.first, run.first + run.count)
+    }
+
+
+def _sources(tokens: list[int], first: int) -> tuple[Source, ...]:
+    """Return runs of equal tokens."""
+    runs: list[Source] = []
+    for index, token in enumerate(tokens, first):
+        if runs and runs[-1].token == token:
+            runs[-1] = Source(token, runs[-1].first, runs[-1].count + 1)
+        else:
+            runs.append(Source(token, index, 1))
+    return tuple(runs)

@@ -1,0 +1,199 @@
+"""A reader's state in the host's shared memory: one fetches, the others read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+
+from redrb.errors import WeightCorrupt
+from redrb.weights.host.cache import Filling, Held, HostCache, Lead
+from redrb.weights.reading.copies import (
+    Current,
+    Needed,
+    OwnCopy,
+    fetch_adapter,
+    split,
+)
+from redrb.weights.reading.replica import Replica, Transfer
+from redrb.weights.reading.route import Catalogue, Pin, Step
+from redrb.weights.state import State
+from redrb.weights.wire.layout import Layout
+from redrb.weights.wire.manifest import Manifest, Source, encode_manifest
+
+_log = logging.getLogger("redrb")
+
+_PATIENCE_S = 60.0
+"""How long another process may take with an update before this one does without it."""
+
+_TIMES = 100
+
+
+class HostCopy:
+    """The state that all readers of these weights on this host share.
+
+    Whoever finds the newest version missing and nobody at work fetches it into the buffer that is
+    not the newest, by deltas from what that one or the newest has; the others wait for it. A
+    buffer that somebody still has is left to them, and made anew for the rest.
+    """
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        keys = catalogue.keys
+        self._cache = HostCache(f"{catalogue.everywhere.where} {keys.prefix}")
+        self._own: OwnCopy | None = None
+        self._damaged = False
+
+    def current(
+        self, pin: Pin, *, used: int, needed: Needed
+    ) -> AbstractContextManager[Current | None]:
+        """Return the newest version, if it is newer than `used`, while nobody writes over it."""
+        return self._current(pin, used, needed)
+
+    def forget(self) -> None:
+        """Begin anew: what is shared may be damaged."""
+        self._damaged = True
+        if self._own is not None:
+            self._own.forget()
+
+    @contextmanager
+    def _current(self, pin: Pin, used: int, needed: Needed) -> Iterator[Current | None]:
+        newest = self._catalogue.other_than(used)
+        if newest is None:
+            yield None
+            return
+        state = newest.base if newest.kind == "lora" else newest.version
+        for attempt in range(_TIMES):
+            held = self._cache.newest()
+            if held is not None and held.version < state:
+                held.close()
+            elif held is not None:
+                with held:
+                    # a version that was the newest when this began will do, if newer ones come
+                    # faster than they are fetched
+                    will_do = attempt > 1 and newest.kind != "lora"
+                    current = self._use(held, pin, used, needed, will_do=will_do)
+                    if current is not None:
+                        yield current
+                        return
+            lead = self._cache.lead()
+            if lead is not None:
+                with lead:
+                    found = self._fill(lead, pin, used, needed)
+                if found is not None:
+                    yield found
+                    return
+            elif not self._cache.wait(_PATIENCE_S):
+                break
+        _log.warning(
+            "weights %r: another process on this host did not come to an end with an update; this "
+            "one fetches it by itself",
+            self._catalogue.name,
+        )
+        with self._alone().current(pin, used=used, needed=needed) as current:
+            yield current
+
+    def _alone(self) -> OwnCopy:
+        self._own = self._own or OwnCopy(self._catalogue)
+        return self._own
+
+    def _use(
+        self, held: Held, pin: Pin, used: int, needed: Needed, *, will_do: bool
+    ) -> Current | None:
+        """Return what is held if it is the newest version, or will do."""
+        manifest = self._catalogue.decode(held.meta)
+        steps = pin.route(have=manifest.version, used=used)
+        states, adapter = split(steps)
+        if will_do and states and not adapter and not self._damaged:
+            entry = self._catalogue.entry(manifest.version)
+            if entry is not None and not _is_at(manifest, states[-1]):
+                layout = _layout(manifest)
+                needed(layout)
+                return Current(entry, State(layout, memory=held.lend()), None, shared=True)
+        if self._damaged or len(states) != 1 or not _is_at(manifest, states[0]):
+            return None
+        layout = _layout(manifest)
+        needed(layout)
+        return self._with(State(layout, memory=held.lend()), steps, adapter, pin)
+
+    def _with(
+        self, state: State | None, steps: Sequence[Step], adapter: Step | None, pin: Pin
+    ) -> Current:
+        transfer = Transfer(self._catalogue.everywhere, self._catalogue.keys, pin.renew)
+        fetched = fetch_adapter(adapter, transfer) if adapter is not None else None
+        return Current(steps[-1].described, state, fetched, shared=state is not None)
+
+    def _fill(self, lead: Lead, pin: Pin, used: int, needed: Needed) -> Current | None:
+        """Bring a buffer to the newest version; return it only if there is no state to share."""
+        steps = pin.route(have=0, used=used)
+        states, adapter = split(steps)
+        if not states:  # an adapter for weights that were never published; or nothing is newer
+            return self._with(None, steps, adapter, pin) if steps else None
+        layout = _layout(states[0].manifest)
+        needed(layout)
+        with ExitStack() as scope:
+            base = self._base(lead, scope, states[-1].manifest)
+            if base is not None and _is_at(self._catalogue.decode(base.meta), states[-1]):
+                return None  # another one has led since this one looked
+            filling = lead.buffer(layout.nbytes)
+            own, known = self._known(filling, base, layout)
+            if known is not None:
+                states, _ = split(pin.route(have=known.version, used=used))
+            filling.begin()
+            replica = Replica(State(layout, memory=filling.data), None)
+            if known is not None and states and states[0].how != "full":
+                if base is not None and not own:
+                    filling.data[:] = base.data
+                replica.adopt(known)
+            transfer = Transfer(self._catalogue.everywhere, self._catalogue.keys, pin.renew)
+            for step in states:
+                replica.follow(step, transfer)
+            self._damaged = False
+            last = states[-1].manifest
+            filling.commit(last.version, _meta(last, layout))
+        return None
+
+    def _base(self, lead: Lead, scope: ExitStack, newest: Manifest) -> Held | None:
+        """Return the newest buffer if it may be of use, after forgetting those of other times."""
+        while (held := self._cache.newest()) is not None:
+            manifest = self._catalogue.decode(held.meta)
+            another = manifest.version == newest.version and manifest.checksums != newest.checksums
+            if manifest.version <= newest.version and not another and not self._damaged:
+                return scope.enter_context(held)
+            held.close()
+            lead.forget(manifest.version)
+        return None
+
+    def _known(
+        self, filling: Filling, base: Held | None, layout: Layout
+    ) -> tuple[bool, Manifest | None]:
+        """Return the version that the next one can be made of: the buffer's own, or the newest."""
+        own = self._catalogue.decode(filling.meta) if filling.version else None
+        if own is not None and own.layout == layout and not self._damaged:
+            return True, own
+        newer = self._catalogue.decode(base.meta) if base is not None else None
+        return False, newer if newer is not None and newer.layout == layout else None
+
+
+def _is_at(manifest: Manifest, step: Step) -> bool:
+    there = step.manifest
+    return (manifest.version, manifest.checksums) == (there.version, there.checksums)
+
+
+def _layout(manifest: Manifest) -> Layout:
+    if manifest.layout is None:
+        raise WeightCorrupt(f"version {manifest.version} lists no tensors.")
+    return manifest.layout
+
+
+def _meta(manifest: Manifest, layout: Layout) -> bytes:
+    """Return the manifest of a state that is whole, whatever led to it."""
+    whole = replace(
+        manifest,
+        kind="full",
+        layout=layout,
+        sources=(Source(1, 0, layout.chunks),),
+        delta=None,
+    )
+    return encode_manifest(whole)

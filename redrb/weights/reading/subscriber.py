@@ -1,0 +1,449 @@
+"""Reading: find the newest version, fetch and check all of it, then load it."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+from redrb.connection import Client
+from redrb.connection.transport import Pipeline, read_reply
+from redrb.errors import (
+    ConfigError,
+    RedrbError,
+    WeightCorrupt,
+    WeightError,
+    WeightMismatch,
+    WeightsTorn,
+    WeightTimeout,
+)
+from redrb.keys import WeightKeys
+from redrb.weights.reading.adapting import AdapterLoader
+from redrb.weights.reading.ahead import Ahead, Lent, taken
+from redrb.weights.reading.copies import Adapter, Copy, Current, LiveCopy, OwnCopy
+from redrb.weights.reading.hostcopy import HostCopy
+from redrb.weights.reading.loading import Wanted, named_tensors
+from redrb.weights.reading.route import Catalogue, Pin
+from redrb.weights.reading.standby import WeightStandby
+from redrb.weights.tensors import Strict, Target, target_shards
+from redrb.weights.wire.chunks import ChunkGoneError
+from redrb.weights.wire.manifest import MAX_VERSION, WeightVersion
+
+T = TypeVar("T")
+
+_ATTEMPTS = 3
+_BLOCK_S = 5.0  # one blocking read; far below the connection's timeout
+
+
+class WeightSubscriber:
+    """Follows the weights `name` for one model.
+
+    Keeps a copy of the weights on the host, so that a new version costs what changed: as much
+    memory as a version. `poll(in_place=True)` keeps none.
+
+    Args:
+        client: From `redrb.connect`.
+        name: Name of the weights.
+        namespace: That of the publisher.
+        lock: Held while tensors change; default: one of its own. A lock that is not re-entrant
+            must not be held by who calls `poll`.
+        host_cache: Keep the copy in shared memory (`/dev/shm`), one for all subscribers on this
+            host that ask for it: one fetches, the others map what it fetched. Parameters and
+            buffers of modules on the CPU, if they have the published dtype, are not copied: their
+            `data` are in that memory from then on, and pages that someone writes to become that
+            process' own.
+
+    Attributes:
+        lock: Generation takes it, so that it never sees half an update.
+
+    Raises:
+        ConfigError: A name is not usable.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        *,
+        namespace: str = "default",
+        lock: AbstractContextManager[object] | None = None,
+        host_cache: bool = False,
+    ) -> None:
+        keys = WeightKeys.of(namespace, name)
+        self._catalogue = Catalogue(client, keys, name)
+        self._name = name
+        self._version: int | None = None
+        self._copy: Copy = HostCopy(self._catalogue) if host_cache else OwnCopy(self._catalogue)
+        self._live: LiveCopy | None = None
+        self._adapters = AdapterLoader()
+        self._reading = threading.Lock()
+        self._epoch = 0
+        self._is_lent = False
+        self.lock: AbstractContextManager[object] = threading.RLock() if lock is None else lock
+
+    def __repr__(self) -> str:
+        return f"<redrb.WeightSubscriber {self._name!r} at version {self._version}>"
+
+    @property
+    def version(self) -> int | None:
+        """The version that was loaded last, None before the first."""
+        return self._version
+
+    def latest(self) -> WeightVersion | None:
+        """Return the newest version, None when nothing is published."""
+        return self._catalogue.newer_than(0)
+
+    def versions(self) -> list[WeightVersion]:
+        """Return all versions that are kept, the newest last."""
+        return self._catalogue.kept()
+
+    def poll(
+        self, target: Target, *, strict: Strict = True, in_place: bool = False
+    ) -> WeightVersion | None:
+        """Load the newest version, unless it is loaded already.
+
+        All of it is fetched and checked before the first tensor changes, under `lock`. A delta is
+        applied where what it stands on is there, bit for bit; on any doubt, all is fetched anew.
+        An adapter (`publish_lora`) is loaded into the model's LoRA layers, or merged into the
+        weights that it belongs to. float16, bfloat16, float32 and float64 are cast into each other;
+        other dtypes, and shapes, must be equal.
+
+        Args:
+            target: A module (its parameters and persistent buffers), several by name, or a dict
+                of tensors, `DTensor`s and `TensorShard`s; always the same one.
+            strict: Demand the same names on both sides; "model": all names of the target, whatever
+                else is published; False: load those that both have.
+            in_place: Receive straight into the tensors, while `lock` is held: no memory beside
+                them, but when it breaks off, they hold a mixture until the next call succeeds.
+
+        Returns:
+            What was loaded, or None when nothing is newer.
+
+        Raises:
+            WeightMismatch: Names, shapes or dtypes differ; nothing was loaded.
+            WeightCorrupt: A chunk does not match its checksum; nothing was loaded.
+            DecodeError: A manifest is damaged; nothing was loaded.
+            WeightError: Chunks were evicted again and again while they were fetched.
+            WeightsTorn: `in_place` broke off.
+            StoreUnavailable: Redis stayed away.
+            ConfigError: A `standby` of this subscriber is open.
+        """
+        wanted = Wanted(target_shards(target), strict)
+        with self._own_copy():
+            if not in_place:
+                return self._trying(self._copy, lambda pin: self._poll(pin, target, wanted))
+            live = self._live = self._live or LiveCopy(self._catalogue, wanted)
+            live.wanted = wanted
+            if self._catalogue.other_than(self._version or 0) is None:
+                return None  # without waiting for the lock
+            with self.lock:
+                try:
+                    return self._trying(live, lambda pin: self._poll_live(live, pin, target))
+                except BaseException as error:
+                    if live.torn:
+                        self._version = None
+                    if self._version is None and live.written and isinstance(error, RedrbError):
+                        raise WeightsTorn(
+                            f"weights {self._name!r}: an update in place broke off, so the model "
+                            f"holds a mixture of versions: poll again before it is used. {error}"
+                        ) from error
+                    raise
+
+    def standby(self, target: Target, *, strict: Strict = True) -> WeightStandby:
+        """Return what fetches new versions in a thread, and swaps them in when it is asked to.
+
+        Until it is closed, it alone loads what this subscriber follows.
+
+        Args:
+            target: As in `poll`.
+            strict: As in `poll`.
+
+        Raises:
+            ConfigError: There is one already.
+        """
+        return WeightStandby(self.ahead(target, strict=strict))
+
+    def ahead(self, target: Target, *, strict: Strict = True) -> Ahead:
+        """Return the two steps of which `poll` consists, for who brings a thread of its own.
+
+        Until it is closed, it alone loads what this subscriber follows.
+
+        Args:
+            target: As in `poll`.
+            strict: As in `poll`.
+
+        Raises:
+            ConfigError: There is one already, or a standby.
+        """
+        wanted = Wanted(target_shards(target), strict)
+        return Ahead(self._lend(), target, wanted)
+
+    def fetch(self, version: int | None = None) -> dict[str, Tensor]:
+        """Return a whole state dict on the CPU, in memory of its own; tied tensors stay tied.
+
+        Of an adapter, its `lora_A` and `lora_B`.
+
+        Args:
+            version: One that is kept; default: the newest.
+
+        Raises:
+            WeightError: There is no such version.
+            WeightCorrupt: A chunk does not match its checksum.
+            DecodeError: A manifest is damaged.
+            StoreUnavailable: Redis stayed away.
+        """
+        if version is not None and (type(version) is not int or not 1 <= version <= MAX_VERSION):
+            raise ConfigError(f"version={version!r}: it is an integer from 1 to 2**53 - 1.")
+        copy = OwnCopy(self._catalogue)
+        current = self._trying(copy, lambda pin: self._fetch(copy, pin, version))
+        if current.adapter is not None:
+            return current.adapter.tensors
+        return dict(named_tensors(current.state)) if current.state is not None else {}
+
+    def adapter(self, version: int | None = None) -> Adapter:
+        """Return an adapter's tensors and settings, for `save_adapter`; default: the newest.
+
+        Raises:
+            WeightError: There is no such version, or it is no adapter.
+        """
+        copy = OwnCopy(self._catalogue)
+        current = self._trying(copy, lambda pin: self._fetch(copy, pin, version, only_adapter=True))
+        if current.adapter is None:
+            raise WeightError(
+                f"version {current.described.version} of weights {self._name!r} is no adapter: "
+                "publish_lora publishes one."
+            )
+        return current.adapter
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield all tensors of the newest version by name, if it is newer than the last one loaded.
+
+        This is what inference engines take, such as vLLM's `model.load_weights(...)`. Tensors are
+        on the CPU and share memory with this subscriber: copy them, and do not change them. When
+        the last was taken, `version` is the version.
+
+        Raises:
+            WeightError: The newest version is an adapter: engines load these from a folder, see
+                `adapter`.
+            WeightCorrupt, DecodeError, StoreUnavailable: As `poll` does.
+        """
+        with self._own_copy(), Pin(self._catalogue) as pin:
+            epoch = self._epoch
+            context = self._again(
+                self._copy,
+                lambda: self._copy.current(pin, used=self._version or 0, needed=lambda _: None),
+            )
+            with context as current:
+                if current is None:
+                    return
+                if current.state is None or current.adapter is not None:
+                    raise WeightError(
+                        f"version {current.described.version} of weights {self._name!r} is an "
+                        "adapter: save it with redrb.save_adapter, and let the engine load it."
+                    )
+                found = named_tensors(current.state)
+        # without the lock: whoever takes the tensors may stop in the middle
+        for name, tensor in found:
+            if self._epoch != epoch:
+                raise WeightError(
+                    f"the tensors of weights {self._name!r} were not all taken before this "
+                    "subscriber was used again: take them from the beginning."
+                )
+            yield name, tensor
+        self._loaded(current.described.version)
+
+    def wait(self, newer_than: int | None = None, *, timeout: float | None = None) -> WeightVersion:
+        """Wait until a version is published, without polling; nothing is loaded.
+
+        Args:
+            newer_than: Wait for a version larger than this; default: for another one than was
+                loaded last (a smaller one, too: a server that lost its data counts from 1 again).
+            timeout: Seconds; None waits for ever.
+
+        Returns:
+            The newest version.
+
+        Raises:
+            WeightTimeout: None came in time.
+            StoreUnavailable: Redis stayed away.
+        """
+        after = (self._version or 0) if newer_than is None else newer_than
+        if type(after) is not int or not 0 <= after <= MAX_VERSION:
+            raise ConfigError(f"newer_than={newer_than!r}: it is an integer from 0 to 2**53 - 1.")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+            patience_s = min(left, self._catalogue.client.retry_s)
+            look = self._catalogue.newer_than
+            if newer_than is None:
+                look = self._catalogue.other_than
+            found = look(after, retry_s=patience_s)
+            if found is not None:
+                return found
+            if not left:
+                raise self._timeout(after, timeout or 0.0)
+            self._block(after, min(left, _BLOCK_S), retry_s=patience_s)
+
+    @contextmanager
+    def _own_copy(self) -> Iterator[None]:
+        """Hold the copy, unless it is lent."""
+        if self._is_lent:  # without waiting for what is being fetched
+            raise taken(self._name)
+        with self._reading:
+            if self._is_lent:
+                raise taken(self._name)
+            self._epoch += 1
+            yield
+
+    def _lend(self) -> Lent:
+        with self._own_copy():
+            self._is_lent = True
+        return Lent(
+            self._catalogue,
+            self._copy,
+            self.lock,
+            self._reading,
+            version=lambda: self._version,
+            loaded=self._loaded,
+            wait=self._wait,
+            trying=self._trying,
+            plan=self._plan,
+            ended=self._end_lending,
+        )
+
+    def _end_lending(self) -> None:
+        self._is_lent = False
+
+    def _loaded(self, version: int | None) -> None:
+        self._version = version
+        if version is not None:
+            self._catalogue.loaded(version)
+
+    def _wait(self, version: int, seconds: float) -> WeightVersion | None:
+        """Return the newest version if it is another, after waiting for one so long at most."""
+        patience_s = min(seconds, self._catalogue.client.retry_s)
+        found = self._catalogue.other_than(version, retry_s=patience_s)
+        if found is None:
+            self._block(version, seconds, retry_s=patience_s)
+        return found or self._catalogue.other_than(version, retry_s=patience_s)
+
+    def _poll(self, pin: Pin, target: Target, wanted: Wanted) -> WeightVersion | None:
+        used = self._version or 0
+        with self._copy.current(pin, used=used, needed=wanted.chunks) as current:
+            if current is None:
+                return None
+            load = self._plan(target, wanted, current)
+            with self.lock:
+                self._loading(load, current)
+            return current.described
+
+    def _loading(self, load: Callable[[], None], current: Current) -> None:
+        """Load, and note the version; when it breaks off, that there is none."""
+        self._version, before = None, self._version
+        try:
+            load()
+        except WeightMismatch:  # is found before anything changes
+            self._version = before
+            raise
+        self._loaded(current.described.version)
+
+    def _plan(self, target: Target, wanted: Wanted, current: Current) -> Callable[[], None]:
+        """Check what is to be loaded, and return what does it; the caller of that holds `lock`."""
+        changes = self._adapters.plan(target, wanted, current)
+
+        def load() -> None:
+            if current.state is not None:
+                wanted.load(current.state, adopt=current.shared and _is_models(target))
+            changes()
+
+        return load
+
+    def _poll_live(self, live: LiveCopy, pin: Pin, target: Target) -> WeightVersion | None:
+        used = self._version or 0
+        with live.current(pin, used=used, needed=live.wanted.chunks) as current:
+            if current is None:
+                return None
+            self._version, before = None, self._version
+            changes = self._adapters.plan(target, live.wanted, current)
+            if current.state is None:
+                self._version = before  # nothing has changed yet
+            else:
+                live.wanted.load(current.state)
+            changes()
+            self._loaded(current.described.version)
+            return current.described
+
+    def _fetch(
+        self, copy: OwnCopy, pin: Pin, version: int | None, *, only_adapter: bool = False
+    ) -> Current:
+        steps = pin.route(have=0, wanted=version or 0)
+        if not steps:
+            newest = self.latest()
+            told = f"the newest is {newest.version}" if newest else "nothing is published yet"
+            what = "" if version is None else f"version {version} of "
+            raise WeightError(f"no {what}weights {self._name!r} to fetch: {told}.")
+        if steps[-1].how == "lora" or only_adapter:
+            steps = steps[-1:]
+        return copy.follow(pin, steps, lambda _: None)
+
+    def _trying(self, copy: Copy, attempt: Callable[[Pin], T]) -> T:
+        """Run an attempt, and again from the newest version when something is gone or damaged."""
+        with Pin(self._catalogue) as pin:
+            return self._again(copy, lambda: attempt(pin))
+
+    def _again(self, copy: Copy, attempt: Callable[[], T]) -> T:
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return attempt()
+            except (ChunkGoneError, WeightCorrupt):
+                copy.forget()
+        try:
+            return attempt()
+        except ChunkGoneError as error:
+            copy.forget()
+            raise WeightError(
+                f"weights {self._name!r}: chunks were gone {_ATTEMPTS} times while they were "
+                "fetched. Let the publisher keep more versions (keep=), and check that the "
+                "server's maxmemory-policy is noeviction."
+            ) from error
+        except WeightCorrupt:
+            copy.forget()
+            raise
+
+    def _block(self, version: int, seconds: float, *, retry_s: float) -> None:
+        """Wait until there may be a version larger than `version`, at most `seconds`."""
+        client, versions = self._catalogue.client, self._catalogue.keys.versions
+
+        def attempt() -> None:
+            with client.connection() as connection:
+                silence = connection.socket_timeout
+                block_s = seconds if silence is None else min(seconds, silence / 2)
+                block_ms = max(1, round(block_s * 1000))
+                pipeline = Pipeline()
+                pipeline.add("XREAD", "BLOCK", block_ms, "STREAMS", versions, f"{version}-0")
+                pipeline.send(connection)
+                reply = read_reply(connection)
+            if isinstance(reply, Exception):
+                raise reply
+
+        client.retrying(attempt, retry_s=retry_s)
+
+    def _timeout(self, version: int, waited_s: float) -> WeightTimeout:
+        newest = self._catalogue.newer_than(0, retry_s=0)
+        return WeightTimeout(
+            name=self._name,
+            newer_than=version,
+            newest=newest.version if newest else None,
+            waited_s=waited_s,
+        )
+
+
+def _is_models(target: Target) -> bool:
+    if isinstance(target, nn.Module):
+        return True
+    return all(isinstance(part, nn.Module) for part in target.values())

@@ -1,0 +1,111 @@
+"""On a cluster a version's keys are on many nodes, and no script sees them all.
+
+What a script does elsewhere in one step is done here in several, none of which leaves anything
+behind when it is the last: chunks are given an hour (`prepare`), the version is committed and noted
+as unsettled, its chunks are made permanent (`settle`, which every reader does for a publisher that
+died), and what it replaced is deleted from a list of what is to be deleted (`clean`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from redrb.connection import Client
+from redrb.connection.cluster import Cluster
+from redrb.connection.transport import Argument, Pipeline, Reply, first_error
+from redrb.keys import WeightKeys
+from redrb.weights.wire.chunks import batches
+from redrb.weights.wire.manifest import Manifest, decode_manifest
+
+SPREAD = 64
+"""Slots that keys of one name are spread over: enough for the nodes of a large cluster."""
+
+_PREPARED_S = 3600
+_AT_ONCE = 1000
+
+
+def spread_of(client: Client) -> int:
+    """Return over how many slots keys are spread: 0 where there is one server."""
+    return SPREAD if isinstance(client, Cluster) else 0
+
+
+def prepare(client: Client, keys: WeightKeys, manifest: Manifest, own: range) -> bool:
+    """Give staged keys, whose tokens are in `own`, time; returns whether all keys are there."""
+    staged = list(_keys_of(keys, manifest, lambda token: token in own))
+    earlier = list(_keys_of(keys, manifest, lambda token: token not in own))
+    found = _each(client, staged, "EXPIRE", _PREPARED_S) + _each(client, earlier, "EXISTS")
+    return sum(found) == len(staged) + len(earlier)
+
+
+def settle(client: Client, keys: WeightKeys, manifest: Manifest) -> None:
+    """Make a committed version's keys permanent."""
+    _each(client, _keys_of(keys, manifest), "PERSIST")
+    client.at(keys.versions).execute("SREM", keys.unsettled, manifest.version)
+
+
+def settle_all(client: Client, keys: WeightKeys) -> None:
+    """Do it for every version whose publisher could not."""
+    for version in unsettled(client, keys):
+        stored = client.at(keys.versions).execute("HGET", keys.manifests, version)
+        if stored is None:  # it was forgotten meanwhile
+            client.at(keys.versions).execute("SREM", keys.unsettled, version)
+        else:
+            settle(client, keys, decode_manifest(stored))
+
+
+def unsettled(client: Client, keys: WeightKeys) -> set[int]:
+    """Return committed versions whose keys still expire."""
+    found = client.at(keys.versions).execute("SMEMBERS", keys.unsettled)
+    return {int(version) for version in found if version.isdigit()}
+
+
+def clean(client: Client, keys: WeightKeys, spread: int) -> None:
+    """Delete the keys of versions that were forgotten."""
+    own = client.at(keys.versions)
+    for batch in batches(own.execute("SMEMBERS", keys.trash), _AT_ONCE):
+        delete(client, [keys.spread_key(name.decode(), spread) for name in batch])
+        own.execute("SREM", keys.trash, *batch)
+
+
+def delete(client: Client, names: Iterable[str]) -> None:
+    """Delete keys."""
+    _each(client, names, "UNLINK")
+
+
+def _keys_of(
+    keys: WeightKeys, manifest: Manifest, wanted: Callable[[int], bool] = lambda _: True
+) -> Iterator[str]:
+    for run in manifest.sources:
+        if wanted(run.token):
+            for index in range(run.first, run.first + run.count):
+                yield keys.chunk(run.token, index, manifest.spread)
+    for blob in manifest.delta.blobs if manifest.delta is not None else ():
+        if wanted(blob.token):
+            for number in range(len(blob.checksums)):
+                yield keys.delta(blob.token, number, manifest.spread)
+
+
+def _each(client: Client, names: Iterable[str], command: str, *arguments: Argument) -> list[Reply]:
+    """Run a command that is safe to repeat on each key; slot by slot."""
+    tags: dict[str, list[str]] = {}
+    for name in names:
+        tags.setdefault(name.partition("}")[0], []).append(name)
+    replies: list[Reply] = []
+    for own in tags.values():
+        for batch in batches(own, _AT_ONCE):
+            replies += _run(client.at(batch[0]), batch, command, *arguments)
+    return replies
+
+
+def _run(client: Client, names: list[str], command: str, *arguments: Argument) -> list[Reply]:
+    def attempt() -> list[Reply]:
+        pipeline = Pipeline()
+        for name in names:
+            pipeline.add(command, name, *arguments)
+        replies = client.exchange(pipeline)
+        error = first_error(replies)
+        if error is not None:
+            raise error
+        return replies
+
+    return client.retrying(attempt)
