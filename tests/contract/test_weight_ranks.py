@@ -14,7 +14,11 @@ import redrb
 from redrb import TensorShard
 from redrb.connection import Client
 from redrb.errors import ConfigError, EncodeError, StoreError, WeightError
+from redrb.keys import WeightKeys
 from redrb.weights import WeightVersion
+from redrb.weights.publishing.meeting import AGAIN, BeginAgainError, Decision, Guest, Host, Offer
+from redrb.weights.publishing.staging import Part, Place
+from redrb.weights.wire.layout import Layout
 
 WORLD = 3
 
@@ -166,6 +170,30 @@ def test_a_rank_that_starts_again_is_not_taken_for_its_earlier_self(ranks, reade
     fetched = reader.fetch()
     assert all(torch.equal(fetched[name], state[name]) for name in state)
     assert not all(torch.equal(fetched[name], before[name]) for name in state)
+
+
+@pytest.mark.parametrize(
+    "answer", [{"error": AGAIN}, {"manifest": b"m", "created_s": 1.5}], ids=["again", "committed"]
+)
+def test_answers_that_come_early_or_twice_are_not_lost(client, namespace, answer):
+    keys = WeightKeys.of(namespace, "actor")
+    decision = Decision(Place(7, 3), whole=True, delta=False)
+    guest = Guest(client, keys, rank=1, timeout=5)
+    host = Host(client, keys, world_size=2, timeout=5)
+    offer = Offer(1, guest._call, 1, 0, 0)
+    host._offers[1] = offer
+    host.decide(offer, decision)
+    host.decide(offer, decision)  # as after a connection that broke
+    host.end(answer)
+    assert guest.decision(chunks=1, version=0, base=0) == decision
+    part = Part(decision.place, Layout((), 0, 1024), ())
+    if "error" in answer:
+        with pytest.raises(BeginAgainError):
+            guest.outcome(part)
+    else:
+        assert guest.outcome(part) == (b"m", 1.5)
+    guest.close()
+    assert client.at(keys.meeting).execute("EXISTS", keys.answers(guest._call)) == 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from redrb.connection import Client
@@ -56,15 +56,15 @@ class Decision:
     delta: bool
 
 
-@dataclass(slots=True)
 class Guest:
-    """A rank that is not rank 0, in one call of `publish`."""
+    """A rank that is not rank 0, in one call of `publish`; close it when that is over."""
 
-    client: Client
-    keys: WeightKeys
-    rank: int
-    timeout: float
-    call: str = field(default_factory=lambda: uuid.uuid4().hex)
+    def __init__(self, client: Client, keys: WeightKeys, rank: int, timeout: float) -> None:
+        self._rank = rank
+        self._timeout = timeout
+        self._call = uuid.uuid4().hex
+        self._inbox_of_rank_0 = Mailbox(client, keys.meeting)
+        self._answers = Mailbox(client, keys.answers(self._call))
 
     def decision(self, *, chunks: int, version: int, base: int) -> Decision:
         """Offer a part; returns what to stage of it.
@@ -88,7 +88,8 @@ class Guest:
             WeightError, BeginAgainError: As in `decision`.
         """
         self._tell({"part": _packed(part), "token": part.place.token})
-        told = self._told()
+        while "token" in (told := self._told()):
+            pass  # the decision, which may have come twice
         manifest, created_s = told.get("manifest"), told.get("created_s")
         if not isinstance(manifest, bytes) or not isinstance(created_s, float):
             raise DecodeError("rank 0's answer has no manifest")
@@ -102,19 +103,20 @@ class Guest:
         """Let rank 0 know that this rank offers nothing."""
         self._tell({"error": f"{type(error).__name__}: {error}", "gave_up": True})
 
+    def close(self) -> None:
+        """Delete the answers, of which no more are read."""
+        self._answers.delete()
+
     def _tell(self, message: dict[str, Any]) -> None:
-        inbox = Mailbox(self.client, self.keys.meeting)
-        inbox.post({"rank": self.rank, "call": self.call, **message})
+        self._inbox_of_rank_0.post({"rank": self._rank, "call": self._call, **message})
 
     def _told(self) -> dict[str, Any]:
-        box = Mailbox(self.client, self.keys.answers(self.call))
-        told = box.next(time.monotonic() + self.timeout)
+        told = self._answers.next(time.monotonic() + self._timeout)
         if told is None:
             raise WeightError(
-                f"rank 0 did not answer rank {self.rank} within {self.timeout:g} s: see whether it "
-                "runs, and calls publish as often as this one."
+                f"rank 0 did not answer rank {self._rank} within {self._timeout:g} s: see whether "
+                "it runs, and calls publish as often as this one."
             )
-        box.delete()
         if told.get("error") == AGAIN:
             raise BeginAgainError
         if "error" in told:

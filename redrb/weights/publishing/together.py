@@ -167,6 +167,9 @@ class Joining:
                 with contextlib.suppress(StoreError):
                     guest.fail(error)
                 raise
+            finally:
+                with contextlib.suppress(StoreError):  # what is left of it expires
+                    guest.close()
         raise WeightError("ranks came anew, or chunks were gone, each time: publish again.")
 
     def give_up(self, error: Exception) -> None:
