@@ -4,6 +4,7 @@
 -- with it its hash tag; chunks are derived here, since a version may have thousands.
 -- fence is a hash: owner, the publisher that may publish; token, a number for each of its attempts.
 -- manifests is a hash: version -> manifest. pins is a hash: reader -> "<low> <high> <deadline>".
+-- dropped is a set: tokens whose keys are being deleted on other nodes.
 --
 -- Fields of an entry: kind; token of the attempt; base, the version that its delta starts from (of
 -- an adapter: the one that it belongs to), 0 for none; anchor, the full version that a new reader
@@ -17,6 +18,7 @@ local prefix = string.sub(versions, 1, -9)
 local fence = prefix .. 'fence'
 local manifests = prefix .. 'manifests'
 local pins = prefix .. 'pins'
+local dropped = prefix .. 'dropped'
 
 local function parsed(entry)
   local fields = { version = tonumber(string.match(entry[1], '^%d+')) }

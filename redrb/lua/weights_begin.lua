@@ -12,6 +12,7 @@ end
 if tonumber(redis.call('HGET', fence, 'token') or 0) < tonumber(ARGV[3]) then
   redis.call('HSET', fence, 'token', ARGV[3]) -- the server was restarted without its last second
 end
+redis.call('DEL', dropped) -- no attempt of before can commit any more
 local last, state = newest(), newest_state()
 return {'ok', redis.call('HINCRBY', fence, 'token', ARGV[2]), last and last.version or 0,
   state and state.version or 0}

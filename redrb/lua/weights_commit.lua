@@ -31,6 +31,14 @@ if last and last.version >= version then
   return {'stale', last.version}
 end
 
+if elsewhere then
+  for token_of_keys in string.gmatch(full .. ';' .. pieces, '(%d+) %d+ %d+') do
+    if redis.call('SISMEMBER', dropped, token_of_keys) == 1 then
+      return {'gone', 0}
+    end
+  end
+end
+
 local anchor = kind == 'full' and version or 0
 if base > 0 then
   local stands_on = kind == 'lora' and at(base) or newest_state()

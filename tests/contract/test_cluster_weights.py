@@ -12,6 +12,7 @@ from torch import Tensor
 import redrb
 from redrb import TensorShard, WeightPublisher, WeightSubscriber
 from redrb.connection import Client
+from redrb.weights.publishing import staging
 from redrb.weights.wire import spreading
 from tests.clusters import RedisCluster
 from tests.conftest import REAL
@@ -168,6 +169,31 @@ def test_a_failed_attempt_is_taken_away_from_all_nodes(publisher, reader, keys, 
         publisher.publish({"a": torch.ones(30_000)})
     assert keys() == before
     assert same(reader.fetch(), 0)
+
+
+def test_what_is_dropped_while_it_is_committed_is_sent_again(
+    publisher, reader, client, keys, monkeypatch
+):
+    publisher.publish(state(0))
+    attempts, checked = [], spreading.prepare
+
+    def stage(attempt, *arguments, **named):
+        attempts.append(attempt)
+        return staged(attempt, *arguments, **named)
+
+    def prepare(*arguments):
+        whole = checked(*arguments)
+        if len(attempts) == 1:  # a rank that waited too long, just now
+            publisher._issuer.discard(attempts[0])
+        return whole
+
+    staged = staging.Attempt.stage
+    monkeypatch.setattr(staging.Attempt, "stage", stage)
+    monkeypatch.setattr(spreading, "prepare", prepare)
+    assert publisher.publish(state(1)).version == 2
+    assert len(attempts) == 2
+    assert same(reader.fetch(), 1)
+    assert set(keys().values()) == {-1}
 
 
 def test_ranks_publish_together(client, namespace, reader, keys):

@@ -9,6 +9,7 @@ import torch
 
 import redrb
 from redrb.errors import ConfigError, EncodeError, PublisherFenced
+from redrb.weights.lora import LoraConfig
 from redrb.weights.publishing import staging
 
 
@@ -93,3 +94,18 @@ def test_what_was_submitted_before_is_published_before(make, subscriber, monkeyp
     assert first.result(20).version < second.version
     assert subscriber.fetch()["a"].all()
     publisher.close()
+
+
+def test_a_closed_publisher_publishes_nothing_more(make, subscriber):
+    publisher, state = make(), weights()
+    publisher.publish(state)
+    publisher.close()
+    adapter = {"a.lora_A": torch.ones(2, 8), "a.lora_B": torch.ones(8, 2)}
+    for call in (
+        lambda: publisher.publish(state),
+        lambda: publisher.submit(state),
+        lambda: publisher.publish_lora((adapter, {"a": LoraConfig(2, 4.0)})),
+    ):
+        with pytest.raises(ConfigError, match="was closed"):
+            call()
+    assert subscriber.latest().version == 1

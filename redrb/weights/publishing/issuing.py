@@ -142,6 +142,7 @@ class Issuer:
             arguments = (
                 place.token,
                 place.version,
+                int(self.spread > 0),
                 *(("", "") if self.spread else (chunks, pieces)),
             )
             committed = self._run("weights_discard", *arguments, retry_s=0) < 0

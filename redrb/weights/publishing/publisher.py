@@ -183,6 +183,7 @@ class WeightPublisher:
         layout = self._laid_out(shards)
         with self._publishing:
             self._wait_for_submitted()
+            self._check_open()
             return self._publish(layout, shards, version, adapter=configs_to_wire(configs))
 
     def submit(self, state: StateLike, *, version: int | None = None) -> Future[WeightVersion]:
