@@ -370,6 +370,47 @@ def test_before_the_first_byte_nothing_is_torn(url, namespace, monkeypatch):
         assert same_bits(target, weights(0))
 
 
+@MODES
+def test_a_delta_that_breaks_off_before_it_changes_anything_is_gone_on_with(
+    url, namespace, monkeypatch, fetched, options
+):
+    with redrb.connect(url, retry_s=0.2) as client:
+        publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
+        subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+        target = on_version(publisher, subscriber, **options)
+        with monkeypatch.context() as patch:
+            breaking(patch, redis.ConnectionError("broken"), after=0)
+            with pytest.raises(StoreUnavailable):
+                subscriber.poll(target, **options)
+        assert subscriber.version == 1
+        assert same_bits(target, weights(0))
+        del fetched[:]
+        assert subscriber.poll(target, **options).version == 2
+        assert fetched == ["delta:2:0"]
+        assert same_bits(target, weights(1))
+
+
+def test_in_place_a_delta_that_breaks_off_between_its_windows_is_told(url, namespace, monkeypatch):
+    monkeypatch.setattr(replica, "_WINDOW_BYTES", 1024)
+    with redrb.connect(url, retry_s=0.2) as client:
+        publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
+        subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+        target = {"a": torch.zeros(20_000)}
+        old = {"a": torch.randn(20_000)}
+        publisher.publish(old)
+        subscriber.poll(target, in_place=True)
+        new = {"a": old["a"].clone()}
+        new["a"][::8] += 1
+        assert publisher.publish(new).kind == "delta"
+        with monkeypatch.context() as patch:
+            breaking(patch, redis.ConnectionError("broken"))
+            with pytest.raises(WeightsTorn):
+                subscriber.poll(target, in_place=True)
+        assert subscriber.version is None
+        assert subscriber.poll(target, in_place=True).version == 2
+        assert same_bits(target, new)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=repr)
 def test_an_interrupt_in_mid_update_does_not_pass_for_the_old_version(
     publisher, subscriber, monkeypatch, error

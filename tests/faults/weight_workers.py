@@ -14,7 +14,7 @@ import redrb
 from redrb import scripts
 from redrb.errors import PublisherFenced
 from redrb.weights.publishing import publisher, staging
-from redrb.weights.reading import replica, route
+from redrb.weights.reading import replica
 
 ELEMENTS = 32_768  # int16: 64 chunks
 KINDS = ("full", "delta", "anchor")
@@ -32,9 +32,8 @@ def state(kind: str, number: int) -> dict[str, torch.Tensor]:
 
 
 def made(url: str, namespace: str, kind: str) -> tuple[Any, Any]:
-    """A client and a publisher of versions of that kind, in small chunks that expire soon."""
+    """A client and a publisher of versions of that kind, in small chunks."""
     publisher.CHUNK_BYTES = 1024
-    staging._STAGING_S = 1
     client = redrb.connect(url)
     return client, redrb.WeightPublisher(
         client, "actor", namespace=namespace, keep=1, anchor_every=1 if kind == "anchor" else 25
@@ -91,8 +90,7 @@ def publish_and_die(url: str, namespace: str, kind: str, point: str) -> None:
 
 
 def fetch_and_die(url: str, namespace: str) -> None:
-    """Die while a version is fetched, with a pin that ends after a second."""
-    route.PIN_S = 1
+    """Die while a version is fetched."""
     original: Callable[..., None] = replica.fetch
     calls = []
 

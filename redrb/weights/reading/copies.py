@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -60,17 +61,12 @@ class Copy(Protocol):
         """Begin anew: something was wrong with it."""
 
 
-class _Copy:
+class _Copy(ABC):
     """Follows versions with a replica of its own."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
         self._replica: Replica | None = None
-
-    @property
-    def torn(self) -> bool:
-        """Whether a step broke off: the state is of no version."""
-        return self._replica is not None and self._replica.broken
 
     def current(
         self, pin: Pin, *, used: int, needed: Needed
@@ -99,9 +95,9 @@ class _Copy:
         fetched = fetch_adapter(adapter, transfer) if adapter is not None else None
         return Current(steps[-1].described, state, fetched)
 
+    @abstractmethod
     def _fitting(self, layout: Layout, needed: Collection[int] | None) -> Replica:
         """Return a replica for a layout: the one there is, if it has what is needed."""
-        raise NotImplementedError
 
 
 class OwnCopy(_Copy):
@@ -124,6 +120,16 @@ class LiveCopy(_Copy):
     def __init__(self, catalogue: Catalogue, wanted: Wanted) -> None:
         super().__init__(catalogue)
         self.wanted = wanted
+        self._settled = 0
+
+    @property
+    def torn(self) -> bool:
+        """Whether the live tensors were written to since `settle`."""
+        return self._replica is not None and self._replica.changes != self._settled
+
+    def settle(self) -> None:
+        """Note that the live tensors hold what they should."""
+        self._settled = self._replica.changes if self._replica is not None else 0
 
     @property
     def written(self) -> bool:
@@ -148,6 +154,7 @@ class LiveCopy(_Copy):
         # tensors are looked up each time: a model may have got others meanwhile
         live = self.wanted.live(layout)
         replica = Replica(State(layout, live, memory=old.state.memory if old else None), needed)
+        replica.changes = self._replica.changes if self._replica else 0
         if old is not None and old.needed == needed:
             replica.continue_from(old)
         return replica

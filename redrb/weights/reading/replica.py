@@ -8,14 +8,17 @@ from collections.abc import Callable, Collection, Iterator
 import numpy as np
 
 from redrb.connection import Client
-from redrb.errors import DecodeError, WeightCorrupt
+from redrb.errors import DecodeError, StoreError, WeightCorrupt
 from redrb.keys import WeightKeys
-from redrb.weights.reading.route import PIN_S, Step
+from redrb.weights.reading.route import PIN_S, How, Step
 from redrb.weights.state import State
 from redrb.weights.wire.chunks import BATCH, Incoming, batches, checksum_of, fetch
 from redrb.weights.wire.delta import Bytes, apply_block
 from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import Blob, Delta, Manifest, hash_of
+
+_WINDOW_BYTES = 64 << 20
+"""Of a delta that are held at a time."""
 
 
 class Transfer:
@@ -37,19 +40,20 @@ class Transfer:
         state.finish()
 
     def blob(self, manifest: Manifest, blob: Blob, delta: Delta, wanted: range) -> Bytes:
-        """Return a delta's blob, of which only the bytes `wanted` are there."""
-        data = np.empty(delta.blob_bytes(blob), np.uint8)
+        """Return the bytes `wanted` of a delta's blob."""
         size = manifest.chunk_bytes
+        pieces = range(wanted.start // size, -(-wanted.stop // size))
+        begin = pieces.start * size
+        data = np.empty(min(pieces.stop * size, delta.blob_bytes(blob)) - begin, np.uint8)
         self._fetch(
             Incoming(
                 self._keys.delta(blob.token, number, manifest.spread),
-                [data[number * size : (number + 1) * size]],
-                checksum,
+                [data[number * size - begin : (number + 1) * size - begin]],
+                blob.checksums[number],
             )
-            for number, checksum in enumerate(blob.checksums)
-            if number * size < wanted.stop and (number + 1) * size > wanted.start
+            for number in pieces
         )
-        return data
+        return data[wanted.start - begin : wanted.stop - begin]
 
     def _fetch(self, values: Iterator[Incoming]) -> None:
         for batch in batches(values):
@@ -89,7 +93,7 @@ class Replica:
         state: The bytes.
         needed: Chunks that are kept up, None for all.
         version: The version, 0 while it is none.
-        broken: A step broke off.
+        changes: How often something began to write to the state.
     """
 
     def __init__(self, state: State, needed: Collection[int] | None) -> None:
@@ -97,7 +101,7 @@ class Replica:
         self.state = state
         self.needed = needed
         self.version = 0
-        self.broken = False
+        self.changes = 0
         self._layout_id = 0
         self._checksums: tuple[int, ...] = ()
 
@@ -109,61 +113,92 @@ class Replica:
     def follow(self, step: Step, transfer: Transfer) -> None:
         """Go one step; when it fails, the replica is of no version any more.
 
+        Only when Redis stays away before anything was changed it is still of the version before.
+
         Raises:
             ChunkGoneError: Something was evicted meanwhile.
             WeightCorrupt: Something does not match its checksum.
             StoreError: Redis stayed away.
         """
-        manifest = step.manifest
-        before, self.version = self.version, 0
-        if step.how == "same":
-            self._check_same(manifest, before)
-        elif step.how == "full":
-            self.broken = True
+        try:
+            self._follow(step.manifest, step.how, transfer)
+        except StoreError:
+            raise
+        except BaseException:
+            self.version = 0
+            raise
+        self.adopt(step.manifest)
+
+    def _follow(self, manifest: Manifest, how: How, transfer: Transfer) -> None:
+        if how == "same":
+            self._check_same(manifest)
+        elif how == "full":
+            self._change()
             transfer.chunks(manifest, self.state, self.needed)
         elif manifest.delta is not None:
-            self._check_base(manifest, manifest.delta, before)
-            self.broken = True
+            self._check_base(manifest, manifest.delta)
             for blob in manifest.delta.blobs:
-                self._apply(manifest, manifest.delta, blob, transfer)
+                for places in self._windows(manifest.delta, blob):
+                    self._apply(manifest, manifest.delta, blob, places, transfer)
             self.state.finish()
-        self.adopt(manifest)
 
     def adopt(self, manifest: Manifest) -> None:
         """Note that the state is that of a version."""
         self.version = manifest.version
-        self.broken = False
         self._layout_id = manifest.layout_id
         self._checksums = manifest.checksums
 
     def continue_from(self, other: Replica) -> None:
         """Note that the state is what the other replica was."""
-        self.version, self.broken = other.version, other.broken
+        self.version = other.version
         self._layout_id, self._checksums = other._layout_id, other._checksums
 
-    def _check_same(self, manifest: Manifest, before: int) -> None:
-        if (before, self._checksums) != (manifest.version, manifest.checksums):
+    def _check_same(self, manifest: Manifest) -> None:
+        if (self.version, self._checksums) != (manifest.version, manifest.checksums):
             raise WeightCorrupt(f"version {manifest.version} is another one than was loaded.")
 
-    def _check_base(self, manifest: Manifest, delta: Delta, before: int) -> None:
+    def _check_base(self, manifest: Manifest, delta: Delta) -> None:
         # a server that was emptied counts versions anew: the hash tells one from the other
-        fits = delta.base == before and delta.before == hash_of(self._checksums)
+        fits = delta.base == self.version and delta.before == hash_of(self._checksums)
         layout = (manifest.layout_id, manifest.nbytes, manifest.chunk_bytes)
         if not fits or layout != (self._layout_id, self.layout.nbytes, self.layout.chunk_bytes):
             raise WeightCorrupt(
                 f"the delta to version {manifest.version} does not belong to what was loaded."
             )
 
-    def _apply(self, manifest: Manifest, delta: Delta, blob: Blob, transfer: Transfer) -> None:
+    def _change(self) -> None:
+        self.version = 0
+        self.changes += 1
+
+    def _windows(self, delta: Delta, blob: Blob) -> Iterator[dict[int, range]]:
+        """Yield places of chunks in a blob, so many at a time that it need not be held whole."""
         places: dict[int, range] = {}
+        first: int | None = None
         end = 0
         for index in range(blob.first, blob.first + blob.count):
             begin, end = end, end + delta.sizes[index]
-            if self.needed is None or index in self.needed:
-                places[index] = range(begin, end)
+            if self.needed is not None and index not in self.needed:
+                continue
+            if end > begin and first is None:
+                first = begin
+            elif end > begin and first is not None and end - first > _WINDOW_BYTES:
+                yield places
+                places, first = {}, begin
+            places[index] = range(begin, end)
+        yield places
+
+    def _apply(
+        self,
+        manifest: Manifest,
+        delta: Delta,
+        blob: Blob,
+        places: dict[int, range],
+        transfer: Transfer,
+    ) -> None:
         changed = [place for place in places.values() if place]
         wanted = range(changed[0].start, changed[-1].stop) if changed else range(0)
         data = transfer.blob(manifest, blob, delta, wanted)
+        self._change()
         for index, place in places.items():
             chunk = self.state.read(index)
             if checksum_of([chunk]) != self._checksums[index]:
@@ -176,7 +211,8 @@ class Replica:
                     raise WeightCorrupt(f"chunk {index} of version {manifest.version} is missing.")
                 continue
             try:
-                apply_block(chunk, data[place.start : place.stop].data, self.state.runs(index))
+                block = data[place.start - wanted.start : place.stop - wanted.start]
+                apply_block(chunk, block.data, self.state.runs(index))
             except DecodeError as error:
                 raise WeightCorrupt(
                     f"chunk {index} of the delta to version {manifest.version} is damaged: {error}"

@@ -376,6 +376,7 @@ class WeightSubscriber:
                 live.wanted.load(current.state)
             changes()
             self._loaded(current.described.version)
+            live.settle()
             return current.described
 
     def _fetch(
