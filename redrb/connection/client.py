@@ -19,7 +19,7 @@ from tenacity import (
 
 from redrb.connection import stopping
 from redrb.connection.failures import is_moving, is_transient, may_have_landed, translate
-from redrb.connection.lending import Lender
+from redrb.connection.lending import Lender, refuse_closed
 from redrb.connection.transport import Argument, Pipeline, Reply, read_reply
 from redrb.errors import StoreUnavailable
 
@@ -108,6 +108,8 @@ class Client:
         except RedisError as error:
             if not is_transient(error):
                 raise translate(error, self.where) from error
+            if self._lender.closed:
+                refuse_closed()
             again = _FailedOnce(error, attempt)
         patience = stop_after_delay(self.retry_s if retry_s is None else min(retry_s, self.retry_s))
         retries = Retrying(
@@ -124,7 +126,7 @@ class Client:
             failure = translate(error, self.where)
             if isinstance(failure, StoreUnavailable):
                 failure.uncertain = again.may_have_landed
-            raise failure from error
+            raise failure from error.with_traceback(None)  # tenacity's frames tell nothing
         finally:
             del retries  # it knows what was raised, and that holds the frames of all callers
 

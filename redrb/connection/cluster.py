@@ -69,7 +69,7 @@ class Topology:
         self._slots: list[Node | None] = []
         self._suspect: Endpoint | None = None
         self._doubted = True
-        self._closed = False
+        self.closed = False
 
     def serving(self, slot: int) -> Node:
         """Return the node that serves a slot; raises redis-py's exceptions."""
@@ -101,7 +101,7 @@ class Topology:
 
     def learn(self) -> None:
         """Ask any node where slots are; raises redis-py's exceptions."""
-        if self._closed:
+        if self.closed:
             refuse_closed()
         self._doubted = False
         failure: Exception = Broken("Error connecting to any node of the cluster.")
@@ -120,7 +120,7 @@ class Topology:
 
     def close(self) -> None:
         """Close all connections; none is lent from now on."""
-        self._closed = self._doubted = True
+        self.closed = self._doubted = True
         for node in list(self._nodes.values()):
             node.connections.close()
 
@@ -262,6 +262,10 @@ class _SlotLender:
         self._topology = topology
         self._slot = slot
 
+    @property
+    def closed(self) -> bool:
+        return self._topology.closed
+
     def lend(self) -> AbstractContextManager[redis.Connection]:
         return self._topology.serving(self._slot).connections.lend()
 
@@ -274,6 +278,10 @@ class _Nowhere:
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
+
+    @property
+    def closed(self) -> bool:
+        return self._topology.closed
 
     def lend(self) -> AbstractContextManager[redis.Connection]:
         raise ConfigError(

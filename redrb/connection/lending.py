@@ -16,6 +16,10 @@ from redrb.errors import StoreClosed
 class Lender(Protocol):
     """Where a client has its connections from."""
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+
     def lend(self) -> AbstractContextManager[redis.Connection]:
         """Lend one connection; it is dropped when an exception leaves replies unread on it."""
 
@@ -36,6 +40,11 @@ class Connections:
         self._pid = os.getpid()
         self._idle: deque[redis.Connection] = deque()
         self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     @contextmanager
     def lend(self) -> Iterator[redis.Connection]:
@@ -58,7 +67,10 @@ class Connections:
             while other := self._idle_connection():  # most likely they broke too
                 self._drop(other)
             raise
-        idle.append(connection)
+        if self.closed:  # meanwhile
+            self._drop(connection)
+        else:
+            idle.append(connection)
 
     def close(self) -> None:
         """Close every connection, those that are lent too; none is lent from now on."""

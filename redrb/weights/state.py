@@ -117,8 +117,9 @@ class State:
                 entry, _ = self._pieces[span.piece]
                 begin, end = _elements(span, entry)
                 value = torch.from_numpy(part.copy()).view(dtype_of(entry))
-                with torch.no_grad():
-                    self._live[span.piece][begin:end].copy_(value)
+                live = self._live[span.piece]
+                with torch.inference_mode(live.is_inference()), torch.no_grad():
+                    live[begin:end].copy_(value)
         self.touched(index)
 
     def touched(self, index: int) -> None:

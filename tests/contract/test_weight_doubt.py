@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import msgpack
 import pytest
 import redis
@@ -9,6 +12,7 @@ import torch
 from torch import nn
 
 import redrb
+from redrb.connection.transport import read_reply
 from redrb.errors import (
     ConfigError,
     DecodeError,
@@ -20,6 +24,8 @@ from redrb.errors import (
     WeightsTorn,
 )
 from redrb.weights.reading import replica
+from redrb.weights.reading.copies import LiveCopy
+from redrb.weights.wire.chunks import ChunkGoneError
 from tests.published import CHUNK_BYTES, bits, copied, keys_of, prefix, same_bits
 
 
@@ -521,3 +527,113 @@ def test_an_adapter_on_top_is_not_loaded_in_place(publisher, subscriber):
         subscriber.poll(model, in_place=True)
     assert subscriber.poll(model).version == 2
     assert (model["m"].weight == 4).all()
+
+
+def test_in_place_what_was_begun_and_can_not_be_ended_is_told(client, namespace, monkeypatch):
+    """Redis loses its data when some chunks are in the model already."""
+    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, deltas=False)
+    subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+    publisher.publish(weights(0))
+    target = zeros()
+    subscriber.poll(target, in_place=True)
+    new = {name: tensor + 9 for name, tensor in weights().items()}
+    publisher.publish(new)
+    with monkeypatch.context() as patch:
+        received = breaking(patch, ChunkGoneError("gone"))
+
+        def forget(copy, original=LiveCopy.forget):
+            client.execute("DEL", *[prefix(namespace) + key for key in keys_of(client, namespace)])
+            original(copy)
+
+        patch.setattr(LiveCopy, "forget", forget)
+        with pytest.raises(WeightsTorn, match="Nothing is published any more"):
+            subscriber.poll(target, in_place=True)
+        assert received
+    assert subscriber.version is None
+    with pytest.raises(WeightsTorn):
+        subscriber.poll(target, in_place=True)
+    again = redrb.WeightPublisher(client, "actor", namespace=namespace)
+    assert again.publish(new).version == 1
+    assert subscriber.poll(target, in_place=True).version == 1
+    assert same_bits(target, new)
+    assert subscriber.poll(target, in_place=True) is None
+
+
+def test_what_a_dead_connection_delivers_late_does_not_make_a_version_expire(
+    client, namespace, monkeypatch
+):
+    sent = []
+
+    def send(connection, parts, original=redrb.weights.wire.chunks._send):
+        own = [bytes(part) for part in parts]
+        sent.append(b"".join(own))
+        original(connection, own)
+
+    monkeypatch.setattr(redrb.weights.wire.chunks, "_send", send)
+    redrb.WeightPublisher(client, "actor", namespace=namespace).publish(weights(0))
+    chunks = [key for key in keys_of(client, namespace) if key.startswith("chunk:")]
+    assert len(chunks) == len(sent) == 7
+    for late in sent:
+        with client.connection() as connection:
+            connection.send_packed_command([late])
+            assert read_reply(connection) is None
+    assert {client.execute("TTL", prefix(namespace) + key) for key in chunks} == {-1}
+
+
+@MODES
+def test_into_another_model_all_is_loaded(publisher, subscriber, options):
+    models = [nn.Linear(30, 40) for _ in range(3)]
+    publisher.publish(models[0])
+    for model in models[1:]:
+        assert subscriber.poll(model, **options).version == 1
+        assert same_bits(model.state_dict(), models[0].state_dict())
+        assert subscriber.poll(model, **options) is None
+    with torch.no_grad():
+        models[0].weight[3, 4] += 1
+    assert publisher.publish(models[0]).kind == "delta"
+    assert subscriber.poll(models[1], **options).version == 2
+    assert same_bits(models[1].state_dict(), models[0].state_dict())
+    del models[1:]
+    again = nn.Linear(30, 40)
+    assert subscriber.poll(again, **options).version == 2
+    assert same_bits(again.state_dict(), models[0].state_dict())
+
+
+def test_tensors_that_were_lent_are_not_taken_for_a_newer_version(publisher, subscriber):
+    publisher.publish({"a": torch.zeros(4)})
+    taking = subscriber.named_tensors()
+    next(taking)
+    publisher.publish({"a": torch.ones(4)})
+    assert subscriber.poll({"a": torch.zeros(4)}).version == 2
+    with pytest.raises(WeightError, match="used again"):
+        list(taking)
+    assert subscriber.version == 2
+
+
+def test_a_version_that_is_no_adapter_says_so(publisher, subscriber):
+    on_version(publisher, subscriber)  # the newest is a delta
+    with pytest.raises(WeightError, match="version 2 of weights 'actor' is no adapter"):
+        subscriber.adapter()
+
+
+def test_two_threads_that_wait_for_each_other_are_told(publisher, subscriber, monkeypatch):
+    """One loads and waits for the lock; the other holds it and calls as well."""
+    monkeypatch.setattr("redrb.weights.reading.subscriber._BUSY_S", 0.3)
+    publisher.publish(weights(0))
+    fetched, go_on = threading.Event(), threading.Event()
+    plan = subscriber._plan
+
+    def planning(*arguments):
+        fetched.set()
+        assert go_on.wait(10)
+        return plan(*arguments)
+
+    subscriber._plan = planning
+    with ThreadPoolExecutor(1) as threads:
+        loading = threads.submit(subscriber.poll, zeros())
+        assert fetched.wait(10)
+        with subscriber.lock:
+            go_on.set()
+            with pytest.raises(ConfigError, match="must not hold"):
+                subscriber.poll(zeros())
+        assert loading.result(10).version == 1

@@ -18,9 +18,10 @@ from torch import nn
 import redrb
 from redrb.errors import StoreUnavailable, WeightCorrupt
 from redrb.weights.host import cache as host_cache
-from redrb.weights.host.cache import HostCache
+from redrb.weights.host.cache import HostCache, Lead
 from redrb.weights.lora import LoraConfig, merged
 from redrb.weights.reading import replica
+from redrb.weights.wire.chunks import ChunkGoneError
 from tests.published import CHUNK_BYTES, bits, copied, keys_of, prefix, same_bits
 
 PATIENCE_S = 30.0
@@ -565,3 +566,95 @@ def test_when_a_leader_is_killed_in_mid_fetch_another_one_leads(makers):
     assert told[0][:2] == (2, digest(source))
     assert told[0] == told[1]
     assert old[:2] != told[0][:2]
+
+
+def taken(subscriber):
+    return {name: tensor.clone() for name, tensor in subscriber.named_tensors()}
+
+
+def test_an_engine_follows_a_server_that_lost_its_data(client, namespace, subscribe):
+    def publish(times, value):
+        publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, keep=8)
+        for number in range(times):
+            state = {"a": torch.full((5000,), float(value))}
+            state["a"][number] += 1
+            publisher.publish(state)
+        return state
+
+    subscriber = subscribe()
+    first = publish(5, 1)
+    assert same_bits(taken(subscriber), first)
+    assert subscriber.version == 5
+    client.execute("DEL", *[prefix(namespace) + key for key in keys_of(client, namespace)])
+    second = publish(6, 7)  # its versions 1 to 5 are others, and 6 is a delta to one of them
+    assert same_bits(taken(subscriber), second)
+    assert subscriber.version == 6
+
+
+def test_an_engine_tries_again_when_a_chunk_was_gone(publisher, subscribe, monkeypatch):
+    publisher.publish({"a": torch.ones(5000)})
+    original, calls = replica.fetch, []
+
+    def fetch(client, values):
+        calls.append(1)
+        if len(calls) == 1:
+            raise ChunkGoneError("gone")
+        original(client, values)
+
+    monkeypatch.setattr(replica, "fetch", fetch)
+    assert same_bits(taken(subscribe()), {"a": torch.ones(5000)})
+    assert len(calls) > 1
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_what_vanishes_while_it_is_looked_for_is_no_version(
+    client, namespace, publisher, subscribe, monkeypatch, loaded
+):
+    subscriber, target = subscribe(), Model(1)
+    publisher.publish(Model(2))
+    if loaded:
+        subscriber.poll(target)
+        publisher.publish(Model(3))
+    before = copied(target.state_dict())
+    look = subscriber._catalogue.other_than
+
+    def looking(*arguments, **options):
+        found = look(*arguments, **options)
+        if keys := keys_of(client, namespace):
+            client.execute("DEL", *[prefix(namespace) + key for key in keys])
+        return found
+
+    monkeypatch.setattr(subscriber._catalogue, "other_than", looking)
+    assert subscriber.poll(target) is None
+    assert same_bits(target.state_dict(), before)
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    "newer",
+    [
+        torch.full((4096,), 2.0, dtype=torch.bfloat16),
+        torch.full((2000,), 2.0, dtype=torch.float16),
+        torch.full((90_000,), 2.0, dtype=torch.float16),
+    ],
+    ids=["another dtype", "smaller", "larger"],
+)
+def test_a_layout_that_changes_while_a_buffer_is_prepared(
+    client, namespace, subscribe, monkeypatch, newer
+):
+    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, keep=4)
+    publisher.publish({"a": torch.zeros(4096, dtype=torch.float16)})
+    subscriber = subscribe()
+    taken(subscriber)
+    publisher.publish({"a": torch.ones(4096, dtype=torch.float16)})
+    prepare = Lead.buffer
+
+    def preparing(lead, nbytes, **options):
+        monkeypatch.setattr(Lead, "buffer", prepare)
+        publisher.publish({"a": newer})
+        return prepare(lead, nbytes, **options)
+
+    monkeypatch.setattr(Lead, "buffer", preparing)
+    for reader in (subscriber, subscribe()):
+        assert same_bits(taken(reader), {"a": newer})
+        assert reader.version == 3

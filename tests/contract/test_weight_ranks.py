@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -16,6 +17,7 @@ from redrb.connection import Client
 from redrb.errors import ConfigError, EncodeError, StoreError, WeightError
 from redrb.keys import WeightKeys
 from redrb.weights import WeightVersion
+from redrb.weights.publishing.mailbox import Mailbox
 from redrb.weights.publishing.meeting import AGAIN, BeginAgainError, Decision, Guest, Host, Offer
 from redrb.weights.publishing.staging import Part, Place
 from redrb.weights.wire.layout import Layout
@@ -88,7 +90,18 @@ def ranks(client: Client, namespace: str) -> Iterator[Publish]:
             ]
             return [future.exception(60) or future.result() for future in futures]
 
+        def made(rank: int, world_size: int) -> redrb.WeightPublisher:
+            return redrb.WeightPublisher(
+                *(client, "actor"),
+                namespace=namespace,
+                rank=rank,
+                world_size=world_size,
+                anchor_every=4,
+                timeout=20,
+            )
+
         publish.publishers = publishers
+        publish.made = made
         yield publish
 
 
@@ -154,16 +167,124 @@ def test_rank_0_that_does_not_come_is_named(client, namespace):
         publisher.publish({"a": torch.ones(3)})
 
 
-def test_a_rank_that_starts_again_is_not_taken_for_its_earlier_self(ranks, reader):
+def impatient(ranks, rank, timeout=0.2):
+    own = ranks.publishers[rank]._ranks
+    own._timeout = timeout
+    if rank == 0:
+        own._host._timeout = timeout
+
+
+def step_of(found):
+    """Return the step that all shards are of."""
+    steps = {int(value) for tensor in found.values() for value in tensor.view(-1)}
+    assert len(steps) == 1, steps
+    return steps.pop()
+
+
+def parts_of(step):
+    """Return what two ranks have after a step: every element is its number."""
+    whole = torch.full((600, 4), float(step))
+    return [
+        {"w": TensorShard(whole[300 * r : 300 * r + 300], (600, 4), (300 * r, 0))} for r in (0, 1)
+    ]
+
+
+def test_a_rank_that_was_not_answered_in_time_is_not_mixed_with_the_next_step(ranks, reader):
+    ranks(parts_of(1))
+    impatient(ranks, 1)
+    with pytest.raises(WeightError, match="did not answer"):
+        ranks.publishers[1].publish(parts_of(2)[1])
+    impatient(ranks, 1, 20)
+    with ThreadPoolExecutor(1) as threads:
+        later = threads.submit(ranks.publishers[1].publish, parts_of(3)[1])
+        with pytest.raises(WeightError, match="rank 1: WeightError: rank 0 did not answer"):
+            ranks.publishers[0].publish(parts_of(2)[0])  # late
+        assert step_of(reader.fetch()) == 1
+        assert ranks.publishers[0].publish(parts_of(3)[0]).version == 2
+        assert later.result(20).version == 2
+    assert step_of(reader.fetch()) == 3
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["its first call", "a later call"])
+def test_a_rank_that_was_not_waited_for_is_not_mixed_with_the_next_step(ranks, reader, first):
+    state = parts_of(1)
+    if first:
+        for rank in (0, 1):
+            ranks.publishers[rank] = ranks.made(rank, 2)
+    else:
+        ranks(state)
+    impatient(ranks, 0)
+    with pytest.raises(WeightError, match=r"ranks \[1\] did not come"):
+        ranks.publishers[0].publish(parts_of(2)[0])
+    impatient(ranks, 0, 20)
+    with ThreadPoolExecutor(1) as threads:
+        on_time = threads.submit(ranks.publishers[0].publish, parts_of(3)[0])
+        with pytest.raises(WeightError, match="rank 0 has not waited for this call any longer"):
+            ranks.publishers[1].publish(parts_of(2)[1])  # late
+        version = ranks.publishers[1].publish(parts_of(3)[1]).version
+        assert on_time.result(20).version == version
+    assert step_of(reader.fetch()) == 3
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_cannot_be_published_waits_for_what_was_submitted_before(ranks, reader, rank):
+    ranks(parts_of(1))
+    with ThreadPoolExecutor(1) as threads:
+        submitted = ranks.publishers[rank].submit(parts_of(2)[rank])
+        failing = threads.submit(ranks.publishers[rank].submit, {"w": 1})
+        assert ranks.publishers[1 - rank].publish(parts_of(2)[1 - rank]).version == 2
+        assert submitted.result(20).version == 2
+        assert rank == 0 or isinstance(failing.exception(20), EncodeError)
+        with pytest.raises(WeightError, match="EncodeError"):
+            ranks.publishers[1 - rank].publish(parts_of(3)[1 - rank])
+        assert isinstance(failing.exception(20), EncodeError)
+    assert [version.version for version in ranks(parts_of(4))] == [3, 3]
+    assert step_of(reader.fetch()) == 4
+
+
+def test_what_a_broken_connection_says_twice_harms_no_later_version(ranks, reader, monkeypatch):
+    ranks(parts_of(1))
+    post = Mailbox.post
+    monkeypatch.setattr(
+        Mailbox, "post", lambda box, message: [post(box, message) for _ in range(2)] and None
+    )
+    failures = ranks([parts_of(2)[0], {"w": 1}])
+    assert isinstance(failures[0], WeightError)
+    assert isinstance(failures[1], EncodeError)
+    for step in (3, 4):
+        assert {version.version for version in ranks(parts_of(step))} == {step - 1}
+        assert step_of(reader.fetch()) == step
+
+
+@pytest.mark.parametrize("error", [MemoryError("full"), StoreError("refused")], ids=repr)
+def test_a_rank_that_breaks_before_it_offers_anything_is_not_waited_for(
+    ranks, reader, monkeypatch, error
+):
+    ranks(parts_of(1))
+    memory = ranks.publishers[1]._memory
+    monkeypatch.setattr(memory, "difference", lambda *_: (_ for _ in ()).throw(error))
+    began = time.monotonic()
+    failures = ranks(parts_of(2))
+    assert time.monotonic() - began < 10
+    assert isinstance(failures[0], WeightError)
+    assert failures[1] is error
+    monkeypatch.undo()
+    monkeypatch.setattr("redrb.weights.publishing.publisher.CHUNK_BYTES", 1024)
+    assert [version.version for version in ranks(parts_of(3))] == [2, 2]
+
+
+def test_a_rank_that_starts_again_is_not_taken_for_its_earlier_self(ranks, reader, monkeypatch):
     state = whole()
     ranks([shards(state, rank) for rank in range(WORLD)])
     before = {name: tensor.clone() for name, tensor in state.items()}
     change(state, random.Random(2))
-    # its offer is there, and then it is gone
-    guest = ranks.publishers[2]._ranks
-    guest._timeout = 0.2
+    # its offer is there, and then it is gone, without a word
+    monkeypatch.setattr(Guest, "fail", lambda *_: None)
+    impatient(ranks, 2)
     with pytest.raises(WeightError, match="did not answer"):
         ranks.publishers[2].publish(shards(state, 2))
+    monkeypatch.undo()
+    monkeypatch.setattr("redrb.weights.publishing.publisher.CHUNK_BYTES", 1024)
     del ranks.publishers[2]
     versions = ranks([shards(state, rank) for rank in range(WORLD)])
     assert [version.version for version in versions] == [2, 2, 2]
@@ -178,9 +299,9 @@ def test_a_rank_that_starts_again_is_not_taken_for_its_earlier_self(ranks, reade
 def test_answers_that_come_early_or_twice_are_not_lost(client, namespace, answer):
     keys = WeightKeys.of(namespace, "actor")
     decision = Decision(Place(7, 3), whole=True, delta=False)
-    guest = Guest(client, keys, rank=1, timeout=5)
+    guest = Guest(client, keys, 1, 5, publisher="p", number=1)
     host = Host(client, keys, world_size=2, timeout=5)
-    offer = Offer(1, guest._call, 1, 0, 0)
+    offer = Offer(1, "p", guest._call, 1, 0, 0)
     host._offers[1] = offer
     host.decide(offer, decision)
     host.decide(offer, decision)  # as after a connection that broke

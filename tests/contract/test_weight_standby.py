@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 import redrb
 from redrb.algorithms import generate
-from redrb.errors import ConfigError, DecodeError, WeightError, WeightMismatch, WeightTimeout
+from redrb.errors import (
+    ConfigError,
+    DecodeError,
+    StoreClosed,
+    WeightError,
+    WeightMismatch,
+    WeightTimeout,
+)
 from redrb.weights.reading import loading, replica
 from tests.published import CHUNK_BYTES, prefix
 from tests.servers import Server
@@ -484,3 +491,21 @@ def test_versions_that_are_not_known_are_not_noted(answers: list[int | None]) ->
         return
     assert done.token_versions.tolist() == [[-1, -1, 7, 9]]
     assert done.policy_version() == [None]
+
+
+def test_a_standby_over_a_closed_client_says_so_each_time(url: str, namespace: str, caplog) -> None:
+    with redrb.connect(url) as client:
+        redrb.WeightPublisher(client, "actor", namespace=namespace).publish(Versioned(1))
+        model = Versioned()
+        standby = redrb.WeightSubscriber(client, "actor", namespace=namespace).standby(model)
+        assert standby.wait(timeout=20) == 1
+    standby._thread.join(10)
+    assert not standby._thread.is_alive()
+    for _ in range(3):
+        with pytest.raises(StoreClosed):
+            standby.swap()
+    with pytest.raises(StoreClosed):
+        standby.wait(timeout=5)
+    standby.close()
+    assert model.number() == 1
+    assert "is away" not in caplog.text

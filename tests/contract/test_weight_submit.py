@@ -96,6 +96,27 @@ def test_what_was_submitted_before_is_published_before(make, subscriber, monkeyp
     publisher.close()
 
 
+def test_what_was_submitted_can_not_be_cancelled(make, subscriber):
+    with make() as publisher:
+        for step in range(1, 20):
+            submitted = publisher.submit(weights())
+            assert not submitted.cancel()
+            assert submitted.result(20).version == step
+
+
+def test_what_nobody_looks_at_is_logged_and_raised_at_the_end(make, subscriber, caplog):
+    publisher = make()
+    publisher.submit(weights()).result(20)
+    make().publish(weights())  # such as somebody's `redrb weights put`
+    for _ in range(3):
+        publisher.submit(weights())
+    with pytest.raises(PublisherFenced):
+        publisher.close()
+    assert caplog.text.count("is not published: another publisher") == 3
+    publisher.close()
+    assert subscriber.latest().version == 2
+
+
 def test_a_closed_publisher_publishes_nothing_more(make, subscriber):
     publisher, state = make(), weights()
     publisher.publish(state)

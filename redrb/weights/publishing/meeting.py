@@ -1,14 +1,18 @@
 """Ranks that publish one version together: who has what, where it goes, what became of it.
 
 Rank 0 reads one mailbox, in which every other rank offers its part and then says that it is staged.
-It answers each in a mailbox that only this call of `publish` reads. So a rank that died and came
-again is told apart from its earlier self, and nobody waits for an answer to a question of before.
+It answers each in a mailbox that only this attempt reads. So a rank that died and came again is
+told apart from its earlier self, and nobody waits for an answer to a question of before.
+
+Every rank counts its calls of `publish`, and rank 0 knows which count of a rank belongs to which of
+its own: shards of different calls are never put together, though one of them was not waited for.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,13 +38,15 @@ class Offer:
 
     Attributes:
         rank: Its rank.
-        call: Tells this call of `publish` from others.
+        publisher: Tells this process from one that died.
+        call: Tells this attempt from others.
         chunks: Of its state.
         version: The version that it was told to publish, 0 for the next.
         base: The version that it has a difference to, 0 for none.
     """
 
     rank: int
+    publisher: str
     call: str
     chunks: int
     version: int
@@ -59,10 +65,22 @@ class Decision:
 class Guest:
     """A rank that is not rank 0, in one call of `publish`; close it when that is over."""
 
-    def __init__(self, client: Client, keys: WeightKeys, rank: int, timeout: float) -> None:
+    def __init__(
+        self,
+        client: Client,
+        keys: WeightKeys,
+        rank: int,
+        timeout: float,
+        *,
+        publisher: str,
+        number: int,
+    ) -> None:
+        """Make an attempt of `publisher`'s call `number`."""
+        self._sender = {"rank": rank, "publisher": publisher, "number": number}
         self._rank = rank
         self._timeout = timeout
         self._call = uuid.uuid4().hex
+        self._offered = False
         self._inbox_of_rank_0 = Mailbox(client, keys.meeting)
         self._answers = Mailbox(client, keys.answers(self._call))
 
@@ -74,6 +92,7 @@ class Guest:
             BeginAgainError: All begin anew.
         """
         self._tell({"chunks": chunks, "version": version, "base": base})
+        self._offered = True
         told = self._told()
         try:
             place = Place(told["version"], told["token"], told["first"], told["spread"])
@@ -87,7 +106,7 @@ class Guest:
         Raises:
             WeightError, BeginAgainError: As in `decision`.
         """
-        self._tell({"part": _packed(part), "token": part.place.token})
+        self._tell({"part": _packed(part)})
         while "token" in (told := self._told()):
             pass  # the decision, which may have come twice
         manifest, created_s = told.get("manifest"), told.get("created_s")
@@ -96,19 +115,15 @@ class Guest:
         return manifest, created_s
 
     def fail(self, error: BaseException) -> None:
-        """Let rank 0 know that what was offered does not come."""
-        self._tell({"error": f"{type(error).__name__}: {error}"})
-
-    def give_up(self, error: BaseException) -> None:
-        """Let rank 0 know that this rank offers nothing."""
-        self._tell({"error": f"{type(error).__name__}: {error}", "gave_up": True})
+        """Let rank 0 know that nothing comes of this call."""
+        self._tell({"error": f"{type(error).__name__}: {error}", "offered": self._offered})
 
     def close(self) -> None:
         """Delete the answers, of which no more are read."""
         self._answers.delete()
 
     def _tell(self, message: dict[str, Any]) -> None:
-        self._inbox_of_rank_0.post({"rank": self._rank, "call": self._call, **message})
+        self._inbox_of_rank_0.post({**self._sender, "call": self._call, **message})
 
     def _told(self) -> dict[str, Any]:
         told = self._answers.next(time.monotonic() + self._timeout)
@@ -133,7 +148,15 @@ class Host:
         self._inbox = Mailbox(client, keys.meeting)
         self._others = range(1, world_size)
         self._timeout = timeout
+        self._number = 0
+        self._known: dict[int, tuple[str, int]] = {}  # rank -> publisher, its count at our 0
+        self._missed: set[int] = set()  # ranks that were not waited for
+        self._later: deque[dict[str, Any]] = deque()  # messages of calls that are still to come
         self._offers: dict[int, Offer] = {}
+
+    def begin(self) -> None:
+        """Begin a call of `publish`."""
+        self._number += 1
 
     def offers(self) -> list[Offer]:
         """Return every other rank's offer, by rank.
@@ -143,15 +166,22 @@ class Host:
         """
         deadline = time.monotonic() + self._timeout
         gave_up: dict[int, str] = {}
+        later, self._later = self._later, deque()
         while missing := [r for r in self._others if r not in self._offers and r not in gave_up]:
-            message = self._next(deadline, missing)
-            rank = message["rank"]
-            if "error" not in message:
+            message = later.popleft() if later else self._next(deadline, missing)
+            rank, ahead = message["rank"], self._ahead(message)
+            if ahead < 0:
+                self._refuse(message)
+            elif ahead > 0:
+                self._later.append(message)
+                gave_up.setdefault(rank, "it has called publish more often than rank 0")
+            elif "error" not in message:
                 self._note(message)
-            elif message.get("gave_up") or self._is_known(message):
+            else:
                 # the others are waited for nevertheless: so all of them are told at once
                 self._offers.pop(rank, None)
                 gave_up[rank] = str(message["error"])
+        self._later.extend(later)
         for rank, why in gave_up.items():
             raise WeightError(f"rank {rank}: {why:.500}")
         return [self._offers[rank] for rank in self._others]
@@ -182,15 +212,22 @@ class Host:
         parts: dict[int, Part] = {}
         while len(parts) < len(self._others):
             message = self._next(deadline, [r for r in self._others if r not in parts])
-            rank = message["rank"]
-            if not self._is_known(message):
+            rank, offer = message["rank"], self._offers[message["rank"]]
+            ahead = self._ahead(message)
+            if ahead > 0:
+                self._later.append(message)
                 if "chunks" in message:
-                    self._note(message)
-                    raise BeginAgainError
+                    raise WeightError(f"rank {rank} has called publish again meanwhile.")
+            elif ahead < 0:
+                continue  # what is left of a call that is over
             elif "error" in message:
                 del self._offers[rank]
                 raise WeightError(f"rank {rank}: {message['error']!s:.500}")
-            elif message.get("token") == decisions[rank].place.token and "part" in message:
+            elif "chunks" in message:
+                if message["publisher"] != offer.publisher:
+                    self._note(message)
+                    raise BeginAgainError
+            elif message["call"] == offer.call and "part" in message:
                 parts[rank] = _unpacked(message["part"], decisions[rank].place)
         return [parts[rank] for rank in self._others]
 
@@ -201,29 +238,59 @@ class Host:
         for offer in offers.values():
             self._answer(offer, answer)
 
+    def _ahead(self, message: dict[str, Any]) -> int:
+        """Return by how many calls a rank is ahead of rank 0; below 0: a call that is over.
+
+        Of a process that is new, the first call belongs to this one; but where its rank was not
+        waited for before, that may have been meant.
+        """
+        rank, publisher, number = message["rank"], message["publisher"], message["number"]
+        known = self._known.get(rank)
+        if known is None or known[0] != publisher:
+            missed = int(rank in self._missed)
+            known = self._known[rank] = (publisher, number - self._number + missed)
+        self._missed.discard(rank)
+        ahead: int = number - self._number - known[1]
+        return ahead
+
+    def _refuse(self, message: dict[str, Any]) -> None:
+        if "chunks" in message:
+            why = (
+                "rank 0 has not waited for this call any longer, and is at a later one. Publish "
+                "the next version; with a larger timeout= it would wait."
+            )
+            Mailbox(self._client, self._keys.answers(message["call"])).post({"error": why})
+
     def _note(self, message: dict[str, Any]) -> None:
         numbers = [message.get(name) for name in ("chunks", "version", "base")]
         if not all(type(number) is int and 0 <= number <= MAX_VERSION for number in numbers):
             return  # what is left of a call that is over
         chunks, version, base = numbers
-        offer = Offer(message["rank"], message["call"], chunks or 0, version or 0, base or 0)
-        self._offers[offer.rank] = offer
-
-    def _is_known(self, message: dict[str, Any]) -> bool:
-        """Return whether it comes from the call whose offer was taken."""
-        known = self._offers.get(message["rank"])
-        return known is not None and known.call == message["call"]
+        own = (message["rank"], message["publisher"], message["call"])
+        self._offers[message["rank"]] = Offer(*own, chunks or 0, version or 0, base or 0)
 
     def _next(self, deadline: float, missing: list[int]) -> dict[str, Any]:
         while True:
             message = self._inbox.next(deadline)
             if message is None:
+                self._missed.update(missing)
                 raise WeightError(
                     f"ranks {missing} did not come within {self._timeout:g} s: see whether they "
                     "run, and call publish as often as rank 0."
                 )
-            if message.get("rank") in self._others and isinstance(message.get("call"), str):
+            names = isinstance(message.get("call"), str) and isinstance(
+                message.get("publisher"), str
+            )
+            number, rank = message.get("number"), message.get("rank")
+            if names and type(number) is int and rank in self._others and self._counts(message):
                 return message
+
+    def _counts(self, message: dict[str, Any]) -> bool:
+        """Return whether it is not what is left of a process that is gone."""
+        known = self._known.get(message["rank"])
+        if known is not None and known[0] == message["publisher"]:
+            return True
+        return "chunks" in message or message.get("offered") is False
 
     def _answer(self, offer: Offer, message: dict[str, Any]) -> None:
         Mailbox(self._client, self._keys.answers(offer.call)).post(message)

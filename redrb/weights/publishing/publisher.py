@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 
@@ -31,7 +32,35 @@ from redrb.weights.tensors import (
 from redrb.weights.wire.layout import CHUNK_BYTES, Layout
 from redrb.weights.wire.manifest import MAX_CHUNKS, MAX_VERSION, WeightVersion
 
+_log = logging.getLogger("redrb")
+
 _ATTEMPTS = 3
+
+
+class _Submission(Future[WeightVersion]):
+    """A version on its way, which cannot be cancelled any more.
+
+    Attributes:
+        seen: Whether anybody has looked at how it ended.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+        self.set_running_or_notify_cancel()
+
+    def result(self, timeout: float | None = None) -> WeightVersion:
+        """Return the version, or raise why there is none."""
+        found = self.exception(timeout)
+        if found is not None:
+            raise found
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return why there is no version, None where there is one."""
+        found = super().exception(timeout)
+        self.seen = True
+        return found
 
 
 class WeightPublisher:
@@ -98,7 +127,7 @@ class WeightPublisher:
         self._issuer = Issuer(client, self._keys, name, keep=keep, max_bytes=max_bytes or 0)
         self._publishing = threading.Lock()
         self._thread: ThreadPoolExecutor | None = None
-        self._submitted: Future[WeightVersion] | None = None
+        self._submitted: _Submission | None = None
         self._closed = False
         self._ranks: Together | None = None
         if rank:
@@ -116,6 +145,12 @@ class WeightPublisher:
                 timeout=timeout,
             )
         self._issuer.take_over()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"<redrb.WeightPublisher {self._name!r} on {self._client.where}>"
@@ -193,7 +228,8 @@ class WeightPublisher:
         more. One version is on its way at a time: the next call waits until it is published.
 
         Returns:
-            What `publish` returns, or raises.
+            What `publish` returns, or raises. Where it failed, that is logged, and `close` raises
+            it if nobody has looked.
         """
         layout, shards = self._prepared(state, version)
         with self._publishing:
@@ -206,20 +242,42 @@ class WeightPublisher:
             }
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="redrb-publisher")
-            self._submitted = self._thread.submit(self._publish, layout, copied, version)
+            self._submitted = _Submission()
+            self._thread.submit(self._end, self._submitted, layout, copied, version)
             return self._submitted
 
     def close(self) -> None:
-        """Wait for what `submit` has on its way, and end its thread."""
+        """Wait for what `submit` has on its way, and end its thread.
+
+        Raises:
+            RedrbError: The last version that was submitted failed, and nobody has looked.
+        """
         with self._publishing:
             self._closed = True
+            last, self._submitted = self._submitted, None
             if self._thread is not None:
                 self._thread.shutdown()
+        if last is not None and not last.seen:
+            last.result()
+
+    def _end(
+        self,
+        submission: _Submission,
+        layout: Layout,
+        shards: Mapping[str, TensorShard],
+        version: int | None,
+    ) -> None:
+        try:
+            published = self._publish(layout, shards, version)
+        except BaseException as error:  # noqa: BLE001 (it is the future's)
+            _log.warning("weights %r: what was submitted is not published: %s", self._name, error)
+            submission.set_exception(error)
+        else:
+            submission.set_result(published)
 
     def _wait_for_submitted(self) -> None:
         if self._submitted is not None:
-            self._submitted.exception()  # who has the future looks at that
-            self._submitted = None
+            wait([self._submitted])
 
     def _check_open(self) -> None:
         if self._closed:
@@ -235,7 +293,9 @@ class WeightPublisher:
             return self._laid_out(shards), shards
         except (ConfigError, EncodeError) as error:
             if self._ranks is not None:
-                self._ranks.give_up(error)
+                with self._publishing:
+                    self._wait_for_submitted()
+                    self._ranks.give_up(error)
             raise
 
     def _shards(self, state: StateLike) -> dict[str, TensorShard]:

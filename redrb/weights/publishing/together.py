@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import uuid
 from typing import Protocol
 
 from redrb.connection import Client
-from redrb.errors import ConfigError, RedrbError, StoreError, WeightError
+from redrb.errors import ConfigError, StoreError, WeightError
 from redrb.keys import WeightKeys
 from redrb.weights.publishing.issuing import Begun, Issuer
 from redrb.weights.publishing.joining import manifest_of
@@ -54,6 +55,7 @@ class Leading:
 
     def publish(self, source: State, version: int | None) -> WeightVersion:
         """Publish a version together with all other ranks."""
+        self._host.begin()
         for _ in range(_ATTEMPTS):
             try:
                 published, manifest = self._attempt(source, version)
@@ -74,6 +76,7 @@ class Leading:
 
     def give_up(self, error: Exception) -> None:
         """Let the others know that this rank publishes nothing."""
+        self._host.begin()
         with contextlib.suppress(StoreError):
             with contextlib.suppress(WeightError):
                 self._host.offers()
@@ -152,17 +155,18 @@ class Joining:
         self._name = name
         self._rank = rank
         self._timeout = timeout
+        self._publisher = uuid.uuid4().hex
+        self._number = 0
 
     def publish(self, source: State, version: int | None) -> WeightVersion:
         """Publish a version together with all other ranks."""
+        self._number += 1
         for _ in range(_ATTEMPTS):
-            guest = Guest(self._client, self._keys, self._rank, self._timeout)
+            guest = self._guest()
             try:
                 return self._attempt(guest, source, version)
             except BeginAgainError:
                 self._memory.forget()
-            except RedrbError:
-                raise
             except BaseException as error:
                 with contextlib.suppress(StoreError):
                     guest.fail(error)
@@ -174,8 +178,16 @@ class Joining:
 
     def give_up(self, error: Exception) -> None:
         """Let the others know that this rank publishes nothing."""
+        self._number += 1
         with contextlib.suppress(StoreError):
-            Guest(self._client, self._keys, self._rank, self._timeout).give_up(error)
+            self._guest().fail(error)
+
+    def _guest(self) -> Guest:
+        return Guest(
+            *(self._client, self._keys, self._rank, self._timeout),
+            publisher=self._publisher,
+            number=self._number,
+        )
 
     def _attempt(self, guest: Guest, source: State, version: int | None) -> WeightVersion:
         memory = self._memory
@@ -190,11 +202,8 @@ class Joining:
             part = attempt.stage(difference, whole=decision.whole, anchor=memory.anchor)
             stored, created_s = guest.outcome(part)
             manifest = decode_manifest(stored)
-        except BaseException as error:
+        except BaseException:
             self._issuer.discard(attempt)
-            if not isinstance(error, BeginAgainError | WeightError):
-                with contextlib.suppress(StoreError):
-                    guest.fail(error)
             raise
         memory.advance(manifest, source, part, difference)
         return manifest.describe(self._name, created_s)

@@ -162,7 +162,7 @@ class LiveCopy(_Copy):
 
 def split(steps: Sequence[Step]) -> tuple[list[Step], Step | None]:
     """Return the steps to a state, and the adapter that belongs on top of it."""
-    adapter = steps[-1] if steps[-1].how == "lora" else None
+    adapter = steps[-1] if steps and steps[-1].how == "lora" else None
     return [step for step in steps if step is not adapter], adapter
 
 

@@ -59,12 +59,12 @@ class HostCopy:
 
     @contextmanager
     def _current(self, pin: Pin, used: int, needed: Needed) -> Iterator[Current | None]:
-        newest = self._catalogue.other_than(used)
-        if newest is None:
-            yield None
-            return
-        state = newest.base if newest.kind == "lora" else newest.version
         for attempt in range(_TIMES):
+            newest = self._catalogue.other_than(used)
+            if newest is None:
+                yield None
+                return
+            state = newest.base if newest.kind == "lora" else newest.version
             held = self._cache.newest()
             if held is not None and held.version < state:
                 held.close()
@@ -140,9 +140,11 @@ class HostCopy:
             own, known = self._known(filling, base, layout)
             if known is not None:
                 states, _ = split(pin.route(have=known.version, used=used))
+            if not states or (states[0].how == "full" and _layout(states[0].manifest) != layout):
+                return None  # another version has come since, or all are gone: begin anew
             filling.begin()
             replica = Replica(State(layout, memory=filling.data), None)
-            if known is not None and states and states[0].how != "full":
+            if known is not None and states[0].how != "full":
                 if base is not None and not own:
                     filling.data[:] = base.data
                 replica.adopt(known)

@@ -108,7 +108,7 @@ class Catalogue:
             last = steps[-1].described
             self._led[last.version] = round(last.created_s * 1000)
             if len(self._led) > _REMEMBERED:
-                self._led.pop(next(iter(self._led)))
+                self._led.pop(next(iter(self._led)), None)  # two threads may find the same
         if any(step.manifest.spread for step in steps):
             self._settle(steps)
         return steps

@@ -13,6 +13,7 @@ from redrb.connection.stopping import Stop, stoppable
 from redrb.errors import (
     DecodeError,
     RedrbError,
+    StoreClosed,
     StoreUnavailable,
     WeightMismatch,
     WeightTimeout,
@@ -55,6 +56,7 @@ class WeightStandby:
         self._handover = Handover()
         self._busy = False
         self._error: Exception | None = None
+        self._closed: StoreClosed | None = None
         self._told = ""
         self._seen: int | None = None
         self._failed = 0  # the newest version, where it could not be fetched
@@ -96,7 +98,10 @@ class WeightStandby:
             WeightMismatch, DecodeError, WeightError, StoreError: A version could not be fetched or
                 does not fit, which is said once; the model keeps its weights, and later versions
                 are followed. A Redis that is away is waited for instead.
+            StoreClosed: The client was closed: nothing is followed any more.
         """
+        if self._closed is not None:
+            raise self._closed
         if self._error is not None:
             error, self._error = self._error, None
             if error is not None:  # another thread may have been faster
@@ -151,6 +156,9 @@ class WeightStandby:
                 try:
                     self._follow()
                     away = False
+                except StoreClosed as error:
+                    self._closed = error
+                    break
                 except StoreUnavailable as error:
                     if not (away or self._stop.asked):
                         _log.warning("weights %r are not followed: %s", self._name, error)
@@ -160,6 +168,7 @@ class WeightStandby:
                     self._fail(error)
                     self._stop.wait(_PAUSE_S)
             self._ahead.close()
+            self._news.set()
 
     def _follow(self) -> None:
         """Wait for a version, and fetch it."""

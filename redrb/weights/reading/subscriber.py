@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from redrb.connection import Client
 from redrb.connection.transport import Pipeline, read_reply
 from redrb.errors import (
     ConfigError,
+    DecodeError,
     RedrbError,
     WeightCorrupt,
     WeightError,
@@ -38,6 +40,7 @@ T = TypeVar("T")
 
 _ATTEMPTS = 3
 _BLOCK_S = 5.0  # one blocking read; far below the connection's timeout
+_BUSY_S = 60.0  # for another thread's call on the same subscriber
 
 
 class WeightSubscriber:
@@ -50,8 +53,8 @@ class WeightSubscriber:
         client: From `redrb.connect`.
         name: Name of the weights.
         namespace: That of the publisher.
-        lock: Held while tensors change; default: one of its own. A lock that is not re-entrant
-            must not be held by who calls `poll`.
+        lock: Held while tensors change; default: one of its own, a re-entrant one. One that is not,
+            and any where several threads call this subscriber, must not be held by who calls it.
         host_cache: Keep the copy in shared memory (`/dev/shm`), one for all subscribers on this
             host that ask for it: one fetches, the others map what it fetched. Parameters and
             buffers of modules on the CPU, if they have the published dtype, are not copied: their
@@ -81,6 +84,7 @@ class WeightSubscriber:
         self._copy: Copy = HostCopy(self._catalogue) if host_cache else OwnCopy(self._catalogue)
         self._live: LiveCopy | None = None
         self._adapters = AdapterLoader()
+        self._modules: list[weakref.ref[nn.Module]] = []
         self._reading = threading.Lock()
         self._epoch = 0
         self._is_lent = False
@@ -115,7 +119,8 @@ class WeightSubscriber:
 
         Args:
             target: A module (its parameters and persistent buffers), several by name, or a dict
-                of tensors, `DTensor`s and `TensorShard`s; always the same one.
+                of tensors, `DTensor`s and `TensorShard`s. Into other modules than those of the last
+                call all is loaded; a dict must always be of the same tensors.
             strict: Demand the same names on both sides; "model": all names of the target, whatever
                 else is published; False: load those that both have.
             in_place: Receive straight into the tensors, while `lock` is held: no memory beside
@@ -135,24 +140,26 @@ class WeightSubscriber:
         """
         wanted = Wanted(target_shards(target), strict)
         with self._own_copy():
+            self._meet(target)
             if not in_place:
                 return self._trying(self._copy, lambda pin: self._poll(pin, target, wanted))
             live = self._live = self._live or LiveCopy(self._catalogue, wanted)
             live.wanted = wanted
-            if self._catalogue.other_than(self._version or 0) is None:
+            if not live.torn and self._catalogue.other_than(self._version or 0) is None:
                 return None  # without waiting for the lock
             with self.lock:
                 try:
-                    return self._trying(live, lambda pin: self._poll_live(live, pin, target))
+                    found = self._trying(live, lambda pin: self._poll_live(live, pin, target))
                 except BaseException as error:
                     if live.torn:
                         self._version = None
                     if self._version is None and live.written and isinstance(error, RedrbError):
-                        raise WeightsTorn(
-                            f"weights {self._name!r}: an update in place broke off, so the model "
-                            f"holds a mixture of versions: poll again before it is used. {error}"
-                        ) from error
+                        raise self._torn(str(error)) from error
                     raise
+                if live.torn:  # and what would mend it is gone
+                    self._version = None
+                    raise self._torn("Nothing is published any more.")
+                return found
 
     def standby(self, target: Target, *, strict: Strict = True) -> WeightStandby:
         """Return what fetches new versions in a thread, and swaps them in when it is asked to.
@@ -214,10 +221,7 @@ class WeightSubscriber:
         copy = OwnCopy(self._catalogue)
         current = self._trying(copy, lambda pin: self._fetch(copy, pin, version, only_adapter=True))
         if current.adapter is None:
-            raise WeightError(
-                f"version {current.described.version} of weights {self._name!r} is no adapter: "
-                "publish_lora publishes one."
-            )
+            raise DecodeError(f"weights {self._name!r}: what was fetched is no adapter.")
         return current.adapter
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -234,11 +238,8 @@ class WeightSubscriber:
         """
         with self._own_copy(), Pin(self._catalogue) as pin:
             epoch = self._epoch
-            context = self._again(
-                self._copy,
-                lambda: self._copy.current(pin, used=self._version or 0, needed=lambda _: None),
-            )
-            with context as current:
+            current, held = self._again(self._copy, lambda: self._held(pin))
+            with held:
                 if current is None:
                     return
                 if current.state is None or current.adapter is not None:
@@ -250,12 +251,11 @@ class WeightSubscriber:
         # without the lock: whoever takes the tensors may stop in the middle
         for name, tensor in found:
             if self._epoch != epoch:
-                raise WeightError(
-                    f"the tensors of weights {self._name!r} were not all taken before this "
-                    "subscriber was used again: take them from the beginning."
-                )
+                raise self._used_meanwhile()
             yield name, tensor
-        self._loaded(current.described.version)
+        if self._epoch != epoch:  # the last one was not used before that
+            raise self._used_meanwhile()
+        self._note(current.described.version)
 
     def wait(self, newer_than: int | None = None, *, timeout: float | None = None) -> WeightVersion:
         """Wait until a version is published, without polling; nothing is loaded.
@@ -294,11 +294,19 @@ class WeightSubscriber:
         """Hold the copy, unless it is lent."""
         if self._is_lent:  # without waiting for what is being fetched
             raise taken(self._name)
-        with self._reading:
+        if not self._reading.acquire(timeout=_BUSY_S):
+            raise ConfigError(
+                f"another thread uses this subscriber of weights {self._name!r} since {_BUSY_S:g} "
+                "s: its fetch is slow, or it waits for the lock, which this thread must not hold "
+                "while it calls."
+            )
+        try:
             if self._is_lent:
                 raise taken(self._name)
             self._epoch += 1
             yield
+        finally:
+            self._reading.release()
 
     def _lend(self) -> Lent:
         with self._own_copy():
@@ -320,9 +328,34 @@ class WeightSubscriber:
         self._is_lent = False
 
     def _loaded(self, version: int | None) -> None:
+        """Note what the target has from now on; None: a mixture."""
+        self._note(version)
+        if version is not None and self._live is not None:
+            self._live.settle()
+
+    def _note(self, version: int | None) -> None:
         self._version = version
         if version is not None:
             self._catalogue.loaded(version)
+
+    def _torn(self, why: str) -> WeightsTorn:
+        return WeightsTorn(
+            f"weights {self._name!r}: an update in place broke off, so the model holds a mixture "
+            f"of versions: poll again before it is used. {why}"
+        )
+
+    def _used_meanwhile(self) -> WeightError:
+        return WeightError(
+            f"the tensors of weights {self._name!r} were not all taken before this subscriber was "
+            "used again: take them from the beginning."
+        )
+
+    def _held(self, pin: Pin) -> tuple[Current | None, ExitStack]:
+        """Return the newest version for `named_tensors`, and what lets go of it."""
+        with ExitStack() as scope:
+            used = self._version or 0
+            context = self._copy.current(pin, used=used, needed=lambda _: None)
+            return scope.enter_context(context), scope.pop_all()
 
     def _wait(self, version: int, seconds: float) -> WeightVersion | None:
         """Return the newest version if it is another, after waiting for one so long at most."""
@@ -331,6 +364,14 @@ class WeightSubscriber:
         if found is None:
             self._block(version, seconds, retry_s=patience_s)
         return found or self._catalogue.other_than(version, retry_s=patience_s)
+
+    def _meet(self, target: Target) -> None:
+        """Forget what was loaded, if it was loaded into other modules."""
+        modules = _modules(target)
+        before, self._modules = self._modules, [weakref.ref(module) for module in modules]
+        if before and modules != [reference() for reference in before]:
+            self._version = self._live = None
+            self._adapters = AdapterLoader()
 
     def _poll(self, pin: Pin, target: Target, wanted: Wanted) -> WeightVersion | None:
         used = self._version or 0
@@ -376,13 +417,17 @@ class WeightSubscriber:
                 live.wanted.load(current.state)
             changes()
             self._loaded(current.described.version)
-            live.settle()
             return current.described
 
     def _fetch(
         self, copy: OwnCopy, pin: Pin, version: int | None, *, only_adapter: bool = False
     ) -> Current:
         steps = pin.route(have=0, wanted=version or 0)
+        if only_adapter and steps and steps[-1].how != "lora":
+            raise WeightError(
+                f"version {steps[-1].described.version} of weights {self._name!r} is no adapter: "
+                "publish_lora publishes one."
+            )
         if not steps:
             newest = self.latest()
             told = f"the newest is {newest.version}" if newest else "nothing is published yet"
@@ -444,7 +489,10 @@ class WeightSubscriber:
         )
 
 
+def _modules(target: Target) -> list[nn.Module]:
+    parts = [target] if isinstance(target, nn.Module) else target.values()
+    return [part for part in parts if isinstance(part, nn.Module)]
+
+
 def _is_models(target: Target) -> bool:
-    if isinstance(target, nn.Module):
-        return True
-    return all(isinstance(part, nn.Module) for part in target.values())
+    return isinstance(target, nn.Module) or len(_modules(target)) == len(target)

@@ -135,7 +135,9 @@ def _by_node(
 
 
 def _staging(client: Client, values: Iterable[Outgoing], expire_s: int) -> Callable[[], None]:
-    tail = _CRLF + packed("EX", expire_s)
+    # NX: what a broken connection delivers late, after the same was sent again and its version
+    # committed, would give the key its time to live back
+    tail = _CRLF + packed("EX", expire_s, "NX")
     coming = iter(values)
     sent: list[Outgoing] = []  # for the case that all has to be sent again
 
@@ -162,7 +164,7 @@ def _staging(client: Client, values: Iterable[Outgoing], expire_s: int) -> Calla
 def _command(
     value: Outgoing, tail: bytes, seen: Callable[[memoryview], object]
 ) -> Iterator[bytes | memoryview]:
-    small = bytearray(b"*5\r\n%b$%d\r\n" % (packed("SET", value.key), value.nbytes))
+    small = bytearray(b"*6\r\n%b$%d\r\n" % (packed("SET", value.key), value.nbytes))
     for segment in value.segments:
         if len(segment) < _SMALL:
             seen(segment.data)
