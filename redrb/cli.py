@@ -7,19 +7,23 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from redrb import __version__
-from redrb.errors import ConfigError, RedrbError
+from redrb.errors import ConfigError, RedrbError, StoreUnavailable
 from redrb.options import add_options, settings_from, variable_of
+from redrb.tables import STATUS
 from redrb.tables import figures as lines_of
 from redrb.weights_cli import add_weights
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 2 where something it was given is wrong."""
+    """Run one command; returns the exit status, which means the same for all: `tables.STATUS`.
+
+    Besides, 130 after Ctrl-C, and 141 when nobody reads what it prints any more.
+    """
     options = _parser().parse_args(arguments)
     try:
         status: int = options.run(options)
@@ -38,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="redrb",
         description="A Redis-backed streaming experience store for reinforcement learning.",
-        epilog=f"Where --url is not given, {variable_of('url')} is read.",
+        epilog=f"Where --url is not given, {variable_of('url')} is read. {STATUS}",
     )
     parser.add_argument("--version", action="version", version=f"redrb {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -72,7 +76,13 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _add_server(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("server", help="run an embedded server until Ctrl-C")
+    told = (
+        "Run a Redis for the processes of this machine until Ctrl-C: it listens on a unix socket, "
+        "on no port. When it ends by itself, so does the command, with status 1."
+    )
+    parser = commands.add_parser(
+        "server", help="run a Redis for this machine until Ctrl-C", description=told
+    )
     parser.add_argument(
         "directory", nargs="?", default="", help="keep data here; default: keep none"
     )
@@ -80,18 +90,21 @@ def _add_server(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _server(options: argparse.Namespace) -> int:
-    from redrb.connection import connect
+    from redrb.connection.embedded import EmbeddedServer
 
-    directory = str(Path(options.directory).absolute()) if options.directory else ""
-    with connect(f"embedded://{directory}") as client:
-        version = ".".join(map(str, client.server_version))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with closing(EmbeddedServer(options.directory)) as server, suppress(KeyboardInterrupt):
+        version = ".".join(map(str, server.version))
         print(
-            f"Redis {version} serves at\n  {variable_of('url')}={client.url}\nuntil Ctrl-C",
+            f"Redis {version} serves this machine at\n"
+            f"  {variable_of('url')}=unix://{server.socket}\nuntil Ctrl-C",
             flush=True,
         )
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        with suppress(KeyboardInterrupt):
-            signal.pause()
+        said = server.wait()
+        raise StoreUnavailable(
+            f"the server at {server.socket} has ended; it said last: {said}",
+            where=str(server.socket),
+        )
     return 0
 
 

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+STATUS = (
+    "Exit status: 0 when it is done; 2 when something given is wrong: an option, a name that there "
+    "is not, a file that is missing, of another kind or cannot be written; 1 when it could not be "
+    "done: Redis is away or full, the time is over, what is stored is damaged."
+)
+"""What the exit status of every command says, for their --help."""
+
 _UNITS = ("kB", "MB", "GB", "TB")
 
 
@@ -55,3 +62,8 @@ def percent(part: float, whole: float) -> str:
     """Return a share, such as "1.25%"."""
     share = 100 * part / whole if whole else 0.0
     return f"{share:.2f}%" if share >= 0.01 or not share else "<0.01%"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, such as "1 tensor" or "2,000 tensors"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

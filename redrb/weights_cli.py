@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from redrb.errors import ConfigError
 from redrb.options import variable_of
-from redrb.tables import age, figures, percent, size, table
+from redrb.tables import STATUS, age, counted, figures, percent, size, table
 
 if TYPE_CHECKING:
     from redrb.connection import Client
@@ -33,10 +33,19 @@ _FENCES = (
     "PublisherFenced."
 )
 
+_COLUMNS = (
+    "Columns: elements of the tensor; changed, how many of them have other bits; share, these of "
+    "all; largest, the largest change of one element; relative, that divided by the "
+    "largest magnitude that an element of the tensor has in A ('-' where all are 0 in A); L2 norm, "
+    "that of the tensor's change. Only tensors with a change are listed."
+)
+
 
 def add_weights(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command `weights` and what it can do."""
-    parser = commands.add_parser("weights", help="look at published weights, get and put them")
+    parser = commands.add_parser(
+        "weights", help="look at published weights, get, put and delete them", epilog=STATUS
+    )
     own = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add(own, "ls", "list all published weights of a namespace", _ls, named=False)
     show = _add(own, "show", "list the versions of weights, or the tensors of one", _show)
@@ -60,9 +69,12 @@ def add_weights(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     put.add_argument("--dtype", help="publish floating-point tensors as this, such as bfloat16")
     put.add_argument(
-        "--keep", type=int, default=2, help="versions to keep; older ones go (default: 2)"
+        "--keep", type=int, help="versions to keep; older ones go (default: all that are there)"
     )
-    diff = _add(own, "diff", "show what changed between two versions that are kept", _diff)
+    told = f"delete all versions of weights, without asking. {_FENCES}"
+    _add(own, "rm", told, _rm)
+    told = f"show what changed between two versions that are kept. {_COLUMNS}"
+    diff = _add(own, "diff", told, _diff)
     diff.add_argument("before", metavar="A", type=int, help="the earlier version")
     diff.add_argument(
         "after", metavar="B", type=int, nargs="?", help="the later one (default: the newest)"
@@ -82,7 +94,9 @@ def _add(
     *,
     named: bool = True,
 ) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=told.partition(".")[0], description=told)
+    parser = commands.add_parser(
+        name, help=told.partition(".")[0], description=told[0].upper() + told[1:], epilog=STATUS
+    )
     if named:
         parser.add_argument("name", metavar="NAME", help="name of the weights")
     parser.add_argument("--namespace", default="default", help="its namespace (default: default)")
@@ -205,8 +219,26 @@ def _put(options: argparse.Namespace) -> int:
         )
     if put.took_over:
         print(f"redrb: took over. {_FENCES}", file=sys.stderr)
-    _say(options, asdict(put), figures(_rounded(asdict(put))))
+    shown = {**_rounded(asdict(put)), "dropped": _listed(put.dropped)}
+    if options.keep is None:
+        del shown["dropped"]  # nothing can be
+    _say(options, asdict(put), figures(shown))
     return 0
+
+
+def _rm(options: argparse.Namespace) -> int:
+    from redrb.inspection.removing import remove_weights
+
+    with _connect(options) as client:
+        removed = remove_weights(client, options.name, namespace=options.namespace)
+    shown = {"deleted": removed.name, "versions": _listed(removed.versions)}
+    lines = figures({**shown, "in redis": size(removed.stored_bytes)})
+    _say(options, asdict(removed), [*lines, _FENCES])
+    return 0
+
+
+def _listed(versions: Iterable[int]) -> str:
+    return ", ".join(map(str, versions)) or "none"
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -224,9 +256,10 @@ def _diff(options: argparse.Namespace) -> int:
 
 def _changes(found: Difference) -> Iterable[str]:
     yield (
-        f"version {found.before} -> {found.after}: {found.changed:,} of {found.elements:,} "
-        f"elements changed ({percent(found.changed, found.elements)}), in {len(found.changes)} "
-        f"tensors; {found.unchanged} tensors did not; L2 norm {found.norm:.4g}"
+        f"{found.name}, version {found.before} -> {found.after}: "
+        f"{found.changed:,} of {counted(found.elements, 'element')} changed "
+        f"({percent(found.changed, found.elements)}), in {counted(len(found.changes), 'tensor')}; "
+        f"{counted(found.unchanged, 'tensor')} did not; L2 norm of the change {found.norm:.4g}"
     )
     if found.changes:
         yield ""
@@ -238,7 +271,7 @@ def _changes(found: Difference) -> Iterable[str]:
                 f"{change.changed:,}",
                 percent(change.changed, change.elements),
                 f"{change.largest:.4g}",
-                f"{change.largest_relative:.4g}",
+                f"{change.largest_relative:.4g}" if change.largest_relative < math.inf else "-",
                 f"{change.norm:.4g}",
             )
             for change in found.changes

@@ -21,7 +21,7 @@ from redrb.connection import stopping
 from redrb.connection.failures import is_moving, is_transient, may_have_landed, translate
 from redrb.connection.lending import Lender, refuse_closed
 from redrb.connection.transport import Argument, Pipeline, Reply, read_reply
-from redrb.errors import StoreUnavailable
+from redrb.errors import ConfigError, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -201,6 +201,18 @@ class Client:
             type(cause).__name__,
             state.attempt_number + 1,
             max(0.0, self.retry_s - (state.seconds_since_start or 0.0)),
+        )
+
+
+def check_client(client: object) -> None:
+    """Refuse what is no client.
+
+    Raises:
+        ConfigError: It is none; what it is is not told, for it may be a URL with a password.
+    """
+    if not isinstance(client, Client):
+        raise ConfigError(
+            f"a {type(client).__name__} is given as client: redrb.connect(url) makes one."
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import Any, TypeGuard
 
 import redis
 from redis.backoff import NoBackoff
@@ -50,14 +51,18 @@ def connect(
         A client; close it, or use it in a `with` statement.
 
     Raises:
-        ConfigError: The URL is wrong or missing, or for a cluster what is none, or the reverse.
+        ConfigError: The URL is wrong or missing, or for a cluster what is none, or the reverse; or
+            a number of seconds is none.
         StoreUnavailable: Nothing answers there.
         StoreDenied: Wrong user or password.
         UnsupportedServer: Older than Redis 6.2, or no Redis.
     """
+    _check_seconds(connect_timeout, retry_s)
     url = url or environment.variable(environment.URL)
     if not url:
         raise ConfigError("no Redis URL: pass one, or set REDRB_URL=redis://host:6379/0.")
+    if not isinstance(url, str):
+        raise ConfigError(f"the Redis URL is a {type(url).__name__}: pass a string.")
     address = parse_address(url)
     if address.scheme == "fake":
         return Client(
@@ -80,6 +85,18 @@ def connect(
         server_version=version,
         retry_s=retry_s,
     )
+
+
+def _check_seconds(connect_timeout: object, retry_s: object) -> None:
+    """Check both; sockets know no longer timeout than locks, and repeating may go on for ever."""
+    if not _is_number(connect_timeout) or not 0 < connect_timeout <= threading.TIMEOUT_MAX:
+        raise ConfigError(f"connect_timeout={connect_timeout!r:.40}: it is seconds, more than 0.")
+    if not _is_number(retry_s) or not retry_s >= 0:
+        raise ConfigError(f"retry_s={retry_s!r:.40}: it is seconds, 0 to repeat nothing.")
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _connect_cluster(address: Address, url: str, connect_timeout: float, retry_s: float) -> Client:

@@ -11,6 +11,9 @@ from rich.table import Table
 from redrb.demo.history import History
 from redrb.stream import StreamStats
 
+_REMARKS = {"waiting": ", made but not trained by the end"}
+"""What is said besides of a figure of the ledger."""
+
 
 def summary(seconds: float, history: History, stats: StreamStats) -> dict[str, Any]:
     """Return the figures of a run, as `--json` prints them."""
@@ -61,7 +64,7 @@ def table(figures: Mapping[str, Any], history: History, stats: StreamStats) -> T
         shown.add_row(name, value)
     shown.add_section()
     for name, count in stats.ledger.as_dict().items():
-        shown.add_row(f"groups {name}", f"{count:,}")
+        shown.add_row(f"groups {name}{_REMARKS.get(name, '')}", f"{count:,}")
     balanced = "[green]yes[/green]" if stats.ledger.balanced else "[red]NO[/red]"
     shown.add_row("ledger balanced", balanced)
     return shown

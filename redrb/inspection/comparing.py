@@ -27,7 +27,8 @@ class Change:
         elements: How many it has.
         changed: How many have other bits.
         largest: Largest absolute change; from or to infinity and NaN is left out, here and below.
-        largest_relative: Largest change relative to what it was; of elements that were not 0.
+        largest_relative: `largest`, divided by the largest magnitude that an element of the tensor
+            had before; infinite where all were 0.
         norm: L2 norm of the change.
         not_finite: Elements that changed, and are infinite or NaN in either version.
     """
@@ -151,8 +152,8 @@ def _difference(
 def compare(name: str, old: Tensor, new: Tensor) -> Change:
     """Compare two tensors of one shape and dtype, a part at a time."""
     changed = not_finite = 0
-    largest = relative = squares = 0.0
-    flat = old.reshape(-1), new.reshape(-1)
+    largest = squares = 0.0
+    flat = _indexable(old.reshape(-1)), _indexable(new.reshape(-1))
     for start in range(0, old.numel(), _ITEMS):
         one, two = (part[start : start + _ITEMS] for part in flat)
         differs = _differs(one, two)
@@ -164,15 +165,23 @@ def compare(name: str, old: Tensor, new: Tensor) -> Change:
         gaps = (now - was).abs().double()
         finite = was.isfinite() & now.isfinite()
         not_finite += int((~finite).sum())
-        gaps, sizes = gaps[finite], was[finite].abs().double()
+        gaps = gaps[finite]
         if gaps.numel():
             largest = max(largest, float(gaps.max()))
             squares += float(gaps.square().sum())
-        ratios = (gaps / sizes)[sizes > 0]
-        if ratios.numel():
-            relative = max(relative, float(ratios.max()))
+    relative = _ratio(largest, flat[0]) if largest else 0.0
     norm = math.sqrt(squares)
     return Change(name, old.numel(), changed, largest, relative, norm, not_finite)
+
+
+def _ratio(largest: float, values: Tensor) -> float:
+    """Return a change divided by the largest magnitude of those of `values` that are finite."""
+    magnitude = 0.0
+    for start in range(0, values.numel(), _ITEMS):
+        sizes = _wide(values[start : start + _ITEMS]).abs()
+        sizes = sizes[sizes.isfinite()]
+        magnitude = max(magnitude, float(sizes.max()) if sizes.numel() else 0.0)
+    return largest / magnitude if magnitude else math.inf
 
 
 def _differs(one: Tensor, two: Tensor) -> Tensor:
@@ -182,12 +191,15 @@ def _differs(one: Tensor, two: Tensor) -> Tensor:
     return differs.view(-1, 2).any(1) if width == 16 else differs
 
 
+def _indexable(values: Tensor) -> Tensor:
+    """Return values of a dtype that can be computed with; of packed ones their bytes."""
+    return values.view(torch.uint8) if str(values.dtype) == "torch.float4_e2m1fn_x2" else values
+
+
 def _wide(values: Tensor) -> Tensor:
-    """Return numbers that can be subtracted; of packed ones their bytes."""
+    """Return numbers that can be subtracted."""
     if values.dtype.is_complex:
         return values.to(torch.complex128)
-    if str(values.dtype) == "torch.float4_e2m1fn_x2":
-        values = values.view(torch.uint8)
     return values.to(torch.float64)
 
 

@@ -89,7 +89,7 @@ def published_in(client: Client, namespace: str) -> list[Published]:
         catalogue = catalogue_of(client, name, namespace)
         versions = kept(catalogue)
         if versions:
-            stored = _stored_bytes(catalogue)
+            stored = stored_bytes(catalogue)
             found.append(Published(name, versions[-1], len(versions), stored))
     return found
 
@@ -182,12 +182,13 @@ def _names(client: Client, namespace: str | None) -> set[tuple[str, str]]:
     return {
         (matched[1].decode(), matched[2].decode())
         for primary in client.primaries()
-        for key in _scan(primary, pattern)
+        for key in scan(primary, pattern)
         if (matched := _KEY.fullmatch(key))
     }
 
 
-def _scan(client: Client, pattern: str) -> Iterator[bytes]:
+def scan(client: Client, pattern: str) -> Iterator[bytes]:
+    """Give the keys of one server whose names fit a pattern."""
     cursor = b"0"
     while True:
         cursor, found = client.execute("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
@@ -209,8 +210,8 @@ def _aged(version: WeightVersion, now_s: float) -> Kept:
     )
 
 
-def _stored_bytes(catalogue: Catalogue) -> int:
-    """Return the bytes of all versions; chunks that several have are counted once."""
+def stored_bytes(catalogue: Catalogue) -> int:
+    """Return the bytes of all versions but their manifests; what several have is counted once."""
     chunks: dict[tuple[int, int], int] = {}
     deltas = 0
     for _, listed in catalogue.client.execute("XRANGE", catalogue.keys.versions, "-", "+"):

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.runtime.inbox import Announcement, Box, announce, inbox_of, outbox_of
-from redrb.runtime.updates import unwrapped
 from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
 from redrb.weights.lora import LoraConfig, lora_of
 from redrb.weights.tensors import models_tensors, published_dtype
+from redrb.weights.wrapping import unwrapped
 
 LoraAdapter: TypeAlias = tuple[Mapping[str, Tensor], Mapping[str, LoraConfig]]
 
@@ -44,7 +45,7 @@ class Broadcast:
         trainer: str,
         makers: Sequence[str],
         *,
-        dtype: str | None = None,
+        dtype: str | torch.dtype | None = None,
     ) -> None:
         published_dtype(dtype)  # is checked before anything is done
         self._client = client

@@ -15,6 +15,8 @@ from redrb.sending import ExperienceSender, GroupedRows
 
 _log = logging.getLogger("redrb")
 
+_NO_ROOM = "for which there was no room in time: trainers have ended, or are behind (`redrb stats`)"
+
 
 class Delivery:
     """Waits for room in a maker's sender, for `stop_timeout` when the maker is asked to end.
@@ -72,8 +74,9 @@ class Delivery:
         lost, self._lost = self._lost, 0
         if self._gave_up and (lost or failure):
             groups = lost + (failure.unsent + failure.dropped if failure else 0)
-            why = failure or "there was no room in the sender"
-            _log.warning("maker %r ends: %d groups are given up: %s", name, groups, why)
+            trouble = failure.__cause__ if failure else None
+            why = _NO_ROOM if trouble is None else f"which could not be put: {trouble}"
+            _log.warning("maker %r ends: %d groups are given up, %s", name, groups, why)
         if failure is not None and (failure.dropped or not self._gave_up):
             raise failure
 

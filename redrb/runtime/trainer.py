@@ -88,7 +88,7 @@ class DetachedTrainer(ABC):
         checkpoint_every: int = 1,
         rank: int | None = None,
         world_size: int | None = None,
-        weights_dtype: str | None = None,
+        weights_dtype: str | torch.dtype | None = None,
         **stream_options: Any,
     ) -> None:
         """Open the trainer's buffer.

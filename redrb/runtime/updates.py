@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from redrb.errors import WeightError, WeightMismatch
 from redrb.weights.lora import LoraMerger
 from redrb.weights.tensors import models_tensors, module_tensors
+from redrb.weights.wrapping import unwrapped
 
 _log = logging.getLogger("redrb")
 
@@ -27,17 +28,6 @@ class _Staged:
     owner: threading.Thread
     states: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     loras: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = field(default_factory=dict)
-
-
-def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module itself where it is wrapped for data parallelism or compiled."""
-    while True:
-        inner = getattr(module, "_orig_mod", None)
-        if inner is None and isinstance(module, nn.parallel.DistributedDataParallel):
-            inner = module.module
-        if not isinstance(inner, nn.Module):
-            return module
-        module = inner
 
 
 class ModelUpdates:

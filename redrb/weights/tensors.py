@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from redrb.errors import ConfigError, EncodeError, WeightError, WeightMismatch
+from redrb.weights.advice import advice_on, listed
 from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.layout import ALIGNMENT, ITEM_BYTES, Layout, Piece, TensorEntry
 from redrb.weights.wire.manifest import MAX_NAME_LENGTH, MAX_TENSORS
+from redrb.weights.wrapping import plain_name, unwrapped
 
 Value: TypeAlias = "Tensor | TensorShard"
 Models: TypeAlias = nn.Module | Mapping[str, nn.Module]
@@ -35,7 +37,7 @@ class TensorShard:
         start: Index of the first element.
 
     Raises:
-        ConfigError: The box is not inside.
+        ConfigError: It is no tensor, or the box is not inside.
     """
 
     tensor: Tensor
@@ -43,6 +45,8 @@ class TensorShard:
     start: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.tensor, Tensor):
+            raise ConfigError(f"a shard of a {type(self.tensor).__name__}: give it a tensor.")
         sizes = tuple(self.tensor.shape)
         fits = len(sizes) == len(self.start) == len(self.shape) and all(
             at >= 0 and at + size <= whole
@@ -71,15 +75,30 @@ _NAMES: dict[torch.dtype, str] = {
 }
 _DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in _NAMES.items()}
 _CAST = frozenset({"float16", "bfloat16", "float32", "float64"})
-_SHOWN = 5
+_STATES = "give a module, several by name, a state dict or (name, tensor) pairs"
+_TARGETS = "give a module, several by name, or a dict of tensors"
+_NAMED = "give the module, its state dict, or named_parameters()"
 
 
 def module_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and persistent buffers of a module: the live ones, not copies."""
+    """Return the parameters and persistent buffers of a module: the live ones, not copies.
+
+    A wrapped one (`torch.compile`, `DistributedDataParallel` ...) has the names of the plain one.
+
+    Raises:
+        EncodeError: Two names are one without the wrappers.
+    """
+    module = unwrapped(module)
     live = {id(tensor) for tensor in module.parameters()}
     live.update(id(tensor) for tensor in module.buffers())
-    state = module.state_dict(keep_vars=True)
-    return {name: tensor for name, tensor in state.items() if id(tensor) in live}
+    found: dict[str, Tensor] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if id(tensor) in live and found.setdefault(plain_name(name), tensor) is not tensor:
+            raise EncodeError(
+                f"{name!r} and another tensor are both {plain_name(name)!r} without the parts of "
+                "torch.compile and checkpoint wrappers: rename one of the two."
+            )
+    return found
 
 
 def models_tensors(models: Models) -> dict[str, Tensor]:
@@ -149,17 +168,34 @@ def lay_out(
     return Layout(tuple(entries), nbytes, chunk_bytes)
 
 
-def published_dtype(name: str | None) -> torch.dtype | None:
+def published_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """Return the dtype to which tensors are cast before they are published.
+
+    Args:
+        dtype: torch's, or its name.
 
     Raises:
         ConfigError: It is not a floating-point dtype.
     """
-    if name is None:
+    if dtype is None:
         return None
-    if name not in _CAST:
-        raise ConfigError(f"dtype={name!r}: floating-point tensors are cast to {sorted(_CAST)}.")
+    name = _NAMES.get(dtype) if isinstance(dtype, torch.dtype) else dtype
+    if not isinstance(name, str) or name not in _CAST:
+        raise ConfigError(f"dtype={dtype!r}: floating-point tensors are cast to {sorted(_CAST)}.")
     return _DTYPES[name]
+
+
+def checked_strict(strict: object) -> Strict:
+    """Return `strict` as it is.
+
+    Raises:
+        ConfigError: It is none of its three values.
+    """
+    if strict is True or strict is False:
+        return strict
+    if isinstance(strict, str) and strict == "model":
+        return "model"
+    raise ConfigError(f'strict={strict!r:.40}: it is True, False or "model".')
 
 
 def dtype_of(entry: TensorEntry) -> torch.dtype:
@@ -188,14 +224,15 @@ def target_shards(target: Target) -> dict[str, TensorShard]:
     """Return the live tensors of a model, of several, or of a dict of tensors.
 
     Raises:
-        ConfigError: It is none of these.
+        ConfigError: It is none of these, or without tensors.
+        EncodeError: Two names of a wrapped module are one without the wrappers.
     """
     if not isinstance(target, nn.Module | Mapping):
-        raise ConfigError(
-            f"cannot load weights into {type(target).__name__}: give a module or a dict of tensors."
-        )
+        raise ConfigError(f"cannot load weights into {_kind(target)}: {_TARGETS}.")
     shards: dict[str, TensorShard] = {}
     for name, value in _named(target):
+        if not isinstance(name, str):
+            raise ConfigError(f"cannot load weights into {name!r:.80}: names are strings.")
         if isinstance(value, TensorShard):
             shards[name] = value
         elif _is_dtensor(value):
@@ -203,7 +240,9 @@ def target_shards(target: Target) -> dict[str, TensorShard]:
         elif isinstance(value, Tensor):
             shards[name] = TensorShard.whole(value)
         else:
-            raise ConfigError(f"cannot load weights into {name!r}, a {type(value).__name__}.")
+            raise ConfigError(f"cannot load weights into {name!r}, {_kind(value)}: {_TARGETS}.")
+    if not shards:
+        raise ConfigError(f"there are no tensors to load weights into: {_TARGETS}.")
     return shards
 
 
@@ -214,8 +253,10 @@ def check_fits(layout: Layout, targets: Mapping[str, TensorShard], *, strict: St
     shape, must be equal.
 
     Raises:
+        ConfigError: `strict` is none of its values.
         WeightMismatch: With all that is missing, unexpected and different.
     """
+    checked_strict(strict)
     entries = {entry.name: entry for entry in layout.tensors}
     common = [name for name in entries if name in targets]
     problems: dict[str, list[str]] = {}
@@ -225,13 +266,17 @@ def check_fits(layout: Layout, targets: Mapping[str, TensorShard], *, strict: St
         problems["published but not in the model"] = [n for n in entries if n not in targets]
     if not strict and not common:
         problems["no name in common; published"] = list(entries)
-    differing = ((name, _difference(entries[name], targets[name])) for name in common)
-    problems["different"] = [f"{name} ({found})" for name, found in differing if found]
-    told = "; ".join(f"{what}: {_listed(names)}" for what, names in problems.items() if names)
+    differences = {name: _difference(entries[name], targets[name]) for name in common}
+    differing = {name: found for name, found in differences.items() if found}
+    problems["different"] = [f"{name} ({found})" for name, found in differing.items()]
+    told = "; ".join(f"{what}: {listed(names)}" for what, names in problems.items() if names)
     if told:
+        on_meta = {name for name, target in targets.items() if target.tensor.is_meta}
+        advice = advice_on(
+            entries, targets, strict=strict, on_meta=on_meta, differing=differing.keys() - on_meta
+        )
         raise WeightMismatch(
-            f"these weights do not fit the model: {told}. Nothing was loaded. Publish the same "
-            "model, or load what both have with strict=False."
+            f"these weights do not fit the model: {told}. Nothing was loaded. {advice}"
         )
     return common
 
@@ -271,12 +316,28 @@ def _named(state: StateLike) -> Iterator[tuple[Any, Any]]:
     if isinstance(state, nn.Module):
         yield from module_tensors(state).items()
         return
-    for name, value in state.items() if isinstance(state, Mapping) else state:
+    for name, value in state.items() if isinstance(state, Mapping) else _pairs(state):
         if isinstance(value, nn.Module):
             for inner, tensor in module_tensors(value).items():
                 yield f"{name}.{inner}", tensor
         else:
             yield name, value
+
+
+def _pairs(state: Any) -> Iterator[tuple[Any, Any]]:
+    """Give what should be pairs of a name and a tensor."""
+    if isinstance(state, Tensor | str | bytes) or not isinstance(state, Iterable):
+        raise EncodeError(f"cannot publish {_kind(state)}: {_STATES}.")
+    for pair in state:
+        if isinstance(pair, Tensor):
+            raise EncodeError(f"cannot publish tensors without names: {_NAMED}.")
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise EncodeError(f"cannot publish {_kind(pair)} without a name: {_STATES}.")
+        yield pair[0], pair[1]
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _is_dtensor(value: object) -> bool:
@@ -285,7 +346,7 @@ def _is_dtensor(value: object) -> bool:
 
 def _shard_of(name: str, value: Any) -> TensorShard | None:
     if not isinstance(value, Tensor):
-        raise EncodeError(f"{name!r} is a {type(value).__name__}, not a tensor: leave it out.")
+        raise EncodeError(f"{name!r:.80} is {_kind(value)}, not a tensor: leave it out.")
     if not _is_dtensor(value):
         return TensorShard.whole(value)
     sharded: Any = value
@@ -339,13 +400,8 @@ def _difference(entry: TensorEntry, shard: TensorShard) -> str:
     if entry.shape != shard.shape or (entry.dtype != dtype and not {entry.dtype, dtype} <= _CAST):
         return f"published {entry}, model {dtype}[{', '.join(map(str, shard.shape))}]"
     if target.layout != torch.strided or target.is_meta:
-        return "the model's is sparse or on the meta device"
+        return f"the model's is {'on the meta device' if target.is_meta else 'sparse'}"
     steps = zip(target.shape, target.stride(), strict=True)
     if any(size > 1 and step == 0 for size, step in steps):
         return "the model's is expanded: several elements share one place"
     return ""
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

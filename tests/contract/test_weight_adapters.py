@@ -8,7 +8,14 @@ import torch
 from torch import nn
 
 import redrb
-from redrb.errors import ConfigError, DecodeError, WeightCorrupt, WeightError, WeightMismatch
+from redrb.errors import (
+    ConfigError,
+    DecodeError,
+    EncodeError,
+    WeightCorrupt,
+    WeightError,
+    WeightMismatch,
+)
 from redrb.weights.lora import LoraConfig, merged
 from redrb.weights.reading import replica
 from tests.published import CHUNK_BYTES, check_nothing_left, keys_of, prefix
@@ -91,6 +98,33 @@ def test_an_adapter_is_merged_into_the_weights_that_it_belongs_to(
     assert own.poll(late).version == 4
     check_merged(late, base, adapted(5))
     check_nothing_left(client, namespace)
+
+
+@READERS
+@pytest.mark.parametrize("whole", [False, True], ids=["layers", "model"])
+def test_compiled_models_read_and_publish_as_plain_ones(
+    client, namespace, publisher, host_cache, whole
+):
+    def compiled(module):
+        return torch.compile(module, backend="eager")
+
+    def wrapped(model):
+        if whole:
+            return compiled(model)
+        return nn.ModuleDict({name: compiled(layer) for name, layer in model.items()})
+
+    reader = redrb.WeightSubscriber(client, "actor", namespace=namespace, host_cache=host_cache)
+    base, model = plain(1), plain(2)
+    for seed in (3, 4):
+        with torch.no_grad():
+            base["first"].weight[0, seed] += 1
+        publisher.publish(wrapped(base))
+        reader.poll(wrapped(model) if seed == 3 else model)
+        assert torch.equal(model["first"].weight, base["first"].weight)
+        publisher.publish_lora(wrapped(adapted(seed)))
+        reader.poll(wrapped(model))
+        check_merged(model, base, adapted(seed))
+    assert list(reader.adapter().configs) == ["first", "last"]
 
 
 def test_full_versions_and_adapters_alternate(client, namespace, publisher, subscriber):
@@ -312,3 +346,26 @@ def test_hostile_settings_load_nothing(client, namespace, publisher, subscriber,
         subscriber.poll(model)
     assert torch.equal(model["first"].weight, before)
     assert "pins" not in keys_of(client, namespace)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "told"),
+    [
+        (({"0.lora_A": torch.ones(4, 16), "0.lora_B": torch.ones(16, 3)}, "4"), "is"),
+        (({"0.lora_A": torch.ones(8, 16), "0.lora_B": torch.ones(16, 8)}, "4"), "r=4"),
+        (({"0.lora_A": torch.ones(4, 16), "0.lora_B": torch.ones(16, 4)}, ""), "settings"),
+        (({"0.lora_A": torch.ones(4, 16)}, "4"), "lora_A"),
+        (({"0.A": torch.ones(4, 16), "0.B": torch.ones(16, 4)}, "4"), "LoRA"),
+        ({"x": torch.ones(3)}, "module"),
+    ],
+)
+def test_an_adapter_that_no_reader_could_load_is_not_published(
+    publisher, client, namespace, adapter, told
+):
+    if isinstance(adapter, tuple):
+        tensors, rank = adapter
+        adapter = (tensors, {"0": LoraConfig(int(rank), 4.0)} if rank else {})
+    before = keys_of(client, namespace)
+    with pytest.raises((ConfigError, EncodeError), match=told):
+        publisher.publish_lora(adapter)
+    assert keys_of(client, namespace) == before

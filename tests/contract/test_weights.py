@@ -479,3 +479,17 @@ def test_two_models_never_are_of_two_versions(publisher, subscriber, small_chunk
     reader.join(20)
     assert all(len(values) == 1 for values in seen)
     assert seen == sorted(seen, key=min)
+
+
+def test_what_is_no_client_or_lock_or_time_is_refused_at_once(client, namespace):
+    for kind in (redrb.WeightPublisher, redrb.WeightSubscriber):
+        with pytest.raises(ConfigError, match=r"redrb\.connect") as caught:
+            kind("redis://maker:s3cret@host", "actor")
+        assert "s3cret" not in str(caught.value)
+    with pytest.raises(ConfigError, match="lock"):
+        redrb.WeightSubscriber(client, "actor", namespace=namespace, lock=3)
+    subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+    with pytest.raises(ConfigError, match="timeout"):
+        subscriber.wait(timeout="1")
+    with pytest.raises(ConfigError, match="strict"):
+        subscriber.poll({"a": torch.zeros(1)}, strict="all")

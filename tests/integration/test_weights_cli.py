@@ -21,7 +21,9 @@ import redrb
 from redrb.cli import main
 from redrb.connection import Client
 from redrb.environment import PREFIX, child_environment
-from redrb.errors import PublisherFenced
+from redrb.errors import ConfigError, PublisherFenced
+from redrb.inspection import filing
+from redrb.inspection.published import check_kept
 from redrb.weights.files.folder import load_adapter
 from redrb.weights.files.safetensors import load_safetensors, save_safetensors
 from redrb.weights.lora import LoraConfig
@@ -228,14 +230,36 @@ def test_a_running_publisher_is_fenced_by_a_put(
         publisher.publish({"a": torch.zeros(3)})
 
 
+def test_a_put_keeps_the_versions_that_are_there(
+    store: Client, namespace: str, run: Run, tmp_path: Path
+) -> None:
+    publisher = redrb.WeightPublisher(store, "policy", namespace=namespace, keep=5, deltas=False)
+    for number in range(4):
+        publisher.publish({"a": torch.full((3,), float(number))})
+    save_safetensors(tmp_path / "file", {"a": torch.ones(3)})
+    status, out, _ = run("put", "policy", tmp_path / "file")
+    assert (status, "dropped" in out) == (0, False)
+    versions = redrb.WeightSubscriber(store, "policy", namespace=namespace).versions
+    assert [version.version for version in versions()] == [1, 2, 3, 4, 5]
+    status, out, _ = run("put", "policy", tmp_path / "file", "--keep", 3)
+    assert (status, out.splitlines()[5].split(maxsplit=1)) == (0, ["dropped", "1, 2, 3"])
+    assert [version.version for version in versions()] == [4, 5, 6]
+    assert told(run, "put", "policy", tmp_path / "file", "--keep", 3)["dropped"] == [4]
+    assert told(run, "put", "policy", tmp_path / "file")["dropped"] == []
+
+
 def test_a_file_that_cannot_be_read_fences_nobody(
     store: Client, namespace: str, run: Run, tmp_path: Path
 ) -> None:
     publisher = redrb.WeightPublisher(store, "policy", namespace=namespace)
     publisher.publish({"a": torch.zeros(3)})
     (tmp_path / "file").write_bytes(b"not tensors")
-    assert run("put", "policy", tmp_path / "file")[0] == 1
+    assert run("put", "policy", tmp_path / "file")[0] == 2
     assert run("put", "policy", tmp_path / "none")[0] == 2
+    save_safetensors(tmp_path / "file", {"a": torch.zeros(3)})
+    (tmp_path / "file").write_bytes((tmp_path / "file").read_bytes()[:-1])
+    status, _, err = run("put", "policy", tmp_path / "file")
+    assert (status, "is not a whole safetensors file" in err) == (1, True)
     assert publisher.publish({"a": torch.ones(3)}).version == 2
 
 
@@ -279,7 +303,10 @@ def test_what_changed_is_shown(store: Client, namespace: str, run: Run) -> None:
     assert change["norm"] == found["norm"] == pytest.approx(10**0.5, rel=1e-6)
     assert told(run, "diff", "policy", 1, 2)["norm"] == pytest.approx(2.5**0.5, rel=1e-6)
     _, out, _ = run("diff", "policy", 2, 3)
-    assert out.startswith("version 2 -> 3: 10 of 150,601 elements changed (<0.01%), in 1 tensors")
+    assert out.startswith(
+        "policy, version 2 -> 3: 10 of 150,601 elements changed (<0.01%), in 1 tensor; "
+        "3 tensors did not; "
+    )
     assert out.splitlines()[-1].split()[:3] == ["embed.weight", "150,000", "10"]
 
 
@@ -302,17 +329,26 @@ def test_what_is_wrong_is_said_in_one_line(
     publisher = redrb.WeightPublisher(store, "mixed", namespace=namespace)
     publisher.publish({"a": torch.zeros(3)})
     publisher.publish_lora(ADAPTER)
+    torch.save({"a": torch.zeros(3)}, tmp_path / "t.pt")
     for arguments, words in (
         (("show", "polisy"), "there are mixed, policy"),
         (("show", "polisy", "--namespace", "x"), "namespaces that have some: "),
         (("show", "policy", "--version", 9), "version 9 of weights 'policy' is not kept: 1, 2 are"),
         (("get", "polisy", tmp_path / "x"), "there are mixed, policy"),
         (("get", "policy", tmp_path / "x", "--version", 3), "1, 2 are"),
-        (("get", "policy", tmp_path / "no" / "x"), "cannot be written"),
+        (("get", "policy", tmp_path / "no" / "x"), f"x cannot be written: {tmp_path}/no does not"),
+        (("get", "policy", tmp_path), f"{tmp_path} is a folder: give the name of a file"),
+        (("get", "policy", tmp_path / "t.pt" / "x"), f"{tmp_path}/t.pt is no folder"),
+        (("get", "mixed", tmp_path / "x.safetensors"), "an adapter is saved as a folder"),
         (("diff", "polisy", 1), "there are mixed, policy"),
         (("diff", "policy", 1, 7), "1, 2 are"),
         (("diff", "mixed", 1, 2), "is one an adapter?"),
-        (("put", "policy", tmp_path / "none"), "cannot be read"),
+        (
+            ("put", "policy", tmp_path / "none"),
+            f": {tmp_path}/none cannot be read: it does not exis",
+        ),
+        (("put", "policy", tmp_path / "t.pt"), "t.pt is no safetensors file: only these are read"),
+        (("rm", "polisy"), "there are mixed, policy"),
         (("put", "policy", tmp_path), "model.safetensors"),
         (("put", "po licy", tmp_path), "model.safetensors"),
         (("watch", "policy", "--count", 0), "--count"),
@@ -322,7 +358,7 @@ def test_what_is_wrong_is_said_in_one_line(
         assert (status, out) == (2, ""), (arguments, out, err)
         assert words in err
         assert err.count("\n") == 1
-    assert not (tmp_path / "x").exists()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.pt"]
 
 
 def test_new_versions_are_watched_for(store: Client, namespace: str, run: Run) -> None:
@@ -393,3 +429,22 @@ def test_a_cluster_lists_what_all_its_primaries_have(
         assert told(run, "put", "w0", tmp_path / "w1", "--url", cluster.url)["version"] == 2
     finally:
         cluster.close()
+
+
+def test_a_version_that_goes_while_it_is_fetched_is_told(
+    real_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with redrb.connect(real_url) as client:
+        publisher = redrb.WeightPublisher(client, "w", namespace=namespace, keep=1, deltas=False)
+        publisher.publish({"a": torch.zeros(4)})
+
+        def checked(*arguments: Any) -> int:
+            monkeypatch.undo()
+            newest = check_kept(*arguments)
+            publisher.publish({"a": torch.ones(4)})  # the trainer commits just now
+            return newest
+
+        monkeypatch.setattr(filing, "check_kept", checked)
+        with pytest.raises(ConfigError, match="version 1 of weights 'w' is not kept: 2 are"):
+            filing.get_weights(client, "w", tmp_path / "w.safetensors", namespace=namespace)
+    assert not list(tmp_path.iterdir())

@@ -14,7 +14,7 @@ from torch import Tensor
 from redrb.errors import ConfigError, EncodeError
 from redrb.inspection.comparing import compare
 from redrb.inspection.mapped import mapped_file
-from redrb.tables import age, percent, size, table
+from redrb.tables import age, counted, percent, size, table
 from redrb.weights.files.safetensors import load_safetensors
 from redrb.weights.state import State
 from redrb.weights.tensors import TensorShard, dtype_of, lay_out
@@ -112,8 +112,20 @@ def test_changes_are_counted_and_measured(dtype: torch.dtype) -> None:
     new = torch.tensor([3.0, 1.0, 4.0, -4.0, 6.0]).to(dtype)
     change = compare("a", old, new)
     assert (change.elements, change.changed, change.share) == (5, 3, 0.6)
-    assert (change.largest, change.largest_relative) == (3.0, 1.0)  # from 0 nothing is relative
+    assert (change.largest, change.largest_relative) == (3.0, 3 / 8)  # the largest before was 8
     assert change.norm == pytest.approx(math.sqrt(9 + 4 + 4))
+
+
+def test_tensors_of_every_dtype_are_compared() -> None:
+    for name in ITEM_BYTES:
+        if not hasattr(torch, name):
+            continue
+        old = torch.zeros(20 * ITEM_BYTES[name], dtype=torch.uint8)
+        new = old.clone()
+        new[0] = 1
+        dtype = getattr(torch, name)
+        change = compare("a", old.view(dtype), new.view(dtype))
+        assert (change.changed, change.elements) == (1, 20), name
 
 
 def test_bits_count_and_what_is_not_finite_is_left_out() -> None:
@@ -123,6 +135,13 @@ def test_bits_count_and_what_is_not_finite_is_left_out() -> None:
     change = compare("a", old, new)
     assert (change.changed, change.not_finite) == (4, 2)
     assert (change.largest, change.largest_relative, change.norm) == (0.5, 0.25, 0.5)
+
+
+def test_a_change_near_zero_is_small_beside_the_tensor() -> None:
+    old = torch.tensor([1e-9, -2.0, 0.5])
+    change = compare("a", old, old + torch.tensor([1e-4, 0.0, 0.0]))
+    assert change.largest_relative == pytest.approx(5e-5, rel=1e-3)
+    assert compare("a", torch.zeros(2), torch.tensor([0.0, 1.0])).largest_relative == math.inf
 
 
 def test_large_and_odd_tensors_are_compared() -> None:
@@ -151,6 +170,11 @@ def test_tables_are_aligned() -> None:
 def test_numbers_are_for_people() -> None:
     assert [size(n) for n in (0, 999, 1000, 999_949, 999_950, 503_316_480, 2 * 10**15)] == [
         *("0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "503.3 MB", "2000.0 TB")
+    ]
+    assert [counted(n, "tensor") for n in (0, 1, 2000)] == [
+        "0 tensors",
+        "1 tensor",
+        "2,000 tensors",
     ]
     assert [age(s) for s in (0.4, 99, 150, 7200, 200_000)] == [
         *("0 s", "99 s", "2 min", "2.0 h", "2.3 d")

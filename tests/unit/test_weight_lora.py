@@ -21,6 +21,7 @@ from redrb.weights.files.folder import load_adapter, save_adapter
 from redrb.weights.lora import (
     LoraConfig,
     LoraMerger,
+    adapter_of,
     configs_from_wire,
     configs_to_wire,
     lora_of,
@@ -129,6 +130,64 @@ def test_a_scale_that_was_set_by_hand_counts() -> None:
     layer = PeftLinear()
     layer.scaling["default"] = 0.7
     assert lora_of(layer)[1][""].scale == pytest.approx(0.7)
+
+
+def compiled(module: nn.Module) -> nn.Module:
+    """Return a module that would be compiled when it is called."""
+    wrapped: nn.Module = torch.compile(module, backend="eager")
+    return wrapped
+
+
+def test_wrapped_models_and_layers_have_the_layers_of_plain_ones() -> None:
+    layer, embedding = PeftLinear(), CoatiEmbedding()
+    wrapped = compiled(nn.DataParallel(peft_model(compiled(layer))))
+    tensors, configs = lora_of(wrapped)
+    assert (tensors, configs) == lora_of(peft_model(layer))
+    assert list(tensors) == ["0.lora_A", "0.lora_B"]
+    assert lora_of(nn.Sequential(compiled(embedding)))[1] == {
+        "0": LoraConfig(2, 4.0, fan_in_fan_out=True)
+    }
+    a, b = torch.randn(2, 3), torch.randn(5, 2)
+    merger = LoraMerger(wrapped)
+    merger.apply(merger.plan({"0.lora_A": a, "0.lora_B": b}, configs))
+    assert torch.equal(layer.lora_A["default"].weight, a)
+    layer.base_layer = compiled(nn.MultiheadAttention(4, 2))
+    with pytest.raises(EncodeError, match="MultiheadAttention"):
+        lora_of(wrapped)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_adapter_is_merged_into_a_compiled_model(inside: bool) -> None:
+    model, base = plain_model()
+    layer = model[0]
+    wrapped = nn.Sequential(compiled(layer)) if inside else compiled(model)
+    merger = LoraMerger(wrapped)
+    for seed in (1, 2):
+        a, b = torch.full((2, 3), seed), torch.ones(5, 2)
+        merger.apply(merger.plan({"0.lora_A": a, "0.lora_B": b}, {"0": LoraConfig(2, 2.0)}))
+        assert torch.equal(layer.weight, merged(base, a, b, LoraConfig(2, 2.0)))
+    with torch.no_grad():
+        layer.weight.fill_(3)
+    merger.forget({"0.weight"})  # as a reader names what it has just loaded
+    merger.apply(merger.plan({"0.lora_A": a, "0.lora_B": b}, {"0": LoraConfig(2, 2.0)}))
+    assert torch.equal(layer.weight, torch.full((5, 3), 7.0))
+
+
+def test_layers_of_peft_itself() -> None:
+    peft = pytest.importorskip("peft")
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 3))
+    config = peft.LoraConfig(r=2, lora_alpha=6, target_modules=["0"])
+    adapted = peft.get_peft_model(model, config)
+    layer = adapted.base_model.model[0]
+    for of in (lora_of, adapter_of):
+        for wrapped in (adapted, compiled(adapted), nn.DataParallel(compiled(adapted))):
+            tensors, configs = of(wrapped)
+            assert list(tensors) == ["0.lora_A", "0.lora_B"]
+            assert tensors["0.lora_A"] is layer.lora_A["default"].weight
+            assert configs == {"0": LoraConfig(2, 6.0)}
+    first = nn.Sequential(compiled(nn.Sequential(nn.Linear(3, 5))), nn.Linear(5, 3))
+    inner = peft.get_peft_model(first, peft.LoraConfig(r=2, target_modules=r".*0\.0|.*mod\.0"))
+    assert list(lora_of(inner)[0]) == ["0.0.lora_A", "0.0.lora_B"]
 
 
 def _dora(layer: PeftLinear) -> None:
@@ -399,6 +458,82 @@ def test_weights_that_cannot_take_a_product_are_refused() -> None:
     packed[0].weight = nn.Parameter(torch.zeros(5, 3, dtype=torch.uint8), requires_grad=False)
     with pytest.raises(WeightMismatch, match="uint8"):
         LoraMerger(packed).plan(GOOD, {"0": LoraConfig(2, 1.0)})
+
+
+# what is published is what a reader would take
+
+
+TWO = LoraConfig(2, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "settings", "told"),
+    [
+        ({**GOOD, "0.lora_A": torch.zeros(4, 16)}, {"0": TWO}, "not \\[r, in\\]"),
+        (GOOD, {"0": LoraConfig(4, 2.0)}, "has rank 2, and its settings say r=4"),
+        (GOOD, {}, "'0' cannot be merged: it has no settings"),
+        (GOOD, {"0": None}, "'0' cannot be merged: it has no settings"),
+        (GOOD, {"1": TWO}, "'0' cannot be merged: it has no settings"),
+        (GOOD, {"0": object()}, "no LoraConfig"),
+        ({"0.lora_A": torch.zeros(2, 3)}, {"0": TWO}, "'0' has only lora_A"),
+        ({"0.A": torch.zeros(2, 3), "0.B": torch.zeros(5, 2)}, {"0": TWO}, "not a LoRA tensor"),
+        ({**GOOD, "0.lora_A.weight": torch.zeros(2, 3)}, {"0": TWO}, "comes twice"),
+        ({**GOOD, "0.lora_B": None}, {"0": TWO}, "a NoneType, not a tensor"),
+        (GOOD, {"0": TWO, "1": TWO}, "settings of 1, and no lora_A.* are 0"),
+        (
+            {f"{'x' * 1025}{name[1:]}": tensor for name, tensor in GOOD.items()},
+            {"x" * 1025: TWO},
+            "not a layer's name",
+        ),
+    ],
+)
+def test_what_readers_would_refuse_is_not_published(
+    tensors: dict[str, Tensor], settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(EncodeError, match=told) as failure:
+        adapter_of((tensors, settings))
+    assert str(failure.value).endswith("Nothing was published.")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "told"),
+    [
+        (None, "of a NoneType: give a model with LoRA layers"),
+        (GOOD, "of a dict"),
+        ((GOOD,), "of a tuple"),
+        ((GOOD, LoraConfig(2, 2.0)), "a LoraConfig by layer"),
+        (({0: GOOD["0.lora_A"]}, {}), "0 is no name"),
+        ((GOOD, {0: LoraConfig(2, 2.0)}), "0 is no name"),
+        (({}, {}), "no LoRA layers"),
+        (nn.Linear(2, 2), "no LoRA layers"),
+    ],
+)
+def test_what_is_no_adapter_is_refused(adapter: object, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        adapter_of(adapter)
+
+
+@pytest.mark.parametrize("naming", NAMINGS)
+@pytest.mark.parametrize("layer", ["0", "base_model.model.0"])
+def test_what_readers_take_is_published_as_it_is(naming: str, layer: str) -> None:
+    class Coati:
+        r, lora_alpha = 2, 6
+
+    state = {naming.format(half): GOOD[f"0.lora_{half}"] for half in "AB"}
+    for settings in (LoraConfig(2, 6.0), Coati()):
+        tensors, configs = adapter_of((state, {layer: settings}))
+        assert tensors == state
+        assert configs == {layer: LoraConfig(2, 6.0)}
+        model, _ = plain_model()
+        assert LoraMerger(model).plan(tensors, configs)
+    model = nn.Sequential(CoatiLinear(), CoatiLinear(r=1))
+    assert adapter_of(model) == lora_of(model)
+
+
+def test_a_layer_of_another_rank_than_its_settings_is_not_loaded_either() -> None:
+    merger = LoraMerger(peft_model(PeftLinear()))
+    with pytest.raises(WeightMismatch, match="rank 2, and its settings say r=4"):
+        merger.plan(GOOD, {"0": LoraConfig(4, 12.0)})
 
 
 def test_a_state_dict_and_settings_are_enough() -> None:

@@ -10,6 +10,7 @@ from redrb.errors import ConfigError, EncodeError, WeightMismatch
 from redrb.weights.tensors import (
     TensorShard,
     check_fits,
+    checked_strict,
     flat_view,
     lay_out,
     models_tensors,
@@ -104,6 +105,13 @@ def test_floats_are_cast_in_the_layout_and_nothing_else():
         published_dtype("int8")
 
 
+def test_a_dtype_to_cast_to_may_be_torchs():
+    assert published_dtype(torch.bfloat16) is published_dtype("bfloat16") is torch.bfloat16
+    for wrong in (torch.int8, torch.bits8, "torch.bfloat16", "fp16", 16, []):
+        with pytest.raises(ConfigError, match="bfloat16"):
+            published_dtype(wrong)
+
+
 @pytest.mark.parametrize(
     ("shape", "start"),
     [((4,), (0,)), ((4, 4), (0,)), ((4, 4), (3, 0)), ((4, 4), (-1, 0)), ((1, 4), (0, 0))],
@@ -157,11 +165,109 @@ def test_what_cannot_be_published_is_refused(state):
         state_shards(state)
 
 
-def test_target_is_a_module_or_a_dict():
-    with pytest.raises(ConfigError, match="list"):
-        target_shards([])
-    with pytest.raises(ConfigError, match="a int"):
-        target_shards({"a": 1})
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (None, "cannot publish None: give a module"),
+        (7, "cannot publish a int"),
+        ("actor", "cannot publish a str"),
+        (torch.zeros(2, 2), "cannot publish a Tensor: give a module"),
+        (nn.Linear(2, 2).parameters(), r"without names: give .* named_parameters\(\)"),
+        ([torch.zeros(2)], "without names"),
+        ([nn.Linear(2, 2)], "a Linear without a name: give a module, several by name"),
+        (["0.weight"], "a str without a name"),
+        ([("a", torch.zeros(1), 2)], "a tuple without a name"),
+        ([("a", None)], "'a' is None, not a tensor"),
+        ({"model": {"a": torch.zeros(1)}}, "'model' is a dict, not a tensor"),
+    ],
+)
+def test_what_is_no_state_is_refused_with_what_to_give(state, told):
+    with pytest.raises(EncodeError, match=told):
+        state_shards(state)
+
+
+def test_pairs_may_be_lists():
+    assert list(state_shards([["a", torch.zeros(1)]])) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ([], "a list"),
+        (None, "into None: give a module"),
+        (torch.zeros(2), "a Tensor"),
+        (nn.Linear(2, 2).parameters(), "a generator: give a module"),
+        ({"a": 1}, "a int"),
+        ({"a": None}, "'a', None"),
+        ({1: torch.zeros(1)}, "names are strings"),
+        ({}, "no tensors to load"),
+        (nn.Identity(), "no tensors to load"),
+        ({"actor": nn.Identity()}, "no tensors to load"),
+    ],
+)
+def test_target_is_a_module_or_a_dict_with_tensors(target, told):
+    with pytest.raises(ConfigError, match=told):
+        target_shards(target)
+
+
+def test_a_shard_is_of_a_tensor():
+    with pytest.raises(ConfigError, match="a list: give it a tensor"):
+        TensorShard([1.0], (1,), (0,))
+
+
+@pytest.mark.parametrize("strict", ["foo", "Model", None, 0, 1, 1.0, []])
+def test_strict_has_three_values(strict):
+    assert [checked_strict(right) for right in (True, False, "model")] == [True, False, "model"]
+    with pytest.raises(ConfigError, match='True, False or "model"'):
+        checked_strict(strict)
+    with pytest.raises(ConfigError, match='True, False or "model"'):
+        check_fits(layout_of(a=torch.zeros(1)), whole({"a": torch.zeros(1)}), strict=strict)
+
+
+def advice(published, own, *, strict=True):
+    """Return what is told to do where a model of other names is to be loaded."""
+    layout = layout_of(**{name: torch.zeros(1) for name in published})
+    with pytest.raises(WeightMismatch, match="Nothing was loaded") as caught:
+        check_fits(layout, whole({name: torch.zeros(1) for name in own}), strict=strict)
+    return str(caught.value).partition("Nothing was loaded. ")[2]
+
+
+BOTH = ["actor.0.weight", "actor.0.bias", "critic.weight"]
+
+
+def test_who_wants_a_part_is_told_how_to_load_it():
+    assert 'strict="model"' in advice(["a", "b"], ["b"])
+    assert 'strict="model"' in advice(BOTH, ["actor.0.bias", "actor.0.weight"])
+    for more in (advice(["a", "b"], ["b", "c"]), advice(["a"], ["a", "c"])):
+        assert more == "Publish the same model, or load what both have with strict=False."
+    assert advice(["a"], ["c"]) == advice(["a"], ["c"], strict=False) == "Publish the same model."
+
+
+@pytest.mark.parametrize("strict", [True, "model", False])
+def test_a_common_prefix_is_named(strict):
+    told = advice(BOTH, ["0.weight", "0.bias"], strict=strict)
+    assert "published names begin with 'actor.'" in told
+    assert '{"actor": model}' in told
+    assert ('strict="model"' in told) == (strict is True)
+    assert "'a.' or 'b.'" in advice(["a.x", "b.x"], ["x"], strict=strict)
+    told = advice(["0.weight"], ["module.0.weight", "module.1.weight"], strict=strict)
+    assert "model's names begin with 'module.'" in told
+
+
+def test_other_tensors_cannot_be_left_out_by_strict():
+    layout = layout_of(a=torch.zeros(2), b=torch.zeros(2))
+    with pytest.raises(WeightMismatch, match="shapes must be equal") as caught:
+        check_fits(layout, whole({"a": torch.zeros(3)}), strict=True)
+    assert "strict=" not in str(caught.value)
+
+
+def test_a_model_without_memory_is_to_get_some_first():
+    model = nn.Linear(2, 1, device="meta")
+    for tensors in ({"weight": torch.zeros(1, 2), "bias": torch.zeros(1)}, {"a": torch.zeros(1)}):
+        with pytest.raises(WeightMismatch, match=r"model\.to_empty\(device=\.\.\.\)") as caught:
+            check_fits(lay_out(whole(tensors), CHUNK_BYTES), target_shards(model), strict=True)
+        assert "shapes must be equal" not in str(caught.value)
+        assert ("Publish the same model" in str(caught.value)) == ("a" in tensors)
 
 
 def test_mismatch_lists_all_that_is_wrong():

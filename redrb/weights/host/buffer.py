@@ -68,6 +68,11 @@ class Buffer:
         self.lock = lock
         self._map: tuple[int, mmap.mmap] | None = None
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether this process has it mapped for writing."""
+        return self._map is not None
+
     def header(self) -> Header:
         """Read the header; version 0 when there is no such file, or it is damaged."""
         try:

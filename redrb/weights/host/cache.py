@@ -54,6 +54,11 @@ class HostCache:
     def __repr__(self) -> str:
         return f"<redrb.HostCache {self._directory / self._name}>"
 
+    @property
+    def has_led(self) -> bool:
+        """Whether this process has written a buffer, so that the next one costs less."""
+        return self._joined is not None and any(b.is_mapped for b in self._joined.buffers)
+
     def newest(self) -> Held | None:
         """Return the complete buffer with the largest version, which nobody changes while held."""
         with _told(self._directory):

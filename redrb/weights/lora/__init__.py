@@ -1,5 +1,6 @@
 """LoRA adapters: their settings, a model's layers, and the exact merge into base weights."""
 
+from redrb.weights.lora.checking import adapter_of
 from redrb.weights.lora.config import LoraConfig, configs_from_wire, configs_to_wire
 from redrb.weights.lora.layers import lora_of
 from redrb.weights.lora.merging import LoraMerger, merged
@@ -8,6 +9,7 @@ from redrb.weights.lora.state import lora_of_state
 __all__ = [
     "LoraConfig",
     "LoraMerger",
+    "adapter_of",
     "configs_from_wire",
     "configs_to_wire",
     "lora_of",

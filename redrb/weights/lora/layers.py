@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from redrb.errors import ConfigError, EncodeError
 from redrb.weights.lora.config import LoraConfig
 from redrb.weights.lora.names import layer_name, lora_name
+from redrb.weights.wrapping import inside, plain_name, unwrapped
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +40,8 @@ def lora_of(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, LoraConfig]
 
     A LoRA layer has `lora_A` and `lora_B`, as parameters (ColossalAI) or by adapter (PEFT, of
     which the active adapter counts); `<layer>` is its name in the model without LoRA. The tensors
-    are the live ones. ColossalAI's embeddings are `fan_in_fan_out` here.
+    are the live ones, and wrappers such as `torch.compile`'s make no difference. ColossalAI's
+    embeddings are `fan_in_fan_out` here.
 
     An initialization that changes the base weights (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) is no
     matter where the base weights are published too.
@@ -62,8 +64,10 @@ def lora_layers(module: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
     Raises:
         EncodeError: As `lora_of` does.
     """
-    for path, layer in module.named_modules():
-        name = layer_name(path)
+    for path, layer in unwrapped(module).named_modules():
+        if inside(layer) is not None:  # it would seem to have what the layer inside has
+            continue
+        name = layer_name(plain_name(path))
         _check_beside(name, layer)
         found = _read(name, layer)
         if found is not None:
@@ -141,7 +145,7 @@ def _check_beside(name: str, layer: nn.Module) -> None:
 def _check_weight(name: str, layer: nn.Module, a: Tensor, b: Tensor, *, transposed: bool) -> None:
     base: Any = layer
     while isinstance(getattr(base, "base_layer", None), nn.Module):
-        base = base.base_layer
+        base = unwrapped(base.base_layer)
     if isinstance(base, nn.MultiheadAttention):
         raise _refused(name, f"is a {type(base).__name__}", "target_modules without it")
     weight = getattr(base, "weight", None)

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from redrb.errors import ConfigError, EncodeError, WeightMismatch
-from redrb.weights.lora.config import (
-    LoraConfig,
-)
+from redrb.errors import EncodeError, WeightMismatch
+from redrb.weights.lora.checking import layers_of, needed
+from redrb.weights.lora.config import LoraConfig
 from redrb.weights.lora.layers import LoraLayer, lora_layers
-from redrb.weights.lora.names import layer_name, pairs
+from redrb.weights.lora.names import layer_name
+from redrb.weights.wrapping import plain_name, unwrapped
 
 _MERGEABLE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
@@ -68,7 +68,7 @@ class LoraMerger:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
+        self._module = unwrapped(module)
         self._bases: dict[str, Tensor] = {}
 
     def forget(self, loaded: Container[str] | None = None) -> None:
@@ -91,27 +91,26 @@ class LoraMerger:
         Raises:
             WeightMismatch: A layer, its other half or its settings are missing, or shapes differ.
         """
-        settings = {layer_name(layer): config for layer, config in configs.items()}
+        layers = layers_of(state, configs)
         try:
             own = dict(lora_layers(self._module))
         except EncodeError as error:
             raise WeightMismatch(f"the model's LoRA layers cannot be updated: {error}") from error
         weights = _weights(self._module)
         changes: list[Change] = []
-        for layer, (a, b) in pairs(state).items():
-            config = _config(layer, settings.get(layer))
+        for layer, (a, b, config) in layers.items():
             if layer in own:
                 _check_same(layer, own[layer], a, b, config)
                 changes.append(Change(a, b, own[layer], None))
-            elif layer not in weights or config is None:
-                missing = (
-                    "it has no settings" if layer in weights else "the model has no such layer"
+            elif layer not in weights:
+                raise WeightMismatch(
+                    f"LoRA of layer {layer!r} cannot be merged: the model has no such layer."
                 )
-                raise WeightMismatch(f"LoRA of layer {layer!r} cannot be merged: {missing}.")
             else:
+                config = needed(layer, config)
                 _check_fits(layer, weights[layer], a, b, config)
                 changes.append(Change(a, b, weights[layer].names[0], config))
-        kept = own.keys() - pairs(state).keys()
+        kept = own.keys() - layers.keys()
         if kept and len(kept) < len(own):
             raise WeightMismatch(
                 f"LoRA of layer {min(kept)!r} is not among what came: the model would have parts "
@@ -121,7 +120,7 @@ class LoraMerger:
 
     def apply(self, planned: list[Change]) -> None:
         """Do what was planned; one weight at a time is in memory beside the model."""
-        live = dict(self._module.named_parameters())
+        live = {plain_name(name): tensor for name, tensor in self._module.named_parameters()}
         merged_into = {change.into for change in planned if isinstance(change.into, str)}
         for name in self._bases.keys() - merged_into:  # layers that the newest adapter has not
             _set(live[name], self._bases.pop(name))
@@ -146,15 +145,18 @@ class _Weight:
 
 
 def _weights(module: nn.Module) -> dict[str, _Weight]:
-    """Return the weight of each layer, by the layer's name in the model without LoRA."""
+    """Return the weight of each layer, by the layer's name in the model without LoRA.
+
+    Names of weights are those that `module_tensors` gives.
+    """
     names: dict[int, list[str]] = {}
     found: dict[str, _Weight] = {}
     for path, part in module.named_modules():
         for own, parameter in part.named_parameters(recurse=False):
             tied = names.setdefault(id(parameter), [])
-            tied.append(f"{path}.{own}" if path else own)
+            tied.append(plain_name(f"{path}.{own}" if path else own))
             if own == "weight":
-                layer = layer_name(path).removesuffix(".base_layer")
+                layer = layer_name(plain_name(path)).removesuffix(".base_layer")
                 found[layer] = _Weight(parameter, tied)
     return found
 
@@ -164,11 +166,8 @@ def _check_fits(layer: str, weight: _Weight, a: Tensor, b: Tensor, config: LoraC
     shape, dtype = list(weight.tensor.shape), weight.tensor.dtype
     made = [b.shape[0], a.shape[1]]
     made = made[::-1] if config.fan_in_fan_out else made
-    if made != shape or a.shape[0] != config.r:
-        raise WeightMismatch(
-            f"LoRA of layer {layer!r} makes {made} of rank {a.shape[0]}, its weight is {shape} and "
-            f"its settings say r={config.r}."
-        )
+    if made != shape:
+        raise WeightMismatch(f"LoRA of layer {layer!r} makes {made}, and its weight is {shape}.")
     if dtype not in _MERGEABLE or hasattr(weight.tensor, "quant_state"):
         raise WeightMismatch(
             f"LoRA of layer {layer!r} cannot be merged into {dtype}: load the model in a "
@@ -179,13 +178,6 @@ def _check_fits(layer: str, weight: _Weight, a: Tensor, b: Tensor, config: LoraC
             f"LoRA of layer {layer!r} cannot be merged: {' and '.join(weight.names)} are one "
             "tensor. Untie them, or give the model LoRA layers."
         )
-
-
-def _config(layer: str, settings: Any) -> LoraConfig | None:
-    try:
-        return None if settings is None else LoraConfig.of(settings)
-    except ConfigError as error:
-        raise WeightMismatch(f"LoRA of layer {layer!r}: {error}") from error
 
 
 def _check_same(

@@ -33,10 +33,13 @@ def pairs(state: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
         state: Tensors as ColossalAI or PEFT names them, of one adapter.
 
     Raises:
-        WeightMismatch: One is not LoRA's, comes twice, misses its other half, or does not fit it.
+        WeightMismatch: One is no tensor or not LoRA's, comes twice, misses its other half, or does
+            not fit it.
     """
     halves: dict[str, dict[str, Tensor]] = {}
     for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):
+            raise WeightMismatch(f"{name!r} is a {type(tensor).__name__}, not a tensor.")
         found = _NAME.fullmatch(name)
         if found is None:
             raise WeightMismatch(f"{name!r} is not a LoRA tensor: only lora_A and lora_B travel.")

@@ -9,6 +9,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from redrb.errors import ConfigError, EncodeError, WeightMismatch
+from redrb.weights.lora.checking import check_rank
 from redrb.weights.lora.config import LoraConfig
 from redrb.weights.lora.names import lora_name, pairs
 
@@ -62,7 +63,7 @@ def lora_of_state(
 
 def _same(ranks: Mapping[str, int], config: LoraConfig) -> dict[str, LoraConfig]:
     for layer, rank in ranks.items():
-        _check_rank(layer, rank, config.r)
+        check_rank(layer, rank, config.r)
     return dict.fromkeys(ranks, config)
 
 
@@ -72,7 +73,7 @@ def _of_peft(ranks: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str,
     alpha_of = _patterns(settings, "alpha_pattern")
     configs = {}
     for layer, rank in ranks.items():
-        _check_rank(layer, rank, _matching(rank_of, layer, settings.get("r", 8)))
+        check_rank(layer, rank, _matching(rank_of, layer, settings.get("r", 8)))
         configs[layer] = LoraConfig(
             r=rank,
             lora_alpha=_matching(alpha_of, layer, settings.get("lora_alpha", 8)),
@@ -115,10 +116,3 @@ def _patterns(settings: Mapping[str, Any], which: str) -> list[tuple[re.Pattern[
 
 def _matching(patterns: list[tuple[re.Pattern[str], Any]], layer: str, default: Any) -> Any:
     return next((value for pattern, value in patterns if pattern.match(layer)), default)
-
-
-def _check_rank(layer: str, rank: int, wanted: object) -> None:
-    if rank != wanted:
-        raise ConfigError(
-            f"LoRA of layer {layer!r} has rank {rank}, and its settings say r={wanted!r:.40}."
-        )

@@ -9,12 +9,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, Self
 
+import torch
 from torch import nn
 
-from redrb.connection import Client
+from redrb.connection import Client, check_client
 from redrb.errors import ConfigError, EncodeError, StoreFull, WeightError
 from redrb.keys import WeightKeys
-from redrb.weights.lora import LoraConfig, configs_to_wire, lora_of
+from redrb.weights.lora import LoraConfig, adapter_of, configs_to_wire
 from redrb.weights.publishing.issuing import Begun, Issuer
 from redrb.weights.publishing.joining import manifest_of
 from redrb.weights.publishing.memory import Memory
@@ -77,7 +78,8 @@ class WeightPublisher:
             (a full version and the deltas after it) and what a reader is fetching.
         max_bytes: Keep fewer than `keep` where they take more bytes than this; the newest always
             stays. Default: any number.
-        dtype: Publish floating-point tensors as this dtype, such as "bfloat16"; default: as they
+        dtype: Publish floating-point tensors as this dtype, such as "bfloat16" or
+            torch.bfloat16; default: as they
             are. Deltas of float32 are hardly smaller than the weights.
         deltas: Send what changed, where that is little, exactly. Takes as much memory on the host
             as a version. False: every version is sent in full.
@@ -101,13 +103,14 @@ class WeightPublisher:
         namespace: str = "default",
         keep: int = 2,
         max_bytes: int | None = None,
-        dtype: str | None = None,
+        dtype: str | torch.dtype | None = None,
         deltas: bool = True,
         anchor_every: int = 25,
         rank: int = 0,
         world_size: int = 1,
         timeout: float = 300.0,
     ) -> None:
+        check_client(client)
         for what, number in (
             ("keep", keep),
             ("anchor_every", anchor_every),
@@ -202,18 +205,15 @@ class WeightPublisher:
 
         Raises:
             ConfigError: There are no LoRA layers, or `version` is not larger than the newest one.
-            EncodeError, PublisherFenced, StoreFull, StoreUnavailable: As `publish` does.
+            EncodeError: Tensors and settings do not fit each other. Nothing was sent.
+            PublisherFenced, StoreFull, StoreUnavailable: As `publish` does.
         """
         _check_version(version)
         if self._ranks is not None:
             raise ConfigError(
                 "one rank publishes an adapter: make a publisher without rank= for it."
             )
-        tensors, configs = lora_of(model) if isinstance(model, nn.Module) else model
-        if not tensors:
-            raise ConfigError(
-                "there are no LoRA layers: a layer that has some has lora_A and lora_B."
-            )
+        tensors, configs = adapter_of(model)
         shards = self._shards(tensors)
         layout = self._laid_out(shards)
         with self._publishing:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 
+from redrb.connection import stopping
 from redrb.errors import WeightCorrupt
 from redrb.weights.host.cache import Filling, Held, HostCache, Lead
 from redrb.weights.reading.copies import (
@@ -26,6 +27,9 @@ _log = logging.getLogger("redrb")
 
 _PATIENCE_S = 60.0
 """How long another process may take with an update before this one does without it."""
+
+_HEAD_START_S = 0.01
+"""For whoever has led before: to map a buffer for the first time takes as long as to fill it."""
 
 _TIMES = 100
 
@@ -77,6 +81,8 @@ class HostCopy:
                     if current is not None:
                         yield current
                         return
+            if not attempt and held is not None and not self._cache.has_led:
+                stopping.pause(_HEAD_START_S)
             lead = self._cache.lead()
             if lead is not None:
                 with lead:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from redrb.connection import Client
+from redrb.connection import Client, check_client
 from redrb.connection.transport import Pipeline, read_reply
 from redrb.errors import (
     ConfigError,
@@ -32,7 +32,7 @@ from redrb.weights.reading.hostcopy import HostCopy
 from redrb.weights.reading.loading import Wanted, named_tensors
 from redrb.weights.reading.route import Catalogue, Pin
 from redrb.weights.reading.standby import WeightStandby
-from redrb.weights.tensors import Strict, Target, target_shards
+from redrb.weights.tensors import Strict, Target, checked_strict, target_shards
 from redrb.weights.wire.chunks import ChunkGoneError
 from redrb.weights.wire.manifest import MAX_VERSION, WeightVersion
 
@@ -77,7 +77,10 @@ class WeightSubscriber:
         lock: AbstractContextManager[object] | None = None,
         host_cache: bool = False,
     ) -> None:
+        check_client(client)
         keys = WeightKeys.of(namespace, name)
+        if lock is not None and not isinstance(lock, AbstractContextManager):
+            raise ConfigError(f"lock={lock!r}: it is a lock, such as threading.RLock().")
         self._catalogue = Catalogue(client, keys, name)
         self._name = name
         self._version: int | None = None
@@ -136,9 +139,9 @@ class WeightSubscriber:
             WeightError: Chunks were evicted again and again while they were fetched.
             WeightsTorn: `in_place` broke off.
             StoreUnavailable: Redis stayed away.
-            ConfigError: A `standby` of this subscriber is open.
+            ConfigError: `target` or `strict` is none, or a `standby` of this subscriber is open.
         """
-        wanted = Wanted(target_shards(target), strict)
+        wanted = Wanted(target_shards(target), checked_strict(strict))
         with self._own_copy():
             self._meet(target)
             if not in_place:
@@ -187,7 +190,7 @@ class WeightSubscriber:
         Raises:
             ConfigError: There is one already, or a standby.
         """
-        wanted = Wanted(target_shards(target), strict)
+        wanted = Wanted(target_shards(target), checked_strict(strict))
         return Ahead(self._lend(), target, wanted)
 
     def fetch(self, version: int | None = None) -> dict[str, Tensor]:
@@ -275,6 +278,8 @@ class WeightSubscriber:
         after = (self._version or 0) if newer_than is None else newer_than
         if type(after) is not int or not 0 <= after <= MAX_VERSION:
             raise ConfigError(f"newer_than={newer_than!r}: it is an integer from 0 to 2**53 - 1.")
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+            raise ConfigError(f"timeout={timeout!r}: it is a number of seconds, or None.")
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())

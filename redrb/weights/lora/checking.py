@@ -1,0 +1,111 @@
+"""What A, B and settings of an adapter must be, for those who publish it and those who read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from redrb.errors import ConfigError, DecodeError, EncodeError, WeightMismatch
+from redrb.weights.advice import listed
+from redrb.weights.lora.config import LoraConfig, configs_from_wire, configs_to_wire
+from redrb.weights.lora.layers import lora_of
+from redrb.weights.lora.names import layer_name, pairs
+
+
+def adapter_of(model: Any) -> tuple[dict[str, Tensor], dict[str, LoraConfig]]:
+    """Return an adapter that is to be published, after checking all that readers will check of it.
+
+    Args:
+        model: With LoRA layers, of which `lora_of` finds A and B; or tensors by name, as ColossalAI
+            or PEFT names them, and settings by layer, as `LoraMerger.plan` takes them.
+
+    Returns:
+        The tensors under the names that they had, and settings by layer.
+
+    Raises:
+        ConfigError: It is neither, or there are no LoRA layers.
+        EncodeError: More than plain LoRA is in it, a layer misses its other half or its settings,
+            or something does not fit: every reader would refuse it.
+    """
+    tensors, settings = lora_of(model) if isinstance(model, nn.Module) else _given(model)
+    if not tensors:
+        raise ConfigError("there are no LoRA layers: a layer that has some has lora_A and lora_B.")
+    try:
+        layers = layers_of(tensors, settings)
+        configs = {layer: needed(layer, config) for layer, (_, _, config) in layers.items()}
+        configs_from_wire(configs_to_wire(configs))
+    except (WeightMismatch, DecodeError) as error:
+        raise EncodeError(f"{error} Nothing was published.") from error
+    more = [layer for layer in settings if layer_name(layer) not in layers]
+    if more:
+        raise EncodeError(
+            f"there are settings of {listed(more)}, and no lora_A and lora_B: the adapter would "
+            f"miss layers, or names differ; those with lora_A and lora_B are {listed(layers)}. "
+            "Nothing was published."
+        )
+    return dict(tensors), {layer: configs[layer_name(layer)] for layer in settings}
+
+
+def layers_of(
+    state: Mapping[str, Tensor], configs: Mapping[str, Any]
+) -> dict[str, tuple[Tensor, Tensor, LoraConfig | None]]:
+    """Return A `[r, in]`, B `[out, r]` and the settings, None where there are none, by layer.
+
+    Raises:
+        WeightMismatch: A layer's other half is missing, or shapes or settings do not fit.
+    """
+    settings = {layer_name(layer): config for layer, config in configs.items()}
+    found = {}
+    for layer, (a, b) in pairs(state).items():
+        config = _config(layer, settings.get(layer))
+        if config is not None:
+            check_rank(layer, a.shape[0], config.r)
+        found[layer] = a, b, config
+    return found
+
+
+def needed(layer: str, config: LoraConfig | None) -> LoraConfig:
+    """Return the settings of a layer that is to be merged.
+
+    Raises:
+        WeightMismatch: It has none.
+    """
+    if config is None:
+        raise WeightMismatch(f"LoRA of layer {layer!r} cannot be merged: it has no settings.")
+    return config
+
+
+def check_rank(layer: str, rank: int, wanted: object) -> None:
+    """Check that A and B have the rank that the settings say.
+
+    Raises:
+        WeightMismatch: They have not.
+    """
+    if rank != wanted:
+        raise WeightMismatch(
+            f"LoRA of layer {layer!r} has rank {rank}, and its settings say r={wanted!r:.40}."
+        )
+
+
+def _given(adapter: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+    is_pair = isinstance(adapter, tuple | list) and len(adapter) == 2
+    if not is_pair or not all(isinstance(part, Mapping) for part in adapter):
+        raise ConfigError(
+            f"cannot publish the adapter of a {type(adapter).__name__}: give a model with LoRA "
+            "layers, or a pair of tensors by name and a LoraConfig by layer: "
+            '({"0.lora_A": a, "0.lora_B": b}, {"0": LoraConfig(...)}).'
+        )
+    tensors, settings = adapter
+    for name in (*tensors, *settings):
+        if not isinstance(name, str):
+            raise ConfigError(f"{name!r:.80} is no name of an adapter's tensor or layer.")
+    return tensors, settings
+
+
+def _config(layer: str, settings: Any) -> LoraConfig | None:
+    try:
+        return None if settings is None else LoraConfig.of(settings)
+    except ConfigError as error:
+        raise WeightMismatch(f"LoRA of layer {layer!r}: {error}") from error

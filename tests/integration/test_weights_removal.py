@@ -1,0 +1,202 @@
+"""`redrb weights rm`: nothing is left of the weights, and who published them publishes no more."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import redrb
+from redrb import WeightPublisher, WeightSubscriber
+from redrb.cli import main
+from redrb.connection import Client
+from redrb.errors import ConfigError, PublisherFenced, StoreUnavailable, WeightTimeout
+from redrb.inspection.removing import remove_weights
+from redrb.weights.publishing import issuing
+from redrb.weights.wire import spreading
+from tests.clusters import RedisCluster
+from tests.servers import programs
+
+_NEWEST = next((program for name, program in programs().items() if name >= "redis-7"), None)
+
+Keys = Callable[[], list[str]]
+
+
+@pytest.fixture(scope="module")
+def cluster_url() -> Iterator[str]:
+    if _NEWEST is None:
+        pytest.skip("no Redis 7")
+    cluster = RedisCluster(_NEWEST)
+    yield cluster.url
+    cluster.close()
+
+
+@pytest.fixture(params=["server", "cluster"])
+def place(request: pytest.FixtureRequest) -> str:
+    """URL of one server, then of a cluster."""
+    if request.param == "cluster":
+        return str(request.getfixturevalue("cluster_url"))
+    return str(request.getfixturevalue("server_urls")(next(iter(programs()))))
+
+
+@pytest.fixture
+def store(place: str) -> Iterator[Client]:
+    with redrb.connect(place, retry_s=20) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redrb.weights.publishing.publisher.CHUNK_BYTES", 1024)
+
+
+@pytest.fixture
+def keys(store: Client, namespace: str) -> Keys:
+    """All keys of the weights `policy`, of their spread parts as well, without the namespace."""
+
+    def found() -> list[str]:
+        return sorted(
+            key.decode().partition(":weights:")[2]
+            for node in store.primaries()
+            for key in node.execute("KEYS", f"redrb:{{{namespace}:weights:policy[:}}]*")
+        )
+
+    return found
+
+
+def publish(publisher: WeightPublisher, versions: int, *, more: float = 0.0) -> None:
+    """Publish versions of which the first is full and the others are deltas."""
+    state = {"a": torch.arange(5000.0) + more}
+    for _ in range(versions):
+        publisher.publish(state)
+        state["a"][7] += 1
+
+
+def test_nothing_is_left_and_the_publisher_is_fenced(
+    place: str, store: Client, namespace: str, keys: Keys, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publisher = WeightPublisher(store, "policy", namespace=namespace, keep=9)
+    other = WeightPublisher(store, "policy2", namespace=namespace)
+    publish(publisher, 3)
+    publish(other, 1)
+    with redrb.ExperienceStream(store, "math", namespace=namespace, weights="policy"):
+        assert any(":chunk:" in key for key in keys())
+        assert any(":delta:" in key for key in keys())
+        assert "policy}:followers" in keys()
+    subscriber = WeightSubscriber(store, "policy", namespace=namespace)
+    assert subscriber.poll({"a": torch.zeros(5000)}) is not None
+
+    words = ["weights", "rm", "policy", "--namespace", namespace, "--url", place]
+    assert main([*words, "--json"]) == 0
+    said = capsys.readouterr()
+    told = json.loads(said.out)
+    assert (told["name"], told["versions"]) == ("policy", [1, 2, 3])
+    assert told["stored_bytes"] > 20_000
+    assert said.err == ""
+    assert keys() == ["policy}:fence"]
+    with pytest.raises(PublisherFenced):
+        publish(publisher, 1)
+    with pytest.raises(WeightTimeout):
+        subscriber.wait(3, timeout=0.2)
+    assert subscriber.poll({"a": torch.zeros(5000)}) is None
+    assert keys() == ["policy}:fence"]
+
+    assert main(words) == 2
+    assert "there are policy2" in capsys.readouterr().err
+    assert WeightSubscriber(store, "policy2", namespace=namespace).fetch()["a"][7] == 7
+    publish(other, 1)
+    assert main([*words[:2], "policy2", *words[3:]]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split(maxsplit=1)[1] for line in told[:2]] == ["policy2", "1, 2"]
+    assert "PublisherFenced" in told[-1]
+
+
+def test_a_publisher_that_paused_before_its_commit_commits_nothing(
+    store: Client, namespace: str, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = WeightPublisher(store, "policy", namespace=namespace)
+    publish(publisher, 1)
+    commit = issuing.Issuer.commit
+
+    def late(self: issuing.Issuer, *arguments: object) -> object:
+        staged = [key for key in keys() if ":chunk:2:" in key or ":delta:2:" in key]
+        assert staged
+        assert remove_weights(store, "policy", namespace=namespace).versions == (1,)
+        assert keys() == ["policy}:fence"]
+        return commit(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(issuing.Issuer, "commit", late)
+    with pytest.raises(PublisherFenced):
+        publish(publisher, 1, more=0.5)
+    assert set(keys()) <= {"policy}:fence", "policy}:dropped"}  # this one expires
+    with pytest.raises(PublisherFenced):
+        publish(publisher, 1)
+
+
+def test_a_name_is_published_anew_with_tokens_of_its_own(
+    store: Client, namespace: str, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A publisher that begins while the last keys are looked for keeps what it sends."""
+    old = WeightPublisher(store, "policy", namespace=namespace)
+    publish(old, 2)
+    delete, new = spreading.delete, list[WeightPublisher]()
+
+    def meanwhile(client: Client, names: Iterator[str]) -> None:
+        if not new:
+            new.append(WeightPublisher(store, "policy", namespace=namespace))
+            publish(new[0], 1)
+        delete(client, names)
+
+    monkeypatch.setattr("redrb.inspection.removing.spreading.delete", meanwhile)
+    assert remove_weights(store, "policy", namespace=namespace).versions == (1, 2)
+    subscriber = WeightSubscriber(store, "policy", namespace=namespace)
+    assert [version.version for version in subscriber.versions()] == [1]
+    assert subscriber.fetch()["a"][7] == 7
+    assert not any(":chunk:1:" in key for key in keys())
+    with pytest.raises(PublisherFenced):
+        publish(old, 1)
+    publish(new[0], 1)
+
+
+def test_a_removal_that_broke_off_is_gone_on_with(
+    store: Client, namespace: str, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(WeightPublisher(store, "policy", namespace=namespace), 2)
+    clean = spreading.delete
+
+    def breaks(*_: object) -> None:
+        raise StoreUnavailable("gone", where="here")
+
+    monkeypatch.setattr(spreading, "delete", breaks)
+    with pytest.raises(StoreUnavailable):
+        remove_weights(store, "policy", namespace=namespace)
+    monkeypatch.setattr(spreading, "delete", clean)
+    if len(keys()) > 1:  # on a cluster, where deleting takes several requests
+        remove_weights(store, "policy", namespace=namespace)
+    assert keys() == ["policy}:fence"]
+    with pytest.raises(ConfigError, match="there are no weights 'policy'"):
+        remove_weights(store, "policy", namespace=namespace)
+
+
+def test_a_reader_that_waits_hears_nothing_of_it(store: Client, namespace: str) -> None:
+    publisher = WeightPublisher(store, "policy", namespace=namespace)
+    publish(publisher, 2)
+    subscriber = WeightSubscriber(store, "policy", namespace=namespace)
+    found: list[object] = []
+
+    def wait() -> None:
+        try:
+            found.append(subscriber.wait(2, timeout=1.0))
+        except WeightTimeout as error:
+            found.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.2)  # the reader is blocked by then
+    remove_weights(store, "policy", namespace=namespace)
+    waiting.join()
+    assert isinstance(found[0], WeightTimeout)

@@ -1,0 +1,37 @@
+"""What `connect` is given, checked before anything is reached."""
+
+from __future__ import annotations
+
+import math
+import uuid
+
+import pytest
+
+import redrb
+from redrb.errors import ConfigError
+
+
+@pytest.mark.parametrize("wrong", ["x", "5", -1, -0.5, None, True, math.nan, [1]])
+@pytest.mark.parametrize("which", ["retry_s", "connect_timeout"])
+@pytest.mark.parametrize("url", ["fake://arguments", "redis://127.0.0.1:1"])
+def test_seconds_are_numbers(url: str, which: str, wrong: object) -> None:
+    with pytest.raises(ConfigError, match=f"{which}="):
+        redrb.connect(url, **{which: wrong})
+
+
+def test_a_server_is_given_some_time_to_answer() -> None:
+    for wrong in (0, math.inf, 1e30):
+        with pytest.raises(ConfigError, match="connect_timeout="):
+            redrb.connect("redis://127.0.0.1:1", connect_timeout=wrong)
+
+
+@pytest.mark.parametrize("right", [0, 0.2, 3, math.inf])
+def test_requests_are_repeated_for_any_time(right: float) -> None:
+    with redrb.connect(f"fake://{uuid.uuid4().hex}", retry_s=right) as client:
+        assert client.retry_s == right
+
+
+@pytest.mark.parametrize("url", [7, b"redis://127.0.0.1:1", ["redis://127.0.0.1:1"]])
+def test_a_url_is_a_string(url: object) -> None:
+    with pytest.raises(ConfigError, match="pass a string"):
+        redrb.connect(url)

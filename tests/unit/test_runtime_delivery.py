@@ -1,0 +1,53 @@
+"""What a maker says that ends before all that it made is in."""
+
+from __future__ import annotations
+
+import re
+from typing import cast
+
+import pytest
+
+from redrb.connection.stopping import Stop as Hurry
+from redrb.errors import SendFailed, StoreUnavailable
+from redrb.runtime.delivery import Delivery
+from redrb.runtime.stopping import Stop
+from redrb.sending import ExperienceSender
+
+
+class FullSender:
+    """Finds no room, as `ExperienceSender` does whose trainers have ended."""
+
+    def __init__(self, cause: Exception | None) -> None:
+        self._cause = cause
+
+    def flush(self, *, timeout: float | None) -> None:
+        raise self._failed("are not in after 0.1 s")
+
+    def close(self, *, timeout: float | None) -> None:
+        raise self._failed("were not in in time, and are given up")
+
+    def _failed(self, what: str) -> SendFailed:
+        failure = SendFailed(f"32 groups {what}: trainers may be behind", unsent=32)
+        failure.__cause__ = self._cause
+        return failure
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (None, "for which there was no room in time: trainers have ended, or are behind (`redrb"),
+        (StoreUnavailable("Redis is away", where="h"), "which could not be put: Redis is away"),
+    ],
+)
+def test_what_is_given_up_is_said_once(
+    cause: Exception | None, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop = Stop()
+    stop.ask("SIGTERM")
+    sender = cast(ExperienceSender, FullSender(cause))
+    delivery = Delivery(sender, stop, Hurry(), stop_timeout=0.1)
+    delivery.flush()
+    delivery.close("maker-1", 1.0)
+    (told,) = caplog.messages
+    assert told.startswith(f"maker 'maker-1' ends: 32 groups are given up, {words}")
+    assert len(re.findall("32", told)) == len(re.findall("given up", told)) == 1

@@ -1,0 +1,24 @@
+"""What `redrb weights COMMAND --help` says that tables do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from redrb.cli import main
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("diff", "divided by the largest magnitude that an element of the tensor has in A"),
+        ("put", "default: all that are there"),
+        ("rm", "Delete all versions of weights, without asking. A trainer that still publishes"),
+        ("get", "Exit status: 0 when it is done; 2 when something given is wrong"),
+    ],
+)
+def test_help_says_what_is_not_seen(
+    command: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["weights", command, "--help"])
+    assert words in " ".join(capsys.readouterr().out.split())
