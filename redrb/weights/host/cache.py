@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, cast
 
 import numpy as np
 import xxhash
@@ -136,12 +136,17 @@ class Held:
             if not self._grip.is_held:
                 raise WeightError("this buffer is not held any more: newest() again.")
             self._lent = True
-            memory = self.data
-            while isinstance(memory.base, np.ndarray):
-                memory = memory.base
-            mapped = memory.base.obj if isinstance(memory.base, memoryview) else memory.base
-            self._grip.stay_with(mapped)
+            self._grip.stay_with(self.mapped)
         return self.data
+
+    @property
+    def mapped(self) -> mmap.mmap:
+        """The mapping that the bytes are in."""
+        memory = self.data
+        while isinstance(memory.base, np.ndarray):
+            memory = memory.base
+        found: Any = memory.base.obj if isinstance(memory.base, memoryview) else memory.base
+        return cast(mmap.mmap, found)
 
     def __enter__(self) -> Self:
         return self

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import mmap
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 from redrb.connection import stopping
@@ -48,6 +51,7 @@ class HostCopy:
         self._cache = HostCache(f"{catalogue.everywhere.where} {keys.prefix}")
         self._own: OwnCopy | None = None
         self._damaged = False
+        self._used: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
     def current(
         self, pin: Pin, *, used: int, needed: Needed
@@ -79,7 +83,10 @@ class HostCopy:
                     will_do = attempt > 1 and newest.kind != "lora"
                     current = self._use(held, pin, used, needed, will_do=will_do)
                     if current is not None:
+                        before = list(self._used)
+                        self._used.add(held.mapped)
                         yield current
+                        _retire(before)
                         return
             if not attempt and held is not None and not self._cache.has_led:
                 stopping.pause(_HEAD_START_S)
@@ -182,6 +189,22 @@ class HostCopy:
             return True, own
         newer = self._catalogue.decode(base.meta) if base is not None else None
         return False, newer if newer is not None and newer.layout == layout else None
+
+
+def _retire(used: list[mmap.mmap]) -> None:
+    """Unmap, in a thread, what nobody has an array of any more.
+
+    That takes 0.03 s a GB, and would be done where the last tensor leaves it: while the tensors'
+    lock is held.
+    """
+    if used:
+        threading.Thread(target=_unmap, args=(used,), name="redrb-unmap", daemon=True).start()
+
+
+def _unmap(used: list[mmap.mmap]) -> None:
+    while used:
+        with suppress(BufferError):  # who has an array of it still, unmaps it with that
+            used.pop().close()
 
 
 def _is_at(manifest: Manifest, step: Step) -> bool:
