@@ -493,8 +493,10 @@ def test_versions_that_are_not_known_are_not_noted(answers: list[int | None]) ->
     assert done.policy_version() == [None]
 
 
-def test_a_standby_over_a_closed_client_says_so_each_time(url: str, namespace: str, caplog) -> None:
-    with redrb.connect(url) as client:
+def test_a_standby_over_a_closed_client_says_so_each_time(
+    real_url: str, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with redrb.connect(real_url) as client:
         redrb.WeightPublisher(client, "actor", namespace=namespace).publish(Versioned(1))
         model = Versioned()
         standby = redrb.WeightSubscriber(client, "actor", namespace=namespace).standby(model)
