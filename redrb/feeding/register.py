@@ -65,7 +65,7 @@ class Register:
 
     def wait_for_an_end(self, consumer: str, seconds: float) -> None:
         """Block until a lease of this consumer was ended by its ticket, so long at most."""
-        self._store.wait_for_wake(_waiter(consumer), seconds)
+        self._store.wait_for_wake(seconds, _waiter(consumer))
 
     def end(self, ticket: Ticket, outcome: Outcome, reason: str) -> None:
         """End the lease of a ticket; the same call again changes nothing.

@@ -108,7 +108,7 @@ class Turns:
 
     def wait(self, operation: Operation, seconds: float) -> None:
         """Block until the turn may be this operation's, or `seconds` are over."""
-        self._waits.wait_for_wake(operation.caller, seconds)
+        self._waits.wait_for_wake(seconds, operation.caller)
 
     def hold(
         self, operation: Operation, *, waits_for: str = "", retry_s: float | None = None

@@ -342,7 +342,7 @@ class Consumer:
                     f"{reply.amount} of {count} groups are waiting, {expired} were too stale, and "
                     f"{reply.blocked} producers wait for room"
                 )
-                self._store.wait_for_wake(self._waiter(slot), wait.slice_s())
+                self._store.wait_for_wake(wait.slice_s(), self._waiter(slot))
 
     def _acknowledgement(self, lease: Lease) -> Ending | None:
         """Return how a lease is acknowledged; None when nothing of it is left."""

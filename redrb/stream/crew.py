@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from redis.exceptions import RedisError
-
-from redrb.connection.failures import is_transient
 from redrb.connection.transport import Argument, Reply
-from redrb.errors import StoreError
 from redrb.experience import Status
 from redrb.scripts import load, run
 from redrb.stream.lease import Outcome
@@ -188,15 +184,7 @@ class CrewStore:
     def wait(self, consumer: str, seconds: float, *, forming: bool) -> None:
         """Block until the ranks are woken, or the one that forms a step by a full batch."""
         wakes = [f"{consumer}.rank", *([self._queued] if forming else [])]
-        try:
-            self._store.client.once(
-                "BLPOP", *map(self._store.keys.wake, wakes), f"{max(seconds, 0.001):.3f}"
-            )
-        except RedisError as error:
-            if not is_transient(error):
-                where = self._store.client.where
-                raise StoreError(f"waiting on {where} failed: {error}") from error
-            # whoever waits looks again, and that request waits for Redis to be back
+        self._store.wait_for_wake(seconds, *wakes)
 
     def _run(self, name: str, arguments: Sequence[Argument], retry_s: float | None = None) -> Reply:
         keys = [self._store.keys.stream]

@@ -317,7 +317,7 @@ class Producer:
             self._store.room(identity.name, [], ttl_ms=0)
             raise self._full(reply, stored)
         wait.tell(f"task {self._store.task!r} has no room: a put waits")
-        self._store.wait_for_wake(identity.name, wait.slice_s())
+        self._store.wait_for_wake(wait.slice_s(), identity.name)
 
     def _smaller(self, chunk: Batch, count: int) -> int:
         """Return how many groups to try when `count` of them exceed the limits at once."""

@@ -36,6 +36,9 @@ TRIM_GROUPS = 1000
 _JOIN_MORE, _JOIN_PLAIN = 2, 3
 _MOVE_JOINS, _MOVE_PLAIN = -1, -2
 
+_SHORTEST_BLOCK_S = 0.002
+"""Redis 6.2 takes a timeout of 0.001 s for 0, which is for ever."""
+
 ID_BASE = "9999999999999-"
 """What ids of entries begin with, see `redrb/lua/_task.lua`."""
 
@@ -478,10 +481,11 @@ class TaskStore:
         reply = self.client.execute("XREVRANGE", self.keys.dead, "+", "-", "COUNT", count)
         return [(at, dict(zip(flat[::2], flat[1::2], strict=True))) for at, flat in reply]
 
-    def wait_for_wake(self, waiter: str, seconds: float) -> None:
-        """Block until `waiter` is woken, or `seconds` are over, or the connection breaks."""
+    def wait_for_wake(self, seconds: float, *waiters: str) -> None:
+        """Block until one of `waiters` is woken, `seconds` are over, or the connection breaks."""
+        wakes = map(self.keys.wake, waiters)
         try:
-            self.client.once("BLPOP", self.keys.wake(waiter), f"{max(seconds, 0.001):.3f}")
+            self.client.once("BLPOP", *wakes, f"{max(seconds, _SHORTEST_BLOCK_S):.3f}")
         except RedisError as error:
             if not is_transient(error):
                 raise StoreError(f"waiting on {self.client.where} failed: {error}") from error

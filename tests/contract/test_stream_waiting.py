@@ -223,3 +223,12 @@ def test_sixty_four_takes_that_wait_are_all_served(
         for future in took:
             future.result(timeout=10)
     assert stream.stats().ledger.acked == 128
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.0004, 0.001, 0.0011, 0.0015, 0.002, 0.0029])
+def test_the_shortest_wait_ends(client: Client, namespace: str, seconds: float) -> None:
+    """Redis 6.2 waits for ever where it is asked to wait for a millisecond."""
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        began = time.monotonic()
+        stream._store.wait_for_wake(seconds, "somebody", "another")
+        assert time.monotonic() - began < 1

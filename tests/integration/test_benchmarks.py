@@ -6,7 +6,10 @@ import json
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_the_benchmark_of_orders_ends_with_its_figures() -> None:
     done = subprocess.run(
         [
