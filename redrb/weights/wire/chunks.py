@@ -22,7 +22,7 @@ BATCH = 16
 """Chunks between two looks at the replies; each batch has the client's whole time for retries."""
 
 _IN_FLIGHT = 3  # replies of one connection that are under way; more of them gain nothing
-_PIECE = 256 << 10  # is hashed, then sent while it is in the cache
+_PIECE = 512 << 10  # is hashed, then sent while it is in the cache
 _SMALL = 64 << 10  # pieces below are joined: a system call costs more than the copy
 _CRLF = b"\r\n"
 
