@@ -301,7 +301,7 @@ def test_answers_that_come_early_or_twice_are_not_lost(client, namespace, answer
     decision = Decision(Place(7, 3), whole=True, delta=False)
     guest = Guest(client, keys, 1, 5, publisher="p", number=1)
     host = Host(client, keys, world_size=2, timeout=5)
-    offer = Offer(1, "p", guest._call, 1, 0, 0)
+    offer = Offer(1, guest._call, 1, 0, 0)
     host._offers[1] = offer
     host.decide(offer, decision)
     host.decide(offer, decision)  # as after a connection that broke
@@ -315,6 +315,21 @@ def test_answers_that_come_early_or_twice_are_not_lost(client, namespace, answer
         assert guest.outcome(part) == (b"m", 1.5)
     guest.close()
     assert client.at(keys.meeting).execute("EXISTS", keys.answers(guest._call)) == 0
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["the same process", "a new one"])
+def test_an_offer_of_another_attempt_is_not_waited_on(client, namespace, same):
+    """What was said twice in an attempt that was given up may be read in the next one."""
+    keys = WeightKeys.of(namespace, "actor")
+    host = Host(client, keys, world_size=2, timeout=5)
+    host.begin()
+    for publisher, call in (("p", "over"), ("p" if same else "q", "now")):
+        own = {"rank": 1, "publisher": publisher, "number": 1, "call": call}
+        Mailbox(client, keys.meeting).post({**own, "chunks": 1, "version": 0, "base": 0})
+    assert [offer.call for offer in host.offers()] == ["over"]
+    with pytest.raises(BeginAgainError):
+        host.parts({1: Decision(Place(1, 1), whole=True, delta=False)})
+    assert host._offers[1].call == "now"
 
 
 @pytest.mark.parametrize(

@@ -511,3 +511,14 @@ def test_a_standby_over_a_closed_client_says_so_each_time(
     standby.close()
     assert model.number() == 1
     assert "is away" not in caplog.text
+
+
+def test_a_standby_for_another_model_loads_all(
+    publisher: redrb.WeightPublisher, subscriber: redrb.WeightSubscriber
+) -> None:
+    publisher.publish(Versioned(1))
+    first, second = Versioned(), Versioned()
+    assert subscriber.poll(first) is not None
+    with subscriber.standby(second) as standby:
+        assert standby.wait(timeout=20) == 1
+        assert second.number() == 1

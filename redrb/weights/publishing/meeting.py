@@ -38,7 +38,6 @@ class Offer:
 
     Attributes:
         rank: Its rank.
-        publisher: Tells this process from one that died.
         call: Tells this attempt from others.
         chunks: Of its state.
         version: The version that it was told to publish, 0 for the next.
@@ -46,7 +45,6 @@ class Offer:
     """
 
     rank: int
-    publisher: str
     call: str
     chunks: int
     version: int
@@ -224,7 +222,7 @@ class Host:
                 del self._offers[rank]
                 raise WeightError(f"rank {rank}: {message['error']!s:.500}")
             elif "chunks" in message:
-                if message["publisher"] != offer.publisher:
+                if message["call"] != offer.call:  # a new process, or that one came twice
                     self._note(message)
                     raise BeginAgainError
             elif message["call"] == offer.call and "part" in message:
@@ -266,8 +264,8 @@ class Host:
         if not all(type(number) is int and 0 <= number <= MAX_VERSION for number in numbers):
             return  # what is left of a call that is over
         chunks, version, base = numbers
-        own = (message["rank"], message["publisher"], message["call"])
-        self._offers[message["rank"]] = Offer(*own, chunks or 0, version or 0, base or 0)
+        rank = message["rank"]
+        self._offers[rank] = Offer(rank, message["call"], chunks or 0, version or 0, base or 0)
 
     def _next(self, deadline: float, missing: list[int]) -> dict[str, Any]:
         while True:

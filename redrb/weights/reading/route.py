@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import uuid
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal, Self, cast
 
 from redrb import scripts
@@ -182,12 +181,7 @@ class Pin:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         try:
             self._catalogue.run("weights_hold", self.reader, 0, retry_s=0)
         except StoreError:

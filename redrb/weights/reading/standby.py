@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from contextlib import nullcontext
-from types import TracebackType
 from typing import Self
 
 from redrb.connection.stopping import Stop, stoppable
@@ -66,12 +65,7 @@ class WeightStandby:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

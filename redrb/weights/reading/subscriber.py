@@ -191,7 +191,7 @@ class WeightSubscriber:
             ConfigError: There is one already, or a standby.
         """
         wanted = Wanted(target_shards(target), checked_strict(strict))
-        return Ahead(self._lend(), target, wanted)
+        return Ahead(self._lend(target), target, wanted)
 
     def fetch(self, version: int | None = None) -> dict[str, Tensor]:
         """Return a whole state dict on the CPU, in memory of its own; tied tensors stay tied.
@@ -313,8 +313,9 @@ class WeightSubscriber:
         finally:
             self._reading.release()
 
-    def _lend(self) -> Lent:
+    def _lend(self, target: Target) -> Lent:
         with self._own_copy():
+            self._meet(target)
             self._is_lent = True
         return Lent(
             self._catalogue,
