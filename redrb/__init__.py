@@ -39,7 +39,6 @@ from redrb.errors import (
 
 if TYPE_CHECKING:
     from redrb.connection import Client, connect
-    from redrb.exchange import export_task, import_task
     from redrb.experience import (
         BufferItem,
         Experience,
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
         make_experience_batch,
         split_experience_batch,
     )
-    from redrb.feeding import ExperienceDataset, ExperienceLoader
-    from redrb.mixture import Mixture, MixtureLease, Starvation, take_mixture
     from redrb.replay import ReplayBuffer
     from redrb.runtime import (
         DDPStrategy,
@@ -65,7 +62,6 @@ if TYPE_CHECKING:
         TrainerCallback,
         TrainerPerformanceEvaluator,
     )
-    from redrb.sending import ExperienceSender
     from redrb.stream import (
         DeadLetter,
         ExperienceStream,
@@ -79,6 +75,10 @@ if TYPE_CHECKING:
         finite_rewards,
         reward_variance,
     )
+    from redrb.stream.exchange import export_task, import_task
+    from redrb.stream.feeding import ExperienceDataset, ExperienceLoader
+    from redrb.stream.mixture import Mixture, MixtureLease, Starvation, take_mixture
+    from redrb.stream.sending import ExperienceSender
     from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
     from redrb.weights.files.folder import load_adapter, save_adapter
     from redrb.weights.files.safetensors import (
@@ -169,7 +169,7 @@ __all__ = [
 
 _HOMES = {
     "redrb.connection": ("Client", "connect"),
-    "redrb.exchange": ("export_task", "import_task"),
+    "redrb.stream.exchange": ("export_task", "import_task"),
     "redrb.experience": (
         "BufferItem",
         "Experience",
@@ -177,8 +177,8 @@ _HOMES = {
         "make_experience_batch",
         "split_experience_batch",
     ),
-    "redrb.feeding": ("ExperienceDataset", "ExperienceLoader"),
-    "redrb.mixture": ("Mixture", "MixtureLease", "Starvation", "take_mixture"),
+    "redrb.stream.feeding": ("ExperienceDataset", "ExperienceLoader"),
+    "redrb.stream.mixture": ("Mixture", "MixtureLease", "Starvation", "take_mixture"),
     "redrb.replay": ("ReplayBuffer",),
     "redrb.runtime": (
         "DDPStrategy",
@@ -195,7 +195,7 @@ _HOMES = {
         "TrainerCallback",
         "TrainerPerformanceEvaluator",
     ),
-    "redrb.sending": ("ExperienceSender",),
+    "redrb.stream.sending": ("ExperienceSender",),
     "redrb.stream": (
         "DeadLetter",
         "ExperienceStream",

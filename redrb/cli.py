@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from redrb import __version__
+from redrb.commands.tables import STATUS
+from redrb.commands.tables import figures as lines_of
+from redrb.commands.weights import add_weights
 from redrb.errors import ConfigError, RedrbError, StoreUnavailable
 from redrb.options import add_options, settings_from, variable_of
-from redrb.tables import STATUS
-from redrb.tables import figures as lines_of
-from redrb.weights_cli import add_weights
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,7 +120,7 @@ def _add_stats(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _stats(options: argparse.Namespace) -> int:
     from redrb.connection import connect
-    from redrb.stream.inspect import task_stats
+    from redrb.stream.task.inspection import task_stats
 
     with connect(options.url) as client:
         stats = task_stats(client, options.task, namespace=options.namespace, group=options.group)
@@ -163,8 +163,8 @@ def _add_save(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def _save(options: argparse.Namespace) -> int:
     from redrb.connection import connect
     from redrb.keys import TaskKeys
-    from redrb.stream.saving import save_task
-    from redrb.stream.store import TaskStore
+    from redrb.stream.saving.saving import save_task
+    from redrb.stream.task.store import TaskStore
 
     with connect(options.url) as client:
         keys = TaskKeys.of(options.namespace, options.task)
@@ -180,8 +180,8 @@ def _add_resume(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _resume(options: argparse.Namespace) -> int:
     from redrb.connection import connect
     from redrb.keys import TaskKeys
-    from redrb.stream.saving import resume_task
-    from redrb.stream.store import TaskStore
+    from redrb.stream.saving.saving import resume_task
+    from redrb.stream.task.store import TaskStore
 
     with connect(options.url) as client:
         keys = TaskKeys.of(options.namespace, options.task)
@@ -198,7 +198,7 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _export(options: argparse.Namespace) -> int:
     from redrb.connection import connect
-    from redrb.exchange import export_task
+    from redrb.stream.exchange import export_task
 
     task, path, namespace = options.task, options.path, options.namespace
     with connect(options.url) as client:
@@ -217,7 +217,7 @@ def _add_import(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _import(options: argparse.Namespace) -> int:
     from redrb.connection import connect
-    from redrb.exchange import import_task
+    from redrb.stream.exchange import import_task
 
     task, path, namespace = options.task, options.path, options.namespace
     with connect(options.url) as client:

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 
 from redrb.errors import ConfigError, RedrbError
 from redrb.options import add_options, settings_from
-from redrb.telemetry import MetricsLog
+from workers.metrics_log import MetricsLog
 from workers.settings import MakerSettings, RolloutSettings, RunSettings
 
 
@@ -49,7 +49,7 @@ def _work(name: str, run: RunSettings, own: MakerSettings, rollout: RolloutSetti
             import torch
 
             import redrb
-            from workers.making import SortingMakerHolder, prompt_batches
+            from workers.sorting.maker import SortingMakerHolder, prompt_batches
 
             torch.set_num_threads(run.threads)
             client = scope.enter_context(redrb.connect(run.url))

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 from redrb.errors import ConfigError, RedrbError
 from redrb.options import add_options, settings_from
-from redrb.telemetry import MetricsLog
+from workers.metrics_log import MetricsLog
 from workers.settings import PPOSettings, RunSettings, TrainerSettings
 
 
@@ -46,7 +46,7 @@ def _work(run: RunSettings, own: TrainerSettings, ppo: PPOSettings) -> str:
             import torch
 
             import redrb
-            from workers.training import SortingTrainer
+            from workers.sorting.trainer import SortingTrainer
 
             torch.set_num_threads(run.threads)
             client = scope.enter_context(redrb.connect(run.url))

@@ -2,8 +2,8 @@
 
 from redrb.codec.decode import decode_batch, decode_items
 from redrb.codec.encode import EncodedGroup, encode_experience, encode_groups
-from redrb.codec.fit import misfits
 from redrb.codec.layout import GroupLayout, parse_group
+from redrb.codec.misfits import misfits
 from redrb.codec.table import parse_groups
 
 __all__ = [

@@ -3,7 +3,7 @@
 All keys of a task share a hash tag, so they are on one node. A slot that moves to another node is
 for a while on both: scripts would see some of their keys. So no request goes on at the new node
 (`ASK`) before all is there: it is refused whole by the old one, see `begin_writing` in
-`redrb/lua/_task.lua` and `Client.transaction`, and repeated until the new node has the slot.
+`redrb/lua/include/task.lua` and `Client.transaction`, and repeated until the new node has the slot.
 """
 
 from __future__ import annotations

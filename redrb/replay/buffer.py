@@ -11,7 +11,7 @@ from redrb.connection import Client
 from redrb.experience import Status
 from redrb.replay import saving
 from redrb.replay.classes import Classes
-from redrb.replay.crew import Crew
+from redrb.replay.executor import Crew
 from redrb.replay.operations import Arrival, Operations, release
 from redrb.replay.rollouts import checked_status, checked_step
 from redrb.replay.staleness import Thresholds

@@ -17,7 +17,7 @@ from redrb.replay.rollouts import status_of
 from redrb.replay.staleness import Thresholds, expired_members, version_to_order_by
 from redrb.replay.tasks import NEVER, Tasks
 from redrb.stream import Lease
-from redrb.stream.lease import Expiry
+from redrb.stream.take.lease import Expiry
 
 _log = logging.getLogger("redrb")
 

@@ -11,7 +11,7 @@ from redrb.connection.stopping import Stop as Hurry
 from redrb.connection.stopping import stoppable
 from redrb.errors import SendFailed
 from redrb.runtime.stopping import Stop
-from redrb.sending import ExperienceSender, GroupedRows
+from redrb.stream.sending import ExperienceSender, GroupedRows
 
 _log = logging.getLogger("redrb")
 

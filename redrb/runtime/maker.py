@@ -35,8 +35,8 @@ from redrb.runtime.progress import Progress
 from redrb.runtime.stopping import Stop
 from redrb.runtime.strategy import Strategy
 from redrb.runtime.updates import ModelUpdates
-from redrb.sending import ExperienceSender, GroupedRows
 from redrb.stream import ExperienceStream
+from redrb.stream.sending import ExperienceSender, GroupedRows
 from redrb.stream.waiting import WARN_EVERY_S
 
 _log = logging.getLogger("redrb")

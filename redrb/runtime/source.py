@@ -9,9 +9,9 @@ from typing import Self
 
 from redrb.errors import RecordError, WrongStep
 from redrb.experience import Experience
-from redrb.feeding import ExperienceLoader
 from redrb.runtime.stopping import Stop
 from redrb.stream import Lease
+from redrb.stream.feeding import ExperienceLoader
 
 _log = logging.getLogger("redrb")
 

@@ -16,7 +16,6 @@ from torch import nn
 from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Experience
-from redrb.feeding import ExperienceLoader
 from redrb.keys import check_name
 from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.buffer import DetachedReplayBuffer
@@ -34,7 +33,8 @@ from redrb.runtime.world import (
     rank_here,
     world_size_here,
 )
-from redrb.stream.crew import MOST_AHEAD
+from redrb.stream.feeding import ExperienceLoader
+from redrb.stream.ranks.rank_store import MOST_AHEAD
 from redrb.weights import WeightVersion
 
 _log = logging.getLogger("redrb")

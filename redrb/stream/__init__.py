@@ -1,14 +1,14 @@
 """The experience stream of a task."""
 
-from redrb.stream.deadletters import DeadLetter
-from redrb.stream.expiration import Staleness, StalenessReport
-from redrb.stream.filters import finite_rewards, reward_variance
-from redrb.stream.history import StoredGroup
-from redrb.stream.lease import Expiry, Lease
-from redrb.stream.ledger import Ledger, StreamStats
-from redrb.stream.rate import RateLimit
-from redrb.stream.saving import SavedTask
+from redrb.stream.put.filters import finite_rewards, reward_variance
+from redrb.stream.saving.saving import SavedTask
 from redrb.stream.stream import ExperienceStream
+from redrb.stream.take.lease import Expiry, Lease
+from redrb.stream.task.dead_letters import DeadLetter
+from redrb.stream.task.expiration import Staleness, StalenessReport
+from redrb.stream.task.history import StoredGroup
+from redrb.stream.task.ledger import Ledger, StreamStats
+from redrb.stream.task.rate import RateLimit
 
 __all__ = [
     "DeadLetter",

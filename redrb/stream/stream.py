@@ -13,7 +13,6 @@ from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
 from redrb.keys import check_name
 from redrb.orders import Order, ignores_priority
-from redrb.stream.ahead import leases
 from redrb.stream.arguments import (
     AnyStatus,
     checked_least,
@@ -21,19 +20,20 @@ from redrb.stream.arguments import (
     checked_timeout,
     whole,
 )
-from redrb.stream.asking import Balance, checked_balance, checked_place
-from redrb.stream.batch import Batch
-from redrb.stream.consumer import Consumer, Wanted
-from redrb.stream.filters import Filter, check_filters
-from redrb.stream.follower import Follower
-from redrb.stream.intake import Given, GroupedRows, Intake, Items, NarrowFloats
-from redrb.stream.lease import Lease
-from redrb.stream.producer import OnFull, Producer
-from redrb.stream.ranks import Ranks
-from redrb.stream.rate import RateLimit
-from redrb.stream.settings import Eviction, OnExpired, TaskSettings
-from redrb.stream.task import Task
-from redrb.stream.writer import Writer
+from redrb.stream.put.batch import Batch
+from redrb.stream.put.filters import Filter, check_filters
+from redrb.stream.put.intake import Given, GroupedRows, Intake, Items, NarrowFloats
+from redrb.stream.put.producer import OnFull, Producer
+from redrb.stream.put.writer import Writer
+from redrb.stream.ranks.rank_requests import Balance, checked_balance, checked_place
+from redrb.stream.ranks.ranks import Ranks
+from redrb.stream.take.consumer import Consumer, Wanted
+from redrb.stream.take.lease import Lease
+from redrb.stream.take.lease_loop import leases
+from redrb.stream.task.follower import Follower
+from redrb.stream.task.rate import RateLimit
+from redrb.stream.task.settings import Eviction, OnExpired, TaskSettings
+from redrb.stream.task.task import Task
 
 _log = logging.getLogger("redrb")
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from redrb.errors import ConfigError, EncodeError, WeightError, WeightMismatch
-from redrb.weights.advice import advice_on, listed
+from redrb.weights.mismatch_message import advice_on, listed
 from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.layout import ALIGNMENT, ITEM_BYTES, Layout, Piece, TensorEntry
 from redrb.weights.wire.manifest import MAX_NAME_LENGTH, MAX_TENSORS

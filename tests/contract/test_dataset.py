@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 import redrb
 from redrb import BatchTimeout, ConfigError, ExperienceStream, LeaseLost, TaskMismatch
 from redrb.connection import Client
-from redrb.feeding import ExperienceDataset, LeasedExperience
+from redrb.stream.feeding import ExperienceDataset, LeasedExperience
 from tests.audit import audit
 from tests.conftest import REAL
 from tests.samples import assert_same, numbered

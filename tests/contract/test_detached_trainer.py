@@ -321,7 +321,7 @@ def test_what_a_checkpoint_has_trained_is_not_trained_again(
     with make(**options) as first:
         feed(first, 12)
         with monkeypatch.context() as patch, pytest.raises(KeyError):
-            patch.setattr("redrb.stream.lease.Lease.ack", lambda *_: {}["crash"])
+            patch.setattr("redrb.stream.take.lease.Lease.ack", lambda *_: {}["crash"])
             first.fit(12, 3)
     with make(**options) as second:
         assert second.resume()
@@ -415,7 +415,7 @@ def test_an_error_in_a_step_outlives_a_redis_that_is_away(
     with make(checkpoint_dir=tmp_path, ack="checkpoint", die_at=2) as trainer:
         feed(trainer, 3)
         with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-            patch.setattr("redrb.stream.lease.Lease.release", away)
+            patch.setattr("redrb.stream.take.lease.Lease.release", away)
             trainer.fit(3, 3)
         assert not list(tmp_path.glob("*.pt"))
     with make(checkpoint_dir=tmp_path, ack="checkpoint", task="other", name="other") as trainer:

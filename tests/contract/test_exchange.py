@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 from redrb import BufferItem, ConfigError, DecodeError, ExperienceStream, Status, TaskMismatch
 from redrb.connection import Client
-from redrb.exchange import export_task, import_task
-from redrb.exchange.values import from_json, to_json
 from redrb.experience.records import named_tensors
+from redrb.stream.exchange import export_task, import_task
+from redrb.stream.exchange.json_values import from_json, to_json
 from tests.audit import audit
 from tests.samples import assert_same, numbered, numbers
 

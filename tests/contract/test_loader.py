@@ -21,7 +21,7 @@ import redrb
 from redrb import BatchTimeout, ConfigError, Experience, ExperienceStream, LeaseLost, RecordError
 from redrb.connection import Client
 from redrb.errors import StoreUnavailable
-from redrb.feeding import ExperienceLoader
+from redrb.stream.feeding import ExperienceLoader
 from tests.audit import audit, kill_consumer
 from tests.conftest import REAL
 from tests.samples import numbered, numbers
@@ -449,7 +449,7 @@ def test_a_fork_has_no_part_in_a_loop(real_url: str, namespace: str) -> None:
 
 ENDS = """
 import sys, threading, redrb
-from redrb.feeding import ExperienceLoader
+from redrb.stream.feeding import ExperienceLoader
 stream = redrb.ExperienceStream(redrb.connect(sys.argv[1]), "math", namespace=sys.argv[2])
 loader = ExperienceLoader(stream, 2)
 batches = iter(loader)

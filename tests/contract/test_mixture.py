@@ -30,10 +30,10 @@ import redrb
 from redrb import BatchTimeout, ConfigError, ExperienceStream, LeaseLost, RecordError
 from redrb.connection import Client
 from redrb.errors import StoreUnavailable
-from redrb.mixture import Mixture, MixtureLease, patience, take_mixture, turns
-from redrb.mixture.ratio import MOST_PARTS, Ratio
-from redrb.mixture.turns import Operation, Turns
 from redrb.stream import waiting
+from redrb.stream.mixture import Mixture, MixtureLease, take_mixture, turn_timeout, turns
+from redrb.stream.mixture.ratio import MOST_PARTS, Ratio
+from redrb.stream.mixture.turns import Operation, Turns
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
 
@@ -545,9 +545,9 @@ class Waiters:
 @pytest.fixture
 def waiters(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> Iterator[Waiters]:
     monkeypatch.setattr(waiting, "SLICE_S", 15.0)
-    monkeypatch.setattr(patience, "SLICE_S", 15.0)
+    monkeypatch.setattr(turn_timeout, "SLICE_S", 15.0)
     monkeypatch.setattr(turns, "QUEUE_TTL_MS", 60_000)
-    monkeypatch.setattr("redrb.stream.consumer.QUEUE_TTL_MS", 60_000)
+    monkeypatch.setattr("redrb.stream.take.consumer.QUEUE_TTL_MS", 60_000)
     with ThreadPoolExecutor(8) as pool:
         yield Waiters(tasks, pool)
 
@@ -837,7 +837,7 @@ def test_a_take_that_nobody_heard_of_is_taken_back(
 ) -> None:
     tasks.put(math=14, code=6)
     with Mixture(client, WEIGHTS, namespace=namespace) as mixture:
-        monkeypatch.setattr("redrb.mixture.mixture.SHORT_OUTAGE_S", 0.05)
+        monkeypatch.setattr("redrb.stream.mixture.mixture.SHORT_OUTAGE_S", 0.05)
         line.lose = lambda verb: verb == "keep"
         with pytest.raises(StoreUnavailable):
             mixture.take(10, timeout=0.1)

@@ -30,7 +30,7 @@ from redrb import (
 from redrb.connection import Client
 from redrb.connection.client import Sent
 from redrb.errors import SendFailed
-from redrb.sending import ExperienceSender
+from redrb.stream.sending import ExperienceSender
 from tests.audit import audit
 from tests.conftest import REAL
 from tests.samples import numbered, numbers
@@ -357,7 +357,7 @@ def test_a_fork_has_no_part_in_a_sender(stream: ExperienceStream) -> None:
 MAKES = """
 import signal, sys, threading, redrb
 from redrb.errors import SendFailed
-from redrb.sending import ExperienceSender
+from redrb.stream.sending import ExperienceSender
 from tests.samples import numbered
 client = redrb.connect(sys.argv[1])
 limit = int(sys.argv[3])

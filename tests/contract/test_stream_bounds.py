@@ -11,7 +11,7 @@ from redrb import BatchTimeout, ExperienceStream, Status, make_experience_batch
 from redrb.connection import Client
 from redrb.errors import StoreError
 from redrb.experience import Experience
-from redrb.scripts import load, run
+from redrb.lua.scripts import load, run
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
@@ -49,7 +49,7 @@ def test_a_consumer_group_joins_page_by_page(
     stream.take(1000, timeout=0).ack()
     late = stream_of(client, namespace, group="late")
     ran = watch(late, monkeypatch)
-    assert late._store._run("join", ["late", "" if start is None else str(start)]) == 2
+    assert late._store._run("task/join", ["late", "" if start is None else str(start)]) == 2
     stream.put(numbered(1), tags={"score": 2.0})  # meanwhile
     stream.take(1, timeout=0).ack()
     late.join_group(start)
@@ -129,7 +129,7 @@ def test_a_plain_task_becomes_indexed_page_by_page(
     other = stream_of(client, namespace, on_full="drop_oldest")
     ran = watch(other, monkeypatch)
     store = other._store
-    assert store._run("convert", []) == 1
+    assert store._run("task/convert", []) == 1
     audit_plain = stream.stats(), critic.stats()
     assert audit_plain == before
     stream.put(numbered(5))  # meanwhile
@@ -164,7 +164,7 @@ def test_a_plain_task_goes_on_when_nobody_ends_its_conversion(
     stream.join_group()
     stream.put(many(3000))
     for _ in range(2):
-        stream._store._run("convert", [])
+        stream._store._run("task/convert", [])
     with stream.take(1200, timeout=0) as lease:
         assert list(lease.ids) == list(range(1, 1201))
     stream.take(1000, timeout=0).release()
@@ -294,7 +294,7 @@ def test_a_delayed_take_changes_nothing(client: Client, namespace: str) -> None:
         for token in ("1", "2"):
             arguments = ["default", stream._consumer.name, slot, token, 2, 2, "w", 3000, 30000]
             arguments += ["completed", ""]
-            reply = run(client, load("take"), [stream._store.keys.stream], arguments)
+            reply = run(client, load("take/take"), [stream._store.keys.stream], arguments)
             assert reply == [b"late"]
             with pytest.raises(StoreError, match="later take"):
                 stream._consumer._tokens = iter([int(token)])

@@ -26,8 +26,8 @@ from redrb.codec.encode import EncodedGroup
 from redrb.connection import Client
 from redrb.connection.client import Sent
 from redrb.experience import Status
-from redrb.stream.batch import Batch
-from redrb.stream.consumer import Wanted
+from redrb.stream.put.batch import Batch
+from redrb.stream.take.consumer import Wanted
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
 
@@ -190,7 +190,7 @@ def test_a_put_that_can_never_be_in_is_told_once_and_given_up(
 def test_a_block_that_raised_does_not_wait_for_room(
     client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redrb.stream.writer.LEAVE_S", 0.1)
+    monkeypatch.setattr("redrb.stream.put.writer.LEAVE_S", 0.1)
     stream = ExperienceStream(client, "math", namespace=namespace, limit=1)
     stream.put(numbered(0))
     started = time.monotonic()

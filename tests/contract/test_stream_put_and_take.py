@@ -316,7 +316,7 @@ def test_a_lease_tells_what_its_groups_are_without_decoding_them(
     stream.put(numbered(3))
     lease = stream.take(2, timeout=0)
     with monkeypatch.context() as patch:
-        patch.setattr("redrb.stream.lease.decode_items", None)
+        patch.setattr("redrb.stream.take.lease.decode_items", None)
         assert lease.group_ids == ["a", None]
         assert lease.policy_versions == [3, 4, None]
         assert lease.statuses == ["filtered", "completed", "completed"]

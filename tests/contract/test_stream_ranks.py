@@ -28,8 +28,8 @@ from redrb import (
 )
 from redrb.codec import EncodedGroup
 from redrb.connection import Client
-from redrb.stream.batch import Batch
-from redrb.stream.crew import MOST_AHEAD
+from redrb.stream.put.batch import Batch
+from redrb.stream.ranks.rank_store import MOST_AHEAD
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
 

@@ -27,10 +27,10 @@ from redrb import (
 from redrb.connection import Client
 from redrb.connection.transport import Pipeline
 from redrb.experience import Status
-from redrb.stream.rate import RateLimit
-from redrb.stream.restoring import Restoring
-from redrb.stream.savefile import FRAME, MAGIC, PREFIX, Kind
-from redrb.stream.snapshot import TaskReader
+from redrb.stream.saving.file import FRAME, MAGIC, PREFIX, Kind
+from redrb.stream.saving.restoring import Restoring
+from redrb.stream.saving.snapshot import TaskReader
+from redrb.stream.task.rate import RateLimit
 from tests.audit import audit
 from tests.samples import numbered, numbers
 

@@ -17,7 +17,7 @@ from redrb.codec import EncodedGroup
 from redrb.connection import Client
 from redrb.connection.transport import Pipeline
 from redrb.experience import Status
-from redrb.stream.batch import Batch
+from redrb.stream.put.batch import Batch
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
 

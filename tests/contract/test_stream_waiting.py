@@ -12,7 +12,9 @@ import pytest
 
 from redrb import ExperienceStream
 from redrb.connection import Client
-from redrb.stream import consumer, producer, waiting
+from redrb.stream import waiting
+from redrb.stream.put import producer
+from redrb.stream.take import consumer
 from tests.audit import audit
 from tests.samples import numbered, numbers
 

@@ -23,9 +23,9 @@ import redrb
 from redrb import StoreError
 from redrb.connection import Client
 from redrb.keys import TaskKeys
-from redrb.scripts import Script, _bare, _read, run
-from redrb.stream.tags import tag_values
-from redrb.stream.where import parse_where
+from redrb.lua.scripts import Script, _bare, _read, run
+from redrb.stream.task.queries import parse_where
+from redrb.stream.task.tags import tag_values
 from tests.servers import programs
 
 TAGS = ("score", "source", "solved")
@@ -88,7 +88,7 @@ class Pool:
                 {"member": member, "place": place, "values": tag_values(self.names, [], tags)}
                 for member, (place, tags) in part
             ]
-            self._run("put", entries)
+            self._run("put/put", entries)
 
     def remove(self, members: Sequence[str]) -> None:
         self._run("remove", list(members))
@@ -103,7 +103,7 @@ class Pool:
 
     def cost_of_count(self, where: Any) -> tuple[int, int, int]:
         """Return the count, and how many commands and members it took."""
-        return tuple(self._run("count", self._parsed(where)))  # type: ignore[return-value]
+        return tuple(self._run("task/count", self._parsed(where)))  # type: ignore[return-value]
 
     def cost_of_select(self, where: Any, n: int) -> tuple[list[str], int, int]:
         found, commands, looked = self._run("select", self._parsed(where), n)

@@ -191,7 +191,7 @@ def test_what_broke_off_is_no_base(make, subscriber, client, namespace, monkeypa
     nudge(state)
 
     def commit(script, *arguments, original=publisher._issuer._run, **options):
-        if script != "weights_commit":
+        if script != "weights/commit":
             return original(script, *arguments, **options)
         if after:
             original(script, *arguments, **options)

@@ -18,7 +18,14 @@ from redrb.errors import ConfigError, EncodeError, StoreError, WeightError
 from redrb.keys import WeightKeys
 from redrb.weights import WeightVersion
 from redrb.weights.publishing.mailbox import Mailbox
-from redrb.weights.publishing.meeting import AGAIN, BeginAgainError, Decision, Guest, Host, Offer
+from redrb.weights.publishing.rank_rendezvous import (
+    AGAIN,
+    BeginAgainError,
+    Decision,
+    Guest,
+    Host,
+    Offer,
+)
 from redrb.weights.publishing.staging import Part, Place
 from redrb.weights.wire.layout import Layout
 

@@ -17,8 +17,8 @@ import pytest
 import redrb
 from redrb import ExperienceStream
 from redrb.errors import SendFailed
-from redrb.feeding import ExperienceLoader
-from redrb.sending import ExperienceSender
+from redrb.stream.feeding import ExperienceLoader
+from redrb.stream.sending import ExperienceSender
 from tests.audit import audit
 from tests.conftest import REAL
 from tests.samples import numbered
@@ -91,7 +91,7 @@ def test_a_loader_goes_on_when_its_server_was_away(own_server: Callable[..., Ser
 TRAINS = """
 import sys, redrb
 from torch.utils.data import DataLoader
-from redrb.feeding import ExperienceDataset
+from redrb.stream.feeding import ExperienceDataset
 dataset = ExperienceDataset(sys.argv[1], "math", 2, namespace=sys.argv[2], lease_ms=60_000)
 for batch in DataLoader(dataset, batch_size=None, num_workers=1):
     print("took", *(process.pid for process in __import__("multiprocessing").active_children()),

@@ -12,8 +12,8 @@ import redis
 import torch
 
 import redrb
-from redrb import scripts
 from redrb.errors import PublisherFenced, StoreFull, StoreUnavailable
+from redrb.lua import scripts
 from redrb.weights.publishing import publisher as publishing
 from redrb.weights.publishing import staging
 from tests.published import prefix
@@ -52,7 +52,7 @@ def losing(monkeypatch, client, script, *, times, before=False):
     monkeypatch.setattr(client, "once", once)
 
 
-@pytest.mark.parametrize("script", ["weights_take_over", "weights_begin", "weights_commit"])
+@pytest.mark.parametrize("script", ["weights/take_over", "weights/begin", "weights/commit"])
 @pytest.mark.parametrize("before", [False, True])
 def test_a_lost_connection_changes_nothing(
     client, namespace, monkeypatch, small_chunks, script, before
@@ -73,7 +73,7 @@ def test_a_commit_whose_reply_never_came_keeps_its_chunks(
     with redrb.connect(url, retry_s=0.2) as client:
         publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
         with monkeypatch.context() as patch:
-            losing(patch, client, "weights_commit", times=1000)
+            losing(patch, client, "weights/commit", times=1000)
             with pytest.raises(StoreUnavailable) as caught:
                 publisher.publish(state(1))
         assert caught.value.uncertain
@@ -87,7 +87,7 @@ def test_a_commit_that_was_never_sent_leaves_nothing(url, namespace, monkeypatch
     with redrb.connect(url, retry_s=0.2) as client:
         publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
         with monkeypatch.context() as patch:
-            losing(patch, client, "weights_commit", times=1000, before=True)
+            losing(patch, client, "weights/commit", times=1000, before=True)
             with pytest.raises(StoreUnavailable):
                 publisher.publish(state(1))
         assert chunk_keys(client, namespace) == []
@@ -99,7 +99,7 @@ def test_a_commit_that_arrives_late_is_not_the_next_attempt(
 ):
     """The first attempt's commit is still on its way while the second stages the same version."""
     publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
-    commit = scripts.load("weights_commit")
+    commit = scripts.load("weights/commit")
     late = []
 
     def hold_back(client, script, keys, arguments, original=scripts.run, **options):

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 import redrb
-from redrb import scripts
 from redrb.errors import PublisherFenced
+from redrb.lua import scripts
 from redrb.weights.publishing import publisher, staging
 from redrb.weights.reading import replica
 
@@ -84,7 +84,7 @@ def publish_and_die(url: str, namespace: str, kind: str, point: str) -> None:
     elif point in ("telling", "told"):
         die_at_script("advance", after=point == "told")
     else:
-        name = "weights_begin" if point == "begin" else "weights_commit"
+        name = "weights/begin" if point == "begin" else "weights/commit"
         die_at_script(name, after=point == "committed")
     own.publish(state(kind, 2))
 

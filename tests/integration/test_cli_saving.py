@@ -101,7 +101,7 @@ def test_commands_start_without_torch() -> None:
 MEASURED = """
 import resource, sys
 import redrb
-from redrb.exchange import export_task, import_task
+from redrb.stream.exchange import export_task, import_task
 act, namespace, task, path = sys.argv[1:]
 with redrb.connect() as client:
     if act == "export":

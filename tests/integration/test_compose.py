@@ -15,7 +15,7 @@ import redis
 import yaml
 
 import redrb
-from redrb.stream.inspect import task_stats
+from redrb.stream.task.inspection import task_stats
 from tests.servers import Server, programs
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from redrb import WeightPublisher, WeightSubscriber
 from redrb.cli import main
 from redrb.connection import Client
 from redrb.errors import ConfigError, PublisherFenced, StoreUnavailable, WeightTimeout
-from redrb.inspection.removing import remove_weights
+from redrb.weights.inspection.removing import remove_weights
 from redrb.weights.publishing import issuing
 from redrb.weights.wire import spreading
 from tests.clusters import RedisCluster
@@ -151,7 +151,7 @@ def test_a_name_is_published_anew_with_tokens_of_its_own(
             publish(new[0], 1)
         delete(client, names)
 
-    monkeypatch.setattr("redrb.inspection.removing.spreading.delete", meanwhile)
+    monkeypatch.setattr("redrb.weights.inspection.removing.spreading.delete", meanwhile)
     assert remove_weights(store, "policy", namespace=namespace).versions == (1, 2)
     subscriber = WeightSubscriber(store, "policy", namespace=namespace)
     assert [version.version for version in subscriber.versions()] == [1]

@@ -18,9 +18,9 @@ import pytest
 import redrb
 from redrb.environment import PREFIX, child_environment
 from redrb.runtime.broadcast import Broadcast
-from redrb.stream.inspect import task_stats
+from redrb.stream.task.inspection import task_stats
 from tests.servers import programs
-from workers.policy import ActorCritic
+from workers.sorting.policy import ActorCritic
 
 Event = dict[str, Any]
 Start = Callable[..., "Process"]

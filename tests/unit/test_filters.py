@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from redrb import BufferItem, ConfigError, RecordError
-from redrb.stream.filters import check_filters, finite_rewards, reward_variance, split
-from redrb.stream.tags import MOST_TAGS, declare_tags, tag_values
+from redrb.stream.put.filters import check_filters, finite_rewards, reward_variance, split
+from redrb.stream.task.tags import MOST_TAGS, declare_tags, tag_values
 from tests.samples import numbered
 
 

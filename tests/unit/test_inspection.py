@@ -11,11 +11,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from redrb.commands.tables import age, counted, percent, size, table
 from redrb.errors import ConfigError, EncodeError
-from redrb.inspection.comparing import compare
-from redrb.inspection.mapped import mapped_file
-from redrb.tables import age, counted, percent, size, table
 from redrb.weights.files.safetensors import load_safetensors
+from redrb.weights.inspection.comparing import compare
+from redrb.weights.inspection.mapped import mapped_file
 from redrb.weights.state import State
 from redrb.weights.tensors import TensorShard, dtype_of, lay_out
 from redrb.weights.wire.layout import CHUNK_BYTES, ITEM_BYTES, Layout, Piece, TensorEntry

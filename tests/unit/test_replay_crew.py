@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from redrb import ConfigError, StoreError
-from redrb.replay.crew import Crew
+from redrb.replay.executor import Crew
 
 
 def run(scenario: Callable[[Crew], Awaitable[None]], threads: int = 2) -> None:

@@ -11,7 +11,7 @@ from redrb.connection.stopping import Stop as Hurry
 from redrb.errors import SendFailed, StoreUnavailable
 from redrb.runtime.delivery import Delivery
 from redrb.runtime.stopping import Stop
-from redrb.sending import ExperienceSender
+from redrb.stream.sending import ExperienceSender
 
 
 class FullSender:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
-from redrb.scripts import load
+from redrb.lua.scripts import load
 
+_ROOT = Path(str(files("redrb.lua")))
 _LUA = {
-    path.name: path.read_text("utf-8")
-    for path in files("redrb.lua").iterdir()
-    if path.name.endswith(".lua")
+    str(path.relative_to(_ROOT).with_suffix("")): path.read_text("utf-8")
+    for path in _ROOT.rglob("*.lua")
 }
-PARTS = sorted(name for name in _LUA if name.startswith("_"))
-SCRIPTS = sorted(name for name in _LUA if not name.startswith("_"))
+PARTS = sorted(name for name in _LUA if name.startswith("include/"))
+SCRIPTS = sorted(name for name in _LUA if not name.startswith("include/"))
 
 
 def header(name: str) -> str:
@@ -28,8 +29,8 @@ def header(name: str) -> str:
 
 
 def test_there_are_scripts_and_parts() -> None:
-    assert {"put.lua", "take.lua", "finish.lua"} <= set(SCRIPTS)
-    assert "_task.lua" in PARTS
+    assert {"put/put", "take/take", "take/finish"} <= set(SCRIPTS)
+    assert "include/task" in PARTS
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -69,32 +70,38 @@ def test_scripts_are_small_and_leave_no_globals_and_no_clock(name: str) -> None:
     assert not re.search(r"^[a-z_]+ *= ", body, re.M), "a variable that is global"
     assert not re.search(r"os\.(time|clock)", body)
     # Redis seeds every script alike, so what draws must seed itself
-    assert name == "_index.lua" or "math.random" not in body
+    assert name == "include/index" or "math.random" not in body
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_loads_with_the_parts_that_it_names(name: str) -> None:
-    script = load(name.removesuffix(".lua"))
-    assert load(name.removesuffix(".lua")) is script
+    script = load(name)
+    assert load(name) is script
     assert len(script.sha) == 40
     assert "--@" not in script.text
-    for part in re.findall(r"^--@ (.*)$", _LUA[name], re.M):
-        for each in part.split():
+    for included in re.findall(r"^--@include (.*)$", _LUA[name], re.M):
+        for each in included.split():
             first = next(
                 line.strip()
-                for line in _LUA[f"{each}.lua"].splitlines()
+                for line in _LUA[f"include/{each}"].splitlines()
                 if line.strip() and not line.strip().startswith("--")
             )
-            assert first in script.text
+            assert script.text.count(first) == 1
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_of_a_task_that_writes_begins_so(name: str) -> None:
     """At the memory limit, or while a cluster moves the slot, nothing of it is done."""
     body = _LUA[name].replace(header(name), "")
-    if not re.search(r"^--@ _task", _LUA[name], re.M):
+    if not re.search(r"^--@include task", _LUA[name], re.M):
         return
     written = re.search(r"'(X?ADD|X?DEL|HSET|HDEL|SET|ZADD|ZREM|R?PUSH|UNLINK|P?EXPIRE)'", body)
-    reads_only = name in ("archived.lua", "count.lua", "snapshot.lua", "stats.lua", "versions.lua")
+    reads_only = name in (
+        "task/archived",
+        "task/count",
+        "saving/snapshot",
+        "task/stats",
+        "task/versions",
+    )
     assert not (reads_only and written)
     assert ("begin_writing()" in body) != reads_only

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from redrb import ConfigError
-from redrb.stream.where import MOST_CONDITIONS, MOST_DEPTH, MOST_VALUES, parse_where
+from redrb.stream.task.queries import MOST_CONDITIONS, MOST_DEPTH, MOST_VALUES, parse_where
 
 TAGS = ["scores", "source", "x", "x_not", "scores_gt_in"]
 ABOVE = math.nextafter(0.8, math.inf)

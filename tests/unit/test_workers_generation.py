@@ -7,9 +7,16 @@ import torch
 
 from redrb.algorithms import action_log_probs
 from redrb.errors import ConfigError
-from workers.generation import evaluate, generate
-from workers.policy import ActorCritic
-from workers.sorting import EOS, PAD, held_out_prompts, make_prompt, pad_prompts, sample_prompts
+from workers.sorting.generation import evaluate, generate
+from workers.sorting.policy import ActorCritic
+from workers.sorting.task import (
+    EOS,
+    PAD,
+    held_out_prompts,
+    make_prompt,
+    pad_prompts,
+    sample_prompts,
+)
 
 
 @pytest.fixture(scope="module")

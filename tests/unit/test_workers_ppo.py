@@ -18,13 +18,13 @@ from redrb.experience import (
     split_experience_batch,
 )
 from redrb.experience.records import STANDARD_FIELDS
-from workers.generation import evaluate
-from workers.policy import Actor, ActorCritic
-from workers.rollout import GENERATION, SortingMaker, prompt_batch
 from workers.settings import PPOSettings, RolloutSettings
-from workers.sorting import held_out_prompts, make_prompt, sample_prompts, show
-from workers.training import ppo_options
-from workers.warm_start import WarmStartSettings, warm_start
+from workers.sorting.generation import evaluate
+from workers.sorting.policy import Actor, ActorCritic
+from workers.sorting.rollout import GENERATION, SortingMaker, prompt_batch
+from workers.sorting.task import held_out_prompts, make_prompt, sample_prompts, show
+from workers.sorting.trainer import ppo_options
+from workers.sorting.warm_start import WarmStartSettings, warm_start
 
 SETTINGS = PPOSettings()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workers.generation import evaluate
-from workers.sorting import (
+from workers.sorting.generation import evaluate
+from workers.sorting.task import (
     EOS,
     FIRST_DIGIT,
     MAX_NEW_TOKENS,
@@ -19,7 +19,7 @@ from workers.sorting import (
     show,
     target,
 )
-from workers.warm_start import WarmStartSettings, warm_start
+from workers.sorting.warm_start import WarmStartSettings, warm_start
 
 
 def digits(*values: int) -> list[int]:

@@ -22,7 +22,7 @@ import xxhash
 from redrb.errors import ConfigError, WeightError
 from redrb.weights.host import locks
 from redrb.weights.host.buffer import HEADER_BYTES, MAX_META, PAGE, Buffer, Bytes, Header
-from redrb.weights.host.home import BUFFERS, LEADER, Home, join, sweep
+from redrb.weights.host.cache_directory import BUFFERS, LEADER, Home, join, sweep
 from redrb.weights.wire.manifest import MAX_VERSION
 
 _PATIENCE_S = 1.0  # for a buffer that is complete, and locked for a moment

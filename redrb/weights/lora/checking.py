@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from redrb.errors import ConfigError, DecodeError, EncodeError, WeightMismatch
-from redrb.weights.advice import listed
 from redrb.weights.lora.config import LoraConfig, configs_from_wire, configs_to_wire
 from redrb.weights.lora.layers import lora_of
 from redrb.weights.lora.names import layer_name, pairs
+from redrb.weights.mismatch_message import listed
 
 
 def adapter_of(model: Any) -> tuple[dict[str, Tensor], dict[str, LoraConfig]]:

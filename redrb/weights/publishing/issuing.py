@@ -7,11 +7,11 @@ import logging
 import uuid
 from dataclasses import dataclass
 
-from redrb import scripts
 from redrb.connection import Client
 from redrb.connection.transport import Argument, Reply
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreError
 from redrb.keys import WeightKeys
+from redrb.lua import scripts
 from redrb.weights.publishing.staging import Attempt, ranges
 from redrb.weights.wire import spreading
 from redrb.weights.wire.manifest import (
@@ -65,7 +65,7 @@ class Issuer:
 
     def take_over(self) -> None:
         """Become the owner: the one before can commit nothing more."""
-        self._run("weights_take_over", self._owner)
+        self._run("weights/take_over", self._owner)
 
     def begin(self, version: int | None, *, ranks: int = 1) -> Begun:
         """Begin an attempt.
@@ -74,7 +74,7 @@ class Issuer:
             ConfigError: The version is not larger than the newest one.
             PublisherFenced: Another one has taken over.
         """
-        reply = self._run("weights_begin", self._owner, ranks, self._token)
+        reply = self._run("weights/begin", self._owner, ranks, self._token)
         if reply[0] == b"fenced":
             raise self._fenced()
         _, token, newest, newest_state = reply
@@ -102,7 +102,7 @@ class Issuer:
         delta = manifest.delta
         pieces = [Source(b.token, 0, len(b.checksums)) for b in delta.blobs] if delta else []
         reply = self._run(
-            "weights_commit",
+            "weights/commit",
             self._owner,
             begun.token,
             manifest.version,
@@ -145,7 +145,7 @@ class Issuer:
                 int(self.spread > 0),
                 *(("", "") if self.spread else (chunks, pieces)),
             )
-            committed = self._run("weights_discard", *arguments, retry_s=0) < 0
+            committed = self._run("weights/discard", *arguments, retry_s=0) < 0
             if self.spread and not committed:
                 spreading.delete(self._everywhere, attempt.staged_keys())
 
@@ -160,7 +160,7 @@ class Issuer:
         """Tell the tasks that follow these weights; one that is missed learns the next version."""
         try:
             for stream in self._client.execute("SMEMBERS", self._keys.followers):
-                script = scripts.load("advance")
+                script = scripts.load("task/advance")
                 client = self._everywhere.at(stream.decode())
                 scripts.run(client, script, [stream], [version], retry_s=_TELL_S)
         except StoreError as error:

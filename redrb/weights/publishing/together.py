@@ -12,8 +12,15 @@ from redrb.errors import ConfigError, StoreError, WeightError
 from redrb.keys import WeightKeys
 from redrb.weights.publishing.issuing import Begun, Issuer
 from redrb.weights.publishing.joining import manifest_of
-from redrb.weights.publishing.meeting import AGAIN, BeginAgainError, Decision, Guest, Host, Offer
 from redrb.weights.publishing.memory import Memory
+from redrb.weights.publishing.rank_rendezvous import (
+    AGAIN,
+    BeginAgainError,
+    Decision,
+    Guest,
+    Host,
+    Offer,
+)
 from redrb.weights.publishing.staging import Attempt, Place
 from redrb.weights.state import State
 from redrb.weights.wire.manifest import Manifest, WeightVersion, decode_manifest, encode_manifest

@@ -7,11 +7,11 @@ import uuid
 from dataclasses import dataclass
 from typing import Literal, Self, cast
 
-from redrb import scripts
 from redrb.connection import Client
 from redrb.connection.transport import Argument, Reply
 from redrb.errors import DecodeError, StoreError
 from redrb.keys import WeightKeys
+from redrb.lua import scripts
 from redrb.weights.wire import spreading
 from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import MAX_VERSION, Manifest, WeightVersion, decode_manifest
@@ -102,7 +102,7 @@ class Catalogue:
         """
         used_ms = self._created_ms.get(used, 0)
         arguments = (reader, have, wanted, used, used_ms, PIN_S * 1000)
-        steps = [self._step(*step) for step in self.run("weights_pin", *arguments)]
+        steps = [self._step(*step) for step in self.run("weights/pin", *arguments)]
         if steps:
             last = steps[-1].described
             self._led[last.version] = round(last.created_s * 1000)
@@ -183,7 +183,7 @@ class Pin:
 
     def __exit__(self, *exc_info: object) -> None:
         try:
-            self._catalogue.run("weights_hold", self.reader, 0, retry_s=0)
+            self._catalogue.run("weights/hold", self.reader, 0, retry_s=0)
         except StoreError:
             return  # it ends by itself
 
@@ -193,7 +193,7 @@ class Pin:
 
     def renew(self) -> None:
         """Go on holding."""
-        self._catalogue.run("weights_hold", self.reader, PIN_S * 1000)
+        self._catalogue.run("weights/hold", self.reader, PIN_S * 1000)
 
 
 def _whole(stored: object) -> int:

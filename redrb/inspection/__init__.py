@@ -1,4 +1,0 @@
-"""Published weights from outside: looked at, compared, and taken to files and back.
-
-What the commands `redrb weights ...` do; how they say it is in `redrb/weights_cli.py`.
-"""

@@ -1,0 +1,43 @@
+-- Claims: entries go to the slot that leases them.
+--
+-- A lease is {group, pool, slot} and what became of it: claimed, how many it has; lost, how many were
+-- gone, since someone deleted them behind our back; members, and weights where they are drawn.
+--@include task index groups expire
+
+local function claim(lease, ids)
+  local held = ids
+  if #ids > 0 then
+    local command = {'XCLAIM', stream, lease.group, lease.slot, 0}
+    for i, id in ipairs(ids) do
+      command[5 + i] = id
+    end
+    command[6 + #ids] = 'FORCE'
+    command[7 + #ids] = 'JUSTID'
+    held = redis.call(unpack(command))
+    lease.claimed = lease.claimed + #held
+  end
+  return held
+end
+
+local function claim_members(lease, found)
+  local ids = {}
+  for i, member in ipairs(found) do
+    ids[i] = BASE .. member
+    lease.members[#lease.members + 1] = member
+  end
+  if rules().indexed then
+    note_taken(lease.group, lease.pool, found, lease.weights)
+    withdraw(lease.group, lease.pool, found)
+  else
+    in_parts('ZREM', key('ready', lease.pool), found)
+  end
+  local held = #claim(lease, ids)
+  lease.lost = lease.lost + #ids - held
+  if held < #ids and rules().indexed then
+    for i in ipairs(ids) do
+      if not is_leased(lease.group, found[i]) then
+        redis.call('HDEL', key('facts'), found[i])
+      end
+    end
+  end
+end

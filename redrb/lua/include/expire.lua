@@ -1,0 +1,166 @@
+-- Groups that are too stale, and how stale what is taken is.
+--@include task index groups
+
+-- Members of a pool whose oldest version is at most `cut`, or whose newest token's at most `token_cut`.
+-- Of one rule alone they are the lowest of a sorted set, whose name is returned too.
+local function overdue(pool, cut, token_cut, limit)
+  if not cut ~= not token_cut then
+    local name, most = cut and versions_of(pool) or key('newest', pool), cut or token_cut
+    return redis.call('ZRANGEBYSCORE', name, '-inf', most, 'LIMIT', 0, limit), name
+  end
+  local found, seen = {}, {}
+  local function look(name, most)
+    if most and #found < limit then
+      for _, member in ipairs(redis.call('ZRANGEBYSCORE', name, '-inf', most, 'LIMIT', 0, limit)) do
+        if not seen[member] and #found < limit then
+          seen[member] = true
+          found[#found + 1] = member
+        end
+      end
+    end
+  end
+  look(versions_of(pool), cut)
+  look(key('newest', pool), token_cut)
+  return found
+end
+
+-- Expire at most `limit` groups of a pool: discard them, or move them to the pool of the expired,
+-- with a note of what they expired by. Returns how many.
+local function expire_pool(group, status, cut, token_cut, limit, note)
+  local pool, expired = pool_of(group, status), pool_of(group, 'expired')
+  if note and pool == expired then
+    return 0
+  end
+  local found, lowest_of = overdue(pool, cut, token_cut, limit)
+  local state = key('group', group)
+  if #found == 0 then
+    return 0
+  end
+  withdraw(group, pool, found, lowest_of)
+  if note then
+    local facts, notes = {}, {}
+    for i, member in ipairs(found) do
+      facts[i] = facts_of(member)
+      redis.call('HSET', key('moved', group), member, 'expired')
+      redis.call('HSET', key('expiries', group), member, note)
+    end
+    enter(group, expired, found, facts)
+    return #found
+  end
+  local seqs = {}
+  for i, member in ipairs(found) do
+    seqs[i] = string.match(member, '[1-9]%d*')
+  end
+  add(state, 'waiting', -#found)
+  add(state, 'expired', #found)
+  left_unread(group, seqs)
+  if redis.call('EXISTS', key('deliveries', group)) == 1 then
+    in_parts('HDEL', key('deliveries', group), found)
+  end
+  forget(group, seqs)
+  return #found
+end
+
+-- Before a take: what the task's own rule says is too stale now, at most a thousand. Returns how many,
+-- and whether there may be more.
+local function expire_overdue(group, status)
+  local told = rules()
+  if not told.version or status == 'expired' then
+    return 0, false
+  end
+  local cut = told.max_staleness and told.version - told.max_staleness - 1
+  local token_cut = told.max_token_staleness and told.version - told.max_token_staleness - 1
+  if not cut and not token_cut then
+    return 0, false
+  end
+  local note = told.keep and table.concat({told.version, told.max_staleness or '-',
+    told.max_token_staleness or '-'}, ' ')
+  local expired = expire_pool(group, status, cut, token_cut, 1000, note)
+  return expired, expired == 1000
+end
+
+-- Count how stale groups are that are being taken, by their facts: o by the oldest token, n by the
+-- newest; and of o the shares that came in flight (f: made with an older version than was current
+-- when they were put) and in the queue (q: published while they waited).
+local function note_staleness(group, all)
+  local now, counts = rules().version, {}
+  local function count(mark, stale)
+    local field = mark .. string.format('%.0f', math.max(0, math.min(stale, 1023)))
+    counts[field] = (counts[field] or 0) + 1
+  end
+  for _, text in ipairs(all) do
+    local oldest, newest, rest = string.match(text or '', '^%S+ %S+ %S+ %S+ (%S+) (%S+)(.*)$')
+    oldest, newest = tonumber(oldest or ''), tonumber(newest or '')
+    if newest then
+      count('n', now - newest)
+    end
+    if oldest then
+      local stale, at = math.max(0, now - oldest), tonumber(string.match(rest, ' v(%d+)$') or '')
+      count('o', stale)
+      if at then
+        local flight = math.min(stale, math.max(0, at - oldest))
+        count('f', flight)
+        count('q', stale - flight)
+      end
+    end
+  end
+  for field, times in pairs(counts) do
+    redis.call('HINCRBY', key('staleness', group), field, times)
+  end
+end
+
+-- Count the staleness of what is being taken, and tell the weights by which it was drawn.
+local function note_taken(group, pool, found, weights)
+  local told = rules()
+  if #found == 0 or not (told.version or told.sampled) then
+    return
+  end
+  local facts = redis.call('HMGET', key('facts'), unpack(found))
+  if told.version then
+    note_staleness(group, facts)
+  end
+  if told.sampled then
+    for _, text in ipairs(facts) do
+      weights[#weights + 1] = text and words(text)[SCORE] or '0'
+    end
+    local furthest = redis.call('ZMSCORE', key('ready', pool), unpack(found))
+    local clock = 0
+    for _, at in ipairs(furthest) do
+      clock = math.max(clock, tonumber(at or '0'))
+    end
+    -- only a draw moves the clock: what was chosen by a query may lie far ahead
+    local near = redis.call('ZCOUNT', key('ready', pool), '-inf', string.format('%.17g', clock))
+    if clock < math.huge and near == #found then
+      redis.call('HSET', key('clock', group), pool, string.format('%.17g', clock))
+    end
+  end
+end
+
+-- What an earlier attempt of a take has leased: as it would have told, but that drawn groups are not
+-- in the order in which they were drawn.
+local function taken_before(group, pool, pending)
+  local entries, members, weights, total = {}, {}, {}, 0
+  if not rules().indexed then
+    return {'taken', #pending, {}, {}}
+  end
+  for i, entry in ipairs(pending) do
+    local member = member_of(seq_of(entry[1]))
+    local facts = facts_of(member)
+    entries[i] = {tonumber(facts and facts[SCORE]) or 0, member}
+  end
+  table.sort(entries, function(one, other)
+    return one[1] < other[1] or one[1] == other[1] and one[2] < other[2]
+  end)
+  for i, entry in ipairs(entries) do
+    members[i] = entry[2]
+    if rules().sampled then
+      weights[i] = string.format('%.17g', entry[1])
+      total = total + entry[1]
+    end
+  end
+  if rules().sampled then
+    total = total + tonumber(redis.call('HGET', key('mass', group), pool) or '0')
+    weights[#weights + 1] = string.format('%.17g', total)
+  end
+  return {'taken', #pending, members, weights}
+end

@@ -1,0 +1,126 @@
+-- What becomes of entries in the consumer groups.
+--
+-- In a consumer group an entry is waiting, leased (in the pending list) or done. It is deleted, or
+-- history, when it is done in all. In a plain task what waits are the entries beyond the cursor, and
+-- those that came back, in the sorted set ready:<group>; in an indexed one what is in the group's
+-- pools. group:<group> holds cursor and counters.
+--@include task index history room waiters
+
+local function is_leased(group, seq)
+  local id = id_of(seq)
+  return #redis.call('XPENDING', stream, group, id, id, 1) > 0
+end
+
+-- The pool in which an entry waits, or nil.
+local function waits_in(group, seq)
+  local member, pool = member_of(seq), group
+  if rules().indexed then
+    local facts = facts_of(member)
+    pool = facts and home_of(group, member, facts) or group
+  elseif tonumber(seq) > number(key('group', group), 'cursor') then
+    return group
+  end
+  return redis.call('ZSCORE', key('ready', pool), member) and pool or nil
+end
+
+-- Groups leave before they were read as often as they may be: a rate does not wait for the rest.
+-- `leased`: they are being read now, and that counts.
+local function left_unread(group, seqs, leased)
+  local most = rules().max_reads
+  if not rules().indexed or most == 0 or #seqs == 0 then
+    return
+  end
+  local left = (most - (leased and 1 or 0)) * #seqs
+  if most > 1 and redis.call('EXISTS', key('reads', group)) == 1 then
+    for _, seq in ipairs(seqs) do
+      left = left - number(key('reads', group), member_of(seq))
+    end
+  end
+  add(key('group', group), 'unread', left)
+end
+
+-- Evictions by arrival have gone past an entry that was leased, or history; now it may be evicted.
+local function let_evict(seq)
+  if tonumber(seq) < number(task, 'floor') then
+    redis.call('ZADD', key('behind'), seq, member_of(seq))
+  end
+end
+
+local function needed_by(group, seq)
+  return waits_in(group, seq) or is_leased(group, seq)
+end
+
+-- Of entries that are done in a consumer group, those that no other one needs.
+local function needed_by_none(group, seqs)
+  local all, over = groups(), {}
+  if #all == 1 and all[1] == group then
+    return seqs
+  end
+  for _, seq in ipairs(seqs) do
+    local needed = false
+    for _, other in ipairs(all) do
+      needed = needed or (other ~= group and needed_by(other, seq))
+    end
+    if not needed then
+      over[#over + 1] = seq
+    elseif rules().indexed then
+      let_evict(seq)
+    end
+  end
+  return over
+end
+
+-- Forget what this consumer group knew of entries that are done there, and the entries themselves
+-- unless another group still needs them. They stay as history where the task keeps one and any
+-- consumer group has acknowledged them: `acked` says that this one has. Returns how many were deleted.
+local function forget(group, seqs, acked)
+  if rules().indexed
+    and redis.call('EXISTS', key('moved', group), key('expiries', group), key('reads', group)) > 0 then
+    for _, seq in ipairs(seqs) do
+      redis.call('HDEL', key('moved', group), member_of(seq))
+      redis.call('HDEL', key('expiries', group), member_of(seq))
+      redis.call('HDEL', key('reads', group), member_of(seq))
+    end
+  end
+  local over = needed_by_none(group, seqs)
+  if not keeps() or not rules().indexed then
+    return delete(over)
+  elseif acked then
+    return retire(over)
+  end
+  local read, gone = {}, {}
+  for _, seq in ipairs(over) do
+    local facts = facts_of(member_of(seq))
+    local own = facts and facts[READS] ~= '0' and read or gone
+    own[#own + 1] = seq
+  end
+  return delete(gone) + retire(read)
+end
+
+-- Wake takes that wait: those of a full batch in a pool, and those with a condition, which look.
+local function wake_pool(pool, now)
+  if redis.call('EXISTS', key('queue', pool)) == 1 then
+    local group = string.match(pool, '^[^:]+')
+    local waiting
+    if rules().indexed then
+      waiting = math.min(redis.call('ZCARD', key('ready', pool)), reads_left(group))
+    else
+      waiting = number(key('group', group), 'waiting')
+    end
+    wake(pool, waiting, now)
+  end
+  if rules().indexed then
+    wake(pool .. '?', math.huge, now)
+  end
+end
+
+local function wake_pools(group, now)
+  wake_pool(group, now)
+  if rules().indexed then
+    for _, status in ipairs(STATUSES) do
+      if status ~= 'completed' then
+        wake_pool(pool_of(group, status), now)
+      end
+    end
+  end
+end

@@ -1,0 +1,115 @@
+-- Entries that are done everywhere: deleted, or kept as history.
+--
+-- archive sorts what is kept by the time of its end. It takes no room: it counts toward max_bytes
+-- until a put needs the bytes (kept_bytes), and then the oldest gives way.
+--@include task index
+
+-- Forget entries for good. Returns the number of those that were there.
+local function delete(seqs)
+  if #seqs == 0 then
+    return 0
+  end
+  local sized, described = number(task, 'max_bytes') > 0, rules().described
+  local deleted = 0
+  for first = 1, #seqs, 1000 do
+    local ids, fields, members = {}, {}, {}
+    for i = first, math.min(first + 999, #seqs) do
+      ids[i - first + 1] = id_of(seqs[i])
+      fields[i - first + 1] = seqs[i]
+      if described then
+        members[i - first + 1] = member_of(seqs[i])
+      end
+    end
+    deleted = deleted + redis.call('XDEL', stream, unpack(ids))
+    if sized then
+      local freed = 0
+      for _, size in ipairs(redis.call('HMGET', key('sizes'), unpack(fields))) do
+        freed = freed + tonumber(size or '0')
+      end
+      add(task, 'bytes', -freed)
+      redis.call('HDEL', key('sizes'), unpack(fields))
+    end
+    if described then
+      redis.call('HDEL', key('facts'), unpack(members))
+    end
+  end
+  return deleted
+end
+
+local function keeps()
+  return rules().keep_ms or rules().keep_groups
+end
+
+-- Entries become history (sign 1), or are it no more (-1).
+local function count_history(seqs, sign)
+  if #seqs == 0 or number(task, 'max_bytes') == 0 then
+    return
+  end
+  local bytes = 0
+  for first = 1, #seqs, 1000 do
+    local last = math.min(first + 999, #seqs)
+    for _, size in ipairs(redis.call('HMGET', key('sizes'), unpack(seqs, first, last))) do
+      bytes = bytes + tonumber(size or '0')
+    end
+  end
+  add(task, 'kept_bytes', sign * bytes)
+end
+
+-- Delete history, by its members. Returns how many entries.
+local function drop_history(members)
+  local seqs = {}
+  for i, member in ipairs(members) do
+    seqs[i] = string.match(member, '[1-9]%d*')
+  end
+  in_parts('ZREM', key('archive'), members)
+  count_history(seqs, -1)
+  return delete(seqs)
+end
+
+-- Delete history that is too old, or too much, at most `most` entries of either. Returns how many.
+local function trim_history(most)
+  local told, archive, over = rules(), key('archive'), {}
+  if told.keep_ms then
+    local latest = string.format('%.0f', now_ms() - told.keep_ms)
+    over = redis.call('ZRANGEBYSCORE', archive, '-inf', latest, 'LIMIT', 0, most)
+  end
+  if told.keep_groups then
+    local excess = math.min(redis.call('ZCARD', archive) - told.keep_groups - #over, most)
+    if excess > 0 then
+      for _, member in ipairs(redis.call('ZRANGE', archive, #over, #over + excess - 1)) do
+        over[#over + 1] = member
+      end
+    end
+  end
+  return drop_history(over)
+end
+
+-- Keep entries to be read again. Returns how many others had to go for that.
+local function retire(seqs)
+  local now, fresh = string.format('%.0f', now_ms()), {}
+  for _, seq in ipairs(seqs) do
+    if redis.call('ZADD', key('archive'), now, member_of(seq)) == 1 then
+      fresh[#fresh + 1] = seq
+    end
+  end
+  count_history(fresh, 1)
+  return trim_history(1000 + #seqs)
+end
+
+-- The oldest history gives way to a put that needs so many bytes more.
+local function free_history(excess)
+  while excess > 0 do
+    local oldest, gone = redis.call('ZRANGE', key('archive'), 0, 99), {}
+    for i, member in ipairs(oldest) do
+      local seq = string.match(member, '[1-9]%d*')
+      if excess > 0 then
+        gone[i] = member
+        excess = excess - tonumber(redis.call('HGET', key('sizes'), seq) or '0')
+      end
+    end
+    if #gone == 0 then
+      return
+    end
+    drop_history(gone)
+  end
+end

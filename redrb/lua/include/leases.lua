@@ -1,0 +1,117 @@
+-- Leases: how they end, and what becomes of those whose consumer died.
+--
+-- deliveries:<group> holds failed deliveries by seq, consumers:<group> the deadline of each
+-- consumer's heartbeat, leases:<group> a lease's token by slot. A slot is the consumer name under
+-- which Redis keeps one lease: <consumer>/<number>.
+--@include task index groups
+
+-- Move a leased entry, already out of the pending list, to the dead-letter stream.
+local function bury(group, seq, fields, reason, consumer)
+  local deliveries = redis.call('HGET', key('deliveries', group), member_of(seq)) or '0'
+  local letter = {'XADD', key('dead'), '*', 'seq', seq, 'group', group,
+    'reason', reason, 'consumer', consumer, 'failed_deliveries', deliveries}
+  for _, value in ipairs(fields) do
+    letter[#letter + 1] = value
+  end
+  redis.call(unpack(letter))
+  redis.call('HDEL', key('deliveries', group), member_of(seq))
+  add(key('group', group), 'dead', 1)
+end
+
+local function max_deliveries()
+  return tonumber(redis.call('HGET', task, 'max_deliveries') or '5')
+end
+
+local function fields_of(seq)
+  local id = id_of(seq)
+  local entry = redis.call('XRANGE', stream, id, id)[1]
+  return entry and entry[2] or {}
+end
+
+-- An entry that is in no list any more waits again, in its old place or, where places are drawn, in
+-- a new one.
+local function wait_again(group, seq)
+  local member = member_of(seq)
+  if rules().indexed then
+    local facts = facts_of(member)
+    if not facts then -- someone deleted the entry behind our back
+      add(key('group', group), 'evicted', 1)
+      return
+    end
+    enter(group, home_of(group, member, facts), {member}, {facts})
+    let_evict(seq)
+  else
+    redis.call('ZADD', key('ready', group), seq, member)
+  end
+  add(key('group', group), 'waiting', 1)
+end
+
+-- Put a leased entry back to the waiting ones, or bury it when its deliveries failed too often.
+-- Returns 1 when it was leased.
+local function return_lease(group, seq, counted, consumer)
+  local fields = counted and fields_of(seq)
+  if redis.call('XACK', stream, group, id_of(seq)) == 0 then
+    return 0
+  end
+  if rules().indexed then
+    add(key('group', group), 'taken', -1)
+  end
+  if counted then
+    local failed = redis.call('HINCRBY', key('deliveries', group), member_of(seq), 1)
+    if failed >= max_deliveries() then
+      left_unread(group, {seq})
+      bury(group, seq, fields, 'delivered ' .. failed .. ' times without acknowledgement', consumer)
+      forget(group, {seq})
+      return 1
+    end
+  end
+  wait_again(group, seq)
+  add(key('group', group), 'returned', 1)
+  return 1
+end
+
+-- Return all that a slot holds. Returns the number of entries.
+local function return_slot(group, slot, counted, consumer)
+  local returned, pending = 0, {}
+  repeat
+    pending = redis.call('XPENDING', stream, group, '-', '+', 500, slot)
+    for _, entry in ipairs(pending) do
+      returned = returned + return_lease(group, seq_of(entry[1]), counted, consumer)
+    end
+  until #pending == 0
+  return returned
+end
+
+-- Take every lease from a consumer. Returns the number of entries that it held.
+local function return_leases(group, consumer, counted)
+  local returned = 0
+  for _, slot in ipairs(redis.call('HKEYS', key('leases', group))) do
+    if string.sub(slot, 1, #consumer + 1) == consumer .. '/' then
+      returned = returned + return_slot(group, slot, counted, consumer)
+      redis.call('HDEL', key('leases', group), slot)
+      redis.call('XGROUP', 'DELCONSUMER', stream, group, slot)
+    end
+  end
+  redis.call('ZREM', key('consumers', group), consumer)
+  return returned
+end
+
+-- Say that a consumer lives, and take the leases of those whose heartbeat stopped. One that comes
+-- late itself judges nobody: most likely Redis was away, and the others are just coming back too.
+-- Returns the number of entries taken over, and whether the consumer was known.
+local function beat(group, consumer, lease_ms, now)
+  local consumers = key('consumers', group)
+  local deadline = redis.call('ZSCORE', consumers, consumer)
+  local until_ms = string.format('%.0f', now + lease_ms)
+  redis.call('ZADD', consumers, until_ms, consumer)
+  local returned = 0
+  for _, other in ipairs(redis.call('ZRANGEBYSCORE', consumers, '-inf', now)) do
+    if deadline and tonumber(deadline) <= now then
+      redis.call('ZADD', consumers, until_ms, other)
+    else
+      returned = returned + return_leases(group, other, true)
+    end
+  end
+  add(key('group', group), 'taken_over', returned)
+  return returned, deadline
+end

@@ -1,0 +1,119 @@
+-- Consumer groups begin and end.
+--@include task index history room groups
+
+-- What a consumer group that joins late is behind the others of a rate: puts do not wait for that.
+local function give_lead(group)
+  local spi, _, _, _, share = rate_of()
+  local slowest = math.huge
+  for _, other in ipairs(spi and groups() or {}) do
+    if other ~= group then
+      local reads, lead = reads_of(other, share)
+      slowest = math.min(slowest, reads + lead)
+    end
+  end
+  if slowest < math.huge then
+    local behind = math.ceil(slowest - reads_of(group, share))
+    redis.call('HSET', key('group', group), 'lead', string.format('%.0f', math.max(behind, 0)))
+  end
+end
+
+-- The next page of an indexed task's groups begins to wait for a consumer group that joins.
+-- joining:<group> holds the place in the facts, the last id before it joined, groups put until then,
+-- those found since, and where it starts. Returns whether that was the last page.
+local function join_page(group)
+  local at, last, put, found, start = unpack(redis.call('HMGET', key('joining', group), 'at', 'last',
+    'put', 'found', 'start'))
+  if not at then
+    return true
+  end
+  local page, pools, entered = redis.call('HSCAN', key('facts'), at, 'COUNT', 1000), {}, 0
+  local history = redis.call('EXISTS', key('archive')) == 1
+  start = tonumber(start or '')
+  for i = 1, #page[2], 2 do
+    local member, own = page[2][i], words(page[2][i + 1])
+    local seq, pool = tonumber(member), pool_of(group, own[STATUS])
+    local kept = history and redis.call('ZSCORE', key('archive'), member)
+    if seq <= tonumber(last) and (start and seq >= start or not start and not kept)
+      and not redis.call('ZSCORE', key('ready', pool), member) then -- a page may come again
+      if kept then
+        redis.call('ZREM', key('archive'), member)
+        count_history({seq}, -1)
+        let_evict(seq)
+      end
+      pools[pool] = pools[pool] or {{}, {}}
+      table.insert(pools[pool][1], member)
+      table.insert(pools[pool][2], own)
+      entered = entered + 1
+    end
+  end
+  for pool, found_there in pairs(pools) do
+    enter(group, pool, found_there[1], found_there[2])
+  end
+  add(key('group', group), 'put', entered)
+  add(key('group', group), 'waiting', entered)
+  found = tonumber(found) + entered
+  redis.call('HSET', key('joining', group), 'at', page[1], 'found', found)
+  if page[1] ~= '0' then
+    return false
+  end
+  redis.call('DEL', key('joining', group))
+  add(key('group', group), 'unread', rules().max_reads * (tonumber(put) - found)) -- never found
+  give_lead(group)
+  return true
+end
+
+-- Make sure that the consumer group exists. A new one sees all that is stored, or with `start` the
+-- entries from that seq on, also those that are only kept as history. Of an indexed task it gets a
+-- thousand at a time: false says that there are more, and to call again before anything else is done.
+local function join(group, start)
+  local state = key('group', group)
+  if redis.call('SADD', key('groups'), group) == 0 then
+    return not rules().indexed or join_page(group)
+  end
+  redis.call('XGROUP', 'CREATE', stream, group, '0')
+  local last = number(task, 'last')
+  if rules().indexed then
+    redis.call('HSET', state, 'cursor', string.format('%.0f', last), 'put', 0, 'waiting', 0)
+    if start and start > last then
+      add(state, 'unread', rules().max_reads * number(task, 'put'))
+      give_lead(group)
+      return true
+    end
+    redis.call('HSET', key('joining', group), 'at', '0', 'last', string.format('%.0f', last),
+      'put', redis.call('HGET', task, 'put') or '0', 'found', '0')
+    if start then
+      redis.call('HSET', key('joining', group), 'start', string.format('%.0f', start))
+    end
+    return join_page(group)
+  end
+  local cursor = last
+  local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
+  if first then
+    cursor = seq_of(first[1]) - 1
+  end
+  local stored = redis.call('XLEN', stream)
+  if start and start > last then
+    cursor, stored = last, 0
+  end
+  redis.call('HSET', state, 'cursor', string.format('%.0f', cursor),
+    'put', stored, 'waiting', stored)
+  return true
+end
+
+-- Delete all that belongs to a consumer group.
+local function drop_keys(group)
+  for _, kind in ipairs({'group', 'deliveries', 'consumers', 'leases', 'moved', 'expiries', 'reads', 'clock',
+    'mass', 'staleness', 'joining', 'crew', 'asks', 'parts'}) do
+    redis.call('DEL', key(kind, group))
+  end
+  for _, status in ipairs(STATUSES) do
+    local pool = pool_of(group, status)
+    for _, kind in ipairs({'ready', 'versions', 'newest', 'queue', 'needs'}) do
+      redis.call('UNLINK', key(kind, pool))
+      redis.call('DEL', key(kind, pool .. '?'))
+    end
+    for _, name in ipairs(rules().names) do
+      redis.call('UNLINK', key('tag', pool .. ':' .. name))
+    end
+  end
+end

@@ -1,0 +1,74 @@
+-- Which consumer groups there are, how much room the task's limits leave, and how many reads its rate.
+--
+-- rate is "<samples per insert> <min size> <min diff> <max diff>"; diff = inserts * samples per
+-- insert - reads, of the slowest consumer group, stays between the two (Reverb's rate limiters).
+-- In group:<g>, taken are its reads; unread those that nobody can make, since groups left before
+-- they were read max_reads times: such a group is so much less of an insert. lead are reads that
+-- puts do not wait for: by so much it was behind the others when it joined.
+--@include task
+
+local function groups()
+  return redis.call('SMEMBERS', key('groups'))
+end
+
+local function stored_groups()
+  return redis.call('XLEN', stream) - redis.call('ZCARD', key('archive'))
+end
+
+-- The four numbers of the rate, and how many reads one of `unread` is.
+local function rate_of()
+  local told = redis.call('HMGET', task, 'rate', 'max_reads')
+  if not told[1] or told[1] == '' then
+    return nil
+  end
+  local spi, size, least, most = string.match(told[1], '^(%S+) (%S+) (%S+) (%S+)$')
+  local max_reads = tonumber(told[2] or '1')
+  local share = max_reads > 0 and spi / max_reads or 0
+  return tonumber(spi), tonumber(size), tonumber(least), tonumber(most), share
+end
+
+-- Reads of a consumer group as the rate counts them, and its lead.
+local function reads_of(group, share)
+  local counted = numbers(key('group', group), 'taken', 'unread', 'lead')
+  return counted[1] + counted[2] * share, counted[3]
+end
+
+-- How many groups the rate lets in beyond `put` ever put.
+local function inserts_left(put)
+  local spi, _, _, most, share = rate_of()
+  if not spi then
+    return math.huge
+  end
+  local slowest = math.huge
+  for _, group in ipairs(groups()) do
+    local reads, lead = reads_of(group, share)
+    slowest = math.min(slowest, reads + lead)
+  end
+  slowest = slowest < math.huge and slowest or 0
+  return math.max(math.floor((most + slowest) / spi - put + 1e-6), 0)
+end
+
+-- How many reads the rate lets a consumer group make now.
+local function reads_left(group)
+  local spi, size, least, _, share = rate_of()
+  if not spi then
+    return math.huge
+  end
+  if stored_groups() < size then
+    return 0
+  end
+  local reads = reads_of(group, share)
+  return math.max(math.floor(number(task, 'put') * spi - reads - least + 1e-6), 0)
+end
+
+local function room_left()
+  local known = numbers(task, 'limit', 'max_bytes', 'bytes', 'kept_bytes', 'put')
+  if known[2] > 0 and known[3] - known[4] >= known[2] then -- history gives way to a put
+    return 0
+  end
+  local left = inserts_left(known[5])
+  if known[1] == 0 then
+    return left
+  end
+  return math.min(left, known[1] - stored_groups())
+end

@@ -1,0 +1,49 @@
+-- The stage of a task: where a saved one is put together, out of sight, before it takes its place.
+--
+-- A stage is a task of its own below restoring:<token>: of the task's prefix, so whatever works on a
+-- task works on it. Its keys expire unless more comes. restoring holds the token of the newest.
+--@include task index room
+
+local home = prefix
+
+-- From here on every key is one of the task with this prefix.
+local function work_at(place)
+  prefix, stream, task = place, place .. 'stream', place .. 'task'
+  known_rules = nil
+end
+
+local function stage_of(token)
+  return home .. 'restoring:' .. token .. ':'
+end
+
+-- Names, below the prefix, of all keys that a restored task may have.
+local function names_of_keys()
+  local names = {'stream', 'task', 'facts', 'sizes', 'archive', 'groups', 'terms', 'producers', 'dead'}
+  local tags = rules().names
+  for _, group in ipairs(groups()) do
+    for _, kind in ipairs({'group', 'deliveries', 'moved', 'expiries', 'reads', 'clock', 'mass',
+      'staleness'}) do
+      names[#names + 1] = kind .. ':' .. group
+    end
+    for _, status in ipairs(STATUSES) do
+      local pool = pool_of(group, status)
+      if redis.call('EXISTS', key('ready', pool)) == 1 then
+        for _, kind in ipairs({'ready', 'versions', 'newest'}) do
+          names[#names + 1] = kind .. ':' .. pool
+        end
+        for _, tag in ipairs(tags) do
+          names[#names + 1] = 'tag:' .. pool .. ':' .. tag
+        end
+      end
+    end
+  end
+  return names
+end
+
+local function drop_stage(token)
+  work_at(stage_of(token))
+  for _, name in ipairs(names_of_keys()) do
+    redis.call('UNLINK', prefix .. name)
+  end
+  work_at(home)
+end

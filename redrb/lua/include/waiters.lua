@@ -1,0 +1,73 @@
+-- Queues of waiters, first come first served: consumers of a group wait for groups (queue named
+-- like the consumer group), producers for room (queue '#room').
+--
+-- queue:<name> sorts waiters by ticket; needs:<name> holds "<need> <deadline ms> <woken 0|1>". A
+-- waiter blocks on its own list wake:<waiter>, and what it needs is kept for it while it is queued.
+-- One that died is dropped at its deadline.
+--@include task
+
+local function need_of(name, waiter, now)
+  local stored = redis.call('HGET', key('needs', name), waiter)
+  if stored then
+    local need, deadline, woken = string.match(stored, '^(%d+) (%d+) (%d)$')
+    if tonumber(deadline) > now then
+      return tonumber(need), deadline, woken == '1'
+    end
+  end
+  return nil
+end
+
+local function dequeue(name, waiter)
+  if redis.call('ZREM', key('queue', name), waiter) == 1 then
+    redis.call('HDEL', key('needs', name), waiter)
+  end
+end
+
+local function enqueue(name, waiter, need, ttl_ms, now)
+  local queue = key('queue', name)
+  if not redis.call('ZSCORE', queue, waiter) then
+    redis.call('ZADD', queue, redis.call('HINCRBY', task, 'tickets', 1), waiter)
+  end
+  local entry = string.format('%.0f %.0f 0', need, now + ttl_ms)
+  redis.call('HSET', key('needs', name), waiter, entry)
+end
+
+-- What the live waiters before this one need together; of all, when it is not queued.
+local function reserved_before(name, waiter, now)
+  local total = 0
+  for _, other in ipairs(redis.call('ZRANGE', key('queue', name), 0, -1)) do
+    if other == waiter then
+      break
+    end
+    local need = need_of(name, other, now)
+    if need then
+      total = total + need
+    else
+      dequeue(name, other)
+    end
+  end
+  return total
+end
+
+-- Wake as many waiters as `available` satisfies, in their order.
+local function wake(name, available, now)
+  if redis.call('EXISTS', key('queue', name)) == 0 then
+    return
+  end
+  for _, waiter in ipairs(redis.call('ZRANGE', key('queue', name), 0, -1)) do
+    local need, deadline, woken = need_of(name, waiter, now)
+    if not need then
+      dequeue(name, waiter)
+    elseif need > available then
+      return
+    else
+      available = available - need
+      if not woken then
+        local list = key('wake', waiter)
+        redis.call('RPUSH', list, '1')
+        redis.call('PEXPIRE', list, 10000)
+        redis.call('HSET', key('needs', name), waiter, string.format('%.0f %s 1', need, deadline))
+      end
+    end
+  end
+end

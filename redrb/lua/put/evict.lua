@@ -1,0 +1,26 @@
+-- Evict groups that wait and are not leased, until a put has room.
+-- Runs in the same transaction as that put, before it.
+-- KEYS[1] stream
+-- ARGV    producer, operation, count, bytes, least
+--         of the put; nothing is evicted when it was done already
+--         least: evict at least so many, for a server at its memory limit; history goes first then
+-- Returns the number of entries evicted.
+--@include task room evict
+
+begin_writing()
+local earlier = redis.call('HGET', key('producers'), ARGV[1])
+if not exists() or (earlier and tonumber(string.match(earlier, '^%d+')) >= tonumber(ARGV[2])) then
+  return 0
+end
+local limit, max_bytes = number(task, 'limit'), number(task, 'max_bytes')
+local excess, excess_bytes, history = tonumber(ARGV[5]), 0, true
+if limit > 0 then
+  local beyond = stored_groups() + tonumber(ARGV[3]) - limit
+  excess, history = math.max(excess, beyond), beyond <= 0
+end
+if max_bytes > 0 then
+  excess_bytes = number(task, 'bytes') + tonumber(ARGV[4]) - max_bytes
+end
+-- a limit that was given later is reached by and by
+local most = math.max(tonumber(ARGV[5]), 1000 + tonumber(ARGV[3]))
+return evict(math.min(excess, most), excess_bytes, history)

@@ -1,0 +1,37 @@
+-- Queue for room; whoever is woken asks again.
+-- KEYS[1] stream
+-- ARGV    producer, ttl_ms, bytes of each entry ...    ttl_ms 0 leaves the queue
+-- Returns {how many of these entries may be put now (kept for the producer until ttl_ms) or 0,
+--         the setting that leaves no room for more: limit | rate | max_bytes}
+--@include task room waiters
+
+begin_writing()
+local producer, ttl_ms, count, now = ARGV[1], tonumber(ARGV[2]), #ARGV - 2, now_ms()
+if ttl_ms == 0 or not exists() then
+  dequeue('#room', producer)
+  wake('#room', room_left(), now)
+  return {count, ''}
+end
+local limit, max_bytes = number(task, 'limit'), number(task, 'max_bytes')
+local granted, setting = count, ''
+if limit > 0 then
+  local left = limit - stored_groups() - reserved_before('#room', producer, now)
+  granted, setting = math.max(math.min(count, left), 0), 'limit'
+end
+local inserts = inserts_left(number(task, 'put')) - reserved_before('#room', producer, now)
+if inserts < granted then
+  granted, setting = math.max(inserts, 0), 'rate'
+end
+-- an entry that is larger than max_bytes is let through, to be refused by the put
+if max_bytes > 0 and granted > 0 and tonumber(ARGV[3]) <= max_bytes then
+  local free = max_bytes - number(task, 'bytes') + number(task, 'kept_bytes') -- history gives way
+  for i = 1, granted do
+    free = free - tonumber(ARGV[2 + i])
+    if free < 0 then
+      granted, setting = i - 1, 'max_bytes'
+      break
+    end
+  end
+end
+enqueue('#room', producer, math.max(granted, 1), ttl_ms, now)
+return {granted, setting}

@@ -1,0 +1,70 @@
+-- Deal a batch that was leased for a step: every rank gets its part, once.
+-- KEYS[1] stream
+-- ARGV    group, step, attempt, spec, then of each rank: weights, entries, seq ...
+-- Returns {'ok'} | {'again'}: the attempt is over, or the batch is another one by now
+--@include task ranks
+
+begin_writing()
+local group, step, attempt = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local crew, parts, slot = key('crew', group), key('parts', group), slot_of(step)
+if not exists() then
+  return {'again'}
+end
+local state = numbers(crew, 'attempt', 'formed', 'world')
+if state[2] + 1 ~= step or state[1] ~= tonumber(attempt) then
+  -- what came too late goes back
+  if state[2] + 1 ~= step or redis.call('HGET', key('leases', group), slot) == attempt then
+    empty_slot(group, slot)
+  end
+  return {'again'}
+end
+
+local held, from, pending = {}, '-', {}
+repeat
+  pending = redis.call('XPENDING', stream, group, from, '+', 500, slot)
+  for _, entry in ipairs(pending) do
+    held[string.format('%.0f', seq_of(entry[1]))] = true
+  end
+  from = #pending > 0 and '(' .. pending[#pending][1] or from
+until #pending == 0
+local dealt, at = {}, 5
+for rank = 0, state[3] - 1 do
+  local last = at + 1 + tonumber(ARGV[at + 1])
+  dealt[rank] = {weights = ARGV[at]}
+  for i = at + 2, last do
+    if not held[ARGV[i]] then
+      return {'again'}
+    end
+    table.insert(dealt[rank], ARGV[i])
+  end
+  at = last + 1
+end
+
+-- Hand entries of the batch to a rank. Returns those that are there, as text.
+local function hand(rank, seqs)
+  local own, found = slot_of(step, rank), {}
+  redis.call('HSET', key('leases', group), own, attempt)
+  for _, seq in ipairs(seqs) do
+    if #redis.call('XCLAIM', stream, group, own, 0, id_of(seq), 'JUSTID') > 0 then
+      found[#found + 1] = seq
+    else -- someone deleted it behind our back
+      redis.call('XACK', stream, group, id_of(seq))
+      redis.call('HDEL', key('facts'), member_of(seq))
+      add(key('group', group), 'evicted', 1)
+    end
+  end
+  return table.concat(found, ' ')
+end
+
+for rank = 0, state[3] - 1 do
+  redis.call('HSET', parts, part_of(step, rank), hand(rank, dealt[rank]))
+  if dealt[rank].weights ~= '' then
+    redis.call('HSET', parts, part_of(step, rank) .. ':weights', dealt[rank].weights)
+  end
+end
+redis.call('HSET', parts, ARGV[2], ARGV[4])
+redis.call('HSET', crew, 'formed', ARGV[2], 'attempt', string.format('%.0f', state[1] + 1))
+redis.call('HDEL', crew, 'former')
+empty_slot(group, slot) -- what is not dealt goes back
+wake_ranks(group)
+return {'ok'}

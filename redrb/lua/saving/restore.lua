@@ -1,0 +1,118 @@
+-- Put a part of a saved task on its stage, together with the entries that the same transaction has
+-- just added there. Parts are numbered from 1 and come in order; one that came before is left out.
+-- KEYS[1] stream of the stage
+-- ARGV    part, ttl_ms, what, JSON
+--         task       {task = {field = value}, groups = {name = {state = {}, staleness = {}}}}
+--         entries    [[seq, size, facts or '', archived ms or '',
+--                      [[consumer group, moved or '', expired by or '', failed deliveries, reads], ...]], ...]
+--         dead       nothing: dead letters are added by the transaction
+--         terms, producers    {field = value}
+--         end        [last id of the task, id of the last entry]
+-- Returns 'ok' | 'again' | 'gone'
+--@include task index stage
+
+begin_writing()
+local part, ttl_ms, what, told = tonumber(ARGV[1]), ARGV[2], ARGV[3], cjson.decode(ARGV[4])
+if not exists() and part > 1 then
+  redis.call('UNLINK', stream, key('dead'))
+  return 'gone'
+end
+if number(task, 'part') >= part then
+  return 'again'
+end
+
+local function fill(name, fields)
+  for field, value in pairs(fields) do
+    redis.call('HSET', name, field, value)
+  end
+end
+
+local function begin()
+  redis.call('XADD', stream, BASE .. '0', 'g', '')
+  redis.call('XDEL', stream, BASE .. '0')
+  fill(task, told.task)
+  redis.call('HDEL', task, 'floor') -- what evictions had gone past is not saved
+  for group, own in pairs(told.groups) do
+    redis.call('SADD', key('groups'), group)
+    redis.call('XGROUP', 'CREATE', stream, group, '0')
+    fill(key('group', group), own.state)
+    fill(key('staleness', group), own.staleness)
+  end
+end
+
+-- What still waits for consumer groups: group -> pool -> members and their facts.
+local waiting = {}
+local function wait(group, member, facts)
+  local pool = home_of(group, member, facts)
+  waiting[group] = waiting[group] or {}
+  waiting[group][pool] = waiting[group][pool] or {{}, {}}
+  table.insert(waiting[group][pool][1], member)
+  table.insert(waiting[group][pool][2], facts)
+end
+
+local function restore_need(seq, member, facts, need)
+  local group = need[1]
+  for kind, value in pairs({moved = need[2], expiries = need[3]}) do
+    if value ~= '' then
+      redis.call('HSET', key(kind, group), member, value)
+    end
+  end
+  if need[4] > 0 then
+    redis.call('HSET', key('deliveries', group), member, need[4])
+  end
+  if need[5] > 0 then
+    redis.call('HSET', key('reads', group), member, need[5])
+  end
+  if rules().indexed then
+    wait(group, member, facts)
+  elseif seq <= number(key('group', group), 'cursor') then
+    redis.call('ZADD', key('ready', group), seq, member)
+  end
+end
+
+local function restore_entries()
+  local sized, bytes, kept = number(task, 'max_bytes') > 0, 0, 0
+  for _, entry in ipairs(told) do
+    local seq, size, facts, archived = entry[1], entry[2], entry[3], entry[4]
+    local member = member_of(seq)
+    if facts ~= '' then
+      redis.call('HSET', key('facts'), member, facts)
+    end
+    if archived ~= '' then
+      redis.call('ZADD', key('archive'), archived, member)
+    end
+    if sized then
+      redis.call('HSET', key('sizes'), string.format('%.0f', seq), string.format('%.0f', size))
+      bytes = bytes + size
+      kept = kept + (archived ~= '' and size or 0)
+    end
+    local own = words(facts)
+    for _, need in ipairs(entry[5]) do
+      restore_need(seq, member, own, need)
+    end
+  end
+  add(task, 'bytes', bytes)
+  add(task, 'kept_bytes', kept)
+  for group, pools in pairs(waiting) do
+    for pool, found in pairs(pools) do
+      enter(group, pool, found[1], found[2])
+    end
+  end
+end
+
+if what == 'task' then
+  begin()
+elseif what == 'entries' then
+  restore_entries()
+elseif what == 'end' and told[1] > told[2] then -- ids count on from where they were
+  redis.call('XADD', stream, id_of(told[1]), 'g', '')
+  redis.call('XDEL', stream, id_of(told[1]))
+elseif what == 'terms' or what == 'producers' then
+  fill(key(what), told)
+end
+redis.call('HSET', task, 'part', part)
+local expires = string.format('%.0f', now_ms() + tonumber(ttl_ms))
+for _, name in ipairs(names_of_keys()) do -- all at the same moment
+  redis.call('PEXPIREAT', prefix .. name, expires)
+end
+return 'ok'

@@ -1,0 +1,23 @@
+-- Begin to restore a task, or give up. What an earlier attempt has left is deleted.
+-- KEYS[1] stream
+-- ARGV    token, ttl_ms     names this attempt; ttl_ms 0 gives it up
+-- Returns {entries ever put, filtered or too stale on arrival, stored or dead now, {field, value, ...} of the task, consumer group, ...}
+--@include task room stage
+
+begin_writing()
+local token, ttl_ms = ARGV[1], tonumber(ARGV[2])
+local earlier = redis.call('GET', key('restoring'))
+if ttl_ms == 0 then
+  drop_stage(token)
+  if earlier == token then
+    redis.call('DEL', key('restoring'))
+  end
+else
+  if earlier and earlier ~= token then
+    drop_stage(earlier)
+  end
+  redis.call('SET', key('restoring'), token, 'PX', ttl_ms)
+end
+return {number(task, 'put') + number(task, 'filtered') + number(task, 'arrived_stale'),
+  redis.call('XLEN', stream) + redis.call('XLEN', key('dead')),
+  redis.call('HGETALL', task), unpack(groups())}

@@ -1,0 +1,85 @@
+-- A task whose stage is complete takes its place, in one step whose cost does not grow with it.
+-- KEYS[1] stream
+-- ARGV    token, entries, facts, consumer group, members of its pools, ...     what must be on the stage
+-- Returns {'ok'} | {'gone'}: the stage is not complete | {'used'}: something was put meanwhile
+--         | {'differs', setting, ...}: somebody gave the task other settings meanwhile
+--@include task index room waiters membership settings stage
+
+begin_writing()
+local token, now = ARGV[1], now_ms()
+if redis.call('HGET', task, 'restored') == token then
+  return {'ok'}
+end
+
+local function is_complete()
+  if redis.call('XLEN', stream) ~= tonumber(ARGV[2])
+    or redis.call('HLEN', key('facts')) ~= tonumber(ARGV[3]) then
+    return false
+  end
+  for i = 4, #ARGV, 2 do
+    local members = 0
+    for _, status in ipairs(STATUSES) do
+      members = members + redis.call('ZCARD', key('ready', pool_of(ARGV[i], status)))
+    end
+    if members ~= tonumber(ARGV[i + 1]) then
+      return false
+    end
+  end
+  return exists()
+end
+
+local here, settings = redis.call('HGETALL', task), {}
+for i = 1, #here, 2 do
+  settings[here[i]] = here[i + 1]
+end
+if tonumber(settings.put or '0') + tonumber(settings.filtered or '0')
+  + tonumber(settings.arrived_stale or '0') > 0
+  or redis.call('XLEN', stream) + redis.call('XLEN', key('dead')) > 0 then
+  return {'used'}
+end
+local joined = groups()
+work_at(stage_of(token))
+if not is_complete() then
+  return {'gone'}
+end
+local differs = {'differs'}
+for _, name in ipairs(SETTINGS) do
+  if settings[name] and settings[name] ~= redis.call('HGET', task, name) then
+    differs[#differs + 1] = name
+  end
+end
+if #differs > 1 then
+  return differs
+end
+local version = tonumber(settings.version or '')
+if version and version > number(task, 'version') then
+  redis.call('HSET', task, 'version', settings.version)
+end
+redis.call('HDEL', task, 'part')
+redis.call('HSET', task, 'restored', token)
+local names = names_of_keys()
+
+-- whoever waits at the empty task looks again, at the full one
+work_at(home)
+wake('#room', math.huge, now)
+for _, group in ipairs(joined) do
+  for _, status in ipairs(STATUSES) do
+    wake(pool_of(group, status), math.huge, now)
+    wake(pool_of(group, status) .. '?', math.huge, now)
+  end
+  drop_keys(group)
+end
+redis.call('UNLINK', stream, task, key('groups'), key('producers'), key('sizes'), key('facts'),
+  key('archive'), key('behind'), key('terms'), key('dead'), key('queue', '#room'), key('needs', '#room'),
+  key('restoring'))
+for _, name in ipairs(names) do
+  local staged = stage_of(token) .. name
+  if redis.call('PERSIST', staged) == 1 or redis.call('EXISTS', staged) == 1 then
+    redis.call('RENAME', staged, prefix .. name)
+  end
+end
+work_at(home) -- its rules are others now
+for _, group in ipairs(joined) do
+  while not join(group) do end -- one that came meanwhile
+end
+return {'ok'}

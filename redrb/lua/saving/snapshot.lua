@@ -1,0 +1,50 @@
+-- Look at a task in order to save it. Writes nothing.
+-- KEYS[1] stream
+-- ARGV    task                                            all but the entries
+--         entries, n, <n consumer groups>, seq, ...       entries that were read just before
+-- Returns task: {} where there is none, else
+--             {{field, value, ...} of the task, number of strings, id of the last dead letter or '',
+--              {consumer group, {field, value, ...}, leased, {staleness, groups, ...}}, ...}
+--         entries: {last, 1 where indexed, {cursor of each consumer group}, then of each entry
+--             {facts or '', archived ms or '', and for each consumer group that is not done with it:
+--              its place, where it was moved or '', what it expired by or '', failed deliveries, reads}}
+--@include task index room groups
+
+if not exists() then
+  return {}
+end
+if ARGV[1] == 'task' then
+  local newest = redis.call('XREVRANGE', key('dead'), '+', '-', 'COUNT', 1)[1]
+  local found = {redis.call('HGETALL', task), redis.call('HLEN', key('terms')),
+    newest and newest[1] or ''}
+  for _, group in ipairs(groups()) do
+    found[#found + 1] = {group, redis.call('HGETALL', key('group', group)),
+      redis.call('XPENDING', stream, group)[1], redis.call('HGETALL', key('staleness', group))}
+  end
+  return found
+end
+
+local names, cursors = {}, {}
+for place = 1, tonumber(ARGV[2]) do
+  local group = ARGV[2 + place]
+  names[place] = redis.call('SISMEMBER', key('groups'), group) == 1 and group
+  cursors[place] = number(key('group', group), 'cursor')
+end
+local found = {number(task, 'last'), rules().indexed and 1 or 0, cursors}
+for i = 3 + #names, #ARGV do
+  local seq, member = ARGV[i], member_of(ARGV[i])
+  local facts = rules().indexed and redis.call('HGET', key('facts'), member) or ''
+  local told = {string.gsub(facts, ' v%d+$', ''), -- of a run that is over
+    redis.call('ZSCORE', key('archive'), member) or ''}
+  for place, group in ipairs(names) do
+    if group and (waits_in(group, seq) or is_leased(group, seq)) then
+      told[#told + 1] = place - 1
+      told[#told + 1] = redis.call('HGET', key('moved', group), member) or ''
+      told[#told + 1] = redis.call('HGET', key('expiries', group), member) or ''
+      told[#told + 1] = tonumber(redis.call('HGET', key('deliveries', group), member) or '0')
+      told[#told + 1] = tonumber(redis.call('HGET', key('reads', group), member) or '0')
+    end
+  end
+  found[#found + 1] = told
+end
+return found

@@ -1,0 +1,115 @@
+"""Lua scripts: loaded once, one typed function each, safe to repeat.
+
+A script file starts with comments (KEYS, ARGV, returns). A line `--@include name ...` names the
+files of `redrb/lua/include` whose functions it uses; those files name the ones that they use, so
+nobody lists more than what a file itself calls. Running a script again with the same arguments
+changes nothing more: the client may repeat it when a connection breaks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from redis.exceptions import RedisError
+
+from redrb.connection import Client
+from redrb.connection.failures import is_missing_script
+from redrb.connection.transport import Argument, Pipeline, Reply
+
+_INCLUDE = "--@include "
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script as the server runs it.
+
+    Attributes:
+        text: Source with the parts it stands on, without comments.
+        sha: SHA-1 of `text`, the name under which a server caches it.
+    """
+
+    text: str
+    sha: str
+
+
+@cache
+def load(name: str) -> Script:
+    """Return the script in `redrb/lua/<name>.lua`, such as "take/finish"."""
+    text = "\n".join(_bare(_read(each)) for each in _with_includes(name))
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def run(
+    client: Client,
+    script: Script,
+    keys: Sequence[Argument],
+    arguments: Sequence[Argument],
+    *,
+    retry_s: float | None = None,
+) -> Reply:
+    """Run a script, and again while Redis is away; load it where the server does not know it.
+
+    Raises:
+        StoreUnavailable: Redis stayed away.
+        StoreError: The server or the script answered with an error.
+    """
+    return client.retrying(lambda: run_once(client, script, keys, arguments), retry_s=retry_s)
+
+
+def run_once(
+    client: Client, script: Script, keys: Sequence[Argument], arguments: Sequence[Argument]
+) -> Reply:
+    """Run a script without retries; raises redis-py's exceptions."""
+    try:
+        return client.once("EVALSHA", script.sha, len(keys), *keys, *arguments)
+    except RedisError as error:
+        if not is_missing_script(error):
+            raise
+    return client.once("EVAL", script.text, len(keys), *keys, *arguments)
+
+
+def add_to(
+    pipeline: Pipeline,
+    script: Script,
+    keys: Sequence[Argument],
+    arguments: Sequence[Argument],
+    *,
+    whole: bool,
+) -> None:
+    """Append a script to a pipeline.
+
+    Args:
+        pipeline: Where to.
+        script: The script.
+        keys: Its KEYS.
+        arguments: Its ARGV.
+        whole: Send its text and not only its name. In a transaction a script that the server does
+            not know would leave the other commands done and itself undone.
+    """
+    called = ("EVAL", script.text) if whole else ("EVALSHA", script.sha)
+    pipeline.add(*called, len(keys), *keys, *arguments)
+
+
+def _with_includes(name: str, found: dict[str, None] | None = None) -> list[str]:
+    """Return a file and all that it includes, each once, behind everything that it uses."""
+    found = {} if found is None else found
+    for line in _read(name).splitlines():
+        if line.startswith(_INCLUDE):
+            for each in line.removeprefix(_INCLUDE).split():
+                if f"include/{each}" not in found:
+                    _with_includes(f"include/{each}", found)
+    found[name] = None
+    return list(found)
+
+
+def _read(name: str) -> str:
+    return files("redrb.lua").joinpath(f"{name}.lua").read_text("utf-8")
+
+
+def _bare(source: str) -> str:
+    lines = (line.strip() for line in source.splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("--"))

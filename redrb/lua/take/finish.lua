@@ -1,0 +1,47 @@
+-- End a lease, or a part of it.
+-- KEYS[1] stream
+-- ARGV    group, consumer, slot, token, outcome, reason, samples, ends, seq ...
+--         outcome: ack | expire (done, as too stale) | release (back, unharmed) | fail (back, counts
+--         as a failed delivery) | reject (to the dead-letter stream); ends is 1 when nothing of the
+--         lease is left
+-- Returns {'ok', entries} | {'lost'}; the same call again changes nothing and returns {'ok', 0}.
+--@include task index room waiters groups leases endings
+
+begin_writing()
+local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local outcome, reason = ARGV[5], ARGV[6]
+local held = redis.call('HGET', key('leases', group), slot)
+if held == token .. ' ended' then
+  return {'ok', 0}
+elseif held ~= token then
+  return {'lost'}
+end
+
+local seqs, ended = {}, 0
+for i = 9, #ARGV do
+  seqs[i - 8] = ARGV[i] -- as text: to write a number costs ten times as much
+end
+
+if outcome == 'ack' or outcome == 'expire' then
+  ended = end_held(group, slot, seqs, outcome, tonumber(ARGV[7]))
+elseif outcome == 'reject' then
+  ended = reject_held(group, slot, seqs, reason, consumer)
+else
+  for _, seq in ipairs(seqs) do
+    if holds(group, slot, seq) then
+      ended = ended + return_lease(group, seq, outcome == 'fail', consumer)
+    end
+  end
+end
+if ARGV[8] == '1' then
+  redis.call('HSET', key('leases', group), slot, token .. ' ended')
+end
+if redis.call('EXISTS', key('queue', '#room')) == 1 then
+  wake('#room', room_left(), now_ms())
+end
+if rules().indexed then
+  wake_pools(group, now_ms())
+elseif redis.call('EXISTS', key('queue', group)) == 1 then
+  wake_pool(group, now_ms())
+end
+return {'ok', ended}

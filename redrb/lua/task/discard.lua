@@ -1,0 +1,25 @@
+-- Expire entries by their seq, where they wait.
+-- KEYS[1] stream
+-- ARGV    group, seq ...
+-- Returns the number of entries that waited.
+--@include task index room waiters groups
+
+begin_writing()
+local group, found = ARGV[1], {}
+if not exists() or not rules().indexed then
+  return 0
+end
+for i = 2, #ARGV do
+  local pool = waits_in(group, ARGV[i])
+  if pool then
+    withdraw(group, pool, {member_of(ARGV[i])})
+    redis.call('HDEL', key('deliveries', group), member_of(ARGV[i]))
+    found[#found + 1] = ARGV[i]
+  end
+end
+add(key('group', group), 'waiting', -#found)
+add(key('group', group), 'expired', #found)
+left_unread(group, found)
+forget(group, found)
+wake('#room', room_left(), now_ms())
+return #found

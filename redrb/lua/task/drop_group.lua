@@ -1,0 +1,44 @@
+-- Remove a consumer group: entries that only it still needed are deleted.
+-- KEYS[1] stream
+-- ARGV    group
+-- Returns the number of entries deleted.
+--@include task index room waiters groups membership
+
+begin_writing()
+local group = ARGV[1]
+if not exists() or redis.call('SREM', key('groups'), group) == 0 then
+  return 0
+end
+local function each_leased(visit)
+  local from, pending = '-', {}
+  repeat
+    pending = redis.call('XPENDING', stream, group, from, '+', 500)
+    for _, entry in ipairs(pending) do
+      visit(seq_of(entry[1]))
+    end
+    from = #pending > 0 and '(' .. pending[#pending][1] or from
+  until #pending == 0
+end
+
+local deleted = 0
+if #groups() > 0 then
+  local seqs = {}
+  for _, status in ipairs(rules().indexed and STATUSES or {'completed'}) do
+    for _, member in ipairs(redis.call('ZRANGE', key('ready', pool_of(group, status)), 0, -1)) do
+      seqs[#seqs + 1] = tonumber(member)
+    end
+  end
+  each_leased(function(seq)
+    seqs[#seqs + 1] = seq
+  end)
+  for seq = number(key('group', group), 'cursor') + 1, number(task, 'last') do
+    seqs[#seqs + 1] = seq
+  end
+  deleted = forget(group, seqs)
+elseif rules().indexed then
+  each_leased(let_evict)
+end
+redis.call('XGROUP', 'DESTROY', stream, group)
+drop_keys(group)
+wake('#room', room_left(), now_ms())
+return deleted

@@ -1,0 +1,47 @@
+-- Expire what is too stale in some statuses, a part of it at a time: the caller repeats.
+-- KEYS[1] stream
+-- ARGV    group, limit, mode, version, max_staleness, max_token_staleness, status ...
+--         mode: keep (with the status expired) | discard | look; '-' where a rule is not given
+-- Returns {'ok', groups expired, seq ... by look} | {'unversioned'} | {'gone'} | {'more'}: the consumer
+-- group is joining, the same again; repeated, it expires
+-- what is left.
+--@include task index room waiters groups expire membership
+
+begin_writing()
+if not exists() then
+  return {'gone'}
+end
+local group, limit, version = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4])
+local told = rules()
+local by_version, by_token = tonumber(ARGV[5]), tonumber(ARGV[6])
+if (by_version and not told.max_staleness and told.order ~= 'stalest')
+  or (by_token and not told.max_token_staleness) then
+  return {'unversioned'}
+end
+if not join(group) then
+  return {'more'}
+end
+local cut = by_version and version - by_version - 1
+local token_cut = by_token and version - by_token - 1
+if ARGV[3] == 'look' then
+  local found = {'ok', 0}
+  for i = 7, #ARGV do
+    for _, member in ipairs(overdue(pool_of(group, ARGV[i]), cut, token_cut, limit)) do
+      found[#found + 1] = tonumber(member)
+    end
+  end
+  return found
+end
+local note = ARGV[3] == 'keep' and table.concat({ARGV[4], ARGV[5], ARGV[6]}, ' ')
+local expired = 0
+for i = 7, #ARGV do
+  if expired < limit then
+    expired = expired + expire_pool(group, ARGV[i], cut, token_cut, limit - expired, note)
+  end
+end
+if expired > 0 then
+  local now = now_ms()
+  wake('#room', room_left(), now)
+  wake_pool(pool_of(group, 'expired'), now)
+end
+return {'ok', expired}

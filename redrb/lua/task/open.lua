@@ -1,0 +1,70 @@
+-- Create the task, or check that it has the settings asked for.
+-- KEYS[1] stream
+-- ARGV    name, value, ...   settings; one that nobody has given yet is taken over
+-- Returns {'ok', name, value, ..., 'filling', place or nil} with all settings
+--         | {'differs', name, stored, ...} | {'unversioned'}: eviction by staleness without versions
+--         | {'plain'}: run `convert` until it is done, and then the same again
+--         filling: run `fill` until it is done
+--@include task index room convert settings
+
+begin_writing()
+local used = number(task, 'put') > 0
+local differing, given, index, fill = {'differs'}, {}, false, false
+for i = 1, #ARGV, 2 do
+  local name, value = ARGV[i], ARGV[i + 1]
+  local stored = redis.call('HGET', task, name)
+  if name == 'indexed' then
+    index = not stored
+  elseif not stored and used and ((name == 'order' and value ~= 'fifo') or name == 'tags') then
+    stored = name == 'order' and 'fifo' or '' -- what waits was put without
+  elseif not stored and (name == 'max_staleness' or name == 'max_token_staleness') then
+    fill = true
+  end
+  if stored and stored ~= value then
+    differing[#differing + 1] = name
+    differing[#differing + 1] = stored
+  end
+  given[name] = value
+end
+if #differing > 1 then
+  return differing
+end
+local function is_to_be(name)
+  return given[name] or redis.call('HGET', task, name)
+end
+if given.eviction == 'stalest' and is_to_be('order') ~= 'stalest'
+  and not is_to_be('max_staleness') then
+  return {'unversioned'}
+end
+if index and exists() and not is_nearly_indexed(groups()) then
+  return {'plain'}
+end
+if not exists() then
+  -- an entry that is gone again leaves the last id behind: ids count up from there
+  redis.call('DEL', stream)
+  redis.call('XADD', stream, BASE .. '0', 'g', '')
+  redis.call('XDEL', stream, BASE .. '0')
+  redis.call('HSET', task, 'last', '0')
+end
+for name, value in pairs(given) do
+  if name ~= 'indexed' then
+    redis.call('HSET', task, name, value)
+  end
+end
+if index then
+  index_all(groups())
+end
+if fill and not index and rules().indexed then
+  redis.call('HSET', task, 'filling', '0')
+  known_rules = nil
+  fill_versions()
+end
+local settings = {'ok'}
+local stored = redis.call('HMGET', task, unpack(SETTINGS))
+for i, name in ipairs(SETTINGS) do
+  settings[#settings + 1] = name
+  settings[#settings + 1] = stored[i]
+end
+settings[#settings + 1] = 'filling'
+settings[#settings + 1] = redis.call('HGET', task, 'filling')
+return settings

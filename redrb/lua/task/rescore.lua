@@ -1,0 +1,31 @@
+-- Change the priority of entries, and with it their place in the order.
+-- KEYS[1] stream
+-- ARGV    order, seq, priority, score, ...     order: that the scores are of
+-- Returns the number of entries that are stored; -1 where the task is gone, or has another order
+--@include task index room groups
+
+begin_writing()
+local changed = 0
+if not exists() or rules().order ~= ARGV[1] then
+  return -1
+end
+for i = 2, #ARGV, 3 do
+  local member, seq = member_of(ARGV[i]), ARGV[i]
+  local facts = facts_of(member)
+  if facts then
+    local homes = {}
+    for _, group in ipairs(groups()) do
+      homes[group] = waits_in(group, seq)
+    end
+    for group, pool in pairs(homes) do
+      withdraw(group, pool, {member})
+    end
+    facts[PRIORITY], facts[SCORE] = ARGV[i + 1], ARGV[i + 2]
+    redis.call('HSET', key('facts'), member, table.concat(facts, ' '))
+    for group, pool in pairs(homes) do
+      enter(group, pool, {member}, {facts})
+    end
+    changed = changed + 1
+  end
+end
+return changed

@@ -1,0 +1,56 @@
+-- How many groups there are of each policy version. Writes nothing.
+-- KEYS[1] stream
+-- ARGV    group
+-- Returns a flat list kind, version, groups, ...; kinds: w waiting, l leased, t taken (by staleness
+-- when it was taken), each by o, the oldest, or n, the newest token; of those taken also the share of
+-- o that came in flight, f, and in the queue, q.
+--@include task index room
+
+local group, found = ARGV[1], {}
+local function tell(kind, version, groups)
+  found[#found + 1], found[#found + 2], found[#found + 3] = kind, version, groups
+end
+
+-- distinct scores of a sorted set, one look each
+local function tell_scores(kind, name)
+  local after, entry = '-inf', nil
+  repeat
+    entry = redis.call('ZRANGEBYSCORE', name, after, '(inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    if entry[2] then
+      tell(kind, entry[2], redis.call('ZCOUNT', name, entry[2], entry[2]))
+      after = '(' .. entry[2]
+    end
+  until not entry[2]
+end
+
+if not exists() or not rules().indexed then
+  return found
+end
+for _, status in ipairs(STATUSES) do
+  local pool = pool_of(group, status)
+  if rules().order == 'stalest' or rules().max_staleness then
+    tell_scores('wo', versions_of(pool))
+  end
+  tell_scores('wn', key('newest', pool))
+end
+if redis.call('SISMEMBER', key('groups'), group) == 1 then
+  local from, pending = '-', {}
+  repeat
+    pending = redis.call('XPENDING', stream, group, from, '+', 500)
+    for _, entry in ipairs(pending) do
+      local facts = facts_of(member_of(seq_of(entry[1])))
+      if facts and facts[VERSION] ~= '-' then
+        tell('lo', facts[VERSION], 1)
+      end
+      if facts and facts[NEWEST] ~= '-' then
+        tell('ln', facts[NEWEST], 1)
+      end
+    end
+    from = #pending > 0 and '(' .. pending[#pending][1] or from
+  until #pending == 0
+end
+local taken = redis.call('HGETALL', key('staleness', group))
+for i = 1, #taken, 2 do
+  tell('t' .. string.sub(taken[i], 1, 1), string.sub(taken[i], 2), tonumber(taken[i + 1]))
+end
+return found

@@ -1,0 +1,74 @@
+-- Make a staged version the newest, for good, and forget those that nobody needs any more.
+-- KEYS[1] versions
+-- ARGV    owner, token, version, keep, max_bytes, elsewhere ('1': chunks are on other nodes, and
+--         were looked after already), kind, base, nbytes, stored, delta, names, full, pieces, manifest
+-- Returns {'ok', created ms} | {'fenced'} | {'stale', newest version}
+--         | {'base', newest version that is no adapter} | {'gone', keys found};
+--         the same call again changes nothing and returns {'ok', created ms}.
+--@include weights retention
+
+begin_writing()
+local owner, token, version = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local keep, max_bytes, elsewhere = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
+local kind, base, full, pieces = ARGV[7], tonumber(ARGV[8]), ARGV[13], ARGV[14]
+
+local last = newest()
+local earlier = at(version)
+if earlier and earlier.token == token then
+  return {'ok', earlier.created_ms}
+end
+local now_owner = redis.call('HGET', fence, 'owner')
+if not now_owner then -- the server was emptied
+  return {'gone', 0}
+end
+if now_owner == owner and redis.call('HGET', fence, 'token') ~= token then
+  return {'gone', 0} -- the server lost the last second before it was restarted
+end
+if now_owner ~= owner or redis.call('HGET', fence, 'token') ~= token then
+  return {'fenced'}
+end
+if last and last.version >= version then
+  return {'stale', last.version}
+end
+
+if elsewhere then
+  for token_of_keys in string.gmatch(full .. ';' .. pieces, '(%d+) %d+ %d+') do
+    if redis.call('SISMEMBER', dropped, token_of_keys) == 1 then
+      return {'gone', 0}
+    end
+  end
+end
+
+local anchor = kind == 'full' and version or 0
+if base > 0 then
+  local stands_on = kind == 'lora' and at(base) or newest_state()
+  if not stands_on or stands_on.version ~= base or stands_on.kind == 'lora' then
+    return {'base', stands_on and stands_on.version or 0}
+  end
+  anchor = anchor > 0 and anchor or stands_on.anchor
+end
+
+if not elsewhere then
+  local names = add_keys(add_keys({}, 'chunk', full), 'delta', pieces)
+  local found = on_keys('EXISTS', names)
+  if found < #names then
+    return {'gone', found}
+  end
+  on_keys('PERSIST', names)
+end
+local created_ms = string.format('%.0f', now_ms())
+redis.call('HSET', manifests, ARGV[3], ARGV[15])
+redis.call('XADD', versions, ARGV[3] .. '-0', 'kind', kind, 'token', token, 'base', ARGV[8],
+  'anchor', string.format('%.0f', anchor), 'nbytes', ARGV[9], 'stored', ARGV[10],
+  'delta', ARGV[11], 'names', ARGV[12], 'created_ms', created_ms, 'full', full, 'pieces', pieces)
+
+local names = forget(keep, max_bytes)
+if elsewhere then
+  redis.call('SADD', prefix .. 'unsettled', ARGV[3])
+  for _, name in ipairs(names) do
+    redis.call('SADD', prefix .. 'trash', string.sub(name, #prefix + 1))
+  end
+else
+  on_keys('UNLINK', names)
+end
+return {'ok', created_ms}

@@ -1,9 +1,0 @@
--- Make a publisher the owner: the one before it can commit nothing more.
--- KEYS[1] versions
--- ARGV    owner
--- Returns 1.
---@ _weights
-
-begin_writing()
-redis.call('HSET', fence, 'owner', ARGV[1])
-return 1

@@ -1,0 +1,222 @@
+"""`ExperienceLoader`: batches that are there when the step ends."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from redrb.errors import ConfigError, LeaseLost
+from redrb.experience import Experience, Status
+from redrb.experience.records import Side
+from redrb.stream import ExperienceStream, Lease
+from redrb.stream.arguments import (
+    AnyStatus,
+    checked_least,
+    checked_status,
+    checked_timeout,
+    whole,
+    whole_or_none,
+)
+from redrb.stream.feeding.placing import Placer
+from redrb.stream.feeding.prefetch_thread import Ahead
+
+
+class ExperienceLoader:
+    """Yields padded batches; the next ones are taken, decoded and copied while the step runs.
+
+    A batch is acknowledged when the loop comes back for the next one, which is after its step. What
+    a loop did not come back for is given back unharmed: prefetched batches as soon as the loop is
+    over, the last batch by `close`, unless its user has ended it (`loader.lease.ack()`). Left by an
+    exception, a `with` block counts a failed delivery of the last batch only.
+
+    It holds up to `prefetch` + 1 batches, so a batch may be `prefetch` steps staler than one that
+    is taken when it is needed. Belongs to one thread; a second loop ends the first.
+
+    Attributes:
+        lease: Lease of the batch that was given last; None before.
+        wait_for_batch_s: Seconds that loops have waited for batches.
+        last_wait_for_batch_s: Seconds that they waited for the last one.
+        batches: Batches that were given.
+
+    Example:
+        >>> with ExperienceLoader(stream, 32, device="cuda", pin_memory=True, steps=1000) as loader:
+        ...     for batch in loader:
+        ...         train(batch)
+    """
+
+    def __init__(
+        self,
+        stream: ExperienceStream,
+        batch_size: int,
+        *,
+        prefetch: int = 2,
+        steps: int | None = None,
+        device: str | torch.device = "cpu",
+        pin_memory: bool = False,
+        side: Side = "left",
+        timeout: float | None = None,
+        at_least: int | None = None,
+        status: AnyStatus = Status.COMPLETED,
+        where: Mapping[str, Any] | None = None,
+        acknowledge: bool = True,
+        first_step: int = 0,
+        **take: Any,
+    ) -> None:
+        """Describe the batches; a thread takes them from the first `for` on.
+
+        Args:
+            stream: Where from; it stays the caller's, to be closed after the loader.
+            batch_size: Groups in a batch.
+            prefetch: Most batches that are taken ahead, >= 1.
+            steps: Batches of a loop; None: it goes on until a batch does not come in time.
+            device: Where batches are needed.
+            pin_memory: Decode into pinned memory: copies to the device then go on beside the step.
+            side: Where padding goes.
+            timeout: Seconds that the loop waits for a batch, before a last look that may take one
+                more; None waits for ever, and logs every half minute what is missing.
+            at_least, status, where: As for `stream.take`.
+            acknowledge: Whether the loop does it. Without it each lease belongs to the caller, who
+                keeps `loader.lease` and ends it, for instance after a checkpoint.
+            first_step: `step` of the first batch, where `rank` is given: it counts up by one a
+                batch, from loop to loop.
+            take: Further keywords of `stream.take`, such as `rank` and `world_size`.
+
+        Raises:
+            ConfigError: An argument cannot be used.
+        """
+        if not isinstance(stream, ExperienceStream):
+            raise ConfigError(f"a {type(stream).__name__} is no redrb.ExperienceStream.")
+        self._stream = stream
+        self._batch_size, least = checked_least(batch_size, at_least)
+        self._prefetch = whole("prefetch", prefetch, 1)
+        self._steps = whole_or_none("steps", steps, 0)
+        self._timeout = checked_timeout(timeout)
+        self._placer = Placer(device, side, pin_memory=pin_memory)
+        self._acknowledge = acknowledge
+        self._step = whole("first_step", first_step)
+        status = checked_status(status)
+        self._keywords = {**take, "at_least": least, "status": status, "where": where}
+        self._ahead: Ahead | None = None
+        self._pid = os.getpid()
+        self.lease: Lease | None = None
+        self.wait_for_batch_s = self.last_wait_for_batch_s = 0.0
+        self.batches = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            lease = self._own_lease()
+            if error is not None and lease is not None:
+                lease.__exit__(kind, error, trace)
+        finally:
+            self.close()
+
+    def __iter__(self) -> Iterator[Experience]:
+        """Begin a loop; one that is under way ends."""
+        ahead = self._begin()
+        return _Loop(partial(self._next, ahead), ahead)
+
+    @property
+    def ready(self) -> int:
+        """Batches that are there and were not given yet."""
+        return 0 if self._ahead is None else self._ahead.ready
+
+    def stop(self) -> None:
+        """Let the loop that is under way end at once, as if there were no more batches.
+
+        Never blocks and may be called from anywhere, such as from a signal's handler.
+        """
+        ahead = self._ahead
+        if ahead is not None:
+            ahead.stop()
+
+    def close(self) -> None:
+        """End the loop that is under way, and give back what is not ended; the thread ends too.
+
+        With `acknowledge=False` the leases of batches that were given stay the caller's.
+        """
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+        lease = self._own_lease()
+        if lease is not None:
+            with suppress(LeaseLost):  # others have it already
+                lease.release()
+
+    def _begin(self) -> Ahead:
+        self.close()
+        if self._pid != os.getpid():  # a fork: the lease is its parent's
+            self._pid, self.lease = os.getpid(), None
+        stream, count, keywords, first = self._stream, self._batch_size, self._keywords, self._step
+
+        def take(number: int) -> Lease:
+            step: dict[str, Any] = {"step": first + number} if "rank" in keywords else {}
+            return stream.take(count, **keywords, **step)
+
+        ahead = Ahead(take, self._placer, prefetch=self._prefetch, steps=self._steps)
+        self._ahead = ahead
+        return ahead
+
+    def _next(self, ahead: Ahead) -> Experience | None:
+        """Acknowledge the batch before, and return the next one; None at the end."""
+        if self._ahead is not ahead:
+            return None
+        lease = self._own_lease()
+        if lease is not None:
+            lease.ack()
+        began = time.monotonic()
+        try:
+            given = ahead.next(self._timeout)
+        finally:
+            self.last_wait_for_batch_s = time.monotonic() - began
+            self.wait_for_batch_s += self.last_wait_for_batch_s
+        if given is None:
+            return None
+        self.lease = given.lease
+        self.batches += 1
+        self._step += 1
+        return given.placed.ready()
+
+    def _own_lease(self) -> Lease | None:
+        """Return the last batch's lease if it is this object's to end; a fork of it ends none."""
+        ours = self._acknowledge and self._pid == os.getpid()
+        return self.lease if ours and self.lease else None
+
+
+class _Loop:
+    """One loop over a loader; its batches go back when nobody holds it any more."""
+
+    def __init__(self, take: Callable[[], Experience | None], ahead: Ahead) -> None:
+        self._take = take
+        self._ahead = ahead
+        self._finalizer = weakref.finalize(self, ahead.stop)
+        self._finalizer.atexit = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Experience:
+        batch = None
+        try:
+            batch = self._take()
+        finally:
+            if batch is None:  # the end, or an exception
+                self._ahead.stop()
+        if batch is None:
+            raise StopIteration
+        return batch

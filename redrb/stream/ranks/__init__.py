@@ -1,0 +1,1 @@
+"""Takes of data-parallel ranks: one batch a step, dealt to all ranks."""

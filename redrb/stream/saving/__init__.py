@@ -1,0 +1,1 @@
+"""A task in a file: saved while others use it, resumed in one step."""

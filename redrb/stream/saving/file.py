@@ -1,0 +1,188 @@
+"""The file of a saved task: `docs/saving.md` says it in words.
+
+It is read from an untrusted source: lengths are checked before anything is allocated for them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum
+from typing import Any, BinaryIO, Final, NamedTuple, NoReturn
+
+import msgpack
+import xxhash
+
+from redrb.codec.wire import MAX_BLOB_BYTES, unpack
+from redrb.errors import DecodeError
+from redrb.stream.saving.snapshot import DeadRecord, GroupRecord, TaskHeader
+
+MAGIC: Final = b"RDRBTASK"
+VERSION: Final = 1
+PREFIX: Final = struct.Struct("<8sHH")
+"""Magic, version, flags."""
+FRAME: Final = struct.Struct("<BIQ")
+"""Kind, bytes of the head, bytes of the payload."""
+
+MAX_HEAD_BYTES: Final = 16 << 20
+DIGEST_BYTES: Final = 16
+_CHUNK_BYTES: Final = 1 << 20
+
+
+class Kind(IntEnum):
+    """What a frame holds."""
+
+    HEADER = 1
+    GROUP = 2
+    DEAD_LETTER = 3
+    TERMS = 4
+    PRODUCERS = 5
+    END = 255
+
+
+class Frame(NamedTuple):
+    """A frame as it was read; the payload is empty where it was only checked."""
+
+    kind: Kind
+    head: Any
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What a file holds, as its end says.
+
+    Attributes:
+        groups: Groups, history included.
+        archived: Those of them that are history.
+        dead_letters: Dead letters.
+        waiting: Groups that each consumer group needs.
+        cursors: Where each consumer group of a plain task was: beyond it everything waits.
+    """
+
+    groups: int = 0
+    archived: int = 0
+    dead_letters: int = 0
+    waiting: list[int] = field(default_factory=list)
+    cursors: list[int] = field(default_factory=list)
+
+
+class SaveWriter:
+    """Writes the frames of one file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = xxhash.xxh3_128()
+        self._write(PREFIX.pack(MAGIC, VERSION, 0))
+
+    def header(self, header: TaskHeader) -> None:
+        """Write the task without its groups."""
+        self._frame(Kind.HEADER, asdict(header))
+
+    def group(self, record: GroupRecord, payload: bytes) -> None:
+        """Write one group."""
+        self._frame(Kind.GROUP, record, payload)
+
+    def dead_letter(self, record: DeadRecord) -> None:
+        """Write one dead letter; its payload is that of the group."""
+        *others, (name, value) = record.fields
+        if name == b"g":
+            self._frame(Kind.DEAD_LETTER, [record.entry_id, others, True], value)
+        else:
+            self._frame(Kind.DEAD_LETTER, [record.entry_id, record.fields, False])
+
+    def pairs(self, kind: Kind, pairs: dict[str, str]) -> None:
+        """Write a part of the strings of tags, or of what producers did last."""
+        if pairs:
+            self._frame(kind, pairs)
+
+    def end(self, ending: Ending) -> None:
+        """Write the end, and the checksum of everything."""
+        self._frame(Kind.END, asdict(ending))
+        self._file.write(self._digest.digest())
+
+    def _frame(self, kind: Kind, head: Any, payload: bytes = b"") -> None:
+        packed = msgpack.packb(head)
+        self._write(FRAME.pack(kind, len(packed), len(payload)))
+        self._write(packed)
+        self._write(payload)
+
+    def _write(self, data: bytes) -> None:
+        self._digest.update(data)
+        self._file.write(data)
+
+
+class SaveReader:
+    """Reads the frames of one file, in constant memory."""
+
+    def __init__(self, file: BinaryIO, where: str) -> None:
+        """Read the beginning.
+
+        Raises:
+            DecodeError: It is not the file of a saved task, or newer than this redrb.
+        """
+        self._file = file
+        self._where = where
+        self._digest = xxhash.xxh3_128()
+        self._left = file.seek(0, 2)
+        file.seek(0)
+        if self._left < PREFIX.size:
+            raise DecodeError(f"{where} is not a saved task: it is too short.")
+        magic, version, flags = PREFIX.unpack(self._read(PREFIX.size))
+        if magic != MAGIC:
+            raise DecodeError(f"{where} is not a saved task: give a file of `redrb save`.")
+        if version != VERSION or flags:
+            raise DecodeError(
+                f"{where} is of format {version}, newer than {VERSION}, the newest known here: "
+                "upgrade redrb."
+            )
+
+    def frames(self, *, payloads: bool) -> Iterator[Frame]:
+        """Yield all frames, and check the file to its end.
+
+        Args:
+            payloads: Whether they are wanted; else they are only checked.
+
+        Raises:
+            DecodeError: The file is damaged or incomplete.
+        """
+        kind = None
+        while kind is not Kind.END:
+            if self._left < FRAME.size + DIGEST_BYTES:
+                self._damaged("it ends too early")
+            number, head_bytes, nbytes = FRAME.unpack(self._read(FRAME.size))
+            if number not in set(Kind):
+                self._damaged(f"there is no frame of kind {number}")
+            kind = Kind(number)
+            if head_bytes > MAX_HEAD_BYTES or nbytes > MAX_BLOB_BYTES:
+                self._damaged("a frame is too large")
+            if head_bytes + nbytes + DIGEST_BYTES > self._left:
+                self._damaged("it ends too early")
+            head = self._read(head_bytes)
+            payload = self._read(nbytes) if payloads else self._skip(nbytes)
+            yield Frame(kind, self._unpacked(head), payload)
+        if self._left != DIGEST_BYTES or self._file.read(DIGEST_BYTES) != self._digest.digest():
+            self._damaged("its checksum is another")
+
+    def _unpacked(self, head: bytes) -> Any:
+        try:
+            return unpack(head, "record")
+        except DecodeError as error:
+            raise DecodeError(f"{self._where} is damaged: {error}") from error
+
+    def _read(self, nbytes: int) -> bytes:
+        data = self._file.read(nbytes)
+        if len(data) != nbytes:
+            self._damaged("it ends too early")
+        self._left -= nbytes
+        self._digest.update(data)
+        return data
+
+    def _skip(self, nbytes: int) -> bytes:
+        for begin in range(0, nbytes, _CHUNK_BYTES):
+            self._read(min(_CHUNK_BYTES, nbytes - begin))
+        return b""
+
+    def _damaged(self, why: str) -> NoReturn:
+        raise DecodeError(f"{self._where} is damaged: {why}. Use another copy of it.")

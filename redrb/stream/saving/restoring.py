@@ -1,0 +1,259 @@
+"""A saved task is put together out of sight, on a stage, and takes its place in one step.
+
+Parts go to the stage like puts: payload by XADD and what is told of it to a script, in one
+transaction, once however often it is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from redrb.connection.transport import Argument, Reply, first_error, packed
+from redrb.errors import ConfigError, StoreError, TaskMismatch
+from redrb.keys import TaskKeys
+from redrb.lua.scripts import add_to, load, run
+from redrb.stream.saving.file import Ending, Kind
+from redrb.stream.saving.records import tag_names
+from redrb.stream.saving.snapshot import (
+    PAGE_BYTES,
+    PAGE_GROUPS,
+    ConsumerGroup,
+    DeadRecord,
+    GroupRecord,
+    TaskHeader,
+    ledger_of,
+    settings_of,
+)
+from redrb.stream.task.store import ID_BASE, TaskStore
+
+STAGE_TTL_MS = 600_000
+"""How long a stage lives on when nobody goes on with it."""
+
+_RESTORING_TTL_MS = 86_400_000
+
+
+@dataclass(slots=True)
+class _Page:
+    """Entries that go to the stage in one transaction, and what is told of each."""
+
+    commands: list[tuple[list[Argument], bytes]] = field(default_factory=list)
+    told: list[Any] = field(default_factory=list)
+    nbytes: int = 0
+
+    def fits(self, nbytes: int) -> bool:
+        return len(self.commands) < PAGE_GROUPS and self.nbytes + nbytes <= PAGE_BYTES
+
+    def add(self, command: list[Argument], payload: bytes, told: Any = None) -> None:
+        self.commands.append((command, payload))
+        self.told.append(told)
+        self.nbytes += len(payload)
+
+
+class Restoring:
+    """One attempt to restore a task: a stage of its own, and the parts that were put on it."""
+
+    def __init__(self, store: TaskStore, header: TaskHeader, ending: Ending) -> None:
+        self.header = header
+        self.ending = ending
+        self._store = store
+        self._token = uuid.uuid4().hex
+        self._stage = TaskKeys(f"{store.keys.prefix}restoring:{self._token}:")
+        self._part = 0
+        self._page = _Page()
+        self._kind = Kind.GROUP
+        self._last = 0
+        self._names = [group.name for group in header.groups]
+        self._late: list[str] = []
+        self._settings: dict[str, str] = {}
+        self._cursors: dict[str, int] = {}
+        self._members: Counter[str] = Counter()
+
+    def begin(self) -> None:
+        """Begin a stage, after a look at whether the task may be restored at all.
+
+        Raises:
+            ConfigError: It was used, or has other settings.
+        """
+        put, stored, fields, *groups = self._run("saving/restore_begin", _RESTORING_TTL_MS)
+        if put or stored:
+            raise self._used()
+        own = {k.decode(): v.decode() for k, v in zip(fields[::2], fields[1::2], strict=True)}
+        self._settings = self._merged(settings_of(own))
+        # who has joined already would find all that is stored, and waits for it
+        self._late = sorted({name.decode() for name in groups} - set(self._names))
+        self._send("task", {"task": self._task(), "groups": self._groups()})
+
+    def group(self, record: GroupRecord, payload: bytes) -> None:
+        """Put a group on the stage."""
+        needs = [(self._names[place], *others) for place, *others in record.needs]
+        if not record.archived:
+            needs += [(name, "", "", 0, 0) for name in self._late]
+        for need in needs:
+            name = str(need[0])
+            self._members[name] += self._is_indexed() or record.seq <= self._cursors[name]
+        told = [record.seq, len(payload), self._facts(record, payload), record.archived, needs]
+        command: list[Argument] = ["XADD", self._stage.stream, "NOMKSTREAM"]
+        self._add(Kind.GROUP, [*command, f"{ID_BASE}{record.seq}", "g"], payload, told)
+        self._last = record.seq
+
+    def dead_letter(self, record: DeadRecord) -> None:
+        """Put a dead letter on the stage."""
+        *others, (name, value) = record.fields
+        words = [word for pair in others for word in pair]
+        self._add(
+            Kind.DEAD_LETTER, ["XADD", self._stage.dead, record.entry_id, *words, name], value
+        )
+
+    def pairs(self, kind: Kind, pairs: Mapping[str, str]) -> None:
+        """Put strings of tags, or what producers did last, on the stage."""
+        self._flush()
+        self._send("terms" if kind is Kind.TERMS else "producers", pairs)
+
+    def end(self) -> None:
+        """Let the stage take the place of the task.
+
+        Raises:
+            ConfigError: The task was used meanwhile, or given other settings.
+            StoreError: The stage is gone.
+        """
+        self._flush()
+        self._send("end", [self.header.last, self._last])
+        facts = self.ending.groups if self._is_indexed() else 0
+        expected: list[Argument] = [self.ending.groups, facts]
+        for name in self._cursors:
+            expected += [name, self._members[name]]
+        outcome, *names = self._run("saving/restore_end", *expected)
+        if outcome == b"used":
+            raise self._used()
+        if outcome == b"differs":
+            listed = ", ".join(name.decode() for name in names)
+            raise ConfigError(
+                f"task {self._store.task!r} was given another {listed} while it was restored: "
+                "nothing was changed; resume it again."
+            )
+        if outcome == b"gone":
+            raise self._gone()
+
+    def give_up(self) -> None:
+        """Delete the stage; where Redis is away it expires by itself."""
+        try:
+            self._run("saving/restore_begin", 0)
+        except StoreError:
+            return
+
+    def _add(self, kind: Kind, command: list[Argument], payload: bytes, told: Any = None) -> None:
+        if kind is not self._kind or not self._page.fits(len(payload)):
+            self._flush()
+        self._kind = kind
+        self._page.add(command, payload, told)
+
+    def _flush(self) -> None:
+        page, self._page = self._page, _Page()
+        if page.commands:
+            group = self._kind is Kind.GROUP
+            self._send("entries" if group else "dead", page.told if group else [], page)
+
+    def _send(self, what: str, told: Any, page: _Page | None = None) -> None:
+        """Put the next part on the stage, once however often it is sent."""
+        self._part += 1
+        pipeline = self._store.client.transaction(self._stage.none)
+        for command, payload in page.commands if page is not None else ():
+            pipeline.add_payload(packed(*command), len(command) + 1, [payload], len(payload))
+        arguments: list[Argument] = [self._part, STAGE_TTL_MS, what, json.dumps(told)]
+        add_to(pipeline, load("saving/restore"), [self._stage.stream], arguments, whole=True)
+        pipeline.add("EXEC")
+        outcome = self._store.client.retrying(
+            lambda: _outcome(self._store.client.exchange(pipeline))
+        )
+        if outcome == b"gone":
+            raise self._gone()
+
+    def _merged(self, own: Mapping[str, str]) -> dict[str, str]:
+        """Return the settings of the task, and of the file where it has none.
+
+        Raises:
+            TaskMismatch: What groups were put with is another.
+        """
+        saved = self.header.settings
+        differing: dict[str, tuple[object, object]] = {}
+        for name, default in (("format", "1"), ("order", "fifo"), ("sampled", "0")):
+            if name in own and own[name] != saved.get(name, default):
+                differing[name] = (own[name], saved.get(name, default))
+        if "tags" in own and tag_names(own) != tag_names(saved):
+            differing["tags"] = (list(tag_names(own)), list(tag_names(saved)))
+        if differing:
+            raise TaskMismatch(self._store.task, differing)
+        return {**saved, **own}
+
+    def _is_indexed(self) -> bool:
+        return self._settings.get("indexed") == "1"
+
+    def _facts(self, record: GroupRecord, payload: bytes) -> str:
+        """Return a group's facts; in a plain task that becomes an indexed one, as it makes them."""
+        if record.facts or not self._is_indexed():
+            return record.facts
+        return f"{len(payload)} completed {record.seq} - - - 0 1"
+
+    def _task(self) -> dict[str, str]:
+        return {**self._settings, **_texts(self.header.counters)}
+
+    def _groups(self) -> dict[str, dict[str, dict[str, str]]]:
+        """Return what the stage is told of each consumer group, and note where each one is."""
+        last, ending = self.header.last, self.ending
+        here = ending.groups - ending.archived
+        late = [ConsumerGroup(name, self._counters_of_late(here), here) for name in self._late]
+        waiting = [*ending.waiting, *[here] * len(late)]
+        cursors = [*ending.cursors, *[0] * len(late)]
+        if self._is_indexed():
+            cursors = [last] * len(cursors)
+        told = {}
+        for group, own, cursor in zip([*self.header.groups, *late], waiting, cursors, strict=True):
+            state = ledger_of(group, own, last=last, cursor=cursor)
+            told[group.name] = {"state": _texts(state), "staleness": _texts(group.staleness)}
+            self._cursors[group.name] = state["cursor"]
+        return told
+
+    def _counters_of_late(self, here: int) -> dict[str, int]:
+        """Return counters of a consumer group that finds `here` groups, as joining makes them."""
+        never_found = self.header.counters.get("put", 0) - here
+        unread = int(self._settings.get("max_reads", "1")) * never_found
+        counters = {"waiting": here}
+        return {**counters, "unread": unread} if self._is_indexed() else counters
+
+    def _run(self, name: str, *arguments: Argument) -> Reply:
+        keys = [self._store.keys.stream]
+        return run(self._store.client, load(name), keys, [self._token, *arguments])
+
+    def _used(self) -> ConfigError:
+        return ConfigError(
+            f"task {self._store.task!r} is not new: something was put into it. Resume into another "
+            "task or namespace, or clear() it first; nothing was changed."
+        )
+
+    def _gone(self) -> StoreError:
+        return StoreError(
+            f"what was restored of task {self._store.task!r} is gone: somebody else resumes it, or "
+            "Redis was away for too long. Nothing was changed; try again."
+        )
+
+
+def _texts(counts: Mapping[str, int]) -> dict[str, str]:
+    return {name: str(count) for name, count in counts.items()}
+
+
+def _outcome(replies: Sequence[Reply]) -> bytes:
+    """Return what became of a part; where it had come before, its entries are refused."""
+    results = replies[-1]
+    error = first_error(replies)
+    if error is not None:
+        raise error
+    outcome = results[-1]
+    error = first_error(results)
+    if error is not None and outcome not in (b"again", b"gone"):
+        raise error
+    return bytes(outcome)

@@ -1,0 +1,150 @@
+"""Experience as a sender keeps it: counted, copied to the CPU, dealt out row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from redrb.errors import RecordError
+from redrb.experience import BufferItem, Experience
+from redrb.experience.batching import METADATA
+from redrb.experience.records import TENSOR_FIELDS, batch_size, named_tensors, per_sample
+from redrb.stream.put.intake import GroupedRows, Items
+
+R = TypeVar("R", BufferItem, Experience)
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """What one `send` was given.
+
+    Attributes:
+        items: The experience; a list of samples is one group, an Experience one group a row.
+        groups: Groups in it, before filters.
+        nbytes: Bytes of its tensors.
+        copies: Copies from accelerators that may still be under way.
+    """
+
+    items: Experience | GroupedRows | list[BufferItem]
+    groups: int
+    nbytes: int
+    copies: Sequence[torch.cuda.Event] = field(default=())
+
+    @classmethod
+    def of(cls, items: Items | GroupedRows) -> Parcel:
+        """Count what was given.
+
+        Raises:
+            RecordError: It is no experience, or a field is no tensor.
+        """
+        if isinstance(items, Experience):
+            return cls(items, batch_size(items), _nbytes(items))
+        if isinstance(items, GroupedRows):
+            return cls(items, len(items.rows()), _nbytes(items.experience))
+        samples = [items] if isinstance(items, BufferItem) else _listed(items)
+        return cls(samples, min(1, len(samples)), sum(map(_nbytes, samples)))
+
+    def copied(self) -> Parcel:
+        """Return the same in memory of its own, on the CPU.
+
+        From an accelerator of type "cuda" the copy goes on beside other work: what is later queued
+        on the current stream of that device may change the tensors. Extras are not copied.
+        """
+        offload = _Offload()
+        items: Experience | GroupedRows | list[BufferItem]
+        if isinstance(self.items, Experience):
+            items = _changed(self.items, offload)
+        elif isinstance(self.items, GroupedRows):
+            items = GroupedRows(_changed(self.items.experience, offload))
+        else:
+            items = [_changed(item, offload) for item in self.items]
+        return replace(self, items=items, copies=offload.events())
+
+    def part(self, first: int, step: int) -> Parcel:
+        """Return every `step`th group from `first` on, as views where rows are groups."""
+        if step == 1:
+            return self
+        groups = len(range(first, self.groups, step))
+        if isinstance(self.items, list):
+            return self if groups else replace(self, items=[], groups=0, nbytes=0)
+        if isinstance(self.items, GroupedRows):
+            chosen = [row for rows in self.items.rows()[first::step] for row in rows]
+            experience = _rows(self.items.experience, chosen, lambda tensor: tensor[chosen])
+            return Parcel(GroupedRows(experience), groups, _nbytes(experience), self.copies)
+        every = range(first, self.groups, step)
+        experience = _rows(self.items, every, lambda tensor: tensor[first::step])
+        return Parcel(experience, groups, _nbytes(experience), self.copies)
+
+
+class _Offload:
+    """Copies tensors to the CPU."""
+
+    def __init__(self) -> None:
+        self._devices: set[torch.device] = set()
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        if tensor.device.type == "cpu":
+            return tensor.clone()
+        if tensor.device.type != "cuda":
+            return tensor.cpu()
+        self._devices.add(tensor.device)
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
+
+    def events(self) -> list[torch.cuda.Event]:
+        """Return what happens when the copies are made: an event for each device."""
+        events = []
+        for device in self._devices:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(device))
+            events.append(event)
+        return events
+
+
+def _changed(record: R, change: Callable[[Tensor], Tensor]) -> R:
+    """Return a record with other tensors and containers of its own."""
+    fields: dict[str, Any] = {
+        name: None if (tensor := getattr(record, name)) is None else change(tensor)
+        for name in TENSOR_FIELDS
+    }
+    fields["tensors"] = {name: change(tensor) for name, tensor in record.tensors.items()}
+    for name in METADATA:
+        value = getattr(record, name)
+        if isinstance(value, Mapping):
+            fields[name] = dict(value)
+        elif isinstance(value, list):
+            fields[name] = list(value)
+    return replace(record, **fields)
+
+
+def _rows(
+    experience: Experience, rows: Sequence[int], choose: Callable[[Tensor], Tensor]
+) -> Experience:
+    """Return some rows of a batch; `choose` returns them of a tensor."""
+    size = batch_size(experience)
+    chosen = _changed(experience, choose)
+    for name in METADATA:
+        values = per_sample(experience, name, size)
+        setattr(chosen, name, [values[row] for row in rows])
+    return chosen
+
+
+def _listed(items: object) -> list[BufferItem]:
+    if not isinstance(items, Sequence):
+        raise RecordError(
+            f"a {type(items).__name__} cannot be sent: give a redrb.BufferItem, a list of them, "
+            "which is one group, or a redrb.Experience."
+        )
+    for item in items:
+        if not isinstance(item, BufferItem):
+            raise RecordError(f"a group holds a {type(item).__name__}: give redrb.BufferItem.")
+    return list(items)
+
+
+def _nbytes(record: BufferItem | Experience) -> int:
+    return sum(tensor.nbytes for tensor in named_tensors(record).values())

@@ -1,0 +1,53 @@
+"""Groups that are trained no more: read, and told why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redrb.codec import decode_items, parse_group
+from redrb.errors import DecodeError, StoreError
+from redrb.experience import BufferItem
+from redrb.stream.task.store import TaskStore
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A group that is trained no more, and why.
+
+    Attributes:
+        id: Id that it had in the task.
+        group: Consumer group that gave it up.
+        reason: Why: what `reject` was told, or that deliveries failed.
+        failed_deliveries: Leases of it that ended without acknowledgement.
+        items: Its samples; None when they cannot be decoded.
+    """
+
+    id: int
+    group: str
+    reason: str
+    failed_deliveries: int
+    items: list[BufferItem] | None
+
+
+def dead_letters(store: TaskStore, count: int) -> list[DeadLetter]:
+    """Return the newest `count` dead letters of a task, newest first."""
+    return [_dead_letter(fields) for _, fields in store.dead_letters(count)] if count else []
+
+
+def _dead_letter(fields: dict[bytes, bytes]) -> DeadLetter:
+    try:
+        items = decode_items(parse_group(fields[b"g"])) if b"g" in fields else None
+    except DecodeError:
+        items = None
+    try:
+        return DeadLetter(
+            id=int(fields[b"seq"]),
+            group=fields[b"group"].decode(),
+            reason=fields[b"reason"].decode(errors="replace"),
+            failed_deliveries=int(fields[b"failed_deliveries"]),
+            items=items,
+        )
+    except (KeyError, ValueError) as error:
+        raise StoreError(
+            f"the dead-letter stream holds an entry that is not ours: {error}"
+        ) from error

@@ -1,0 +1,59 @@
+"""Groups that are stored, whoever has them: read by id or by time, without a lease."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from redrb.codec import decode_items, parse_group
+from redrb.experience import BufferItem
+from redrb.stream.task.store import TaskStore
+
+PAGE = 64
+"""Groups that are read with one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """A group that was read without taking it.
+
+    Attributes:
+        id: Its id in the task.
+        items: Its samples.
+        archived_at: When the last consumer group acknowledged it, UTC; None: it is not history yet.
+    """
+
+    id: int
+    items: list[BufferItem]
+    archived_at: datetime | None
+
+
+def read_groups(store: TaskStore, ids: Sequence[int]) -> list[StoredGroup | None]:
+    """Return groups by id, in the order of `ids`; None for those that are gone."""
+    found: list[StoredGroup | None] = []
+    for start in range(0, len(ids), PAGE):
+        for seq, payload, at_ms in store.read(ids[start : start + PAGE]):
+            found.append(None if payload is None else _group(seq, payload, at_ms))
+    return found
+
+
+def history(
+    store: TaskStore, since: datetime | None, until: datetime | None
+) -> Iterator[StoredGroup]:
+    """Yield acknowledged groups that are kept, in the order in which they were acknowledged."""
+    after = ("-inf", "") if since is None else (f"{since.timestamp() * 1000:.0f}", "")
+    end = "+inf" if until is None else f"({until.timestamp() * 1000:.0f}"
+    while True:
+        page = store.archived(*after, end, PAGE)
+        if not page:
+            return
+        for seq, payload, at_ms in store.read([seq for seq, _ in page]):
+            if payload is not None:
+                yield _group(seq, payload, at_ms)
+        after = (page[-1][1], f"{page[-1][0]:016d}")
+
+
+def _group(seq: int, payload: bytes, at_ms: int | None) -> StoredGroup:
+    at = None if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC)
+    return StoredGroup(seq, decode_items(parse_group(payload)), at)

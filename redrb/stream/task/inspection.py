@@ -1,0 +1,23 @@
+"""A look at a task from outside, which creates nothing."""
+
+from __future__ import annotations
+
+from redrb.connection import Client
+from redrb.errors import ConfigError
+from redrb.keys import TaskKeys
+from redrb.stream.task.ledger import StreamStats
+from redrb.stream.task.store import TaskStore
+
+
+def task_stats(client: Client, task: str, *, namespace: str, group: str) -> StreamStats:
+    """Return a task's counters as a consumer group sees them.
+
+    Raises:
+        ConfigError: There is no such task.
+    """
+    counters = TaskStore(client, task, TaskKeys.of(namespace, task)).stats(group)
+    if not counters:
+        raise ConfigError(
+            f"there is no task {task!r} in namespace {namespace!r} at {client.where}."
+        )
+    return StreamStats.of(counters)

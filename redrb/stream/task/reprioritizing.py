@@ -1,0 +1,66 @@
+"""Changes the priority of groups that are stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from redrb.errors import ConfigError
+from redrb.experience import Status
+from redrb.orders import GroupFacts, Order, Score, check_score
+from redrb.stream.task.store import TaskStore
+
+CHUNK = 500
+"""Most groups a script call."""
+
+
+class Reprioritizer:
+    """Gives groups new priorities, and the scores that the task's order makes of them."""
+
+    def __init__(self, store: TaskStore, order: Order | None) -> None:
+        self._store = store
+        self._order = order
+
+    def update(self, ids: Sequence[int], priorities: Sequence[float]) -> int | None:
+        """Change priorities; returns how many of the groups are stored.
+
+        None: the task was cleared, or is another one by now.
+
+        Raises:
+            ConfigError: The task keeps no priorities, or what is given is not usable.
+        """
+        if self._order is None or self._store.indexer is None:
+            raise ConfigError(
+                'this task keeps no priorities: open it with order="priority" or "prioritized", or '
+                "give its own Order object."
+            )
+        if len(ids) != len(priorities):
+            raise ConfigError(f"{len(ids)} ids and {len(priorities)} priorities: give one each.")
+        for priority in priorities:
+            if not math.isfinite(priority):
+                raise ConfigError(f"priority={priority}: it must be a finite number.")
+        found = 0
+        for start in range(0, len(ids), CHUNK):
+            part = ids[start : start + CHUNK]
+            changes = self._scored(self._order, part, priorities[start : start + CHUNK])
+            changed = self._store.rescore(self._order.name, changes)
+            if changed is None:
+                return None
+            found += changed
+        return found
+
+    def _scored(
+        self, order: Order, ids: Sequence[int], priorities: Sequence[float]
+    ) -> list[tuple[int, float, Score]]:
+        changes: list[tuple[int, float, Score]] = []
+        for seq, priority, facts in zip(ids, priorities, self._store.facts(ids), strict=True):
+            if facts is not None:
+                size, status, _, _, version, _, _, samples = facts[:8]
+                known = None if version == "-" else int(version)
+                told = GroupFacts(known, priority, int(samples), int(size), Status(status))
+                score = order.score(told)
+                check_score(order, score)
+                if isinstance(score, str):
+                    raise ConfigError(f"order {order.name!r} does not go by priority.")
+                changes.append((seq, float(priority), score))
+        return changes

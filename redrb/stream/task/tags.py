@@ -1,0 +1,138 @@
+"""Tags of a group: one value for each name that the task declared, so that Redis can index it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from redrb.errors import ConfigError, RecordError
+from redrb.experience.records import BufferItem, Scalar
+from redrb.keys import check_name
+
+TagValue: TypeAlias = int | float | str | None
+"""What the index holds for one tag of one group; None: the group has no such tag."""
+
+MOST_TAGS = 32
+"""Most tags that a task may declare: each costs a sorted set for every pool."""
+
+MOST_BYTES = 1024
+"""Most UTF-8 bytes of a string that is indexed."""
+
+MOST_INTEGER = 2**53
+"""Redis compares doubles; beyond this they do not tell one integer from the next."""
+
+BEYOND_NUMBERS = 1e300
+"""Every indexed number is nearer to zero: the index keeps strings beyond (`include/tags.lua`)."""
+
+
+def declare_tags(names: Iterable[str] | None) -> tuple[str, ...]:
+    """Return the names of the tags that a task indexes.
+
+    Raises:
+        ConfigError: A name is unusable or there twice, or there are more than 32.
+    """
+    if isinstance(names, str):
+        raise ConfigError(f"tags={names!r} is one string: give a list, tags=[{names!r}].")
+    declared = tuple(check_name("tag", name) for name in names or ())
+    twice = sorted({name for name in declared if declared.count(name) > 1})
+    if twice:
+        raise ConfigError(f"tags names {', '.join(twice)} twice: name each tag once.")
+    if len(declared) > MOST_TAGS:
+        raise ConfigError(
+            f"tags names {len(declared)} tags, at most {MOST_TAGS} can be indexed: declare those "
+            "that you query, the others stay in the items."
+        )
+    return declared
+
+
+def tag_values(
+    names: Sequence[str], items: Sequence[BufferItem], given: Mapping[str, Scalar | None] | None
+) -> list[TagValue]:
+    """Return one value for each declared tag of a group, in the order of `names`.
+
+    A value given at put wins; None there says that the group has no such tag. Otherwise it comes
+    from the samples that have the tag: the value that they share, or the mean of their numbers.
+    True counts as 1 and False as 0, so that the mean of a verdict is its rate.
+
+    Args:
+        names: The declared tags.
+        items: Samples of the group; tags that are not declared stay in them and are not indexed.
+        given: Values given at put.
+
+    Raises:
+        ConfigError: A value is given for a tag that is not declared.
+        RecordError: Strings differ, types mix, or a value cannot be indexed.
+    """
+    given = given or {}
+    unknown = [str(name) for name in given if name not in names]
+    if unknown:
+        raise ConfigError(
+            f"tags={{...}} names {', '.join(unknown)}, this task declares "
+            f"{', '.join(names) or 'none'}: open the stream with tags=[...] that names it, or put "
+            "it into the items' tags, where it is kept but not indexed."
+        )
+    return [
+        _checked(name, given[name]) if name in given else _common(name, items) for name in names
+    ]
+
+
+def as_number(value: float) -> float | None:
+    """Return a number that Redis' doubles hold exactly, True as 1; None when they do not."""
+    if isinstance(value, int):
+        return int(value) if abs(value) <= MOST_INTEGER else None
+    return None if math.isnan(value) else float(value)
+
+
+def _common(name: str, items: Sequence[BufferItem]) -> TagValue:
+    values = [_checked(name, item.tags[name]) for item in items if name in item.tags]
+    numbers = [value for value in values if isinstance(value, int | float)]
+    strings = {value for value in values if isinstance(value, str)}
+    if (strings and numbers) or len(strings) > 1:
+        shown = ", ".join(sorted({repr(value) for value in values})[:4])
+        raise RecordError(
+            f"tag {name!r} is {shown} in samples of one group, which can be indexed under one "
+            f"value only: give it at put, tags={{{name!r}: ...}}.",
+            field="tags",
+        )
+    if strings:
+        return strings.pop()
+    if not numbers:
+        return None
+    same = all(number == numbers[0] for number in numbers)
+    return numbers[0] if same else math.fsum(numbers) / len(numbers)
+
+
+def _checked(name: str, value: Scalar | None) -> TagValue:
+    """Return a tag's value as it is indexed, or raise RecordError."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return _checked_string(name, value)
+    if not isinstance(value, int | float):
+        raise RecordError(
+            f"tag {name!r} is a {type(value).__name__}: a tag is a str, a number or a bool.",
+            field="tags",
+        )
+    number = as_number(value)
+    if number is None or abs(number) >= BEYOND_NUMBERS:
+        raise RecordError(
+            f"tag {name!r} is {value!r}, which cannot be indexed: finite numbers below 1e300 and "
+            "integers up to 2**53 can. Give a float or a str, or leave the tag out.",
+            field="tags",
+        )
+    return number
+
+
+def _checked_string(name: str, value: str) -> str:
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise RecordError(f"tag {name!r} is not valid Unicode: {error}.", field="tags") from error
+    if size > MOST_BYTES:
+        raise RecordError(
+            f"tag {name!r} is a string of {size} bytes, at most {MOST_BYTES} are indexed: put "
+            "long text into extras.",
+            field="tags",
+        )
+    return value

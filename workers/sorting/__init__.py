@@ -1,0 +1,1 @@
+"""The demo's task, sorting digits: its prompts, reward, policy, maker and trainer."""

@@ -1,0 +1,151 @@
+"""The demo's maker on `ExperienceMakerHolder`: what it makes, and what it reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redrb import Client, Experience, ExperienceMakerHolder, MakerCallback, Strategy
+from redrb.weights import WeightSubscriber
+from workers.metrics_log import MetricsLog
+from workers.settings import MakerSettings, RolloutSettings, RunSettings
+from workers.sorting.generation import rewards
+from workers.sorting.policy import Actor, ActorCritic
+from workers.sorting.rollout import GENERATION, SortingMaker, prompt_batch
+from workers.sorting.task import sample_prompts
+
+STOP_TIMEOUT_S = 2.0
+"""Longest wait for room for what is made, once a maker was asked to end."""
+
+
+class SortingMakerHolder(ExperienceMakerHolder):
+    """Makes groups of scored completions with the newest published policy.
+
+    It holds at most one step's groups that are on their way, so that they do not become stale.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        run: RunSettings,
+        own: MakerSettings,
+        rollout: RolloutSettings,
+        metrics: MetricsLog,
+        generator: torch.Generator,
+    ) -> None:
+        """Wait for the reference policy, and open the task.
+
+        Raises:
+            WeightTimeout: No trainer published weights in time.
+        """
+        self._rollout = rollout
+
+        def models() -> tuple[Any, Any, Any, Any]:
+            policy = ActorCritic()
+            return policy.actor, policy.critic, rewards, reference_policy(client, run, own)
+
+        super().__init__(
+            [run.task],
+            lambda: Strategy("cpu"),
+            models,
+            sync_models_from_trainers=True,
+            kl_coef=rollout.kl_coef,
+            callbacks=[Report(self, metrics)],
+            name=name,
+            client=client,
+            namespace=run.namespace,
+            follow=run.policy,
+            weights_timeout=own.weights_timeout,
+            stop_timeout=STOP_TIMEOUT_S,
+            max_unsent=own.prompts,
+            in_flight_updates=own.in_flight_updates,
+            stream_options={"limit": run.limit},
+            generator=generator,
+            **GENERATION,
+        )
+
+    def build_experience_maker(
+        self,
+        actor: Any,
+        critic: Any,
+        reward_model: Any,  # noqa: ARG002 (the task's own)
+        initial_model: Any,
+        kl_coef: float,  # noqa: ARG002 (among the settings)
+    ) -> SortingMaker:
+        """Return what samples and scores."""
+        return SortingMaker(actor, critic, initial_model, self._rollout, name=self.name)
+
+
+def reference_policy(client: Client, run: RunSettings, own: MakerSettings) -> Actor:
+    """Wait for the policy that divergence is measured from, and return it.
+
+    Raises:
+        WeightTimeout: No trainer published it in time.
+    """
+    model = ActorCritic()
+    weights = WeightSubscriber(client, run.reference, namespace=run.namespace)
+    weights.wait(newer_than=0, timeout=own.weights_timeout)
+    weights.poll(model)
+    return model.actor
+
+
+def prompt_batches(
+    generator: torch.Generator, prompts: int, group_size: int
+) -> Iterator[dict[str, Tensor]]:
+    """Yield batches of new prompts without end."""
+    while True:
+        yield prompt_batch(sample_prompts(generator, prompts), group_size)
+
+
+class Report(MakerCallback):
+    """Writes an event `put` for each step: what was made and sent, and how long both took.
+
+    `step_s` is all of the step's time, loading weights included; `send_s` is what sending held up
+    the loop, and `backpressure_s` the part of it that was spent waiting for room.
+    """
+
+    def __init__(self, maker: ExperienceMakerHolder, metrics: MetricsLog) -> None:
+        self._maker = maker
+        self._metrics = metrics
+        self._steps = 0
+        self._event: dict[str, float | int | None] = {}
+        self._ended = self._began = self._pressed_s = 0.0
+
+    def on_loop_start(self) -> None:
+        """Begin to measure."""
+        self._ended = time.perf_counter()
+
+    def on_make_experience_start(self) -> None:
+        """Begin to measure generation and scoring."""
+        self._began = time.perf_counter()
+
+    def on_make_experience_end(self, experience: Experience) -> None:
+        """Note what was made."""
+        reward = experience.reward
+        self._event = {
+            "groups": len(set(experience.group_id or ())),
+            "samples": len(experience),
+            "policy_version": self._maker.policy_version,
+            "reward": 0.0 if reward is None else float(reward.mean()),
+            "make_s": time.perf_counter() - self._began,
+        }
+
+    def on_send_start(self) -> None:
+        """Begin to measure sending."""
+        self._began, self._pressed_s = time.perf_counter(), self._maker.backpressure_s
+
+    def on_send_end(self) -> None:
+        """Note what sending cost."""
+        self._event["send_s"] = time.perf_counter() - self._began
+        self._event["backpressure_s"] = self._maker.backpressure_s - self._pressed_s
+
+    def on_batch_end(self) -> None:
+        """Write the step."""
+        self._steps += 1
+        before, self._ended = self._ended, time.perf_counter()
+        self._metrics.write("put", step=self._steps, step_s=self._ended - before, **self._event)
