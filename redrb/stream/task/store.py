@@ -257,9 +257,9 @@ class TaskStore:
         """
         arguments: list[Argument] = [group, consumer, slot, token, count]
         arguments += [least, waiter, ttl_ms, lease_ms, status, where]
-        scripts = [("take", arguments)]
+        scripts = [("take/take", arguments)]
         if first is not None:
-            scripts.insert(0, ("finish", first.arguments(group, consumer)))
+            scripts.insert(0, ("take/finish", first.arguments(group, consumer)))
         read = ("XREADGROUP", "GROUP", group, slot, "COUNT", count, "STREAMS", self.keys.stream)
 
         def pipeline(*, whole: bool) -> Pipeline:
