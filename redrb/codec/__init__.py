@@ -1,7 +1,7 @@
 """Groups of samples to bytes and back; the bytes are described in `docs/wire-format.md`."""
 
 from redrb.codec.decode import decode_batch, decode_items
-from redrb.codec.encode import EncodedGroup, encode_experience, encode_groups
+from redrb.codec.encode import EncodedGroup, NarrowFloats, encode_experience, encode_groups
 from redrb.codec.layout import GroupLayout, parse_group
 from redrb.codec.misfits import misfits
 from redrb.codec.table import parse_groups
@@ -9,6 +9,7 @@ from redrb.codec.table import parse_groups
 __all__ = [
     "EncodedGroup",
     "GroupLayout",
+    "NarrowFloats",
     "decode_batch",
     "decode_items",
     "encode_experience",

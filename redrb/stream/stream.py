@@ -7,6 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from redrb.codec import NarrowFloats
 from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
@@ -20,9 +21,11 @@ from redrb.stream.arguments import (
     checked_timeout,
     whole,
 )
-from redrb.stream.put.batch import Batch
+from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.filters import Filter, check_filters
-from redrb.stream.put.intake import Given, GroupedRows, Intake, Items, NarrowFloats
+from redrb.stream.put.items import GroupedRows, Items
+from redrb.stream.put.options import PutOptions
+from redrb.stream.put.preparing import Preparer
 from redrb.stream.put.producer import OnFull, Producer
 from redrb.stream.put.writer import Writer
 from redrb.stream.ranks.rank_requests import Balance, checked_balance, checked_place
@@ -199,8 +202,10 @@ class ExperienceStream(Task):
             StoreFull: There was no room in time.
             StoreUnavailable: Redis stayed away; `uncertain` says whether it may have landed.
         """
-        given = Given(policy_version=policy_version, priority=priority, status=status, tags=tags)
-        return self._put(self._prepared(items, given), timeout)
+        options = PutOptions(
+            policy_version=policy_version, priority=priority, status=status, tags=tags
+        )
+        return self._put(self._prepared(items, options), timeout)
 
     def put_many(
         self,
@@ -218,11 +223,13 @@ class ExperienceStream(Task):
         `stored` says how many of the groups, from the first, are in; `StoreUnavailable.uncertain`
         speaks of the up to 32 after these. An empty group is an EncodeError.
         """
-        given = Given(policy_version=policy_version, priority=priority, status=status, tags=tags)
+        options = PutOptions(
+            policy_version=policy_version, priority=priority, status=status, tags=tags
+        )
         self._check_open()
-        self._learn_tags(given)
-        batch = self._intake.many(groups, given)
-        self._check_priority(given)
+        self._learn_tags(options)
+        batch = self._preparer.many(groups, options)
+        self._check_priority(options)
         return self._put(batch, timeout)
 
     def writer(self) -> Writer:
@@ -338,7 +345,7 @@ class ExperienceStream(Task):
             StoreUnavailable: Redis stayed away; `uncertain` says whether it may have landed.
         """
         self._check_open()
-        self._put(Batch((), expired=whole("groups", groups)), None)
+        self._put(PutBatch((), expired=whole("groups", groups)), None)
 
     @property
     def consumer(self) -> str:
@@ -430,20 +437,20 @@ class ExperienceStream(Task):
             self._consumer.close()
             self._producer.close()
 
-    def _put(self, batch: Batch, timeout: float | None) -> tuple[int, ...]:
+    def _put(self, batch: PutBatch, timeout: float | None) -> tuple[int, ...]:
         checked = checked_timeout(timeout)
         return self._producer.put(batch, checked) if batch else ()
 
-    def _prepared(self, items: Items | GroupedRows, given: Given) -> Batch:
+    def _prepared(self, items: Items | GroupedRows, options: PutOptions) -> PutBatch:
         self._check_open()
-        self._learn_tags(given)
-        batch = self._intake.one(items, given)
-        self._check_priority(given)
+        self._learn_tags(options)
+        batch = self._preparer.one(items, options)
+        self._check_priority(options)
         return batch
 
-    def _learn_tags(self, given: Given) -> None:
+    def _learn_tags(self, options: PutOptions) -> None:
         """Look whether somebody has declared tags since that this put gives values of."""
-        if given.tags and not set(given.tags) <= set(self._tags):
+        if options.tags and not set(options.tags) <= set(self._tags):
             self._open()
 
     def _wanted(
@@ -471,9 +478,9 @@ class ExperienceStream(Task):
                 f"this stream of task {self.task!r} is closed: open another ExperienceStream."
             )
 
-    def _check_priority(self, given: Given) -> None:
+    def _check_priority(self, options: PutOptions) -> None:
         """Warn, once, of priorities that the task's order does not look at."""
-        if given.priority is None or self._warned or not ignores_priority(self._order):
+        if options.priority is None or self._warned or not ignores_priority(self._order):
             return
         self._warned = True
         _log.warning(
@@ -485,6 +492,6 @@ class ExperienceStream(Task):
     def _learn(self, stored: Mapping[str, str]) -> None:
         super()._learn(stored)
         by_token = bool(stored["max_token_staleness"])
-        self._intake = Intake(self._narrow_floats, self._filters, self._tags, by_token)
+        self._preparer = Preparer(self._narrow_floats, self._filters, self._tags, by_token)
         if self._follower is not None:  # a task that was cleared does not know the version
             self._follower.follow()

@@ -26,7 +26,7 @@ from redrb.codec.encode import EncodedGroup
 from redrb.connection import Client
 from redrb.connection.client import Sent
 from redrb.experience import Status
-from redrb.stream.put.batch import Batch
+from redrb.stream.put.batch import PutBatch
 from redrb.stream.take.consumer import Wanted
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
@@ -351,7 +351,7 @@ def test_a_take_whose_reply_was_lost_is_found_again(
 def test_what_cannot_be_decoded_is_skipped(stream: ExperienceStream) -> None:
     filled(stream, 2)
     bad = EncodedGroup((b"\xff" * 9,), 9, 1, None, Status.COMPLETED)
-    stream._store.put("broken", 1, Batch([bad])).result()
+    stream._store.put("broken", 1, PutBatch([bad])).result()
     stream.put_many([[numbered(n)] for n in range(2, 7)])
     seen: list[int] = []
     for lease in stream.leases(2, timeout=0):

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from redrb.connection.request import Request
 from redrb.errors import ConfigError, StoreError, StoreFull
-from redrb.stream.put.batch import Batch
+from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.reindexing import described_anew
 from redrb.stream.task.store import PutReply, TaskStore
 from redrb.stream.waiting import QUEUE_TTL_MS, WARN_EVERY_S, Wait
@@ -57,7 +57,7 @@ class _Identity:
 
 
 @dataclass(slots=True)
-class Putting:
+class PendingPut:
     """Groups on their way into a task, and how far they are.
 
     Attributes:
@@ -69,7 +69,7 @@ class Putting:
     """
 
     identity: _Identity
-    batch: Batch
+    batch: PutBatch
     ids: list[int] = field(default_factory=list)
     numbered: bool = False
     begun: Request[PutReply] | None = None
@@ -81,7 +81,7 @@ class Putting:
             self.batch = self.batch.as_sent(begun.pipeline.payloads())
         return begun is not None
 
-    def chunk(self) -> Batch:
+    def chunk(self) -> PutBatch:
         """Return the groups that go into the next transaction: at least one, if there are any."""
         groups = self.batch.groups
         start = end = len(self.ids)
@@ -134,7 +134,7 @@ class Producer:
         self._crowded = False
         self._arrivals = _Arrivals(store.task)
 
-    def put(self, batch: Batch, timeout: float | None) -> tuple[int, ...]:
+    def put(self, batch: PutBatch, timeout: float | None) -> tuple[int, ...]:
         """Store groups, a chunk of them a transaction; returns their ids in order.
 
         Raises:
@@ -143,18 +143,18 @@ class Producer:
             ConfigError: A group is larger than the task's limits.
             All of them: `stored` says how many groups, from the first, are surely in.
         """
-        putting = Putting(self._identity(), batch)
+        putting = PendingPut(self._identity(), batch)
         try:
             return self.settle(putting, timeout)
         finally:
             self.abandon(putting)
 
-    def begin(self, batch: Batch) -> Putting | None:
+    def begin(self, batch: PutBatch) -> PendingPut | None:
         """Send groups and do not wait for the reply; `settle` does.
 
         None when nothing was sent, since they are too many for one transaction, or room is scarce.
         """
-        putting = Putting(self._identity(), batch)
+        putting = PendingPut(self._identity(), batch)
         chunk = putting.chunk()
         if self._crowded or len(chunk) < len(batch):
             self.abandon(putting)
@@ -165,11 +165,11 @@ class Producer:
         putting.begun.begin()
         return putting
 
-    def hold(self, batch: Batch) -> Putting:
+    def hold(self, batch: PutBatch) -> PendingPut:
         """Return groups that `settle` is to put; nothing is sent yet."""
-        return Putting(self._identity(), batch)
+        return PendingPut(self._identity(), batch)
 
-    def settle(self, putting: Putting, timeout: float | None) -> tuple[int, ...]:
+    def settle(self, putting: PendingPut, timeout: float | None) -> tuple[int, ...]:
         """Wait until all groups are in; raises as `put` does, and may be called again then."""
         wait = Wait(timeout)
         ids, total, over = putting.ids, len(putting.batch), False
@@ -188,7 +188,7 @@ class Producer:
             raise
         return tuple(ids)
 
-    def abandon(self, putting: Putting) -> None:
+    def abandon(self, putting: PendingPut) -> None:
         """Let others use the identity; what is not in by now may come in late, once, or never."""
         if putting.begun is not None:
             putting.begun.drop()
@@ -217,13 +217,13 @@ class Producer:
         except IndexError:
             return _Identity()
 
-    def _number(self, putting: Putting) -> None:
+    def _number(self, putting: PendingPut) -> None:
         """Give the next chunk its operation number, unless it has one."""
         if not putting.numbered:
             putting.identity.operation += 1
             putting.numbered = True
 
-    def _put_chunk(self, putting: Putting, wait: Wait) -> PutReply:
+    def _put_chunk(self, putting: PendingPut, wait: Wait) -> PutReply:
         """Store all groups of a chunk, or as many from its start as there is room for."""
         self._number(putting)
         identity, chunk, stored = putting.identity, putting.chunk(), len(putting.ids)
@@ -266,7 +266,7 @@ class Producer:
                 raise self._full(reply, stored)
         raise AssertionError("counting never ends")
 
-    def _prepare_anew(self, putting: Putting) -> Batch:
+    def _prepare_anew(self, putting: PendingPut) -> PutBatch:
         """Learn what the task is by now, and return the chunk as it asks for it."""
         self._reopen()
         names, by_token = self._store.names, self._store.by_token
@@ -284,7 +284,7 @@ class Producer:
     def _make_room(
         self,
         identity: _Identity,
-        batch: Batch,
+        batch: PutBatch,
         reply: PutReply,
         attempt: int,
         evicted: int | None,
@@ -302,7 +302,7 @@ class Producer:
             gone += found
         return 0 if gone > EVICTED else evicted + len(batch)
 
-    def _wait_for_room(self, identity: _Identity, chunk: Batch, wait: Wait, stored: int) -> int:
+    def _wait_for_room(self, identity: _Identity, chunk: PutBatch, wait: Wait, stored: int) -> int:
         """Queue until there is room for some groups; returns for how many."""
         sizes = [group.nbytes for group in chunk.groups]
         while True:
@@ -319,7 +319,7 @@ class Producer:
         wait.tell(f"task {self._store.task!r} has no room: a put waits")
         self._store.wait_for_wake(wait.slice_s(), identity.name)
 
-    def _smaller(self, chunk: Batch, count: int) -> int:
+    def _smaller(self, chunk: PutBatch, count: int) -> int:
         """Return how many groups to try when `count` of them exceed the limits at once."""
         if count == 1:
             raise ConfigError(

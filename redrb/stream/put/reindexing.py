@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from redrb.codec import decode_items, parse_group
-from redrb.stream.put.batch import Batch
-from redrb.stream.put.intake import newest_version
+from redrb.stream.put.batch import PutBatch
+from redrb.stream.put.newest_token import newest_version
 from redrb.stream.task.tags import tag_values
 
 
-def described_anew(batch: Batch, names: Sequence[str], *, by_token: bool) -> Batch:
+def described_anew(batch: PutBatch, names: Sequence[str], *, by_token: bool) -> PutBatch:
     """Return the groups with what the task asks for now, read from their bytes.
 
     Somebody may give a task tags or a rule for the newest token while a producer has it open. What

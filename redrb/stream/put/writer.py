@@ -10,9 +10,10 @@ from redrb.errors import ConfigError, RecordError, RedrbError
 from redrb.experience import Status
 from redrb.experience.records import Scalar
 from redrb.stream.arguments import AnyStatus
-from redrb.stream.put.batch import Batch
-from redrb.stream.put.intake import Given, GroupedRows, Items
-from redrb.stream.put.producer import Producer, Putting
+from redrb.stream.put.batch import PutBatch
+from redrb.stream.put.items import GroupedRows, Items
+from redrb.stream.put.options import PutOptions
+from redrb.stream.put.producer import PendingPut, Producer
 
 LEAVE_S = 1.0
 """How long a block that raised waits for room for the put before."""
@@ -27,11 +28,11 @@ class Writer:
     """
 
     def __init__(
-        self, producer: Producer, prepare: Callable[[Items | GroupedRows, Given], Batch]
+        self, producer: Producer, prepare: Callable[[Items | GroupedRows, PutOptions], PutBatch]
     ) -> None:
         self._producer = producer
         self._prepare = prepare
-        self._pending: Putting | None = None
+        self._pending: PendingPut | None = None
         self._puts = 0
         self._by_put = True
 
@@ -77,7 +78,9 @@ class Writer:
             ConfigError: The put before can never be in: its message says which put that is, the
                 writer gives it up, and the next call puts again.
         """
-        given = Given(policy_version=policy_version, priority=priority, status=status, tags=tags)
+        given = PutOptions(
+            policy_version=policy_version, priority=priority, status=status, tags=tags
+        )
         batch = self._prepare(items, given)
         ids = self.flush(timeout=timeout)
         if not batch:
@@ -110,7 +113,9 @@ class Writer:
             ConfigError: What was begun before is not in yet: flush first.
             All of them: the writer holds what it held.
         """
-        given = Given(policy_version=policy_version, priority=priority, status=status, tags=tags)
+        given = PutOptions(
+            policy_version=policy_version, priority=priority, status=status, tags=tags
+        )
         batch = self._prepare(items, given)
         if self._pending is not None:
             raise ConfigError("the put before is not in yet: flush() it, or drop() it.")

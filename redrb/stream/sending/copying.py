@@ -13,7 +13,7 @@ from redrb.errors import RecordError
 from redrb.experience import BufferItem, Experience
 from redrb.experience.batching import METADATA
 from redrb.experience.records import TENSOR_FIELDS, batch_size, named_tensors, per_sample
-from redrb.stream.put.intake import GroupedRows, Items
+from redrb.stream.put.items import GroupedRows, Items
 
 R = TypeVar("R", BufferItem, Experience)
 

@@ -14,9 +14,10 @@ from redrb.errors import ConfigError, SendFailed
 from redrb.experience.records import Scalar
 from redrb.stream import ExperienceStream
 from redrb.stream.arguments import AnyStatus, checked_timeout, whole_or_none
-from redrb.stream.put.intake import Given, GroupedRows, Items
+from redrb.stream.put.items import GroupedRows, Items
+from redrb.stream.put.options import PutOptions
 from redrb.stream.sending.copying import Parcel
-from redrb.stream.sending.stream_senders import Job, Lanes, Most
+from redrb.stream.sending.stream_senders import Job, Most, StreamSenders
 from redrb.stream.waiting import Wait
 
 MAX_GROUPS = 256
@@ -78,7 +79,7 @@ class ExperienceSender:
         self._cursor = 0
         self._closed = False
         self.backpressure_s = 0.0
-        self._lanes = Lanes(several)
+        self._lanes = StreamSenders(several)
         self._finalizer = weakref.finalize(self, self._lanes.let_go)
         self._finalizer.atexit = False  # what is left then is waited for by `lanes`
 
@@ -158,7 +159,7 @@ class ExperienceSender:
             "status": status,
             "tags": None if tags is None else dict(tags),
         }
-        Given(**given)  # type: ignore[arg-type]
+        PutOptions(**given)  # type: ignore[arg-type]
         parcel = Parcel.of(items)
         self._lanes.tell()
         if not parcel.groups:

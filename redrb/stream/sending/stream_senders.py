@@ -54,7 +54,7 @@ class Job:
     given: Mapping[str, Any]
 
 
-class Lane:
+class StreamSender:
     """Puts one job after another into one stream, on a thread of its own.
 
     Attributes:
@@ -62,7 +62,7 @@ class Lane:
         done: Jobs that it has ended, one way or the other.
     """
 
-    def __init__(self, task: str, writer: Writer, lanes: Lanes, number: int) -> None:
+    def __init__(self, task: str, writer: Writer, lanes: StreamSenders, number: int) -> None:
         self.accepted = self.done = 0
         self.stop = Stop()
         self._task = task
@@ -135,7 +135,7 @@ class Lane:
             self.stop.wait(AGAIN_S)
 
 
-class Lanes:
+class StreamSenders:
     """All lanes of a sender, and what they hold; its threads keep it alive until they end.
 
     Attributes:
@@ -150,13 +150,14 @@ class Lanes:
         self.groups = self.nbytes = self.put = self.dropped = self.peak_nbytes = 0
         self._changed = threading.Condition()
         self._failures: list[tuple[Exception, int]] = []
-        self._troubles: dict[Lane, StoreError] = {}
+        self._troubles: dict[StreamSender, StoreError] = {}
         self._unsent = 0
         self._pid = os.getpid()
         self._over = False
         writers = [(stream.task, stream.writer()) for stream in streams]
         self.lanes = [
-            Lane(task, writer, self, number) for number, (task, writer) in enumerate(writers)
+            StreamSender(task, writer, self, number)
+            for number, (task, writer) in enumerate(writers)
         ]
         _open.add(self)
 
@@ -190,14 +191,14 @@ class Lanes:
         with self._changed:
             self._count(-parcel.groups, -parcel.nbytes)
 
-    def give(self, jobs: Mapping[Lane, Job]) -> None:
+    def give(self, jobs: Mapping[StreamSender, Job]) -> None:
         """Give each lane its job; raises ConfigError after `close`."""
         with self._changed:
             self._check_open()
             for lane, job in jobs.items():
                 lane.give(job)
 
-    def settle(self, lane: Lane, parcel: Parcel, unsent: int) -> None:
+    def settle(self, lane: StreamSender, parcel: Parcel, unsent: int) -> None:
         """Count a job out that a lane has ended."""
         with self._changed:
             lane.done += 1
@@ -213,7 +214,7 @@ class Lanes:
             self.put -= dropped  # settle counts the whole parcel
         _log.error("a sender gives %d groups up: %s", dropped, error)  # should nobody call again
 
-    def troubled(self, lane: Lane, error: StoreError | None) -> None:
+    def troubled(self, lane: StreamSender, error: StoreError | None) -> None:
         """Note why a lane gets nothing in at the moment; None: it does."""
         if error is None:
             self._troubles.pop(lane, None)
@@ -318,7 +319,7 @@ class Lanes:
         self._changed.notify_all()
 
 
-_open: weakref.WeakSet[Lanes] = weakref.WeakSet()
+_open: weakref.WeakSet[StreamSenders] = weakref.WeakSet()
 
 
 @atexit.register

@@ -23,7 +23,8 @@ from redrb.experience import Status
 from redrb.keys import TaskKeys
 from redrb.lua.scripts import add_to, load, run
 from redrb.orders import Fifo, Score
-from redrb.stream.put.batch import Batch, Indexer
+from redrb.stream.put.batch import PutBatch
+from redrb.stream.put.indexing import Indexer
 
 WIRE_FORMAT = 1
 
@@ -179,7 +180,7 @@ class TaskStore:
         self,
         producer: str,
         operation: int,
-        batch: Batch,
+        batch: PutBatch,
         *,
         evict: int | None = None,
     ) -> Request[PutReply]:
@@ -215,7 +216,7 @@ class TaskStore:
             self.client, pipeline, lambda replies: _put_reply(_results(replies)[-1], count)
         )
 
-    def evict(self, producer: str, operation: int, batch: Batch, *, least: int) -> int:
+    def evict(self, producer: str, operation: int, batch: PutBatch, *, least: int) -> int:
         """Make room for a put before it is sent; returns the number of groups evicted.
 
         At the server's memory limit a put is refused with everything in its transaction. Repeated

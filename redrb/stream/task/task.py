@@ -21,7 +21,7 @@ from redrb.stream.arguments import (
     whole,
     whole_or_none,
 )
-from redrb.stream.put.batch import Indexer
+from redrb.stream.put.indexing import Indexer
 from redrb.stream.saving.saving import AnyPath, SavedTask, resume_task, save_task
 from redrb.stream.task.dead_letters import DeadLetter, dead_letters
 from redrb.stream.task.expiration import Expiration, Rules, StalenessReport
