@@ -12,7 +12,8 @@ from redrb.algorithms.advantages import (
     token_rewards,
 )
 from redrb.algorithms.batches import TrainingBatch
-from redrb.algorithms.generation import Completions, generate
+from redrb.algorithms.experience_makers import GRPOExperienceMaker, NaiveExperienceMaker
+from redrb.algorithms.generation import Completions, generate, read_prompts
 from redrb.algorithms.grpo import GRPOStep
 from redrb.algorithms.log_probs import action_log_probs, chosen_log_probs, entropy
 from redrb.algorithms.losses import (
@@ -24,10 +25,9 @@ from redrb.algorithms.losses import (
     policy_loss,
     value_loss,
 )
-from redrb.algorithms.making import GRPOExperienceMaker, NaiveExperienceMaker
 from redrb.algorithms.models import action_logits, action_values, sequence_rewards
-from redrb.algorithms.ppo import PPOStep
-from redrb.algorithms.scoring import RewardFunction
+from redrb.algorithms.ppo import PPOStep, ValueTarget
+from redrb.algorithms.scoring import RewardFunction, Scorer
 from redrb.algorithms.value_head import ValueHead
 
 __all__ = [
@@ -40,8 +40,10 @@ __all__ = [
     "NaiveExperienceMaker",
     "PPOStep",
     "RewardFunction",
+    "Scorer",
     "TrainingBatch",
     "ValueHead",
+    "ValueTarget",
     "action_log_probs",
     "action_logits",
     "action_ratio",
@@ -55,6 +57,7 @@ __all__ = [
     "grpo_loss",
     "kl_estimate",
     "policy_loss",
+    "read_prompts",
     "sequence_rewards",
     "token_rewards",
     "value_loss",

@@ -22,13 +22,13 @@ from redrb.algorithms.losses import (
     masked_mean,
 )
 from redrb.algorithms.models import action_logits, device_of
-from redrb.algorithms.ppo import ratio_metrics
-from redrb.algorithms.stepping import (
+from redrb.algorithms.optimizer_step import (
     as_floats,
     check_not_negative,
     check_positive,
     step_optimizers,
 )
+from redrb.algorithms.ppo import ratio_metrics
 from redrb.experience import Experience
 
 

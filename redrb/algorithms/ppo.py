@@ -24,7 +24,7 @@ from redrb.algorithms.losses import (
     value_loss,
 )
 from redrb.algorithms.models import action_logits, action_values, device_of
-from redrb.algorithms.stepping import (
+from redrb.algorithms.optimizer_step import (
     as_floats,
     check_not_negative,
     check_positive,

@@ -1,5 +1,6 @@
-"""`ReplayBuffer`: the asyncio buffer of XTuner v1, over rollouts of the user's own."""
+"""`ReplayBuffer`: XTuner v1's asyncio buffer of rollouts, stored in Redis."""
 
 from redrb.replay.buffer import ReplayBuffer
+from redrb.replay.tasks import ReplayOrder
 
-__all__ = ["ReplayBuffer"]
+__all__ = ["ReplayBuffer", "ReplayOrder"]

@@ -10,10 +10,10 @@ from typing import Any, Self, TypeVar
 from redrb.connection import Client
 from redrb.experience import Status
 from redrb.replay import saving
-from redrb.replay.classes import Classes
-from redrb.replay.executor import Crew
+from redrb.replay.executor import ReplayExecutor
 from redrb.replay.operations import Arrival, Operations, release
-from redrb.replay.rollouts import checked_status, checked_step
+from redrb.replay.rollout_classes import RolloutClasses
+from redrb.replay.rollout_fields import checked_status, checked_step
 from redrb.replay.staleness import Thresholds
 from redrb.replay.tasks import ReplayOrder, Tasks
 
@@ -69,8 +69,8 @@ class ReplayBuffer:
             ConfigError: A bad client, order or namespace.
         """
         self._tasks = Tasks(client, namespace, order, lease_ms)
-        self._operations = Operations(self._tasks, Classes(rollout_type))
-        self._crew = Crew(THREADS, "redrb-replay")
+        self._operations = Operations(self._tasks, RolloutClasses(rollout_type))
+        self._executor = ReplayExecutor(THREADS, "redrb-replay")
 
     def __repr__(self) -> str:
         tasks = self._tasks
@@ -96,7 +96,7 @@ class ReplayBuffer:
 
     async def size(self) -> int:
         """Return what `len` returns, without blocking the event loop."""
-        return await self._crew.do(self._tasks.total)
+        return await self._executor.do(self._tasks.total)
 
     async def put(
         self,
@@ -143,7 +143,7 @@ class ReplayBuffer:
         )
         group = list(items)
         if group:
-            await self._crew.do(lambda: self._operations.put(group, task_name, told))
+            await self._executor.do(lambda: self._operations.put(group, task_name, told))
 
     async def get(self, batch_size: int, task_name: str, group_status: object) -> list[list[Any]]:
         """Remove up to `batch_size` groups of one status, in this buffer's order, and return them.
@@ -181,7 +181,7 @@ class ReplayBuffer:
     async def count(self, task_name: str, group_status: object) -> int:
         """Return how many groups of one status wait in a task."""
         status = checked_status(group_status)
-        return await self._crew.do(lambda: self._operations.count(task_name, status))
+        return await self._executor.do(lambda: self._operations.count(task_name, status))
 
     async def count_statuses(
         self, task_names: Collection[str], statuses: Collection[T]
@@ -189,7 +189,7 @@ class ReplayBuffer:
         """Return task -> status, as it was given -> groups that wait."""
         asked = {status: checked_status(status) for status in statuses}
         count = self._operations.count
-        return await self._crew.do(
+        return await self._executor.do(
             lambda: {
                 task: {status: count(task, known) for status, known in asked.items()}
                 for task in task_names
@@ -203,7 +203,7 @@ class ReplayBuffer:
         status = checked_status(group_status)
         wanted = {task: size for task, size in task_batch_sizes.items() if size > 0}
         count = self._operations.count
-        return await self._crew.do(
+        return await self._executor.do(
             lambda: all(count(task, status) >= size for task, size in wanted.items())
         )
 
@@ -236,7 +236,7 @@ class ReplayBuffer:
         }
         train_step = checked_step("current_train_step", current_train_step) or 0
         chosen = REFRESHED if statuses is None else tuple(map(checked_status, statuses))
-        return await self._crew.do(
+        return await self._executor.do(
             lambda: self._operations.refresh(rules, retryable, train_step, chosen)
         )
 
@@ -253,8 +253,8 @@ class ReplayBuffer:
             StoreUnavailable: Redis stayed away.
             Both: an earlier save is still whole.
         """
-        await self._crew.settle()  # what was got is gone
-        await self._crew.do(lambda: saving.save(self._tasks, Path(path)))
+        await self._executor.settle()  # what was got is gone
+        await self._executor.do(lambda: saving.save(self._tasks, Path(path)))
 
     async def resume(self, path: str | Path) -> None:
         """Fill this buffer, which must be empty, with what was saved: order and fields survive.
@@ -264,21 +264,21 @@ class ReplayBuffer:
                 nothing was changed.
             DecodeError: It is malformed or of a newer redrb; nothing was changed.
         """
-        await self._crew.settle()
-        await self._crew.do(lambda: saving.resume(self._tasks, Path(path)))
+        await self._executor.settle()
+        await self._executor.do(lambda: saving.resume(self._tasks, Path(path)))
 
     async def close(self) -> None:
         """Finish what was begun and close the streams. The client stays open."""
-        if self._crew.closed:
+        if self._executor.closed:
             return
-        await self._crew.settle()
-        await self._crew.do(self._tasks.close)
-        self._crew.close()
+        await self._executor.settle()
+        await self._executor.do(self._tasks.close)
+        self._executor.close()
 
     async def _take(self, sizes: Mapping[str, int], status: Status) -> dict[str, list[list[Any]]]:
         """Take groups of several tasks; they are acknowledged when the caller has them."""
-        taken = await self._crew.fetch(lambda: self._operations.take(sizes, status), release)
+        taken = await self._executor.fetch(lambda: self._operations.take(sizes, status), release)
         for own in taken.values():
             if own.lease is not None:
-                self._crew.start(own.lease.ack, "groups that were got may come again")
+                self._executor.start(own.lease.ack, "groups that were got may come again")
         return {task: own.groups for task, own in taken.items()}

@@ -17,7 +17,7 @@ T = TypeVar("T")
 _log = logging.getLogger("redrb")
 
 
-class Crew:
+class ReplayExecutor:
     """A bounded number of threads of one buffer; the event loop's own are left alone.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import Any
 from redrb.errors import RecordError
 from redrb.experience import Status
 from redrb.experience.status import group_status
-from redrb.replay.rollouts import has, length, read, status_of, steps_of, write, write_status
+from redrb.replay.rollout_fields import has, length, read, status_of, steps_of, write, write_status
 from redrb.replay.staleness import EXPIRABLE, Thresholds, expired_members, staleness
 
 _LOST: tuple[tuple[str, Any], ...] = (

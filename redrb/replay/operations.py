@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from redrb.errors import BatchTimeout, DecodeError
 from redrb.experience import Status
 from redrb.experience.status import group_status
-from redrb.replay.classes import Classes
 from redrb.replay.expiry import discard, expire, fill_steps, refresh, too_stale
-from redrb.replay.records import Unpacked, pack_group, unpack_group
-from redrb.replay.rollouts import status_of
+from redrb.replay.rollout_classes import RolloutClasses
+from redrb.replay.rollout_fields import status_of
+from redrb.replay.rollout_packing import Unpacked, pack_group, unpack_group
 from redrb.replay.staleness import Thresholds, expired_members, version_to_order_by
 from redrb.replay.tasks import NEVER, Tasks
 from redrb.stream import Lease
@@ -49,7 +49,7 @@ class Taken(NamedTuple):
 class Operations:
     """Puts, takes and refreshes groups of rollouts; safe among threads."""
 
-    def __init__(self, tasks: Tasks, classes: Classes) -> None:
+    def __init__(self, tasks: Tasks, classes: RolloutClasses) -> None:
         self._tasks = tasks
         self._classes = classes
         self._heard = 0

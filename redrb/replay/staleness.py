@@ -12,7 +12,7 @@ from typing import Any
 
 from redrb.errors import ConfigError, RecordError
 from redrb.experience import Status
-from redrb.replay.rollouts import STEPS_END, is_agentic, mask_of, read, steps_of
+from redrb.replay.rollout_fields import STEPS_END, is_agentic, mask_of, read, steps_of
 
 EXPIRABLE = (Status.INIT, Status.COMPLETED, Status.ABORTED)
 """Statuses of groups that may expire on arrival; the others are over already."""

@@ -18,7 +18,14 @@ from redrb.codec.wire import INT64_RANGE
 from redrb.errors import DecodeError, RecordError
 from redrb.experience import Status
 from redrb.replay.arrays import pack_numpy, pack_tensor, unpack_numpy, unpack_tensor
-from redrb.replay.classes import Classes, is_record, name_of, rebuild, remember, state_of
+from redrb.replay.rollout_classes import (
+    RolloutClasses,
+    is_record,
+    name_of,
+    rebuild,
+    remember,
+    state_of,
+)
 
 TAG = "$"
 MAX_DEPTH = 64
@@ -53,7 +60,7 @@ def pack_value(value: Any, field: str, depth: int = 0) -> Any:
     return _pack_other(value, field, depth + 1)
 
 
-def unpack_value(value: Any, classes: Classes) -> Any:
+def unpack_value(value: Any, classes: RolloutClasses) -> Any:
     """Return what `pack_value` was given.
 
     Raises:
@@ -154,7 +161,7 @@ def _named(packed: tuple[str, list[int], bytes]) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data": data}
 
 
-def _unpack_enum(value: dict[str, Any], classes: Classes) -> Any:
+def _unpack_enum(value: dict[str, Any], classes: RolloutClasses) -> Any:
     own, name = unpack_value(value.get("value"), classes), _text(value, "class")
     kind = Status if name == name_of(Status) else classes.find_enum(name)
     if kind is None:
@@ -165,7 +172,7 @@ def _unpack_enum(value: dict[str, Any], classes: Classes) -> Any:
         raise DecodeError(f"{own!r:.80} is no {name}: the enum has changed.") from error
 
 
-def _unpack_object(value: dict[str, Any], classes: Classes) -> Any:
+def _unpack_object(value: dict[str, Any], classes: RolloutClasses) -> Any:
     state = unpack_value(value.get("state"), classes)
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         _malformed(value)
@@ -174,7 +181,7 @@ def _unpack_object(value: dict[str, Any], classes: Classes) -> Any:
     return rebuild(classes.find(_text(value, "class")), state)
 
 
-def _unpack_dict(value: dict[str, Any], classes: Classes) -> dict[Any, Any]:
+def _unpack_dict(value: dict[str, Any], classes: RolloutClasses) -> dict[Any, Any]:
     pairs = [unpack_value(pair, classes) for pair in _list(value)]
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         _malformed(value)
@@ -184,23 +191,23 @@ def _unpack_dict(value: dict[str, Any], classes: Classes) -> dict[Any, Any]:
         raise DecodeError("a stored rollout is malformed: a key is no key.") from error
 
 
-def _unpack_set(value: dict[str, Any], classes: Classes) -> set[Any]:
+def _unpack_set(value: dict[str, Any], classes: RolloutClasses) -> set[Any]:
     try:
         return set(unpack_value(_list(value), classes))
     except TypeError as error:
         raise DecodeError("a stored rollout is malformed: a set holds a list.") from error
 
 
-def _unpack_scalar(value: dict[str, Any], _: Classes) -> Any:
+def _unpack_scalar(value: dict[str, Any], _: RolloutClasses) -> Any:
     return unpack_numpy(value.get("dtype"), [], value.get("data"))[()]
 
 
-def _unpack_array(value: dict[str, Any], _: Classes) -> Any:
+def _unpack_array(value: dict[str, Any], _: RolloutClasses) -> Any:
     unpack = unpack_tensor if value[TAG] == "tensor" else unpack_numpy
     return unpack(value.get("dtype"), value.get("shape"), value.get("data"))
 
 
-_UNPACK: dict[str, Callable[[dict[str, Any], Classes], Any]] = {
+_UNPACK: dict[str, Callable[[dict[str, Any], RolloutClasses], Any]] = {
     "tuple": lambda value, classes: tuple(unpack_value(_list(value), classes)),
     "set": _unpack_set,
     "frozenset": lambda value, classes: frozenset(_unpack_set(value, classes)),

@@ -1,9 +1,11 @@
-"""ColossalAI's detached runtime on Redis: trainers and makers in processes of their own."""
+"""ColossalAI's detached runtime on Redis: trainers and makers, each in a process of its own."""
 
+from redrb.runtime.algorithm_trainer import AlgorithmTrainer
 from redrb.runtime.buffer import DetachedReplayBuffer
 from redrb.runtime.callbacks import MakerCallback, TrainerCallback
+from redrb.runtime.checkpoint import Stateful
 from redrb.runtime.grpo import DetachedGRPOTrainer, GRPOMakerHolder
-from redrb.runtime.maker import ExperienceMakerHolder
+from redrb.runtime.maker import ExperienceMaker, ExperienceMakerHolder
 from redrb.runtime.performance import (
     ExperienceMakerPerformanceEvaluator,
     TrainerPerformanceEvaluator,
@@ -14,16 +16,19 @@ from redrb.runtime.trainer import DetachedTrainer
 from redrb.weights.lora import LoraConfig
 
 __all__ = [
+    "AlgorithmTrainer",
     "DDPStrategy",
     "DetachedGRPOTrainer",
     "DetachedPPOTrainer",
     "DetachedReplayBuffer",
     "DetachedTrainer",
+    "ExperienceMaker",
     "ExperienceMakerHolder",
     "ExperienceMakerPerformanceEvaluator",
     "GRPOMakerHolder",
     "LoraConfig",
     "MakerCallback",
+    "Stateful",
     "Strategy",
     "TrainerCallback",
     "TrainerPerformanceEvaluator",

@@ -13,7 +13,7 @@ import torch
 from redrb.connection import Client
 from redrb.errors import ConfigError, LeaseLost
 from redrb.experience import BufferItem, Experience
-from redrb.runtime.opening import client_for
+from redrb.runtime.client import client_for
 from redrb.stream import ExperienceStream, Lease
 
 

@@ -12,7 +12,7 @@ from redrb.connection.stopping import pause
 from redrb.errors import StoreUnavailable, WeightError, WeightMismatch, WeightTimeout
 from redrb.runtime.broadcast import partial_name
 from redrb.runtime.inbox import Announcement, Box, inbox_of, outbox_of
-from redrb.runtime.updates import ModelUpdates
+from redrb.runtime.model_updates import ModelUpdates
 from redrb.weights import WeightSubscriber
 from redrb.weights.reading.ahead import Ahead
 from redrb.weights.tensors import Strict

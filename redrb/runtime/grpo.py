@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 from redrb.algorithms import GRPOExperienceMaker, GRPOStep
+from redrb.runtime.algorithm_trainer import AlgorithmTrainer
 from redrb.runtime.callbacks import TrainerCallback
 from redrb.runtime.maker import ExperienceMaker, ExperienceMakerHolder
 from redrb.runtime.models import parameters_of, set_environment
 from redrb.runtime.performance import TrainerPerformanceEvaluator
-from redrb.runtime.stepping import SteppingTrainer
 from redrb.runtime.strategy import Strategy
 
 
-class DetachedGRPOTrainer(SteppingTrainer):
+class DetachedGRPOTrainer(AlgorithmTrainer):
     """Trains an actor by GRPO (Shao et al. 2024, arXiv:2402.03300): there is no critic.
 
     Example:

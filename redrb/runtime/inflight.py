@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from redrb.connection.stopping import Stop, stoppable
 from redrb.errors import DecodeError, StoreUnavailable, WeightError
 from redrb.runtime.following import WeightFollower
-from redrb.runtime.updates import ModelUpdates
+from redrb.runtime.model_updates import ModelUpdates
 from redrb.weights.reading.handover import Handover
 
 _SLICE_S = 0.5

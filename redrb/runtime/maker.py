@@ -25,16 +25,16 @@ from redrb.errors import (
 from redrb.experience import Experience
 from redrb.keys import check_name
 from redrb.runtime.callbacks import Callbacks, MakerCallback
-from redrb.runtime.delivery import Delivery
+from redrb.runtime.client import client_for
 from redrb.runtime.following import WeightFollower
+from redrb.runtime.graceful_sending import GracefulSender
 from redrb.runtime.inflight import InFlight
+from redrb.runtime.model_updates import ModelUpdates
 from redrb.runtime.models import parameters_of, set_environment
-from redrb.runtime.opening import client_for
 from redrb.runtime.performance import ExperienceMakerPerformanceEvaluator
 from redrb.runtime.progress import Progress
-from redrb.runtime.stopping import Stop
+from redrb.runtime.stopping import StopRequest
 from redrb.runtime.strategy import Strategy
-from redrb.runtime.updates import ModelUpdates
 from redrb.stream import ExperienceStream
 from redrb.stream.sending import ExperienceSender, GroupedRows
 from redrb.stream.waiting import WARN_EVERY_S
@@ -169,7 +169,7 @@ class ExperienceMakerHolder:
         )
         self.generate_kwargs = generate_kwargs
         self._debug = debug
-        self._stop, self._hurry = Stop(), Hurry()
+        self._stop, self._hurry = StopRequest(), Hurry()
         self._away_told: float | None = None  # when it was logged that Redis is away
         self._updates = ModelUpdates({"actor": actor, "critic": critic}, timeout_s=update_timeout)
         self._initialised = not sync_models_from_trainers
@@ -190,7 +190,7 @@ class ExperienceMakerHolder:
             self._sender = ExperienceSender(
                 self._streams, max_groups=max_unsent, offload=buffer_cpu_offload
             )
-            self._delivery = Delivery(
+            self._delivery = GracefulSender(
                 self._sender, self._stop, self._hurry, stop_timeout=stop_timeout
             )
             undo.pop_all()

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from redrb.algorithms import PPOStep
+from redrb.runtime.algorithm_trainer import AlgorithmTrainer
 from redrb.runtime.callbacks import TrainerCallback
 from redrb.runtime.models import parameters_of, set_environment
 from redrb.runtime.performance import TrainerPerformanceEvaluator
-from redrb.runtime.stepping import SteppingTrainer
 from redrb.runtime.strategy import Strategy
 
 
-class DetachedPPOTrainer(SteppingTrainer):
+class DetachedPPOTrainer(AlgorithmTrainer):
     """Trains an actor and a critic by PPO, and sends both to the makers as one version.
 
     Source: `coati.ray.detached_trainer_ppo`. Models are any `nn.Module` or causal model of

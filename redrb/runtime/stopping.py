@@ -27,7 +27,7 @@ def leaving_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class Stop:
+class StopRequest:
     """Becomes true when a loop is asked to end in good order."""
 
     def __init__(self) -> None:

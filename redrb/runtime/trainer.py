@@ -21,11 +21,11 @@ from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.buffer import DetachedReplayBuffer
 from redrb.runtime.callbacks import Callbacks, TrainerCallback
 from redrb.runtime.checkpoint import Checkpoints, Position, Stateful, stateful_parts
-from redrb.runtime.fitting import Acknowledge, Fit, Work
-from redrb.runtime.opening import client_for
+from redrb.runtime.client import client_for
+from redrb.runtime.fresh_batches import FreshBatches
 from redrb.runtime.progress import Progress
-from redrb.runtime.source import FreshBatches
-from redrb.runtime.stopping import Stop
+from redrb.runtime.stopping import StopRequest
+from redrb.runtime.training_loop import Acknowledge, LoopConfig, TrainingLoop
 from redrb.runtime.world import (
     agreed,
     default_device,
@@ -140,7 +140,7 @@ class DetachedTrainer(ABC):
             raise ConfigError("give buffer_limit, in batches, and no limit.")
         self.name = check_name("trainer", name)
         self.device = default_device() if device is None else torch.device(device)
-        self._stop = Stop()
+        self._stop = StopRequest()
         self._callbacks = Callbacks(callbacks, TrainerCallback)
         self._pin_memory = dataloader_pin_memory
         self._debug = debug
@@ -256,7 +256,7 @@ class DetachedTrainer(ABC):
             _log.info("trainer %r: this call of fit was over before it was resumed", self.name)
             return
         episodes = None if total_steps is None else total_steps // update_steps
-        fit = Fit(self._work(), position, update_steps, train_epochs)
+        fit = TrainingLoop(self._work(), position, update_steps, train_epochs)
         first = position.taken
 
         def jump(step: int) -> None:
@@ -283,7 +283,7 @@ class DetachedTrainer(ABC):
         source = self._source = FreshBatches(
             loader,
             # ranks end at the same step: one that is asked to end trains the next batch as well
-            self._stop if world_size_here() == 1 else Stop(),
+            self._stop if world_size_here() == 1 else StopRequest(),
             batches=fresh,
             jump=jump if self._ack == "step" else None,
             on_misfits=lambda error: self._callbacks.tell("on_misfits", error),
@@ -432,8 +432,8 @@ class DetachedTrainer(ABC):
             _log.info("trainer %r trained %d samples: %s", self.name, len(experience), metrics)
         return metrics
 
-    def _work(self) -> Work:
-        return Work(
+    def _work(self) -> LoopConfig:
+        return LoopConfig(
             train=self._train,
             update=self._update_remote_makers,
             callbacks=self._callbacks,

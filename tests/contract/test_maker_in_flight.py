@@ -19,7 +19,7 @@ from redrb.experience import Experience
 from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.following import WeightFollower
 from redrb.runtime.inflight import InFlight
-from redrb.runtime.updates import ModelUpdates
+from redrb.runtime.model_updates import ModelUpdates
 from tests.contract.test_weight_standby import Versioned, blocked, until
 from tests.servers import Server
 

@@ -30,7 +30,7 @@ from redrb.runtime import strategy
 from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.following import WeightFollower
 from redrb.runtime.inbox import Announcement, announce, inbox_of
-from redrb.runtime.updates import ModelUpdates
+from redrb.runtime.model_updates import ModelUpdates
 from tests.contract.test_maker_holder import Holder, Linear, prompts
 from tests.servers import Server
 

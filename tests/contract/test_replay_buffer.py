@@ -88,7 +88,7 @@ def play(client: Client, namespace: str) -> Callable[..., None]:
         async def main() -> None:
             async with ReplayBuffer(client, namespace=namespace, **options) as buffer:
                 await scenario(buffer)
-                await buffer._crew.settle()
+                await buffer._executor.settle()
                 for task in buffer._tasks.names():
                     stream = buffer._tasks.open(task)
                     audit(stream)
@@ -584,7 +584,7 @@ def test_rollouts_of_an_unknown_class_stay_stored(
         async with ReplayBuffer(client, namespace=namespace) as buffer:
             await buffer.put([as_object(1)], "task")
             await buffer.put([as_object(2)], "task")
-            monkeypatch.setattr("redrb.replay.classes._seen", {})
+            monkeypatch.setattr("redrb.replay.rollout_classes._seen", {})
             with pytest.raises(ConfigError, match="rollout_type"):
                 await buffer.get(1, "task", Status.COMPLETED)
             with pytest.raises(ConfigError, match="rollout_type"):
@@ -742,7 +742,7 @@ def test_a_cancelled_get_loses_nothing(
             await getting
         assert await buffer.size() < 4  # they are still held
         go_on.set()
-        await buffer._crew.settle()
+        await buffer._executor.settle()
         assert await buffer.size() == 4
         monkeypatch.setattr(ExperienceStream, "take", take_now)
         assert ids(await buffer.get(9, "a", "completed")) == [[1], [2]]
@@ -763,7 +763,7 @@ def test_a_get_cancelled_at_any_moment_loses_nothing(play: Any) -> None:
                 got += [number for (number,) in ids(groups)]
             except TimeoutError:
                 pass
-            await buffer._crew.settle()
+            await buffer._executor.settle()
             assert await buffer.size() == total - len(got)
         assert len(set(got)) == len(got)
 
@@ -777,7 +777,7 @@ def test_a_cancelled_put_is_whole_or_nothing(play: Any) -> None:
             await asyncio.sleep(number / 10_000)
             putting.cancel()
             await asyncio.gather(putting, return_exceptions=True)
-        await buffer._crew.settle()
+        await buffer._executor.settle()
         groups = await buffer.get(99, "task", "completed")
         assert all(len(group) == 2 for group in groups)
 

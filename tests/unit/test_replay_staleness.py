@@ -12,7 +12,13 @@ import torch
 
 from redrb import ConfigError, RecordError, Status
 from redrb.replay.expiry import discard, expire, fill_steps, refresh, too_stale
-from redrb.replay.rollouts import checked_status, find_status, status_of, steps_of, write_status
+from redrb.replay.rollout_fields import (
+    checked_status,
+    find_status,
+    status_of,
+    steps_of,
+    write_status,
+)
 from redrb.replay.staleness import (
     FRESHEST,
     Thresholds,

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from redrb.algorithms import GAE, NaiveExperienceMaker
-from redrb.algorithms.generation import read_prompts
+from redrb.algorithms import GAE, NaiveExperienceMaker, read_prompts
 from redrb.experience import Experience
 from workers.settings import RolloutSettings
 from workers.sorting.generation import rewards

@@ -10,7 +10,7 @@ from functools import partial
 from redrb.connection.stopping import Stop as Hurry
 from redrb.connection.stopping import stoppable
 from redrb.errors import SendFailed
-from redrb.runtime.stopping import Stop
+from redrb.runtime.stopping import StopRequest
 from redrb.stream.sending import ExperienceSender, GroupedRows
 
 _log = logging.getLogger("redrb")
@@ -18,14 +18,14 @@ _log = logging.getLogger("redrb")
 _NO_ROOM = "for which there was no room in time: trainers have ended, or are behind (`redrb stats`)"
 
 
-class Delivery:
+class GracefulSender:
     """Waits for room in a maker's sender, for `stop_timeout` when the maker is asked to end.
 
     What finds no room by then is given up: trainers have ended, or are far behind.
     """
 
     def __init__(
-        self, sender: ExperienceSender, stop: Stop, hurry: Hurry, *, stop_timeout: float
+        self, sender: ExperienceSender, stop: StopRequest, hurry: Hurry, *, stop_timeout: float
     ) -> None:
         """Take over a sender.
 

@@ -18,9 +18,9 @@ import torch
 
 from redrb import BufferItem, ConfigError, DecodeError, EncodeError, RecordError, Status
 from redrb.codec import decode_items, encode_groups, parse_group
-from redrb.replay import classes as known_classes
-from redrb.replay.classes import Classes, name_of
-from redrb.replay.records import META, pack_group, unpack_group
+from redrb.replay import rollout_classes as known_classes
+from redrb.replay.rollout_classes import RolloutClasses, name_of
+from redrb.replay.rollout_packing import META, pack_group, unpack_group
 from redrb.replay.values import TAG, pack_value, unpack_value
 
 
@@ -32,7 +32,7 @@ def through_the_codec(items: list[BufferItem]) -> list[BufferItem]:
 def there_and_back(
     group: Sequence[Any], rollout_type: type | None = None, train_step: int | None = None
 ) -> list[Any]:
-    classes = Classes(rollout_type)
+    classes = RolloutClasses(rollout_type)
     items = through_the_codec(pack_group(group, train_step))
     return [unpacked.make(classes) for unpacked in unpack_group(items, classes)]
 
@@ -341,7 +341,7 @@ def test_a_model_comes_back_with_what_its_class_keeps_for_itself(
     ]
     items = through_the_codec(pack_group([own], None))
     monkeypatch.setattr(known_classes, "_seen", {})
-    classes = Classes(Modelled)
+    classes = RolloutClasses(Modelled)
     assert unpack_group(items, classes)[0].make(classes).calls == [Call("f")]
 
 
@@ -353,7 +353,7 @@ def test_a_class_that_this_process_does_not_know_needs_a_rollout_type(
     monkeypatch.setattr(known_classes, "_seen", {})
 
     def read(rollout_type: type | None) -> Any:
-        classes = Classes(rollout_type)
+        classes = RolloutClasses(rollout_type)
         return unpack_group(items, classes)[0].make(classes)
 
     with pytest.raises(ConfigError, match="rollout_type"):
@@ -391,7 +391,7 @@ def test_a_class_below_the_rollout_type_stays_what_it_is() -> None:
 def test_a_builtin_class_cannot_be_smuggled_in() -> None:
     name = "subprocess:Popen"
     with pytest.raises(ConfigError, match="does not know that class"):
-        unpack_value({TAG: "object", "class": name, "state": {"args": ["true"]}}, Classes())
+        unpack_value({TAG: "object", "class": name, "state": {"args": ["true"]}}, RolloutClasses())
 
 
 @pytest.mark.parametrize(
@@ -427,20 +427,20 @@ def test_a_builtin_class_cannot_be_smuggled_in() -> None:
 )
 def test_malformed_values_are_refused(value: Any) -> None:
     with pytest.raises(DecodeError):
-        unpack_value(value, Classes())
+        unpack_value(value, RolloutClasses())
 
 
 def test_samples_that_are_no_rollouts_are_refused() -> None:
     item = pack_group([{"response_ids": [1]}], None)[0]
     with pytest.raises(DecodeError, match="no rollouts"):
-        unpack_group([BufferItem(None, None, None, None, None, None)], Classes())
+        unpack_group([BufferItem(None, None, None, None, None, None)], RolloutClasses())
     item.extras[META]["format"] = 2
     with pytest.raises(ConfigError, match="upgrade"):
-        unpack_group([item], Classes())
+        unpack_group([item], RolloutClasses())
     item.extras[META]["format"] = 1
     item.tensors["response_ids:list:float16"] = torch.ones(1)
     with pytest.raises(DecodeError, match="column"):
-        unpack_group([item], Classes())
+        unpack_group([item], RolloutClasses())
 
 
 def test_a_state_that_does_not_fit_its_class_is_refused() -> None:

@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from redrb import ConfigError, StoreError
-from redrb.replay.executor import Crew
+from redrb.replay.executor import ReplayExecutor
 
 
-def run(scenario: Callable[[Crew], Awaitable[None]], threads: int = 2) -> None:
+def run(scenario: Callable[[ReplayExecutor], Awaitable[None]], threads: int = 2) -> None:
     async def main() -> None:
-        crew = Crew(threads, "crew")
+        crew = ReplayExecutor(threads, "crew")
         try:
             await scenario(crew)
             await crew.settle()
@@ -28,7 +28,7 @@ def run(scenario: Callable[[Crew], Awaitable[None]], threads: int = 2) -> None:
 
 
 def test_results_and_errors_come_back() -> None:
-    async def scenario(crew: Crew) -> None:
+    async def scenario(crew: ReplayExecutor) -> None:
         assert await crew.do(lambda: threading.current_thread().name.startswith("crew"))
         with pytest.raises(ZeroDivisionError):
             await crew.do(lambda: 1 // 0)
@@ -43,7 +43,7 @@ def test_results_and_errors_come_back() -> None:
 
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_fetch_that_nobody_waits_for_is_undone(*, finished: bool) -> None:
-    async def scenario(crew: Crew) -> None:
+    async def scenario(crew: ReplayExecutor) -> None:
         began, go_on, brought = (threading.Event() for _ in range(3))
         undone: list[str] = []
 
@@ -69,7 +69,7 @@ def test_a_fetch_that_nobody_waits_for_is_undone(*, finished: bool) -> None:
 
 
 def test_a_fetch_that_never_began_does_nothing() -> None:
-    async def scenario(crew: Crew) -> None:
+    async def scenario(crew: ReplayExecutor) -> None:
         go_on = threading.Event()
         done: list[int] = []
         busy = asyncio.ensure_future(crew.do(lambda: go_on.wait(10)))
@@ -87,7 +87,7 @@ def test_a_fetch_that_never_began_does_nothing() -> None:
 
 
 def test_what_nobody_waits_for_is_logged_when_it_fails(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(crew: Crew) -> None:
+    async def scenario(crew: ReplayExecutor) -> None:
         def fail() -> None:
             raise StoreError("Redis is away")
 
@@ -104,7 +104,7 @@ def test_what_nobody_waits_for_is_logged_when_it_fails(caplog: pytest.LogCapture
 
 def test_a_closed_crew_refuses_jobs() -> None:
     async def main() -> None:
-        crew = Crew(1, "crew")
+        crew = ReplayExecutor(1, "crew")
         crew.close()
         with pytest.raises(ConfigError, match="closed"):
             await crew.do(lambda: 1)
@@ -113,7 +113,7 @@ def test_a_closed_crew_refuses_jobs() -> None:
 
 
 def test_a_forked_process_gets_threads_of_its_own() -> None:
-    crew = Crew(1, "crew")
+    crew = ReplayExecutor(1, "crew")
 
     async def ask() -> int:
         return await crew.do(os.getpid)

@@ -11,7 +11,7 @@ from redrb.experience import Experience
 from redrb.runtime.trainer import DetachedTrainer
 
 
-class SteppingTrainer(DetachedTrainer):
+class AlgorithmTrainer(DetachedTrainer):
     """Base of trainers whose training step is one call of an object; a subclass sets `_step`."""
 
     _step: Callable[[Experience], dict[str, float]]

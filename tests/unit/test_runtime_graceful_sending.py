@@ -9,8 +9,8 @@ import pytest
 
 from redrb.connection.stopping import Stop as Hurry
 from redrb.errors import SendFailed, StoreUnavailable
-from redrb.runtime.delivery import Delivery
-from redrb.runtime.stopping import Stop
+from redrb.runtime.graceful_sending import GracefulSender
+from redrb.runtime.stopping import StopRequest
 from redrb.stream.sending import ExperienceSender
 
 
@@ -42,10 +42,10 @@ class FullSender:
 def test_what_is_given_up_is_said_once(
     cause: Exception | None, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stop = Stop()
+    stop = StopRequest()
     stop.ask("SIGTERM")
     sender = cast(ExperienceSender, FullSender(cause))
-    delivery = Delivery(sender, stop, Hurry(), stop_timeout=0.1)
+    delivery = GracefulSender(sender, stop, Hurry(), stop_timeout=0.1)
     delivery.flush()
     delivery.close("maker-1", 1.0)
     (told,) = caplog.messages

@@ -33,7 +33,7 @@ def remember(kind: type) -> str:
     return name
 
 
-class Classes:
+class RolloutClasses:
     """The classes that one buffer may rebuild.
 
     Attributes:

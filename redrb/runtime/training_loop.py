@@ -16,7 +16,7 @@ from redrb.experience import Experience
 from redrb.runtime.callbacks import Callbacks
 from redrb.runtime.checkpoint import Checkpoints, Mark, Position, Stateful
 from redrb.runtime.progress import Progress
-from redrb.runtime.stopping import Stop
+from redrb.runtime.stopping import StopRequest
 from redrb.runtime.world import agreed
 from redrb.stream import Lease
 
@@ -33,7 +33,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class LoopConfig:
     """What a trainer does in its loop.
 
     Attributes:
@@ -52,7 +52,7 @@ class Work:
     train: Callable[[Experience], Mapping[str, Any]]
     update: Callable[[], None]
     callbacks: Callbacks
-    stop: Stop
+    stop: StopRequest
     device: torch.device
     pin_memory: bool
     acknowledge: Acknowledge
@@ -62,10 +62,10 @@ class Work:
 
 
 @dataclass(slots=True)
-class Fit:
+class TrainingLoop:
     """One call of `fit`."""
 
-    work: Work
+    work: LoopConfig
     position: Position
     update_steps: int
     train_epochs: int

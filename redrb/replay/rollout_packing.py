@@ -15,9 +15,9 @@ import torch
 
 from redrb.errors import ConfigError, DecodeError, RecordError
 from redrb.experience import BufferItem
-from redrb.replay.classes import Classes, rebuild, remember, state_of
 from redrb.replay.columns import pack_column, unpack_column
-from redrb.replay.rollouts import TOKEN_FIELDS, is_agentic, mask_of, status_of, steps_of
+from redrb.replay.rollout_classes import RolloutClasses, rebuild, remember, state_of
+from redrb.replay.rollout_fields import TOKEN_FIELDS, is_agentic, mask_of, status_of, steps_of
 from redrb.replay.values import as_dict, pack_value, unpack_value
 
 META = "$replay"
@@ -56,7 +56,7 @@ class Unpacked:
     name: str | None
     train_step: int | None
 
-    def make(self, classes: Classes) -> Any:
+    def make(self, classes: RolloutClasses) -> Any:
         """Return the rollout.
 
         Raises:
@@ -69,7 +69,7 @@ class Unpacked:
         return rebuild(classes.rollout(self.name), self.state)
 
 
-def unpack_group(items: Iterable[BufferItem], classes: Classes) -> list[Unpacked]:
+def unpack_group(items: Iterable[BufferItem], classes: RolloutClasses) -> list[Unpacked]:
     """Return the rollouts that `pack_group` was given.
 
     Raises:
@@ -119,7 +119,7 @@ def _counting(tokens: int, mask: list[bool] | None, *, agentic: bool) -> torch.T
     return torch.from_numpy(counts)
 
 
-def _unpack(item: BufferItem, classes: Classes) -> Unpacked:
+def _unpack(item: BufferItem, classes: RolloutClasses) -> Unpacked:
     meta = _meta(item)
     state: dict[str, Any] = {
         name: unpack_value(value, classes) for name, value in item.extras.items() if name != META

@@ -10,7 +10,7 @@ from torch import nn
 
 from redrb.errors import WeightError, WeightMismatch
 from redrb.runtime import LoraConfig
-from redrb.runtime.updates import ModelUpdates
+from redrb.runtime.model_updates import ModelUpdates
 
 
 def models(timeout_s: float = 20) -> ModelUpdates:

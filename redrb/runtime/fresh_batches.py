@@ -9,7 +9,7 @@ from typing import Self
 
 from redrb.errors import RecordError, WrongStep
 from redrb.experience import Experience
-from redrb.runtime.stopping import Stop
+from redrb.runtime.stopping import StopRequest
 from redrb.stream import Lease
 from redrb.stream.feeding import ExperienceLoader
 
@@ -26,7 +26,7 @@ class FreshBatches:
     def __init__(
         self,
         make_loader: Callable[[int, int | None], ExperienceLoader],
-        stop: Stop,
+        stop: StopRequest,
         *,
         batches: int | None,
         on_misfits: Callable[[RecordError], None] = lambda _: None,
