@@ -56,7 +56,6 @@ if TYPE_CHECKING:
         ExperienceMakerHolder,
         ExperienceMakerPerformanceEvaluator,
         GRPOMakerHolder,
-        LoraConfig,
         MakerCallback,
         Strategy,
         TrainerCallback,
@@ -79,7 +78,7 @@ if TYPE_CHECKING:
     from redrb.stream.feeding import ExperienceDataset, ExperienceLoader
     from redrb.stream.mixture import Mixture, MixtureLease, Starvation, take_mixture
     from redrb.stream.sending import ExperienceSender
-    from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
+    from redrb.weights import LoraConfig, WeightPublisher, WeightSubscriber, WeightVersion
     from redrb.weights.files.folder import load_adapter, save_adapter
     from redrb.weights.files.safetensors import (
         iterate_safetensors,
@@ -189,7 +188,6 @@ _HOMES = {
         "ExperienceMakerHolder",
         "ExperienceMakerPerformanceEvaluator",
         "GRPOMakerHolder",
-        "LoraConfig",
         "MakerCallback",
         "Strategy",
         "TrainerCallback",
@@ -209,7 +207,7 @@ _HOMES = {
         "finite_rewards",
         "reward_variance",
     ),
-    "redrb.weights": ("WeightPublisher", "WeightSubscriber", "WeightVersion"),
+    "redrb.weights": ("LoraConfig", "WeightPublisher", "WeightSubscriber", "WeightVersion"),
     "redrb.weights.files.folder": ("load_adapter", "save_adapter"),
     "redrb.weights.files.safetensors": (
         "iterate_safetensors",

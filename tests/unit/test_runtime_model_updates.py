@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from redrb.errors import WeightError, WeightMismatch
-from redrb.runtime import LoraConfig
 from redrb.runtime.model_updates import ModelUpdates
+from redrb.weights import LoraConfig
 
 
 def models(timeout_s: float = 20) -> ModelUpdates:

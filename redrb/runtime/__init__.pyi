@@ -1,0 +1,15 @@
+from .algorithm_trainer import AlgorithmTrainer as AlgorithmTrainer
+from .buffer import DetachedReplayBuffer as DetachedReplayBuffer
+from .callbacks import MakerCallback as MakerCallback
+from .callbacks import TrainerCallback as TrainerCallback
+from .checkpoint import Stateful as Stateful
+from .grpo import DetachedGRPOTrainer as DetachedGRPOTrainer
+from .grpo import GRPOMakerHolder as GRPOMakerHolder
+from .maker import ExperienceMaker as ExperienceMaker
+from .maker import ExperienceMakerHolder as ExperienceMakerHolder
+from .performance import ExperienceMakerPerformanceEvaluator as ExperienceMakerPerformanceEvaluator
+from .performance import TrainerPerformanceEvaluator as TrainerPerformanceEvaluator
+from .ppo import DetachedPPOTrainer as DetachedPPOTrainer
+from .strategy import DDPStrategy as DDPStrategy
+from .strategy import Strategy as Strategy
+from .trainer import DetachedTrainer as DetachedTrainer
