@@ -21,11 +21,12 @@ test: .venv/.dev  ## run the tests, two at a time
 test-slow: .venv/.dev  ## run the tests that take longer
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
-check: .venv/.dev  ## lint, format, types and import rules
+check: .venv/.dev  ## lint, format, types, import rules and Lua
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tests.lua_check
 
 format: .venv/.dev  ## mend what the tools can mend
 	$(BIN)/ruff check --fix .

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import redis.exceptions as upstream
 
 from redrb.errors import (
@@ -29,6 +31,21 @@ _NOT_NOW = (
 _NOT_NOW_CODES = ("BUSY ", "NOREPLICAS", "UNBLOCKED")
 _MISSED_IN_SCRIPT = "attempted to access a non local key in a cluster node"
 _DOWN_IN_SCRIPT = "while the cluster is down"
+
+_SCRIPT_LINE = re.compile(r"user_script: ?(\d+)")
+_SCRIPT_SHA = re.compile(r"\b(?:f_)?([0-9a-f]{40})\b")
+_SCRIPT_PLACE = re.compile(
+    r"Error running script \(call to f_\w+\): |@?user_script: ?\d+: "
+    r"|,? script: \w+, on @?user_script: ?\d+"
+)
+
+_sources: dict[str, tuple[str, ...]] = {}
+"""Of each Lua script, by its SHA-1: the file and line of each line that the server knows."""
+
+
+def note_script(sha: str, sources: tuple[str, ...]) -> None:
+    """Remember where the lines of a script come from, so that its errors name file and line."""
+    _sources[sha] = sources
 
 
 def is_transient(error: BaseException) -> bool:
@@ -104,4 +121,13 @@ def translate(error: upstream.RedisError, where: str) -> RedrbError:
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    return _with_source(lines[0].rstrip(".")) if lines else type(error).__name__
+
+
+def _with_source(message: str) -> str:
+    """Name the file and line where a script failed, in place of its SHA-1 and line."""
+    sha, line = _SCRIPT_SHA.search(message), _SCRIPT_LINE.search(message)
+    sources = _sources.get(sha[1], ()) if sha else ()
+    if line is None or not 1 <= int(line[1]) <= len(sources):
+        return message
+    return f"{_SCRIPT_PLACE.sub('', message)} (at {sources[int(line[1]) - 1]})"

@@ -9,15 +9,14 @@ changes nothing more: the client may repeat it when a connection breaks.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
 from redis.exceptions import RedisError
 
-from redrb.connection import Client
-from redrb.connection.failures import is_missing_script
+from redrb.connection import Client, failures
 from redrb.connection.transport import Argument, Pipeline, Reply
 
 _INCLUDE = "--@include "
@@ -28,19 +27,25 @@ class Script:
     """A Lua script as the server runs it.
 
     Attributes:
-        text: Source with the parts it stands on, without comments.
+        text: The script behind its includes, without comments and indentation.
         sha: SHA-1 of `text`, the name under which a server caches it.
+        sources: File and line of each line of `text`, such as "redrb/lua/take/take.lua:37".
     """
 
     text: str
     sha: str
+    sources: tuple[str, ...]
 
 
 @cache
 def load(name: str) -> Script:
     """Return the script in `redrb/lua/<name>.lua`, such as "take/finish"."""
-    text = "\n".join(_bare(_read(each)) for each in _with_includes(name))
-    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    lines = [line for each in _with_includes(name) for line in _code_lines(each)]
+    text = "\n".join(line for _, line in lines)
+    sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    script = Script(text, sha, tuple(source for source, _ in lines))
+    failures.note_script(sha, script.sources)
+    return script
 
 
 def run(
@@ -67,7 +72,7 @@ def run_once(
     try:
         return client.once("EVALSHA", script.sha, len(keys), *keys, *arguments)
     except RedisError as error:
-        if not is_missing_script(error):
+        if not failures.is_missing_script(error):
             raise
     return client.once("EVAL", script.text, len(keys), *keys, *arguments)
 
@@ -110,6 +115,7 @@ def _read(name: str) -> str:
     return files("redrb.lua").joinpath(f"{name}.lua").read_text("utf-8")
 
 
-def _bare(source: str) -> str:
-    lines = (line.strip() for line in source.splitlines())
-    return "\n".join(line for line in lines if line and not line.startswith("--"))
+def _code_lines(name: str) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(_read(name).splitlines(), start=1):
+        if (code := line.strip()) and not code.startswith("--"):
+            yield f"redrb/lua/{name}.lua:{number}", code

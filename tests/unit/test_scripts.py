@@ -7,7 +7,9 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from redis.exceptions import ResponseError
 
+from redrb.connection.failures import translate
 from redrb.lua.scripts import load
 
 _ROOT = Path(str(files("redrb.lua")))
@@ -105,3 +107,26 @@ def test_a_script_of_a_task_that_writes_begins_so(name: str) -> None:
     )
     assert not (reads_only and written)
     assert ("begin_writing()" in body) != reads_only
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "WRONGTYPE A string script: {sha}, on @user_script:{line}.",  # Redis 7, Valkey
+        "WRONGTYPE A string script: {sha}, on @user_script: {line}.",
+        "Error running script (call to f_{sha}): @user_script:{line}: WRONGTYPE A string",  # 6.2
+    ],
+)
+def test_an_error_names_the_file_and_line_of_the_script(reply: str) -> None:
+    script = load("take/finish")
+    line = script.text.splitlines().index("return {'lost'}") + 1
+    number = [each.strip() for each in _LUA["take/finish"].splitlines()].index(
+        "return {'lost'}"
+    ) + 1
+    error = translate(ResponseError(reply.format(sha=script.sha, line=line)), "here")
+    assert str(error).endswith(f": WRONGTYPE A string (at redrb/lua/take/finish.lua:{number})")
+
+
+def test_an_error_of_another_script_stays_as_it_is() -> None:
+    reply = f"ERR no script: {'0' * 40}, on @user_script:3"
+    assert str(translate(ResponseError(reply), "here")).endswith(reply)

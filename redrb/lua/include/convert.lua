@@ -3,7 +3,7 @@
 -- Until the last step the task is a plain one: a page of what a consumer group was never given goes
 -- to its ready:<group>, as if it had come back, and its cursor goes on; facts are there beforehand.
 -- The last step is as large as what is leased, and what was put since the last page.
---@include task index room
+--@include task index pending room
 
 local PAGE = 1000
 local arriving = 0 -- entries that a put has just added, and that are not counted yet
@@ -96,19 +96,12 @@ end
 
 -- Describe what a consumer group leases, and what came back from its leases.
 local function describe_taken(group, came_back)
-  local from, pending = '-', {}
-  repeat
-    pending = redis.call('XPENDING', stream, group, from, '+', 500)
-    local seqs = {}
-    for i, entry in ipairs(pending) do
-      seqs[i] = seq_of(entry[1])
-    end
-    describe(seqs)
-    from = #pending > 0 and '(' .. pending[#pending][1] or from
-  until #pending == 0
   local seqs = {}
-  for i, member in ipairs(came_back and redis.call('ZRANGE', key('ready', group), 0, -1) or {}) do
-    seqs[i] = tonumber(member)
+  each_leased(group, nil, function(seq)
+    seqs[#seqs + 1] = seq
+  end)
+  for _, member in ipairs(came_back and redis.call('ZRANGE', key('ready', group), 0, -1) or {}) do
+    seqs[#seqs + 1] = tonumber(member)
   end
   describe(seqs)
 end

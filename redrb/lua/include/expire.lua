@@ -4,7 +4,7 @@
 -- Members of a pool whose oldest version is at most `cut`, or whose newest token's at most `token_cut`.
 -- Of one rule alone they are the lowest of a sorted set, whose name is returned too.
 local function overdue(pool, cut, token_cut, limit)
-  if not cut ~= not token_cut then
+  if (cut == nil) ~= (token_cut == nil) then
     local name, most = cut and versions_of(pool) or key('newest', pool), cut or token_cut
     return redis.call('ZRANGEBYSCORE', name, '-inf', most, 'LIMIT', 0, limit), name
   end
@@ -38,7 +38,7 @@ local function expire_pool(group, status, cut, token_cut, limit, note)
   end
   withdraw(group, pool, found, lowest_of)
   if note then
-    local facts, notes = {}, {}
+    local facts = {}
     for i, member in ipairs(found) do
       facts[i] = facts_of(member)
       redis.call('HSET', key('moved', group), member, 'expired')

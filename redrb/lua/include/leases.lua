@@ -3,7 +3,7 @@
 -- deliveries:<group> holds failed deliveries by seq, consumers:<group> the deadline of each
 -- consumer's heartbeat, leases:<group> a lease's token by slot. A slot is the consumer name under
 -- which Redis keeps one lease: <consumer>/<number>.
---@include task index groups
+--@include task index pending groups
 
 -- Move a leased entry, already out of the pending list, to the dead-letter stream.
 local function bury(group, seq, fields, reason, consumer)
@@ -72,13 +72,10 @@ end
 
 -- Return all that a slot holds. Returns the number of entries.
 local function return_slot(group, slot, counted, consumer)
-  local returned, pending = 0, {}
-  repeat
-    pending = redis.call('XPENDING', stream, group, '-', '+', 500, slot)
-    for _, entry in ipairs(pending) do
-      returned = returned + return_lease(group, seq_of(entry[1]), counted, consumer)
-    end
-  until #pending == 0
+  local returned = 0
+  each_leased(group, slot, function(seq)
+    returned = returned + return_lease(group, seq, counted, consumer)
+  end)
   return returned
 end
 

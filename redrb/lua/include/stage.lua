@@ -7,8 +7,8 @@
 local home = prefix
 
 -- From here on every key is one of the task with this prefix.
-local function work_at(place)
-  prefix, stream, task = place, place .. 'stream', place .. 'task'
+local function work_at(other)
+  prefix, stream, task = other, other .. 'stream', other .. 'task'
   known_rules = nil
 end
 

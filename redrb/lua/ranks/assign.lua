@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    group, step, attempt, spec, then of each rank: weights, entries, seq ...
 -- Returns {'ok'} | {'again'}: the attempt is over, or the batch is another one by now
---@include task ranks
+--@include task pending ranks
 
 begin_writing()
 local group, step, attempt = ARGV[1], tonumber(ARGV[2]), ARGV[3]
@@ -19,14 +19,10 @@ if state[2] + 1 ~= step or state[1] ~= tonumber(attempt) then
   return {'again'}
 end
 
-local held, from, pending = {}, '-', {}
-repeat
-  pending = redis.call('XPENDING', stream, group, from, '+', 500, slot)
-  for _, entry in ipairs(pending) do
-    held[string.format('%.0f', seq_of(entry[1]))] = true
-  end
-  from = #pending > 0 and '(' .. pending[#pending][1] or from
-until #pending == 0
+local held = {}
+each_leased(group, slot, function(seq)
+  held[string.format('%.0f', seq)] = true
+end)
 local dealt, at = {}, 5
 for rank = 0, state[3] - 1 do
   local last = at + 1 + tonumber(ARGV[at + 1])

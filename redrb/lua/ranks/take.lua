@@ -88,7 +88,6 @@ elseif step <= formed then
   if elsewhere then -- those ranks learn it when they acknowledge
     return {'ended', 'anew', '', {}}
   end
-  formed = step - 1
 elseif step > formed + 1 then
   return {'early', formed + 1}
 elseif step >= first + tonumber(ARGV[11]) then

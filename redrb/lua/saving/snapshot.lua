@@ -25,10 +25,10 @@ if ARGV[1] == 'task' then
 end
 
 local names, cursors = {}, {}
-for place = 1, tonumber(ARGV[2]) do
-  local group = ARGV[2 + place]
-  names[place] = redis.call('SISMEMBER', key('groups'), group) == 1 and group
-  cursors[place] = number(key('group', group), 'cursor')
+for i = 1, tonumber(ARGV[2]) do
+  local group = ARGV[2 + i]
+  names[i] = redis.call('SISMEMBER', key('groups'), group) == 1 and group
+  cursors[i] = number(key('group', group), 'cursor')
 end
 local found = {number(task, 'last'), rules().indexed and 1 or 0, cursors}
 for i = 3 + #names, #ARGV do
@@ -36,9 +36,9 @@ for i = 3 + #names, #ARGV do
   local facts = rules().indexed and redis.call('HGET', key('facts'), member) or ''
   local told = {string.gsub(facts, ' v%d+$', ''), -- of a run that is over
     redis.call('ZSCORE', key('archive'), member) or ''}
-  for place, group in ipairs(names) do
+  for at, group in ipairs(names) do
     if group and (waits_in(group, seq) or is_leased(group, seq)) then
-      told[#told + 1] = place - 1
+      told[#told + 1] = at - 1
       told[#told + 1] = redis.call('HGET', key('moved', group), member) or ''
       told[#told + 1] = redis.call('HGET', key('expiries', group), member) or ''
       told[#told + 1] = tonumber(redis.call('HGET', key('deliveries', group), member) or '0')

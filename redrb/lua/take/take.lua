@@ -66,7 +66,8 @@ if most > 0 and least > most then
 end
 
 -- what this take may have: not what waits for those before it in the queue
-local here, queue, chosen, free = waiting, pool, nil, 0
+local here, free, chosen
+local queue = pool
 if where ~= '' then
   queue = pool .. '?'
   chosen = select_where(pool, rules().names, cjson.decode(where), count)

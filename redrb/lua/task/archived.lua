@@ -4,7 +4,7 @@
 -- Returns a flat list member, ms, ...: those of `from` and later, at `from` only beyond `after`
 --@include task
 
-local found, skip, count = {}, 0, tonumber(ARGV[4])
+local skip, count = 0, tonumber(ARGV[4])
 if ARGV[2] ~= '' then -- members of one time are sorted: skip those that were read
   local rank = redis.call('ZRANK', key('archive'), ARGV[2])
   if rank then

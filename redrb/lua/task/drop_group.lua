@@ -2,24 +2,13 @@
 -- KEYS[1] stream
 -- ARGV    group
 -- Returns the number of entries deleted.
---@include task index room waiters groups membership
+--@include task index pending room waiters groups membership
 
 begin_writing()
 local group = ARGV[1]
 if not exists() or redis.call('SREM', key('groups'), group) == 0 then
   return 0
 end
-local function each_leased(visit)
-  local from, pending = '-', {}
-  repeat
-    pending = redis.call('XPENDING', stream, group, from, '+', 500)
-    for _, entry in ipairs(pending) do
-      visit(seq_of(entry[1]))
-    end
-    from = #pending > 0 and '(' .. pending[#pending][1] or from
-  until #pending == 0
-end
-
 local deleted = 0
 if #groups() > 0 then
   local seqs = {}
@@ -28,7 +17,7 @@ if #groups() > 0 then
       seqs[#seqs + 1] = tonumber(member)
     end
   end
-  each_leased(function(seq)
+  each_leased(group, nil, function(seq)
     seqs[#seqs + 1] = seq
   end)
   for seq = number(key('group', group), 'cursor') + 1, number(task, 'last') do
@@ -36,7 +25,7 @@ if #groups() > 0 then
   end
   deleted = forget(group, seqs)
 elseif rules().indexed then
-  each_leased(let_evict)
+  each_leased(group, nil, let_evict)
 end
 redis.call('XGROUP', 'DESTROY', stream, group)
 drop_keys(group)

@@ -4,23 +4,23 @@
 -- Returns a flat list kind, version, groups, ...; kinds: w waiting, l leased, t taken (by staleness
 -- when it was taken), each by o, the oldest, or n, the newest token; of those taken also the share of
 -- o that came in flight, f, and in the queue, q.
---@include task index room
+--@include task index pending room
 
 local group, found = ARGV[1], {}
-local function tell(kind, version, groups)
-  found[#found + 1], found[#found + 2], found[#found + 3] = kind, version, groups
+local function tell(kind, version, count)
+  found[#found + 1], found[#found + 2], found[#found + 3] = kind, version, count
 end
 
 -- distinct scores of a sorted set, one look each
 local function tell_scores(kind, name)
-  local after, entry = '-inf', nil
-  repeat
-    entry = redis.call('ZRANGEBYSCORE', name, after, '(inf', 'WITHSCORES', 'LIMIT', 0, 1)
-    if entry[2] then
-      tell(kind, entry[2], redis.call('ZCOUNT', name, entry[2], entry[2]))
-      after = '(' .. entry[2]
+  local after = '-inf'
+  while after do
+    local version = redis.call('ZRANGEBYSCORE', name, after, '(inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+    if version then
+      tell(kind, version, redis.call('ZCOUNT', name, version, version))
     end
-  until not entry[2]
+    after = version and '(' .. version
+  end
 end
 
 if not exists() or not rules().indexed then
@@ -34,20 +34,15 @@ for _, status in ipairs(STATUSES) do
   tell_scores('wn', key('newest', pool))
 end
 if redis.call('SISMEMBER', key('groups'), group) == 1 then
-  local from, pending = '-', {}
-  repeat
-    pending = redis.call('XPENDING', stream, group, from, '+', 500)
-    for _, entry in ipairs(pending) do
-      local facts = facts_of(member_of(seq_of(entry[1])))
-      if facts and facts[VERSION] ~= '-' then
-        tell('lo', facts[VERSION], 1)
-      end
-      if facts and facts[NEWEST] ~= '-' then
-        tell('ln', facts[NEWEST], 1)
-      end
+  each_leased(group, nil, function(seq)
+    local facts = facts_of(member_of(seq))
+    if facts and facts[VERSION] ~= '-' then
+      tell('lo', facts[VERSION], 1)
     end
-    from = #pending > 0 and '(' .. pending[#pending][1] or from
-  until #pending == 0
+    if facts and facts[NEWEST] ~= '-' then
+      tell('ln', facts[NEWEST], 1)
+    end
+  end)
 end
 local taken = redis.call('HGETALL', key('staleness', group))
 for i = 1, #taken, 2 do

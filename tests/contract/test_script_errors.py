@@ -1,0 +1,39 @@
+"""An error inside a Lua script names the file and the line of this repository."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+import pytest
+
+import redrb
+from redrb.lua.scripts import load, run
+from tests.samples import numbered
+
+
+def _line(message: str) -> str:
+    found = re.search(r"\(at redrb/lua/([a-z_/]+\.lua):(\d+)\)", message)
+    assert found is not None, message
+    lines = files("redrb.lua").joinpath(found[1]).read_text("utf-8").splitlines()
+    return f"{found[1]}: {lines[int(found[2]) - 1].strip()}"
+
+
+def test_an_error_of_a_script_names_file_and_line(real_url: str, namespace: str) -> None:
+    with redrb.connect(real_url) as client:
+        stream = redrb.ExperienceStream(client, "math", namespace=namespace)
+        stream.put([numbered(1)])
+        stream.take(1).release()
+        client.execute("SET", f"redrb:{{{namespace}:math}}:leases:default", "a string")
+        with pytest.raises(redrb.StoreError, match="WRONGTYPE") as caught:
+            stream.take(1)
+        assert "user_script" not in str(caught.value)
+        assert _line(str(caught.value)).startswith("take/take.lua: local leased = ")
+        client.execute("DEL", f"redrb:{{{namespace}:math}}:leases:default")
+
+
+def test_an_error_of_lua_names_file_and_line(real_url: str) -> None:
+    with redrb.connect(real_url) as client:
+        with pytest.raises(redrb.StoreError, match="nil") as caught:
+            run(client, load("weights/discard"), ["redrb:{none}:versions"], [])
+        assert _line(str(caught.value)).startswith("include/weights.lua: local id = ")
