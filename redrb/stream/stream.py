@@ -33,6 +33,7 @@ from redrb.stream.ranks.ranks import Ranks
 from redrb.stream.take.consumer import Consumer, Wanted
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.lease_loop import leases
+from redrb.stream.take.scripts import TakeScripts
 from redrb.stream.task.follower import Follower
 from redrb.stream.task.rate import RateLimit
 from redrb.stream.task.settings import Eviction, OnExpired, TaskSettings
@@ -368,7 +369,7 @@ class ExperienceStream(Task):
             StoreUnavailable: Redis stayed away.
         """
         self._check_open()
-        return self._store.leave(self.group, check_name("consumer", consumer))
+        return TakeScripts(self._store).leave(self.group, check_name("consumer", consumer))
 
     def settle(self, trained: Mapping[int, int]) -> int:
         """Acknowledge groups by id, wherever they are: for a run that resumes from a checkpoint.
@@ -386,7 +387,7 @@ class ExperienceStream(Task):
             StoreUnavailable: Redis stayed away.
         """
         self._check_open()
-        return self._store.settle(self.group, trained) if trained else 0
+        return self._scripts.settle(self.group, trained) if trained else 0
 
     def join_group(self, start: int | Literal["newest"] | None = None) -> None:
         """Register this consumer group now instead of at its first take.
@@ -406,9 +407,9 @@ class ExperienceStream(Task):
         self._check_open()
         self._consumer.attend()
         told = "" if start is None else "+" if start == "newest" else str(start)
-        if not self._store.join(self.group, told):
+        if not self._scripts.join(self.group, told):
             self._open()
-            self._store.join(self.group, told)
+            self._scripts.join(self.group, told)
 
     def clear(self) -> int:
         """Delete the task: all its groups, leases, dead letters, ledger and settings.

@@ -231,7 +231,7 @@ def test_a_lost_lease_is_told_when_the_loop_comes_back(stream: ExperienceStream)
         next(batches)
         soon(lambda: loader.ready == 1)
         kill_consumer(stream)
-        stream._store.heartbeat("default", "another", 1000)
+        stream._consumer._scripts.heartbeat("default", "another", 1000)
         with pytest.raises(LeaseLost):
             next(batches)
         assert next(batches, None) is None
@@ -277,7 +277,7 @@ def test_redis_that_stays_away_is_told_after_what_came_before(
     take = stream._consumer.take
 
     def broken(*arguments: Any) -> Any:
-        if stream._store.stats("default")["waiting"] == 0:
+        if stream._scripts.stats("default")["waiting"] == 0:
             raise StoreUnavailable("gone", where="here")
         return take(*arguments)
 

@@ -29,13 +29,13 @@ def many(count: int, **changes: Any) -> Experience:
 def watch(stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note the scripts that a stream runs one by one."""
     ran: list[str] = []
-    original = stream._store._run
+    original = stream._store.run
 
-    def noting(name: str, arguments: Any) -> Any:
-        ran.append(name)
-        return original(name, arguments)
+    def noting(script: str, *arguments: Any, **options: Any) -> Any:
+        ran.append(script)
+        return original(script, *arguments, **options)
 
-    monkeypatch.setattr(stream._store, "_run", noting)
+    monkeypatch.setattr(stream._store, "run", noting)
     return ran
 
 
@@ -49,11 +49,11 @@ def test_a_consumer_group_joins_page_by_page(
     stream.take(1000, timeout=0).ack()
     late = stream_of(client, namespace, group="late")
     ran = watch(late, monkeypatch)
-    assert late._store._run("task/join", ["late", "" if start is None else str(start)]) == 2
+    assert late._store.run("task/join", ["late", "" if start is None else str(start)]) == 2
     stream.put(numbered(1), tags={"score": 2.0})  # meanwhile
     stream.take(1, timeout=0).ack()
     late.join_group(start)
-    assert ran.count("join") > 2
+    assert ran.count("task/join") > 2
     expected = 2001 if start is None else 2502
     assert late.stats().ledger.waiting == expected
     assert late.stats().ledger.balanced
@@ -105,7 +105,7 @@ def test_a_take_expires_page_by_page_and_never_gives_what_is_too_stale(
     stream.close()
 
 
-@pytest.mark.parametrize("how", ["open", "put", "move"])
+@pytest.mark.parametrize("how", ["open", "put", "task/move"])
 @pytest.mark.parametrize("state", ["unread", "joined", "taken", "gaps"])
 def test_a_plain_task_becomes_indexed_page_by_page(
     client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch, how: str, state: str
@@ -129,7 +129,7 @@ def test_a_plain_task_becomes_indexed_page_by_page(
     other = stream_of(client, namespace, on_full="drop_oldest")
     ran = watch(other, monkeypatch)
     store = other._store
-    assert store._run("task/convert", []) == 1
+    assert store.run("task/convert", []) == 1
     audit_plain = stream.stats(), critic.stats()
     assert audit_plain == before
     stream.put(numbered(5))  # meanwhile
@@ -145,7 +145,7 @@ def test_a_plain_task_becomes_indexed_page_by_page(
         other.put(numbered(7), status=Status.ABORTED)
     else:
         assert other.move([first + 2500], Status.ABORTED) == 1
-    assert how == "open" or ran.count("convert") >= 1
+    assert how == "open" or ran.count("task/convert") >= 1
     audit(stream)
     assert stream.count(Status.ABORTED) == (how != "open")
     assert client.execute("HEXISTS", f"{store.keys.prefix}task", "converting") == 0
@@ -164,7 +164,7 @@ def test_a_plain_task_goes_on_when_nobody_ends_its_conversion(
     stream.join_group()
     stream.put(many(3000))
     for _ in range(2):
-        stream._store._run("task/convert", [])
+        stream._store.run("task/convert", [])
     with stream.take(1200, timeout=0) as lease:
         assert list(lease.ids) == list(range(1, 1201))
     stream.take(1000, timeout=0).release()
@@ -187,7 +187,7 @@ def test_many_groups_move_a_part_at_a_time(
     stream.join_group()
     ran = watch(stream, monkeypatch)
     assert stream.move(ids, Status.ABORTED) == 2500
-    assert ran == ["move"] * 3
+    assert ran == ["task/move"] * 3
     audit(stream)
 
 

@@ -250,7 +250,7 @@ def test_a_take_that_was_interrupted_before_it_was_sent_leaves_its_slot(
     def interrupted(*given: Any, **named: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stream._store, "take", interrupted)
+    monkeypatch.setattr(stream._consumer._scripts, "take", interrupted)
     with pytest.raises(KeyboardInterrupt):
         stream._consumer.begin_take(Wanted(1, 1), None)
     monkeypatch.undo()
@@ -351,7 +351,7 @@ def test_a_take_whose_reply_was_lost_is_found_again(
 def test_what_cannot_be_decoded_is_skipped(stream: ExperienceStream) -> None:
     filled(stream, 2)
     bad = EncodedGroup((b"\xff" * 9,), 9, 1, None, Status.COMPLETED)
-    stream._store.put("broken", 1, PutBatch([bad])).result()
+    stream._producer._scripts.put("broken", 1, PutBatch([bad])).result()
     stream.put_many([[numbered(n)] for n in range(2, 7)])
     seen: list[int] = []
     for lease in stream.leases(2, timeout=0):
@@ -371,7 +371,7 @@ def test_a_lost_lease_is_told_one_batch_later(stream: ExperienceStream) -> None:
     next(loop)
     next(loop)  # acknowledges the first
     kill_consumer(stream)
-    stream._store.heartbeat("default", "another", 1000)
+    stream._consumer._scripts.heartbeat("default", "another", 1000)
     next(loop)  # the take before the kill; it sends the acknowledgement of the second
     with pytest.raises(LeaseLost):
         next(loop)
@@ -386,7 +386,7 @@ def test_closing_a_loop_whose_leases_are_lost_only_warns(
     loop = stream.leases(2, timeout=1)
     next(loop)
     kill_consumer(stream)
-    stream._store.heartbeat("default", "another", 1000)
+    stream._consumer._scripts.heartbeat("default", "another", 1000)
     with caplog.at_level(logging.WARNING, "redrb"):
         loop.close()
         stream._consumer.beat()

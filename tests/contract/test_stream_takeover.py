@@ -236,7 +236,7 @@ def test_a_stream_that_is_dropped_beats_no_more(
 ) -> None:
     stream = ExperienceStream(client, "math", namespace=namespace, lease_ms=100)
     beaten = threading.Event()
-    monkeypatch.setattr(stream._store, "heartbeat", lambda *_: (beaten.set(), 0))
+    monkeypatch.setattr(stream._consumer._scripts, "heartbeat", lambda *_: (beaten.set(), 0))
     with pytest.raises(BatchTimeout):
         stream.take(1, timeout=0)
     assert stream._consumer._heartbeat is not None
@@ -258,7 +258,7 @@ def test_what_cannot_be_decoded_becomes_a_dead_letter_and_the_batch_is_still_ful
 ) -> None:
     stream = open_stream()
     stream.put(numbered(1))
-    stream._store.put("broken", 1, PutBatch([garbage(), garbage(5)])).result()
+    stream._producer._scripts.put("broken", 1, PutBatch([garbage(), garbage(5)])).result()
     stream.put_many([[numbered(2)], [numbered(3)]])
     with caplog.at_level(logging.ERROR, "redrb"):
         lease = stream.take(3, timeout=0)
@@ -273,7 +273,7 @@ def test_what_cannot_be_decoded_becomes_a_dead_letter_and_the_batch_is_still_ful
 
 def test_when_what_cannot_be_decoded_leaves_too_few_nothing_is_taken(open_stream: Opener) -> None:
     stream = open_stream()
-    stream._store.put("broken", 1, PutBatch([garbage()])).result()
+    stream._producer._scripts.put("broken", 1, PutBatch([garbage()])).result()
     stream.put(numbered(1))
     with pytest.raises(BatchTimeout) as caught:
         stream.take(2, timeout=0)
@@ -284,7 +284,7 @@ def test_when_what_cannot_be_decoded_leaves_too_few_nothing_is_taken(open_stream
 
 def test_only_garbage_is_no_batch(open_stream: Opener) -> None:
     stream = open_stream()
-    stream._store.put("broken", 1, PutBatch([garbage(), garbage()])).result()
+    stream._producer._scripts.put("broken", 1, PutBatch([garbage(), garbage()])).result()
     with pytest.raises(BatchTimeout):
         stream.take(2, timeout=0)
     assert stream.stats().ledger.dead == 2

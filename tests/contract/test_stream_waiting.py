@@ -87,13 +87,13 @@ def test_waiting_takes_are_woken_once_and_in_their_order(
     stream: ExperienceStream, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: Counter[str] = Counter()
-    take = stream._store.take
+    take = stream._consumer._scripts.take
 
     def counting(*args: Any, **options: Any) -> Any:
         looks[options["waiter"]] += 1
         return take(*args, **options)
 
-    monkeypatch.setattr(stream._store, "take", counting)
+    monkeypatch.setattr(stream._consumer._scripts, "take", counting)
     took = [start_take(pool, stream, 2) for _ in range(5)]
     for n, future in enumerate(took):
         stream.put(numbered(2 * n))

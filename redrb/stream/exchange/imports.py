@@ -29,6 +29,7 @@ from redrb.stream.exchange.layout import (
 )
 from redrb.stream.saving.records import tag_names
 from redrb.stream.saving.snapshot import PAGE_BYTES, PAGE_GROUPS
+from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.store import TaskStore
 from redrb.weights.files.safetensors import safetensors_torch
 
@@ -80,13 +81,13 @@ def import_task(
     source = _Source(Path(directory))
     for line in source.lines():
         source.check(line)
-    store = TaskStore(client, task, TaskKeys.of(namespace, task))
+    scripts = TaskScripts(TaskStore(client, task, TaskKeys.of(namespace, task)))
     tags = None
-    if not store.stats("default"):
+    if not scripts.stats("default"):
         order, tags = order or source.order, source.tags or None
     put = archived = 0
     with ExperienceStream(client, task, namespace=namespace, order=order, tags=tags) as stream:
-        declared = set(tag_names(store.open({}))).intersection(source.tags)
+        declared = set(tag_names(scripts.open({}))).intersection(source.tags)
         waiting = (line for line in source.lines() if line.get("archived_ms") is None)
         for given, lines in groupby(waiting, lambda line: _given(line, declared)):
             options = json.loads(given)

@@ -29,7 +29,7 @@ from redrb.stream.feeding.feed import Feed, Wanted
 from redrb.stream.feeding.lease_ref import LeasedExperience, Ticket
 from redrb.stream.feeding.lease_registry import Register
 from redrb.stream.feeding.worker_errors import tellable
-from redrb.stream.take.lease import Outcome
+from redrb.stream.take.scripts import Outcome
 
 
 class ExperienceDataset(IterableDataset[LeasedExperience]):

@@ -8,12 +8,12 @@ from contextlib import suppress
 from redis.exceptions import RedisError
 
 from redrb.connection import Client
-from redrb.connection.transport import Pipeline, Reply, first_error
+from redrb.connection.transport import Pipeline, Reply
 from redrb.errors import LeaseLost
 from redrb.keys import TaskKeys
 from redrb.stream.feeding.lease_ref import Ticket
-from redrb.stream.take.lease import Outcome
-from redrb.stream.task.store import Ending, TaskStore
+from redrb.stream.take.scripts import Ending, Outcome, TakeScripts
+from redrb.stream.task.store import TaskStore
 
 KEPT_S = 7 * 24 * 3600
 """How long a dataset that nobody uses is remembered."""
@@ -37,6 +37,7 @@ class Register:
         """
         keys = TaskKeys.of(namespace, task)
         self._store = TaskStore(client, task, keys)
+        self._scripts = TakeScripts(self._store)
         self._group = group
         self._keys = keys
         self._key = f"{keys.prefix}dataset:{dataset}"
@@ -76,7 +77,7 @@ class Register:
         ending = Ending(
             ticket.slot, ticket.token, outcome, ticket.ids, reason, ticket.samples, ends=True
         )
-        held = self._store.finish(self._group, ticket.consumer, ending)
+        held = self._scripts.finish(self._group, ticket.consumer, ending)
         self._wake(ticket.consumer)
         if not held:
             raise LeaseLost(
@@ -95,7 +96,7 @@ class Register:
             ("HKEYS", self._key), ("HSET", self._key, _CLOSED, "1"), ("EXPIRE", self._key, KEPT_S)
         )
         names = [name.decode() for name in told if name.decode() != _CLOSED]
-        return sum(self._store.leave(self._group, name) for name in names)
+        return sum(self._scripts.leave(self._group, name) for name in names)
 
     def _wake(self, consumer: str) -> None:
         """Wake a consumer that waits for an end; it looks by itself if this is lost."""
@@ -108,17 +109,10 @@ class Register:
             self._store.client.exchange(pipeline)
 
     def _all(self, *commands: tuple[str | int, ...]) -> list[Reply]:
-        def attempt() -> list[Reply]:
-            pipeline = Pipeline()
-            for command in commands:
-                pipeline.add(*command)
-            replies = self._store.client.exchange(pipeline)
-            error = first_error(replies)
-            if error is not None:
-                raise error
-            return replies
-
-        return self._store.client.retrying(attempt)
+        pipeline = Pipeline()
+        for command in commands:
+            pipeline.add(*command)
+        return self._store.exchange(pipeline)
 
 
 def _waiter(consumer: str) -> str:

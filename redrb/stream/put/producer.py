@@ -17,7 +17,9 @@ from redrb.connection.request import Request
 from redrb.errors import ConfigError, StoreError, StoreFull
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.reindexing import described_anew
-from redrb.stream.task.store import PutReply, TaskStore
+from redrb.stream.put.scripts import PutReply, PutScripts
+from redrb.stream.task.scripts import TaskScripts
+from redrb.stream.task.store import TaskStore
 from redrb.stream.waiting import QUEUE_TTL_MS, WARN_EVERY_S, Wait
 
 _log = logging.getLogger("redrb")
@@ -127,6 +129,8 @@ class Producer:
             reopen: Creates the task again after somebody cleared it.
         """
         self._store = store
+        self._scripts = PutScripts(store)
+        self._task_scripts = TaskScripts(store)
         self._on_full = on_full
         self._reopen = reopen
         self._pid = os.getpid()
@@ -161,7 +165,7 @@ class Producer:
             return None
         self._number(putting)
         identity = putting.identity
-        putting.begun = self._store.put(identity.name, identity.operation, chunk)
+        putting.begun = self._scripts.put(identity.name, identity.operation, chunk)
         putting.begun.begin()
         return putting
 
@@ -206,7 +210,7 @@ class Producer:
         idle, self._idle = self._idle, deque()
         over = [identity.name for identity in idle if not identity.interrupted]
         if over:
-            self._store.forget_producers(over)
+            self._scripts.forget(over)
 
     def _identity(self) -> _Identity:
         """Return an identity that nobody uses; a forked process has none of its parent's."""
@@ -233,7 +237,7 @@ class Producer:
             queued = self._crowded and self._on_full == "block" and begun is None
             if queued:
                 count = self._wait_for_room(identity, chunk, wait, stored)
-            request = begun or self._store.put(
+            request = begun or self._scripts.put(
                 identity.name, identity.operation, chunk.part(0, count), evict=evict
             )
             try:
@@ -251,7 +255,7 @@ class Producer:
             if reply.outcome in ("gone", "indexed"):
                 chunk = self._prepare_anew(putting)
             elif reply.outcome == "plain":
-                self._store.convert()
+                self._task_scripts.convert()
             elif reply.outcome == "never":
                 count = self._smaller(chunk, count)
             elif self._on_full == "block":
@@ -292,13 +296,13 @@ class Producer:
         """Evict, or return how many groups the next attempt is to evict at least."""
         if reply.outcome == "memory":  # freed by whole nodes of entries: ask for ever more
             least = len(batch) << attempt
-            self._store.evict(identity.name, identity.operation, batch, least=least)
+            self._scripts.evict(identity.name, identity.operation, batch, least=least)
             return None
         if evicted is None:
             return 0
         gone = found = EVICTED
         while found >= EVICTED:  # a limit that was given later is reached by and by
-            found = self._store.evict(identity.name, identity.operation, batch, least=0)
+            found = self._scripts.evict(identity.name, identity.operation, batch, least=0)
             gone += found
         return 0 if gone > EVICTED else evicted + len(batch)
 
@@ -306,7 +310,7 @@ class Producer:
         """Queue until there is room for some groups; returns for how many."""
         sizes = [group.nbytes for group in chunk.groups]
         while True:
-            room, setting = self._store.room(identity.name, sizes, ttl_ms=QUEUE_TTL_MS)
+            room, setting = self._scripts.room(identity.name, sizes, ttl_ms=QUEUE_TTL_MS)
             if room > 0:
                 return room
             self._pause(identity, PutReply("full", setting=setting), wait, stored)
@@ -314,7 +318,7 @@ class Producer:
     def _pause(self, identity: _Identity, reply: PutReply, wait: Wait, stored: int) -> None:
         """Wait in the queue until something was acknowledged, for a slice of time at most."""
         if wait.over:
-            self._store.room(identity.name, [], ttl_ms=0)
+            self._scripts.room(identity.name, [], ttl_ms=0)
             raise self._full(reply, stored)
         wait.tell(f"task {self._store.task!r} has no room: a put waits")
         self._store.wait_for_wake(wait.slice_s(), identity.name)

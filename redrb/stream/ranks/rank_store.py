@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from redrb.connection.transport import Argument, Reply
 from redrb.experience import Status
-from redrb.lua.scripts import load, run
-from redrb.stream.take.lease import Outcome
-from redrb.stream.task.store import ID_BASE, TaskStore
+from redrb.stream.take.scripts import Outcome
+from redrb.stream.task.entries import ID_BASE
+from redrb.stream.task.store import TaskStore
 
 CREW = "ranks"
 """The consumer that leases the parts of ranks, see `redrb/lua/include/ranks.lua`."""
@@ -98,7 +98,7 @@ class CrewStore:
         """Ask for a part."""
         arguments: list[Argument] = [self._group, consumer, place.rank, place.world_size]
         arguments += [place.step, spec, attempt, int(joined), int(last), lease_ms, MOST_AHEAD]
-        outcome, *told = self._run("ranks/take", arguments, retry_s)
+        outcome, *told = self._store.run("ranks/take", arguments, retry_s=retry_s)
         return _answer(outcome.decode(), told)
 
     def lease_batch(
@@ -119,7 +119,7 @@ class CrewStore:
         slot = f"{CREW}/{step}"
         arguments: list[Argument] = [self._group, consumer, slot, attempt, count, least]
         arguments += [self._queued, ttl_ms, lease_ms, status, where]
-        outcome, *told = self._run("take/take", arguments, retry_s)
+        outcome, *told = self._store.run("take/take", arguments, retry_s=retry_s)
         if outcome != b"taken":
             return Found(outcome.decode(), tuple(told))
         amount, members, weights = told
@@ -160,11 +160,11 @@ class CrewStore:
         arguments: list[Argument] = [self._group, step, attempt, spec]
         for weights, ids in parts:
             arguments += [weights, len(ids), *ids]
-        self._run("ranks/assign", arguments)
+        self._store.run("ranks/assign", arguments)
 
     def end(self, attempt: int, told: str) -> None:
         """End an attempt whose time is up, for all ranks."""
-        self._run("ranks/end", [self._group, attempt, told])
+        self._store.run("ranks/end", [self._group, attempt, told])
 
     def finish(
         self,
@@ -178,17 +178,13 @@ class CrewStore:
     ) -> bool:
         """End a part or some of it; False when this process has it no more."""
         arguments: list[Argument] = [self._group, consumer, place.rank, place.step, outcome]
-        reply = self._run("ranks/finish", [*arguments, reason, samples, *ids])
+        reply = self._store.run("ranks/finish", [*arguments, reason, samples, *ids])
         return bool(reply[0] == b"ok")
 
     def wait(self, consumer: str, seconds: float, *, forming: bool) -> None:
         """Block until the ranks are woken, or the one that forms a step by a full batch."""
         wakes = [f"{consumer}.rank", *([self._queued] if forming else [])]
         self._store.wait_for_wake(seconds, *wakes)
-
-    def _run(self, name: str, arguments: Sequence[Argument], retry_s: float | None = None) -> Reply:
-        keys = [self._store.keys.stream]
-        return run(self._store.client, load(name), keys, arguments, retry_s=retry_s)
 
 
 def _answer(outcome: str, told: Sequence[Reply]) -> Answer:

@@ -14,7 +14,9 @@ from redrb.stream.ranks.balance import balanced, dealt, tokens_of
 from redrb.stream.ranks.rank_requests import MOST_RANKS, Asked, Balance, refuse
 from redrb.stream.ranks.rank_store import Answer, CrewStore, Found, Place
 from redrb.stream.take.consumer import Consumer, Wanted
-from redrb.stream.take.lease import Drawn, Expiry, Lease, Outcome
+from redrb.stream.take.lease import Drawn, Expiry, Lease
+from redrb.stream.take.scripts import Outcome, TakeScripts
+from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.store import TaskStore
 from redrb.stream.waiting import QUEUE_TTL_MS, Wait
 
@@ -83,6 +85,8 @@ class Ranks:
         self._store = store
         self._consumer = consumer
         self._crew = CrewStore(store, group)
+        self._take_scripts = TakeScripts(store)
+        self._task_scripts = TaskScripts(store)
         self._group = group
         self._lease_ms = lease_ms
         self._reopen = reopen
@@ -131,7 +135,7 @@ class Ranks:
                 attempt = answer.number
                 if last:
                     own = asked.wanted
-                    waiting = self._store.count(self._group, own.status, own.where)
+                    waiting = self._task_scripts.count(self._group, own.status, own.where)
                     self._crew.end(attempt, f"{waiting}")
                 else:
                     self._block(asked, wait, answer)
@@ -256,7 +260,7 @@ class Ranks:
             )
         lease = Lease(self._store.task, good, part, _drawn(answer.text, [seq for seq, _ in good]))
         if asked.wanted.status is Status.EXPIRED:
-            told = self._store.expiries(self._group, lease.ids)
+            told = self._take_scripts.expiries(self._group, lease.ids)
             lease.expiries = {
                 seq: None if text is None else Expiry.parse(text)
                 for seq, text in zip(lease.ids, told, strict=True)

@@ -29,7 +29,8 @@ from redrb.stream.saving.snapshot import (
     ledger_of,
     settings_of,
 )
-from redrb.stream.task.store import ID_BASE, TaskStore
+from redrb.stream.task.entries import ID_BASE
+from redrb.stream.task.store import TaskStore
 
 STAGE_TTL_MS = 600_000
 """How long a stage lives on when nobody goes on with it."""

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from redrb.connection.transport import Argument, Reply
 from redrb.errors import ConfigError, RedrbError
 from redrb.lua.scripts import load, run
-from redrb.stream.task.store import ID_BASE, TaskStore
+from redrb.stream.task.entries import ID_BASE
+from redrb.stream.task.store import TaskStore
 
 PAGE_GROUPS = 32
 """Most groups that are read, or restored, in one step."""

@@ -17,8 +17,9 @@ from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, DecodeError, LeaseLost, StoreError
 from redrb.experience import Status
 from redrb.stream.take.heartbeat import Heartbeat
-from redrb.stream.take.lease import Drawn, Expiry, Lease, Outcome
-from redrb.stream.task.store import Ending, TakeReply, TaskStore
+from redrb.stream.take.lease import Drawn, Expiry, Lease
+from redrb.stream.take.scripts import Ending, Outcome, TakeReply, TakeScripts
+from redrb.stream.task.store import TaskStore
 from redrb.stream.waiting import QUEUE_TTL_MS, Wait
 
 _log = logging.getLogger("redrb")
@@ -104,6 +105,7 @@ class Consumer:
             reopen: Creates the task again after somebody cleared it.
         """
         self._store = store
+        self._scripts = TakeScripts(store)
         self._group = group
         self._lease_ms = lease_ms
         self._reopen = reopen
@@ -212,7 +214,7 @@ class Consumer:
         if heartbeat is not None:
             heartbeat.stop()
             self._settle_aheads()
-            self._store.leave(self._group, self.name)
+            self._scripts.leave(self._group, self.name)
 
     def _check_own(self, ack: Lease | None) -> None:
         if ack is not None and not (isinstance(ack.holder, _Slot) and ack.holder.consumer is self):
@@ -257,7 +259,7 @@ class Consumer:
         return None
 
     def _expiries(self, ids: Sequence[int]) -> dict[int, Expiry | None]:
-        told = self._store.expiries(self._group, ids)
+        told = self._scripts.expiries(self._group, ids)
         return {
             seq: None if text is None else Expiry.parse(text)
             for seq, text in zip(ids, told, strict=True)
@@ -273,7 +275,7 @@ class Consumer:
         ttl_ms: int,
         ack: Lease | None,
     ) -> Request[TakeReply]:
-        return self._store.take(
+        return self._scripts.take(
             self._group,
             self.name,
             self._name_of(slot),
@@ -377,7 +379,7 @@ class Consumer:
     ) -> bool:
         """End groups of a lease; False when they are another consumer's by now."""
         ending = Ending(self._name_of(slot), token, outcome, tuple(ids), reason, samples, ends)
-        return self._store.finish(self._group, self.name, ending)
+        return self._scripts.finish(self._group, self.name, ending)
 
     def abandon(self, slot: _Slot, ids: tuple[int, ...]) -> None:
         """Leave groups to the next heartbeat; never blocks."""
@@ -401,7 +403,7 @@ class Consumer:
 
     def beat(self) -> None:
         """Say that this consumer lives, and give back what was dropped without being ended."""
-        known, taken_over = self._store.heartbeat(self._group, self.name, self._lease_ms)
+        known, taken_over = self._scripts.heartbeat(self._group, self.name, self._lease_ms)
         if not known and self._slots:
             _log.warning("task %r: the heartbeat came too late", self._store.task)
         if taken_over:

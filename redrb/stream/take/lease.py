@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Protocol, Self, TypeAlias
+from typing import Protocol, Self
 
 import torch
 
@@ -16,8 +16,7 @@ from redrb.errors import ConfigError, LeaseLost, RecordError
 from redrb.experience import BufferItem, Experience, Status
 from redrb.experience.records import Scalar, Side
 from redrb.stream.arguments import BEFORE_ANY, checked_ids, whole
-
-Outcome: TypeAlias = Literal["ack", "expire", "release", "fail", "reject"]
+from redrb.stream.take.scripts import Outcome
 
 
 class Holder(Protocol):

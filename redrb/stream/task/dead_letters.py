@@ -31,7 +31,10 @@ class DeadLetter:
 
 def dead_letters(store: TaskStore, count: int) -> list[DeadLetter]:
     """Return the newest `count` dead letters of a task, newest first."""
-    return [_dead_letter(fields) for _, fields in store.dead_letters(count)] if count else []
+    if not count:
+        return []
+    reply = store.client.execute("XREVRANGE", store.keys.dead, "+", "-", "COUNT", count)
+    return [_dead_letter(dict(zip(flat[::2], flat[1::2], strict=True))) for _, flat in reply]
 
 
 def _dead_letter(fields: dict[bytes, bytes]) -> DeadLetter:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
 from redrb.codec import decode_items, parse_group
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
+from redrb.stream.task.entries import entry_id, parse_entry
+from redrb.stream.task.scripts import ExpireMode, TaskScripts
 from redrb.stream.task.settings import OnExpired
 from redrb.stream.task.store import TaskStore
-
-Mode: TypeAlias = Literal["keep", "discard", "look"]
 
 CHUNK = 1000
 """Most groups that one script call expires: it takes a few milliseconds."""
@@ -100,6 +99,7 @@ class Expiration:
             settings: The task's settings, as Redis keeps them.
         """
         self._store = store
+        self._scripts = TaskScripts(store)
         self._group = group
         self._own = Rules(*(_number(settings[f"max_{kind}"]) for kind in _KINDS))
         self._keep = settings["on_expired"] == "keep"
@@ -129,7 +129,7 @@ class Expiration:
         keep = self._keep if on_expired is None else on_expired == "keep"
         total = 0
         while True:
-            mode: Mode = "keep" if keep else "discard"
+            mode: ExpireMode = "keep" if keep else "discard"
             expired, _ = self._run(CHUNK, mode, version, rules, statuses)
             total += expired
             if expired < CHUNK:
@@ -139,7 +139,7 @@ class Expiration:
         """Return how stale groups are."""
         version = self._version(current_version)
         found: dict[str, dict[int, int]] = {}
-        for kind, at, groups in self._store.versions(self._group):
+        for kind, at, groups in self._scripts.versions(self._group):
             stale = at if kind[0] == "t" else min(max(version - at, 0), 1023)
             histogram = found.setdefault(kind, {})
             histogram[stale] = histogram.get(stale, 0) + groups
@@ -147,7 +147,7 @@ class Expiration:
         return StalenessReport(version, *(Staleness(found.get(kind, {})) for kind in kinds))
 
     def _version(self, given: int | None) -> int:
-        version = self._store.current_version() if given is None else given
+        version = self._scripts.current_version() if given is None else given
         if version is None:
             raise ConfigError(
                 "the task knows no weight version yet: give current_version, or open the stream "
@@ -170,17 +170,23 @@ class Expiration:
         while True:
             _, due = self._run(32, "look", version, rules, statuses)
             for seq in due:
-                payload = self._store.payload(seq)
+                payload = self._payload(seq)
                 if payload is not None:
                     callback(decode_items(parse_group(payload)))
-                total += self._store.discard(self._group, [seq])
+                total += self._scripts.discard(self._group, [seq])
             if not due:
                 return total
 
+    def _payload(self, seq: int) -> bytes | None:
+        """Return a group's bytes; None when it is gone."""
+        at = entry_id(seq)
+        entries = self._store.client.execute("XRANGE", self._store.keys.stream, at, at)
+        return parse_entry(entries[0])[1] if entries else None
+
     def _run(
-        self, limit: int, mode: Mode, version: int, rules: Rules, statuses: Sequence[Status]
+        self, limit: int, mode: ExpireMode, version: int, rules: Rules, statuses: Sequence[Status]
     ) -> tuple[int, tuple[int, ...]]:
-        found = self._store.expire(
+        found = self._scripts.expire(
             self._group,
             limit,
             mode=mode,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from redrb.keys import WeightKeys
 from redrb.lua.scripts import load, run
+from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.store import TaskStore
 
 
@@ -25,7 +26,7 @@ class Follower:
         published = self._keys.versions  # which may be on another node than the task
         newest = int(run(client.at(published), script, [published], [self._key]))
         if newest:
-            self._store.advance(newest)
+            TaskScripts(self._store).advance(newest)
 
     @property
     def _key(self) -> str:

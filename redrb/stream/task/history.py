@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from redrb.codec import decode_items, parse_group
+from redrb.connection.transport import Pipeline
 from redrb.experience import BufferItem
+from redrb.stream.task.entries import entry_id, member_of, parse_entry
+from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.store import TaskStore
 
 PAGE = 64
@@ -31,9 +34,10 @@ class StoredGroup:
 
 def read_groups(store: TaskStore, ids: Sequence[int]) -> list[StoredGroup | None]:
     """Return groups by id, in the order of `ids`; None for those that are gone."""
+    TaskScripts(store).trim()
     found: list[StoredGroup | None] = []
     for start in range(0, len(ids), PAGE):
-        for seq, payload, at_ms in store.read(ids[start : start + PAGE]):
+        for seq, payload, at_ms in _read(store, ids[start : start + PAGE]):
             found.append(None if payload is None else _group(seq, payload, at_ms))
     return found
 
@@ -44,14 +48,33 @@ def history(
     """Yield acknowledged groups that are kept, in the order in which they were acknowledged."""
     after = ("-inf", "") if since is None else (f"{since.timestamp() * 1000:.0f}", "")
     end = "+inf" if until is None else f"({until.timestamp() * 1000:.0f}"
+    scripts = TaskScripts(store)
     while True:
-        page = store.archived(*after, end, PAGE)
+        scripts.trim()
+        page = scripts.archived(*after, end, PAGE)
         if not page:
             return
-        for seq, payload, at_ms in store.read([seq for seq, _ in page]):
+        for seq, payload, at_ms in _read(store, [seq for seq, _ in page]):
             if payload is not None:
                 yield _group(seq, payload, at_ms)
         after = (page[-1][1], f"{page[-1][0]:016d}")
+
+
+def _read(store: TaskStore, ids: Sequence[int]) -> list[tuple[int, bytes | None, int | None]]:
+    """Return id, bytes and time of archiving in ms of groups; None where there is none."""
+    pipeline = Pipeline()
+    for seq in ids:
+        pipeline.add("XRANGE", store.keys.stream, entry_id(seq), entry_id(seq))
+        pipeline.add("ZSCORE", f"{store.keys.prefix}archive", member_of(seq))
+    replies = store.exchange(pipeline)
+    return [
+        (
+            seq,
+            parse_entry(entries[0])[1] if entries else None,
+            None if score is None else int(float(score)),
+        )
+        for seq, entries, score in zip(ids, replies[::2], replies[1::2], strict=True)
+    ]
 
 
 def _group(seq: int, payload: bytes, at_ms: int | None) -> StoredGroup:

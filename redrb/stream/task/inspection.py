@@ -6,6 +6,7 @@ from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.keys import TaskKeys
 from redrb.stream.task.ledger import StreamStats
+from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.store import TaskStore
 
 
@@ -15,7 +16,8 @@ def task_stats(client: Client, task: str, *, namespace: str, group: str) -> Stre
     Raises:
         ConfigError: There is no such task.
     """
-    counters = TaskStore(client, task, TaskKeys.of(namespace, task)).stats(group)
+    store = TaskStore(client, task, TaskKeys.of(namespace, task))
+    counters = TaskScripts(store).stats(group)
     if not counters:
         raise ConfigError(
             f"there is no task {task!r} in namespace {namespace!r} at {client.where}."

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from redrb.errors import ConfigError
 from redrb.experience import Status
 from redrb.orders import GroupFacts, Order, Score, check_score
+from redrb.stream.task.entries import member_of
+from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.store import TaskStore
 
 CHUNK = 500
@@ -19,6 +21,7 @@ class Reprioritizer:
 
     def __init__(self, store: TaskStore, order: Order | None) -> None:
         self._store = store
+        self._scripts = TaskScripts(store)
         self._order = order
 
     def update(self, ids: Sequence[int], priorities: Sequence[float]) -> int | None:
@@ -43,7 +46,7 @@ class Reprioritizer:
         for start in range(0, len(ids), CHUNK):
             part = ids[start : start + CHUNK]
             changes = self._scored(self._order, part, priorities[start : start + CHUNK])
-            changed = self._store.rescore(self._order.name, changes)
+            changed = self._scripts.rescore(self._order.name, changes)
             if changed is None:
                 return None
             found += changed
@@ -53,7 +56,7 @@ class Reprioritizer:
         self, order: Order, ids: Sequence[int], priorities: Sequence[float]
     ) -> list[tuple[int, float, Score]]:
         changes: list[tuple[int, float, Score]] = []
-        for seq, priority, facts in zip(ids, priorities, self._store.facts(ids), strict=True):
+        for seq, priority, facts in zip(ids, priorities, self._facts(ids), strict=True):
             if facts is not None:
                 size, status, _, _, version, _, _, samples = facts[:8]
                 known = None if version == "-" else int(version)
@@ -64,3 +67,9 @@ class Reprioritizer:
                     raise ConfigError(f"order {order.name!r} does not go by priority.")
                 changes.append((seq, float(priority), score))
         return changes
+
+    def _facts(self, ids: Sequence[int]) -> list[list[str] | None]:
+        """Return the facts of groups, in the places that `redrb/lua/include/index.lua` names."""
+        key = f"{self._store.keys.prefix}facts"
+        found = self._store.client.execute("HMGET", key, *map(member_of, ids))
+        return [text and text.decode().split() for text in found]

@@ -29,8 +29,12 @@ from redrb.stream.task.history import StoredGroup, history, read_groups
 from redrb.stream.task.ledger import StreamStats
 from redrb.stream.task.queries import parse_where
 from redrb.stream.task.reprioritizing import Reprioritizer
+from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.settings import OnExpired, TaskSettings
-from redrb.stream.task.store import WIRE_FORMAT, TaskStore
+from redrb.stream.task.store import TaskStore
+
+WIRE_FORMAT = 1
+"""Version of the layout of keys and scripts that a task remembers."""
 
 
 class Task:
@@ -54,6 +58,7 @@ class Task:
         self._settings = settings
         self._asked = settings.as_stored()
         self._store = TaskStore(client, task, TaskKeys.of(namespace, task))
+        self._scripts = TaskScripts(self._store)
         self._open()
 
     def __repr__(self) -> str:
@@ -78,7 +83,7 @@ class Task:
         Raises:
             ConfigError: The query names a tag that the task does not declare.
         """
-        return self._store.count(self.group, checked_status(status), self._query(where))
+        return self._scripts.count(self.group, checked_status(status), self._query(where))
 
     def counts(self) -> dict[Status, int]:
         """Return how many groups wait in each status."""
@@ -86,7 +91,7 @@ class Task:
 
     def stats(self) -> StreamStats:
         """Return counters and ledger from one consistent look."""
-        return StreamStats.of(self._store.stats(self.group))
+        return StreamStats.of(self._scripts.stats(self.group))
 
     def staleness(self, current_version: int | None = None) -> StalenessReport:
         """Return how stale groups are that wait, that are leased, and that were taken.
@@ -127,7 +132,7 @@ class Task:
         Returns:
             The version that the task knows now: it never goes back.
         """
-        return self._store.advance(whole("version", version))
+        return self._scripts.advance(whole("version", version))
 
     def move(self, ids: Iterable[int], status: AnyStatus) -> int:
         """Move waiting groups to another status, each in one atomic step.
@@ -135,7 +140,7 @@ class Task:
         Returns:
             How many of them wait there now; those that are leased or gone are left alone.
         """
-        return self._store.move(self.group, checked_status(status), checked_ids(ids))
+        return self._scripts.move(self.group, checked_status(status), checked_ids(ids))
 
     def update_priority(self, ids: Sequence[int], priorities: Sequence[float]) -> int:
         """Change the priority of groups, waiting or leased, and with it their place in the order.
@@ -220,7 +225,7 @@ class Task:
         Returns:
             Groups that were deleted because no other consumer group needs them.
         """
-        return self._store.drop_group(self.group)
+        return self._scripts.drop_group(self.group)
 
     def clear(self) -> int:
         """Delete the task: all its groups, leases, dead letters, ledger and settings.
@@ -230,7 +235,7 @@ class Task:
         Returns:
             Groups that were stored.
         """
-        return self._store.clear()
+        return self._scripts.clear()
 
     def _query(self, where: Mapping[str, Any] | None) -> str:
         return "" if where is None else parse_where(where, self._tags)
@@ -238,7 +243,7 @@ class Task:
     def _open(self) -> None:
         """Create the task where it is gone, and learn what it is."""
         try:
-            stored = self._store.open({"format": str(WIRE_FORMAT), **self._asked})
+            stored = self._scripts.open({"format": str(WIRE_FORMAT), **self._asked})
         except TaskMismatch as error:
             if "tags" in error.differences and not self._settings.tags:
                 error.add_note("tags=[] asks for a task without tags: leave it out to use those.")

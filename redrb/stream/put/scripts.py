@@ -1,0 +1,142 @@
+"""The scripts of `redrb/lua/put`: groups are stored exactly once, or wait for room.
+
+Every method may be repeated with the same arguments when a connection breaks, and is: see the
+headers of the scripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from redrb.connection.request import Request
+from redrb.connection.transport import Argument, Reply, first_error, packed
+from redrb.lua.scripts import add_to, load
+from redrb.orders import Fifo
+from redrb.stream.put.batch import PutBatch
+from redrb.stream.put.indexing import Indexer
+from redrb.stream.task.store import TaskStore
+
+PutOutcome: TypeAlias = Literal[
+    "ok", "again", "full", "never", "gone", "indexed", "plain", "memory"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PutReply:
+    """What became of a put.
+
+    Attributes:
+        outcome: "ok"; "again": an earlier attempt landed; "full"; "never": the groups exceed the
+            limits even when nothing is stored; "gone": the task was deleted; "indexed": the groups
+            were prepared for other settings than the task's; "plain": convert the task first;
+            "memory": the server is at its memory limit.
+        last: Id of the last group stored.
+        stored: Groups stored; by an earlier attempt it may be another number.
+        room: Groups that may still be put; -1 without a limit.
+        setting: The setting that leaves no room: "limit", "rate" or "max_bytes".
+        expired: Groups that were too stale on arrival.
+    """
+
+    outcome: PutOutcome
+    last: int = 0
+    stored: int = 0
+    room: int = -1
+    setting: str = ""
+    expired: int = 0
+
+
+class PutScripts:
+    """Runs the scripts of producers on one task."""
+
+    def __init__(self, store: TaskStore) -> None:
+        self._store = store
+        self._xadd = packed("XADD", store.keys.stream, "NOMKSTREAM", "*", "g")
+
+    def put(
+        self,
+        producer: str,
+        operation: int,
+        batch: PutBatch,
+        *,
+        evict: int | None = None,
+    ) -> Request[PutReply]:
+        """Return the request that stores groups in one transaction, exactly once.
+
+        Args:
+            producer: Name of the producer.
+            operation: Number of this put; counts up by one a put of this producer.
+            batch: The groups.
+            evict: Make room first by evicting, this many groups at least; None: do not.
+        """
+        store, groups = self._store, batch.groups
+        sizes = [group.nbytes for group in groups]
+        samples = sum(group.samples for group in groups)
+        pipeline = store.client.transaction(store.keys.none)
+        if evict is not None:
+            room: list[Argument] = [producer, operation, len(groups), sum(sizes), evict]
+            add_to(pipeline, load("put/evict"), store.script_keys, room, whole=True)
+        for group in groups:
+            pipeline.add_payload(self._xadd, 6, group.parts, group.nbytes)
+        account: list[Argument] = [producer, operation, samples, batch.filtered]
+        if store.indexer is None and not batch.needs_index:
+            script = load("put/put")
+            account += sizes
+        else:
+            script, indexer = load("put/put_indexed"), store.indexer or Indexer(Fifo(), ())
+            account += [batch.expired, indexer.order_name]
+            account += [indexer.by_token(batch), indexer.tags(batch)]
+            account += indexer.facts(batch)
+        add_to(pipeline, script, store.script_keys, account, whole=True)
+        pipeline.add("EXEC")
+        count = len(groups)
+        return Request(
+            store.client, pipeline, lambda replies: _put_reply(_results(replies)[-1], count)
+        )
+
+    def evict(self, producer: str, operation: int, batch: PutBatch, *, least: int) -> int:
+        """Make room for a put before it is sent; returns the number of groups evicted.
+
+        At the server's memory limit a put is refused with everything in its transaction. Repeated
+        after a broken connection it may evict more.
+        """
+        nbytes = sum(group.nbytes for group in batch.groups)
+        return int(self._store.run("put/evict", [producer, operation, len(batch), nbytes, least]))
+
+    def room(self, producer: str, sizes: Sequence[int], *, ttl_ms: int) -> tuple[int, str]:
+        """Queue for room; returns how many groups may be put now, and what stops the next one.
+
+        Args:
+            producer: The producer that is woken when there is room.
+            sizes: Bytes of each group to put.
+            ttl_ms: How long the place in the queue, or what was granted, is kept; 0: leave.
+        """
+        granted, setting = self._store.run("put/room", [producer, ttl_ms, *sizes])
+        return int(granted), setting.decode()
+
+    def forget(self, producers: Sequence[str]) -> None:
+        """Forget the last operations of producers that put no more."""
+        self._store.client.execute("HDEL", self._store.keys.producers, *producers)
+
+
+def _results(replies: list[Reply]) -> list[Reply]:
+    """Return the replies inside a transaction, or raise the error that stopped it."""
+    error = first_error(replies)
+    if error is not None:
+        raise error
+    results: list[Reply] = replies[-1]
+    error = first_error(results)
+    if error is not None:
+        raise error
+    return results
+
+
+def _put_reply(reply: Reply, count: int) -> PutReply:
+    outcome: PutOutcome = reply[0].decode()
+    if outcome == "ok":
+        expired = int(reply[3]) if len(reply) > 3 else 0
+        return PutReply(outcome, int(reply[1]), count, int(reply[2]), expired=expired)
+    if outcome == "again":
+        return PutReply(outcome, last=int(reply[1]), stored=int(reply[2]))
+    return PutReply(outcome, setting=reply[1].decode() if outcome == "full" else "")

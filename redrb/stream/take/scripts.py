@@ -1,0 +1,179 @@
+"""The scripts of `redrb/lua/take`: groups are leased, held and given up.
+
+Every method may be repeated with the same arguments when a connection breaks, and is: see the
+headers of the scripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from redis.exceptions import ResponseError
+
+from redrb.connection.failures import is_missing_script
+from redrb.connection.request import Request
+from redrb.connection.transport import Argument, Pipeline, Reply, first_error
+from redrb.experience import Status
+from redrb.lua.scripts import add_to, load
+from redrb.stream.task.entries import member_of, parse_entry
+from redrb.stream.task.store import TaskStore
+
+Outcome: TypeAlias = Literal["ack", "expire", "release", "fail", "reject"]
+"""How leased groups end."""
+
+TakeOutcome: TypeAlias = Literal["taken", "short", "never", "gone", "more", "late", "ranks"]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeReply:
+    """What became of a take.
+
+    Attributes:
+        outcome: "taken"; "short": too few groups wait; "never": the limit is smaller than the
+            batch; "gone": the task was deleted; "more": there is more to do before, ask again;
+            "late": a later take of the slot came first; "ranks": ranks take from this consumer
+            group.
+        amount: Groups leased, groups waiting, or the limit, as `outcome` says.
+        blocked: Producers that wait for room, where too few groups are waiting.
+        expired: Groups that turned out to be too stale, where too few are waiting.
+        others: Groups that wait with another status, where too few are waiting.
+        entries: Id and payload of each group, in the task's order; None where it is gone.
+        weights: Weight of each, in an order that draws; else empty.
+        total_weight: Sum of the weights of all groups that waited.
+        held: False when the lease to be ended first is another consumer's by now.
+    """
+
+    outcome: TakeOutcome
+    amount: int = 0
+    blocked: int = 0
+    entries: tuple[tuple[int, bytes | None], ...] = ()
+    held: bool = True
+    weights: tuple[float, ...] = ()
+    total_weight: float = 0.0
+    expired: int = 0
+    others: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How groups of a lease end.
+
+    Attributes:
+        slot: The lease's slot.
+        token: The lease's token.
+        outcome: How.
+        ids: Which groups.
+        reason: Why, for the dead-letter stream.
+        samples: Samples in them.
+        ends: Whether nothing of the lease is left then.
+    """
+
+    slot: str
+    token: str
+    outcome: Outcome
+    ids: tuple[int, ...]
+    reason: str = ""
+    samples: int = 0
+    ends: bool = True
+
+    def arguments(self, group: str, consumer: str) -> list[Argument]:
+        """Return the ARGV of the script `finish`."""
+        lease = [group, consumer, self.slot, self.token, self.outcome, self.reason]
+        return [*lease, self.samples, int(self.ends), *self.ids]
+
+
+class TakeScripts:
+    """Runs the scripts of consumers on one task."""
+
+    def __init__(self, store: TaskStore) -> None:
+        self._store = store
+
+    def take(
+        self,
+        group: str,
+        consumer: str,
+        slot: str,
+        token: str,
+        *,
+        count: int,
+        least: int,
+        waiter: str,
+        ttl_ms: int,
+        lease_ms: int,
+        status: Status = Status.COMPLETED,
+        where: str = "",
+        first: Ending | None = None,
+    ) -> Request[TakeReply]:
+        """Return the request that leases `count` groups, or at least `least`, or none, and reads.
+
+        In the same round trip, and before it, another lease of this consumer may end: `first`.
+        """
+        arguments: list[Argument] = [group, consumer, slot, token, count]
+        arguments += [least, waiter, ttl_ms, lease_ms, status, where]
+        scripts = [("take/take", arguments)]
+        if first is not None:
+            scripts.insert(0, ("take/finish", first.arguments(group, consumer)))
+        store = self._store
+        read = ("XREADGROUP", "GROUP", group, slot, "COUNT", count, "STREAMS", store.keys.stream)
+
+        def pipeline(*, whole: bool) -> Pipeline:
+            made = Pipeline()
+            for script, argv in scripts:
+                add_to(made, load(script), store.script_keys, argv, whole=whole)
+            made.add(*read, "0")
+            return made
+
+        def result(replies: list[Reply]) -> TakeReply:
+            if any(map(is_missing_script, replies[:-1])):
+                replies = store.client.exchange(pipeline(whole=True))
+            return _take_reply(replies)
+
+        return Request(store.client, pipeline(whole=False), result)
+
+    def finish(self, group: str, consumer: str, ending: Ending) -> bool:
+        """End a lease or a part of it; False when it is another consumer's by now."""
+        reply = self._store.run("take/finish", ending.arguments(group, consumer))
+        return bool(reply[0] == b"ok")
+
+    def heartbeat(self, group: str, consumer: str, lease_ms: int) -> tuple[bool, int]:
+        """Renew a consumer's deadline; returns whether it was known, and the groups taken over."""
+        known, taken_over = self._store.run("take/heartbeat", [group, consumer, lease_ms])
+        return bool(known), int(taken_over)
+
+    def leave(self, group: str, consumer: str) -> int:
+        """Give back what a consumer leases; returns the number of groups."""
+        return int(self._store.run("take/leave", [group, consumer]))
+
+    def expiries(self, group: str, ids: Sequence[int]) -> list[str | None]:
+        """Return by what groups expired: "<version> <max_staleness> <max_token_staleness>"."""
+        key = f"{self._store.keys.prefix}expiries:{group}"
+        found = self._store.client.execute("HMGET", key, *map(member_of, ids))
+        return [text and text.decode() for text in found]
+
+
+def _take_reply(replies: list[Reply]) -> TakeReply:
+    *answers, payload = replies
+    error = first_error(answers)
+    if error is not None:
+        raise error
+    held = len(answers) == 1 or answers[0][0] == b"ok"
+    outcome, *values = answers[-1]
+    if outcome != b"taken":  # nothing was leased, so there may be no consumer group to read yet
+        amount, blocked, expired, others = (*values, 0, 0, 0, 0)[:4]
+        word: TakeOutcome = outcome.decode()
+        if word == "more":
+            return TakeReply(word, held=held, expired=amount)
+        return TakeReply(word, amount, blocked, held=held, expired=expired, others=others)
+    if isinstance(payload, ResponseError):
+        raise payload
+    entries = list(map(parse_entry, payload[0][1] if payload else []))
+    amount, members, weights = values
+    if members:
+        by_id = dict(entries)
+        entries = [(seq, by_id[seq]) for seq in map(int, members) if seq in by_id]
+    if not weights or len(weights) != len(entries) + 1:
+        return TakeReply("taken", amount, 0, tuple(entries), held)
+    *each, total = map(float, weights)
+    return TakeReply("taken", amount, 0, tuple(entries), held, tuple(each), total)

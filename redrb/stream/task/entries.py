@@ -1,0 +1,27 @@
+"""Entries of a task's stream: their ids, and the bytes of the group in each."""
+
+from __future__ import annotations
+
+from redrb.connection.transport import Reply
+
+ID_BASE = "9999999999999-"
+"""Prefix of the ids of entries, see `redrb/lua/include/task.lua`."""
+
+
+def entry_id(seq: int) -> str:
+    """Return the id of the entry that holds a group."""
+    return f"{ID_BASE}{seq}"
+
+
+def member_of(seq: int) -> str:
+    """Return a group's id as the hashes and sorted sets of a task name it."""
+    return f"{seq:016d}"
+
+
+def parse_entry(entry: Reply) -> tuple[int, bytes | None]:
+    """Return the id of a group and its bytes; None where the entry was deleted."""
+    raw_id, fields = entry
+    seq = int(raw_id.rpartition(b"-")[2])
+    if not fields or len(fields) != 2 or fields[0] != b"g":
+        return seq, None
+    return seq, fields[1]

@@ -1,0 +1,227 @@
+"""The scripts of `redrb/lua/task`: a task is opened, looked at, changed and deleted.
+
+Every method may be repeated with the same arguments when a connection breaks, and is: see the
+headers of the scripts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Literal, TypeAlias
+
+from redrb.connection.transport import Argument
+from redrb.errors import ConfigError, TaskMismatch
+from redrb.experience import Status
+from redrb.orders import Score
+from redrb.stream.task.store import TaskStore
+
+ExpireMode: TypeAlias = Literal["keep", "discard", "look"]
+
+MOVE_GROUPS = 1000
+"""Most groups that one script call moves."""
+
+TRIM_GROUPS = 1000
+"""As many groups of history `redrb/lua/task/trim.lua` deletes at least, where there are so many."""
+
+
+class _Join(IntEnum):
+    """What `redrb/lua/task/join.lua` returns."""
+
+    NO_TASK = 0
+    JOINED = 1
+    MORE = 2
+    NO_HISTORY = 3
+
+
+class _Move(IntEnum):
+    """What `redrb/lua/task/move.lua` returns instead of a number of groups."""
+
+    JOINS = -1
+    PLAIN = -2
+
+
+class TaskScripts:
+    """Runs the scripts that concern a task as a whole."""
+
+    def __init__(self, store: TaskStore) -> None:
+        self._store = store
+
+    def open(self, settings: Mapping[str, str]) -> dict[str, str]:
+        """Create the task or check its settings; returns all of them.
+
+        Raises:
+            TaskMismatch: It exists with others.
+            ConfigError: It is to evict the stalest, and indexes no versions.
+        """
+        flat = [word for item in settings.items() for word in item]
+        head, *reply = self._store.run("task/open", flat)
+        if head == b"plain":
+            self.convert()
+            return self.open(settings)
+        if head == b"unversioned":
+            raise ConfigError(
+                f'task {self._store.task!r} indexes no versions, so eviction="stalest" has nothing '
+                'to go by: give order="stalest" or max_staleness too.'
+            )
+        stored = {
+            name.decode(): value.decode() if value is not None else ""
+            for name, value in zip(reply[::2], reply[1::2], strict=True)
+        }
+        if head == b"differs":
+            raise TaskMismatch(
+                self._store.task, {name: (stored[name], settings.get(name)) for name in stored}
+            )
+        if stored.pop("filling"):  # a staleness rule is new: what waits is indexed, page by page
+            while self._store.run("task/fill"):
+                pass
+        self._store.names = tuple(json.loads(stored["tags"] or "[]"))
+        self._store.by_token = bool(stored["max_token_staleness"])
+        return stored
+
+    def convert(self) -> None:
+        """Make a plain task ready to become an indexed one, page by page."""
+        while self._store.run("task/convert"):
+            pass
+
+    def join(self, group: str, start: str = "") -> bool:
+        """Register a consumer group, page by page; False when the task does not exist.
+
+        Args:
+            group: Its name.
+            start: "" to see all that is stored, "+" nothing of it, or an id: from it on, history
+                too.
+
+        Raises:
+            ConfigError: It is to begin at an id, and the task keeps no history.
+        """
+        outcome = _Join.MORE
+        while outcome == _Join.MORE:
+            outcome = _Join(self._store.run("task/join", [group, start]))
+        if outcome == _Join.NO_HISTORY:
+            raise ConfigError("only a task with keep= or keep_groups= can be read from an id on.")
+        return outcome == _Join.JOINED
+
+    def count(self, group: str, status: Status, where: str) -> int:
+        """Return how many groups wait in a status; changes nothing.
+
+        For a consumer group that has not joined: what it would see.
+        """
+        total, at = 0, b"0"
+        while True:
+            found, at = self._store.run("task/count", [group, status, where, at])
+            total += int(found)
+            if at == b"0":
+                return total
+
+    def move(self, group: str, status: Status, ids: Sequence[int]) -> int:
+        """Move waiting groups to another status; returns how many wait there now.
+
+        Atomic for each group: many are moved a part at a time.
+        """
+        moved = 0
+        for start in range(0, len(ids), MOVE_GROUPS):
+            part = ids[start : start + MOVE_GROUPS]
+            outcome: int = _Move.JOINS
+            while outcome < 0:
+                outcome = int(self._store.run("task/move", [group, status, *part]))
+                if outcome == _Move.PLAIN:
+                    self.convert()
+            moved += outcome
+        return moved
+
+    def rescore(self, order: str, changes: Sequence[tuple[int, float, Score]]) -> int | None:
+        """Change priority and score of groups; returns how many are stored.
+
+        None: the task is gone, or has another order than that of the scores.
+        """
+        flat = [word for seq, priority, score in changes for word in (seq, priority, score)]
+        found = int(self._store.run("task/rescore", [order, *flat]))
+        return None if found < 0 else found
+
+    def expire(
+        self,
+        group: str,
+        limit: int,
+        *,
+        mode: ExpireMode,
+        version: int,
+        max_staleness: int | None,
+        max_token_staleness: int | None,
+        statuses: Sequence[Status],
+    ) -> tuple[int, tuple[int, ...]] | None:
+        """Expire at most `limit` groups, or look which ones would; None: versions are not indexed.
+
+        Returns:
+            How many expired, and the ids of those that would.
+        """
+        rules = ["-" if rule is None else rule for rule in (max_staleness, max_token_staleness)]
+        arguments: list[Argument] = [group, limit, mode, version, *rules, *statuses]
+        outcome = b"more"
+        while outcome == b"more":  # the consumer group joins, page by page
+            outcome, *found = self._store.run("task/expire", arguments)
+        if outcome == b"unversioned":
+            return None
+        return (int(found[0]), tuple(found[1:])) if found else (0, ())
+
+    def discard(self, group: str, ids: Sequence[int]) -> int:
+        """Expire these groups where they wait; returns how many."""
+        return int(self._store.run("task/discard", [group, *ids]))
+
+    def settle(self, group: str, trained: Mapping[int, int]) -> int:
+        """Acknowledge groups, wherever they are; returns how many were not done.
+
+        Args:
+            group: Consumer group.
+            trained: Samples of each group, by id.
+        """
+        pairs = itertools.chain.from_iterable(trained.items())
+        return int(self._store.run("task/settle", [group, *pairs]))
+
+    def archived(self, since: str, after: str, until: str, count: int) -> list[tuple[int, str]]:
+        """Return id and time in ms of kept groups, from a time and the group of it before on."""
+        reply = self._store.run("task/archived", [since, after, until, count])
+        pairs = zip(reply[::2], reply[1::2], strict=True)
+        return [(int(member), at.decode()) for member, at in pairs]
+
+    def trim(self) -> None:
+        """Delete history whose time is over."""
+        while self._store.indexer is not None and int(self._store.run("task/trim")) >= TRIM_GROUPS:
+            pass
+
+    def versions(self, group: str) -> list[tuple[str, int, int]]:
+        """Return groups by version: kind, version (of those taken: staleness), and how many.
+
+        Kinds are `wo wn lo ln to tn`: waiting, leased or taken, by oldest or newest token; and
+        `tf tq`, shares of `to`: in flight, in the queue.
+        """
+        reply = self._store.run("task/versions", [group])
+        return [
+            (kind.decode(), int(version), int(groups))
+            for kind, version, groups in zip(reply[::3], reply[1::3], reply[2::3], strict=True)
+        ]
+
+    def advance(self, version: int) -> int:
+        """Tell the task the newest weight version; returns the one that it knows."""
+        return int(self._store.run("task/advance", [version]))
+
+    def current_version(self) -> int | None:
+        """Return the newest weight version that the task knows."""
+        version = self._store.client.execute("HGET", f"{self._store.keys.prefix}task", "version")
+        return None if version is None else int(version)
+
+    def drop_group(self, group: str) -> int:
+        """Remove a consumer group; returns the number of groups deleted with it."""
+        return int(self._store.run("task/drop_group", [group]))
+
+    def clear(self) -> int:
+        """Delete the task; returns the number of groups that were stored."""
+        return int(self._store.run("task/clear"))
+
+    def stats(self, group: str) -> dict[str, int]:
+        """Return the task's counters by name; none when there is no such task."""
+        reply = self._store.run("task/stats", [group])
+        pairs = zip(reply[::2], reply[1::2], strict=True)
+        return {name.decode(): int(value) for name, value in pairs}
