@@ -1,4 +1,4 @@
-"""What a sample must be to be stored: what would crash or poison a training step is refused."""
+"""The checks of samples and batches before they are stored: types, shapes, dtypes, rewards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redrb.experience.padding import ACTION_FIELDS, SEQUENCE_FIELDS
 from redrb.experience.records import BufferItem, Experience, batch_size
 
 Where: TypeAlias = tuple[int, int] | None
-"""Group and sample that a message names; None: rows of a batch."""
+"""Indices of group and sample, for the message; None for a batch."""
 
 _DIMS = {
     **dict.fromkeys((*SEQUENCE_FIELDS, *ACTION_FIELDS), (1,)),
@@ -34,85 +34,75 @@ _INTEGER_FIELDS = [(name, list(_DIMS).index(name)) for name in ("sequences", "to
 _fields = attrgetter(*_DIMS)
 
 
-def check_sample(item: object, where: tuple[int, int] = (0, 0)) -> None:
-    """Refuse what is no sample, or one whose fields are wrong or do not fit each other.
+def check_groups(groups: Sequence[Sequence[object]]) -> dict[int, RecordError]:
+    """Refuse groups whose samples are malformed, and find the rewards that are not finite.
 
-    Args:
-        item: What should be a `BufferItem`.
-        where: Its group's place in the put and its own in the group, for the message.
+    One reward of nan makes all weights nan in one step. It is not refused here, because a filter
+    may drop its group.
 
-    Raises:
-        RecordError: A field has the wrong type, dtype, dimensions or length; the message names it.
-    """
-    if not isinstance(item, BufferItem):
-        raise RecordError(
-            f"group {where[0]} holds a {type(item).__name__}: a group is a list of "
-            "redrb.BufferItem, and put_many takes a list of such lists."
-        )
-    version = item.policy_version
-    if version is not None and (type(version) is not int or version < 0):
-        _check_version(version, where)
-    _check(_fields(item), 0, where)
-
-
-def check_rows(experience: Experience) -> None:
-    """Refuse a batch whose rows are no sound samples; see `check_sample`.
+    Returns:
+        The error to raise for each group with a reward that is nan or infinite, by the group's
+        index; usually empty.
 
     Raises:
-        RecordError: A field is wrong, or fields do not fit each other.
+        RecordError: An element is no `BufferItem`, or a field has the wrong type, dtype, dimensions
+            or length; the message names group, sample and field.
     """
+    rewards = []
+    for at, group in enumerate(groups):
+        for place, item in enumerate(group):
+            if not isinstance(item, BufferItem):
+                raise RecordError(
+                    f"group {at} holds a {type(item).__name__}: a group is a list of "
+                    "redrb.BufferItem, and put_many takes a list of such lists."
+                )
+            version = item.policy_version
+            if version is not None and (type(version) is not int or version < 0):
+                _check_version(version, (at, place))
+            _check_fields(_fields(item), 0, (at, place))
+            if item.reward is not None:
+                rewards.append((at, place, item.reward))
+    if _all_finite([reward for _, _, reward in rewards]):
+        return {}
+    return {
+        at: _reward_error(reward, f"sample {place} in group {at}")
+        for at, place, reward in reversed(rewards)  # so that a group's first one is named
+        if not _all_finite([reward])
+    }
+
+
+def check_batch(experience: Experience) -> dict[int, RecordError]:
+    """Do for the rows of a batch, a group each, what `check_groups` does for groups."""
     batch_size(experience)
     versions = experience.policy_version
-    if isinstance(versions, int):
-        _check_version(versions, None)
-    elif versions is not None:
-        for version in versions:
+    for version in (versions,) if versions is None or isinstance(versions, int) else versions:
+        if version is not None:
             _check_version(version, None)
-    _check(_fields(experience), 1, None)
-
-
-def check_rewards(groups: Sequence[Sequence[BufferItem]], places: Sequence[int]) -> None:
-    """Refuse rewards that are no finite numbers: one nan makes all weights nan in one step.
-
-    Args:
-        groups: The samples.
-        places: Place of each group in the put, for the message.
-
-    Raises:
-        RecordError: One is nan or infinite; the message names the sample.
-    """
-    found = [item.reward for group in groups for item in group if item.reward is not None]
-    if _all_finite(found):
-        return
-    for at, group in zip(places, groups, strict=True):
-        for place, item in enumerate(group):
-            if item.reward is not None and not _all_finite([item.reward]):
-                _refuse_reward(item.reward, f"sample {place} in group {at}")
-
-
-def check_row_rewards(rewards: Tensor | None) -> None:
-    """Refuse rewards `[B]` of a batch that are no finite numbers; raises as `check_rewards`."""
+    _check_fields(_fields(experience), 1, None)
+    rewards = experience.reward
     if rewards is None or _all_finite([rewards]):
-        return
-    for row, reward in enumerate(rewards):
-        if not _all_finite([reward]):
-            _refuse_reward(reward, f"row {row}")
+        return {}
+    return {
+        row: _reward_error(reward, f"row {row}")
+        for row, reward in enumerate(rewards)
+        if not _all_finite([reward])
+    }
 
 
 @torch.no_grad()
 def _all_finite(rewards: Sequence[Tensor]) -> bool:
-    """Return whether tensors of one shape hold finite numbers alone, looking at all at once."""
+    """Return whether all elements of tensors of one shape are finite, usually in one call."""
     if not rewards:
         return True
     try:
         joined = rewards[0] if len(rewards) == 1 else torch.stack(list(rewards))
         return bool(joined.isfinite().all())
-    except RuntimeError:  # of several devices or dtypes, or of a dtype that has no such kernel
+    except RuntimeError:  # several devices or dtypes, or a dtype without this kernel
         return all(bool(reward.double().isfinite().all()) for reward in rewards)
 
 
-def _check(fields: Sequence[object], lead: int, where: Where) -> None:
-    """Check the fields of a sample, or those of a batch, which have `lead` dimensions more."""
+def _check_fields(fields: Sequence[object], lead: int, where: Where) -> None:
+    """Refuse fields of a sample (`lead` 0) or a batch (`lead` 1) that are wrong or do not fit."""
     sequence = action = -1
     sequence_of = action_of = ""
     for (name, dims, of_actions), tensor in zip(_PLAN, fields, strict=True):
@@ -149,8 +139,7 @@ def _check(fields: Sequence[object], lead: int, where: Where) -> None:
 
 
 def _check_version(version: object, where: Where) -> None:
-    if version is None or (type(version) is int and version >= 0):
-        return
+    """Refuse a version that is no int >= 0, of whichever integer type."""
     try:
         number = -1 if isinstance(version, bool) else index(version)  # type: ignore[arg-type]
     except TypeError:
@@ -193,8 +182,8 @@ def _refuse(name: str, why: str, where: Where) -> NoReturn:
     raise RecordError(f"{name} {why}{at}.", field=name)
 
 
-def _refuse_reward(reward: Tensor, where: str) -> NoReturn:
-    raise RecordError(
+def _reward_error(reward: Tensor, where: str) -> RecordError:
+    return RecordError(
         f"the reward of {where} is {reward.detach().item()}, and one such number spoils all "
         "weights: score the sample again, or open the stream with "
         "filters=[redrb.finite_rewards()], which drops such groups.",

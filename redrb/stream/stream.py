@@ -23,7 +23,7 @@ from redrb.stream.arguments import (
 )
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.filters import Filter, check_filters
-from redrb.stream.put.items import GroupedRows, Items
+from redrb.stream.put.items import Groups, Items, groups_of, groups_of_many
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.preparing import Preparer
 from redrb.stream.put.producer import OnFull, Producer
@@ -203,10 +203,8 @@ class ExperienceStream(Task):
             StoreFull: There was no room in time.
             StoreUnavailable: Redis stayed away; `uncertain` says whether it may have landed.
         """
-        options = PutOptions(
-            policy_version=policy_version, priority=priority, status=status, tags=tags
-        )
-        return self._put(self._prepared(items, options), timeout)
+        options = PutOptions.checked(policy_version, priority, status, tags)
+        return self._put(groups_of(items), options, timeout)
 
     def put_many(
         self,
@@ -224,14 +222,8 @@ class ExperienceStream(Task):
         `stored` says how many of the groups, from the first, are in; `StoreUnavailable.uncertain`
         speaks of the up to 32 after these. An empty group is an EncodeError.
         """
-        options = PutOptions(
-            policy_version=policy_version, priority=priority, status=status, tags=tags
-        )
-        self._check_open()
-        self._learn_tags(options)
-        batch = self._preparer.many(groups, options)
-        self._check_priority(options)
-        return self._put(batch, timeout)
+        options = PutOptions.checked(policy_version, priority, status, tags)
+        return self._put(groups_of_many(groups), options, timeout)
 
     def writer(self) -> Writer:
         """Return a writer, for makers that put again and again.
@@ -244,7 +236,7 @@ class ExperienceStream(Task):
             ...         writer.put(make_experience(prompts), policy_version=7)
         """
         self._check_open()
-        return Writer(self._producer, self._prepared)
+        return Writer(self._producer, self._prepare)
 
     def take(
         self,
@@ -346,7 +338,9 @@ class ExperienceStream(Task):
             StoreUnavailable: Redis stayed away; `uncertain` says whether it may have landed.
         """
         self._check_open()
-        self._put(PutBatch((), expired=whole("groups", groups)), None)
+        expired = whole("groups", groups)
+        if expired:
+            self._producer.put(PutBatch((), expired=expired), None)
 
     @property
     def consumer(self) -> str:
@@ -438,21 +432,20 @@ class ExperienceStream(Task):
             self._consumer.close()
             self._producer.close()
 
-    def _put(self, batch: PutBatch, timeout: float | None) -> tuple[int, ...]:
-        checked = checked_timeout(timeout)
-        return self._producer.put(batch, checked) if batch else ()
+    def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> tuple[int, ...]:
+        seconds = checked_timeout(timeout)
+        batch = self._prepare(groups, options)
+        return self._producer.put(batch, seconds) if batch else ()
 
-    def _prepared(self, items: Items | GroupedRows, options: PutOptions) -> PutBatch:
+    def _prepare(self, groups: Groups, options: PutOptions) -> PutBatch:
+        """Check and encode the groups of a put."""
         self._check_open()
-        self._learn_tags(options)
-        batch = self._preparer.one(items, options)
-        self._check_priority(options)
-        return batch
-
-    def _learn_tags(self, options: PutOptions) -> None:
-        """Look whether somebody has declared tags since that this put gives values of."""
         if options.tags and not set(options.tags) <= set(self._tags):
-            self._open()
+            self._open()  # another process may have declared these tags since
+        batch = self._preparer.prepare(groups, options)
+        if options.priority is not None:
+            self._warn_of_priorities()
+        return batch
 
     def _wanted(
         self,
@@ -479,9 +472,9 @@ class ExperienceStream(Task):
                 f"this stream of task {self.task!r} is closed: open another ExperienceStream."
             )
 
-    def _check_priority(self, options: PutOptions) -> None:
-        """Warn, once, of priorities that the task's order does not look at."""
-        if options.priority is None or self._warned or not ignores_priority(self._order):
+    def _warn_of_priorities(self) -> None:
+        """Warn, once, that the task's order does not look at priorities."""
+        if self._warned or not ignores_priority(self._order):
             return
         self._warned = True
         _log.warning(

@@ -19,7 +19,7 @@ from redrb.algorithms import (
 )
 from redrb.errors import ConfigError, RecordError
 from redrb.experience import Experience, make_experience_batch, split_experience_batch
-from redrb.experience.checking import check_rows, check_sample
+from redrb.experience.checking import check_batch, check_groups
 from redrb.experience.records import STANDARD_FIELDS, named_tensors
 from tests.networks import Answering, PlainActor, PlainCritic, SampleCritic, seeded
 
@@ -76,7 +76,7 @@ def test_every_field_is_filled() -> None:
         assert not fields[name].requires_grad
     for name in ("action_log_probs", "values", "kl", "advantages"):
         assert (fields[name][~fields["action_mask"]] == 0).all()
-    check_rows(experience)
+    assert not check_batch(experience)
     assert [item.policy_version for item in split_experience_batch(experience)] == [3, 3, 3]
 
 
@@ -173,7 +173,7 @@ def test_experience_survives_a_round_trip_through_samples() -> None:
     ):
         items = split_experience_batch(made)
         for item in items:
-            check_sample(item)
+            assert not check_groups([[item]])
         again = make_experience_batch(items)
         assert named_tensors(again).keys() == named_tensors(made).keys()
         for name, tensor in named_tensors(again).items():
@@ -272,7 +272,7 @@ def test_each_token_has_its_version_and_each_sample_its_oldest(algorithm: str) -
         assert bool((row[~counts] == -1).all())
     items = split_experience_batch(made)
     for item in items:
-        check_sample(item)
+        assert not check_groups([[item]])
         assert item.token_versions is not None
         assert item.policy_version == 4
     again = make_experience_batch(items)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from redrb import BufferItem, ConfigError, RecordError
-from redrb.stream.put.filters import check_filters, finite_rewards, reward_variance, split
+from redrb.stream.put.filters import check_filters, finite_rewards, passing, reward_variance
 from redrb.stream.task.tags import MOST_TAGS, declare_tags, tag_values
 from tests.samples import numbered
 
@@ -22,11 +22,11 @@ def tagged(*tags: dict[str, Any]) -> list[BufferItem]:
     return [numbered(0, tags=each) for each in tags]
 
 
-def test_split_tells_the_positions_of_what_is_kept_and_of_what_is_dropped() -> None:
+def test_passing_returns_the_indices_of_the_groups_that_are_kept() -> None:
     groups = [rewarded(0, 0), rewarded(0, 1), rewarded(2, 2), rewarded(3)]
-    assert split(groups, [reward_variance()]) == ([1, 3], [0, 2])
-    assert split(groups, []) == ([0, 1, 2, 3], [])
-    assert split([], [reward_variance()]) == ([], [])
+    assert passing(groups, [reward_variance()]) == [1, 3]
+    assert passing(groups, []) == [0, 1, 2, 3]
+    assert passing([], [reward_variance()]) == []
 
 
 def test_a_group_must_pass_every_filter_and_later_ones_are_not_asked_in_vain() -> None:
@@ -37,7 +37,7 @@ def test_a_group_must_pass_every_filter_and_later_ones_are_not_asked_in_vain() -
         return len(group) < 3
 
     groups = [rewarded(1, 1), rewarded(0, 1), rewarded(0, 1, 2)]
-    assert split(groups, [reward_variance(), short]) == ([1], [0, 2])
+    assert passing(groups, [reward_variance(), short]) == [1]
     assert asked == [2, 3]
 
 
@@ -46,7 +46,7 @@ def test_what_a_filter_raises_comes_through() -> None:
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        split([rewarded(0, 1)], [broken])
+        passing([rewarded(0, 1)], [broken])
 
 
 def test_a_filter_that_forgets_to_return_is_an_error() -> None:
@@ -54,7 +54,7 @@ def test_a_filter_that_forgets_to_return_is_an_error() -> None:
         len(group)
 
     with pytest.raises(ConfigError, match="forgetful returned None"):
-        split([rewarded(0, 1)], [forgetful])
+        passing([rewarded(0, 1)], [forgetful])
 
 
 def test_filters_are_a_sequence_of_functions() -> None:
@@ -102,18 +102,18 @@ def test_rewards_that_are_not_finite_can_be_dropped() -> None:
     kept = [rewarded(1, 2), rewarded(), [numbered(0, reward=None)]]
     dropped = [rewarded(1, math.nan), rewarded(math.inf), rewarded(-math.inf, 0)]
     filters = check_filters([finite_rewards(), reward_variance()])
-    assert split([*kept, *dropped], filters[:1]) == ([0, 1, 2], [3, 4, 5])
-    assert split([*kept[:1], *dropped], filters) == ([0], [1, 2, 3])
+    assert passing([*kept, *dropped], filters[:1]) == [0, 1, 2]
+    assert passing([*kept[:1], *dropped], filters) == [0]
     with pytest.raises(RecordError, match="give the filter finite_rewards"):
-        split(dropped[2:], filters[1:])
+        passing(dropped[2:], filters[1:])
 
 
 @pytest.mark.parametrize("each", [reward_variance, finite_rewards, dict])
 def test_what_makes_a_filter_is_to_be_called(each: Any) -> None:
     with pytest.raises(ConfigError, match=f"call it, filters=.{each.__name__}"):
         check_filters([each])
-    with pytest.raises(ConfigError, match="own is what makes a filter"):
-        split([rewarded(0, 1)], [own])
+    with pytest.raises(ConfigError, match="own makes a filter and is none"):
+        passing([rewarded(0, 1)], [own])
 
 
 def own(_: Any) -> Any:

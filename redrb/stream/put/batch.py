@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 from redrb.codec import EncodedGroup
 from redrb.experience import Status
 from redrb.experience.records import Scalar
+from redrb.stream.put.options import PutOptions
+
+NO_OPTIONS = PutOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class PutBatch:
-    """Encoded groups, and of each what its bytes do not tell; None: nothing of any.
+    """Encoded groups, with the values that a task may index beside their bytes.
 
     Attributes:
         groups: The groups.
-        priority: Priority of all of them.
-        newest: Version of the newest token of each, by the rule of the staleness of tokens.
-        tags: Values of the declared tags of each.
-        given_tags: What put was given for the tags of all of them.
-        filtered: Groups that a filter has dropped before these.
+        options: The options of the put.
+        newest: Version of each group's newest token; None where the task has no rule for it.
+        tags: Values of the declared tags of each group; None where the task declares none.
+        filtered: Groups of the same put that a filter dropped.
         expired: Groups that their producer found too stale, and keeps back.
     """
 
     groups: Sequence[EncodedGroup]
-    priority: float | None = None
+    options: PutOptions = NO_OPTIONS
     newest: Sequence[int | None] | None = None
     tags: Sequence[Sequence[Scalar | None]] | None = None
-    given_tags: Mapping[str, Scalar | None] | None = None
     filtered: int = 0
     expired: int = 0
 
@@ -38,20 +39,18 @@ class PutBatch:
         return len(self.groups)
 
     def __bool__(self) -> bool:
-        """Return whether there is anything to tell the task."""
+        """Return whether there are groups to store or to count."""
         return bool(self.groups) or self.filtered + self.expired > 0
 
     @property
     def needs_index(self) -> bool:
-        """Whether a plain task cannot hold them."""
-        return (
-            self.priority is not None
-            or self.expired > 0
-            or any(group.status is not Status.COMPLETED for group in self.groups)
-        )
+        """Whether a plain task must become an indexed one to hold the groups."""
+        if self.options.priority is not None or self.expired:
+            return True
+        return any(group.status is not Status.COMPLETED for group in self.groups)
 
     def part(self, start: int, end: int) -> Self:
-        """Return some of the groups; what was filtered goes with the first."""
+        """Return some of the groups; the counts of dropped groups go with the first part."""
         if start == 0 and end >= len(self.groups):
             return self
         return replace(
@@ -63,8 +62,8 @@ class PutBatch:
             expired=self.expired if start == 0 else 0,
         )
 
-    def as_sent(self, payloads: Sequence[memoryview]) -> Self:
-        """Return the groups with these bytes."""
+    def with_payloads(self, payloads: Sequence[memoryview]) -> Self:
+        """Return the groups with other bytes: copies that no longer share the caller's memory."""
         groups = [
             group._replace(parts=(payload,))
             for group, payload in zip(self.groups, payloads, strict=True)

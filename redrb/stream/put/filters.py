@@ -10,15 +10,15 @@ from redrb.errors import ConfigError, RecordError
 from redrb.experience.records import BufferItem
 
 Filter: TypeAlias = Callable[[Sequence[BufferItem]], bool]
-"""Told a group's samples, returns True to keep the group."""
+"""A function of a group's samples that returns True to keep the group."""
 
 
 def check_filters(filters: object) -> tuple[Filter, ...]:
     """Return the filters of a stream.
 
     Raises:
-        ConfigError: They are no sequence, or one of them cannot be called, or makes a filter and
-            was not called itself.
+        ConfigError: `filters` is no sequence, or holds an object that is no function, or a function
+            that makes a filter and was not called.
     """
     if callable(filters) or isinstance(filters, str) or not isinstance(filters, Iterable):
         raise ConfigError("filters is no list of functions: give a list, filters=[...].")
@@ -26,30 +26,26 @@ def check_filters(filters: object) -> tuple[Filter, ...]:
     for each in checked:
         if not callable(each):
             raise ConfigError(
-                f"a filter is a {type(each).__name__}: give functions that are told a group's "
-                "samples and return True to keep it."
+                f"a filter is a {type(each).__name__}: give functions that take a group's "
+                "samples and return True to keep the group."
             )
         if isinstance(each, type) or each in (reward_variance, finite_rewards):
             raise _not_called(each)
     return checked
 
 
-def split(
-    groups: Sequence[Sequence[BufferItem]], filters: Sequence[Filter]
-) -> tuple[list[int], list[int]]:
-    """Return the positions of the groups that every filter keeps, and of those that one drops.
+def passing(groups: Sequence[Sequence[BufferItem]], filters: Sequence[Filter]) -> list[int]:
+    """Return the indices of the groups that every filter keeps.
 
-    Filters are asked in turn until one drops the group. What a filter raises is not caught: then
-    nothing of the put is stored.
+    Filters are called in turn until one drops the group. An exception of a filter is not caught:
+    then nothing of the put is stored.
 
     Raises:
         ConfigError: A filter returned None or a function.
     """
-    kept: list[int] = []
-    dropped: list[int] = []
-    for position, group in enumerate(groups):
-        (kept if all(_keeps(each, group) for each in filters) else dropped).append(position)
-    return kept, dropped
+    return [
+        index for index, group in enumerate(groups) if all(_keeps(each, group) for each in filters)
+    ]
 
 
 def reward_variance(minimum: float = 0.0) -> Filter:
@@ -84,9 +80,9 @@ def reward_variance(minimum: float = 0.0) -> Filter:
 def finite_rewards() -> Filter:
     """Return a filter that drops groups in which a reward is nan or infinite.
 
-    Without it such a group is an error: a reward function that fails now and then should be heard
-    of. With it the group counts as filtered, and the run goes on. Give it before filters that
-    compare rewards.
+    Without this filter such a group is an error, so that a broken reward function is noticed. With
+    it the group counts as filtered, and the run goes on. Give it before filters that compare
+    rewards.
     """
 
     def keeps(group: Sequence[BufferItem]) -> bool:
@@ -107,7 +103,7 @@ def _keeps(each: Filter, group: Sequence[BufferItem]) -> bool:
 def _not_called(each: object) -> ConfigError:
     name = _name(each)
     return ConfigError(
-        f"the filter {name} is what makes a filter: call it, filters=[{name}(...)], when the "
+        f"the filter {name} makes a filter and is none: call it, filters=[{name}(...)], when the "
         "stream is opened."
     )
 

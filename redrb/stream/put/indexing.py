@@ -34,7 +34,7 @@ class Indexer:
             raise ConfigError(
                 "this task has an order of somebody's own: give the same Order object to put here."
             )
-        score, priority = self.order.score, batch.priority
+        score, priority = self.order.score, batch.options.priority
         newest = batch.newest or [None] * len(batch)
         told = "-" if priority is None else repr(float(priority))
         facts = []

@@ -1,4 +1,4 @@
-"""The arguments of a put as groups: lists of samples."""
+"""The items of a put as groups."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from redrb.experience import BufferItem, Experience, split_experience_batch
 from redrb.experience.records import batch_size, per_sample
 
 Items: TypeAlias = BufferItem | Sequence[BufferItem] | Experience
+"""The items that `put` takes."""
+
+Groups: TypeAlias = list[list[BufferItem]] | Experience
+"""Groups of samples; the rows of an Experience are one group each."""
 
 _NO_LISTS = (str, bytes, Mapping, Tensor)
 """Iterable types that are no list of samples."""
@@ -20,16 +24,16 @@ _NO_LISTS = (str, bytes, Mapping, Tensor)
 
 @dataclass(frozen=True, slots=True)
 class GroupedRows:
-    """A batch of which rows with the same `group_id` are one group, and others one each."""
+    """A batch whose rows with the same `group_id` are one group; a row without one is a group."""
 
     experience: Experience
 
     def rows(self) -> list[list[int]]:
-        """Return the rows of each group, in the order of their first ones."""
+        """Return the row numbers of each group, groups in the order of their first rows."""
         size = batch_size(self.experience)
         found: dict[object, list[int]] = {}
-        for row, name in enumerate(per_sample(self.experience, "group_id", size)):
-            found.setdefault(row if name is None else name, []).append(row)
+        for row, group_id in enumerate(per_sample(self.experience, "group_id", size)):
+            found.setdefault(row if group_id is None else group_id, []).append(row)
         return list(found.values())
 
     def groups(self) -> list[list[BufferItem]]:
@@ -38,13 +42,33 @@ class GroupedRows:
         return [[items[row] for row in rows] for rows in self.rows()]
 
 
-def listed(given: object, what: str) -> list[Any]:
-    """Return what is to be put as a list, or raise RecordError."""
-    if isinstance(given, list):
-        return given
-    if isinstance(given, _NO_LISTS) or not isinstance(given, Iterable):
+def groups_of(items: Items | GroupedRows) -> Groups:
+    """Return the groups of a `put`: a list of samples is one group, an Experience one a row.
+
+    Raises:
+        RecordError: The argument is neither.
+    """
+    if isinstance(items, BufferItem):
+        return [[items]]
+    if isinstance(items, Experience):
+        return items
+    if isinstance(items, GroupedRows):
+        return items.groups()
+    group = _as_list(items, "samples")
+    return [group] if group else []
+
+
+def groups_of_many(groups: Sequence[Sequence[BufferItem]]) -> list[list[BufferItem]]:
+    """Return the groups of a `put_many`; raises as `groups_of` does."""
+    return [_as_list(group, "samples") for group in _as_list(groups, "lists of samples")]
+
+
+def _as_list(items: object, content: str) -> list[Any]:
+    if isinstance(items, list):
+        return items
+    if isinstance(items, _NO_LISTS) or not isinstance(items, Iterable):
         raise RecordError(
-            f"a {type(given).__name__} where a list of {what} is needed: put takes a "
+            f"a {type(items).__name__} where a list of {content} is needed: put takes a "
             "redrb.BufferItem, a list of them or a redrb.Experience, put_many a list of such lists."
         )
-    return list(given)
+    return list(items)

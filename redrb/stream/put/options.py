@@ -6,26 +6,45 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from redrb.errors import ConfigError
+from redrb.experience import Status
 from redrb.experience.records import Scalar
 from redrb.stream.arguments import AnyStatus, checked_status, finite, whole_or_none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutOptions:
-    """What a put says of all its groups; None: nothing, or what their samples say."""
+    """Options that hold for all groups of a put, checked.
+
+    Attributes:
+        policy_version: Policy version of samples that have none.
+        priority: Priority of the groups.
+        status: Status of the groups; None: derived from their samples.
+        tags: Values of declared tags, in place of those of the samples.
+    """
 
     policy_version: int | None = None
     priority: float | None = None
-    status: AnyStatus | None = None
+    status: Status | None = None
     tags: Mapping[str, Scalar | None] | None = None
 
-    def __post_init__(self) -> None:
-        checked: dict[str, object] = {
-            "policy_version": whole_or_none("policy_version", self.policy_version),
-            "priority": None if self.priority is None else finite("priority", self.priority),
-            "status": None if self.status is None else checked_status(self.status),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
-        if not (self.tags is None or isinstance(self.tags, Mapping)):
-            raise ConfigError(f"tags={self.tags!r:.80}: give a dict, a value for each tag.")
+    @classmethod
+    def checked(
+        cls,
+        policy_version: object,
+        priority: object,
+        status: AnyStatus | None,
+        tags: Mapping[str, Scalar | None] | None,
+    ) -> PutOptions:
+        """Return the options that users gave.
+
+        Raises:
+            ConfigError: One of them is not usable.
+        """
+        if not (tags is None or isinstance(tags, Mapping)):
+            raise ConfigError(f"tags={tags!r:.80}: give a dict, a value for each tag.")
+        return cls(
+            policy_version=whole_or_none("policy_version", policy_version),
+            priority=None if priority is None else finite("priority", priority),
+            status=None if status is None else checked_status(status),
+            tags=tags,
+        )

@@ -1,17 +1,17 @@
-"""What a put is given: checked, filtered and encoded, with what an indexed task wants to know."""
+"""From the items of a put to a `PutBatch`: checked once, filtered, encoded, described."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from redrb.codec import EncodedGroup, NarrowFloats, encode_experience, encode_groups
-from redrb.experience import BufferItem, Experience, Status, split_experience_batch
-from redrb.experience.checking import check_rewards, check_row_rewards, check_rows, check_sample
-from redrb.stream.arguments import AnyStatus
+from redrb.errors import RecordError
+from redrb.experience import BufferItem, Experience, split_experience_batch
+from redrb.experience.checking import check_batch, check_groups
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.put.filters import Filter, split
-from redrb.stream.put.items import GroupedRows, Items, listed
+from redrb.stream.put.filters import Filter, passing
+from redrb.stream.put.items import Groups
 from redrb.stream.put.newest_token import newest_version
 from redrb.stream.put.options import PutOptions
 from redrb.stream.task.tags import tag_values
@@ -19,7 +19,7 @@ from redrb.stream.task.tags import tag_values
 
 @dataclass(frozen=True, slots=True)
 class Preparer:
-    """Prepares what is put into one task.
+    """Prepares groups for one task.
 
     Attributes:
         narrow_floats: Dtype for float bodies, see `ExperienceStream`.
@@ -33,55 +33,65 @@ class Preparer:
     names: Sequence[str]
     by_token: bool
 
-    def one(self, items: Items | GroupedRows, given: PutOptions) -> PutBatch:
-        """Prepare what `put` was given: one group, or an Experience with a group a row."""
-        if isinstance(items, GroupedRows):
-            return self.many(items.groups(), given)
-        if not isinstance(items, Experience):
-            group = [items] if isinstance(items, BufferItem) else listed(items, "samples")
-            return self.many([group] if group else [], given)
-        check_rows(items)
-        if self.filters or self.names or self.by_token:
-            rows = [[item] for item in split_experience_batch(items)]
-            return self._batch(rows, None if self.filters else items, given)
-        return self._batch((), items, given)
+    def prepare(self, groups: Groups, options: PutOptions) -> PutBatch:
+        """Check, filter and encode groups, and read from them what the task indexes.
 
-    def many(self, groups: Sequence[Sequence[BufferItem]], given: PutOptions) -> PutBatch:
-        """Prepare several groups."""
-        checked = [listed(group, "samples") for group in listed(groups, "lists of samples")]
-        for index, group in enumerate(checked):
-            for place, item in enumerate(group):
-                check_sample(item, (index, place))
-        return self._batch(checked, None, given)
+        Raises:
+            RecordError: A sample is malformed, a reward of a group that passes the filters is not
+                finite, or a tag cannot be indexed.
+            EncodeError: The wire format cannot hold a group.
+            ConfigError: A tag of `options` is not declared, or a filter is broken.
+        """
+        if isinstance(groups, Experience):
+            return self._prepare_rows(groups, options)
+        groups, filtered = self._passing(groups, check_groups(groups))
+        encoded = encode_groups(
+            groups, policy_version=options.policy_version, narrow_floats=self.narrow_floats
+        )
+        return self._batch(encoded, groups, options, filtered)
+
+    def _prepare_rows(self, experience: Experience, options: PutOptions) -> PutBatch:
+        """Prepare a batch whose rows are groups; it is split only where samples are looked at."""
+        bad_rewards = check_batch(experience)
+        groups: list[list[BufferItem]] = []
+        if self.filters or self.names or self.by_token:
+            groups = [[item] for item in split_experience_batch(experience)]
+        version, narrow = options.policy_version, self.narrow_floats
+        if self.filters:
+            groups, filtered = self._passing(groups, bad_rewards)
+            encoded = encode_groups(groups, policy_version=version, narrow_floats=narrow)
+            return self._batch(encoded, groups, options, filtered)
+        for error in bad_rewards.values():
+            raise error
+        encoded = encode_experience(experience, policy_version=version, narrow_floats=narrow)
+        return self._batch(encoded, groups, options, 0)
+
+    def _passing(
+        self, groups: list[list[BufferItem]], bad_rewards: Mapping[int, RecordError]
+    ) -> tuple[list[list[BufferItem]], int]:
+        """Return the groups that pass the filters, and how many do not."""
+        kept = passing(groups, self.filters) if self.filters else range(len(groups))
+        if bad_rewards:
+            for index in kept:
+                if index in bad_rewards:
+                    raise bad_rewards[index]
+        if len(kept) == len(groups):
+            return groups, 0
+        return [groups[index] for index in kept], len(groups) - len(kept)
 
     def _batch(
         self,
+        encoded: list[EncodedGroup],
         groups: Sequence[Sequence[BufferItem]],
-        experience: Experience | None,
-        given: PutOptions,
+        options: PutOptions,
+        filtered: int,
     ) -> PutBatch:
-        """Encode groups, or the Experience whose rows they are."""
-        kept: Sequence[int] = range(len(groups))
-        filtered = 0
-        if self.filters:
-            kept, dropped = split(groups, self.filters)
-            groups, filtered = [groups[place] for place in kept], len(dropped)
-        version, narrow = given.policy_version, self.narrow_floats
-        if experience is None:
-            check_rewards(groups, kept)
-            encoded = encode_groups(groups, policy_version=version, narrow_floats=narrow)
-        else:
-            check_row_rewards(experience.reward)
-            encoded = encode_experience(experience, policy_version=version, narrow_floats=narrow)
-        newest = [newest_version(group, version) for group in groups] if self.by_token else None
-        tags = None
-        if self.names or given.tags:
-            tags = [tag_values(self.names, group, given.tags) for group in groups]
-        described = _with_status(encoded, given.status)
-        return PutBatch(described, given.priority, newest, tags, given.tags, filtered)
-
-
-def _with_status(groups: list[EncodedGroup], status: AnyStatus | None) -> list[EncodedGroup]:
-    if status is None:
-        return groups
-    return [group._replace(status=Status(status)) for group in groups]
+        """Return encoded groups with the values that the task indexes of their samples."""
+        newest = tags = None
+        if self.by_token:
+            newest = [newest_version(group, options.policy_version) for group in groups]
+        if self.names or options.tags:
+            tags = [tag_values(self.names, group, options.tags) for group in groups]
+        if options.status is not None:
+            encoded = [group._replace(status=options.status) for group in encoded]
+        return PutBatch(encoded, options, newest, tags, filtered)

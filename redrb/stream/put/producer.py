@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from redrb.connection.request import Request
 from redrb.errors import ConfigError, StoreError, StoreFull
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.put.reindexing import described_anew
+from redrb.stream.put.reindexing import reindexed
 from redrb.stream.put.scripts import PutReply, PutScripts
 from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.store import TaskStore
@@ -80,7 +80,7 @@ class PendingPut:
         """Hold what was sent before as it was sent: by now its tensors may have been changed."""
         begun, self.begun = self.begun, None
         if begun is not None:
-            self.batch = self.batch.as_sent(begun.pipeline.payloads())
+            self.batch = self.batch.with_payloads(begun.pipeline.payloads())
         return begun is not None
 
     def chunk(self) -> PutBatch:
@@ -274,7 +274,7 @@ class Producer:
         """Learn what the task is by now, and return the chunk as it asks for it."""
         self._reopen()
         names, by_token = self._store.names, self._store.by_token
-        putting.batch = described_anew(putting.batch, names, by_token=by_token)
+        putting.batch = reindexed(putting.batch, names, by_token=by_token)
         return putting.chunk()
 
     def _result(self, identity: _Identity, request: Request[PutReply], wait: Wait) -> PutReply:

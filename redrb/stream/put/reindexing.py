@@ -1,4 +1,4 @@
-"""Groups that were prepared for other settings than their task has by now."""
+"""Tags and newest tokens of groups anew, after their task's settings changed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from redrb.stream.put.newest_token import newest_version
 from redrb.stream.task.tags import tag_values
 
 
-def described_anew(batch: PutBatch, names: Sequence[str], *, by_token: bool) -> PutBatch:
-    """Return the groups with what the task asks for now, read from their bytes.
+def reindexed(batch: PutBatch, names: Sequence[str], *, by_token: bool) -> PutBatch:
+    """Return the groups with the values that the task indexes now, read from their bytes.
 
-    Somebody may give a task tags or a rule for the newest token while a producer has it open. What
-    that one puts next was prepared without, and its samples may have been changed since.
+    Another process may give a task tags or a rule for the newest token while a producer has it
+    open. The groups of that producer's next put were prepared without them, and the samples
+    themselves may have been changed since.
 
     Args:
         batch: The groups.
@@ -27,10 +28,11 @@ def described_anew(batch: PutBatch, names: Sequence[str], *, by_token: bool) -> 
         RecordError: A tag of the samples cannot be indexed.
     """
     tags = newest = None
-    if names or batch.given_tags or by_token:
+    given = batch.options.tags
+    if names or given or by_token:
         groups = [decode_items(parse_group(b"".join(group.parts))) for group in batch.groups]
-        if names or batch.given_tags:
-            tags = [tag_values(names, items, batch.given_tags) for items in groups]
+        if names or given:
+            tags = [tag_values(names, items, given) for items in groups]
         if by_token:
             newest = [newest_version(items) for items in groups]
     return replace(batch, tags=tags, newest=newest)

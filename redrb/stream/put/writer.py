@@ -11,7 +11,7 @@ from redrb.experience import Status
 from redrb.experience.records import Scalar
 from redrb.stream.arguments import AnyStatus
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.put.items import GroupedRows, Items
+from redrb.stream.put.items import GroupedRows, Groups, Items, groups_of
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.producer import PendingPut, Producer
 
@@ -28,7 +28,7 @@ class Writer:
     """
 
     def __init__(
-        self, producer: Producer, prepare: Callable[[Items | GroupedRows, PutOptions], PutBatch]
+        self, producer: Producer, prepare: Callable[[Groups, PutOptions], PutBatch]
     ) -> None:
         self._producer = producer
         self._prepare = prepare
@@ -78,10 +78,8 @@ class Writer:
             ConfigError: The put before can never be in: its message says which put that is, the
                 writer gives it up, and the next call puts again.
         """
-        given = PutOptions(
-            policy_version=policy_version, priority=priority, status=status, tags=tags
-        )
-        batch = self._prepare(items, given)
+        options = PutOptions.checked(policy_version, priority, status, tags)
+        batch = self._prepare(groups_of(items), options)
         ids = self.flush(timeout=timeout)
         if not batch:
             return ids
@@ -113,10 +111,8 @@ class Writer:
             ConfigError: What was begun before is not in yet: flush first.
             All of them: the writer holds what it held.
         """
-        given = PutOptions(
-            policy_version=policy_version, priority=priority, status=status, tags=tags
-        )
-        batch = self._prepare(items, given)
+        options = PutOptions.checked(policy_version, priority, status, tags)
+        batch = self._prepare(groups_of(items), options)
         if self._pending is not None:
             raise ConfigError("the put before is not in yet: flush() it, or drop() it.")
         if batch:

@@ -153,13 +153,14 @@ class ExperienceSender:
             All of them: what this call was given was not taken over; the sender goes on.
         """
         self._check_open()
+        own_tags = None if tags is None else dict(tags)
+        PutOptions.checked(policy_version, priority, status, own_tags)
         given = {
             "policy_version": policy_version,
             "priority": priority,
             "status": status,
-            "tags": None if tags is None else dict(tags),
+            "tags": own_tags,
         }
-        PutOptions(**given)  # type: ignore[arg-type]
         parcel = Parcel.of(items)
         self._lanes.tell()
         if not parcel.groups:
