@@ -2,57 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from operator import index
 from typing import Any, TypeAlias
 
+from redrb.checks import checked_int
 from redrb.errors import ConfigError
 from redrb.experience import Status
 
 AnyStatus: TypeAlias = Status | str
 """A status, or its name."""
 
-MOST = 2**53
-"""Lua's numbers are doubles; beyond this they do not tell one integer from the next."""
-
 BEFORE_ANY = -1
 """A current weight version before the first: nothing is stale yet."""
-
-
-def whole(name: str, value: object, least: int = 0) -> int:
-    """Return an integer that was given, of whichever type.
-
-    Raises:
-        ConfigError: It is none, or a bool, or below `least`.
-    """
-    try:
-        number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None or not least <= number < MOST:
-        raise ConfigError(f"{name}={value!r:.80}: it must be an int, at least {least}.")
-    return number
-
-
-def whole_or_none(name: str, value: object, least: int = 0) -> int | None:
-    """Return an integer that was given, or None where nothing was; raises as `whole` does."""
-    return None if value is None else whole(name, value, least)
-
-
-def finite(name: str, value: object) -> float:
-    """Return a finite number that was given, of whichever type.
-
-    Raises:
-        ConfigError: It is no number, or nan, or infinite.
-    """
-    try:
-        number = math.nan if isinstance(value, str | bytes | bool) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: of tensors
-        number = math.nan
-    if not math.isfinite(number):
-        raise ConfigError(f"{name}={value!r:.80}: it must be a finite number.")
-    return number
 
 
 def checked_ids(ids: object) -> tuple[int, ...]:
@@ -63,21 +24,7 @@ def checked_ids(ids: object) -> tuple[int, ...]:
     """
     if isinstance(ids, str | bytes | Mapping) or not isinstance(ids, Iterable):
         raise ConfigError(f"ids={ids!r:.80}: give a list of ids, such as those that put returned.")
-    return tuple(whole("id", each, 1) for each in ids)
-
-
-def checked_timeout(timeout: object) -> float | None:
-    """Return seconds to wait, or None: for ever.
-
-    Raises:
-        ConfigError: It is no number >= 0.
-    """
-    if timeout is None:
-        return None
-    number = timeout if isinstance(timeout, int | float) else math.nan
-    if isinstance(timeout, bool) or not number >= 0:
-        raise ConfigError(f"timeout={timeout!r:.80}: give seconds, 0 to look once, or None.")
-    return number
+    return tuple(checked_int("id", each, 1) for each in ids)
 
 
 def checked_status(status: object) -> Status:
@@ -107,8 +54,8 @@ def checked_least(count: object, at_least: object) -> tuple[int, int]:
         ConfigError: Not 1 <= at_least <= count.
     """
     try:
-        most = whole("count", count, 1)
-        least = most if at_least is None else whole("at_least", at_least, 1)
+        most = checked_int("count", count, 1)
+        least = most if at_least is None else checked_int("at_least", at_least, 1)
     except ConfigError:
         most, least = 0, 1
     if least > most:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
+from redrb.checks import check_choice, checked_int, checked_timeout
 from redrb.codec import NarrowFloats
 from redrb.connection import Client
 from redrb.errors import ConfigError
@@ -14,13 +15,7 @@ from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
 from redrb.keys import check_name
 from redrb.orders import Order, ignores_priority
-from redrb.stream.arguments import (
-    AnyStatus,
-    checked_least,
-    checked_status,
-    checked_timeout,
-    whole,
-)
+from redrb.stream.arguments import AnyStatus, checked_least, checked_status
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.filters import Filter, check_filters
 from redrb.stream.put.items import Groups, Items, groups_of, groups_of_many
@@ -130,11 +125,10 @@ class ExperienceStream(Task):
             TaskMismatch: The task exists with other settings.
             StoreUnavailable: Redis stayed away.
         """
-        if on_full not in ("block", "drop_oldest", "error"):
-            raise ConfigError(f'on_full={on_full!r}: use "block", "drop_oldest" or "error".')
-        if narrow_floats not in (None, "float16", "bfloat16"):
-            raise ConfigError(f'narrow_floats={narrow_floats!r}: use "float16" or "bfloat16".')
-        whole("lease_ms", lease_ms, 100)
+        check_choice("on_full", on_full, get_args(OnFull))
+        if narrow_floats is not None:
+            check_choice("narrow_floats", narrow_floats, get_args(NarrowFloats))
+        checked_int("lease_ms", lease_ms, 100)
         self._narrow_floats = narrow_floats
         self._filters = check_filters(filters)
         self._closed = self._warned = False
@@ -338,7 +332,7 @@ class ExperienceStream(Task):
             StoreUnavailable: Redis stayed away; `uncertain` says whether it may have landed.
         """
         self._check_open()
-        expired = whole("groups", groups)
+        expired = checked_int("groups", groups)
         if expired:
             self._producer.put(PutBatch((), expired=expired), None)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
+from redrb.checks import checked_timeout
 from redrb.connection import stopping
-from redrb.errors import ConfigError
 
 SLICE_S = 1.0
 """Longest block before a waiter looks again, in case whoever should wake it has died."""
@@ -27,10 +27,8 @@ class Wait:
 
     def __init__(self, timeout: float | None) -> None:
         """Start waiting, for `timeout` seconds; None: for ever."""
-        if timeout is not None and not timeout >= 0:
-            raise ConfigError(f"timeout={timeout}: give seconds, 0 to look once, or None.")
         self._started = time.monotonic()
-        self._timeout = timeout
+        self._timeout = checked_timeout(timeout)
         self._warned = self._started
 
     @property

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from redrb.checks import checked_int, checked_int_or_none, checked_timeout
 from redrb.connection import Client, connect
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost
 from redrb.experience import Status
@@ -17,14 +18,7 @@ from redrb.experience.padding import check_side
 from redrb.experience.records import Side
 from redrb.keys import check_name
 from redrb.stream import ExperienceStream
-from redrb.stream.arguments import (
-    AnyStatus,
-    checked_least,
-    checked_status,
-    checked_timeout,
-    whole,
-    whole_or_none,
-)
+from redrb.stream.arguments import AnyStatus, checked_least, checked_status
 from redrb.stream.feeding.feed import Feed, Wanted
 from redrb.stream.feeding.lease_ref import LeasedExperience, Ticket
 from redrb.stream.feeding.lease_registry import Register
@@ -103,12 +97,12 @@ class ExperienceDataset(IterableDataset[LeasedExperience]):
         self._task = check_name("task", task)
         self._namespace = check_name("namespace", namespace)
         self._group = check_name("consumer group", group)
-        self._steps = whole_or_none("steps", steps, 0)
+        self._steps = checked_int_or_none("steps", steps, 0)
         self._wanted = Wanted(
             count,
             check_side(side),
             checked_timeout(timeout),
-            whole("max_unacknowledged", max_unacknowledged, 1),
+            checked_int("max_unacknowledged", max_unacknowledged, 1),
             {"at_least": least, "status": checked_status(status), "where": where},
         )
         self._options = options

@@ -13,18 +13,12 @@ from typing import Any, Self
 
 import torch
 
+from redrb.checks import checked_int, checked_int_or_none, checked_timeout
 from redrb.errors import ConfigError, LeaseLost
 from redrb.experience import Experience, Status
 from redrb.experience.records import Side
 from redrb.stream import ExperienceStream, Lease
-from redrb.stream.arguments import (
-    AnyStatus,
-    checked_least,
-    checked_status,
-    checked_timeout,
-    whole,
-    whole_or_none,
-)
+from redrb.stream.arguments import AnyStatus, checked_least, checked_status
 from redrb.stream.feeding.placing import Placer
 from redrb.stream.feeding.prefetch_thread import Ahead
 
@@ -96,12 +90,12 @@ class ExperienceLoader:
             raise ConfigError(f"a {type(stream).__name__} is no redrb.ExperienceStream.")
         self._stream = stream
         self._batch_size, least = checked_least(batch_size, at_least)
-        self._prefetch = whole("prefetch", prefetch, 1)
-        self._steps = whole_or_none("steps", steps, 0)
+        self._prefetch = checked_int("prefetch", prefetch, 1)
+        self._steps = checked_int_or_none("steps", steps, 0)
         self._timeout = checked_timeout(timeout)
         self._placer = Placer(device, side, pin_memory=pin_memory)
         self._acknowledge = acknowledge
-        self._step = whole("first_step", first_step)
+        self._step = checked_int("first_step", first_step)
         status = checked_status(status)
         self._keywords = {**take, "at_least": least, "status": status, "where": where}
         self._ahead: Ahead | None = None

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from redrb.checks import checked_int_or_none, checked_number
 from redrb.errors import ConfigError
 from redrb.experience import Status
 from redrb.experience.records import Scalar
-from redrb.stream.arguments import AnyStatus, checked_status, finite, whole_or_none
+from redrb.stream.arguments import AnyStatus, checked_status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +44,8 @@ class PutOptions:
         if not (tags is None or isinstance(tags, Mapping)):
             raise ConfigError(f"tags={tags!r:.80}: give a dict, a value for each tag.")
         return cls(
-            policy_version=whole_or_none("policy_version", policy_version),
-            priority=None if priority is None else finite("priority", priority),
+            policy_version=checked_int_or_none("policy_version", policy_version),
+            priority=None if priority is None else checked_number("priority", priority),
             status=None if status is None else checked_status(status),
             tags=tags,
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NoReturn, TypeAlias
 
+from redrb.checks import checked_int
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, RankLost, WrongStep
-from redrb.stream.arguments import whole
 from redrb.stream.ranks.rank_store import MOST_AHEAD, Answer, Place
 from redrb.stream.take.consumer import Wanted
 
@@ -45,8 +45,8 @@ def checked_place(count: int, rank: object, world_size: object, step: object) ->
     """
     if rank is None or world_size is None or step is None:
         raise ConfigError("take(rank=, world_size=, step=) belong together: give all three.")
-    size = whole("world_size", world_size, 1)
-    place = Place(whole("rank", rank), size, whole("step", step))
+    size = checked_int("world_size", world_size, 1)
+    place = Place(checked_int("rank", rank), size, checked_int("step", step))
     if place.rank >= size or size > MOST_RANKS:
         raise ConfigError(
             f"rank={rank} of world_size={size}: ranks are 0 to world_size - 1, and at most "

@@ -10,10 +10,11 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
+from redrb.checks import checked_int_or_none, checked_timeout
 from redrb.errors import ConfigError, SendFailed
 from redrb.experience.records import Scalar
 from redrb.stream import ExperienceStream
-from redrb.stream.arguments import AnyStatus, checked_timeout, whole_or_none
+from redrb.stream.arguments import AnyStatus
 from redrb.stream.put.items import GroupedRows, Items
 from redrb.stream.put.options import PutOptions
 from redrb.stream.sending.copying import Parcel
@@ -71,7 +72,8 @@ class ExperienceSender:
         if max_groups is None and max_bytes is None:
             max_groups = MAX_GROUPS
         self._most = Most(
-            whole_or_none("max_groups", max_groups, 1), whole_or_none("max_bytes", max_bytes, 1)
+            checked_int_or_none("max_groups", max_groups, 1),
+            checked_int_or_none("max_bytes", max_bytes, 1),
         )
         self._timeout = checked_timeout(timeout)
         self._offload = offload

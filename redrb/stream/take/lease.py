@@ -11,11 +11,12 @@ from typing import Protocol, Self
 
 import torch
 
+from redrb.checks import checked_int
 from redrb.codec import GroupLayout, decode_batch, decode_items, misfits
 from redrb.errors import ConfigError, LeaseLost, RecordError
 from redrb.experience import BufferItem, Experience, Status
 from redrb.experience.records import Scalar, Side
-from redrb.stream.arguments import BEFORE_ANY, checked_ids, whole
+from redrb.stream.arguments import BEFORE_ANY, checked_ids
 from redrb.stream.take.scripts import Outcome
 
 
@@ -197,7 +198,7 @@ class Lease:
 
     def staleness(self, current_version: int) -> list[int | None]:
         """Return how many versions each sample is behind; None where it has no version."""
-        current = whole("current_version", current_version, BEFORE_ANY)
+        current = checked_int("current_version", current_version, BEFORE_ANY)
         return [
             None if version is None else max(0, current - version)
             for version in self.policy_versions

@@ -118,9 +118,6 @@ class Expiration:
             raise ConfigError(
                 "what is too stale? Give expire(max_staleness=...), or open the task with it."
             )
-        for rule in (rules.max_staleness, rules.max_token_staleness):
-            if rule is not None and (type(rule) is not int or rule < 0):
-                raise ConfigError(f"a staleness of {rule!r}: give an int, at least 0.")
         version = self._version(current_version)
         if callable(on_expired):
             return self._hand_over(version, rules, statuses, on_expired)

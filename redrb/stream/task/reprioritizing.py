@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from redrb.errors import ConfigError
@@ -39,9 +38,6 @@ class Reprioritizer:
             )
         if len(ids) != len(priorities):
             raise ConfigError(f"{len(ids)} ids and {len(priorities)} priorities: give one each.")
-        for priority in priorities:
-            if not math.isfinite(priority):
-                raise ConfigError(f"priority={priority}: it must be a finite number.")
         found = 0
         for start in range(0, len(ids), CHUNK):
             part = ids[start : start + CHUNK]

@@ -7,8 +7,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
+from redrb.checks import check_choice, checked_int_or_none
 from redrb.errors import ConfigError
 from redrb.orders import Fifo, Order, check_order, known_order, order_named
 from redrb.stream.task.rate import RateLimit
@@ -56,14 +57,14 @@ class TaskSettings:
         Raises:
             ConfigError: One is not usable, or two contradict each other.
         """
-        numbers = {name: getattr(self, name) for name in _LEAST}
-        for name, value in numbers.items():
-            if value is not None and (type(value) is not int or value < _LEAST[name]):
-                raise ConfigError(f"{name}={value!r}: it must be an int, at least {_LEAST[name]}.")
-        if self.on_expired not in (None, "discard", "keep"):
-            raise ConfigError(f'on_expired={self.on_expired!r}: use "discard" or "keep".')
-        if self.eviction not in (None, "oldest", "stalest", "last"):
-            raise ConfigError(f'eviction={self.eviction!r}: use "oldest", "stalest" or "last".')
+        numbers = {
+            name: checked_int_or_none(name, getattr(self, name), least)
+            for name, least in _LEAST.items()
+        }
+        if self.on_expired is not None:
+            check_choice("on_expired", self.on_expired, get_args(OnExpired))
+        if self.eviction is not None:
+            check_choice("eviction", self.eviction, get_args(Eviction))
         if self.capacity is not None and self.limit:
             raise ConfigError("give a limit (puts wait) or a capacity (puts evict), not both.")
         self._check_rate()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from redrb.checks import checked_int, checked_int_or_none, checked_number
 from redrb.connection import Client
 from redrb.errors import ConfigError, TaskMismatch
 from redrb.experience import BufferItem, Status
@@ -17,9 +18,6 @@ from redrb.stream.arguments import (
     checked_ids,
     checked_status,
     checked_statuses,
-    finite,
-    whole,
-    whole_or_none,
 )
 from redrb.stream.put.indexing import Indexer
 from redrb.stream.saving.saving import AnyPath, SavedTask, resume_task, save_task
@@ -99,7 +97,9 @@ class Task:
         Raises:
             ConfigError: No current version is known, or the task does not index versions.
         """
-        return self._expiry.report(whole_or_none("current_version", current_version, BEFORE_ANY))
+        return self._expiry.report(
+            checked_int_or_none("current_version", current_version, BEFORE_ANY)
+        )
 
     def read(self, ids: Sequence[int]) -> list[StoredGroup | None]:
         """Return groups by id without taking them, in the order of `ids`; None for those gone.
@@ -124,7 +124,7 @@ class Task:
 
     def dead_letters(self, count: int = 100) -> list[DeadLetter]:
         """Return the newest `count` groups of the dead-letter stream, newest first."""
-        return dead_letters(self._store, whole("count", count))
+        return dead_letters(self._store, checked_int("count", count))
 
     def advance(self, version: int) -> int:
         """Tell the task the newest weight version; with `weights=` it learns it by itself.
@@ -132,7 +132,7 @@ class Task:
         Returns:
             The version that the task knows now: it never goes back.
         """
-        return self._scripts.advance(whole("version", version))
+        return self._scripts.advance(checked_int("version", version))
 
     def move(self, ids: Iterable[int], status: AnyStatus) -> int:
         """Move waiting groups to another status, each in one atomic step.
@@ -153,7 +153,7 @@ class Task:
         """
         if isinstance(priorities, str | bytes | Mapping) or not isinstance(priorities, Iterable):
             raise ConfigError(f"priorities={priorities!r:.80}: give one number an id, in a list.")
-        numbers = [finite("priority", priority) for priority in priorities]
+        numbers = [checked_number("priority", priority) for priority in priorities]
         if self._order is None or self._store.indexer is None:
             self._open()  # somebody may have made it another task
         found = Reprioritizer(self._store, self._order).update(checked_ids(ids), numbers)
@@ -186,8 +186,11 @@ class Task:
         Raises:
             ConfigError: No version or no rule is known, or the task does not index versions.
         """
-        version = whole_or_none("current_version", current_version, BEFORE_ANY)
-        rules = Rules(max_staleness, max_token_staleness)
+        version = checked_int_or_none("current_version", current_version, BEFORE_ANY)
+        rules = Rules(
+            checked_int_or_none("max_staleness", max_staleness),
+            checked_int_or_none("max_token_staleness", max_token_staleness),
+        )
         return self._expiry.expire(version, rules, checked_statuses(statuses), on_expired)
 
     def save(self, path: AnyPath) -> SavedTask:

@@ -1,0 +1,73 @@
+"""Checks of arguments: each returns the value in its plain type, or raises ConfigError."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from operator import index
+
+from redrb.errors import ConfigError
+
+MOST = 2**53 - 1
+"""Largest integer: Lua and Redis compute with doubles, which merge larger integers."""
+
+
+def checked_int(name: str, value: object, least: int = 0, most: int = MOST) -> int:
+    """Return an integer, of numpy or torch too, from `least` to `most`.
+
+    Raises:
+        ConfigError: `value` is no integer, or a bool, or out of range.
+    """
+    try:
+        number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or not least <= number <= most:
+        limits = f"at least {least}" if most == MOST else f"from {least} to {most}"
+        raise ConfigError(f"{name}={value!r:.80}: it must be an int, {limits}.")
+    return number
+
+
+def checked_int_or_none(name: str, value: object, least: int = 0, most: int = MOST) -> int | None:
+    """Return an integer, or None; raises as `checked_int` does."""
+    return None if value is None else checked_int(name, value, least, most)
+
+
+def checked_number(name: str, value: object) -> float:
+    """Return a finite number, of numpy or torch too.
+
+    Raises:
+        ConfigError: `value` is no number, or a bool, or nan, or infinite.
+    """
+    try:
+        number = math.nan if isinstance(value, str | bytes | bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: of tensors
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(f"{name}={value!r:.80}: it must be a finite number.")
+    return number
+
+
+def checked_timeout(timeout: object) -> float | None:
+    """Return seconds to wait; None to wait for ever.
+
+    Raises:
+        ConfigError: `timeout` is no number >= 0.
+    """
+    if timeout is None:
+        return None
+    number = timeout if isinstance(timeout, int | float) else math.nan
+    if isinstance(timeout, bool) or not number >= 0:
+        raise ConfigError(f"timeout={timeout!r:.80}: give seconds, 0 to look once, or None.")
+    return number
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Refuse a word that is none of `choices`.
+
+    Raises:
+        ConfigError: `value` is another one; the message lists the choices.
+    """
+    if value not in choices:
+        quoted = [f'"{choice}"' for choice in choices]
+        raise ConfigError(f"{name}={value!r:.80}: use {', '.join(quoted[:-1])} or {quoted[-1]}.")
