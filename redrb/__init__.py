@@ -79,13 +79,13 @@ if TYPE_CHECKING:
     from redrb.stream.mixture import Mixture, MixtureLease, Starvation, take_mixture
     from redrb.stream.sending import ExperienceSender
     from redrb.weights import LoraConfig, WeightPublisher, WeightSubscriber, WeightVersion
-    from redrb.weights.files.folder import load_adapter, save_adapter
+    from redrb.weights.files.adapter_folder import load_adapter, save_adapter
     from redrb.weights.files.safetensors import (
         iterate_safetensors,
         load_safetensors,
         save_safetensors,
     )
-    from redrb.weights.tensors import TensorShard
+    from redrb.weights.tensors.shard import TensorShard
 
 __version__ = "0.1.0"
 
@@ -208,13 +208,13 @@ _HOMES = {
         "reward_variance",
     ),
     "redrb.weights": ("LoraConfig", "WeightPublisher", "WeightSubscriber", "WeightVersion"),
-    "redrb.weights.files.folder": ("load_adapter", "save_adapter"),
+    "redrb.weights.files.adapter_folder": ("load_adapter", "save_adapter"),
     "redrb.weights.files.safetensors": (
         "iterate_safetensors",
         "load_safetensors",
         "save_safetensors",
     ),
-    "redrb.weights.tensors": ("TensorShard",),
+    "redrb.weights.tensors.shard": ("TensorShard",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -23,8 +23,8 @@ from redrb.options import variable_of
 if TYPE_CHECKING:
     from redrb.connection import Client
     from redrb.weights import WeightVersion
-    from redrb.weights.inspection.comparing import Difference
-    from redrb.weights.inspection.published import Kept, Listed, Published
+    from redrb.weights.inspection.comparison import Difference
+    from redrb.weights.inspection.listing import KeptVersion, ListedTensor, PublishedWeights
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -108,7 +108,7 @@ def _add(
 
 
 def _ls(options: argparse.Namespace) -> int:
-    from redrb.weights.inspection.published import published_in
+    from redrb.weights.inspection.listing import published_in
 
     with _connect(options) as client:
         found = published_in(client, options.namespace)
@@ -119,7 +119,7 @@ def _ls(options: argparse.Namespace) -> int:
     return 0
 
 
-def _names_table(found: Iterable[Published]) -> list[str]:
+def _names_table(found: Iterable[PublishedWeights]) -> list[str]:
     head = ("name", "version", "kind", "size", "age", "versions", "in redis")
     rows = [
         (
@@ -137,7 +137,7 @@ def _names_table(found: Iterable[Published]) -> list[str]:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from redrb.weights.inspection.published import check_kept, tensors_of, versions_of
+    from redrb.weights.inspection.listing import check_kept, tensors_of, versions_of
 
     where = (options.name, options.namespace)
     with _connect(options) as client:
@@ -154,7 +154,7 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _versions_table(versions: Iterable[Kept]) -> list[str]:
+def _versions_table(versions: Iterable[KeptVersion]) -> list[str]:
     head = ("version", "kind", "base", "size", "stored", "delta", "of size", "tensors", "age")
     rows = [
         (
@@ -173,7 +173,7 @@ def _versions_table(versions: Iterable[Kept]) -> list[str]:
     return table(head, rows, left=("kind",))
 
 
-def _tensors_table(tensors: Iterable[Listed]) -> list[str]:
+def _tensors_table(tensors: Iterable[ListedTensor]) -> list[str]:
     head = ("tensor", "dtype", "shape", "bytes", "tied to", "shards")
     rows = [
         (
@@ -190,7 +190,7 @@ def _tensors_table(tensors: Iterable[Listed]) -> list[str]:
 
 
 def _get(options: argparse.Namespace) -> int:
-    from redrb.weights.inspection.filing import get_weights
+    from redrb.weights.inspection.file_transfer import get_weights
 
     with _connect(options) as client:
         got = get_weights(
@@ -206,7 +206,7 @@ def _get(options: argparse.Namespace) -> int:
 
 
 def _put(options: argparse.Namespace) -> int:
-    from redrb.weights.inspection.filing import put_weights
+    from redrb.weights.inspection.file_transfer import put_weights
 
     with _connect(options) as client:
         put = put_weights(
@@ -227,7 +227,7 @@ def _put(options: argparse.Namespace) -> int:
 
 
 def _rm(options: argparse.Namespace) -> int:
-    from redrb.weights.inspection.removing import remove_weights
+    from redrb.weights.inspection.removal import remove_weights
 
     with _connect(options) as client:
         removed = remove_weights(client, options.name, namespace=options.namespace)
@@ -242,7 +242,7 @@ def _listed(versions: Iterable[int]) -> str:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from redrb.weights.inspection.comparing import compare_versions
+    from redrb.weights.inspection.comparison import compare_versions
 
     with _connect(options) as client:
         found = compare_versions(
@@ -290,7 +290,7 @@ def _changes(found: Difference) -> Iterable[str]:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    from redrb.weights.inspection.published import catalogue_of, nothing_published
+    from redrb.weights.inspection.listing import catalogue_of, nothing_published
     from redrb.weights.inspection.watching import new_versions
 
     if options.count is not None and options.count < 1:

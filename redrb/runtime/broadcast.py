@@ -15,8 +15,9 @@ from redrb.errors import ConfigError
 from redrb.runtime.inbox import Announcement, Box, announce, inbox_of, outbox_of
 from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
 from redrb.weights.lora import LoraConfig, lora_of
-from redrb.weights.tensors import models_tensors, published_dtype
-from redrb.weights.wrapping import unwrapped
+from redrb.weights.tensors.dtypes import published_dtype
+from redrb.weights.tensors.names import models_tensors
+from redrb.weights.tensors.wrapping import unwrapped
 
 LoraAdapter: TypeAlias = tuple[Mapping[str, Tensor], Mapping[str, LoraConfig]]
 

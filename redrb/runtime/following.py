@@ -14,8 +14,8 @@ from redrb.runtime.broadcast import partial_name
 from redrb.runtime.inbox import Announcement, Box, inbox_of, outbox_of
 from redrb.runtime.model_updates import ModelUpdates
 from redrb.weights import WeightSubscriber
-from redrb.weights.reading.ahead import Ahead
-from redrb.weights.tensors import Strict
+from redrb.weights.reading.prepared_load import PreparedLoad
+from redrb.weights.tensors.fitting import Strict
 
 _log = logging.getLogger("redrb")
 
@@ -52,8 +52,8 @@ class WeightFollower:
         self._trainer = self._run = ""
         self._news: Announcement | None = None  # not fetched yet, since Redis was away
         self._announced = 0  # the full update that makes the models complete
-        self._full: Ahead | None = None
-        self._partial: Ahead | None = None
+        self._full: PreparedLoad | None = None
+        self._partial: PreparedLoad | None = None
         self._changing = threading.Lock()  # what is ready
         self.version: int | None = None
         self.complete = self.ready = False
@@ -191,19 +191,19 @@ class WeightFollower:
             self._fetch_partial(full, news)
         self.ready = True
 
-    def _begin(self, trainer: str) -> Ahead:
+    def _begin(self, trainer: str) -> PreparedLoad:
         """Follow a trainer's weights from their beginning."""
         self._full = self._ahead(trainer, "model")
         self._partial = self._ahead(partial_name(trainer), strict=False)
         return self._full
 
-    def _ahead(self, name: str, strict: Strict) -> Ahead:
+    def _ahead(self, name: str, strict: Strict) -> PreparedLoad:
         subscriber = WeightSubscriber(
             self._client, name, namespace=self._namespace, lock=self._models.lock
         )
         return subscriber.ahead(self._models.models, strict=strict)
 
-    def _fetch_full(self, full: Ahead, news: Announcement) -> None:
+    def _fetch_full(self, full: PreparedLoad, news: Announcement) -> None:
         if full.fetch():
             self._run = news.run
             # what was loaded of parts is overwritten
@@ -215,7 +215,7 @@ class WeightFollower:
                 *(news.full, news.trainer, self._maker),
             )
 
-    def _fetch_partial(self, full: Ahead, news: Announcement) -> None:
+    def _fetch_partial(self, full: PreparedLoad, news: Announcement) -> None:
         """Fetch the part that belongs on top of the full update."""
         name = partial_name(news.trainer)
         partial = self._partial

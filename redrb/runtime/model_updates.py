@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from redrb.errors import WeightError, WeightMismatch
 from redrb.weights.lora import LoraMerger
-from redrb.weights.tensors import models_tensors, module_tensors
-from redrb.weights.wrapping import unwrapped
+from redrb.weights.tensors.names import models_tensors, module_tensors
+from redrb.weights.tensors.wrapping import unwrapped
 
 _log = logging.getLogger("redrb")
 

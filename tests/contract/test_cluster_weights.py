@@ -13,7 +13,7 @@ import redrb
 from redrb import TensorShard, WeightPublisher, WeightSubscriber
 from redrb.connection import Client
 from redrb.weights.publishing import staging
-from redrb.weights.wire import spreading
+from redrb.weights.wire import cluster_keys
 from tests.clusters import RedisCluster
 from tests.conftest import REAL
 
@@ -82,15 +82,15 @@ def same(found: dict[str, Tensor], step: int) -> bool:
 
 def dying(monkeypatch: pytest.MonkeyPatch, where: str, *, after: bool = False) -> None:
     """Let the next publisher die at a function of `spreading`."""
-    original = getattr(spreading, where)
+    original = getattr(cluster_keys, where)
 
     def die(*arguments: object) -> None:
-        monkeypatch.setattr(spreading, where, original)
+        monkeypatch.setattr(cluster_keys, where, original)
         if after:
             original(*arguments)
         raise Died
 
-    monkeypatch.setattr(spreading, where, die)
+    monkeypatch.setattr(cluster_keys, where, die)
 
 
 def test_chunks_are_on_all_nodes_and_readers_are_right(publisher, reader, client, cluster, keys):
@@ -175,7 +175,7 @@ def test_what_is_dropped_while_it_is_committed_is_sent_again(
     publisher, reader, client, keys, monkeypatch
 ):
     publisher.publish(state(0))
-    attempts, checked = [], spreading.prepare
+    attempts, checked = [], cluster_keys.prepare
 
     def stage(attempt, *arguments, **named):
         attempts.append(attempt)
@@ -188,8 +188,8 @@ def test_what_is_dropped_while_it_is_committed_is_sent_again(
         return whole
 
     staged = staging.Attempt.stage
-    monkeypatch.setattr(staging.Attempt, "stage", stage)
-    monkeypatch.setattr(spreading, "prepare", prepare)
+    monkeypatch.setattr(staging.StagingAttempt, "stage", stage)
+    monkeypatch.setattr(cluster_keys, "prepare", prepare)
     assert publisher.publish(state(1)).version == 2
     assert len(attempts) == 2
     assert same(reader.fetch(), 1)

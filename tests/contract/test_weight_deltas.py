@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import redrb
-from redrb.weights.tensors import TensorShard
+from redrb.weights.tensors.shard import TensorShard
 from tests.published import CHUNK_BYTES, bits, check_nothing_left, copied, every_kind, scribble
 
 FLOATS = ("brain", "single", "half_", "double_")

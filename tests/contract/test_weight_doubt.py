@@ -24,7 +24,7 @@ from redrb.errors import (
     WeightsTorn,
 )
 from redrb.weights.reading import replica
-from redrb.weights.reading.copies import LiveCopy
+from redrb.weights.reading.state_copies import InPlaceCopy
 from redrb.weights.wire.chunks import ChunkGoneError
 from tests.published import CHUNK_BYTES, bits, copied, keys_of, prefix, same_bits
 
@@ -541,11 +541,11 @@ def test_in_place_what_was_begun_and_can_not_be_ended_is_told(client, namespace,
     with monkeypatch.context() as patch:
         received = breaking(patch, ChunkGoneError("gone"))
 
-        def forget(copy, original=LiveCopy.forget):
+        def forget(copy, original=InPlaceCopy.forget):
             client.execute("DEL", *[prefix(namespace) + key for key in keys_of(client, namespace)])
             original(copy)
 
-        patch.setattr(LiveCopy, "forget", forget)
+        patch.setattr(InPlaceCopy, "forget", forget)
         with pytest.raises(WeightsTorn, match="Nothing is published any more"):
             subscriber.poll(target, in_place=True)
         assert received

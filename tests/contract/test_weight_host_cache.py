@@ -18,7 +18,7 @@ from torch import nn
 import redrb
 from redrb.errors import StoreUnavailable, WeightCorrupt
 from redrb.weights.host import cache as host_cache
-from redrb.weights.host.cache import HostCache, Lead
+from redrb.weights.host.cache import CacheLeader, HostCache
 from redrb.weights.lora import LoraConfig, merged
 from redrb.weights.reading import replica
 from redrb.weights.wire.chunks import ChunkGoneError
@@ -647,14 +647,14 @@ def test_a_layout_that_changes_while_a_buffer_is_prepared(
     subscriber = subscribe()
     taken(subscriber)
     publisher.publish({"a": torch.ones(4096, dtype=torch.float16)})
-    prepare = Lead.buffer
+    prepare = CacheLeader.buffer
 
     def preparing(lead, nbytes, **options):
-        monkeypatch.setattr(Lead, "buffer", prepare)
+        monkeypatch.setattr(CacheLeader, "buffer", prepare)
         publisher.publish({"a": newer})
         return prepare(lead, nbytes, **options)
 
-    monkeypatch.setattr(Lead, "buffer", preparing)
+    monkeypatch.setattr(CacheLeader, "buffer", preparing)
     for reader in (subscriber, subscribe()):
         assert same_bits(taken(reader), {"a": newer})
         assert reader.version == 3

@@ -11,7 +11,7 @@ from redrb import LoraConfig, WeightPublisher, WeightSubscriber
 from redrb.errors import ConfigError, WeightError, WeightMismatch
 from redrb.weights.publishing import staging
 from redrb.weights.reading import loading
-from redrb.weights.tensors import TensorShard
+from redrb.weights.tensors.shard import TensorShard
 
 CONFIG = {"0": LoraConfig(r=2, lora_alpha=2), "1": LoraConfig(r=2, lora_alpha=2)}
 

@@ -22,11 +22,11 @@ from redrb.weights.publishing.rank_rendezvous import (
     AGAIN,
     BeginAgainError,
     Decision,
-    Guest,
-    Host,
     Offer,
+    RendezvousLeader,
+    RendezvousMember,
 )
-from redrb.weights.publishing.staging import Part, Place
+from redrb.weights.publishing.staging import StagedPart, StagingPlace
 from redrb.weights.wire.layout import Layout
 
 WORLD = 3
@@ -286,7 +286,7 @@ def test_a_rank_that_starts_again_is_not_taken_for_its_earlier_self(ranks, reade
     before = {name: tensor.clone() for name, tensor in state.items()}
     change(state, random.Random(2))
     # its offer is there, and then it is gone, without a word
-    monkeypatch.setattr(Guest, "fail", lambda *_: None)
+    monkeypatch.setattr(RendezvousMember, "fail", lambda *_: None)
     impatient(ranks, 2)
     with pytest.raises(WeightError, match="did not answer"):
         ranks.publishers[2].publish(shards(state, 2))
@@ -305,16 +305,16 @@ def test_a_rank_that_starts_again_is_not_taken_for_its_earlier_self(ranks, reade
 )
 def test_answers_that_come_early_or_twice_are_not_lost(client, namespace, answer):
     keys = WeightKeys.of(namespace, "actor")
-    decision = Decision(Place(7, 3), whole=True, delta=False)
-    guest = Guest(client, keys, 1, 5, publisher="p", number=1)
-    host = Host(client, keys, world_size=2, timeout=5)
+    decision = Decision(StagingPlace(7, 3), whole=True, delta=False)
+    guest = RendezvousMember(client, keys, 1, 5, publisher="p", number=1)
+    host = RendezvousLeader(client, keys, world_size=2, timeout=5)
     offer = Offer(1, guest._call, 1, 0, 0)
     host._offers[1] = offer
     host.decide(offer, decision)
     host.decide(offer, decision)  # as after a connection that broke
     host.end(answer)
     assert guest.decision(chunks=1, version=0, base=0) == decision
-    part = Part(decision.place, Layout((), 0, 1024), ())
+    part = StagedPart(decision.place, Layout((), 0, 1024), ())
     if "error" in answer:
         with pytest.raises(BeginAgainError):
             guest.outcome(part)
@@ -328,14 +328,14 @@ def test_answers_that_come_early_or_twice_are_not_lost(client, namespace, answer
 def test_an_offer_of_another_attempt_is_not_waited_on(client, namespace, same):
     """What was said twice in an attempt that was given up may be read in the next one."""
     keys = WeightKeys.of(namespace, "actor")
-    host = Host(client, keys, world_size=2, timeout=5)
+    host = RendezvousLeader(client, keys, world_size=2, timeout=5)
     host.begin()
     for publisher, call in (("p", "over"), ("p" if same else "q", "now")):
         own = {"rank": 1, "publisher": publisher, "number": 1, "call": call}
         Mailbox(client, keys.meeting).post({**own, "chunks": 1, "version": 0, "base": 0})
     assert [offer.call for offer in host.offers()] == ["over"]
     with pytest.raises(BeginAgainError):
-        host.parts({1: Decision(Place(1, 1), whole=True, delta=False)})
+        host.parts({1: Decision(StagingPlace(1, 1), whole=True, delta=False)})
     assert host._offers[1].call == "now"
 
 

@@ -176,7 +176,7 @@ def test_shared_chunks_of_a_pinned_version_are_spared(
 def test_a_pin_of_a_dead_reader_ends(make, subscriber, client, namespace, monkeypatch):
     publisher = make(keep=1, deltas=False)
     publish(publisher, 1)
-    monkeypatch.setattr("redrb.weights.reading.route.PIN_S", 0.2)
+    monkeypatch.setattr("redrb.weights.reading.catalogue.PIN_S", 0.2)
     subscriber._catalogue.route("dead", have=0, wanted=0, used=0)
     publish(publisher, 2)
     assert numbers(subscriber) == [1, 2]
@@ -189,7 +189,7 @@ def test_a_pin_of_a_dead_reader_ends(make, subscriber, client, namespace, monkey
 def test_a_long_fetch_renews_its_pin(make, subscriber, client, namespace, monkeypatch):
     publisher = make(keep=1, deltas=False)
     publisher.publish({"a": torch.zeros(20_000)})  # several batches
-    monkeypatch.setattr("redrb.weights.reading.route.PIN_S", 0.4)
+    monkeypatch.setattr("redrb.weights.reading.catalogue.PIN_S", 0.4)
     monkeypatch.setattr(replica, "PIN_S", 0.4)
     slow = []
 

@@ -22,10 +22,10 @@ from redrb.cli import main
 from redrb.connection import Client
 from redrb.environment import PREFIX, child_environment
 from redrb.errors import ConfigError, PublisherFenced
-from redrb.weights.files.folder import load_adapter
+from redrb.weights.files.adapter_folder import load_adapter
 from redrb.weights.files.safetensors import load_safetensors, save_safetensors
 from redrb.weights.inspection import filing
-from redrb.weights.inspection.published import check_kept
+from redrb.weights.inspection.listing import check_kept
 from redrb.weights.lora import LoraConfig
 from tests.clusters import RedisCluster
 from tests.servers import programs

@@ -15,9 +15,9 @@ from redrb import WeightPublisher, WeightSubscriber
 from redrb.cli import main
 from redrb.connection import Client
 from redrb.errors import ConfigError, PublisherFenced, StoreUnavailable, WeightTimeout
-from redrb.weights.inspection.removing import remove_weights
+from redrb.weights.inspection.removal import remove_weights
 from redrb.weights.publishing import issuing
-from redrb.weights.wire import spreading
+from redrb.weights.wire import cluster_keys
 from tests.clusters import RedisCluster
 from tests.servers import programs
 
@@ -143,7 +143,7 @@ def test_a_name_is_published_anew_with_tokens_of_its_own(
     """A publisher that begins while the last keys are looked for keeps what it sends."""
     old = WeightPublisher(store, "policy", namespace=namespace)
     publish(old, 2)
-    delete, new = spreading.delete, list[WeightPublisher]()
+    delete, new = cluster_keys.delete, list[WeightPublisher]()
 
     def meanwhile(client: Client, names: Iterator[str]) -> None:
         if not new:
@@ -151,7 +151,7 @@ def test_a_name_is_published_anew_with_tokens_of_its_own(
             publish(new[0], 1)
         delete(client, names)
 
-    monkeypatch.setattr("redrb.weights.inspection.removing.spreading.delete", meanwhile)
+    monkeypatch.setattr("redrb.weights.inspection.removal.cluster_keys.delete", meanwhile)
     assert remove_weights(store, "policy", namespace=namespace).versions == (1, 2)
     subscriber = WeightSubscriber(store, "policy", namespace=namespace)
     assert [version.version for version in subscriber.versions()] == [1]
@@ -166,15 +166,15 @@ def test_a_removal_that_broke_off_is_gone_on_with(
     store: Client, namespace: str, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(WeightPublisher(store, "policy", namespace=namespace), 2)
-    clean = spreading.delete
+    clean = cluster_keys.delete
 
     def breaks(*_: object) -> None:
         raise StoreUnavailable("gone", where="here")
 
-    monkeypatch.setattr(spreading, "delete", breaks)
+    monkeypatch.setattr(cluster_keys, "delete", breaks)
     with pytest.raises(StoreUnavailable):
         remove_weights(store, "policy", namespace=namespace)
-    monkeypatch.setattr(spreading, "delete", clean)
+    monkeypatch.setattr(cluster_keys, "delete", clean)
     if len(keys()) > 1:  # on a cluster, where deleting takes several requests
         remove_weights(store, "policy", namespace=namespace)
     assert keys() == ["policy}:fence"]

@@ -14,10 +14,12 @@ from torch import Tensor
 from redrb.commands.tables import age, counted, percent, size, table
 from redrb.errors import ConfigError, EncodeError
 from redrb.weights.files.safetensors import load_safetensors
-from redrb.weights.inspection.comparing import compare
-from redrb.weights.inspection.mapped import mapped_file
-from redrb.weights.state import State
-from redrb.weights.tensors import TensorShard, dtype_of, lay_out
+from redrb.weights.inspection.comparison import compare
+from redrb.weights.inspection.mapped_file import mapped_file
+from redrb.weights.tensors.dtypes import dtype_of
+from redrb.weights.tensors.published_state import lay_out
+from redrb.weights.tensors.shard import TensorShard
+from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import CHUNK_BYTES, ITEM_BYTES, Layout, Piece, TensorEntry
 
 

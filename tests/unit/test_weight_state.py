@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redrb.errors import WeightError
-from redrb.weights.reading.loading import Wanted, named_tensors
-from redrb.weights.state import State
-from redrb.weights.tensors import TensorShard, lay_out, plain, state_shards
+from redrb.weights.reading.load_target import LoadTarget, named_tensors
+from redrb.weights.tensors.copying import plain
+from redrb.weights.tensors.published_state import lay_out, state_shards
+from redrb.weights.tensors.shard import TensorShard
+from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import Layout, Piece, TensorEntry, runs_of, tile
 from tests.published import bits, every_kind
 
@@ -237,7 +239,7 @@ def test_any_box_is_loaded_from_any_shards(shape, cuts, start, size, dtype):
     target = TensorShard(
         torch.full(size, -1 if dtype.is_signed else 255, dtype=dtype), shape, start
     )
-    wanted = Wanted({"a": target}, True)
+    wanted = LoadTarget({"a": target}, True)
     needed = wanted.chunks(layout)
     assert needed <= set(range(layout.chunks))
     partial = State(layout)  # with the chunks that are needed, and no others
@@ -250,9 +252,9 @@ def test_any_box_is_loaded_from_any_shards(shape, cuts, start, size, dtype):
 def test_only_chunks_that_are_needed_are_named():
     layout, _ = sharded((64, 64), torch.uint8, ([], []))  # 4 rows a chunk
     rows = TensorShard(torch.zeros(8, 64, dtype=torch.uint8), (64, 64), (10, 0))
-    assert Wanted({"a": rows}, True).chunks(layout) == {2, 3, 4}
+    assert LoadTarget({"a": rows}, True).chunks(layout) == {2, 3, 4}
     nothing = TensorShard(torch.zeros(0, 64, dtype=torch.uint8), (64, 64), (10, 0))
-    assert Wanted({"a": nothing}, True).chunks(layout) == frozenset()
+    assert LoadTarget({"a": nothing}, True).chunks(layout) == frozenset()
 
 
 @pytest.mark.parametrize(

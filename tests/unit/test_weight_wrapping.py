@@ -11,8 +11,10 @@ from torch import distributed, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from redrb.errors import EncodeError
-from redrb.weights.tensors import models_tensors, module_tensors, state_shards, target_shards
-from redrb.weights.wrapping import inside, plain_name, unwrapped
+from redrb.weights.tensors.fitting import target_shards
+from redrb.weights.tensors.names import models_tensors, module_tensors
+from redrb.weights.tensors.published_state import state_shards
+from redrb.weights.tensors.wrapping import inside, plain_name, unwrapped
 
 
 def compiled(module: nn.Module) -> nn.Module:

@@ -22,7 +22,7 @@ import xxhash
 from redrb.errors import ConfigError, WeightError
 from redrb.weights.host import locks
 from redrb.weights.host.buffer import HEADER_BYTES, MAX_META, PAGE, Buffer, Bytes, Header
-from redrb.weights.host.cache_directory import BUFFERS, LEADER, Home, join, sweep
+from redrb.weights.host.cache_directory import BUFFERS, LEADER, CacheDirectory, join, sweep
 from redrb.weights.wire.manifest import MAX_VERSION
 
 _PATIENCE_S = 1.0  # for a buffer that is complete, and locked for a moment
@@ -58,20 +58,20 @@ class HostCache:
         """Whether this process has written a buffer, so that the next one costs less."""
         return self._joined is not None and any(b.is_mapped for b in self._joined.buffers)
 
-    def newest(self) -> Held | None:
+    def newest(self) -> HeldBuffer | None:
         """Return the complete buffer with the largest version, which nobody changes while held."""
-        with _told(self._directory):
+        with _cache_errors(self._directory):
             return _newest(self._join().buffers)
 
-    def lead(self) -> Lead | None:
+    def lead(self) -> CacheLeader | None:
         """Become the one that writes, at once; None when another process or thread is."""
-        with _told(self._directory):
+        with _cache_errors(self._directory):
             joined = self._join()
             grip = locks.take_over(joined.leader)
             if grip is None:
                 return None
             joined.home.touch()
-            return Lead(joined, self._directory, grip)
+            return CacheLeader(joined, self._directory, grip)
 
     def wait(self, timeout: float) -> bool:
         """Wait, without polling, until whoever leads has finished or died.
@@ -82,7 +82,7 @@ class HostCache:
         Returns:
             Whether that is so (another one may lead by now); False: it still leads.
         """
-        with _told(self._directory):
+        with _cache_errors(self._directory):
             return locks.wait_released(self._join().leader, timeout)
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class HostCache:
         return joined
 
 
-class Held:
+class HeldBuffer:
     """A complete buffer, under a shared lock until `close` or the end of its `with`.
 
     Attributes:
@@ -116,7 +116,7 @@ class Held:
             this is closed, unless they were lent.
     """
 
-    def __init__(self, grip: locks.Grip, header: Header, meta: bytes, data: Bytes) -> None:
+    def __init__(self, grip: locks.FileLock, header: Header, meta: bytes, data: Bytes) -> None:
         self._grip = grip
         self._lent = False
         self.version = header.version
@@ -158,14 +158,14 @@ class Held:
         self._grip.release()
 
 
-class Lead:
+class CacheLeader:
     """The right to write, until `close` or the end of its `with`; then all who wait wake up."""
 
-    def __init__(self, joined: _Joined, directory: Path, grip: locks.Grip) -> None:
+    def __init__(self, joined: _Joined, directory: Path, grip: locks.FileLock) -> None:
         self._joined = joined
         self._directory = directory
         self._grip = grip
-        self._fillings: list[Filling] = []
+        self._fillings: list[BufferWriter] = []
 
     def __enter__(self) -> Self:
         return self
@@ -173,7 +173,7 @@ class Lead:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def buffer(self, nbytes: int, *, timeout: float = 0.1) -> Filling:
+    def buffer(self, nbytes: int, *, timeout: float = 0.1) -> BufferWriter:
         """Return the buffer that is not the newest, locked for writing.
 
         It keeps what it has if it has this size and nobody reads it, and is made anew otherwise:
@@ -190,13 +190,13 @@ class Lead:
             raise ConfigError(f"nbytes={nbytes!r}: it is an integer, 0 or more.")
         self._check()
         deadline = time.monotonic() + timeout
-        with _told(self._directory):
+        with _cache_errors(self._directory):
             while True:
                 buffer = self._oldest()
                 grip = _exclusive(buffer, deadline)
                 try:
                     if buffer is self._oldest():
-                        filling = Filling(buffer, self._directory, grip, nbytes)
+                        filling = BufferWriter(buffer, self._directory, grip, nbytes)
                         self._fillings.append(filling)
                         return filling
                 except BaseException:
@@ -217,7 +217,7 @@ class Lead:
         """
         self._check()
         deadline = time.monotonic() + timeout
-        with _told(self._directory):
+        with _cache_errors(self._directory):
             for buffer in self._joined.buffers:
                 if buffer.header().version != version:
                     continue
@@ -243,7 +243,7 @@ class Lead:
         return min(self._joined.buffers, key=lambda buffer: buffer.header().version)
 
 
-class Filling:
+class BufferWriter:
     """A buffer that the leader writes, until `commit`, `close`, or the end of the leadership.
 
     Attributes:
@@ -251,7 +251,7 @@ class Filling:
         meta: What was committed with them.
     """
 
-    def __init__(self, buffer: Buffer, directory: Path, grip: locks.Grip, nbytes: int) -> None:
+    def __init__(self, buffer: Buffer, directory: Path, grip: locks.FileLock, nbytes: int) -> None:
         header, self.meta, memory = buffer.opened_for_writing(nbytes)
         self.version = header.version
         self._buffer = buffer
@@ -290,7 +290,7 @@ class Filling:
         if not self._begun:
             raise ConfigError("begin() comes before the bytes change, and before commit().")
         self._writable()
-        with _told(self._directory):
+        with _cache_errors(self._directory):
             self._buffer.write_meta(self._nbytes, meta)
         self._write(Header(version, self._nbytes, len(meta), xxhash.xxh3_64_intdigest(meta)))
         self.version, self.meta = version, meta
@@ -313,7 +313,7 @@ class Filling:
 class _Joined:
     """What a `HostCache` has from its first use on."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: CacheDirectory) -> None:
         self.home = home
         self.leader = home.path / LEADER
         self.buffers = tuple(
@@ -321,7 +321,7 @@ class _Joined:
         )
 
 
-def _newest(buffers: Sequence[Buffer]) -> Held | None:
+def _newest(buffers: Sequence[Buffer]) -> HeldBuffer | None:
     deadline = time.monotonic() + _PATIENCE_S
     usable = list(buffers)
     seen = None
@@ -348,7 +348,7 @@ def _newest(buffers: Sequence[Buffer]) -> Held | None:
     return None
 
 
-def _hold(buffer: Buffer, grip: locks.Grip) -> tuple[Held | None, bool]:
+def _hold(buffer: Buffer, grip: locks.FileLock) -> tuple[HeldBuffer | None, bool]:
     """Return the buffer's content, if it is complete, and whether only its header seems so."""
     try:
         read = buffer.read()
@@ -356,7 +356,7 @@ def _hold(buffer: Buffer, grip: locks.Grip) -> tuple[Held | None, bool]:
             grip.release()
             return None, False
         if read is not None:
-            return Held(grip, *read), False
+            return HeldBuffer(grip, *read), False
         is_damaged = buffer.header().version > 0
     except BaseException:
         grip.release()
@@ -365,7 +365,7 @@ def _hold(buffer: Buffer, grip: locks.Grip) -> tuple[Held | None, bool]:
     return None, is_damaged
 
 
-def _exclusive(buffer: Buffer, deadline: float) -> locks.Grip:
+def _exclusive(buffer: Buffer, deadline: float) -> locks.FileLock:
     """Lock a buffer for writing; when somebody reads it all the time, another one in its place.
 
     Only who leads does so.
@@ -382,7 +382,7 @@ def _exclusive(buffer: Buffer, deadline: float) -> locks.Grip:
 
 
 @contextmanager
-def _told(directory: Path) -> Iterator[None]:
+def _cache_errors(directory: Path) -> Iterator[None]:
     """Turn what the system says about files in `directory` into an error of redrb."""
     try:
         yield

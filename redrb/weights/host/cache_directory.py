@@ -28,7 +28,7 @@ _JOINS = 200
 _JOIN_PAUSE_S = 0.005
 
 
-class Home:
+class CacheDirectory:
     """The directory of one key, and the lock that says that it is in use.
 
     It is there as long as one process has joined: the last one to leave takes all of it away.
@@ -38,7 +38,7 @@ class Home:
         path: Where locks and buffers are.
     """
 
-    def __init__(self, path: Path, users: locks.Grip) -> None:
+    def __init__(self, path: Path, users: locks.FileLock) -> None:
         self.path = path
         self._users = users
         # not weakref's: processes of multiprocessing end without what atexit would run
@@ -58,7 +58,7 @@ class Home:
         self._finalizer()
 
 
-def _leave(path: Path, users: locks.Grip) -> None:
+def _leave(path: Path, users: locks.FileLock) -> None:
     if not users.is_held:  # in a fork it is its parent's
         return
     with suppress(OSError):  # what stays is swept later
@@ -67,7 +67,7 @@ def _leave(path: Path, users: locks.Grip) -> None:
     users.release()
 
 
-def join(directory: Path, name: str) -> Home:
+def join(directory: Path, name: str) -> CacheDirectory:
     """Make, or join, what is called `name` in `directory`.
 
     Raises:
@@ -88,7 +88,7 @@ def join(directory: Path, name: str) -> Home:
             elif grip.is_at(users):
                 for lock in (LEADER, *BUFFERS):
                     locks.make(path / lock)
-                home = Home(path, grip)
+                home = CacheDirectory(path, grip)
                 home.touch()
                 return home
             else:
@@ -120,7 +120,7 @@ def _sweep_one(path: Path) -> None:
             _take_away(path, grip)
 
 
-def _take_away(path: Path, users: locks.Grip) -> None:
+def _take_away(path: Path, users: locks.FileLock) -> None:
     """Remove what is at `path`, in one step for whoever joins meanwhile; `users` is exclusive."""
     gone = path.with_name(_GONE + uuid.uuid4().hex)
     try:

@@ -46,7 +46,7 @@ os.register_at_fork(
 )
 
 
-class Grip:
+class FileLock:
     """A lock that is held, until `release` or until nobody has this object any more."""
 
     def __init__(self, descriptor: int) -> None:
@@ -95,18 +95,18 @@ def make(path: Path) -> None:
         os.mkfifo(path, 0o600)
 
 
-def take(path: Path, *, exclusive: bool) -> Grip | None:
+def take(path: Path, *, exclusive: bool) -> FileLock | None:
     """Take the lock at `path` now, or return None when another one has it."""
     with _process.guard:
         descriptor = os.open(path, os.O_RDWR | _FLAGS)
         if _locked(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH):
             _process.held.add(descriptor)
-            return Grip(descriptor)
+            return FileLock(descriptor)
         os.close(descriptor)
         return None
 
 
-def take_over(path: Path) -> Grip | None:
+def take_over(path: Path) -> FileLock | None:
     """Take the lock at `path` exclusively, in a new file; None when another one has it.
 
     Who waits on the old file is told that its holder is gone, even if it looks only after the next
@@ -123,7 +123,7 @@ def take_over(path: Path) -> Grip | None:
         old.release()
 
 
-def replace(path: Path) -> Grip:
+def replace(path: Path) -> FileLock:
     """Lock a new file in place of the one at `path`, whoever holds that; one does so at a time."""
     own = path.with_name(f"{path.name}.next")
     own.unlink(missing_ok=True)  # of one that was killed here

@@ -1,10 +1,10 @@
 """LoRA adapters: their settings, a model's layers, and the exact merge into base weights."""
 
-from redrb.weights.lora.checking import adapter_of
+from redrb.weights.lora.adapter import adapter_of
+from redrb.weights.lora.adapter_state import lora_of_state
 from redrb.weights.lora.config import LoraConfig, configs_from_wire, configs_to_wire
 from redrb.weights.lora.layers import lora_of
 from redrb.weights.lora.merging import LoraMerger, merged
-from redrb.weights.lora.state import lora_of_state
 
 __all__ = [
     "LoraConfig",

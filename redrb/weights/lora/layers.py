@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from redrb.errors import ConfigError, EncodeError
 from redrb.weights.lora.config import LoraConfig
 from redrb.weights.lora.names import layer_name, lora_name
-from redrb.weights.wrapping import inside, plain_name, unwrapped
+from redrb.weights.tensors.wrapping import inside, plain_name, unwrapped
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from redrb.errors import EncodeError, WeightMismatch
-from redrb.weights.lora.checking import layers_of, needed
+from redrb.weights.lora.adapter import layers_of, needed
 from redrb.weights.lora.config import LoraConfig
 from redrb.weights.lora.layers import LoraLayer, lora_layers
 from redrb.weights.lora.names import layer_name
-from redrb.weights.wrapping import plain_name, unwrapped
+from redrb.weights.tensors.wrapping import plain_name, unwrapped
 
 _MERGEABLE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 

@@ -16,20 +16,17 @@ from redrb.connection import Client, check_client
 from redrb.errors import ConfigError, EncodeError, StoreFull, WeightError
 from redrb.keys import WeightKeys
 from redrb.weights.lora import LoraConfig, adapter_of, configs_to_wire
-from redrb.weights.publishing.issuing import Begun, Issuer
-from redrb.weights.publishing.joining import manifest_of
-from redrb.weights.publishing.memory import Memory
-from redrb.weights.publishing.staging import Attempt, Place
-from redrb.weights.publishing.together import Joining, Leading, Together
-from redrb.weights.state import State
-from redrb.weights.tensors import (
-    StateLike,
-    TensorShard,
-    lay_out,
-    plain,
-    published_dtype,
-    state_shards,
-)
+from redrb.weights.publishing.baseline import Baseline
+from redrb.weights.publishing.committer import BegunVersion, Committer
+from redrb.weights.publishing.manifest_assembly import assemble_manifest
+from redrb.weights.publishing.rank_publishing import FollowingRank, LeadingRank, RankPublisher
+from redrb.weights.publishing.staging import StagingAttempt, StagingPlace
+from redrb.weights.tensors.copying import plain
+from redrb.weights.tensors.dtypes import published_dtype
+from redrb.weights.tensors.names import StateLike
+from redrb.weights.tensors.published_state import lay_out, state_shards
+from redrb.weights.tensors.shard import TensorShard
+from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import CHUNK_BYTES, Layout
 from redrb.weights.wire.manifest import MAX_CHUNKS, MAX_VERSION, WeightVersion
 
@@ -126,15 +123,15 @@ class WeightPublisher:
         self._keys = WeightKeys.of(namespace, name)
         self._name = name
         self._cast = published_dtype(dtype)
-        self._memory = Memory(deltas=deltas, anchor_every=anchor_every)
-        self._issuer = Issuer(client, self._keys, name, keep=keep, max_bytes=max_bytes or 0)
+        self._memory = Baseline(deltas=deltas, anchor_every=anchor_every)
+        self._issuer = Committer(client, self._keys, name, keep=keep, max_bytes=max_bytes or 0)
         self._publishing = threading.Lock()
         self._thread: ThreadPoolExecutor | None = None
         self._submitted: _Submission | None = None
         self._closed = False
-        self._ranks: Together | None = None
+        self._ranks: RankPublisher | None = None
         if rank:
-            self._ranks = Joining(
+            self._ranks = FollowingRank(
                 *(client, self._keys, self._issuer, self._memory),
                 name=name,
                 rank=rank,
@@ -142,7 +139,7 @@ class WeightPublisher:
             )
             return
         if world_size > 1:
-            self._ranks = Leading(
+            self._ranks = LeadingRank(
                 *(client, self._keys, self._issuer, self._memory),
                 world_size=world_size,
                 timeout=timeout,
@@ -338,14 +335,14 @@ class WeightPublisher:
             "Set maxmemory-policy to noeviction, and publish again."
         )
 
-    def _attempt(self, source: State, begun: Begun, adapter: Any) -> WeightVersion | None:
+    def _attempt(self, source: State, begun: BegunVersion, adapter: Any) -> WeightVersion | None:
         """Publish once; None when what it stands on is gone."""
-        place = Place(begun.version, begun.token, 0, self._issuer.spread)
-        attempt = Attempt(self._client, self._keys, place, source)
+        place = StagingPlace(begun.version, begun.token, 0, self._issuer.spread)
+        attempt = StagingAttempt(self._client, self._keys, place, source)
         try:
             if adapter is not None:
                 part = attempt.stage(None, whole=True)
-                manifest = manifest_of(
+                manifest = assemble_manifest(
                     [part], kind="lora", base=begun.newest_state, adapter=adapter
                 )
                 published = self._issuer.commit(begun, manifest)
@@ -353,7 +350,7 @@ class WeightPublisher:
                 difference = self._memory.difference(source, begun.newest_state)
                 whole = difference is None or self._memory.anchor_due
                 part = attempt.stage(difference, whole=whole, anchor=self._memory.anchor)
-                manifest = manifest_of(
+                manifest = assemble_manifest(
                     [part],
                     kind="full" if whole else "delta",
                     base=difference.base if difference is not None else 0,

@@ -20,7 +20,7 @@ from redrb.connection import Client
 from redrb.errors import DecodeError, WeightError
 from redrb.keys import WeightKeys
 from redrb.weights.publishing.mailbox import Mailbox
-from redrb.weights.publishing.staging import Part, Place
+from redrb.weights.publishing.staging import StagedPart, StagingPlace
 from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import MAX_VERSION, Source, list_tensors, read_tensors
 
@@ -55,12 +55,12 @@ class Offer:
 class Decision:
     """What a rank is to stage."""
 
-    place: Place
+    place: StagingPlace
     whole: bool
     delta: bool
 
 
-class Guest:
+class RendezvousMember:
     """A rank that is not rank 0, in one call of `publish`; close it when that is over."""
 
     def __init__(
@@ -93,12 +93,12 @@ class Guest:
         self._offered = True
         told = self._told()
         try:
-            place = Place(told["version"], told["token"], told["first"], told["spread"])
+            place = StagingPlace(told["version"], told["token"], told["first"], told["spread"])
             return Decision(place, bool(told["whole"]), bool(told["delta"]))
         except KeyError as error:
             raise DecodeError(f"rank 0's answer lacks {error}") from error
 
-    def outcome(self, part: Part) -> tuple[bytes, float]:
+    def outcome(self, part: StagedPart) -> tuple[bytes, float]:
         """Say that a part is staged; returns the version's manifest and time once it is committed.
 
         Raises:
@@ -137,7 +137,7 @@ class Guest:
         return told
 
 
-class Host:
+class RendezvousLeader:
     """Rank 0, over all calls of `publish`."""
 
     def __init__(self, client: Client, keys: WeightKeys, world_size: int, timeout: float) -> None:
@@ -199,7 +199,7 @@ class Host:
             },
         )
 
-    def parts(self, decisions: dict[int, Decision]) -> list[Part]:
+    def parts(self, decisions: dict[int, Decision]) -> list[StagedPart]:
         """Return what the other ranks have staged, by rank.
 
         Raises:
@@ -207,7 +207,7 @@ class Host:
             BeginAgainError: A rank came anew meanwhile.
         """
         deadline = time.monotonic() + self._timeout
-        parts: dict[int, Part] = {}
+        parts: dict[int, StagedPart] = {}
         while len(parts) < len(self._others):
             message = self._next(deadline, [r for r in self._others if r not in parts])
             rank, offer = message["rank"], self._offers[message["rank"]]
@@ -294,7 +294,7 @@ class Host:
         Mailbox(self._client, self._keys.answers(offer.call)).post(message)
 
 
-def _packed(part: Part) -> dict[str, Any]:
+def _packed(part: StagedPart) -> dict[str, Any]:
     return {
         "tensors": list_tensors(part.layout),
         "nbytes": part.layout.nbytes,
@@ -306,7 +306,7 @@ def _packed(part: Part) -> dict[str, Any]:
     }
 
 
-def _unpacked(stored: Any, place: Place) -> Part:
+def _unpacked(stored: Any, place: StagingPlace) -> StagedPart:
     """Return a part; what is wrong in it shows when all of them are joined."""
     try:
         sizes = stored["sizes"]
@@ -314,7 +314,7 @@ def _unpacked(stored: Any, place: Place) -> Part:
         if not all(type(number) is int and number >= 0 for number in [*numbers, *(sizes or [])]):
             raise TypeError("a number is none")
         tensors = read_tensors(stored["tensors"], whole=False)
-        return Part(
+        return StagedPart(
             place=place,
             layout=Layout(tensors, stored["nbytes"], stored["chunk_bytes"]),
             checksums=tuple(stored["checksums"]),

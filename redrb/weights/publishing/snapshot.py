@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from redrb.errors import WeightError
-from redrb.weights.state import State
+from redrb.weights.tensors.state import State
 from redrb.weights.wire.chunks import checksum_of
 from redrb.weights.wire.delta import Bytes, apply_block, encode_block
 from redrb.weights.wire.layout import Layout

@@ -13,7 +13,7 @@ from redrb.connection import Client
 from redrb.errors import EncodeError
 from redrb.keys import WeightKeys
 from redrb.weights.publishing.snapshot import CHANGED, Difference, joined
-from redrb.weights.state import State
+from redrb.weights.tensors.state import State
 from redrb.weights.wire.chunks import BATCH, Outgoing, checksum_of, stage
 from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.layout import Layout
@@ -25,7 +25,7 @@ _SLOWEST_BYTES_PER_S = 10_000_000  # staged chunks live long enough even then
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StagingPlace:
     """Where one publisher's part of a version goes.
 
     Attributes:
@@ -42,7 +42,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StagedPart:
     """What one publisher has staged; with several ranks there are as many.
 
     Attributes:
@@ -55,7 +55,7 @@ class Part:
         heads: Checksums of the first bytes of each chunk, if it has staged its chunks.
     """
 
-    place: Place
+    place: StagingPlace
     layout: Layout
     checksums: tuple[int, ...]
     sources: tuple[Source, ...] = ()
@@ -74,18 +74,24 @@ class Anchor:
     """
 
     manifest: Manifest
-    part: Part
+    part: StagedPart
 
     def fits(self, layout: Layout, first: int) -> bool:
         """Return whether its chunks are at the places of a state of `layout`, from `first` on."""
         return self.part.place.first == first and self.part.layout == layout
 
 
-class Attempt:
+class StagingAttempt:
     """Stages one version under a token that no other attempt has."""
 
     def __init__(
-        self, client: Client, keys: WeightKeys, place: Place, source: State, *, waits_s: float = 0.0
+        self,
+        client: Client,
+        keys: WeightKeys,
+        place: StagingPlace,
+        source: State,
+        *,
+        waits_s: float = 0.0,
     ) -> None:
         """Stage `source`; `waits_s`: seconds that what is staged may have to wait for others."""
         self._client = client
@@ -100,7 +106,7 @@ class Attempt:
 
     def stage(
         self, difference: Difference | None, *, whole: bool, anchor: Anchor | None = None
-    ) -> Part:
+    ) -> StagedPart:
         """Store the difference, the whole state, or both.
 
         Args:
@@ -115,12 +121,12 @@ class Attempt:
             sizes = tuple(map(len, difference.blocks))
             pieces = self._stage_difference(difference)
         if not whole and difference is not None:
-            return Part(self.place, layout, difference.checksums, (), sizes, pieces)
+            return StagedPart(self.place, layout, difference.checksums, (), sizes, pieces)
         known = None if difference is None else difference.checksums
         if anchor is not None and not anchor.fits(layout, self.place.first):
             anchor = None
         checksums, sources, heads = self._stage_chunks(known, anchor)
-        return Part(self.place, layout, checksums, sources, sizes, pieces, heads)
+        return StagedPart(self.place, layout, checksums, sources, sizes, pieces, heads)
 
     def staged_keys(self) -> list[str]:
         """Return the keys that this attempt may have staged."""

@@ -10,8 +10,8 @@ import numpy as np
 from redrb.connection import Client
 from redrb.errors import DecodeError, StoreError, WeightCorrupt
 from redrb.keys import WeightKeys
-from redrb.weights.reading.route import PIN_S, How, Step
-from redrb.weights.state import State
+from redrb.weights.reading.catalogue import PIN_S, How, Step
+from redrb.weights.tensors.state import State
 from redrb.weights.wire.chunks import BATCH, Incoming, batches, checksum_of, fetch
 from redrb.weights.wire.delta import Bytes, apply_block
 from redrb.weights.wire.layout import Layout

@@ -17,8 +17,8 @@ from redrb.errors import (
     WeightMismatch,
     WeightTimeout,
 )
-from redrb.weights.reading.ahead import Ahead
 from redrb.weights.reading.handover import Handover
+from redrb.weights.reading.prepared_load import PreparedLoad
 
 _log = logging.getLogger("redrb")
 
@@ -46,7 +46,7 @@ class WeightStandby:
         ...     done.token_versions  # which weights made each token
     """
 
-    def __init__(self, ahead: Ahead) -> None:
+    def __init__(self, ahead: PreparedLoad) -> None:
         self._ahead = ahead
         self._lent = ahead.lent
         self._name = ahead.lent.catalogue.name

@@ -25,14 +25,21 @@ from redrb.errors import (
     WeightTimeout,
 )
 from redrb.keys import WeightKeys
-from redrb.weights.reading.adapting import AdapterLoader
-from redrb.weights.reading.ahead import Ahead, Lent, taken
-from redrb.weights.reading.copies import Adapter, Copy, Current, LiveCopy, OwnCopy
-from redrb.weights.reading.hostcopy import HostCopy
-from redrb.weights.reading.loading import Wanted, named_tensors
-from redrb.weights.reading.route import Catalogue, Pin
+from redrb.weights.reading.adapter_loading import AdapterLoader
+from redrb.weights.reading.catalogue import Catalogue, Pin
+from redrb.weights.reading.load_target import LoadTarget, named_tensors
+from redrb.weights.reading.prepared_load import PreparedLoad, SubscriberAccess, taken
+from redrb.weights.reading.shared_copy import SharedCopy
 from redrb.weights.reading.standby import WeightStandby
-from redrb.weights.tensors import Strict, Target, checked_strict, target_shards
+from redrb.weights.reading.state_copies import (
+    Adapter,
+    FetchedVersion,
+    InPlaceCopy,
+    PrivateCopy,
+    StateCopy,
+)
+from redrb.weights.tensors.fitting import Strict, checked_strict, target_shards
+from redrb.weights.tensors.names import Target
 from redrb.weights.wire.chunks import ChunkGoneError
 from redrb.weights.wire.manifest import MAX_VERSION, WeightVersion
 
@@ -84,8 +91,10 @@ class WeightSubscriber:
         self._catalogue = Catalogue(client, keys, name)
         self._name = name
         self._version: int | None = None
-        self._copy: Copy = HostCopy(self._catalogue) if host_cache else OwnCopy(self._catalogue)
-        self._live: LiveCopy | None = None
+        self._copy: StateCopy = (
+            SharedCopy(self._catalogue) if host_cache else PrivateCopy(self._catalogue)
+        )
+        self._live: InPlaceCopy | None = None
         self._adapters = AdapterLoader()
         self._modules: list[weakref.ref[nn.Module]] = []
         self._reading = threading.Lock()
@@ -141,12 +150,12 @@ class WeightSubscriber:
             StoreUnavailable: Redis stayed away.
             ConfigError: `target` or `strict` is none, or a `standby` of this subscriber is open.
         """
-        wanted = Wanted(target_shards(target), checked_strict(strict))
+        wanted = LoadTarget(target_shards(target), checked_strict(strict))
         with self._own_copy():
             self._meet(target)
             if not in_place:
                 return self._trying(self._copy, lambda pin: self._poll(pin, target, wanted))
-            live = self._live = self._live or LiveCopy(self._catalogue, wanted)
+            live = self._live = self._live or InPlaceCopy(self._catalogue, wanted)
             live.wanted = wanted
             if not live.torn and self._catalogue.other_than(self._version or 0) is None:
                 return None  # without waiting for the lock
@@ -178,7 +187,7 @@ class WeightSubscriber:
         """
         return WeightStandby(self.ahead(target, strict=strict))
 
-    def ahead(self, target: Target, *, strict: Strict = True) -> Ahead:
+    def ahead(self, target: Target, *, strict: Strict = True) -> PreparedLoad:
         """Return the two steps of which `poll` consists, for who brings a thread of its own.
 
         Until it is closed, it alone loads what this subscriber follows.
@@ -190,8 +199,8 @@ class WeightSubscriber:
         Raises:
             ConfigError: There is one already, or a standby.
         """
-        wanted = Wanted(target_shards(target), checked_strict(strict))
-        return Ahead(self._lend(target), target, wanted)
+        wanted = LoadTarget(target_shards(target), checked_strict(strict))
+        return PreparedLoad(self._lend(target), target, wanted)
 
     def fetch(self, version: int | None = None) -> dict[str, Tensor]:
         """Return a whole state dict on the CPU, in memory of its own; tied tensors stay tied.
@@ -209,7 +218,7 @@ class WeightSubscriber:
         """
         if version is not None and (type(version) is not int or not 1 <= version <= MAX_VERSION):
             raise ConfigError(f"version={version!r}: it is an integer from 1 to 2**53 - 1.")
-        copy = OwnCopy(self._catalogue)
+        copy = PrivateCopy(self._catalogue)
         current = self._trying(copy, lambda pin: self._fetch(copy, pin, version))
         if current.adapter is not None:
             return current.adapter.tensors
@@ -221,7 +230,7 @@ class WeightSubscriber:
         Raises:
             WeightError: There is no such version, or it is no adapter.
         """
-        copy = OwnCopy(self._catalogue)
+        copy = PrivateCopy(self._catalogue)
         current = self._trying(copy, lambda pin: self._fetch(copy, pin, version, only_adapter=True))
         if current.adapter is None:
             raise DecodeError(f"weights {self._name!r}: what was fetched is no adapter.")
@@ -313,11 +322,11 @@ class WeightSubscriber:
         finally:
             self._reading.release()
 
-    def _lend(self, target: Target) -> Lent:
+    def _lend(self, target: Target) -> SubscriberAccess:
         with self._own_copy():
             self._meet(target)
             self._is_lent = True
-        return Lent(
+        return SubscriberAccess(
             self._catalogue,
             self._copy,
             self.lock,
@@ -356,7 +365,7 @@ class WeightSubscriber:
             "used again: take them from the beginning."
         )
 
-    def _held(self, pin: Pin) -> tuple[Current | None, ExitStack]:
+    def _held(self, pin: Pin) -> tuple[FetchedVersion | None, ExitStack]:
         """Return the newest version for `named_tensors`, and what lets go of it."""
         with ExitStack() as scope:
             used = self._version or 0
@@ -379,7 +388,7 @@ class WeightSubscriber:
             self._version = self._live = None
             self._adapters = AdapterLoader()
 
-    def _poll(self, pin: Pin, target: Target, wanted: Wanted) -> WeightVersion | None:
+    def _poll(self, pin: Pin, target: Target, wanted: LoadTarget) -> WeightVersion | None:
         used = self._version or 0
         with self._copy.current(pin, used=used, needed=wanted.chunks) as current:
             if current is None:
@@ -389,7 +398,7 @@ class WeightSubscriber:
                 self._loading(load, current)
             return current.described
 
-    def _loading(self, load: Callable[[], None], current: Current) -> None:
+    def _loading(self, load: Callable[[], None], current: FetchedVersion) -> None:
         """Load, and note the version; when it breaks off, that there is none."""
         self._version, before = None, self._version
         try:
@@ -399,7 +408,9 @@ class WeightSubscriber:
             raise
         self._loaded(current.described.version)
 
-    def _plan(self, target: Target, wanted: Wanted, current: Current) -> Callable[[], None]:
+    def _plan(
+        self, target: Target, wanted: LoadTarget, current: FetchedVersion
+    ) -> Callable[[], None]:
         """Check what is to be loaded, and return what does it; the caller of that holds `lock`."""
         changes = self._adapters.plan(target, wanted, current)
 
@@ -410,7 +421,7 @@ class WeightSubscriber:
 
         return load
 
-    def _poll_live(self, live: LiveCopy, pin: Pin, target: Target) -> WeightVersion | None:
+    def _poll_live(self, live: InPlaceCopy, pin: Pin, target: Target) -> WeightVersion | None:
         used = self._version or 0
         with live.current(pin, used=used, needed=live.wanted.chunks) as current:
             if current is None:
@@ -426,8 +437,8 @@ class WeightSubscriber:
             return current.described
 
     def _fetch(
-        self, copy: OwnCopy, pin: Pin, version: int | None, *, only_adapter: bool = False
-    ) -> Current:
+        self, copy: PrivateCopy, pin: Pin, version: int | None, *, only_adapter: bool = False
+    ) -> FetchedVersion:
         steps = pin.route(have=0, wanted=version or 0)
         if only_adapter and steps and steps[-1].how != "lora":
             raise WeightError(
@@ -443,12 +454,12 @@ class WeightSubscriber:
             steps = steps[-1:]
         return copy.follow(pin, steps, lambda _: None)
 
-    def _trying(self, copy: Copy, attempt: Callable[[Pin], T]) -> T:
+    def _trying(self, copy: StateCopy, attempt: Callable[[Pin], T]) -> T:
         """Run an attempt, and again from the newest version when something is gone or damaged."""
         with Pin(self._catalogue) as pin:
             return self._again(copy, lambda: attempt(pin))
 
-    def _again(self, copy: Copy, attempt: Callable[[], T]) -> T:
+    def _again(self, copy: StateCopy, attempt: Callable[[], T]) -> T:
         for _ in range(_ATTEMPTS - 1):
             try:
                 return attempt()

@@ -20,7 +20,7 @@ def listed(names: Collection[str]) -> str:
     return ", ".join(islice(names, _SHOWN)) + more
 
 
-def advice_on(
+def advice_for(
     published: Collection[str],
     own: Collection[str],
     *,

@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from redrb.errors import ConfigError, WeightMismatch
-from redrb.weights.reading.copies import Copy, Current
-from redrb.weights.reading.loading import Wanted
-from redrb.weights.reading.route import Catalogue, Pin
-from redrb.weights.tensors import Target, target_shards
+from redrb.weights.reading.catalogue import Catalogue, Pin
+from redrb.weights.reading.load_target import LoadTarget
+from redrb.weights.reading.state_copies import FetchedVersion, StateCopy
+from redrb.weights.tensors.fitting import target_shards
+from redrb.weights.tensors.names import Target
 from redrb.weights.wire.manifest import WeightVersion
 
-Fetched: TypeAlias = "tuple[Current | None, ExitStack]"
+Fetched: TypeAlias = "tuple[FetchedVersion | None, ExitStack]"
 """What came, None where nothing is newer, and what lets go of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lent:
+class SubscriberAccess:
     """What a subscriber lends to who fetches ahead for it.
 
     Attributes:
@@ -38,18 +39,18 @@ class Lent:
     """
 
     catalogue: Catalogue
-    copy: Copy
+    copy: StateCopy
     lock: AbstractContextManager[object]
     reading: threading.Lock
     version: Callable[[], int | None]
     loaded: Callable[[int | None], None]
     wait: Callable[[int, float], WeightVersion | None]
-    trying: Callable[[Copy, Callable[[Pin], Fetched]], Fetched]
-    plan: Callable[[Target, Wanted, Current], Callable[[], None]]
+    trying: Callable[[StateCopy, Callable[[Pin], Fetched]], Fetched]
+    plan: Callable[[Target, LoadTarget, FetchedVersion], Callable[[], None]]
     ended: Callable[[], None]
 
 
-class Ahead:
+class PreparedLoad:
     """The newest version for one target: `fetch` brings it beside, `load` puts it in.
 
     Each may be called by a thread of its own; `load` never waits for `fetch`.
@@ -59,11 +60,11 @@ class Ahead:
         ready: The version that `load` would load, None where there is nothing to load.
     """
 
-    def __init__(self, lent: Lent, target: Target, wanted: Wanted) -> None:
+    def __init__(self, lent: SubscriberAccess, target: Target, wanted: LoadTarget) -> None:
         self.lent = lent
         self._target = target
         self._wanted = wanted
-        self._fetched: Current | None = None
+        self._fetched: FetchedVersion | None = None
         self._held = ExitStack()
         self._closed = False
         self.ready: int | None = None
@@ -138,9 +139,9 @@ class Ahead:
             context = self.lent.copy.current(pin, used=used, needed=self._wanted.chunks)
             return scope.enter_context(context), scope.pop_all()
 
-    def _load(self, current: Current) -> None:
+    def _load(self, current: FetchedVersion) -> None:
         # tensors are looked up each time: a model may have got others meanwhile
-        wanted = Wanted(target_shards(self._target), self._wanted.strict)
+        wanted = LoadTarget(target_shards(self._target), self._wanted.strict)
         state = current.state
         if state is not None and not wanted.chunks(state.layout) <= self._wanted.chunks(
             state.layout

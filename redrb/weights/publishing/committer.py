@@ -12,8 +12,8 @@ from redrb.connection.transport import Argument, Reply
 from redrb.errors import ConfigError, EncodeError, PublisherFenced, StoreError
 from redrb.keys import WeightKeys
 from redrb.lua import scripts
-from redrb.weights.publishing.staging import Attempt, ranges
-from redrb.weights.wire import spreading
+from redrb.weights.publishing.staging import StagingAttempt, ranges
+from redrb.weights.wire import cluster_keys
 from redrb.weights.wire.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_VERSION,
@@ -30,7 +30,7 @@ _TELL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class BegunVersion:
     """An attempt that may go on.
 
     Attributes:
@@ -46,7 +46,7 @@ class Begun:
     ranks: int = 1
 
 
-class Issuer:
+class Committer:
     """Makes versions of one name; a newer issuer takes over from it."""
 
     def __init__(
@@ -61,13 +61,13 @@ class Issuer:
         self._owner = uuid.uuid4().hex
         self._last = 0
         self._token = 0
-        self.spread = spreading.spread_of(client)
+        self.spread = cluster_keys.spread_of(client)
 
     def take_over(self) -> None:
         """Become the owner: the one before can commit nothing more."""
         self._run("weights/take_over", self._owner)
 
-    def begin(self, version: int | None, *, ranks: int = 1) -> Begun:
+    def begin(self, version: int | None, *, ranks: int = 1) -> BegunVersion:
         """Begin an attempt.
 
         Raises:
@@ -80,23 +80,23 @@ class Issuer:
         _, token, newest, newest_state = reply
         self._token = token
         if self.spread:
-            spreading.settle_all(self._everywhere, self._keys)
-            spreading.clean(self._everywhere, self._keys, self.spread)
+            cluster_keys.settle_all(self._everywhere, self._keys)
+            cluster_keys.clean(self._everywhere, self._keys, self.spread)
         number = max(newest, self._last) + 1 if version is None else version
         if not newest < number <= MAX_VERSION:
             raise ConfigError(
                 f"version {number} of weights {self._name!r} is not newer than {newest}, which "
                 "is published: leave `version` out, or give a larger one."
             )
-        return Begun(number, token, newest_state, ranks)
+        return BegunVersion(number, token, newest_state, ranks)
 
-    def commit(self, begun: Begun, manifest: Manifest) -> WeightVersion | None:
+    def commit(self, begun: BegunVersion, manifest: Manifest) -> WeightVersion | None:
         """Make a version the newest; None when something that it stands on is gone."""
         stored = encode_manifest(manifest)
         if len(stored) > MAX_MANIFEST_BYTES:
             raise EncodeError(f"{manifest.names} tensors: their list is too long.")
         own = range(begun.token - begun.ranks + 1, begun.token + 1)
-        if self.spread and not spreading.prepare(self._everywhere, self._keys, manifest, own):
+        if self.spread and not cluster_keys.prepare(self._everywhere, self._keys, manifest, own):
             return None
         described = manifest.describe(self._name, 0.0)
         delta = manifest.delta
@@ -134,7 +134,7 @@ class Issuer:
         self._tell_followers(manifest.version)
         return manifest.describe(self._name, int(reply[1]) / 1000)
 
-    def discard(self, attempt: Attempt) -> None:
+    def discard(self, attempt: StagingAttempt) -> None:
         """Delete what was staged; without an answer from Redis it expires."""
         chunks, pieces = attempt.staged_ranges()
         place = attempt.place
@@ -147,12 +147,12 @@ class Issuer:
             )
             committed = self._run("weights/discard", *arguments, retry_s=0) < 0
             if self.spread and not committed:
-                spreading.delete(self._everywhere, attempt.staged_keys())
+                cluster_keys.delete(self._everywhere, attempt.staged_keys())
 
     def _settle(self, manifest: Manifest) -> None:
         try:
-            spreading.settle(self._everywhere, self._keys, manifest)
-            spreading.clean(self._everywhere, self._keys, self.spread)
+            cluster_keys.settle(self._everywhere, self._keys, manifest)
+            cluster_keys.clean(self._everywhere, self._keys, self.spread)
         except StoreError as error:  # readers settle it, or the next version does
             _log.warning("weights %r: %s", self._name, error)
 

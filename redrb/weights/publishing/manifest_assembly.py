@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from redrb.errors import DecodeError, EncodeError
-from redrb.weights.publishing.staging import Part
+from redrb.weights.publishing.staging import StagedPart
 from redrb.weights.wire.layout import Layout, Piece, TensorEntry
 from redrb.weights.wire.manifest import (
     Blob,
@@ -22,8 +22,8 @@ from redrb.weights.wire.manifest import (
 )
 
 
-def manifest_of(
-    parts: Sequence[Part],
+def assemble_manifest(
+    parts: Sequence[StagedPart],
     *,
     kind: Kind,
     base: int = 0,
@@ -73,7 +73,7 @@ def manifest_of(
     return manifest
 
 
-def _joined(parts: Sequence[Part]) -> Layout:
+def _joined(parts: Sequence[StagedPart]) -> Layout:
     if len(parts) == 1:
         return parts[0].layout
     tensors: dict[str, TensorEntry] = {}

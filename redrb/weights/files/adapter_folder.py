@@ -20,11 +20,11 @@ from typing import Any, Final
 from torch import Tensor
 
 from redrb.errors import ConfigError, DecodeError, EncodeError, WeightMismatch
-from redrb.weights.files.exchanging import exchange
+from redrb.weights.files.folder_swap import exchange
 from redrb.weights.files.safetensors import load_safetensors, read_json, save_safetensors
+from redrb.weights.lora.adapter_state import lora_of_state
 from redrb.weights.lora.config import LoraConfig
 from redrb.weights.lora.names import PEFT_PREFIX, lora_name, pairs
-from redrb.weights.lora.state import lora_of_state
 
 TENSORS: Final = "adapter_model.safetensors"
 SETTINGS: Final = "adapter_config.json"

@@ -6,14 +6,14 @@ import logging
 
 from redrb.errors import WeightError
 from redrb.weights.publishing.snapshot import Difference, Snapshot
-from redrb.weights.publishing.staging import Anchor, Part
-from redrb.weights.state import State
+from redrb.weights.publishing.staging import Anchor, StagedPart
+from redrb.weights.tensors.state import State
 from redrb.weights.wire.manifest import Manifest
 
 _log = logging.getLogger("redrb")
 
 
-class Memory:
+class Baseline:
     """What a publisher's next version may stand on.
 
     Attributes:
@@ -47,7 +47,7 @@ class Memory:
         return snapshot.difference(source)
 
     def advance(
-        self, manifest: Manifest, source: State, part: Part, difference: Difference | None
+        self, manifest: Manifest, source: State, part: StagedPart, difference: Difference | None
     ) -> None:
         """Note that a version was committed.
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from redrb.errors import WeightError
-from redrb.weights.tensors import dtype_of, flat_view
+from redrb.weights.tensors.copying import flat_view
+from redrb.weights.tensors.dtypes import dtype_of
 from redrb.weights.wire.delta import Bytes, Run
 from redrb.weights.wire.layout import Layout, Piece, Span, TensorEntry, runs_of
 

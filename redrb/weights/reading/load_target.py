@@ -9,20 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redrb.weights.state import State
-from redrb.weights.tensors import (
-    Strict,
-    TensorShard,
-    check_fits,
-    dtype_of,
-    load_in_place,
-    synchronize,
-)
+from redrb.weights.tensors.copying import load_in_place, synchronize
+from redrb.weights.tensors.dtypes import dtype_of
+from redrb.weights.tensors.fitting import Strict, check_fits
+from redrb.weights.tensors.shard import TensorShard
+from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import Layout, Piece, TensorEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LoadTarget:
     """What a reader loads.
 
     Attributes:

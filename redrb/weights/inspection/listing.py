@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.keys import WeightKeys, check_name
-from redrb.weights.reading.route import Catalogue, Pin, Step
+from redrb.weights.reading.catalogue import Catalogue, Pin, Step
 from redrb.weights.wire.layout import CHUNK_BYTES, Layout
 from redrb.weights.wire.manifest import MAX_CHUNKS, WeightVersion
 
@@ -19,7 +19,7 @@ _LISTED = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptVersion:
     """A version that is kept.
 
     Attributes:
@@ -44,7 +44,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedWeights:
     """Weights that are published.
 
     Attributes:
@@ -55,13 +55,13 @@ class Published:
     """
 
     name: str
-    newest: Kept
+    newest: KeptVersion
     versions: int
     stored_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedTensor:
     """A tensor of a version.
 
     Attributes:
@@ -81,7 +81,7 @@ class Listed:
     pieces: int
 
 
-def published_in(client: Client, namespace: str) -> list[Published]:
+def published_in(client: Client, namespace: str) -> list[PublishedWeights]:
     """Return all weights of a namespace, by name."""
     check_name("namespace", namespace)
     found = []
@@ -90,7 +90,7 @@ def published_in(client: Client, namespace: str) -> list[Published]:
         versions = kept(catalogue)
         if versions:
             stored = stored_bytes(catalogue)
-            found.append(Published(name, versions[-1], len(versions), stored))
+            found.append(PublishedWeights(name, versions[-1], len(versions), stored))
     return found
 
 
@@ -99,7 +99,7 @@ def catalogue_of(client: Client, name: str, namespace: str) -> Catalogue:
     return Catalogue(client, WeightKeys.of(namespace, name), name)
 
 
-def kept(catalogue: Catalogue) -> list[Kept]:
+def kept(catalogue: Catalogue) -> list[KeptVersion]:
     """Return the versions that are kept, the newest last."""
     found = catalogue.kept()
     seconds, microseconds = catalogue.client.execute("TIME")
@@ -107,7 +107,7 @@ def kept(catalogue: Catalogue) -> list[Kept]:
     return [_aged(version, now_s) for version in found]
 
 
-def versions_of(client: Client, name: str, namespace: str) -> list[Kept]:
+def versions_of(client: Client, name: str, namespace: str) -> list[KeptVersion]:
     """Return the versions of `name` that are kept, the newest last.
 
     Raises:
@@ -147,12 +147,12 @@ def nothing_published(client: Client, name: str, namespace: str) -> str:
     return f"{told}nobody has published any."
 
 
-def tensors_of(client: Client, name: str, namespace: str, version: int) -> list[Listed]:
+def tensors_of(client: Client, name: str, namespace: str, version: int) -> list[ListedTensor]:
     """Return the tensors of a version that is kept; of an adapter its own."""
     with Pin(catalogue_of(client, name, namespace)) as pin:
         steps = pin.route(have=0, wanted=version)
     return [
-        Listed(
+        ListedTensor(
             entry.name,
             entry.dtype,
             entry.shape,
@@ -197,8 +197,8 @@ def scan(client: Client, pattern: str) -> Iterator[bytes]:
             return
 
 
-def _aged(version: WeightVersion, now_s: float) -> Kept:
-    return Kept(
+def _aged(version: WeightVersion, now_s: float) -> KeptVersion:
+    return KeptVersion(
         version.version,
         version.kind,
         version.base,

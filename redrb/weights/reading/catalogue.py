@@ -12,7 +12,7 @@ from redrb.connection.transport import Argument, Reply
 from redrb.errors import DecodeError, StoreError
 from redrb.keys import WeightKeys
 from redrb.lua import scripts
-from redrb.weights.wire import spreading
+from redrb.weights.wire import cluster_keys
 from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import MAX_VERSION, Manifest, WeightVersion, decode_manifest
 
@@ -119,10 +119,10 @@ class Catalogue:
 
     def _settle(self, steps: list[Step]) -> None:
         """Make permanent what a publisher committed that died before it could."""
-        left = spreading.unsettled(self.everywhere, self.keys)
+        left = cluster_keys.unsettled(self.everywhere, self.keys)
         for step in steps:
             if step.manifest.version in left:
-                spreading.settle(self.everywhere, self.keys, step.manifest)
+                cluster_keys.settle(self.everywhere, self.keys, step.manifest)
 
     def decode(self, stored: bytes) -> Manifest:
         """Return a manifest; a list of tensors that was in one before is not read again.

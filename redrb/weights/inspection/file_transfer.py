@@ -14,14 +14,14 @@ from torch import Tensor
 from redrb.connection import Client
 from redrb.errors import ConfigError, DecodeError, WeightCorrupt, WeightError
 from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
-from redrb.weights.files.folder import SETTINGS, load_adapter, save_adapter
+from redrb.weights.files.adapter_folder import SETTINGS, load_adapter, save_adapter
 from redrb.weights.files.safetensors import load_safetensors
-from redrb.weights.inspection.mapped import mapped_file
-from redrb.weights.inspection.published import catalogue_of, check_kept, kept, layout_of
-from redrb.weights.reading.copies import LiveCopy
-from redrb.weights.reading.loading import Wanted
-from redrb.weights.reading.route import Catalogue, Pin
-from redrb.weights.tensors import target_shards
+from redrb.weights.inspection.listing import catalogue_of, check_kept, kept, layout_of
+from redrb.weights.inspection.mapped_file import mapped_file
+from redrb.weights.reading.catalogue import Catalogue, Pin
+from redrb.weights.reading.load_target import LoadTarget
+from redrb.weights.reading.state_copies import InPlaceCopy
+from redrb.weights.tensors.fitting import target_shards
 from redrb.weights.wire.chunks import ChunkGoneError
 from redrb.weights.wire.manifest import MAX_VERSION
 
@@ -34,7 +34,7 @@ _HEAD = 8  # bytes before the header, which is JSON, of a safetensors file
 
 
 @dataclass(frozen=True, slots=True)
-class Got:
+class SavedVersion:
     """A version that was written.
 
     Attributes:
@@ -57,7 +57,7 @@ class Got:
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class PublishedFile:
     """A version that was published.
 
     Attributes:
@@ -89,7 +89,7 @@ def get_weights(
     namespace: str = "default",
     version: int | None = None,
     base_model: str | None = None,
-) -> Got:
+) -> SavedVersion:
     """Write a version into a safetensors file, an adapter into a PEFT folder.
 
     It appears, or replaces the one before, when it is complete and checked. Tensors are received
@@ -126,7 +126,7 @@ def get_weights(
     else:
         _receive(catalogue_of(client, name, namespace), wanted, target)
     seconds = time.monotonic() - begin
-    return Got(target, name, wanted, found.kind, found.tensors, found.nbytes, seconds)
+    return SavedVersion(target, name, wanted, found.kind, found.tensors, found.nbytes, seconds)
 
 
 def put_weights(
@@ -137,7 +137,7 @@ def put_weights(
     namespace: str = "default",
     dtype: str | None = None,
     keep: int | None = None,
-) -> Put:
+) -> PublishedFile:
     """Publish what is in files as the next version. Takes over from any other publisher.
 
     Args:
@@ -177,7 +177,7 @@ def put_weights(
         published = _publish(publisher, tensors, adapter)
     finally:
         publisher.close()
-    return Put(
+    return PublishedFile(
         name,
         published.version,
         published.kind,
@@ -246,8 +246,8 @@ def _receive(catalogue: Catalogue, version: int, target: Path) -> None:
             layout = layout_of(steps)
             about = {"redrb": f"version {version} of {catalogue.name}"}
             with mapped_file(target, layout, metadata=about) as tensors:
-                wanted = Wanted(target_shards(tensors), strict=True)
-                current = LiveCopy(catalogue, wanted).follow(pin, steps, lambda _: None)
+                wanted = LoadTarget(target_shards(tensors), strict=True)
+                current = InPlaceCopy(catalogue, wanted).follow(pin, steps, lambda _: None)
                 if current.state is None:
                     raise DecodeError(f"version {version} of weights {catalogue.name!r} has none.")
                 wanted.load(current.state)

@@ -10,19 +10,19 @@ from typing import Protocol
 from redrb.connection import Client
 from redrb.errors import ConfigError, StoreError, WeightError
 from redrb.keys import WeightKeys
-from redrb.weights.publishing.issuing import Begun, Issuer
-from redrb.weights.publishing.joining import manifest_of
-from redrb.weights.publishing.memory import Memory
+from redrb.weights.publishing.baseline import Baseline
+from redrb.weights.publishing.committer import BegunVersion, Committer
+from redrb.weights.publishing.manifest_assembly import assemble_manifest
 from redrb.weights.publishing.rank_rendezvous import (
     AGAIN,
     BeginAgainError,
     Decision,
-    Guest,
-    Host,
     Offer,
+    RendezvousLeader,
+    RendezvousMember,
 )
-from redrb.weights.publishing.staging import Attempt, Place
-from redrb.weights.state import State
+from redrb.weights.publishing.staging import StagingAttempt, StagingPlace
+from redrb.weights.tensors.state import State
 from redrb.weights.wire.manifest import Manifest, WeightVersion, decode_manifest, encode_manifest
 
 _log = logging.getLogger("redrb")
@@ -30,7 +30,7 @@ _log = logging.getLogger("redrb")
 _ATTEMPTS = 3
 
 
-class Together(Protocol):
+class RankPublisher(Protocol):
     """One rank's side."""
 
     def give_up(self, error: Exception) -> None:
@@ -40,15 +40,15 @@ class Together(Protocol):
         """Publish a version together with all other ranks."""
 
 
-class Leading:
+class LeadingRank:
     """Rank 0's side."""
 
     def __init__(
         self,
         client: Client,
         keys: WeightKeys,
-        issuer: Issuer,
-        memory: Memory,
+        issuer: Committer,
+        memory: Baseline,
         *,
         world_size: int,
         timeout: float,
@@ -58,7 +58,7 @@ class Leading:
         self._issuer = issuer
         self._memory = memory
         self._timeout = timeout
-        self._host = Host(client, keys, world_size, timeout)
+        self._host = RendezvousLeader(client, keys, world_size, timeout)
 
     def publish(self, source: State, version: int | None) -> WeightVersion:
         """Publish a version together with all other ranks."""
@@ -105,12 +105,12 @@ class Leading:
             difference = None
         whole = difference is None or memory.anchor_due
         decisions = self._decide(begun, source, offers, whole=whole, delta=difference is not None)
-        place = Place(begun.version, begun.token, 0, self._issuer.spread)
-        attempt = Attempt(self._client, self._keys, place, source, waits_s=self._timeout)
+        place = StagingPlace(begun.version, begun.token, 0, self._issuer.spread)
+        attempt = StagingAttempt(self._client, self._keys, place, source, waits_s=self._timeout)
         try:
             part = attempt.stage(difference, whole=whole, anchor=memory.anchor)
             parts = [part, *self._host.parts(decisions)]
-            manifest = manifest_of(
+            manifest = assemble_manifest(
                 parts,
                 kind="full" if whole else "delta",
                 base=difference.base if difference is not None else 0,
@@ -128,28 +128,30 @@ class Leading:
         return published, manifest
 
     def _decide(
-        self, begun: Begun, source: State, offers: list[Offer], *, whole: bool, delta: bool
+        self, begun: BegunVersion, source: State, offers: list[Offer], *, whole: bool, delta: bool
     ) -> dict[int, Decision]:
         """Give each rank its place after those before it."""
         decisions: dict[int, Decision] = {}
         first = source.layout.chunks
         for offer in offers:
-            place = Place(begun.version, begun.token - offer.rank, first, self._issuer.spread)
+            place = StagingPlace(
+                begun.version, begun.token - offer.rank, first, self._issuer.spread
+            )
             decisions[offer.rank] = Decision(place, whole, delta)
             self._host.decide(offer, decisions[offer.rank])
             first += offer.chunks
         return decisions
 
 
-class Joining:
+class FollowingRank:
     """The side of every other rank."""
 
     def __init__(
         self,
         client: Client,
         keys: WeightKeys,
-        issuer: Issuer,
-        memory: Memory,
+        issuer: Committer,
+        memory: Baseline,
         *,
         name: str,
         rank: int,
@@ -189,20 +191,22 @@ class Joining:
         with contextlib.suppress(StoreError):
             self._guest().fail(error)
 
-    def _guest(self) -> Guest:
-        return Guest(
+    def _guest(self) -> RendezvousMember:
+        return RendezvousMember(
             *(self._client, self._keys, self._rank, self._timeout),
             publisher=self._publisher,
             number=self._number,
         )
 
-    def _attempt(self, guest: Guest, source: State, version: int | None) -> WeightVersion:
+    def _attempt(
+        self, guest: RendezvousMember, source: State, version: int | None
+    ) -> WeightVersion:
         memory = self._memory
         difference = memory.difference(source, memory.version)
         base = difference.base if difference is not None else 0
         decision = guest.decision(chunks=source.layout.chunks, version=version or 0, base=base)
         difference = difference if decision.delta else None
-        attempt = Attempt(
+        attempt = StagingAttempt(
             *(self._client, self._keys, decision.place, source), waits_s=self._timeout
         )
         try:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from redrb.errors import ConfigError, EncodeError, WeightMismatch
-from redrb.weights.lora.checking import check_rank
+from redrb.weights.lora.adapter import check_rank
 from redrb.weights.lora.config import LoraConfig
 from redrb.weights.lora.names import lora_name, pairs
 

@@ -11,7 +11,7 @@ from redrb.errors import ConfigError, DecodeError, EncodeError, WeightMismatch
 from redrb.weights.lora.config import LoraConfig, configs_from_wire, configs_to_wire
 from redrb.weights.lora.layers import lora_of
 from redrb.weights.lora.names import layer_name, pairs
-from redrb.weights.mismatch_message import listed
+from redrb.weights.tensors.mismatch_message import listed
 
 
 def adapter_of(model: Any) -> tuple[dict[str, Tensor], dict[str, LoraConfig]]:

@@ -12,17 +12,17 @@ from dataclasses import replace
 
 from redrb.connection import stopping
 from redrb.errors import WeightCorrupt
-from redrb.weights.host.cache import Filling, Held, HostCache, Lead
-from redrb.weights.reading.copies import (
-    Current,
+from redrb.weights.host.cache import BufferWriter, CacheLeader, HeldBuffer, HostCache
+from redrb.weights.reading.catalogue import Catalogue, Pin, Step
+from redrb.weights.reading.replica import Replica, Transfer
+from redrb.weights.reading.state_copies import (
+    FetchedVersion,
     Needed,
-    OwnCopy,
+    PrivateCopy,
     fetch_adapter,
     split,
 )
-from redrb.weights.reading.replica import Replica, Transfer
-from redrb.weights.reading.route import Catalogue, Pin, Step
-from redrb.weights.state import State
+from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import Manifest, Source, encode_manifest
 
@@ -37,7 +37,7 @@ _HEAD_START_S = 0.01
 _TIMES = 100
 
 
-class HostCopy:
+class SharedCopy:
     """The state that all readers of these weights on this host share.
 
     Whoever finds the newest version missing and nobody at work fetches it into the buffer that is
@@ -49,13 +49,13 @@ class HostCopy:
         self._catalogue = catalogue
         keys = catalogue.keys
         self._cache = HostCache(f"{catalogue.everywhere.where} {keys.prefix}")
-        self._own: OwnCopy | None = None
+        self._own: PrivateCopy | None = None
         self._damaged = False
         self._used: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
     def current(
         self, pin: Pin, *, used: int, needed: Needed
-    ) -> AbstractContextManager[Current | None]:
+    ) -> AbstractContextManager[FetchedVersion | None]:
         """Return the newest version, if it is newer than `used`, while nobody writes over it."""
         return self._current(pin, used, needed)
 
@@ -66,7 +66,7 @@ class HostCopy:
             self._own.forget()
 
     @contextmanager
-    def _current(self, pin: Pin, used: int, needed: Needed) -> Iterator[Current | None]:
+    def _current(self, pin: Pin, used: int, needed: Needed) -> Iterator[FetchedVersion | None]:
         for attempt in range(_TIMES):
             newest = self._catalogue.other_than(used)
             if newest is None:
@@ -107,13 +107,13 @@ class HostCopy:
         with self._alone().current(pin, used=used, needed=needed) as current:
             yield current
 
-    def _alone(self) -> OwnCopy:
-        self._own = self._own or OwnCopy(self._catalogue)
+    def _alone(self) -> PrivateCopy:
+        self._own = self._own or PrivateCopy(self._catalogue)
         return self._own
 
     def _use(
-        self, held: Held, pin: Pin, used: int, needed: Needed, *, will_do: bool
-    ) -> Current | None:
+        self, held: HeldBuffer, pin: Pin, used: int, needed: Needed, *, will_do: bool
+    ) -> FetchedVersion | None:
         """Return what is held if it is the newest version, or will do."""
         manifest = self._catalogue.decode(held.meta)
         steps = pin.route(have=manifest.version, used=used)
@@ -123,7 +123,7 @@ class HostCopy:
             if entry is not None and not _is_at(manifest, states[-1]):
                 layout = _layout(manifest)
                 needed(layout)
-                return Current(entry, State(layout, memory=held.lend()), None, shared=True)
+                return FetchedVersion(entry, State(layout, memory=held.lend()), None, shared=True)
         if self._damaged or len(states) != 1 or not _is_at(manifest, states[0]):
             return None
         layout = _layout(manifest)
@@ -132,12 +132,14 @@ class HostCopy:
 
     def _with(
         self, state: State | None, steps: Sequence[Step], adapter: Step | None, pin: Pin
-    ) -> Current:
+    ) -> FetchedVersion:
         transfer = Transfer(self._catalogue.everywhere, self._catalogue.keys, pin.renew)
         fetched = fetch_adapter(adapter, transfer) if adapter is not None else None
-        return Current(steps[-1].described, state, fetched, shared=state is not None)
+        return FetchedVersion(steps[-1].described, state, fetched, shared=state is not None)
 
-    def _fill(self, lead: Lead, pin: Pin, used: int, needed: Needed) -> Current | None:
+    def _fill(
+        self, lead: CacheLeader, pin: Pin, used: int, needed: Needed
+    ) -> FetchedVersion | None:
         """Bring a buffer to the newest version; return it only if there is no state to share."""
         steps = pin.route(have=0, used=used)
         states, adapter = split(steps)
@@ -169,7 +171,7 @@ class HostCopy:
             filling.commit(last.version, _meta(last, layout))
         return None
 
-    def _base(self, lead: Lead, scope: ExitStack, newest: Manifest) -> Held | None:
+    def _base(self, lead: CacheLeader, scope: ExitStack, newest: Manifest) -> HeldBuffer | None:
         """Return the newest buffer if it may be of use, after forgetting those of other times."""
         while (held := self._cache.newest()) is not None:
             manifest = self._catalogue.decode(held.meta)
@@ -181,7 +183,7 @@ class HostCopy:
         return None
 
     def _known(
-        self, filling: Filling, base: Held | None, layout: Layout
+        self, filling: BufferWriter, base: HeldBuffer | None, layout: Layout
     ) -> tuple[bool, Manifest | None]:
         """Return the version that the next one can be made of: the buffer's own, or the newest."""
         own = self._catalogue.decode(filling.meta) if filling.version else None

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from redrb.errors import ConfigError, DecodeError, WeightCorrupt
 from redrb.weights.lora import LoraConfig, configs_from_wire
-from redrb.weights.reading.loading import Wanted, named_tensors
+from redrb.weights.reading.catalogue import Catalogue, Pin, Step
+from redrb.weights.reading.load_target import LoadTarget, named_tensors
 from redrb.weights.reading.replica import Replica, Transfer
-from redrb.weights.reading.route import Catalogue, Pin, Step
-from redrb.weights.state import State
+from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import WeightVersion
 
@@ -32,7 +32,7 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
-class Current:
+class FetchedVersion:
     """The newest version, fetched.
 
     Attributes:
@@ -49,19 +49,19 @@ class Current:
     shared: bool = False
 
 
-class Copy(Protocol):
+class StateCopy(Protocol):
     """Keeps a state from version to version."""
 
     def current(
         self, pin: Pin, *, used: int, needed: Needed
-    ) -> AbstractContextManager[Current | None]:
+    ) -> AbstractContextManager[FetchedVersion | None]:
         """Fetch the newest version, if it is newer than `used`; it stays as it is meanwhile."""
 
     def forget(self) -> None:
         """Begin anew: something was wrong with it."""
 
 
-class _Copy(ABC):
+class _FetchedCopy(ABC):
     """Follows versions with a replica of its own."""
 
     def __init__(self, catalogue: Catalogue) -> None:
@@ -70,7 +70,7 @@ class _Copy(ABC):
 
     def current(
         self, pin: Pin, *, used: int, needed: Needed
-    ) -> AbstractContextManager[Current | None]:
+    ) -> AbstractContextManager[FetchedVersion | None]:
         """Fetch the newest version, if it is newer than `used`."""
         have = self._replica.version if self._replica is not None else 0
         steps = pin.route(have=have, used=used)
@@ -81,7 +81,7 @@ class _Copy(ABC):
         if self._replica is not None:
             self._replica.version = 0
 
-    def follow(self, pin: Pin, steps: Sequence[Step], needed: Needed) -> Current:
+    def follow(self, pin: Pin, steps: Sequence[Step], needed: Needed) -> FetchedVersion:
         """Fetch what the steps lead to."""
         transfer = Transfer(self._catalogue.everywhere, self._catalogue.keys, pin.renew)
         states, adapter = split(steps)
@@ -93,14 +93,14 @@ class _Copy(ABC):
                 replica.follow(step, transfer)
             state = replica.state
         fetched = fetch_adapter(adapter, transfer) if adapter is not None else None
-        return Current(steps[-1].described, state, fetched)
+        return FetchedVersion(steps[-1].described, state, fetched)
 
     @abstractmethod
     def _fitting(self, layout: Layout, needed: Collection[int] | None) -> Replica:
         """Return a replica for a layout: the one there is, if it has what is needed."""
 
 
-class OwnCopy(_Copy):
+class PrivateCopy(_FetchedCopy):
     """A state in memory of this reader."""
 
     def _fitting(self, layout: Layout, needed: Collection[int] | None) -> Replica:
@@ -114,10 +114,10 @@ class OwnCopy(_Copy):
         return Replica(old.state, needed)
 
 
-class LiveCopy(_Copy):
+class InPlaceCopy(_FetchedCopy):
     """A state in the live tensors themselves, as far as it can be; the caller holds their lock."""
 
-    def __init__(self, catalogue: Catalogue, wanted: Wanted) -> None:
+    def __init__(self, catalogue: Catalogue, wanted: LoadTarget) -> None:
         super().__init__(catalogue)
         self.wanted = wanted
         self._settled = 0
@@ -136,7 +136,7 @@ class LiveCopy(_Copy):
         """Whether the live tensors were ever written to."""
         return self._replica is not None
 
-    def follow(self, pin: Pin, steps: Sequence[Step], needed: Needed) -> Current:
+    def follow(self, pin: Pin, steps: Sequence[Step], needed: Needed) -> FetchedVersion:
         """Fetch what the steps lead to.
 
         Raises:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from redrb.errors import EncodeError
 from redrb.weights.files.safetensors import replacing, safetensors_torch
-from redrb.weights.tensors import dtype_of
+from redrb.weights.tensors.dtypes import dtype_of
 from redrb.weights.wire.layout import Layout, TensorEntry
 
 _DTYPES: Final[Mapping[str, str]] = {

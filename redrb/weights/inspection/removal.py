@@ -11,20 +11,20 @@ from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.keys import WeightKeys
 from redrb.lua import scripts
-from redrb.weights.inspection.published import (
+from redrb.weights.inspection.listing import (
     catalogue_of,
     kept,
     nothing_published,
     scan,
     stored_bytes,
 )
-from redrb.weights.wire import spreading
+from redrb.weights.wire import cluster_keys
 
 _STAGED = re.compile(rb"redrb:\{[^{}]+\}:(?:chunk|delta):([0-9]{1,16}):[0-9]{1,7}")
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class RemovedWeights:
     """Weights that were deleted.
 
     Attributes:
@@ -38,7 +38,7 @@ class Removed:
     stored_bytes: int
 
 
-def remove_weights(client: Client, name: str, *, namespace: str = "default") -> Removed:
+def remove_weights(client: Client, name: str, *, namespace: str = "default") -> RemovedWeights:
     """Delete all versions of `name`, and what its publisher has sent of the next one.
 
     A publisher that still runs is fenced, as by a new `WeightPublisher`. So that it stays so, the
@@ -56,17 +56,17 @@ def remove_weights(client: Client, name: str, *, namespace: str = "default") -> 
     listed = [found.version for found in kept(catalogue)]
     if not listed and not own.execute("EXISTS", keys.trash):
         raise ConfigError(nothing_published(client, name, namespace))
-    nbytes, spread = stored_bytes(catalogue), spreading.spread_of(client)
+    nbytes, spread = stored_bytes(catalogue), cluster_keys.spread_of(client)
     token, *deleted = scripts.run(
         *(own, scripts.load("weights/remove"), [keys.versions]),
         [uuid.uuid4().hex, int(spread > 0)],
     )
     if spread:
-        spreading.clean(client, keys, spread)
+        cluster_keys.clean(client, keys, spread)
     for primary in client.primaries():
-        spreading.delete(client, _staged(primary, keys, token))
+        cluster_keys.delete(client, _staged(primary, keys, token))
     # a repeated request is told only of what the first one had not deleted
-    return Removed(name, tuple(sorted({*listed, *deleted})), nbytes)
+    return RemovedWeights(name, tuple(sorted({*listed, *deleted})), nbytes)
 
 
 def _staged(primary: Client, keys: WeightKeys, last_token: int) -> Iterator[str]:

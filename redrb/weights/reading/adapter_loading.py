@@ -8,9 +8,11 @@ from torch import nn
 
 from redrb.errors import WeightMismatch
 from redrb.weights.lora import LoraMerger
-from redrb.weights.reading.copies import Adapter, Current
-from redrb.weights.reading.loading import Wanted
-from redrb.weights.tensors import Target, TensorShard, load_in_place, synchronize
+from redrb.weights.reading.load_target import LoadTarget
+from redrb.weights.reading.state_copies import Adapter, FetchedVersion
+from redrb.weights.tensors.copying import load_in_place, synchronize
+from redrb.weights.tensors.names import Target
+from redrb.weights.tensors.shard import TensorShard
 
 
 class AdapterLoader:
@@ -19,7 +21,9 @@ class AdapterLoader:
     def __init__(self) -> None:
         self._mergers: dict[str, tuple[nn.Module, LoraMerger]] = {}
 
-    def plan(self, target: Target, wanted: Wanted, current: Current) -> Callable[[], None]:
+    def plan(
+        self, target: Target, wanted: LoadTarget, current: FetchedVersion
+    ) -> Callable[[], None]:
         """Check what is to be loaded, and return what does it, after the state was loaded.
 
         Raises:
@@ -57,7 +61,7 @@ class AdapterLoader:
 
         return apply
 
-    def _forget(self, current: Current) -> None:
+    def _forget(self, current: FetchedVersion) -> None:
         """Take weights that were just loaded as those that adapters are merged into."""
         if current.state is not None:
             loaded = [entry.name for entry in current.state.layout.tensors]
@@ -79,7 +83,7 @@ def _models(target: Target) -> dict[str, nn.Module]:
     return {name: part for name, part in target.items() if isinstance(part, nn.Module)}
 
 
-def _loading(wanted: Wanted, adapter: Adapter) -> Callable[[], None]:
+def _loading(wanted: LoadTarget, adapter: Adapter) -> Callable[[], None]:
     """Return what loads A and B into a dict that has them by name."""
     missing = [name for name in adapter.tensors if name not in wanted.targets]
     if missing:  # whatever `strict` says: without them it would not be this version

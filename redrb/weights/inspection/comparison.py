@@ -12,7 +12,7 @@ from torch import Tensor
 from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.weights import WeightSubscriber
-from redrb.weights.inspection.published import check_kept
+from redrb.weights.inspection.listing import check_kept
 
 _ITEMS = 1 << 20  # compared at a time
 _WIDTHS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}

@@ -1,0 +1,113 @@
+"""Whether published tensors fit a reader's: names, shapes, dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from redrb.errors import ConfigError, WeightMismatch
+from redrb.weights.tensors.dtypes import CASTABLE, DTYPE_NAMES
+from redrb.weights.tensors.mismatch_message import advice_for, listed
+from redrb.weights.tensors.names import Target, describe_type, named_values
+from redrb.weights.tensors.shard import TensorShard, is_dtensor, local_shard
+from redrb.weights.wire.layout import Layout, TensorEntry
+
+Strict: TypeAlias = bool | Literal["model"]
+"""What names must agree: on both sides, on none, or all of the model's must be published."""
+
+_TARGETS = "give a module, several by name, or a dict of tensors"
+
+
+def checked_strict(strict: object) -> Strict:
+    """Return `strict` as it is.
+
+    Raises:
+        ConfigError: It is none of its three values.
+    """
+    if strict is True or strict is False:
+        return strict
+    if isinstance(strict, str) and strict == "model":
+        return "model"
+    raise ConfigError(f'strict={strict!r:.40}: it is True, False or "model".')
+
+
+def target_shards(target: Target) -> dict[str, TensorShard]:
+    """Return the live tensors of a model, of several, or of a dict of tensors.
+
+    Raises:
+        ConfigError: It is none of these, or without tensors.
+        EncodeError: Two names of a wrapped module are one without the wrappers.
+    """
+    if not isinstance(target, nn.Module | Mapping):
+        raise ConfigError(f"cannot load weights into {describe_type(target)}: {_TARGETS}.")
+    shards: dict[str, TensorShard] = {}
+    for name, value in named_values(target):
+        if not isinstance(name, str):
+            raise ConfigError(f"cannot load weights into {name!r:.80}: names are strings.")
+        if isinstance(value, TensorShard):
+            shards[name] = value
+        elif is_dtensor(value):
+            shards[name] = local_shard(value)
+        elif isinstance(value, Tensor):
+            shards[name] = TensorShard.whole(value)
+        else:
+            raise ConfigError(
+                f"cannot load weights into {name!r}, {describe_type(value)}: {_TARGETS}."
+            )
+    if not shards:
+        raise ConfigError(f"there are no tensors to load weights into: {_TARGETS}.")
+    return shards
+
+
+def check_fits(layout: Layout, targets: Mapping[str, TensorShard], *, strict: Strict) -> list[str]:
+    """Return the names to load, after checking that every one of them can be.
+
+    float16, bfloat16, float32 and float64 are cast into each other; every other dtype, and every
+    shape, must be equal.
+
+    Raises:
+        ConfigError: `strict` is none of its values.
+        WeightMismatch: With all that is missing, unexpected and different.
+    """
+    checked_strict(strict)
+    entries = {entry.name: entry for entry in layout.tensors}
+    common = [name for name in entries if name in targets]
+    problems: dict[str, list[str]] = {}
+    if strict:
+        problems["in the model but not published"] = [n for n in targets if n not in entries]
+    if strict is True:
+        problems["published but not in the model"] = [n for n in entries if n not in targets]
+    if not strict and not common:
+        problems["no name in common; published"] = list(entries)
+    differences = {name: _difference(entries[name], targets[name]) for name in common}
+    differing = {name: found for name, found in differences.items() if found}
+    problems["different"] = [f"{name} ({found})" for name, found in differing.items()]
+    told = "; ".join(f"{what}: {listed(names)}" for what, names in problems.items() if names)
+    if told:
+        on_meta = {name for name, target in targets.items() if target.tensor.is_meta}
+        advice = advice_for(
+            entries, targets, strict=strict, on_meta=on_meta, differing=differing.keys() - on_meta
+        )
+        raise WeightMismatch(
+            f"these weights do not fit the model: {told}. Nothing was loaded. {advice}"
+        )
+    return common
+
+
+def _difference(entry: TensorEntry, shard: TensorShard) -> str:
+    """Return why a published tensor cannot be loaded into `shard`, or nothing."""
+    target = shard.tensor
+    dtype = DTYPE_NAMES.get(target.dtype, str(target.dtype))
+    if entry.shape != shard.shape or (
+        entry.dtype != dtype and not {entry.dtype, dtype} <= CASTABLE
+    ):
+        return f"published {entry}, model {dtype}[{', '.join(map(str, shard.shape))}]"
+    if target.layout != torch.strided or target.is_meta:
+        return f"the model's is {'on the meta device' if target.is_meta else 'sparse'}"
+    steps = zip(target.shape, target.stride(), strict=True)
+    if any(size > 1 and step == 0 for size, step in steps):
+        return "the model's is expanded: several elements share one place"
+    return ""

@@ -1,0 +1,81 @@
+"""Tensors by name, of modules, state dicts and pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from redrb.errors import EncodeError
+from redrb.weights.tensors.shard import TensorShard
+from redrb.weights.tensors.wrapping import plain_name, unwrapped
+
+Value: TypeAlias = "Tensor | TensorShard"
+Models: TypeAlias = nn.Module | Mapping[str, nn.Module]
+StateLike: TypeAlias = Models | Mapping[str, Value] | Iterable[tuple[str, Value]]
+Target: TypeAlias = Models | Mapping[str, Value]
+_STATES = "give a module, several by name, a state dict or (name, tensor) pairs"
+_NAMED = "give the module, its state dict, or named_parameters()"
+
+
+def module_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and persistent buffers of a module: the live ones, not copies.
+
+    A wrapped one (`torch.compile`, `DistributedDataParallel` ...) has the names of the plain one.
+
+    Raises:
+        EncodeError: Two names are one without the wrappers.
+    """
+    module = unwrapped(module)
+    live = {id(tensor) for tensor in module.parameters()}
+    live.update(id(tensor) for tensor in module.buffers())
+    found: dict[str, Tensor] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if id(tensor) in live and found.setdefault(plain_name(name), tensor) is not tensor:
+            raise EncodeError(
+                f"{name!r} and another tensor are both {plain_name(name)!r} without the parts of "
+                "torch.compile and checkpoint wrappers: rename one of the two."
+            )
+    return found
+
+
+def models_tensors(models: Models) -> dict[str, Tensor]:
+    """Return the live tensors of a module; of several, with their models' names before theirs."""
+    if isinstance(models, nn.Module):
+        return module_tensors(models)
+    return {
+        f"{model}.{name}": tensor
+        for model, module in models.items()
+        for name, tensor in module_tensors(module).items()
+    }
+
+
+def named_values(state: StateLike) -> Iterator[tuple[Any, Any]]:
+    """Give the pairs of name and value in a state; a module inside a mapping prefixes its names."""
+    if isinstance(state, nn.Module):
+        yield from module_tensors(state).items()
+        return
+    for name, value in state.items() if isinstance(state, Mapping) else _pairs(state):
+        if isinstance(value, nn.Module):
+            for inner, tensor in module_tensors(value).items():
+                yield f"{name}.{inner}", tensor
+        else:
+            yield name, value
+
+
+def _pairs(state: Any) -> Iterator[tuple[Any, Any]]:
+    """Give what should be pairs of a name and a tensor."""
+    if isinstance(state, Tensor | str | bytes) or not isinstance(state, Iterable):
+        raise EncodeError(f"cannot publish {describe_type(state)}: {_STATES}.")
+    for pair in state:
+        if isinstance(pair, Tensor):
+            raise EncodeError(f"cannot publish tensors without names: {_NAMED}.")
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise EncodeError(f"cannot publish {describe_type(pair)} without a name: {_STATES}.")
+        yield pair[0], pair[1]
+
+
+def describe_type(value: object) -> str:
+    """Return a value's type as an error message names it: "a list", "None"."""
+    return "None" if value is None else f"a {type(value).__name__}"
