@@ -40,12 +40,18 @@ class Script:
 @cache
 def load(name: str) -> Script:
     """Return the script in `redrb/lua/<name>.lua`, such as "take/finish"."""
-    lines = [line for each in _with_includes(name) for line in _code_lines(each)]
+    script = assemble(name, _read(name))
+    failures.note_script(script.sha, script.sources)
+    return script
+
+
+def assemble(name: str, source: str) -> Script:
+    """Return the script with this source: its includes first, without comments."""
+    lines = [line for each in _includes(source) for line in _code_lines(each, _read(each))]
+    lines += _code_lines(name, source)
     text = "\n".join(line for _, line in lines)
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    script = Script(text, sha, tuple(source for source, _ in lines))
-    failures.note_script(sha, script.sources)
-    return script
+    return Script(text, sha, tuple(source for source, _ in lines))
 
 
 def run(
@@ -99,15 +105,16 @@ def add_to(
     pipeline.add(*called, len(keys), *keys, *arguments)
 
 
-def _with_includes(name: str, found: dict[str, None] | None = None) -> list[str]:
-    """Return a file and all that it includes, each once, behind everything that it uses."""
+def _includes(source: str, found: dict[str, None] | None = None) -> list[str]:
+    """Return the names of all includes of a source, each once, behind those that it needs."""
     found = {} if found is None else found
-    for line in _read(name).splitlines():
+    for line in source.splitlines():
         if line.startswith(_INCLUDE):
             for each in line.removeprefix(_INCLUDE).split():
-                if f"include/{each}" not in found:
-                    _with_includes(f"include/{each}", found)
-    found[name] = None
+                name = f"include/{each}"
+                if name not in found:
+                    _includes(_read(name), found)
+                    found[name] = None
     return list(found)
 
 
@@ -115,7 +122,7 @@ def _read(name: str) -> str:
     return files("redrb.lua").joinpath(f"{name}.lua").read_text("utf-8")
 
 
-def _code_lines(name: str) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(_read(name).splitlines(), start=1):
+def _code_lines(name: str, source: str) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(source.splitlines(), start=1):
         if (code := line.strip()) and not code.startswith("--"):
             yield f"redrb/lua/{name}.lua:{number}", code

@@ -23,7 +23,7 @@ import redrb
 from redrb import StoreError
 from redrb.connection import Client
 from redrb.keys import TaskKeys
-from redrb.lua.scripts import Script, _bare, _read, run
+from redrb.lua.scripts import Script, assemble, run
 from redrb.stream.task.queries import parse_where
 from redrb.stream.task.tags import tag_values
 from tests.servers import programs
@@ -63,10 +63,10 @@ end
 
 @cache
 def script(chunk: int) -> Script:
-    parts = "\n".join(_bare(_read(part)) for part in ("_task", "_tags", "_plan", "_where"))
-    assert "CHUNK = 1000" in parts
-    text = COUNTED + parts.replace("CHUNK = 1000", f"CHUNK = {chunk}") + BODY
-    return Script(text, hashlib.sha1(text.encode()).hexdigest())
+    whole = assemble("test", "--@include where\n" + BODY).text
+    assert "CHUNK = 1000" in whole
+    text = COUNTED + whole.replace("CHUNK = 1000", f"CHUNK = {chunk}")
+    return Script(text, hashlib.sha1(text.encode()).hexdigest(), ())
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Pool:
                 {"member": member, "place": place, "values": tag_values(self.names, [], tags)}
                 for member, (place, tags) in part
             ]
-            self._run("put/put", entries)
+            self._run("put", entries)
 
     def remove(self, members: Sequence[str]) -> None:
         self._run("remove", list(members))
@@ -103,7 +103,7 @@ class Pool:
 
     def cost_of_count(self, where: Any) -> tuple[int, int, int]:
         """Return the count, and how many commands and members it took."""
-        return tuple(self._run("task/count", self._parsed(where)))  # type: ignore[return-value]
+        return tuple(self._run("count", self._parsed(where)))  # type: ignore[return-value]
 
     def cost_of_select(self, where: Any, n: int) -> tuple[list[str], int, int]:
         found, commands, looked = self._run("select", self._parsed(where), n)

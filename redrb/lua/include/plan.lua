@@ -6,36 +6,25 @@
 -- child. Its cost is their number; where that is not below the pool's size, the plan is the pool.
 --@include task tags
 
--- Count the members of a leaf's sorted set: `count` have a listed value, `known` any, `missing` are
--- in the pool and not in it.
-local function count_leaf(leaf, pool, size)
-  leaf.zset, leaf.listed = key('tag', pool .. ':' .. leaf.tag), not leaf.inverted
-  leaf.known, leaf.count = redis.call('ZCARD', leaf.zset), 0
-  leaf.missing = size - leaf.known
-  leaf.parts, leaf.points, leaf.ranges = {}, {}, {}
+-- Resolve the values of a leaf to scores: single scores are `points`, others `ranges`.
+local function resolve_leaf(leaf)
+  leaf.listed, leaf.points, leaf.ranges = not leaf.inverted, {}, {}
   for _, value in ipairs(leaf.values) do
     if type(value) == 'string' then
-      local score = term(leaf.tag, value, false)
-      value = score and {tonumber(score), tonumber(score)} or {1, 0}
+      local score = tonumber(term(leaf.tag, value, false) or '')
+      value = score and {score, score}
     end
-    local low, high = string.format('%.17g', value[1]), string.format('%.17g', value[2])
-    local count = redis.call('ZCOUNT', leaf.zset, low, high)
-    if count > 0 then
-      leaf.count = leaf.count + count
-      leaf.parts[#leaf.parts + 1] = {low = low, count = count}
-      if low == high then
-        leaf.points[value[1]] = true
-      else
-        leaf.ranges[#leaf.ranges + 1] = value
-      end
+    if value and value[1] == value[2] then
+      leaf.points[value[1]] = true
+    elseif value then
+      leaf.ranges[#leaf.ranges + 1] = value
     end
   end
 end
 
--- Prepare a query for a pool: its root, its leaves, and the pool itself as a leaf without values.
-local function prepare(pool, names, root)
-  local ready, declared, leaves = key('ready', pool), {}, {}
-  local size = redis.call('ZCARD', ready)
+-- Check and resolve a query. Returns it as {root, leaves}.
+local function resolve(names, root)
+  local declared, leaves = {}, {}
   for _, name in ipairs(names) do
     declared[name] = true
   end
@@ -44,7 +33,7 @@ local function prepare(pool, names, root)
       if not declared[node.tag] then
         error('the task no longer declares the tag ' .. node.tag .. ': open the stream again')
       end
-      count_leaf(node, pool, size)
+      resolve_leaf(node)
       leaves[#leaves + 1] = node
     else
       node.every, node.children = node.all ~= nil, node.all or node.any
@@ -54,15 +43,52 @@ local function prepare(pool, names, root)
     end
   end
   visit(root)
-  return {root = root, leaves = leaves, size = size,
-    whole = {zset = ready, known = size, parts = {}, listed = false}}
+  return {root = root, leaves = leaves}
+end
+
+-- Count the members of a leaf's sorted set: `count` have a listed value, `known` any, `missing` are
+-- in the pool and not in it. Ranges that no member has are dropped.
+local function count_leaf(leaf, pool, size)
+  leaf.zset = key('tag', pool .. ':' .. leaf.tag)
+  leaf.known, leaf.count, leaf.parts = redis.call('ZCARD', leaf.zset), 0, {}
+  leaf.missing = size - leaf.known
+  local function count(low, high)
+    local found = redis.call('ZCOUNT', leaf.zset, low, high)
+    if found > 0 then
+      leaf.count = leaf.count + found
+      leaf.parts[#leaf.parts + 1] = {low = low, count = found}
+    end
+    return found
+  end
+  for point in pairs(leaf.points) do
+    local score = string.format('%.17g', point)
+    count(score, score)
+  end
+  local ranges = leaf.ranges
+  leaf.ranges = {}
+  for _, range in ipairs(ranges) do
+    if count(string.format('%.17g', range[1]), string.format('%.17g', range[2])) > 0 then
+      leaf.ranges[#leaf.ranges + 1] = range
+    end
+  end
+end
+
+-- Prepare a query for a pool: count its leaves; the pool itself is a leaf without values.
+local function prepare(pool, names, root)
+  local query, ready = resolve(names, root), key('ready', pool)
+  query.size = redis.call('ZCARD', ready)
+  for _, leaf in ipairs(query.leaves) do
+    count_leaf(leaf, pool, query.size)
+  end
+  query.whole = {zset = ready, known = query.size, parts = {}, listed = false}
+  return query
 end
 
 -- Where everything is for which `node` is `wanted`: how many members, and of which leaves, as pairs
 -- {leaf, whether those with a listed value}.
 local function plan(query, node, wanted)
   local walk = {{query.whole, false}}
-  if node.zset then
+  if node.tag then
     if node.listed == wanted then
       return node.count, {{node, true}}
     elseif node.missing == 0 then

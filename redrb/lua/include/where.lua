@@ -8,7 +8,8 @@
 
 local CHUNK = 1000
 
--- Has the i-th of the members that are looked at a listed value? `certain` says so of all of them.
+-- Whether the i-th of the members that are looked at has a listed value: scores[i] is its score.
+-- `certain` says so for all of them.
 local function is_listed(leaf, i)
   if leaf.certain ~= nil then
     return leaf.certain
@@ -29,12 +30,13 @@ local function is_listed(leaf, i)
   return false
 end
 
-local function holds(node, i)
-  if node.zset then
+-- Whether the i-th of the members that are looked at satisfies a query, or a part of one.
+local function satisfies(node, i)
+  if node.tag then
     return is_listed(node, i) == node.listed
   end
   for _, child in ipairs(node.children) do
-    if holds(child, i) ~= node.every then
+    if satisfies(child, i) ~= node.every then
       return not node.every
     end
   end
@@ -52,7 +54,7 @@ local function matching(query, members, wanted, sources, known)
     end
   end
   for i, member in ipairs(members) do
-    local fresh = holds(query.root, i) == wanted
+    local fresh = satisfies(query.root, i) == wanted
     for j = 1, fresh and known or 0 do
       fresh = fresh and is_listed(sources[j][1], i) ~= sources[j][2]
     end
@@ -82,7 +84,7 @@ end
 local function count_where(pool, names, expr)
   local query = prepare(pool, names, expr)
   local root, found = query.root, 0
-  if root.zset then
+  if root.tag then
     return root.listed and root.count or query.size - root.count
   end
   local cost, sources = plan(query, root, true)

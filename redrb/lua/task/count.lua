@@ -16,45 +16,30 @@ if not told.indexed then
   local waiting = joined and number(key('group', group), 'waiting') or redis.call('XLEN', stream)
   return {status == 'completed' and waiting or 0, '0'}
 end
-local query = where ~= '' and cjson.decode(where)
-if query and joined then
-  return {count_where(pool, told.names, query), '0'}
+local root = where ~= '' and cjson.decode(where)
+if root and joined then
+  return {count_where(pool, told.names, root), '0'}
 end
-local kept = status == 'archived' and not query and ARGV[4] == '0' and redis.call('ZCARD', key('archive')) or 0
+local kept = 0
+if status == 'archived' and not root and ARGV[4] == '0' then
+  kept = redis.call('ZCARD', key('archive'))
+end
 if joined then
   return {redis.call('ZCARD', key('ready', pool)) + kept, '0'}
 end
 
--- Does a group match, by the scores of its tags among its facts?
 local places = {}
 for i, name in ipairs(told.names) do
   places[name] = TAGS + i - 1
 end
-local function matches(node, facts)
-  if not node.tag then
-    local every = node.all ~= nil
-    for _, child in ipairs(node.all or node.any) do
-      if matches(child, facts) ~= every then
-        return not every
-      end
-    end
-    return every
-  end
-  local score, listed = tonumber(facts[places[node.tag]]), false
-  for _, value in ipairs(score and node.values or {}) do
-    if type(value) == 'string' then
-      listed = listed or tonumber(term(node.tag, value, false) or '') == score
-    else
-      listed = listed or score >= value[1] and score <= value[2]
-    end
-  end
-  return listed == not node.inverted
-end
-
 local page, members = redis.call('HSCAN', key('facts'), ARGV[4], 'COUNT', 1000), {}
+local query = root and resolve(told.names, root)
 for i = 1, #page[2], 2 do
   local facts = words(page[2][i + 1])
-  if facts[STATUS] == status and (not query or matches(query, facts)) then
+  for _, leaf in ipairs(query and query.leaves or {}) do
+    leaf.scores = {tonumber(facts[places[leaf.tag]])}
+  end
+  if facts[STATUS] == status and (not query or satisfies(query.root, 1)) then
     members[#members + 1] = page[2][i]
   end
 end
