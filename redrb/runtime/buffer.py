@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 
+from redrb.checks import checked_int
 from redrb.connection import Client
 from redrb.errors import ConfigError, LeaseLost
 from redrb.experience import BufferItem, Experience
@@ -59,19 +60,15 @@ class DetachedReplayBuffer:
             TaskMismatch: The task exists with other settings.
             StoreUnavailable: Redis could not be reached.
         """
-        if type(sample_batch_size) is not int or sample_batch_size < 1:
-            raise ConfigError(
-                f"sample_batch_size={sample_batch_size!r}: a batch holds 1 sample or more."
-            )
         if type(limit) is not int:
             raise ConfigError(f"limit={limit!r}: it is a number of batches; 0 is no limit.")
-        self.sample_batch_size = sample_batch_size
+        self.sample_batch_size = checked_int("sample_batch_size", sample_batch_size, 1)
         self.limit = max(0, limit)
         self._client, self._owned = client_for(client)
         self._lock = threading.Lock()
         self._held: dict[int, Lease] = {}
         if self.limit:
-            stream_options.setdefault("limit", self.limit * sample_batch_size)
+            stream_options.setdefault("limit", self.limit * self.sample_batch_size)
         try:
             self.stream = ExperienceStream(
                 self._client, task, namespace=namespace, **stream_options

@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from redrb.checks import checked_int
 from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Experience
@@ -134,8 +135,7 @@ class DetachedTrainer(ABC):
             )
         if (rank is None) != (world_size is None):
             raise ConfigError("give rank and world_size, both or none.")
-        if type(checkpoint_every) is not int or checkpoint_every < 1:
-            raise ConfigError(f"checkpoint_every={checkpoint_every!r}: it is at least 1.")
+        checkpoint_every = checked_int("checkpoint_every", checkpoint_every, 1)
         if "limit" in stream_options:
             raise ConfigError("give buffer_limit, in batches, and no limit.")
         self.name = check_name("trainer", name)
@@ -244,9 +244,8 @@ class DetachedTrainer(ABC):
             BatchTimeout: No full batch came within the trainer's `timeout`.
             Whatever `training_step` or a callback raises; the batch goes back then.
         """
-        for what, number in (("update_steps", update_steps), ("train_epochs", train_epochs)):
-            if type(number) is not int or number < 1:
-                raise ConfigError(f"{what}={number!r}: it is at least 1.")
+        update_steps = checked_int("update_steps", update_steps, 1)
+        train_epochs = checked_int("train_epochs", train_epochs, 1)
         self._check_limit(update_steps)
         self.resume()
         if agreed(bool(self._stop)):

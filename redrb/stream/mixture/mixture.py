@@ -11,8 +11,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from redrb.checks import checked_int
 from redrb.connection import Client
-from redrb.errors import BatchTimeout, ConfigError, LeaseLost, StoreError, StoreUnavailable
+from redrb.errors import BatchTimeout, LeaseLost, StoreError, StoreUnavailable
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.mixture import turns
 from redrb.stream.mixture.lease import MixtureLease
@@ -131,8 +132,7 @@ class Mixture:
             ConfigError: A task's limit is below its share, so the batch could never be full.
             StoreUnavailable: Redis stayed away.
         """
-        if type(count) is not int or not 1 <= count <= MOST_GROUPS:
-            raise ConfigError(f"take({count!r}): a batch has 1 to {MOST_GROUPS} groups.")
+        count = checked_int("count", count, 1, MOST_GROUPS)
         if ack:
             ack.ack()
         patience = Patience(timeout)

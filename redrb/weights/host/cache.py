@@ -19,6 +19,7 @@ from typing import Any, Self, cast
 import numpy as np
 import xxhash
 
+from redrb.checks import checked_int
 from redrb.errors import ConfigError, WeightError
 from redrb.weights.host import locks
 from redrb.weights.host.buffer import HEADER_BYTES, MAX_META, PAGE, Buffer, Bytes, Header
@@ -186,8 +187,7 @@ class CacheLeader:
         Raises:
             WeightError: It does not fit into shared memory, or this leads no more.
         """
-        if type(nbytes) is not int or nbytes < 0:
-            raise ConfigError(f"nbytes={nbytes!r}: it is an integer, 0 or more.")
+        nbytes = checked_int("nbytes", nbytes)
         self._check()
         deadline = time.monotonic() + timeout
         with _cache_errors(self._directory):
@@ -283,8 +283,7 @@ class BufferWriter:
         Raises:
             WeightError: There is no room for `meta`, or the buffer is no more the leader's.
         """
-        if type(version) is not int or not 1 <= version <= MAX_VERSION:
-            raise ConfigError(f"version={version!r}: it is an integer from 1 to 2**53 - 1.")
+        version = checked_int("version", version, 1, MAX_VERSION)
         if len(meta) > MAX_META:
             raise ConfigError(f"{len(meta):,} bytes of meta: {MAX_META:,} are the most.")
         if not self._begun:

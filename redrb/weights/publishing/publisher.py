@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from redrb.checks import checked_int, checked_int_or_none
 from redrb.connection import Client, check_client
 from redrb.errors import ConfigError, EncodeError, StoreFull, WeightError
 from redrb.keys import WeightKeys
@@ -108,17 +109,10 @@ class WeightPublisher:
         timeout: float = 300.0,
     ) -> None:
         check_client(client)
-        for what, number in (
-            ("keep", keep),
-            ("anchor_every", anchor_every),
-            ("world_size", world_size),
-        ):
-            if type(number) is not int or number < 1:
-                raise ConfigError(f"{what}={number!r}: it is a whole number of at least 1.")
-        if type(rank) is not int or not 0 <= rank < world_size:
-            raise ConfigError(f"rank={rank!r}: it is a whole number from 0 to {world_size - 1}.")
-        if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
-            raise ConfigError(f"max_bytes={max_bytes!r}: it is a whole number of at least 1.")
+        keep, world_size = checked_int("keep", keep, 1), checked_int("world_size", world_size, 1)
+        rank = checked_int("rank", rank, 0, world_size - 1)
+        anchor_every = checked_int("anchor_every", anchor_every, 1)
+        max_bytes = checked_int_or_none("max_bytes", max_bytes, 1)
         self._client = client
         self._keys = WeightKeys.of(namespace, name)
         self._name = name
@@ -205,7 +199,7 @@ class WeightPublisher:
             EncodeError: Tensors and settings do not fit each other. Nothing was sent.
             PublisherFenced, StoreFull, StoreUnavailable: As `publish` does.
         """
-        _check_version(version)
+        version = checked_int_or_none("version", version, 1, MAX_VERSION)
         if self._ranks is not None:
             raise ConfigError(
                 "one rank publishes an adapter: make a publisher without rank= for it."
@@ -285,7 +279,7 @@ class WeightPublisher:
     ) -> tuple[Layout, dict[str, TensorShard]]:
         """Return what is to be published; where it cannot be, other ranks are told."""
         try:
-            _check_version(version)
+            version = checked_int_or_none("version", version, 1, MAX_VERSION)
             shards = self._shards(state)
             return self._laid_out(shards), shards
         except (ConfigError, EncodeError) as error:
@@ -375,11 +369,6 @@ class WeightPublisher:
             "with the deltas between: raise maxmemory, keep fewer versions, or give max_bytes.",
             reason="memory",
         )
-
-
-def _check_version(version: int | None) -> None:
-    if version is not None and (type(version) is not int or not 1 <= version <= MAX_VERSION):
-        raise ConfigError(f"version={version!r}: it is an integer from 1 to 2**53 - 1.")
 
 
 def _copied(shard: TensorShard) -> TensorShard:

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
+from redrb.checks import checked_int, checked_int_or_none, checked_timeout
 from redrb.connection import Client, check_client
 from redrb.connection.transport import Pipeline, read_reply
 from redrb.errors import (
@@ -216,8 +217,7 @@ class WeightSubscriber:
             DecodeError: A manifest is damaged.
             StoreUnavailable: Redis stayed away.
         """
-        if version is not None and (type(version) is not int or not 1 <= version <= MAX_VERSION):
-            raise ConfigError(f"version={version!r}: it is an integer from 1 to 2**53 - 1.")
+        version = checked_int_or_none("version", version, 1, MAX_VERSION)
         copy = PrivateCopy(self._catalogue)
         current = self._trying(copy, lambda pin: self._fetch(copy, pin, version))
         if current.adapter is not None:
@@ -285,10 +285,8 @@ class WeightSubscriber:
             StoreUnavailable: Redis stayed away.
         """
         after = (self._version or 0) if newer_than is None else newer_than
-        if type(after) is not int or not 0 <= after <= MAX_VERSION:
-            raise ConfigError(f"newer_than={newer_than!r}: it is an integer from 0 to 2**53 - 1.")
-        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
-            raise ConfigError(f"timeout={timeout!r}: it is a number of seconds, or None.")
+        after = checked_int("newer_than", after, 0, MAX_VERSION)
+        timeout = checked_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
