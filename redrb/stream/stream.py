@@ -21,7 +21,8 @@ from redrb.stream.put.filters import Filter, check_filters
 from redrb.stream.put.items import Groups, Items, groups_of, groups_of_many
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.preparing import Preparer
-from redrb.stream.put.producer import OnFull, Producer
+from redrb.stream.put.producer import Producer
+from redrb.stream.put.room import OnFull
 from redrb.stream.put.writer import Writer
 from redrb.stream.ranks.rank_requests import Balance, checked_balance, checked_place
 from redrb.stream.ranks.ranks import Ranks

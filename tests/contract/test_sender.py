@@ -260,14 +260,14 @@ def test_lost_replies_store_nothing_twice(
 def test_it_waits_as_long_as_redis_is_away(
     stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle, away = stream._producer.settle, threading.Event()
+    finish, away = stream._producer.finish, threading.Event()
 
     def sometimes(*arguments: Any) -> Any:
         if away.is_set():
             raise StoreUnavailable("gone", where="here")
-        return settle(*arguments)
+        return finish(*arguments)
 
-    monkeypatch.setattr(stream._producer, "settle", sometimes)
+    monkeypatch.setattr(stream._producer, "finish", sometimes)
     away.set()
     with ExperienceSender(stream) as sender:
         for n in range(10):

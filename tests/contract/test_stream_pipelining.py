@@ -129,7 +129,7 @@ def test_tensors_may_be_changed_when_put_returns(
     batch = make_experience_batch([numbered(1)])
     assert batch.values is not None
     with stream.writer() as writer:
-        writer._producer._crowded = False
+        stream._producer._room.scarce = False
         writer.put(batch)
         batch.values.fill_(123.0)
         if trouble == "full":
@@ -143,7 +143,7 @@ def test_a_put_that_found_no_room_stays_with_the_writer(client: Client, namespac
     stream = ExperienceStream(client, "math", namespace=namespace, limit=2, on_full="error")
     stream.put_many([[numbered(0)], [numbered(1)]])
     writer = stream.writer()
-    writer._producer._crowded = False  # as when another producer has filled it
+    stream._producer._room.scarce = False  # as when another producer has filled it
     writer.put(numbered(2))
     for _ in range(2):
         with pytest.raises(StoreFull):
@@ -195,7 +195,7 @@ def test_a_block_that_raised_does_not_wait_for_room(
     stream.put(numbered(0))
     started = time.monotonic()
     with pytest.raises(ZeroDivisionError) as caught, stream.writer() as writer:
-        writer._producer._crowded = False
+        stream._producer._room.scarce = False
         writer.put(numbered(1))
         raise ZeroDivisionError
     assert time.monotonic() - started < 5

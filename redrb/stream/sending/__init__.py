@@ -1,4 +1,4 @@
-"""Experience on its way to Redis while its maker goes on."""
+"""The maker's end of a stream: experience is sent while the next is made."""
 
 from redrb.stream.put.items import GroupedRows
 from redrb.stream.sending.sender import ExperienceSender

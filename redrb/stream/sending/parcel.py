@@ -1,4 +1,4 @@
-"""Experience as a sender keeps it: counted, copied to the CPU, dealt out row by row."""
+"""The experience of one `send`: counted, copied to the CPU, split among streams."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ R = TypeVar("R", BufferItem, Experience)
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """What one `send` was given.
+    """The experience of one `send`.
 
     Attributes:
-        items: The experience; a list of samples is one group, an Experience one group a row.
+        items: A list of samples is one group, an Experience one group a row.
         groups: Groups in it, before filters.
         nbytes: Bytes of its tensors.
-        copies: Copies from accelerators that may still be under way.
+        copies: Events of copies from accelerators that may still be under way.
     """
 
     items: Experience | GroupedRows | list[BufferItem]
@@ -36,10 +36,10 @@ class Parcel:
 
     @classmethod
     def of(cls, items: Items | GroupedRows) -> Parcel:
-        """Count what was given.
+        """Count groups and bytes of the items.
 
         Raises:
-            RecordError: It is no experience, or a field is no tensor.
+            RecordError: They are no experience, or a field is no tensor.
         """
         if isinstance(items, Experience):
             return cls(items, batch_size(items), _nbytes(items))
@@ -49,10 +49,10 @@ class Parcel:
         return cls(samples, min(1, len(samples)), sum(map(_nbytes, samples)))
 
     def copied(self) -> Parcel:
-        """Return the same in memory of its own, on the CPU.
+        """Return a copy on the CPU, which shares no tensor with the caller.
 
-        From an accelerator of type "cuda" the copy goes on beside other work: what is later queued
-        on the current stream of that device may change the tensors. Extras are not copied.
+        From an accelerator of type "cuda" the copy is asynchronous: work that is queued later on
+        the device's current stream may change the tensors. Extras are not copied.
         """
         offload = _Offload()
         items: Experience | GroupedRows | list[BufferItem]
@@ -65,7 +65,7 @@ class Parcel:
         return replace(self, items=items, copies=offload.events())
 
     def part(self, first: int, step: int) -> Parcel:
-        """Return every `step`th group from `first` on, as views where rows are groups."""
+        """Return every `step`-th group from `first` on; views of tensors where rows are groups."""
         if step == 1:
             return self
         groups = len(range(first, self.groups, step))
@@ -97,7 +97,7 @@ class _Offload:
         return host.copy_(tensor, non_blocking=True)
 
     def events(self) -> list[torch.cuda.Event]:
-        """Return what happens when the copies are made: an event for each device."""
+        """Return an event for each device, which occurs when its copies are made."""
         events = []
         for device in self._devices:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -107,7 +107,7 @@ class _Offload:
 
 
 def _changed(record: R, change: Callable[[Tensor], Tensor]) -> R:
-    """Return a record with other tensors and containers of its own."""
+    """Return a record with changed tensors, and copies of its containers of metadata."""
     fields: dict[str, Any] = {
         name: None if (tensor := getattr(record, name)) is None else change(tensor)
         for name in TENSOR_FIELDS
@@ -125,7 +125,7 @@ def _changed(record: R, change: Callable[[Tensor], Tensor]) -> R:
 def _rows(
     experience: Experience, rows: Sequence[int], choose: Callable[[Tensor], Tensor]
 ) -> Experience:
-    """Return some rows of a batch; `choose` returns them of a tensor."""
+    """Return some rows of a batch; `choose` selects them from a tensor."""
     size = batch_size(experience)
     chosen = _changed(experience, choose)
     for name in METADATA:

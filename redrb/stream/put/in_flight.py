@@ -1,0 +1,74 @@
+"""`PutInFlight`: one put on its way into a task while the next one is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from redrb.errors import ConfigError
+from redrb.stream.put.batch import PutBatch
+from redrb.stream.put.items import Groups
+from redrb.stream.put.options import PutOptions
+from redrb.stream.put.pending import PendingPut
+from redrb.stream.put.producer import Producer
+
+
+class PutInFlight:
+    """Sends one put at a time and reads its reply later; belongs to one thread.
+
+    A put that `finish` could not bring in stays in flight, until a further `finish` or `drop`: an
+    attempt that is repeated has the same operation number, so the groups are stored once.
+
+    Attributes:
+        prepare: Checks and encodes groups for the task.
+    """
+
+    def __init__(
+        self, producer: Producer, prepare: Callable[[Groups, PutOptions], PutBatch]
+    ) -> None:
+        self.prepare = prepare
+        self._producer = producer
+        self._pending: PendingPut | None = None
+
+    @property
+    def stored(self) -> int:
+        """Groups of the put in flight, from the first, that are surely in."""
+        return 0 if self._pending is None else len(self._pending.ids)
+
+    def send(self, batch: PutBatch) -> bool:
+        """Take groups over, and send them if they fit one transaction and room is not scarce.
+
+        Returns:
+            Whether they were sent; `finish` sends them otherwise.
+
+        Raises:
+            ConfigError: The put before is still in flight.
+        """
+        if self._pending is not None:
+            raise ConfigError("the put before is still in flight: finish() or drop() it first.")
+        self._pending = self._producer.send(batch)
+        return self._pending.sent is not None
+
+    def finish(self, timeout: float | None = None) -> tuple[int, ...]:
+        """Wait until the put in flight is in; returns the ids of its groups.
+
+        Raises:
+            As `stream.put` does; the put stays in flight.
+        """
+        if self._pending is None:
+            return ()
+        ids = self._producer.finish(self._pending, timeout)
+        self._producer.abandon(self._pending)
+        self._pending = None
+        return ids
+
+    def drop(self) -> int:
+        """Give the put in flight up; an attempt that was interrupted may still arrive, once.
+
+        Returns:
+            Groups that are not in.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return 0
+        self._producer.abandon(pending)
+        return len(pending.batch) - len(pending.ids)

@@ -1,0 +1,78 @@
+"""A put on its way into a task: its producer's identity, its groups, and how many are in."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+
+from redrb.connection.request import Request
+from redrb.stream.put.batch import PutBatch
+from redrb.stream.put.scripts import PutReply
+
+CHUNK_GROUPS = 32
+"""Most groups a transaction; larger ones are no faster."""
+
+CHUNK_BYTES = 4 << 20
+"""Most bytes a transaction, unless a single group is larger."""
+
+
+@dataclass(slots=True)
+class ProducerIdentity:
+    """A producer as Redis knows it; used for one put at a time, so that its puts are in order.
+
+    Attributes:
+        name: Random name.
+        operation: Number of its last put.
+        interrupted: Whether the connection broke during an attempt. That attempt may still reach
+            the server, and must then find the number of a put that is done.
+    """
+
+    name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    operation: int = 0
+    interrupted: bool = False
+
+
+@dataclass(slots=True)
+class PendingPut:
+    """Groups on their way into a task.
+
+    Attributes:
+        identity: The producer that puts them.
+        batch: All groups of the put.
+        ids: Ids of the groups that are surely in, from the first.
+        numbered: Whether the identity's last operation number stands for the next chunk.
+        sent: The request for the next chunk, if it was sent already.
+    """
+
+    identity: ProducerIdentity
+    batch: PutBatch
+    ids: list[int] = field(default_factory=list)
+    numbered: bool = False
+    sent: Request[PutReply] | None = None
+
+    def number(self) -> None:
+        """Give the next chunk its operation number; all attempts to store it use the same one."""
+        if not self.numbered:
+            self.identity.operation += 1
+            self.numbered = True
+
+    def chunk(self) -> PutBatch:
+        """Return the groups of the next transaction: at least one, if there are any."""
+        groups = self.batch.groups
+        start = end = len(self.ids)
+        size = 0
+        while end < len(groups) and end - start < CHUNK_GROUPS:
+            size += groups[end].nbytes
+            if end > start and size > CHUNK_BYTES:
+                break
+            end += 1
+        return self.batch.part(start, end)
+
+    def keep_payloads(self) -> None:
+        """Keep the bytes of a request that was sent and failed, for the next attempt.
+
+        The groups themselves may share memory with tensors that their owner has changed since.
+        """
+        sent, self.sent = self.sent, None
+        if sent is not None:
+            self.batch = self.batch.with_payloads(sent.pipeline.payloads())

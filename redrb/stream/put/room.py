@@ -1,0 +1,154 @@
+"""Room for a put at the limits of its task: waited for, made by eviction, or an error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from redrb.errors import ConfigError, StoreFull
+from redrb.stream.put.batch import PutBatch
+from redrb.stream.put.pending import PendingPut
+from redrb.stream.put.scripts import PutReply, PutScripts
+from redrb.stream.task.store import TaskStore
+from redrb.stream.waiting import QUEUE_TTL_MS, Wait
+
+OnFull: TypeAlias = Literal["block", "drop_oldest", "error"]
+
+EVICTION_ATTEMPTS = 8
+"""Attempts to make room by eviction before a put gives up."""
+
+EVICTED = 1000
+"""Groups that `redrb/lua/put/evict.lua` evicts in one call where so many exceed a limit."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The next attempt to store a chunk of a put.
+
+    Attributes:
+        pending: The put.
+        wait: How long it may take.
+        chunk: Groups of the chunk.
+        count: How many of them to store, from the first.
+        evict: Least number of groups to evict in the same transaction; None: evict nothing.
+        queued: Whether the producer has queued for room before this attempt.
+        refused: Earlier attempts that found no room.
+    """
+
+    pending: PendingPut
+    wait: Wait
+    chunk: PutBatch
+    count: int
+    evict: int | None = None
+    queued: bool = False
+    refused: int = 0
+
+    @property
+    def batch(self) -> PutBatch:
+        """The groups to store."""
+        return self.chunk.part(0, self.count)
+
+
+class Room:
+    """Finds room for the puts of one task.
+
+    Attributes:
+        scarce: Whether the task may have no room for the next chunk.
+    """
+
+    def __init__(self, store: TaskStore, scripts: PutScripts, on_full: OnFull) -> None:
+        self.scarce = False
+        self._store = store
+        self._scripts = scripts
+        self._on_full = on_full
+
+    def reserve(self, attempt: Attempt) -> bool:
+        """Queue until there is room for some of the groups; False where puts do not queue.
+
+        Raises:
+            StoreFull: There was none in time.
+        """
+        if self._on_full != "block":
+            return False
+        sizes = [group.nbytes for group in attempt.chunk.groups]
+        name = attempt.pending.identity.name
+        while True:
+            room, setting = self._scripts.room(name, sizes, ttl_ms=QUEUE_TTL_MS)
+            if room > 0:
+                attempt.count = room
+                return True
+            self._pause(attempt, PutReply("full", setting=setting))
+
+    def make(self, attempt: Attempt, reply: PutReply) -> None:
+        """Wait, evict or try fewer groups, after an attempt that found no room.
+
+        Raises:
+            StoreFull: There was no room in time, or none can be made.
+            ConfigError: A group is larger than the limits.
+        """
+        attempt.refused += 1
+        if reply.outcome == "never":
+            self._try_fewer(attempt)
+        elif self._on_full == "block":
+            if attempt.queued:  # another producer was faster, or the server has no memory
+                self._pause(attempt, reply)
+            self.scarce = True
+        elif (
+            self._on_full == "drop_oldest"
+            and reply.setting != "rate"
+            and attempt.refused <= EVICTION_ATTEMPTS
+        ):
+            self._evict(attempt, reply)
+        else:
+            raise self._full(attempt, reply)
+
+    def _try_fewer(self, attempt: Attempt) -> None:
+        if attempt.count == 1:
+            raise ConfigError(
+                f"task {self._store.task!r}: a group of {attempt.chunk.groups[0].nbytes} bytes is "
+                "larger than max_bytes: raise it, or make groups smaller."
+            )
+        attempt.count = max(1, attempt.count // 2)
+
+    def _evict(self, attempt: Attempt, reply: PutReply) -> None:
+        """Evict groups now, or let the next attempt evict them."""
+        identity, batch = attempt.pending.identity, attempt.batch
+        if reply.outcome == "memory":  # memory is freed by whole nodes of entries: ask for more
+            least = len(batch) << attempt.refused
+            self._scripts.evict(identity.name, identity.operation, batch, least=least)
+            attempt.evict = None
+            return
+        if attempt.evict is None:
+            attempt.evict = 0
+            return
+        gone = found = EVICTED
+        while found >= EVICTED:  # a limit that was lowered is reached in several calls
+            found = self._scripts.evict(identity.name, identity.operation, batch, least=0)
+            gone += found
+        attempt.evict = 0 if gone > EVICTED else attempt.evict + len(batch)
+
+    def _pause(self, attempt: Attempt, reply: PutReply) -> None:
+        """Wait in the queue until groups were acknowledged, for one slice of time at most."""
+        name, wait = attempt.pending.identity.name, attempt.wait
+        if wait.over:
+            self._scripts.room(name, [], ttl_ms=0)
+            raise self._full(attempt, reply)
+        wait.tell(f"task {self._store.task!r} has no room: a put waits")
+        self._store.wait_for_wake(wait.slice_s(), name)
+
+    def _full(self, attempt: Attempt, reply: PutReply) -> StoreFull:
+        task, reason = self._store.task, reply.setting
+        if reply.outcome == "memory":
+            reason = "memory"
+            message = (
+                f"Redis at {self._store.client.where} is at its memory limit and task {task!r} "
+                "cannot grow: raise maxmemory, or let trainers catch up."
+            )
+        elif reason == "rate":
+            message = f"task {task!r}: its rate holds puts back until trainers have read more."
+        else:
+            message = (
+                f"task {task!r} is full and nothing made room: trainers must acknowledge what they "
+                "took (`redrb stats`), or raise limit / max_bytes."
+            )
+        return StoreFull(message, task=task, stored=len(attempt.pending.ids), reason=reason)

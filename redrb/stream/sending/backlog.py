@@ -1,0 +1,133 @@
+"""The groups that an `ExperienceSender` holds: counted, bounded, and the errors of lost ones."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+
+from redrb.errors import ConfigError, SendFailed, StoreError
+from redrb.stream.sending.parcel import Parcel
+from redrb.stream.waiting import Wait
+
+_log = logging.getLogger("redrb")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The most that a sender holds; None: no limit."""
+
+    groups: int | None
+    nbytes: int | None
+
+
+class Backlog:
+    """Counts the groups on their way, and keeps errors for the next call; safe among threads.
+
+    Attributes:
+        changed: Notified at every change; its lock guards all attributes.
+        closed: Whether nothing more is taken over.
+        groups: Groups that are not in yet.
+        nbytes: Bytes of their tensors.
+        peak_nbytes: Most bytes that were held at once.
+        put: Groups that are in, or were filtered.
+        dropped: Groups that were given up because of an error.
+        unsent: Groups that were given up because the sender was closed.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.closed = False
+        self.groups = self.nbytes = self.peak_nbytes = self.put = self.dropped = self.unsent = 0
+        self._failures: list[tuple[Exception, int]] = []
+        self._outages: dict[object, StoreError] = {}
+
+    def reserve(self, parcel: Parcel, bounds: Bounds, wait: Wait) -> None:
+        """Count a parcel in when there is room; there always is when nothing else is held.
+
+        Raises:
+            SendFailed: There was no room in time.
+            ConfigError: The sender was closed.
+        """
+        with self.changed:
+            while self.groups and not (
+                (bounds.groups is None or self.groups + parcel.groups <= bounds.groups)
+                and (bounds.nbytes is None or self.nbytes + parcel.nbytes <= bounds.nbytes)
+            ):
+                self.check_open()
+                if wait.over:
+                    problem = f"left no room for more within {wait.waited_s:.1f} s"
+                    raise self.late(self.groups, problem)
+                wait.tell(f"a sender is full with {self.groups} groups")
+                self.changed.wait(wait.slice_s())
+            self._count(parcel.groups, parcel.nbytes)
+
+    def cancel(self, parcel: Parcel) -> None:
+        """Count a parcel out that was reserved, and that no stream sender gets."""
+        with self.changed:
+            self._count(-parcel.groups, -parcel.nbytes)
+
+    def settle(self, parcel: Parcel, unsent: int) -> None:
+        """Count a parcel out that was put, except `unsent` groups of it that were given up."""
+        with self.changed:
+            self.unsent += unsent
+            self.put += parcel.groups - unsent
+            self._count(-parcel.groups, -parcel.nbytes)
+
+    def fail(self, error: Exception, dropped: int) -> None:
+        """Keep an error, because of which groups were dropped, for the next call."""
+        with self.changed:
+            self._failures.append((error, dropped))
+            self.dropped += dropped
+            self.put -= dropped  # `settle` counts the whole parcel
+        _log.error("a sender gives %d groups up: %s", dropped, error)  # in case no call follows
+
+    def note_outage(self, sender: object, error: StoreError | None) -> None:
+        """Keep the error because of which a thread cannot put now; None: it can again."""
+        if error is None:
+            self._outages.pop(sender, None)
+        else:
+            self._outages[sender] = error
+
+    def raise_failures(self) -> None:
+        """Raise the errors since the last call.
+
+        Raises:
+            SendFailed: There were some; the groups given up are counted.
+        """
+        with self.changed:
+            failures, self._failures = self._failures, []
+        if failures:
+            first, dropped = failures[0][0], sum(count for _, count in failures)
+            more = f", and {len(failures) - 1} errors more" if len(failures) > 1 else ""
+            raise SendFailed(
+                f"{dropped} groups that were sent before are given up: {first}{more}",
+                dropped=dropped,
+            ) from first
+
+    def late(self, unsent: int, problem: str) -> SendFailed:
+        """Return the error for groups that are not in, with the reason if it is known."""
+        outage = next(iter(list(self._outages.values())), None)
+        why = "trainers may be behind (`redrb stats`)" if outage is None else str(outage)
+        failure = SendFailed(f"{unsent} groups {problem}: {why}", unsent=unsent)
+        failure.__cause__ = outage
+        return failure
+
+    def given_up(self, unsent: int) -> SendFailed:
+        """Return the error for groups that are given up at the end, and for earlier failures."""
+        failure = self.late(unsent, "were not in in time, and are given up")
+        failure.dropped = sum(count for _, count in self._failures)
+        for error, _ in self._failures:
+            failure.add_note(f"given up before: {error}")
+        return failure
+
+    def check_open(self) -> None:
+        """Raise ConfigError after the sender was closed."""
+        if self.closed:
+            raise ConfigError("the sender is closed.")
+
+    def _count(self, groups: int, nbytes: int) -> None:
+        self.groups += groups
+        self.nbytes += nbytes
+        self.peak_nbytes = max(self.peak_nbytes, self.nbytes)
+        self.changed.notify_all()

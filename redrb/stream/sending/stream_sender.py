@@ -1,0 +1,127 @@
+"""The thread that puts the parcels of a sender into one stream."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from redrb.connection.stopping import Stop, stoppable
+from redrb.errors import StoreError, StoreFull, StoreUnavailable
+from redrb.stream import ExperienceStream
+from redrb.stream.put.items import groups_of
+from redrb.stream.put.options import PutOptions
+from redrb.stream.sending.backlog import Backlog
+from redrb.stream.sending.parcel import Parcel
+
+_log = logging.getLogger("redrb")
+
+OUTAGE_PAUSE_S = 0.5
+"""Pause between puts while Redis is away for longer than the client's retries last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A parcel for one stream, and the options of its put."""
+
+    parcel: Parcel
+    options: PutOptions
+
+
+class StreamSender:
+    """Puts one job after another into one stream, however long Redis is away.
+
+    Attributes:
+        accepted: Jobs that were handed over.
+        done: Jobs that have ended, in success or failure.
+        stop: Ends the waits of the thread.
+    """
+
+    def __init__(
+        self, stream: ExperienceStream, backlog: Backlog, number: int, owner: object
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            stream: The stream to put into.
+            backlog: Where jobs that have ended are counted out, and errors are kept.
+            number: Number of the thread.
+            owner: An object that stays alive until the thread ends.
+        """
+        self.accepted = self.done = 0
+        self.stop = Stop()
+        self._task = stream.task
+        self._in_flight = stream.writer().in_flight
+        self._backlog = backlog
+        self._owner = owner
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._run, name=f"redrb-sender-{number}", daemon=True
+        )
+        self._thread.start()
+
+    def hand_over(self, job: Job) -> None:
+        """Queue a job for the thread."""
+        self.accepted += 1
+        self._jobs.put(job)
+
+    def end(self) -> None:
+        """Let the thread end after its last job; callable also from a finalizer."""
+        self._jobs.put(None)
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the thread to end; returns whether it has."""
+        self._thread.join(max(0.0, seconds))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        with stoppable(self.stop):
+            while (job := self._jobs.get()) is not None:
+                parcel = job.parcel
+                unsent = parcel.groups if self.stop.asked else self._put(job)
+                with self._backlog.changed:
+                    self.done += 1
+                    self._backlog.settle(parcel, unsent)
+                del job, parcel  # frees their memory while the thread waits
+
+    def _put(self, job: Job) -> int:
+        """Put a job; returns how many of its groups are not in when the thread was stopped."""
+        try:
+            for copy in job.parcel.copies:
+                copy.synchronize()
+            batch = self._in_flight.prepare(groups_of(job.parcel.items), job.options)
+            if not batch:
+                return 0
+            self._in_flight.send(batch)
+        except Exception as error:  # noqa: BLE001 (the next call raises it, and other jobs go on)
+            self._backlog.fail(error, job.parcel.groups)
+            return 0
+        try:
+            self._finish()
+        except Exception as error:  # noqa: BLE001 (the same)
+            left = self._in_flight.drop()
+            if self.stop.asked and isinstance(error, StoreError):
+                return left
+            self._backlog.fail(error, left)
+        return 0
+
+    def _finish(self) -> None:
+        """Repeat the put in flight until it is in, however long Redis is away."""
+        reported = False
+        while True:
+            try:
+                self._in_flight.finish()
+                self._backlog.note_outage(self, None)
+                return
+            except StoreFull:  # the stream was opened with on_full="error"
+                raise
+            except StoreError as error:
+                if self.stop.asked:
+                    raise
+                self._backlog.note_outage(self, error)
+                if not (reported or isinstance(error, StoreUnavailable)):
+                    self._backlog.fail(error, 0)
+                    reported = True
+                _log.warning("a sender cannot put into task %r yet: %s", self._task, error)
+            self.stop.wait(OUTAGE_PAUSE_S)
