@@ -187,7 +187,7 @@ def test_what_is_dropped_while_it_is_committed_is_sent_again(
             publisher._issuer.discard(attempts[0])
         return whole
 
-    staged = staging.Attempt.stage
+    staged = staging.StagingAttempt.stage
     monkeypatch.setattr(staging.StagingAttempt, "stage", stage)
     monkeypatch.setattr(cluster_keys, "prepare", prepare)
     assert publisher.publish(state(1)).version == 2

@@ -18,7 +18,8 @@ from torch import nn
 import redrb
 from redrb.errors import StoreUnavailable, WeightCorrupt
 from redrb.weights.host import cache as host_cache
-from redrb.weights.host.cache import CacheLeader, HostCache
+from redrb.weights.host.buffer_writing import CacheLeader
+from redrb.weights.host.cache import HostCache
 from redrb.weights.lora import LoraConfig, merged
 from redrb.weights.reading import replica
 from redrb.weights.wire.chunks import ChunkGoneError

@@ -24,7 +24,7 @@ from redrb.environment import PREFIX, child_environment
 from redrb.errors import ConfigError, PublisherFenced
 from redrb.weights.files.adapter_folder import load_adapter
 from redrb.weights.files.safetensors import load_safetensors, save_safetensors
-from redrb.weights.inspection import filing
+from redrb.weights.inspection import file_transfer
 from redrb.weights.inspection.listing import check_kept
 from redrb.weights.lora import LoraConfig
 from tests.clusters import RedisCluster
@@ -444,7 +444,7 @@ def test_a_version_that_goes_while_it_is_fetched_is_told(
             publisher.publish({"a": torch.ones(4)})  # the trainer commits just now
             return newest
 
-        monkeypatch.setattr(filing, "check_kept", checked)
+        monkeypatch.setattr(file_transfer, "check_kept", checked)
         with pytest.raises(ConfigError, match="version 1 of weights 'w' is not kept: 2 are"):
-            filing.get_weights(client, "w", tmp_path / "w.safetensors", namespace=namespace)
+            file_transfer.get_weights(client, "w", tmp_path / "w.safetensors", namespace=namespace)
     assert not list(tmp_path.iterdir())

@@ -16,7 +16,7 @@ from redrb.cli import main
 from redrb.connection import Client
 from redrb.errors import ConfigError, PublisherFenced, StoreUnavailable, WeightTimeout
 from redrb.weights.inspection.removal import remove_weights
-from redrb.weights.publishing import issuing
+from redrb.weights.publishing import committer
 from redrb.weights.wire import cluster_keys
 from tests.clusters import RedisCluster
 from tests.servers import programs
@@ -120,16 +120,16 @@ def test_a_publisher_that_paused_before_its_commit_commits_nothing(
 ) -> None:
     publisher = WeightPublisher(store, "policy", namespace=namespace)
     publish(publisher, 1)
-    commit = issuing.Issuer.commit
+    commit = committer.Committer.commit
 
-    def late(self: issuing.Issuer, *arguments: object) -> object:
+    def late(self: committer.Committer, *arguments: object) -> object:
         staged = [key for key in keys() if ":chunk:2:" in key or ":delta:2:" in key]
         assert staged
         assert remove_weights(store, "policy", namespace=namespace).versions == (1,)
         assert keys() == ["policy}:fence"]
         return commit(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(issuing.Issuer, "commit", late)
+    monkeypatch.setattr(committer.Committer, "commit", late)
     with pytest.raises(PublisherFenced):
         publish(publisher, 1, more=0.5)
     assert set(keys()) <= {"policy}:fence", "policy}:dropped"}  # this one expires

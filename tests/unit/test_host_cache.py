@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from redrb.errors import ConfigError, WeightError
+from redrb.weights.host import buffer_reading, locks
 from redrb.weights.host import cache as host_cache
-from redrb.weights.host import locks
 from redrb.weights.host.buffer import HEADER_BYTES, PAGE, Buffer, Header
 from redrb.weights.host.cache import HostCache
 
@@ -212,13 +212,13 @@ def test_an_older_version_does_not_pass_for_the_newest_while_that_is_being_unloc
     cache, reader = caches(), caches()
     write(cache, 1)
     write(cache, 2)
-    grip = locks.take(home(tmp_path) / "1", exclusive=True)
-    threading.Timer(0.05, grip.release).start()
+    lock = locks.acquire(home(tmp_path) / "1", exclusive=True)
+    threading.Timer(0.05, lock.release).start()
     assert newest_version(reader) == 2
-    monkeypatch.setattr(host_cache, "_PATIENCE_S", 0.05)
-    grip = locks.take(home(tmp_path) / "1", exclusive=True)
+    monkeypatch.setattr(buffer_reading, "_BRIEFLY_LOCKED_S", 0.05)
+    lock = locks.acquire(home(tmp_path) / "1", exclusive=True)
     assert newest_version(reader) == 1  # it stays locked: better than none
-    grip.release()
+    lock.release()
 
 
 def test_a_reader_that_is_dropped_holds_nothing(caches):
@@ -234,10 +234,10 @@ def test_a_reader_that_is_dropped_holds_nothing(caches):
 
 def is_free(lock):
     """Whether nobody has the lock at `lock`."""
-    grip = locks.take(lock, exclusive=True)
-    if grip is None:
+    lock = locks.acquire(lock, exclusive=True)
+    if lock is None:
         return False
-    grip.release()
+    lock.release()
     return True
 
 
@@ -568,7 +568,7 @@ def test_what_is_over_cannot_be_used(caches):
     with pytest.raises(WeightError, match="not held"):
         second.commit(2, b"")
     for use in (lambda: lead.buffer(NBYTES), lambda: lead.forget(1)):
-        with pytest.raises(WeightError, match="leads no more"):
+        with pytest.raises(WeightError, match="does not lead any more"):
             use()
     cache.close()
     cache.close()
@@ -635,7 +635,7 @@ def test_what_others_left_is_swept_after_an_hour_unless_somebody_uses_it(caches,
         cache: Path(repr(cache)[len("<redrb.HostCache ") : -1]) for cache in (used, left, fresh)
     }
     for cache in (left, fresh):
-        cache._joined.home._users.release()  # as if it was killed
+        cache._joined.directory._users.release()  # as if it was killed
     for cache in (used, left):
         os.utime(homes[cache] / "users", (1, 1))
     (directory / "gone-1").mkdir()
@@ -668,7 +668,7 @@ def test_files_that_were_removed_from_outside_are_made_again(caches, tmp_path):
 def test_a_directory_that_others_may_write_to_is_refused(caches, tmp_path, mode):
     (tmp_path / "shm").mkdir()
     (tmp_path / "shm").chmod(mode)
-    with pytest.raises(ConfigError, match="only this user"):
+    with pytest.raises(ConfigError, match="that only user"):
         caches().lead()
     assert list((tmp_path / "shm").iterdir()) == []
 
@@ -676,11 +676,11 @@ def test_a_directory_that_others_may_write_to_is_refused(caches, tmp_path, mode)
 def test_a_directory_that_is_a_link_a_file_or_anothers_is_refused(caches, tmp_path, monkeypatch):
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "shm").symlink_to(tmp_path / "real")
-    with pytest.raises(ConfigError, match="only this user"):
+    with pytest.raises(ConfigError, match="that only user"):
         caches().newest()
     (tmp_path / "shm").unlink()
     (tmp_path / "shm").write_text("")
-    with pytest.raises(ConfigError, match="only this user"):
+    with pytest.raises(ConfigError, match="that only user"):
         caches().newest()
     (tmp_path / "shm").unlink()
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
@@ -696,7 +696,7 @@ def test_the_directory_is_in_shared_memory_and_private(monkeypatch, tmp_path):
     directory = tmp_path / f"redrb-{os.geteuid()}"
     assert directory.stat().st_mode & 0o777 == 0o700
     cache.close()
-    with pytest.raises(WeightError, match="host_cache off"):
+    with pytest.raises(WeightError, match="host_cache out"):
         HostCache("weights", directory=tmp_path / "no" / "where").newest()
 
 
@@ -711,7 +711,7 @@ def test_too_little_room_is_told_and_nothing_half_made_stays(caches, tmp_path, m
         with monkeypatch.context() as patched:
             patched.setattr(os, "posix_fallocate", full)
             with pytest.raises(
-                WeightError, match=r"1,007,616 bytes does not fit .*--shm-size.* host_cache off"
+                WeightError, match=r"1,007,616 bytes does not fit .*--shm-size.* host_cache out"
             ):
                 lead.buffer(1_000_000, timeout=0)
             assert sorted(path.name for path in home(tmp_path).glob("*.data")) == ["0.data"]

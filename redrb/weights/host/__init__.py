@@ -1,1 +1,1 @@
-"""One copy of the weights for all readers on a host, in shared memory."""
+"""One copy of published weights for all readers on a host, in shared memory."""

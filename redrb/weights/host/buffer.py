@@ -1,4 +1,4 @@
-"""A buffer of a host cache: a file in shared memory that is complete, or known not to be."""
+"""A buffer of a host cache: a file in shared memory whose header says whether it is complete."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from redrb.weights.wire.manifest import MAX_VERSION
 Bytes = npt.NDArray[np.uint8]
 
 HEADER_BYTES = 48
-"""Size of the header."""
+"""Bytes of the header."""
 
 MAX_META = 256 << 20
-"""Bytes of meta that a buffer may have."""
+"""Limit of the meta bytes of a buffer."""
 
 PAGE = 4096
-"""Where the data begin."""
+"""Offset of the data."""
 
 _MAGIC = b"redrbHC1"
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; the module mmap does not name it
+_MADV_POPULATE_WRITE = 23  # since Linux 5.14; Python's mmap has no name for it
 _POPULATED = 4 << 20
 _FIELDS = struct.Struct("<8s4Q")  # magic, version, nbytes, meta's size and xxh3
 _CHECKSUM = struct.Struct("<Q")  # xxh3 of the fields
@@ -38,7 +38,7 @@ _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first bytes of a buffer. Version 0: nothing in it is usable."""
+    """The first bytes of a buffer; version 0 if its content is not usable."""
 
     version: int
     nbytes: int
@@ -46,7 +46,7 @@ class Header:
     meta_checksum: int = 0
 
     def packed(self) -> bytes:
-        """Return the bytes of it."""
+        """Return the header as bytes."""
         fields = _FIELDS.pack(
             _MAGIC, self.version, self.nbytes, self.meta_nbytes, self.meta_checksum
         )
@@ -57,24 +57,24 @@ _NOTHING = Header(0, -1)
 
 
 class Buffer:
-    """A file: a page with the header, the data, then from a new page the meta.
+    """A file: a page with the header, then the data, then, on a new page, the meta bytes.
 
-    Only who has its lock exclusively changes it. The header may be read without the lock: one that
-    is half written does not match its checksum.
+    Only the holder of the exclusive lock writes. The header may be read without the lock, since a
+    half-written header does not match its checksum.
     """
 
-    def __init__(self, path: Path, lock: Path) -> None:
+    def __init__(self, path: Path, lock_path: Path) -> None:
         self.path = path
-        self.lock = lock
+        self.lock_path = lock_path
         self._map: tuple[int, mmap.mmap] | None = None
 
     @property
     def is_mapped(self) -> bool:
-        """Whether this process has it mapped for writing."""
+        """Whether this process has the file mapped for writing."""
         return self._map is not None
 
     def header(self) -> Header:
-        """Read the header; version 0 when there is no such file, or it is damaged."""
+        """Read the header; its version is 0 if the file is missing or damaged."""
         try:
             with self._opened(os.O_RDONLY) as descriptor:
                 self._kept(descriptor)
@@ -84,9 +84,9 @@ class Buffer:
             return _NOTHING
 
     def read(self) -> tuple[Header, bytes, Bytes] | None:
-        """Return header, meta and data, None unless they are complete; needs the lock.
+        """Return header, meta and data, or None if they are not complete; needs the lock.
 
-        The data are mapped anew, for the caller alone: pages that it writes to are copied.
+        The data are a new private map: pages that the caller writes to are copied.
         """
         try:
             with self._opened(os.O_RDONLY) as descriptor:
@@ -103,7 +103,7 @@ class Buffer:
         return header, meta, np.frombuffer(mapped, np.uint8)[PAGE:]
 
     def opened_for_writing(self, nbytes: int) -> tuple[Header, bytes, mmap.mmap]:
-        """Return header, meta and memory, of a new file if it has another size; needs the lock."""
+        """Return header, meta and memory, in a new file if the size differs; needs the lock."""
         read = self.read()
         header, meta = read[:2] if read else (self.header(), b"")
         if header.nbytes != nbytes:
@@ -112,14 +112,14 @@ class Buffer:
         with self._opened(os.O_RDWR) as descriptor:
             mapped = self._mapped(descriptor, nbytes)
         if not read:
-            header = Header(0, nbytes)  # its meta may be damaged
+            header = Header(0, nbytes)  # the meta bytes may be damaged
         return header, meta, mapped
 
     def write_meta(self, nbytes: int, meta: bytes) -> None:
-        """Write the meta behind `nbytes` bytes of data; needs the lock.
+        """Write the meta bytes after `nbytes` bytes of data; needs the lock.
 
         Raises:
-            WeightError: There is no room for it.
+            WeightError: There is no room for them.
         """
         with self._opened(os.O_RDWR) as descriptor:
             self._allocate(descriptor, _meta_at(nbytes), len(meta))
@@ -129,14 +129,14 @@ class Buffer:
                 written += os.pwrite(descriptor, memoryview(meta)[written:], at)
 
     def forget(self) -> None:
-        """Make what is in it unusable; needs the lock."""
+        """Mark the content as unusable; needs the lock."""
         with suppress(FileNotFoundError), self._opened(os.O_RDWR) as descriptor:
             header = _read_header(descriptor)
             if header.version:
                 os.pwrite(descriptor, Header(0, header.nbytes).packed(), 0)
 
     def _create(self, header: Header) -> None:
-        # a new file: shrinking the old one would kill whoever still has an array of it
+        # a new file: shrinking the old one would kill (SIGBUS) processes that still map it
         self.remove()
         try:
             with self._opened(os.O_RDWR | os.O_CREAT | os.O_EXCL) as descriptor:
@@ -147,7 +147,7 @@ class Buffer:
             raise
 
     def remove(self) -> None:
-        """Take the file away; those who have it mapped keep it."""
+        """Delete the file; processes that have it mapped keep their memory."""
         with suppress(FileNotFoundError):
             self.path.unlink()
         self._map = None
@@ -156,20 +156,21 @@ class Buffer:
         if not nbytes:
             return
         try:
-            # a file with holes would take its writer down by SIGBUS when the memory is used up
+            # without this, a writer dies of SIGBUS when shared memory is full
             os.posix_fallocate(descriptor, start, nbytes)
         except OSError as error:
             directory = self.path.parent.parent
             free = os.statvfs(directory)
             raise WeightError(
                 f"no room for the host cache: a buffer of {nbytes:,} bytes does not fit into "
-                f"{directory}, where {free.f_bavail * free.f_frsize:,} are free ({error.strerror})."
-                " Two buffers are needed. Give the container more shared memory (--shm-size), or "
-                "turn host_cache off."
+                f"{directory}, where {free.f_bavail * free.f_frsize:,} bytes are free "
+                f"({error.strerror}). The cache needs two buffers: give the container more shared "
+                "memory (--shm-size), or leave host_cache out."
             ) from error
 
     def _mapped(self, descriptor: int, nbytes: int) -> mmap.mmap:
-        # kept: mapping pages anew costs as much as copying them. Never closed: arrays may use it
+        # kept, since mapping pages again costs as much as copying them; never closed, since arrays
+        # may use it
         mapped = self._kept(descriptor)
         if mapped is None or len(mapped) != PAGE + nbytes:
             mapped = mmap.mmap(descriptor, PAGE + nbytes)
@@ -178,7 +179,7 @@ class Buffer:
         return mapped
 
     def _kept(self, descriptor: int) -> mmap.mmap | None:
-        """Return what is mapped of this file; one that another leader replaced is let go."""
+        """Return this process' map of the file; drop it if another leader has replaced the file."""
         kept = self._map
         if kept is not None and kept[0] != os.fstat(descriptor).st_ino:
             kept = self._map = None
@@ -194,12 +195,12 @@ class Buffer:
 
 
 def _populate(mapped: mmap.mmap) -> None:
-    """Map all pages for writing at once: page by page it takes longer than filling them."""
+    """Map all pages for writing: one by one at first access takes longer than filling them."""
     for start in range(0, len(mapped), _POPULATED):
         try:
-            # in parts: other threads stand still meanwhile
+            # in parts: the call blocks the other threads of this process
             mapped.madvise(_MADV_POPULATE_WRITE, start, min(_POPULATED, len(mapped) - start))
-        except OSError:  # of a kernel before 5.14
+        except OSError:  # kernels before 5.14
             return
 
 
@@ -221,3 +222,15 @@ def _read_header(descriptor: int) -> Header:
 
 def _meta_at(nbytes: int) -> int:
     return PAGE + -(-nbytes // PAGE) * PAGE
+
+
+@contextmanager
+def cache_errors(directory: Path) -> Iterator[None]:
+    """Raise operating system errors about files in `directory` as `WeightError`."""
+    try:
+        yield
+    except OSError as error:
+        raise WeightError(
+            f"the host cache in {directory} is not usable: {error}. Check that the directory "
+            "exists and has room, and that this process may open files; or leave host_cache out."
+        ) from error

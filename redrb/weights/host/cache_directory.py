@@ -1,4 +1,4 @@
-"""The directory that all who use a host cache share, and that the last of them takes away."""
+"""The directory of a host cache: processes join it, and the last one to leave deletes it."""
 
 from __future__ import annotations
 
@@ -18,94 +18,94 @@ from redrb.weights.host import locks
 
 LEADER = "leader"
 BUFFERS = ("0", "1")
-"""The locks that every home has: of who writes, and of the two buffers."""
+"""Names of the locks in every cache directory: the leader's, and those of the two buffers."""
 
 _USERS = "users"
-_GONE = "gone-"
-_OURS = re.compile(r"[0-9a-f]{32}")
-_IDLE_S = 3600.0  # what nobody has open is swept this long after its last use
+_DELETED = "gone-"
+_CACHE_NAME = re.compile(r"[0-9a-f]{32}")
+_IDLE_S = 3600.0  # an unused directory is deleted this long after its last use
 _JOINS = 200
 _JOIN_PAUSE_S = 0.005
 
 
 class CacheDirectory:
-    """The directory of one key, and the lock that says that it is in use.
+    """The directory of one key, and the shared lock that marks it as in use.
 
-    It is there as long as one process has joined: the last one to leave takes all of it away.
-    Leaving happens by itself when this object is dropped, or the process ends in order.
+    The last process to leave deletes the directory. A process leaves when this object is dropped,
+    or when it exits normally.
 
     Attributes:
-        path: Where locks and buffers are.
+        path: The directory of the locks and buffers.
     """
 
     def __init__(self, path: Path, users: locks.FileLock) -> None:
         self.path = path
         self._users = users
-        # not weakref's: processes of multiprocessing end without what atexit would run
+        # not weakref.finalize: children of multiprocessing do not run atexit functions
         self._finalizer = Finalize(self, _leave, args=(path, users), exitpriority=0)
 
     @property
     def is_current(self) -> bool:
-        """Whether it is this process that joined, and nobody removed the directory since."""
+        """Whether this process (not its parent) joined, and the directory still exists."""
         return self._users.is_at(self.path / _USERS)
 
     def touch(self) -> None:
-        """Tell those who sweep that it is in use."""
+        """Renew the time that `sweep` looks at."""
         os.utime(self.path / _USERS)
 
     def leave(self) -> None:
-        """Leave; who is the last takes the files away."""
+        """Leave; the last user deletes the directory."""
         self._finalizer()
 
 
 def _leave(path: Path, users: locks.FileLock) -> None:
-    if not users.is_held:  # in a fork it is its parent's
+    if not users.is_held:  # this is a fork, and the lock is its parent's
         return
-    with suppress(OSError):  # what stays is swept later
+    with suppress(OSError):  # `sweep` deletes the rest later
         if users.make_exclusive():
-            _take_away(path, users)
+            _delete(path, users)
     users.release()
 
 
 def join(directory: Path, name: str) -> CacheDirectory:
-    """Make, or join, what is called `name` in `directory`.
+    """Join the cache directory `name` in `directory`; create it if it is missing.
 
     Raises:
-        ConfigError: The directory is another user's, or others may write to it.
-        WeightError: There was no joining it.
+        ConfigError: The directory belongs to another user, or others may write to it.
+        WeightError: A process keeps the directory locked.
     """
     path = directory / name
     users = path / _USERS
     for _ in range(_JOINS):
         _check(directory)
-        with suppress(FileNotFoundError):  # the last one to leave took it away: once more
-            with suppress(FileExistsError):  # not `exist_ok`: it may be gone when that looks again
+        with suppress(FileNotFoundError):  # the last user has just deleted it: try again
+            with suppress(FileExistsError):  # exist_ok would check again, after a deletion
                 path.mkdir(mode=0o700)
-            locks.make(users)
-            grip = locks.take(users, exclusive=False)
-            if grip is None:  # who takes it away has this for the moment that a rename lasts
+            locks.create(users)
+            lock = locks.acquire(users, exclusive=False)
+            if lock is None:  # it is being deleted: the lock lasts for one rename
                 threading.Event().wait(_JOIN_PAUSE_S)
-            elif grip.is_at(users):
-                for lock in (LEADER, *BUFFERS):
-                    locks.make(path / lock)
-                home = CacheDirectory(path, grip)
-                home.touch()
-                return home
+            elif lock.is_at(users):
+                for lock_name in (LEADER, *BUFFERS):
+                    locks.create(path / lock_name)
+                joined = CacheDirectory(path, lock)
+                joined.touch()
+                return joined
             else:
-                grip.release()
+                lock.release()
     raise WeightError(
-        f"{path} is locked by a process that does not go on. See who it is (`fuser {users}`), "
-        "or turn host_cache off."
+        f"{path} stays locked by a process that does not go on: find it with `fuser {users}`, or "
+        "leave host_cache out."
     )
 
 
 def sweep(directory: Path, keep: str) -> None:
-    """Remove from `directory` what killed processes left there, and nobody used for an hour."""
-    with suppress(OSError):  # others sweep as well
+    """Delete cache directories that killed processes left and nobody has used for an hour."""
+    with suppress(OSError):  # other processes may sweep at the same time
         for path in list(directory.iterdir()):
-            if path.name.startswith(_GONE):
+            if path.name.startswith(_DELETED):
                 shutil.rmtree(path, ignore_errors=True)
-            elif path.name != keep and _OURS.fullmatch(path.name):
+            elif path.name != keep and _CACHE_NAME.fullmatch(path.name):
                 _sweep_one(path)
 
 
@@ -114,15 +114,18 @@ def _sweep_one(path: Path) -> None:
     with suppress(OSError):
         if time.time() - (users if users.exists() else path).stat().st_mtime < _IDLE_S:
             return
-        locks.make(users)
-        grip = locks.take(users, exclusive=True)
-        if grip is not None:
-            _take_away(path, grip)
+        locks.create(users)
+        lock = locks.acquire(users, exclusive=True)
+        if lock is not None:
+            _delete(path, lock)
 
 
-def _take_away(path: Path, users: locks.FileLock) -> None:
-    """Remove what is at `path`, in one step for whoever joins meanwhile; `users` is exclusive."""
-    gone = path.with_name(_GONE + uuid.uuid4().hex)
+def _delete(path: Path, users: locks.FileLock) -> None:
+    """Delete the directory by one rename first, so that no process joins half of it.
+
+    The caller holds `users` exclusively.
+    """
+    gone = path.with_name(_DELETED + uuid.uuid4().hex)
     try:
         if not users.is_at(path / _USERS):
             return
@@ -138,7 +141,7 @@ def _check(directory: Path) -> None:
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise ConfigError(
-            f"{directory} is not a directory of user {os.geteuid()} that only this user may write "
-            f"to ({stat.filemode(found.st_mode)}, user {found.st_uid}). Remove it, choose another "
-            "directory, or turn host_cache off."
+            f"{directory} is not a directory that only user {os.geteuid()} may write to "
+            f"({stat.filemode(found.st_mode)}, user {found.st_uid}). Delete it, or leave "
+            "host_cache out."
         )

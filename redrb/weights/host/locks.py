@@ -1,8 +1,8 @@
-"""Locks between the processes of a host that tell when they are free.
+"""Locks between the processes of a host, with waits that need no polling.
 
-A lock is a FIFO that is never written to. `flock` on it excludes; that its holders have it open for
-writing lets others wait for them without polling, and with a timeout: the kernel tells when the
-last one has closed it, however that process ended.
+A lock is a FIFO to which nobody writes. `flock` on it excludes other holders. Its holders have it
+open for writing, so that others can wait, with a timeout, until the kernel reports that the last
+holder has closed it, however that process ended.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _LONGEST_S = 86400.0  # poll counts milliseconds in 32 bits
 
 
 class _Process:
-    """The lock files that this process has open, so that a fork of it drops its copies at once.
+    """The lock files that this process has open, so that its forks close their copies at once.
 
-    A copy in a child would keep what the parent has locked when the parent is killed.
+    An open copy in a child would keep a lock after its parent was killed.
     """
 
     def __init__(self) -> None:
-        self.guard = threading.RLock()  # of a finalizer, too, that runs while its thread holds it
+        self.guard = threading.RLock()  # a finalizer may run while its thread holds it
         self.held: set[int] = set()
 
     def forget(self) -> None:
-        """In a fork: close what is the parent's, which its locks outlive."""
+        """In a fork: close the copies of the parent's lock files; the parent keeps its locks."""
         self.guard = threading.RLock()
         for descriptor in self.held:
             os.close(descriptor)
@@ -47,7 +47,7 @@ os.register_at_fork(
 
 
 class FileLock:
-    """A lock that is held, until `release` or until nobody has this object any more."""
+    """A held lock, until `release` or until this object is garbage."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -57,24 +57,24 @@ class FileLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process has it: a fork does not have what its parent locked."""
+        """Whether this process holds the lock; a fork does not hold its parent's locks."""
         return self._finalizer.alive and self._pid == os.getpid()
 
     def release(self) -> None:
-        """Let go; more than once does no harm, and in a fork it does nothing."""
+        """Release the lock; more than once does no harm, and in a fork it does nothing."""
         self._finalizer()
 
-    def stay_with(self, memory: object) -> None:
-        """From now on be held until `memory` is garbage; forks have it too, and hold it as well."""
+    def hold_while_alive(self, memory: object) -> None:
+        """Hold the lock until `memory` is garbage, in this process and in its forks."""
         with _process.guard:
             if self.is_held:
                 self._finalizer.detach()
                 _process.held.discard(self._descriptor)
-                # closed, not unlocked: it stays locked while a fork has its copy
+                # closed, not unlocked: it stays locked while a fork has a copy
                 weakref.finalize(memory, os.close, self._descriptor).atexit = False
 
     def is_at(self, path: Path) -> bool:
-        """Whether the file that is locked is still the one at `path`."""
+        """Whether the locked file is still the file at `path`."""
         with _process.guard:
             if not self.is_held:
                 return False
@@ -84,19 +84,19 @@ class FileLock:
                 return False
 
     def make_exclusive(self) -> bool:
-        """Turn a shared lock into an exclusive one; where others share it, it may be lost."""
+        """Make a shared lock exclusive; if other processes share it, it may be lost instead."""
         with _process.guard:
             return self.is_held and _locked(self._descriptor, fcntl.LOCK_EX)
 
 
-def make(path: Path) -> None:
-    """Make the file of a lock, unless it is there."""
+def create(path: Path) -> None:
+    """Create the file of a lock unless it exists."""
     with suppress(FileExistsError):
         os.mkfifo(path, 0o600)
 
 
-def take(path: Path, *, exclusive: bool) -> FileLock | None:
-    """Take the lock at `path` now, or return None when another one has it."""
+def acquire(path: Path, *, exclusive: bool) -> FileLock | None:
+    """Acquire the lock at `path` without waiting; None if another holder excludes it."""
     with _process.guard:
         descriptor = os.open(path, os.O_RDWR | _FLAGS)
         if _locked(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH):
@@ -106,32 +106,35 @@ def take(path: Path, *, exclusive: bool) -> FileLock | None:
         return None
 
 
-def take_over(path: Path) -> FileLock | None:
-    """Take the lock at `path` exclusively, in a new file; None when another one has it.
+def acquire_in_new_file(path: Path) -> FileLock | None:
+    """Acquire the lock at `path` exclusively, in a new file; None if another process holds it.
 
-    Who waits on the old file is told that its holder is gone, even if it looks only after the next
-    one has come.
+    Processes that wait on the old file learn that its holder is gone, even if they look only after
+    the next holder has come.
     """
-    old = take(path, exclusive=True)
+    old = acquire(path, exclusive=True)
     if old is None:
         return None
     try:
-        if not old.is_at(path):  # another one was faster
+        if not old.is_at(path):  # another process was faster
             return None
-        return replace(path)
+        return acquire_replacing(path)
     finally:
         old.release()
 
 
-def replace(path: Path) -> FileLock:
-    """Lock a new file in place of the one at `path`, whoever holds that; one does so at a time."""
-    own = path.with_name(f"{path.name}.next")
-    own.unlink(missing_ok=True)  # of one that was killed here
-    make(own)
-    new = take(own, exclusive=True)
+def acquire_replacing(path: Path) -> FileLock:
+    """Lock a new file in place of the file at `path`, even if that is held.
+
+    Only one process at a time may call this.
+    """
+    fresh = path.with_name(f"{path.name}.next")
+    fresh.unlink(missing_ok=True)  # left by a process that was killed here
+    create(fresh)
+    new = acquire(fresh, exclusive=True)
     if new is None:
-        raise BlockingIOError(f"{own} is locked by another process")
-    own.rename(path)
+        raise BlockingIOError(f"{fresh} is locked by another process")
+    fresh.rename(path)
     return new
 
 
@@ -139,13 +142,13 @@ def wait_released(path: Path, timeout: float) -> bool:
     """Wait until nobody holds the lock at `path`, at most `timeout` seconds.
 
     Returns:
-        Whether nobody did, at least for a moment.
+        Whether the lock was free, at least for a moment.
     """
     with _process.guard:
         watcher = _watcher(path)
     try:
         poll = select.poll()
-        poll.register(watcher, 0)  # a hang-up is always told
+        poll.register(watcher, 0)  # poll always reports a hang-up
         return bool(poll.poll(math.ceil(1000 * min(max(timeout, 0.0), _LONGEST_S))))
     finally:
         os.close(watcher)
@@ -153,13 +156,13 @@ def wait_released(path: Path, timeout: float) -> bool:
 
 def _watcher(path: Path) -> int:
     while True:
-        # without a writer at its opening the watcher would not be told that there is none
+        # a FIFO that has had no writer since it was opened reports no hang-up
         writer = os.open(path, os.O_RDWR | _FLAGS)
         try:
             watcher = os.open(path, os.O_RDONLY | _FLAGS)
             if os.path.sameopenfile(writer, watcher):
                 return watcher
-            os.close(watcher)  # `replace` came in between
+            os.close(watcher)  # `acquire_replacing` came in between
         finally:
             os.close(writer)
 
@@ -174,10 +177,10 @@ def _locked(descriptor: int, kind: int) -> bool:
 
 def _release(descriptor: int, pid: int) -> None:
     if pid != os.getpid():
-        return  # the fork closed its copy; the number may be another file's by now
+        return  # the fork has closed its copy; the number may be another file's now
     with _process.guard:
         _process.held.discard(descriptor)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also where a foreign fork has a copy
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # even if a fork of other code has a copy
         finally:
             os.close(descriptor)

@@ -20,8 +20,8 @@ from redrb.weights.wire.manifest import (
     Manifest,
     Source,
     WeightVersion,
-    encode_manifest,
 )
+from redrb.weights.wire.manifest_codec import encode_manifest
 
 _log = logging.getLogger("redrb")
 

@@ -10,16 +10,9 @@ from typing import Any
 from redrb.errors import DecodeError, EncodeError
 from redrb.weights.publishing.staging import StagedPart
 from redrb.weights.wire.layout import Layout, Piece, TensorEntry
-from redrb.weights.wire.manifest import (
-    Blob,
-    Delta,
-    Kind,
-    Manifest,
-    decode_manifest,
-    encode_manifest,
-    hash_of,
-    layout_hash,
-)
+from redrb.weights.wire.manifest import Blob, Delta, Kind, Manifest, hash_of
+from redrb.weights.wire.manifest_codec import decode_manifest, encode_manifest
+from redrb.weights.wire.tensor_list import layout_hash
 
 
 def assemble_manifest(

@@ -23,7 +23,8 @@ from redrb.weights.publishing.rank_rendezvous import (
 )
 from redrb.weights.publishing.staging import StagingAttempt, StagingPlace
 from redrb.weights.tensors.state import State
-from redrb.weights.wire.manifest import Manifest, WeightVersion, decode_manifest, encode_manifest
+from redrb.weights.wire.manifest import Manifest, WeightVersion
+from redrb.weights.wire.manifest_codec import decode_manifest, encode_manifest
 
 _log = logging.getLogger("redrb")
 

@@ -22,7 +22,8 @@ from redrb.keys import WeightKeys
 from redrb.weights.publishing.mailbox import Mailbox
 from redrb.weights.publishing.staging import StagedPart, StagingPlace
 from redrb.weights.wire.layout import Layout
-from redrb.weights.wire.manifest import MAX_VERSION, Source, list_tensors, read_tensors
+from redrb.weights.wire.manifest import MAX_VERSION, Source
+from redrb.weights.wire.tensor_list import list_tensors, read_tensors
 
 AGAIN: Final = "again"
 """In place of a reason: all ranks begin anew."""

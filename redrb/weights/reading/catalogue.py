@@ -14,7 +14,8 @@ from redrb.keys import WeightKeys
 from redrb.lua import scripts
 from redrb.weights.wire import cluster_keys
 from redrb.weights.wire.layout import Layout
-from redrb.weights.wire.manifest import MAX_VERSION, Manifest, WeightVersion, decode_manifest
+from redrb.weights.wire.manifest import MAX_VERSION, Manifest, WeightVersion
+from redrb.weights.wire.manifest_codec import decode_manifest
 
 How = Literal["full", "delta", "lora", "same"]
 

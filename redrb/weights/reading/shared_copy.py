@@ -12,7 +12,9 @@ from dataclasses import replace
 
 from redrb.connection import stopping
 from redrb.errors import WeightCorrupt
-from redrb.weights.host.cache import BufferWriter, CacheLeader, HeldBuffer, HostCache
+from redrb.weights.host.buffer_reading import HeldBuffer
+from redrb.weights.host.buffer_writing import BufferWriter, CacheLeader
+from redrb.weights.host.cache import HostCache
 from redrb.weights.reading.catalogue import Catalogue, Pin, Step
 from redrb.weights.reading.replica import Replica, Transfer
 from redrb.weights.reading.state_copies import (
@@ -24,7 +26,8 @@ from redrb.weights.reading.state_copies import (
 )
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import Layout
-from redrb.weights.wire.manifest import Manifest, Source, encode_manifest
+from redrb.weights.wire.manifest import Manifest, Source
+from redrb.weights.wire.manifest_codec import encode_manifest
 
 _log = logging.getLogger("redrb")
 

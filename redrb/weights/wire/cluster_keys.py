@@ -15,7 +15,8 @@ from redrb.connection.cluster import Cluster
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error
 from redrb.keys import WeightKeys
 from redrb.weights.wire.chunks import batches
-from redrb.weights.wire.manifest import Manifest, decode_manifest
+from redrb.weights.wire.manifest import Manifest
+from redrb.weights.wire.manifest_codec import decode_manifest
 
 SPREAD = 64
 """Slots that keys of one name are spread over: enough for the nodes of a large cluster."""
