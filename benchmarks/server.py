@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from redrb.connection.embedded import find_server
+from redrb.connection.server_program import find_server
 from redrb.environment import child_environment
 
 
@@ -22,7 +22,7 @@ def private_server(
         program: Its path; default: the one on PATH.
         variables: Of the environment, that it gets besides.
     """
-    program = program or find_server()[0]
+    program = program or find_server().path
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

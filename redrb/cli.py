@@ -94,9 +94,8 @@ def _server(options: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with closing(EmbeddedServer(options.directory)) as server, suppress(KeyboardInterrupt):
-        version = ".".join(map(str, server.version))
         print(
-            f"Redis {version} serves this machine at\n"
+            f"{server.program.name} serves this machine at\n"
             f"  {variable_of('url')}=unix://{server.socket}\nuntil Ctrl-C",
             flush=True,
         )

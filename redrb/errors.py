@@ -150,7 +150,7 @@ class StoreClosed(StoreError):
 
 
 class UnsupportedServer(StoreError):
-    """The server is older than 6.2, or does not speak Redis' protocol."""
+    """The server is older than 7.0, or does not speak Redis' protocol."""
 
 
 class SendFailed(RedrbError):

@@ -1,4 +1,4 @@
-"""Backends that tests run on, and a namespace of its own for each test."""
+"""Fixtures: the backends that tests run on, and a fresh namespace for each test."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ REAL = programs()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let tests of whole processes run on one real server in the ordinary suite.
+    """Run tests of whole processes and of clusters on one real server in the ordinary suite.
 
-    They take seconds each, and what they run on Redis is run on every server by contract tests.
-    The others are slow tests.
+    They take seconds each, and contract tests run the same requests on every server. On the other
+    servers they are slow tests.
     """
     names = {item.nodeid for item in items}
     first, *others = REAL
     for item in items:
-        whole_processes = item.path.parent.name in ("integration", "faults")
+        folder, file = item.path.parent.name, item.path.name
+        takes_long = folder in ("integration", "faults") or file.startswith("test_cluster")
         elsewhere = (item.nodeid.replace(first, other) in names for other in others)
-        if whole_processes and first in item.nodeid and any(elsewhere):
+        if takes_long and first in item.nodeid and any(elsewhere):
             item.add_marker("slow")
 
 

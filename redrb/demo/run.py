@@ -43,7 +43,7 @@ def run_demo(settings: DemoSettings, *, as_json: bool) -> int:
     history, started = History(), time.perf_counter()
     with connect(settings.url or "embedded://") as client:
         namespace = f"demo-{int(time.time())}-{uuid.uuid4().hex[:8]}"
-        console.print(f"Redis {'.'.join(map(str, client.server_version))} at {client.where}")
+        console.print(f"server {'.'.join(map(str, client.server_version))} at {client.where}")
         stream = ExperienceStream(client, TASK, namespace=namespace)
         with _interrupts() as interrupted:
             workers = _start_workers(settings, client, namespace, out, history)

