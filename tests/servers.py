@@ -44,6 +44,18 @@ def _name(path: str) -> str:
     return f"{program.kind.lower()}-{program.version[0]}.{program.version[1]}"
 
 
+def has_tls(program: str) -> bool:
+    """Return whether a server was built with TLS: only then it asks for a certificate, and ends."""
+    refusal = subprocess.run(
+        [program, "--port", "0", "--tls-port", str(free_port())],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+    return "tls-cert-file" in refusal.stdout
+
+
 def free_port() -> int:
     """Return a TCP port that nothing listens on."""
     with socket.socket() as probe:

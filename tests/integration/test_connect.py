@@ -18,7 +18,7 @@ from redrb import ExperienceStream, StoreDenied, StoreUnavailable, UnsupportedSe
 from redrb.connection import connecting
 from redrb.errors import ConfigError
 from tests.samples import numbered, numbers
-from tests.servers import Server, free_port
+from tests.servers import Server, free_port, has_tls, programs
 
 OwnServer = Callable[..., Server]
 SECRET = "hunter2"
@@ -216,11 +216,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.parametrize(
+    "own_server", [name for name, program in programs().items() if has_tls(program)], indirect=True
+)
 def test_tls_is_checked_against_the_certificate(own_server: OwnServer, certificate: Path) -> None:
     server, port = own_server(), free_port()
     with redrb.connect(server.url) as client:
-        if not client.execute("CONFIG", "GET", "tls-port"):
-            pytest.skip("this server was built without TLS")
         client.execute(
             *("CONFIG", "SET", "tls-auth-clients", "no", "tls-port", port),
             *("tls-cert-file", str(certificate / "cert.pem")),
