@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import redis.exceptions as upstream
 
@@ -29,14 +30,13 @@ _NOT_NOW = (
     upstream.ReadOnlyError,
 )
 _NOT_NOW_CODES = ("BUSY ", "NOREPLICAS", "UNBLOCKED")
-_MISSED_IN_SCRIPT = "attempted to access a non local key in a cluster node"
+_MISSED_IN_SCRIPT = "ttempted to access a non local key in a cluster node"
 _DOWN_IN_SCRIPT = "while the cluster is down"
 
 _SCRIPT_LINE = re.compile(r"user_script: ?(\d+)")
-_SCRIPT_SHA = re.compile(r"\b(?:f_)?([0-9a-f]{40})\b")
+_SCRIPT_SHA = re.compile(r"\b[0-9a-f]{40}\b")
 _SCRIPT_PLACE = re.compile(
-    r"Error running script \(call to f_\w+\): |@?user_script: ?\d+: "
-    r"|,? script: \w+, on @?user_script: ?\d+"
+    r"@?user_script: ?\d+: |,? script: (\w+, )?on @?user_script: ?\d+|,? of script [0-9a-f ]+"
 )
 
 _sources: dict[str, tuple[str, ...]] = {}
@@ -46,6 +46,13 @@ _sources: dict[str, tuple[str, ...]] = {}
 def note_script(sha: str, sources: tuple[str, ...]) -> None:
     """Remember where the lines of a script come from, so that its errors name file and line."""
     _sources[sha] = sources
+
+
+def name_scripts(error: upstream.ResponseError, shas: Sequence[str]) -> None:
+    """Name in a script's error the scripts that were sent: Valkey 9 tells only the line."""
+    message = str(error)
+    if _SCRIPT_LINE.search(message) and not _SCRIPT_SHA.search(message):
+        error.args = (f"{message.rstrip('.')} of script {' '.join(shas)}",)
 
 
 def is_transient(error: BaseException) -> bool:
@@ -126,8 +133,9 @@ def _first_line(error: BaseException) -> str:
 
 def _with_source(message: str) -> str:
     """Name the file and line where a script failed, in place of its SHA-1 and line."""
-    sha, line = _SCRIPT_SHA.search(message), _SCRIPT_LINE.search(message)
-    sources = _sources.get(sha[1], ()) if sha else ()
-    if line is None or not 1 <= int(line[1]) <= len(sources):
+    line = _SCRIPT_LINE.search(message)
+    if line is None:
         return message
-    return f"{_SCRIPT_PLACE.sub('', message)} (at {sources[int(line[1]) - 1]})"
+    sources = [_sources.get(sha, ()) for sha in _SCRIPT_SHA.findall(message)]
+    places = [lines[int(line[1]) - 1] for lines in sources if 1 <= int(line[1]) <= len(lines)]
+    return f"{_SCRIPT_PLACE.sub('', message)} (at {' or '.join(places)})" if places else message

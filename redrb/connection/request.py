@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from redrb.connection.client import Client, Sent
+from redrb.connection.failures import name_scripts
 from redrb.connection.transport import Pipeline, Reply
 
 T = TypeVar("T")
@@ -73,7 +74,11 @@ class Request(Generic[T]):
         broke, self._broke = self._broke, None
         if broke is not None:
             raise broke
-        if sent is not None and self._pid == os.getpid():
-            return self._read(sent.replies())
-        self.attempts += 1
-        return self._read(self._client.exchange(self.pipeline))
+        try:
+            if sent is not None and self._pid == os.getpid():
+                return self._read(sent.replies())
+            self.attempts += 1
+            return self._read(self._client.exchange(self.pipeline))
+        except ResponseError as error:
+            name_scripts(error, self.pipeline.scripts)
+            raise

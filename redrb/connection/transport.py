@@ -20,13 +20,19 @@ _CRLF = b"\r\n"
 
 
 class Pipeline:
-    """Commands to be sent together; replies come in the same order."""
+    """Commands to be sent together; replies come in the same order.
+
+    Attributes:
+        commands: Number of commands.
+        scripts: SHA-1 of each script among them.
+    """
 
     def __init__(self) -> None:
         self._parts: list[bytes | memoryview] = []
         self._nbytes = 0
         self._payloads: list[slice] = []
         self.commands = 0
+        self.scripts: list[str] = []
 
     def add(self, *arguments: Argument) -> None:
         """Append one command."""

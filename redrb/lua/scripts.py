@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from redis.exceptions import RedisError
+from redis.exceptions import NoScriptError, ResponseError
 
 from redrb.connection import Client, failures
 from redrb.connection.transport import Argument, Pipeline, Reply
@@ -76,11 +76,13 @@ def run_once(
 ) -> Reply:
     """Run a script without retries; raises redis-py's exceptions."""
     try:
-        return client.once("EVALSHA", script.sha, len(keys), *keys, *arguments)
-    except RedisError as error:
-        if not failures.is_missing_script(error):
-            raise
-    return client.once("EVAL", script.text, len(keys), *keys, *arguments)
+        try:
+            return client.once("EVALSHA", script.sha, len(keys), *keys, *arguments)
+        except NoScriptError:
+            return client.once("EVAL", script.text, len(keys), *keys, *arguments)
+    except ResponseError as error:
+        failures.name_scripts(error, [script.sha])
+        raise
 
 
 def add_to(
@@ -103,6 +105,7 @@ def add_to(
     """
     called = ("EVAL", script.text) if whole else ("EVALSHA", script.sha)
     pipeline.add(*called, len(keys), *keys, *arguments)
+    pipeline.scripts.append(script.sha)
 
 
 def _includes(source: str, found: dict[str, None] | None = None) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ResponseError
 
-from redrb.connection.failures import translate
+from redrb.connection.failures import name_scripts, translate
 from redrb.lua.scripts import load
 
 _ROOT = Path(str(files("redrb.lua")))
@@ -112,9 +112,9 @@ def test_a_script_of_a_task_that_writes_begins_so(name: str) -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        "WRONGTYPE A string script: {sha}, on @user_script:{line}.",  # Redis 7, Valkey
+        "WRONGTYPE A string script: {sha}, on @user_script:{line}.",
         "WRONGTYPE A string script: {sha}, on @user_script: {line}.",
-        "Error running script (call to f_{sha}): @user_script:{line}: WRONGTYPE A string",  # 6.2
+        "WRONGTYPE A string script: on @user_script:{line}.",  # Valkey 9
     ],
 )
 def test_an_error_names_the_file_and_line_of_the_script(reply: str) -> None:
@@ -123,8 +123,24 @@ def test_an_error_names_the_file_and_line_of_the_script(reply: str) -> None:
     number = [each.strip() for each in _LUA["take/finish"].splitlines()].index(
         "return {'lost'}"
     ) + 1
-    error = translate(ResponseError(reply.format(sha=script.sha, line=line)), "here")
-    assert str(error).endswith(f": WRONGTYPE A string (at redrb/lua/take/finish.lua:{number})")
+    error = ResponseError(reply.format(sha=script.sha, line=line))
+    name_scripts(error, [script.sha])
+    place = f"redrb/lua/take/finish.lua:{number}"
+    assert str(translate(error, "here")).endswith(f": WRONGTYPE A string (at {place})")
+
+
+def test_an_error_names_all_scripts_that_it_may_come_from() -> None:
+    scripts = [load("take/finish"), load("take/take")]
+    error = ResponseError("WRONGTYPE A string script: on @user_script:3.")
+    name_scripts(error, [script.sha for script in scripts])
+    places = " or ".join(script.sources[2] for script in scripts)
+    assert str(translate(error, "here")).endswith(f": WRONGTYPE A string (at {places})")
+
+
+def test_an_error_that_is_not_a_scripts_stays_as_it_is() -> None:
+    error = ResponseError("WRONGTYPE A string")
+    name_scripts(error, [load("take/finish").sha])
+    assert str(error) == "WRONGTYPE A string"
 
 
 def test_an_error_of_another_script_stays_as_it_is() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Reply, first_error, packed
 from redrb.errors import ConfigError, StoreError, TaskMismatch
 from redrb.keys import TaskKeys
@@ -168,9 +169,7 @@ class Restoring:
         arguments: list[Argument] = [self._part, STAGE_TTL_MS, what, json.dumps(told)]
         add_to(pipeline, load("saving/restore"), [self._stage.stream], arguments, whole=True)
         pipeline.add("EXEC")
-        outcome = self._store.client.retrying(
-            lambda: _outcome(self._store.client.exchange(pipeline))
-        )
+        outcome = Request(self._store.client, pipeline, _outcome).result()
         if outcome == b"gone":
             raise self._gone()
 
