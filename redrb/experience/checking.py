@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter, index
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ _INTEGER_FIELDS = [(name, list(_DIMS).index(name)) for name in ("sequences", "to
 _fields = attrgetter(*_DIMS)
 
 
-def check_groups(groups: Sequence[Sequence[object]]) -> dict[int, RecordError]:
+def check_groups(groups: Sequence[Sequence[Any]]) -> dict[int, RecordError]:
     """Refuse groups whose samples are malformed, and find the rewards that are not finite.
 
     One reward of nan makes all weights nan in one step. It is not refused here, because a filter
@@ -61,14 +61,8 @@ def check_groups(groups: Sequence[Sequence[object]]) -> dict[int, RecordError]:
                 _check_version(version, (at, place))
             _check_fields(_fields(item), 0, (at, place))
             if item.reward is not None:
-                rewards.append((at, place, item.reward))
-    if _all_finite([reward for _, _, reward in rewards]):
-        return {}
-    return {
-        at: _reward_error(reward, f"sample {place} in group {at}")
-        for at, place, reward in reversed(rewards)  # so that a group's first one is named
-        if not _all_finite([reward])
-    }
+                rewards.append(item.reward)
+    return {} if _all_finite(rewards) else _reward_errors(groups)
 
 
 def check_batch(experience: Experience) -> dict[int, RecordError]:
@@ -76,7 +70,7 @@ def check_batch(experience: Experience) -> dict[int, RecordError]:
     batch_size(experience)
     versions = experience.policy_version
     for version in (versions,) if versions is None or isinstance(versions, int) else versions:
-        if version is not None:
+        if version is not None and (type(version) is not int or version < 0):
             _check_version(version, None)
     _check_fields(_fields(experience), 1, None)
     rewards = experience.reward
@@ -180,6 +174,16 @@ def _refuse_shape(name: str, shape: tuple[int, ...], lead: int, where: Where) ->
 def _refuse(name: str, why: str, where: Where) -> NoReturn:
     at = "" if where is None else f" (sample {where[1]} in group {where[0]})"
     raise RecordError(f"{name} {why}{at}.", field=name)
+
+
+def _reward_errors(groups: Sequence[Sequence[BufferItem]]) -> dict[int, RecordError]:
+    """Return the error for the first bad reward of each group that has one."""
+    found: dict[int, RecordError] = {}
+    for at, group in enumerate(groups):
+        for place, item in enumerate(group):
+            if item.reward is not None and not _all_finite([item.reward]):
+                found.setdefault(at, _reward_error(item.reward, f"sample {place} in group {at}"))
+    return found
 
 
 def _reward_error(reward: Tensor, where: str) -> RecordError:

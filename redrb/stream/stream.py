@@ -428,9 +428,8 @@ class ExperienceStream(Task):
             self._producer.close()
 
     def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> tuple[int, ...]:
-        seconds = checked_timeout(timeout)
         batch = self._prepare(groups, options)
-        return self._producer.put(batch, seconds) if batch else ()
+        return self._producer.put(batch, timeout) if batch else ()
 
     def _prepare(self, groups: Groups, options: PutOptions) -> PutBatch:
         """Check and encode the groups of a put."""

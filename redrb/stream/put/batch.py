@@ -34,10 +34,6 @@ class PutBatch:
     filtered: int = 0
     expired: int = 0
 
-    def __len__(self) -> int:
-        """Return the number of groups."""
-        return len(self.groups)
-
     def __bool__(self) -> bool:
         """Return whether there are groups to store or to count."""
         return bool(self.groups) or self.filtered + self.expired > 0
@@ -45,9 +41,10 @@ class PutBatch:
     @property
     def needs_index(self) -> bool:
         """Whether a plain task must become an indexed one to hold the groups."""
-        if self.options.priority is not None or self.expired:
-            return True
-        return any(group.status is not Status.COMPLETED for group in self.groups)
+        for group in self.groups:
+            if group.status is not Status.COMPLETED:
+                return True
+        return self.options.priority is not None or self.expired > 0
 
     def part(self, start: int, end: int) -> Self:
         """Return some of the groups; the counts of dropped groups go with the first part."""

@@ -71,4 +71,4 @@ class PutInFlight:
         if pending is None:
             return 0
         self._producer.abandon(pending)
-        return len(pending.batch) - len(pending.ids)
+        return len(pending.batch.groups) - len(pending.ids)

@@ -35,7 +35,7 @@ class Indexer:
                 "this task has an order of somebody's own: give the same Order object to put here."
             )
         score, priority = self.order.score, batch.options.priority
-        newest = batch.newest or [None] * len(batch)
+        newest = batch.newest or [None] * len(batch.groups)
         told = "-" if priority is None else repr(float(priority))
         facts = []
         for group, token in zip(batch.groups, newest, strict=True):
@@ -53,10 +53,10 @@ class Indexer:
 
         None, too, where the groups were prepared before the task declared tags: it refuses them.
         """
-        if not self.names or (batch.tags is None and len(batch)):
+        if not self.names or (batch.tags is None and batch.groups):
             return ""
         return json.dumps([list(self.names), *(batch.tags or ())])
 
     def by_token(self, batch: PutBatch) -> int:
         """Return 1 where the newest token of each group was looked at, as some tasks ask for."""
-        return int(batch.newest is not None or not len(batch))
+        return int(batch.newest is not None or not batch.groups)

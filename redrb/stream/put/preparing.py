@@ -44,7 +44,9 @@ class Preparer:
         """
         if isinstance(groups, Experience):
             return self._prepare_rows(groups, options)
-        groups, filtered = self._passing(groups, check_groups(groups))
+        filtered, bad_rewards = 0, check_groups(groups)
+        if self.filters or bad_rewards:
+            groups, filtered = self._passing(groups, bad_rewards)
         encoded = encode_groups(
             groups, policy_version=options.policy_version, narrow_floats=self.narrow_floats
         )
@@ -71,12 +73,9 @@ class Preparer:
     ) -> tuple[list[list[BufferItem]], int]:
         """Return the groups that pass the filters, and how many do not."""
         kept = passing(groups, self.filters) if self.filters else range(len(groups))
-        if bad_rewards:
-            for index in kept:
-                if index in bad_rewards:
-                    raise bad_rewards[index]
-        if len(kept) == len(groups):
-            return groups, 0
+        for index in kept:
+            if index in bad_rewards:
+                raise bad_rewards[index]
         return [groups[index] for index in kept], len(groups) - len(kept)
 
     def _batch(

@@ -65,7 +65,7 @@ class Producer:
         """
         pending = PendingPut(self._identity(), batch)
         chunk = pending.chunk()
-        if not self._room.scarce and len(chunk) == len(batch):
+        if not self._room.scarce and len(chunk.groups) == len(batch.groups):
             pending.number()
             identity = pending.identity
             pending.sent = self._scripts.put(identity.name, identity.operation, chunk)
@@ -75,7 +75,7 @@ class Producer:
     def finish(self, pending: PendingPut, timeout: float | None) -> tuple[int, ...]:
         """Wait until all groups are in; raises as `put` does, and may be called again then."""
         wait = Wait(timeout)
-        ids, total, over = pending.ids, len(pending.batch), False
+        ids, total, over = pending.ids, len(pending.batch.groups), False
         try:
             while not over:
                 reply = self._put_chunk(pending, wait)
@@ -127,7 +127,7 @@ class Producer:
         """Store the next chunk, or as many of its groups, from the first, as there is room for."""
         pending.number()
         identity, chunk = pending.identity, pending.chunk()
-        attempt = Attempt(pending, wait, chunk, len(chunk))
+        attempt = Attempt(pending, wait, chunk, len(chunk.groups))
         while True:
             request = pending.sent
             if request is None:
@@ -138,7 +138,7 @@ class Producer:
             reply = self._reply(pending, request, wait)
             if reply.outcome in ("ok", "again"):
                 self._arrivals.note(reply.stored, reply.expired)
-                self._room.scarce = 0 <= reply.room < len(chunk)
+                self._room.scarce = 0 <= reply.room < len(chunk.groups)
                 pending.sent = None
                 return reply
             pending.keep_payloads()

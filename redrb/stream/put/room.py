@@ -114,7 +114,7 @@ class Room:
         """Evict groups now, or let the next attempt evict them."""
         identity, batch = attempt.pending.identity, attempt.batch
         if reply.outcome == "memory":  # memory is freed by whole nodes of entries: ask for more
-            least = len(batch) << attempt.refused
+            least = len(batch.groups) << attempt.refused
             self._scripts.evict(identity.name, identity.operation, batch, least=least)
             attempt.evict = None
             return
@@ -125,7 +125,7 @@ class Room:
         while found >= EVICTED:  # a limit that was lowered is reached in several calls
             found = self._scripts.evict(identity.name, identity.operation, batch, least=0)
             gone += found
-        attempt.evict = 0 if gone > EVICTED else attempt.evict + len(batch)
+        attempt.evict = 0 if gone > EVICTED else attempt.evict + len(batch.groups)
 
     def _pause(self, attempt: Attempt, reply: PutReply) -> None:
         """Wait in the queue until groups were acknowledged, for one slice of time at most."""

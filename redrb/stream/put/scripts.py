@@ -72,7 +72,7 @@ class PutScripts:
         """
         store, groups = self._store, batch.groups
         sizes = [group.nbytes for group in groups]
-        samples = sum(group.samples for group in groups)
+        samples = sum([group.samples for group in groups])
         pipeline = store.client.transaction(store.keys.none)
         if evict is not None:
             room: list[Argument] = [producer, operation, len(groups), sum(sizes), evict]
@@ -102,7 +102,9 @@ class PutScripts:
         after a broken connection it may evict more.
         """
         nbytes = sum(group.nbytes for group in batch.groups)
-        return int(self._store.run("put/evict", [producer, operation, len(batch), nbytes, least]))
+        return int(
+            self._store.run("put/evict", [producer, operation, len(batch.groups), nbytes, least])
+        )
 
     def room(self, producer: str, sizes: Sequence[int], *, ttl_ms: int) -> tuple[int, str]:
         """Queue for room; returns how many groups may be put now, and what stops the next one.
