@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     )
     from redrb.stream.exchange import export_task, import_task
     from redrb.stream.feeding import ExperienceDataset, ExperienceLoader
-    from redrb.stream.mixture import Mixture, MixtureLease, Starvation, take_mixture
+    from redrb.stream.mixture import Mixture, MixtureLease, Starvation
     from redrb.stream.sending import ExperienceSender
     from redrb.weights import LoraConfig, WeightPublisher, WeightSubscriber, WeightVersion
     from redrb.weights.files.adapter_folder import load_adapter, save_adapter
@@ -163,7 +163,6 @@ __all__ = [
     "save_adapter",
     "save_safetensors",
     "split_experience_batch",
-    "take_mixture",
 ]
 
 _HOMES = {
@@ -177,7 +176,7 @@ _HOMES = {
         "split_experience_batch",
     ),
     "redrb.stream.feeding": ("ExperienceDataset", "ExperienceLoader"),
-    "redrb.stream.mixture": ("Mixture", "MixtureLease", "Starvation", "take_mixture"),
+    "redrb.stream.mixture": ("Mixture", "MixtureLease", "Starvation"),
     "redrb.replay": ("ReplayBuffer",),
     "redrb.runtime": (
         "DDPStrategy",

@@ -17,7 +17,7 @@ from redrb.replay.rollout_packing import Unpacked, pack_group, unpack_group
 from redrb.replay.staleness import Thresholds, expired_members, version_to_order_by
 from redrb.replay.tasks import NEVER, Tasks
 from redrb.stream import Lease
-from redrb.stream.take.lease import Expiry
+from redrb.stream.take.lease_part import Expiry
 
 _log = logging.getLogger("redrb")
 

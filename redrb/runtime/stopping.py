@@ -1,4 +1,4 @@
-"""How a loop is asked to end: by a call of `stop`, or by SIGTERM and Ctrl-C while it runs."""
+"""How a loop is asked to end: by its user, or by SIGTERM and Ctrl-C while it runs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from redrb.connection.stopping import Stop
-
 
 @contextmanager
 def leaving_on_signals() -> Iterator[None]:
-    """In this block SIGTERM and Ctrl-C end the process with status 0.
+    """In this block SIGTERM and Ctrl-C end the process, with status 0: it holds nothing yet.
 
-    For the start of a process, before it leases or makes anything. Main thread only.
+    For what a process does before its loop listens to signals by itself. Main thread only.
     """
     numbers = (signal.SIGTERM, signal.SIGINT)
-    # an exception would not do: one that is raised during garbage collection is lost
+    # no exception: one that is raised while garbage is collected would be lost
     before = [signal.signal(number, lambda *_: os._exit(0)) for number in numbers]
     try:
         yield
@@ -30,32 +28,25 @@ def leaving_on_signals() -> Iterator[None]:
 
 
 class StopRequest:
-    """A request that a loop ends after its current step; true once someone has asked.
-
-    Attributes:
-        reason: Why the loop was asked to end; "" before.
-        waits: Ends the waits of a thread that works in `stoppable(request.waits)`.
-    """
+    """Becomes true when a loop is asked to end in good order."""
 
     def __init__(self) -> None:
-        self.reason = ""
-        self.waits = Stop()
         self._wake: Callable[[], None] | None = None
+        self.why = ""
 
     def __bool__(self) -> bool:
-        return bool(self.reason)
+        return bool(self.why)
 
-    def ask(self, reason: str) -> None:
-        """Ask the loop to end; the first reason is kept. A signal handler may call it."""
-        if not self.reason:
-            self.reason = reason or "it was asked to"
-            self.waits.ask()
+    def ask(self, why: str) -> None:
+        """Ask for the end; the first reason counts. A signal's handler may call it."""
+        if not self.why:
+            self.why = why or "it was asked to"
             if self._wake is not None:
                 self._wake()
 
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
-        """In this block, call `wake` when the loop is asked to end; it must not block."""
+        """In this block, call `wake` when the end is asked for; it must not block."""
         self._wake = wake
         try:
             yield
@@ -64,9 +55,9 @@ class StopRequest:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """In this block SIGTERM and Ctrl-C ask the loop to end; a second one ends the process.
+        """Take SIGTERM and Ctrl-C as a request to end; a second one ends the process at once.
 
-        Only the main thread can handle signals: in other threads this does nothing.
+        Only the main thread can listen to signals: elsewhere nothing changes.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -75,11 +66,11 @@ class StopRequest:
 
         def handle(number: int, _frame: FrameType | None) -> None:
             self.ask(signal.Signals(number).name)
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            for other, handler in before.items():
+                signal.signal(other, handler)
 
-        for handled in (signal.SIGTERM, signal.SIGINT):
-            before[handled] = signal.signal(handled, handle)
+        for ours in (signal.SIGTERM, signal.SIGINT):
+            before[ours] = signal.signal(ours, handle)
         try:
             yield
         finally:

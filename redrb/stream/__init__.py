@@ -3,7 +3,8 @@
 from redrb.stream.put.filters import finite_rewards, reward_variance
 from redrb.stream.saving.saving import SavedTask
 from redrb.stream.stream import ExperienceStream
-from redrb.stream.take.lease import Expiry, Lease
+from redrb.stream.take.lease import Lease
+from redrb.stream.take.lease_part import Expiry
 from redrb.stream.task.dead_letters import DeadLetter
 from redrb.stream.task.expiration import Staleness, StalenessReport
 from redrb.stream.task.history import StoredGroup

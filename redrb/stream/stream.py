@@ -26,10 +26,11 @@ from redrb.stream.put.room import OnFull
 from redrb.stream.put.writer import Writer
 from redrb.stream.ranks.rank_requests import Balance, checked_balance, checked_place
 from redrb.stream.ranks.ranks import Ranks
-from redrb.stream.take.consumer import Consumer, Wanted
+from redrb.stream.take.consumer import Consumer
+from redrb.stream.take.in_flight import leases
 from redrb.stream.take.lease import Lease
-from redrb.stream.take.lease_loop import leases
-from redrb.stream.take.scripts import TakeScripts
+from redrb.stream.take.scripts import TakeRequest, TakeScripts
+from redrb.stream.take.taker import Taker
 from redrb.stream.task.follower import Follower
 from redrb.stream.task.rate import RateLimit
 from redrb.stream.task.settings import Eviction, OnExpired, TaskSettings
@@ -154,8 +155,9 @@ class ExperienceStream(Task):
         if weights is not None:
             self._follower = Follower(self._store, namespace, weights)
         self._producer = Producer(self._store, on_full, self._open)
-        self._consumer = Consumer(self._store, group, lease_ms, self._open)
-        self._ranks = Ranks(self._store, self._consumer, group, lease_ms, self._open)
+        self._consumer = Consumer(self._store, group, lease_ms)
+        self._taker = Taker(self._store, self._consumer, self._open)
+        self._ranks = Ranks(self._store, self._consumer, self._open)
 
     def __enter__(self) -> Self:
         return self
@@ -285,16 +287,16 @@ class ExperienceStream(Task):
                 from this consumer group, so nobody else may, or the other way round.
             StoreUnavailable: Redis stayed away.
         """
-        wanted = self._wanted(count, at_least, status, where)
+        request = self._take_request(count, at_least, status, where)
         if not (ack is None or isinstance(ack, Lease)):
             raise ConfigError(f"ack={ack!r:.80}: give the lease before this one.")
         if rank is None and world_size is None and step is None and balance is None:
-            return self._consumer.take(wanted, checked_timeout(timeout), ack)
-        place = checked_place(wanted.count, rank, world_size, step)
+            return self._taker.take(request, checked_timeout(timeout), ack)
+        place = checked_place(request.count, rank, world_size, step)
         by = checked_balance(balance)
         if ack is not None:
             ack.ack()
-        return self._ranks.take(place, wanted, by, checked_timeout(timeout))
+        return self._ranks.take(place, request, by, checked_timeout(timeout))
 
     def leases(
         self,
@@ -323,8 +325,9 @@ class ExperienceStream(Task):
             >>> for lease in stream.leases(32, timeout=600):
             ...     train(lease.batch())
         """
-        wanted = self._wanted(count, at_least, status, where)
-        return self._while_open(leases(self._consumer, wanted, checked_timeout(timeout)))
+        request = self._take_request(count, at_least, status, where)
+        loop = leases(self._taker, self._consumer, request, checked_timeout(timeout))
+        return self._while_open(loop)
 
     def discard_expired(self, groups: int) -> None:
         """Count groups that a maker found too stale to put, as put and expired, exactly once.
@@ -441,16 +444,16 @@ class ExperienceStream(Task):
             self._warn_of_priorities()
         return batch
 
-    def _wanted(
+    def _take_request(
         self,
         count: int,
         at_least: int | None,
         status: AnyStatus,
         where: Mapping[str, Any] | None,
-    ) -> Wanted:
+    ) -> TakeRequest:
         self._check_open()
         most, least = checked_least(count, at_least)
-        return Wanted(most, least, checked_status(status), self._query(where))
+        return TakeRequest(most, least, checked_status(status), self._query(where))
 
     def _while_open(self, batches: Generator[Lease]) -> Generator[Lease]:
         try:

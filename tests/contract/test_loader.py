@@ -274,14 +274,14 @@ def test_redis_that_stays_away_is_told_after_what_came_before(
     stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(stream, 4)
-    take = stream._consumer.take
+    take = stream._taker.take
 
     def broken(*arguments: Any) -> Any:
         if stream._scripts.stats("default")["waiting"] == 0:
             raise StoreUnavailable("gone", where="here")
         return take(*arguments)
 
-    monkeypatch.setattr(stream._consumer, "take", broken)
+    monkeypatch.setattr(stream._taker, "take", broken)
     seen = []
     with pytest.raises(StoreUnavailable), ExperienceLoader(stream, 2, timeout=0.7) as loader:
         for batch in loader:
@@ -298,14 +298,14 @@ def test_redis_that_comes_back_in_time_ends_no_loop(
     timeout: float | None,
 ) -> None:
     filled(stream, 4)
-    take, failures = stream._consumer.take, iter([False, True, True])
+    take, failures = stream._taker.take, iter([False, True, True])
 
     def broken(*arguments: Any) -> Any:
         if next(failures, False):
             raise StoreUnavailable("gone", where="here")
         return take(*arguments)
 
-    monkeypatch.setattr(stream._consumer, "take", broken)
+    monkeypatch.setattr(stream._taker, "take", broken)
     with ExperienceLoader(stream, 2, steps=2, timeout=timeout) as loader:
         assert [rewards(batch) for batch in loader] == [[0, 1], [2, 3]]
     assert caplog.text.count("cannot take a batch yet: gone") == 2
@@ -317,7 +317,7 @@ def test_a_loop_that_waits_for_redis_is_stopped_at_once(
     def away(*arguments: Any) -> Any:
         raise StoreUnavailable("gone", where="here")
 
-    monkeypatch.setattr(stream._consumer, "take", away)
+    monkeypatch.setattr(stream._taker, "take", away)
     loader = ExperienceLoader(stream, 2)
     timer = threading.Timer(0.3, loader.stop)
     batches, began = iter(loader), time.monotonic()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import signal
@@ -11,7 +10,6 @@ import sys
 import threading
 import time
 import warnings
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,8 +29,9 @@ from redrb import BatchTimeout, ConfigError, ExperienceStream, LeaseLost, Record
 from redrb.connection import Client
 from redrb.errors import StoreUnavailable
 from redrb.stream import waiting
-from redrb.stream.mixture import Mixture, MixtureLease, take_mixture, turn_timeout, turns
+from redrb.stream.mixture import Mixture, MixtureLease, turn_timeout, turns
 from redrb.stream.mixture.ratio import MOST_PARTS, Ratio
+from redrb.stream.mixture.starvation import Starvation
 from redrb.stream.mixture.turns import Operation, Turns
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
@@ -228,7 +227,7 @@ def test_who_lost_the_turn_can_neither_keep_nor_hold(client: Client, namespace: 
     for operation in (slow, quick):
         operation.begin(1)
         operation.shares = own.ask(operation, queue=False, retry_s=0).shares
-        client.execute("DEL", own._keys[0].removesuffix("stream") + "turn")
+        client.execute("DEL", own._store.keys.stream.removesuffix("stream") + "turn")
     assert own.ask(quick, queue=False, retry_s=0).granted
     assert not own.keep(slow, retry_s=0)
     assert not own.hold(slow)
@@ -504,8 +503,6 @@ def test_a_count_that_is_none_is_refused(mixture: Mixture, count: Any) -> None:
 
 def test_what_is_no_client_is_refused() -> None:
     with pytest.raises(ConfigError, match="connect"):
-        take_mixture("redis://", WEIGHTS, 1)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="connect"):
         Mixture("redis://", WEIGHTS)  # type: ignore[arg-type]
 
 
@@ -532,7 +529,7 @@ class Waiters:
         return future
 
     def queued(self, mixture: Mixture) -> int:
-        prefix = mixture._turns._keys[0].removesuffix("stream")
+        prefix = mixture._turns._store.keys.stream.removesuffix("stream")
         return int(
             self._tasks.streams["math"]._store.client.execute("ZCARD", f"{prefix}queue:turn")
         )
@@ -547,7 +544,7 @@ def waiters(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> Iterator[Waiters]:
     monkeypatch.setattr(waiting, "SLICE_S", 15.0)
     monkeypatch.setattr(turn_timeout, "SLICE_S", 15.0)
     monkeypatch.setattr(turns, "QUEUE_TTL_MS", 60_000)
-    monkeypatch.setattr("redrb.stream.take.consumer.QUEUE_TTL_MS", 60_000)
+    monkeypatch.setattr("redrb.stream.take.taker.QUEUE_TTL_MS", 60_000)
     with ThreadPoolExecutor(8) as pool:
         yield Waiters(tasks, pool)
 
@@ -780,10 +777,10 @@ def test_a_caller_that_stood_still_begins_again(
         Mixture(client, WEIGHTS, namespace=namespace) as other,
         ThreadPoolExecutor(1) as pool,
     ):
-        monkeypatch.setattr(mixture, "_hold", lambda _: None)  # no heartbeat
+        monkeypatch.setattr(mixture._operations, "hold", lambda _: None)  # no heartbeat
         first = pool.submit(mixture.take, 10, timeout=30)
         until(lambda: mixture.starvation()["code"].waiting_s > 0)
-        prefix = mixture._turns._keys[0].removesuffix("stream")
+        prefix = mixture._turns._store.keys.stream.removesuffix("stream")
         client.execute("DEL", f"{prefix}turn")
         with other.take(1, timeout=5) as lease:
             assert lease.tasks == ["math"]
@@ -837,7 +834,7 @@ def test_a_take_that_nobody_heard_of_is_taken_back(
 ) -> None:
     tasks.put(math=14, code=6)
     with Mixture(client, WEIGHTS, namespace=namespace) as mixture:
-        monkeypatch.setattr("redrb.stream.mixture.mixture.SHORT_OUTAGE_S", 0.05)
+        monkeypatch.setattr("redrb.stream.mixture.operations.SHORT_OUTAGE_S", 0.05)
         line.lose = lambda verb: verb == "keep"
         with pytest.raises(StoreUnavailable):
             mixture.take(10, timeout=0.1)
@@ -857,13 +854,14 @@ def test_figures_count_once_however_often_a_take_is_ended(client: Client, namesp
     operation = Operation()
     operation.begin(10)
     operation.shares = own.ask(operation, queue=False, retry_s=0).shares
-    operation.waited("code", 1.5)
+    operation.shortages.add("code", 1.5)
+    waited = Starvation(short=1, waited_s=1.5, waiting_s=0)
     for _ in range(2):
         assert own.keep(operation, retry_s=0)
-        assert own.look()["code"] == turns.Figures(taken=3, short=1, waited_s=1.5, waiting_s=0)
+        assert own.look()["code"] == turns.Figures(3, waited)
     for _ in range(2):
         own.give(operation)
-        assert own.look()["code"] == turns.Figures(taken=0, short=1, waited_s=1.5, waiting_s=0)
+        assert own.look()["code"] == turns.Figures(0, waited)
     assert not own.keep(operation, retry_s=0)
     assert not own.hold(operation)
 
@@ -884,60 +882,7 @@ def test_what_callers_leave_expires(client: Client, namespace: str, tasks: Tasks
             assert client.execute("PTTL", key) > 0
 
 
-# `take_mixture`
-
-
-def kept(client: Client) -> list[Mixture]:
-    """Return the mixtures that stay open between calls."""
-    return [each for each in client.opened.values() if isinstance(each, Mixture)]
-
-
-def test_take_mixture_keeps_its_streams_between_calls(
-    client: Client, namespace: str, tasks: Tasks
-) -> None:
-    tasks.put(math=14, code=6)
-    with take_mixture(client, WEIGHTS, 10, namespace=namespace, timeout=5) as lease:
-        assert tally(lease) == {"math": 7, "code": 3}
-    (mixture,) = kept(client)
-    again = take_mixture(client, {"code": 3, "math": 7}, 10, namespace=namespace, timeout=5)
-    assert kept(client) == [mixture]
-    with pytest.raises(BatchTimeout):
-        take_mixture(client, WEIGHTS, 10, namespace=namespace, timeout=0, ack=again)
-    assert mixture.taken() == {"code": 6, "math": 14}
-    with pytest.raises(BatchTimeout):
-        take_mixture(client, WEIGHTS, 10, namespace=namespace, group="other", timeout=0)
-    assert len(client.opened) == 2
-    for each in kept(client):
-        each.close()
-
-
-def test_threads_that_come_first_at_once_share_one_mixture(
-    client: Client, namespace: str, tasks: Tasks
-) -> None:
-    tasks.put(math=56, code=24)
-    with ThreadPoolExecutor(8) as pool:
-        leases = [
-            pool.submit(take_mixture, client, WEIGHTS, 10, namespace=namespace, timeout=10)
-            for _ in range(8)
-        ]
-        for lease in leases:
-            lease.result(timeout=20).ack()
-    (mixture,) = kept(client)
-    assert mixture.taken() == {"code": 24, "math": 56}
-    mixture.close()
-
-
-def test_kept_mixtures_end_with_their_client(url: str, namespace: str) -> None:
-    client = redrb.connect(url)
-    with suppress(BatchTimeout):
-        take_mixture(client, WEIGHTS, 10, namespace=namespace, timeout=0)
-    (mixture,) = kept(client)
-    gone: list[weakref.ref[Any]] = [weakref.ref(client), weakref.ref(mixture)]
-    client.close()
-    assert not client.opened
-    del client, mixture
-    gc.collect()
-    assert [ref() for ref in gone] == [None, None]
+# Forks
 
 
 def test_parent_and_child_of_a_fork_take_for_themselves(real_url: str, namespace: str) -> None:

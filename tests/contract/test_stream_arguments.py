@@ -237,7 +237,7 @@ def test_other_calls_check_what_they_are_given(stream: ExperienceStream) -> None
         "groups": lambda: stream.discard_expired(1.5),  # type: ignore[arg-type]
         "count": lambda: stream.dead_letters(-1),
         "since": lambda: stream.history(since=5),  # type: ignore[arg-type]
-        "say why": lambda: lease.reject([1]),  # type: ignore[arg-type]
+        "give a reason": lambda: lease.reject([1]),  # type: ignore[arg-type]
         "give seconds": lambda: stream.take(1, timeout=-1),
         "the lease before": lambda: stream.take(1, ack=3, timeout=0),  # type: ignore[arg-type]
         "current_version=None": lambda: lease.staleness(None),  # type: ignore[arg-type]

@@ -338,7 +338,9 @@ class Model:
             held.lease._end(outcome, chosen, "bad")
         # the reply may have been lost: the same request once more changes nothing
         ends = len(chosen) == len(held.ids)
-        assert held.lease.holder.finish(outcome, chosen, reason="bad", samples=0, ends=ends)
+        assert held.lease.parts[0].holder.finish(
+            outcome, chosen, reason="bad", samples=0, ends=ends
+        )
         self._ended(held, outcome, chosen)
 
     def move(self, name: str, picks: list[int], status: Status) -> None:

@@ -27,7 +27,7 @@ from redrb.connection import Client
 from redrb.connection.client import Sent
 from redrb.experience import Status
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.take.consumer import Wanted
+from redrb.stream.take.scripts import TakeRequest
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
 
@@ -250,9 +250,9 @@ def test_a_take_that_was_interrupted_before_it_was_sent_leaves_its_slot(
     def interrupted(*given: Any, **named: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stream._consumer._scripts, "take", interrupted)
+    monkeypatch.setattr(stream._taker._scripts, "take", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        stream._consumer.begin_take(Wanted(1, 1), None)
+        stream._taker.send(TakeRequest(1, 1), None)
     monkeypatch.undo()
     assert stream._consumer._slots == slots
     loop.close()

@@ -29,7 +29,7 @@ from redrb import (
 from redrb.codec import EncodedGroup
 from redrb.connection import Client
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.ranks.rank_store import MOST_AHEAD
+from redrb.stream.ranks.rank_store import MOST_STEPS
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
 
@@ -145,23 +145,23 @@ def test_a_step_is_acknowledged_when_all_ranks_have(open_stream: Opener) -> None
 
 def test_the_next_steps_may_be_taken_before_this_one_is_acknowledged(open_stream: Opener) -> None:
     ranks = [open_stream(), open_stream()]
-    fill(ranks[0], 2 * MOST_AHEAD + 4)
-    held = [leases(ranks, 2, step) for step in range(MOST_AHEAD)]
-    for refused in ask(ranks, 2, MOST_AHEAD):
+    fill(ranks[0], 2 * MOST_STEPS + 4)
+    held = [leases(ranks, 2, step) for step in range(MOST_STEPS)]
+    for refused in ask(ranks, 2, MOST_STEPS):
         assert isinstance(refused, ConfigError)
-        assert f"{MOST_AHEAD} steps, from step 0 on" in str(refused)
+        assert f"{MOST_STEPS} steps, from step 0 on" in str(refused)
     for part in held[3] + held[0]:
         part.ack()
     audit(ranks[0])
-    parts = leases(ranks, 2, MOST_AHEAD)
-    assert [numbers(part) for part in parts] == [[2 * MOST_AHEAD], [2 * MOST_AHEAD + 1]]
-    for refused in ask(ranks, 2, MOST_AHEAD + 1):
+    parts = leases(ranks, 2, MOST_STEPS)
+    assert [numbers(part) for part in parts] == [[2 * MOST_STEPS], [2 * MOST_STEPS + 1]]
+    for refused in ask(ranks, 2, MOST_STEPS + 1):
         assert "from step 1 on" in str(refused)
     for part in ask(ranks, 2, 3):
         assert isinstance(part, WrongStep)
     for part in itertools.chain(*held[1:3], *held[4:], parts):
         part.ack()
-    assert ranks[0].stats().ledger.acked == 2 * MOST_AHEAD + 2
+    assert ranks[0].stats().ledger.acked == 2 * MOST_STEPS + 2
 
 
 def test_a_rank_that_starts_again_finds_its_part(open_stream: Opener) -> None:
@@ -373,7 +373,7 @@ def test_of_two_processes_with_one_rank_the_older_one_is_told(open_stream: Opene
     assert numbers(new) == numbers(old)
     with pytest.raises(LeaseLost, match="rank 1 is held by another process"):
         old.ack()
-    with pytest.raises(ConfigError, match="rank 1 is held by another process"):
+    with pytest.raises(ConfigError, match="another process has taken rank 1 over"):
         take(older, 1, 2, 1, 4)
     new.ack()
 
@@ -410,7 +410,7 @@ def test_with_another_number_of_ranks_the_crew_starts_anew(open_stream: Opener) 
     fewer = [open_stream(lease_ms=300) for _ in range(2)]
     for error in ask(fewer, 6, 1, timeout=0.1):
         assert isinstance(error, ConfigError)
-        assert "ranks 0, 1, 2 of 3 still live" in str(error)
+        assert "ranks 0, 1, 2 of 3 are alive" in str(error)
     with ThreadPoolExecutor(2) as pool:  # they wait for the others to end
         waiting = [pool.submit(take, each, rank, 2, 1, 6) for rank, each in enumerate(fewer)]
         for each in ranks:
@@ -585,7 +585,7 @@ def test_a_batch_that_was_leased_and_not_dealt_is_dealt_by_another_take(
         raise KeyboardInterrupt
 
     for each in ranks:
-        monkeypatch.setattr(each._ranks._crew, "assign", die)
+        monkeypatch.setattr(each._ranks._ranks, "assign", die)
     with ThreadPoolExecutor(2) as pool:
         waiting = [
             pool.submit(each.take, 4, rank=rank, world_size=2, step=0, timeout=20)
@@ -614,7 +614,7 @@ def test_a_rank_whose_time_is_up_forms_the_step_itself(
     def hang(*_: object, **__: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(ranks[1]._ranks._crew, "lease_batch", hang)
+    monkeypatch.setattr(ranks[1]._ranks._ranks, "lease_batch", hang)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(ranks[0].take, 4, rank=0, world_size=2, step=0, timeout=1)
         time.sleep(0.2)

@@ -13,8 +13,8 @@ import pytest
 from redrb import ExperienceStream
 from redrb.connection import Client
 from redrb.stream import waiting
-from redrb.stream.put import producer
-from redrb.stream.take import consumer
+from redrb.stream.put import room
+from redrb.stream.take import taker
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
@@ -25,8 +25,8 @@ LOOK_AGAIN_S = 15.0
 @pytest.fixture(autouse=True)
 def _waits_end_by_waking_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "SLICE_S", LOOK_AGAIN_S)
-    monkeypatch.setattr(consumer, "QUEUE_TTL_MS", 60_000)
-    monkeypatch.setattr(producer, "QUEUE_TTL_MS", 60_000)
+    monkeypatch.setattr(taker, "QUEUE_TTL_MS", 60_000)
+    monkeypatch.setattr(room, "QUEUE_TTL_MS", 60_000)
 
 
 @pytest.fixture
@@ -87,13 +87,13 @@ def test_waiting_takes_are_woken_once_and_in_their_order(
     stream: ExperienceStream, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: Counter[str] = Counter()
-    take = stream._consumer._scripts.take
+    take = stream._taker._scripts.take
 
     def counting(*args: Any, **options: Any) -> Any:
         looks[options["waiter"]] += 1
         return take(*args, **options)
 
-    monkeypatch.setattr(stream._consumer._scripts, "take", counting)
+    monkeypatch.setattr(stream._taker._scripts, "take", counting)
     took = [start_take(pool, stream, 2) for _ in range(5)]
     for n, future in enumerate(took):
         stream.put(numbered(2 * n))

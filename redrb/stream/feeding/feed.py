@@ -118,7 +118,7 @@ class Feed:
                 lease = self._stream.take(
                     self._wanted.count, timeout=self._wanted.timeout, **self._wanted.take
                 )
-                slot = cast("_Slot", lease.holder)
+                slot = cast("_Slot", lease.parts[0].holder)
                 if not self._consumer:
                     self._consumer = slot.consumer.name
                     self._register.enter(self._consumer)
@@ -178,7 +178,7 @@ class Feed:
     def _handed_out(self, batch: Experience, lease: Lease, slot: _Slot) -> LeasedExperience:
         name = f"{self._consumer}/{slot.number}"
         ticket = Ticket(self._consumer, name, slot.token, lease.ids, lease.samples)
-        lease.conclude(held=True)  # from here on it ends by its ticket
+        lease.parts[0].conclude(held=True)  # from here on it ends by its ticket
         self._out[name] = (slot.token, slot)
         return LeasedExperience(**vars(batch), ticket=ticket)
 

@@ -2,7 +2,6 @@
 
 from redrb.stream.mixture.lease import MixtureLease
 from redrb.stream.mixture.mixture import Mixture
-from redrb.stream.mixture.opened import take_mixture
 from redrb.stream.mixture.starvation import Starvation
 
-__all__ = ["Mixture", "MixtureLease", "Starvation", "take_mixture"]
+__all__ = ["Mixture", "MixtureLease", "Starvation"]

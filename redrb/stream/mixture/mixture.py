@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -15,17 +12,15 @@ from redrb.checks import checked_int
 from redrb.connection import Client
 from redrb.errors import BatchTimeout, LeaseLost, StoreError, StoreUnavailable
 from redrb.stream import ExperienceStream, Lease
-from redrb.stream.mixture import turns
 from redrb.stream.mixture.lease import MixtureLease
+from redrb.stream.mixture.operations import Operations
 from redrb.stream.mixture.ratio import Ratio
-from redrb.stream.mixture.starvation import Starvation, starved
-from redrb.stream.mixture.turn_timeout import Patience
-from redrb.stream.mixture.turns import Answer, Operation, Turns
-from redrb.stream.take.heartbeat import Heartbeat
-from redrb.stream.waiting import SHORT_OUTAGE_S
+from redrb.stream.mixture.starvation import Starvation
+from redrb.stream.mixture.turn_timeout import TurnTimeout
+from redrb.stream.mixture.turns import Operation, Turns
 
 MOST_GROUPS = 1 << 20
-"""Most groups a take: what the script multiplies stays below 2**53."""
+"""Most groups of one take: products in the script stay below 2**53."""
 
 _log = logging.getLogger("redrb")
 
@@ -85,11 +80,7 @@ class Mixture:
     def _begin(self) -> None:
         """Become a caller that Redis does not know yet: at first, and in a forked process."""
         self._pid = os.getpid()
-        self._idle: deque[Operation] = deque()
-        self._owed: deque[Operation] = deque()
-        self._holding: dict[str, Operation] = {}
-        self._lock = threading.Lock()
-        self._heartbeat: Heartbeat | None = None
+        self._operations = Operations(self._turns, str(self._ratio))
 
     def __repr__(self) -> str:
         return f"<redrb.Mixture {self.namespace}: {self._ratio}>"
@@ -135,9 +126,11 @@ class Mixture:
         count = checked_int("count", count, 1, MOST_GROUPS)
         if ack:
             ack.ack()
-        patience = Patience(timeout)
+        wait = TurnTimeout(timeout)
+        if self._pid != os.getpid():
+            self._begin()
         while True:
-            lease = self._attempt(count, patience)
+            lease = self._attempt(count, wait)
             if lease is not None:
                 return lease
 
@@ -150,172 +143,102 @@ class Mixture:
 
     def starvation(self) -> dict[str, Starvation]:
         """Return for each task how takes have waited for it, in all processes."""
-        return {
-            task: Starvation(figures.short, figures.waited_s, figures.waiting_s)
-            for task, figures in self._turns.look().items()
-        }
+        return {task: figures.starvation for task, figures in self._turns.look().items()}
 
     def close(self) -> None:
-        """Stop the heartbeats and give back what is still leased. The client stays open."""
+        """Stop the heartbeats and requeue the groups still leased. The client stays open."""
         if self._pid == os.getpid():
-            with self._lock:
-                heartbeat, self._heartbeat = self._heartbeat, None
-            if heartbeat is not None:
-                heartbeat.stop()
-            with suppress(StoreError):
-                self._settle(SHORT_OUTAGE_S)
+            self._operations.close()
         for stream in self._streams.values():
             stream.close()
 
-    def _attempt(self, count: int, patience: Patience) -> MixtureLease | None:
-        """Take once; None when the turn was lost meanwhile, since this process stood still."""
-        operation = self._operation(count)
-        parts: dict[str, Lease] = {}
+    def _attempt(self, count: int, wait: TurnTimeout) -> MixtureLease | None:
+        """Take once; None when the process stood still for so long that it lost the turn."""
+        operation = self._operations.begin(count)
+        leases: dict[str, Lease] = {}
         kept = False
         try:
-            self._await_turn(operation, patience)
-            self._take_shares(operation, parts, patience)
-            kept = self._turns.keep(operation, retry_s=patience.retry_s)
+            self._await_turn(operation, wait)
+            self._take_shares(operation, leases, wait)
+            kept = self._turns.keep(operation, retry_s=wait.retry_s)
         finally:
-            self._holding.pop(operation.caller, None)
-            if kept:
-                self._idle.append(operation)
-            else:
-                self._give_back(operation, parts)
-        return MixtureLease(parts) if kept else None
+            if not kept:
+                _release(leases)
+            self._operations.end(operation, kept=kept)
+        if not kept:
+            return None
+        return MixtureLease([part for lease in leases.values() for part in lease.parts])
 
-    def _operation(self, count: int) -> Operation:
-        """Return an operation that nobody else uses."""
-        if self._pid != os.getpid():
-            self._begin()
-        self._settle(None)
-        try:
-            operation = self._idle.pop()
-        except IndexError:
-            operation = Operation()
-        operation.begin(count)
-        return operation
-
-    def _await_turn(self, operation: Operation, patience: Patience) -> None:
-        """Wait until it is the operation's turn, and note its split."""
+    def _await_turn(self, operation: Operation, wait: TurnTimeout) -> None:
+        """Wait until it is the operation's turn, and note its shares."""
         while True:
-            queue = not patience.exhausted
-            answer = self._turns.ask(operation, queue=queue, retry_s=patience.retry_s)
-            if answer.granted:
-                operation.shares = answer.shares
-                self._hold(operation)
+            queue = not wait.exhausted
+            reply = self._turns.ask(operation, queue=queue, retry_s=wait.retry_s)
+            if reply.granted:
+                operation.shares = reply.shares
+                self._operations.hold(operation)
                 return
-            if not queue or (patience.over and answer.waits_for):
-                raise self._behind(operation, answer, patience)
-            self._wait_behind(operation, answer, patience)
-
-    def _wait_behind(self, operation: Operation, answer: Answer, patience: Patience) -> None:
-        """Wait for a while; the time goes to the task that the call before waits for."""
-        since = patience.waited_s
-        if answer.waits_for:
-            patience.tell(
-                f"mixture {self._ratio}, consumer group {self.group!r}: the take before this one "
-                f"waits for task {answer.waits_for!r}"
-            )
-        self._turns.wait(operation, patience.slice_for_turn(starving=bool(answer.waits_for)))
-        if answer.waits_for:
-            operation.waited(answer.waits_for, patience.waited_s - since)
-
-    def _behind(self, operation: Operation, answer: Answer, patience: Patience) -> BatchTimeout:
-        """Return the error of an operation that never had its turn."""
-        if answer.waits_for:
-            operation.waited(answer.waits_for, 0.0)
-            wanted = {answer.waits_for: answer.need}
-        else:
-            wanted = answer.shares
-        short = {task: (self._streams[task].count(), need) for task, need in wanted.items()}
-        of = f"An earlier take from the mixture {self._ratio} has not ended: it wants these."
-        return starved(short, of, waited_s=patience.waited_s)
+            starving = bool(reply.waits_for)
+            if not queue or (wait.over and starving):
+                raise operation.shortages.behind_another_take(
+                    str(self._ratio),
+                    {reply.waits_for: reply.need} if starving else reply.shares,
+                    self._available,
+                    wait.waited_s,
+                    starving=starving,
+                )
+            if starving:
+                wait.tell(
+                    f"mixture {self._ratio}, consumer group {self.group!r}: the take before this "
+                    f"one waits for task {reply.waits_for!r}"
+                )
+            with operation.shortages.timed(reply.waits_for, wait):
+                self._turns.wait(operation, wait.slice_for_turn(starving=starving))
 
     def _take_shares(
-        self, operation: Operation, parts: dict[str, Lease], patience: Patience
+        self, operation: Operation, leases: dict[str, Lease], wait: TurnTimeout
     ) -> None:
-        """Lease what the operation takes, task by task, always in the same order.
+        """Lease the operation's share of each task, always in the same order of tasks.
 
-        So two mixtures with tasks in common never wait for what the other one holds.
+        So two mixtures with tasks in common never wait for groups that the other one holds.
         """
         for task, share in operation.shares.items():
             if share:
                 try:
-                    parts[task] = self._take_share(task, operation, patience)
+                    leases[task] = self._take_share(task, operation, wait)
                 except BatchTimeout as error:
-                    raise self._short(operation, parts, error, patience) from error
+                    raise operation.shortages.out_of_time(
+                        str(self._ratio),
+                        operation.shares,
+                        leases,
+                        self._available,
+                        error,
+                        wait.waited_s,
+                    ) from error
 
-    def _take_share(self, task: str, operation: Operation, patience: Patience) -> Lease:
+    def _take_share(self, task: str, operation: Operation, wait: TurnTimeout) -> Lease:
         """Lease the operation's share of one task."""
         stream, share = self._streams[task], operation.shares[task]
         try:
             return stream.take(share, timeout=0)
         except (BatchTimeout, StoreUnavailable) as error:
             if isinstance(error, BatchTimeout):
-                operation.waited(task, 0.0)
-            if patience.over:
+                operation.shortages.add(task)
+            if wait.over:
                 raise
-        self._turns.hold(operation, waits_for=task, retry_s=patience.retry_s)
-        since = patience.waited_s
+        self._turns.hold(operation, waits_for=task, retry_s=wait.retry_s)
+        with operation.shortages.timed(task, wait):
+            return stream.take(share, timeout=wait.left_s)
+
+    def _available(self, task: str) -> int:
+        return self._streams[task].count()
+
+
+def _release(leases: dict[str, Lease]) -> None:
+    """Requeue the groups of a take that failed."""
+    for task, lease in leases.items():
         try:
-            return stream.take(share, timeout=patience.left_s)
-        finally:
-            operation.waited(task, patience.waited_s - since)
-
-    def _short(
-        self,
-        operation: Operation,
-        parts: Mapping[str, Lease],
-        error: BatchTimeout,
-        patience: Patience,
-    ) -> BatchTimeout:
-        """Return the error that names every task that had too few groups."""
-        short = {error.task: (error.available, error.wanted)}
-        for task, share in operation.shares.items():
-            if share and task not in parts and task not in short:
-                available = self._streams[task].count()
-                if available < share:
-                    short[task] = (available, share)
-                    operation.waited(task, 0.0)
-        of = f"To take {operation.count} groups from the mixture {self._ratio}."
-        return starved(short, of, waited_s=patience.waited_s, first=error)
-
-    def _hold(self, operation: Operation) -> None:
-        """Keep the turn while the operation goes on, however long that takes."""
-        self._holding[operation.caller] = operation
-        with self._lock:
-            if self._heartbeat is None:
-                self._heartbeat = Heartbeat(self._beat, turns.TURN_MS / 3000, "mixture")
-
-    def _beat(self) -> None:
-        for operation in list(self._holding.values()):
-            self._turns.hold(operation, retry_s=SHORT_OUTAGE_S)
-
-    def _give_back(self, operation: Operation, parts: dict[str, Lease]) -> None:
-        """End an operation that failed: what it leased goes back, and nothing of it counts."""
-        for task, part in parts.items():
-            try:
-                part.release()
-            except (LeaseLost, StoreError) as error:
-                _log.warning("task %r: a part of a batch goes back later: %s", task, error)
-        parts.clear()  # what was not released is dropped, and the heartbeat gives it back
-        self._owed.append(operation)
-        try:
-            self._settle(SHORT_OUTAGE_S)
-        except StoreError as error:
-            _log.warning("mixture %s: a take that failed may count for now: %s", self._ratio, error)
-
-    def _settle(self, retry_s: float | None) -> None:
-        """Tell Redis of operations that failed; those that it could not be told wait."""
-        while True:
-            try:
-                operation = self._owed.popleft()
-            except IndexError:
-                return
-            try:
-                self._turns.give(operation, retry_s=retry_s)
-            except BaseException:
-                self._owed.append(operation)
-                raise
-            self._idle.append(operation)
+            lease.release()
+        except (LeaseLost, StoreError) as error:
+            _log.warning("task %r: a part of a batch is requeued later: %s", task, error)
+    leases.clear()  # the heartbeat releases leases that are dropped

@@ -1,11 +1,13 @@
-"""Which task a mixture waits for: figures of it, and the error that names it."""
+"""Which tasks starve a mixture: how long takes waited for each, and the errors that name them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from redrb.errors import BatchTimeout
+from redrb.stream.waiting import Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,32 +25,111 @@ class Starvation:
     waiting_s: float
 
 
-def starved(
-    short: Mapping[str, tuple[int, int]],
-    of: str,
-    *,
+@dataclass(slots=True)
+class Shortages:
+    """Tasks that one take of a mixture found short.
+
+    Attributes:
+        waited_s: Task -> seconds that the take waited for it.
+    """
+
+    waited_s: dict[str, float] = field(default_factory=dict)
+
+    def add(self, task: str, seconds: float = 0.0) -> None:
+        """Note that a task was short, and seconds of waiting for it."""
+        self.waited_s[task] = self.waited_s.get(task, 0.0) + seconds
+
+    @contextmanager
+    def timed(self, task: str, wait: Wait) -> Iterator[None]:
+        """Count the time in this block as waiting for a task; "" counts as waiting for none."""
+        began = wait.waited_s
+        try:
+            yield
+        finally:
+            if task:
+                self.add(task, wait.waited_s - began)
+
+    def behind_another_take(
+        self,
+        mixture: str,
+        missing: Mapping[str, int],
+        available: Callable[[str], int],
+        waited_s: float,
+        *,
+        starving: bool,
+    ) -> BatchTimeout:
+        """Return the error of a take whose turn did not come in time.
+
+        Args:
+            mixture: Name of the mixture in messages.
+            missing: Task -> groups, of the task that starves the take whose turn it is, or of all
+                tasks of this one.
+            available: Counts the groups that wait in a task.
+            waited_s: Seconds waited.
+            starving: Whether the take whose turn it is waits for the missing groups.
+        """
+        if starving:
+            for task in missing:
+                self.add(task)
+        counts = {task: (available(task), needed) for task, needed in missing.items()}
+        note = f"An earlier take from the mixture {mixture} has not ended: it needs these groups."
+        return _timeout(counts, note, waited_s)
+
+    def out_of_time(
+        self,
+        mixture: str,
+        shares: Mapping[str, int],
+        leased: Collection[str],
+        available: Callable[[str], int],
+        error: BatchTimeout,
+        waited_s: float,
+    ) -> BatchTimeout:
+        """Return the error of a take that found some of its tasks short.
+
+        Args:
+            mixture: Name of the mixture in messages.
+            shares: Task -> groups to take from it.
+            leased: Tasks whose groups were leased.
+            available: Counts the groups that wait in a task.
+            error: Error of the task for which the take waited.
+            waited_s: Seconds waited.
+        """
+        counts = {error.task: (error.available, error.wanted)}
+        for task, share in shares.items():
+            if share and task not in leased and task not in counts:
+                waiting = available(task)
+                if waiting < share:
+                    counts[task] = (waiting, share)
+                    self.add(task)
+        note = f"To take {sum(shares.values())} groups from the mixture {mixture}."
+        return _timeout(counts, note, waited_s, error)
+
+
+def _timeout(
+    counts: Mapping[str, tuple[int, int]],
+    note: str,
     waited_s: float,
     first: BatchTimeout | None = None,
 ) -> BatchTimeout:
-    """Return the error that names tasks that had too few groups.
+    """Return the error that names the tasks that had too few groups.
 
     Args:
-        short: Task -> groups that are there, and groups wanted.
-        of: What was to be taken.
+        counts: Task -> groups that wait, and groups needed.
+        note: A sentence about the take.
         waited_s: Seconds waited.
-        first: What the task said that was waited for.
+        first: Error of the task for which the take waited.
     """
     error = BatchTimeout(
-        task=", ".join(short),
-        wanted=sum(wanted for _, wanted in short.values()),
-        available=sum(available for available, _ in short.values()),
+        task=", ".join(counts),
+        wanted=sum(needed for _, needed in counts.values()),
+        available=sum(available for available, _ in counts.values()),
         waited_s=waited_s,
         blocked=first.blocked if first else 0,
         expired=first.expired if first else 0,
         others=first.others if first else 0,
     )
-    error.add_note(of)
-    if len(short) > 1:
-        for task, (available, wanted) in short.items():
-            error.add_note(f"task {task!r}: {available} of {wanted} groups were waiting.")
+    error.add_note(note)
+    if len(counts) > 1:
+        for task, (available, needed) in counts.items():
+            error.add_note(f"task {task!r}: {available} of {needed} groups were waiting.")
     return error

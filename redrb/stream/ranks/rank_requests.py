@@ -1,4 +1,4 @@
-"""What a rank asks for, and what the answers other than a part mean."""
+"""A rank's request for its part, checked, and the errors that answer it."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from typing import Literal, NoReturn, TypeAlias
 
 from redrb.checks import checked_int
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, RankLost, WrongStep
-from redrb.stream.ranks.rank_store import MOST_AHEAD, Answer, Place
-from redrb.stream.take.consumer import Wanted
+from redrb.stream.ranks.rank_store import MOST_STEPS, RankReply, RankStep
+from redrb.stream.take.scripts import TakeRequest
 
 Balance: TypeAlias = Literal["tokens"]
-"""By what parts are made alike."""
+"""Quantity that is about equal in all parts."""
 
 MOST_RANKS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What one take of a rank asks for.
+class PartRequest:
+    """A rank's request for its part of a step's batch.
 
     Attributes:
-        place: Which part.
-        wanted: Of which batch.
+        place: The rank and its step.
+        take: The batch.
         balance: How the batch is split.
     """
 
-    place: Place
-    wanted: Wanted
+    place: RankStep
+    take: TakeRequest
     balance: Balance | None
 
     @property
     def spec(self) -> str:
-        """The same for all ranks."""
-        own = self.wanted
-        return f"{own.count} {own.least} {own.status} {self.balance or '-'} {own.where}"
+        """Text of the request, which must be the same for all ranks."""
+        take = self.take
+        return f"{take.count} {take.least} {take.status} {self.balance or '-'} {take.where}"
 
 
-def checked_place(count: int, rank: object, world_size: object, step: object) -> Place:
-    """Return what a rank asks for.
+def checked_place(count: int, rank: object, world_size: object, step: object) -> RankStep:
+    """Return the rank and its step.
 
     Raises:
         ConfigError: Something is missing or does not fit.
@@ -46,7 +46,7 @@ def checked_place(count: int, rank: object, world_size: object, step: object) ->
     if rank is None or world_size is None or step is None:
         raise ConfigError("take(rank=, world_size=, step=) belong together: give all three.")
     size = checked_int("world_size", world_size, 1)
-    place = Place(checked_int("rank", rank), size, checked_int("step", step))
+    place = RankStep(checked_int("rank", rank), size, checked_int("step", step))
     if place.rank >= size or size > MOST_RANKS:
         raise ConfigError(
             f"rank={rank} of world_size={size}: ranks are 0 to world_size - 1, and at most "
@@ -61,71 +61,86 @@ def checked_place(count: int, rank: object, world_size: object, step: object) ->
 
 
 def checked_balance(balance: object) -> Balance | None:
-    """Return by what parts are balanced.
+    """Return the quantity by which parts are balanced.
 
     Raises:
-        ConfigError: It is nothing that is known.
+        ConfigError: There is no such quantity.
     """
     if balance is None or balance == "tokens":
         return "tokens" if balance else None
     raise ConfigError(f'balance={balance!r:.80}: use "tokens" or None.')
 
 
-def refuse(task: str, group: str, asked: Asked, answer: Answer, waited_s: float) -> NoReturn:
-    """Raise what an answer other than a part means."""
-    place, own = asked.place, asked.wanted
-    ranks = ", ".join(map(str, answer.ranks))
-    if answer.outcome == "ended" and answer.text == "lost":
-        raise RankLost(task=task, step=place.step, ranks=answer.ranks)
-    if answer.outcome == "ended" and answer.text == "anew":
-        raise LeaseLost(
+def refuse(
+    task: str, group: str, request: PartRequest, reply: RankReply, waited_s: float
+) -> NoReturn:
+    """Raise the error that a reply without a part means."""
+    if reply.outcome == "ended":
+        raise _ended(task, request, reply, waited_s)
+    step = request.place.step
+    if reply.outcome == "done":
+        why = "all ranks have acknowledged it already"
+        raise WrongStep(task=task, step=step, next_step=reply.number, why=why)
+    if reply.outcome == "early":
+        why = f"step {reply.number} comes first, on every rank"
+        raise WrongStep(task=task, step=step, next_step=reply.number, why=why)
+    raise ConfigError(f"task {task!r}, consumer group {group!r}: {_refusal(request, reply)}")
+
+
+def _ended(
+    task: str, request: PartRequest, reply: RankReply, waited_s: float
+) -> RankLost | LeaseLost | BatchTimeout:
+    """Return the error of an attempt that ended for all ranks."""
+    place = request.place
+    if reply.text == "lost":
+        return RankLost(task=task, step=place.step, ranks=reply.ranks)
+    if reply.text == "anew":
+        return LeaseLost(
             task=task,
             ids=(),
             why=f"deliveries of rank {place.rank}'s part failed too often, so step "
             f"{place.step} is formed anew: take it again on all ranks.",
         )
-    if answer.outcome == "ended":
-        available, blocked, expired, others = ([*map(int, answer.told.split())] + [0] * 4)[:4]
-        raise BatchTimeout(
-            task=task,
-            wanted=own.least,
-            available=available,
-            waited_s=waited_s,
-            blocked=blocked,
-            expired=expired,
-            others=others,
-            missing_ranks=answer.ranks,
+    available, blocked, expired, others = ([*map(int, reply.counts.split())] + [0] * 4)[:4]
+    return BatchTimeout(
+        task=task,
+        wanted=request.take.least,
+        available=available,
+        waited_s=waited_s,
+        blocked=blocked,
+        expired=expired,
+        others=others,
+        missing_ranks=reply.ranks,
+    )
+
+
+def _refusal(request: PartRequest, reply: RankReply) -> str:
+    """Return why a request cannot be served, and how to change it."""
+    place = request.place
+    if reply.outcome == "unacked":
+        return (
+            f"{MOST_STEPS} steps, from step {reply.number} on, are not acknowledged by all ranks: "
+            "call lease.ack() after each optimizer step."
         )
-    if answer.outcome == "done":
-        why = "all ranks have acknowledged it already"
-        raise WrongStep(task=task, step=place.step, next_step=answer.number, why=why)
-    if answer.outcome == "early":
-        why = f"step {answer.number} comes first, on every rank"
-        raise WrongStep(task=task, step=place.step, next_step=answer.number, why=why)
-    where = f"task {task!r}, consumer group {group!r}"
-    if answer.outcome == "unacked":
-        raise ConfigError(
-            f"{where}: {MOST_AHEAD} steps, from step {answer.number} on, are not acknowledged "
-            "by all ranks: call lease.ack() after each optimizer step."
+    if reply.outcome == "differs":
+        return (
+            f"other ranks ask for {reply.text!r} in step {place.step}, and rank {place.rank} for "
+            f"{request.spec!r} (count, at least, status, balance, query). All must ask for the "
+            "same."
         )
-    if answer.outcome == "differs":
-        raise ConfigError(
-            f"{where}: other ranks ask for {answer.text!r} in step {place.step}, and rank "
-            f"{place.rank} for {asked.spec!r} (count, at least, status, balance, query). All "
-            "must ask for the same."
+    if reply.outcome == "replaced":
+        return (
+            f"another process has taken rank {place.rank} over. Give every process a different "
+            "rank."
         )
-    if answer.outcome == "replaced":
-        raise ConfigError(
-            f"{where}: rank {place.rank} is held by another process. Give every process a rank "
-            "of its own."
+    if reply.outcome == "held":
+        ranks = ", ".join(map(str, reply.ranks))
+        return (
+            f"ranks {ranks} of {reply.number} are alive and hold steps: stop them before you take "
+            f"with world_size={place.world_size} and count={request.take.count}, or use another "
+            "group=."
         )
-    if answer.outcome == "held":
-        raise ConfigError(
-            f"{where}: ranks {ranks} of {answer.number} still live and have steps of their "
-            f"own: stop them before you take with world_size={place.world_size} and "
-            f"count={own.count}, or use another group=."
-        )
-    raise ConfigError(
-        f"{where}: {answer.number} groups are leased by takes without a rank: ranks need a "
-        "consumer group of their own, use another group=."
+    return (
+        f"{reply.number} groups are leased by takes without a rank: ranks cannot share their "
+        "consumer group, use another group=."
     )

@@ -1,31 +1,47 @@
-"""What Redis does for ranks: a typed function for each of their scripts, safe to repeat."""
+"""Typed functions for the scripts of `redrb/lua/ranks`, each safe to repeat."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from redrb.connection.transport import Argument, Reply
-from redrb.experience import Status
-from redrb.stream.take.scripts import Outcome
-from redrb.stream.task.entries import ID_BASE
+from redrb.stream.take.scripts import Outcome, TakeOutcome, TakeRequest, take_arguments
+from redrb.stream.task.entries import parse_entry
 from redrb.stream.task.store import TaskStore
 
-CREW = "ranks"
-"""The consumer that leases the parts of ranks, see `redrb/lua/include/ranks.lua`."""
+RANKS = "ranks"
+"""The consumer that leases the parts of all ranks, see `redrb/lua/include/ranks.lua`."""
 
-MOST_AHEAD = 64
-"""Steps that may have parts and not be acknowledged by all ranks."""
+MOST_STEPS = 64
+"""Most steps that are formed and not acknowledged by all ranks."""
+
+RankOutcome: TypeAlias = Literal[
+    "part",
+    "form",
+    "wait",
+    "ended",
+    "done",
+    "early",
+    "unacked",
+    "differs",
+    "replaced",
+    "held",
+    "leased",
+    "gone",
+    "more",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Which part a rank asks for.
+class RankStep:
+    """One rank in one step.
 
     Attributes:
         rank: Of 0 to `world_size - 1`.
-        world_size: How many ranks there are.
-        step: Which batch.
+        world_size: Number of ranks.
+        step: Number of the step.
     """
 
     rank: int
@@ -34,59 +50,62 @@ class Place:
 
     @property
     def slot(self) -> str:
-        """The slot to which its part is leased."""
-        return f"{CREW}/{self.step}.{self.rank}"
+        """The slot to which this rank's part of the step is leased."""
+        return f"{RANKS}/{self.step}.{self.rank}"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a rank that asked is told; see `redrb/lua/ranks/take.lua`.
+class RankReply:
+    """The reply to a rank that asked for its part; see `redrb/lua/ranks/take.lua`.
 
     Attributes:
-        outcome: Which case.
-        number: Its attempt, step, size or amount.
-        ranks: Ranks it is about; of "part" the ids of its groups.
-        text: Of "part" its weights, of "ended" why and of "differs" what others ask for.
-        told: Of "ended" what was missing.
+        outcome: The case.
+        number: An attempt, a step, a number of ranks or of groups, as `outcome` says.
+        ranks: Ranks that the reply is about.
+        ids: Of "part": its groups.
+        text: Of "part" the weights, of "ended" the reason, of "differs" the request of other ranks.
+        counts: Of "ended" by a timeout: counts of groups and producers at the last look.
     """
 
-    outcome: str
+    outcome: RankOutcome
     number: int = 0
     ranks: tuple[int, ...] = ()
+    ids: tuple[int, ...] = ()
     text: str = ""
-    told: str = ""
+    counts: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What became of an attempt to lease a step's batch.
+class BatchReply:
+    """The reply to a rank that leased the batch of a step.
 
     Attributes:
-        outcome: As that of `take`.
-        amounts: Groups waiting, producers waiting for room, groups expired, groups with another
+        outcome: As of `take`.
+        counts: Groups waiting, producers waiting for room, groups expired, groups with another
             status; or the limit.
-        ids: Of the groups that were leased, in the task's order.
-        weights: Weight by id, and under 0 that of all that waited; of an order that draws.
+        ids: The groups that were leased, in the task's order.
+        weights: Weight by id, and under 0 the weight of all groups that waited; None if the order
+            does not draw.
     """
 
-    outcome: str
-    amounts: tuple[int, ...] = ()
+    outcome: TakeOutcome
+    counts: tuple[int, ...] = ()
     ids: tuple[int, ...] = ()
     weights: dict[int, bytes] | None = None
 
 
-class CrewStore:
-    """What the ranks of one consumer group do in Redis."""
+class RankStore:
+    """The ranks of one consumer group in Redis."""
 
     def __init__(self, store: TaskStore, group: str) -> None:
         self._store = store
         self._group = group
-        self._queued = f"{CREW}:{group}"
+        self._waiter = f"{RANKS}:{group}"
 
     def ask(
         self,
         consumer: str,
-        place: Place,
+        place: RankStep,
         spec: str,
         *,
         attempt: int,
@@ -94,67 +113,75 @@ class CrewStore:
         last: bool,
         lease_ms: int,
         retry_s: float | None,
-    ) -> Answer:
-        """Ask for a part."""
+    ) -> RankReply:
+        """Ask for a part.
+
+        Args:
+            consumer: The process that is this rank.
+            place: The rank and its step.
+            spec: The request, the same for all ranks.
+            attempt: Attempt in which the rank asked before, or 0.
+            joined: Whether this process was this rank before.
+            last: Whether the rank's time is up.
+            lease_ms: Silence after which the rank is lost.
+            retry_s: How long Redis may be away.
+        """
         arguments: list[Argument] = [self._group, consumer, place.rank, place.world_size]
-        arguments += [place.step, spec, attempt, int(joined), int(last), lease_ms, MOST_AHEAD]
-        outcome, *told = self._store.run("ranks/take", arguments, retry_s=retry_s)
-        return _answer(outcome.decode(), told)
+        arguments += [place.step, spec, attempt, int(joined), int(last), lease_ms, MOST_STEPS]
+        outcome, *values = self._store.run("ranks/take", arguments, retry_s=retry_s)
+        return _rank_reply(outcome.decode(), values)
 
     def lease_batch(
         self,
         consumer: str,
         step: int,
         attempt: int,
+        request: TakeRequest,
         *,
-        count: int,
-        least: int,
-        status: Status,
-        where: str,
         ttl_ms: int,
         lease_ms: int,
         retry_s: float | None,
-    ) -> Found:
-        """Lease a step's batch, or queue for it; repeated in one attempt it finds the same."""
-        slot = f"{CREW}/{step}"
-        arguments: list[Argument] = [self._group, consumer, slot, attempt, count, least]
-        arguments += [self._queued, ttl_ms, lease_ms, status, where]
-        outcome, *told = self._store.run("take/take", arguments, retry_s=retry_s)
+    ) -> BatchReply:
+        """Lease the batch of a step, or queue for it; the same attempt finds the same batch."""
+        slot = f"{RANKS}/{step}"
+        arguments = take_arguments(
+            *(self._group, consumer, slot, attempt, request),
+            waiter=self._waiter,
+            ttl_ms=ttl_ms,
+            lease_ms=lease_ms,
+        )
+        outcome, *values = self._store.run("take/take", arguments, retry_s=retry_s)
         if outcome != b"taken":
-            return Found(outcome.decode(), tuple(told))
-        amount, members, weights = told
+            return BatchReply(outcome.decode(), tuple(values))
+        amount, members, weights = values
         pending = self._store.client.execute(
             "XPENDING", self._store.keys.stream, self._group, "-", "+", max(amount, 1), slot
         )
-        held = [_seq(entry[0]) for entry in pending]
+        ids = [_seq(entry[0]) for entry in pending]
         order = {int(member): place for place, member in enumerate(members)}
-        held.sort(key=lambda seq: (order.get(seq, 0), seq))
+        ids.sort(key=lambda seq: (order.get(seq, 0), seq))
         if len(weights) != len(members) + 1:
-            return Found("taken", (), tuple(held))
+            return BatchReply("taken", (), tuple(ids))
         by_id = dict(zip([*map(int, members), 0], weights, strict=True))
-        return Found("taken", (), tuple(held), by_id)
+        return BatchReply("taken", (), tuple(ids), by_id)
 
     def read(self, slot: str, count: int) -> dict[int, bytes | None]:
-        """Return the bytes of what a slot holds, by id; None where they are gone."""
+        """Return the payloads that a slot leases, by id; None where the entry was deleted."""
         reply = self._store.client.execute(
             *("XREADGROUP", "GROUP", self._group, slot, "COUNT", max(count, 1)),
             *("STREAMS", self._store.keys.stream, "0"),
         )
-        found: dict[int, bytes | None] = {}
-        for at, fields in reply[0][1] if reply else ():
-            whole = bool(fields) and len(fields) == 2 and fields[0] == b"g"
-            found[_seq(at)] = fields[1] if whole else None
-        return found
+        return dict(map(parse_entry, reply[0][1] if reply else ()))
 
     def assign(
         self, step: int, attempt: int, spec: str, parts: Sequence[tuple[str, Sequence[int]]]
     ) -> None:
-        """Deal a leased batch to the ranks, unless somebody has, or the attempt is over.
+        """Deal a leased batch to the ranks, unless it was dealt already or the attempt is over.
 
         Args:
-            step: Which.
-            attempt: In which it was leased.
-            spec: What was asked for.
+            step: The step.
+            attempt: The attempt in which the batch was leased.
+            spec: The request of all ranks.
             parts: Weights and ids of each rank.
         """
         arguments: list[Argument] = [self._group, step, attempt, spec]
@@ -162,43 +189,53 @@ class CrewStore:
             arguments += [weights, len(ids), *ids]
         self._store.run("ranks/assign", arguments)
 
-    def end(self, attempt: int, told: str) -> None:
-        """End an attempt whose time is up, for all ranks."""
-        self._store.run("ranks/end", [self._group, attempt, told])
+    def end(self, attempt: int, counts: str) -> None:
+        """End an attempt whose time is up, for all ranks; `counts` go into their errors."""
+        self._store.run("ranks/end", [self._group, attempt, counts])
 
     def finish(
         self,
         consumer: str,
-        place: Place,
-        outcome: Outcome | str,
+        place: RankStep,
+        outcome: Outcome,
         ids: Sequence[int] = (),
         *,
         reason: str = "",
         samples: int = 0,
     ) -> bool:
-        """End a part or some of it; False when this process has it no more."""
-        arguments: list[Argument] = [self._group, consumer, place.rank, place.step, outcome]
-        reply = self._store.run("ranks/finish", [*arguments, reason, samples, *ids])
-        return bool(reply[0] == b"ok")
+        """End a part, or groups of it; False when another process holds it."""
+        ending: list[Argument] = [outcome, reason, samples, *ids]
+        return self._finish(consumer, place.rank, place.step, ending)
+
+    def leave(self, consumer: str, rank: int) -> None:
+        """Note that the process of a rank ends; its parts are kept."""
+        self._finish(consumer, rank, 0, ["leave", "", 0])
 
     def wait(self, consumer: str, seconds: float, *, forming: bool) -> None:
-        """Block until the ranks are woken, or the one that forms a step by a full batch."""
-        wakes = [f"{consumer}.rank", *([self._queued] if forming else [])]
+        """Block until the ranks are woken, or the rank that forms a step by a full batch."""
+        wakes = [f"{consumer}.rank", *([self._waiter] if forming else [])]
         self._store.wait_for_wake(seconds, *wakes)
 
+    def _finish(self, consumer: str, rank: int, step: int, ending: list[Argument]) -> bool:
+        reply = self._store.run("ranks/finish", [self._group, consumer, rank, step, *ending])
+        return bool(reply[0] == b"ok")
 
-def _answer(outcome: str, told: Sequence[Reply]) -> Answer:
+
+def _rank_reply(outcome: RankOutcome, values: Sequence[Reply]) -> RankReply:
     if outcome == "part":
-        return Answer(outcome, ranks=tuple(map(int, told[0])), text=told[1].decode())
+        ids, weights = values
+        return RankReply(outcome, ids=tuple(map(int, ids)), text=weights.decode())
     if outcome == "ended":
-        why, amounts, ranks = told
-        return Answer(outcome, 0, tuple(map(int, ranks)), why.decode(), amounts.decode())
+        why, counts, ranks = values
+        return RankReply(
+            outcome, ranks=tuple(map(int, ranks)), text=why.decode(), counts=counts.decode()
+        )
     if outcome == "differs":
-        return Answer(outcome, text=told[0].decode())
+        return RankReply(outcome, text=values[0].decode())
     if outcome in ("wait", "held"):
-        return Answer(outcome, int(told[0]), tuple(map(int, told[1])))
-    return Answer(outcome, int(told[0]) if told else 0)
+        return RankReply(outcome, int(values[0]), tuple(map(int, values[1])))
+    return RankReply(outcome, int(values[0]) if values else 0)
 
 
 def _seq(entry_id: bytes) -> int:
-    return int(entry_id.decode().removeprefix(ID_BASE))
+    return int(entry_id.rpartition(b"-")[2])

@@ -1,4 +1,4 @@
-"""Says, beside whatever the process does, that a consumer lives."""
+"""Renews a deadline in Redis from a background thread, whatever the process does meanwhile."""
 
 from __future__ import annotations
 
@@ -12,21 +12,30 @@ from redrb.errors import RedrbError, StoreClosed
 
 _log = logging.getLogger("redrb")
 
-_PATIENCE_S = 0.5
+BEATS_PER_DEADLINE = 3
+"""Two beats in a row may be lost or late before the deadline passes."""
+
+_STOP_S = 0.5
+"""How long `stop` waits for a beat that is under way."""
 
 
 class Heartbeat:
-    """Calls `beat` every `interval_s` seconds on a thread of its own, until it is stopped.
+    """Calls `beat` on a background thread, several times a deadline, until it is stopped.
 
-    It holds the method's owner weakly, and ends with it, or with the client.
-
-    A beat that fails is logged and the next one tries again: the leases live until their deadline
-    in Redis passes.
+    It holds the method's object weakly, and ends with it, or with the client. A beat that fails is
+    logged and the next one tries again: leases live until their deadline in Redis passes.
     """
 
-    def __init__(self, beat: Callable[[], None], interval_s: float, name: str) -> None:
+    def __init__(self, beat: Callable[[], None], deadline_ms: int, name: str) -> None:
+        """Start to beat.
+
+        Args:
+            beat: Method that renews the deadline.
+            deadline_ms: Time by which one beat moves the deadline.
+            name: Name of the thread.
+        """
         self._beat = weakref.WeakMethod(beat)
-        self._interval_s = interval_s
+        self._interval_s = deadline_ms / 1000 / BEATS_PER_DEADLINE
         # a queue and not an event: `nudge` is called from finalizers, at any point of this code
         self._nudges: SimpleQueue[bool] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"redrb-{name}", daemon=True)
@@ -36,7 +45,7 @@ class Heartbeat:
         """Beat no more; waits a little for a beat that is under way."""
         self._nudges.put(False)
         if threading.current_thread() is not self._thread:
-            self._thread.join(_PATIENCE_S)
+            self._thread.join(_STOP_S)
 
     def nudge(self) -> None:
         """Beat now; may be called from anywhere, also while garbage is collected."""
@@ -53,10 +62,10 @@ class Heartbeat:
                 return
             except RedrbError as error:
                 _log.warning("heartbeat failed, leases may be taken over: %s", error)
-            del beat  # it holds its owner
+            del beat  # it references its object
 
     def _wait(self) -> bool:
-        """Wait for the next beat; returns False when there is to be none."""
+        """Wait until the next beat is due; False when the heartbeat was stopped."""
         try:
             return self._nudges.get(timeout=self._interval_s)
         except Empty:

@@ -1,13 +1,12 @@
-"""What a take returns: groups that belong to this consumer until they are acknowledged."""
+"""`Lease`: the groups that a take returns, held by this consumer until they are ended."""
 
 from __future__ import annotations
 
-import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Generic, Self, TypeVar
 
 import torch
 
@@ -17,93 +16,30 @@ from redrb.errors import ConfigError, LeaseLost, RecordError
 from redrb.experience import BufferItem, Experience, Status
 from redrb.experience.records import Scalar, Side
 from redrb.stream.arguments import BEFORE_ANY, checked_ids
+from redrb.stream.take.lease_part import Expiry, LeasePart
 from redrb.stream.take.scripts import Outcome
 
+Ids = TypeVar("Ids")
 
-class Holder(Protocol):
-    """What holds a lease in Redis: one slot of a consumer."""
-
-    def finish(
-        self, outcome: Outcome, ids: Sequence[int], *, reason: str, samples: int, ends: bool
-    ) -> bool:
-        """End leased groups; False when they are another consumer's by now.
-
-        Args:
-            outcome: How.
-            ids: Which.
-            reason: Why, for the dead-letter stream.
-            samples: Samples in them.
-            ends: Whether nothing of the lease is left then.
-        """
-
-    def abandon(self, ids: tuple[int, ...]) -> None:
-        """Note that nobody can end these groups any more; it must not block."""
+Chosen = list[tuple[LeasePart, tuple[int, ...]]]
+"""Groups of a lease: parts, and ids in each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """How groups were drawn: the weight of each, and that of all that waited."""
+class PartsLease(ABC, Generic[Ids]):
+    """Groups held in one part or several, used as one batch; `Ids` names some of the groups.
 
-    weights: tuple[float, ...]
-    total: float
-
-
-@dataclass(frozen=True, slots=True)
-class Expiry:
-    """By what a group expired; None: that rule was not given.
-
-    Attributes:
-        current_version: Weight version at that time.
-        max_staleness: Rule for a group's oldest version.
-        max_token_staleness: Rule for the newest token.
+    The parts are ended one after the other. When another consumer has taken one of them over, the
+    others are ended all the same, and `LeaseLost` names it: all parts were trained in the same
+    step. After `StoreUnavailable` the same call goes on with the parts that are left.
     """
 
-    current_version: int
-    max_staleness: int | None
-    max_token_staleness: int | None
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Return what Redis keeps as three words."""
-        version, *rules = text.split()
-        whole, token = (None if rule == "-" else int(rule) for rule in rules)
-        return cls(int(version), whole, token)
-
-
-class Lease:
-    """Groups taken from a task, held by this consumer's heartbeat until they are ended.
-
-    As a context manager it acknowledges at the end of the block; an exception gives the groups
-    back and counts as a failed delivery, an interrupt (Ctrl-C, SystemExit) gives them back
-    unharmed. When groups do not fit into one batch, those that differ from most go to the
-    dead-letter stream and the others go back unharmed.
-
-    Attributes:
-        ids: Ids of the groups that are still leased, in the order of the batch.
-        expiries: Of groups taken with status EXPIRED, by what they expired; None for those that
-            were put as expired.
-    """
-
-    def __init__(
-        self,
-        task: str,
-        entries: Sequence[tuple[int, GroupLayout]],
-        holder: Holder,
-        drawn: Drawn | None = None,
-    ) -> None:
-        self._task = task
-        self._layouts = dict(entries)
-        self._holder = holder
-        self._places = {seq: place for place, seq in enumerate(self._layouts)}
-        self._drawn = drawn
-        self.expiries: dict[int, Expiry | None] = {}
-        # a lease that nobody ended and nobody holds any more goes back by itself
-        self._finalizer = weakref.finalize(self, holder.abandon, tuple(self._layouts))
-        self._finalizer.atexit = False
+    def __init__(self, parts: Sequence[LeasePart]) -> None:
+        self._parts = tuple(parts)
+        self._misfits: Chosen = []
 
     def __len__(self) -> int:
         """Return the number of groups that are still leased."""
-        return len(self._layouts)
+        return sum(map(len, self._parts))
 
     def __enter__(self) -> Self:
         return self
@@ -114,87 +50,53 @@ class Lease:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._layouts:
+        if not self:
             return
         if error is None:
             self.ack()
             return
-        with suppress(LeaseLost):  # what went wrong in the block matters more
-            if isinstance(error, RecordError) and error.ids:  # the others did nothing wrong
-                odd = [seq for seq in error.ids if seq in self._layouts]
-                self._end("reject", odd, f"does not fit into a batch: {error}")
+        with suppress(LeaseLost):  # the error of the block matters more
+            if isinstance(error, RecordError) and error.ids and self._misfits:
+                self._reject_misfits(f"does not fit into a batch: {error}")
                 self._end("release", None)
                 return
             self._end("fail" if isinstance(error, Exception) else "release", None)
 
     @property
-    def ids(self) -> tuple[int, ...]:
-        """Ids of the groups that are still leased."""
-        return tuple(self._layouts)
-
-    @property
-    def layouts(self) -> dict[int, GroupLayout]:
-        """The groups that are still leased, checked and not decoded yet, by id."""
-        return dict(self._layouts)
-
-    @property
     def samples(self) -> int:
         """Samples in the groups that are still leased."""
-        return sum(layout.samples for layout in self._layouts.values())
+        return sum(part.samples for part in self._parts)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the groups that are still leased, as stored."""
-        return sum(layout.nbytes for layout in self._layouts.values())
+        return sum(layout.nbytes for layout in self._layouts())
 
     @property
     def policy_versions(self) -> list[int | None]:
         """Policy version of each sample, without decoding tensors."""
-        layouts = self._layouts.values()
-        return [version for layout in layouts for version in layout.policy_versions]
+        return [version for layout in self._layouts() for version in layout.policy_versions]
 
     @property
     def group_ids(self) -> list[str | None]:
-        """`group_id` of each group, in the order of `ids`, without decoding tensors."""
-        return [layout.group_id for layout in self._layouts.values()]
+        """`group_id` of each group, in the order of the batch, without decoding tensors."""
+        return [layout.group_id for layout in self._layouts()]
 
     @property
     def statuses(self) -> list[Status]:
-        """Status of each sample, as its maker set it, without decoding tensors.
+        """Status of each sample as its maker set it, without decoding tensors.
 
-        The group waited in the status that was taken, which `put(status=)` or `move` may have said.
+        The group may have waited in another status, set by `put(status=)` or `move`.
         """
-        return [status for layout in self._layouts.values() for status in layout.statuses]
+        return [status for layout in self._layouts() for status in layout.statuses]
 
     @property
     def tags(self) -> list[dict[str, Scalar]]:
         """Tags of each sample, without decoding tensors.
 
-        Those of `put(tags=)` are not among them: they are in the task's index, for queries.
+        Values given as `put(tags=)` are not among them: they are in the task's index, for queries.
         """
-        return [dict(tags) for layout in self._layouts.values() for tags in layout.tags]
-
-    @property
-    def probabilities(self) -> list[float]:
-        """Probability of each group to be drawn next, when it was; of an order that draws.
-
-        Raises:
-            ConfigError: The task's order does not draw.
-        """
-        if self._drawn is None:
-            raise ConfigError('only the orders "uniform" and "prioritized" draw by probabilities.')
-        weights, total = self._drawn.weights, max(self._drawn.total, sum(self._drawn.weights))
-        return [weights[self._places[seq]] / total if total else 0.0 for seq in self.ids]
-
-    def importance_weights(self, beta: float = 0.4) -> torch.Tensor:
-        """Return importance-sampling weights, one a sample of the batch, float32 `[B]`.
-
-        `(N * P(i)) ** -beta`, divided by the largest of the batch (Schaul et al. 2016,
-        arXiv:1511.05952, section 3.4); N cancels.
-        """
-        own = torch.tensor(self.probabilities, dtype=torch.float64).clamp_min(1e-300) ** -beta
-        counts = torch.tensor([layout.samples for layout in self._layouts.values()])
-        return (own / own.max()).repeat_interleave(counts).to(torch.float32)
+        return [dict(tags) for layout in self._layouts() for tags in layout.tags]
 
     def staleness(self, current_version: int) -> list[int | None]:
         """Return how many versions each sample is behind; None where it has no version."""
@@ -212,7 +114,7 @@ class Lease:
         Each sample is decoded straight into the padded tensors: one copy.
 
         Args:
-            device: Where the batch is needed.
+            device: Device of the batch.
             side: Where padding goes.
             pin_memory: Decode into pinned memory, for a copy to `device` beside other work.
 
@@ -223,27 +125,25 @@ class Lease:
             LeaseLost: The lease was ended already.
         """
         self._check_held()
-        layouts = list(self._layouts.values())
         on_accelerator = torch.device(device).type != "cpu"
         try:
-            batch = decode_batch(layouts, side=side, pin=pin_memory and on_accelerator)
+            batch = decode_batch(self._layouts(), side=side, pin=pin_memory and on_accelerator)
         except RecordError as error:
-            ids = self.ids
-            error.ids = tuple(ids[index] for index in misfits(layouts))
+            self._name_misfits(error)
             raise
         return batch.to_device(device) if on_accelerator else batch
 
     def groups(self) -> list[list[BufferItem]]:
-        """Return the samples of each group, in the order of `ids`."""
+        """Return the samples of each group, in the order of the batch."""
         self._check_held()
-        return [decode_items(layout) for layout in self._layouts.values()]
+        return [decode_items(layout) for layout in self._layouts()]
 
     def items(self) -> list[BufferItem]:
         """Return all samples, group after group."""
         return [item for group in self.groups() for item in group]
 
-    def ack(self, ids: Collection[int] | None = None) -> None:
-        """Say that the groups are trained: they are deleted, once all consumer groups said so.
+    def ack(self, ids: Ids | None = None) -> None:
+        """Acknowledge groups as trained: each is deleted once all consumer groups have done so.
 
         Call it after the optimizer step. Safe to repeat when the connection breaks.
 
@@ -251,77 +151,156 @@ class Lease:
             ids: Some of `self.ids`; default: all.
 
         Raises:
-            LeaseLost: Another consumer has them by now; nothing was acknowledged.
+            LeaseLost: Another consumer has taken groups over; they were not acknowledged.
         """
         self._end("ack", ids)
 
-    def expire(self, ids: Collection[int] | None = None) -> None:
-        """Say that the groups are too stale to be used: done, and counted as expired."""
+    def expire(self, ids: Ids | None = None) -> None:
+        """End groups as too stale to be used: they are done, and counted as expired."""
         self._end("expire", ids)
 
-    def release(self, ids: Collection[int] | None = None) -> None:
-        """Give groups back unharmed: they wait again, in their old place, for any consumer."""
+    def release(self, ids: Ids | None = None) -> None:
+        """Requeue groups unharmed: they wait again, in their old place, for any consumer."""
         self._end("release", ids)
 
-    def reject(self, reason: str, ids: Collection[int] | None = None) -> None:
-        """Move groups to the dead-letter stream, with the reason.
+    def reject(self, reason: str, ids: Ids | None = None) -> None:
+        """Move groups to the dead-letter stream of their task, with the reason.
 
         Raises:
-            LeaseLost: Another consumer has them by now.
+            LeaseLost: Another consumer has taken them over.
         """
         if not isinstance(reason, str):
-            raise ConfigError(f"reject({reason!r:.80}): say why in a str, and give ids after it.")
+            raise ConfigError(f"reject({reason!r:.80}): give a reason as a str, then the ids.")
         self._end("reject", ids, reason)
 
     def abandon(self) -> None:
-        """Leave what is still leased to this consumer's thread, which releases it; never blocks."""
-        if self._layouts:
-            self._layouts = {}
-            self._finalizer()
+        """Let the heartbeat thread release the groups that are still leased; never blocks."""
+        for part in self._parts:
+            part.abandon()
 
-    @property
-    def holder(self) -> Holder:
-        """What holds this lease in Redis."""
-        return self._holder
+    @abstractmethod
+    def _select(self, ids: Ids) -> Chosen:
+        """Find groups in the parts; raises ConfigError for groups that are not in this lease."""
 
-    def conclude(self, *, held: bool) -> None:
-        """Note that all of the lease was ended by another call than this object's own.
+    def _layouts(self) -> list[GroupLayout]:
+        return [layout for part in self._parts for layout in part.layouts.values()]
 
-        Raises:
-            LeaseLost: It was not, since another consumer has it by now.
-        """
-        ids = self.ids
-        self._forget(ids)
-        if not held:
-            raise self._lost(ids)
-
-    def _end(self, outcome: Outcome, ids: Collection[int] | None, reason: str = "") -> None:
+    def _end(self, outcome: Outcome, ids: Ids | None, reason: str = "") -> None:
         self._check_held()
-        chosen = self.ids if ids is None else tuple(dict.fromkeys(checked_ids(ids)))
-        unknown = [seq for seq in chosen if seq not in self._layouts]
-        if unknown:
-            raise ConfigError(f"groups {unknown} are not in this lease; it holds {self.ids}.")
-        samples = sum(self._layouts[seq].samples for seq in chosen)
-        ends = len(chosen) == len(self._layouts)
-        held = self._holder.finish(outcome, chosen, reason=reason, samples=samples, ends=ends)
-        self._forget(chosen if held else self.ids)
-        if not held:
-            raise self._lost(chosen)
+        if ids is None:
+            chosen = [(part, part.ids) for part in self._parts if part]
+        else:
+            chosen = self._select(ids)
+        self._end_parts(outcome, chosen, reason)
 
-    def _lost(self, ids: tuple[int, ...]) -> LeaseLost:
-        return LeaseLost(
-            task=self._task,
-            ids=ids,
-            why="this consumer's heartbeat stopped for longer than lease_ms, and others took "
-            "over. Drop what came of it and take again.",
-        )
+    def _end_parts(self, outcome: Outcome, chosen: Chosen, reason: str) -> None:
+        """End groups of all parts, and raise LeaseLost at the end for parts that were lost."""
+        lost = []
+        for part, ids in chosen:
+            try:
+                part.end(outcome, ids, reason)
+            except LeaseLost as error:
+                lost.append(error)
+        if lost:
+            for further in lost[1:]:
+                lost[0].add_note(str(further))
+            raise lost[0]
 
-    def _forget(self, ids: Collection[int]) -> None:
-        for seq in ids:
-            del self._layouts[seq]
-        if not self._layouts:
-            self._finalizer.detach()
+    def _name_misfits(self, error: RecordError) -> None:
+        """Note which groups fit into no batch, here and in the error."""
+        places = [(part, seq) for part in self._parts for seq in part.layouts]
+        found = [places[index] for index in misfits(self._layouts())]
+        self._misfits = [
+            (part, ids)
+            for part in self._parts
+            if (ids := tuple(seq for other, seq in found if other is part))
+        ]
+        error.ids = tuple(seq for _, ids in self._misfits for seq in ids)
+
+    def _reject_misfits(self, reason: str) -> None:
+        still = [
+            (part, tuple(seq for seq in ids if seq in part.layouts)) for part, ids in self._misfits
+        ]
+        with suppress(LeaseLost):  # the other groups are released all the same
+            self._end_parts("reject", [(part, ids) for part, ids in still if ids], reason)
 
     def _check_held(self) -> None:
-        if not self._layouts:
-            raise LeaseLost(task=self._task, ids=(), why="it was ended already.")
+        if not self:
+            tasks = ", ".join(dict.fromkeys(part.task for part in self._parts))
+            raise LeaseLost(task=tasks, ids=(), why="it was ended already.")
+
+
+class Lease(PartsLease[Collection[int]]):
+    """Groups taken from a task, held by this consumer's heartbeat until they are ended.
+
+    As a context manager it acknowledges at the end of the block; an exception requeues the groups
+    and counts as a failed delivery, an interrupt (Ctrl-C, SystemExit) requeues them unharmed. When
+    groups do not fit into one batch, those that differ from most go to the dead-letter stream and
+    the others are requeued unharmed.
+    """
+
+    @property
+    def parts(self) -> tuple[LeasePart, ...]:
+        """The parts of the lease, each with its holder in Redis."""
+        return self._parts
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Ids of the groups that are still leased, in the order of the batch."""
+        return tuple(seq for part in self._parts for seq in part.layouts)
+
+    @property
+    def layouts(self) -> dict[int, GroupLayout]:
+        """The groups that are still leased, checked and not decoded yet, by id."""
+        return {seq: layout for part in self._parts for seq, layout in part.layouts.items()}
+
+    @property
+    def expiries(self) -> dict[int, Expiry | None]:
+        """Why groups that were taken with status EXPIRED expired; None if put as expired."""
+        return {seq: expiry for part in self._parts for seq, expiry in part.expiries.items()}
+
+    @property
+    def probabilities(self) -> list[float]:
+        """Probability with which each group was drawn, for orders that draw.
+
+        Raises:
+            ConfigError: The task's order does not draw.
+        """
+        draws = [part.draw for part in self._parts if part.draw is not None]
+        if len(draws) < len(self._parts):
+            raise ConfigError('only the orders "uniform" and "prioritized" draw by probabilities.')
+        total = sum(max(draw.total, sum(draw.weights.values())) for draw in draws)
+        return [
+            draw.weights[seq] / total if total else 0.0
+            for part, draw in zip(self._parts, draws, strict=True)
+            for seq in part.layouts
+        ]
+
+    def importance_weights(self, beta: float = 0.4) -> torch.Tensor:
+        """Return importance-sampling weights, one a sample of the batch, float32 `[B]`.
+
+        `(N * P(i)) ** -beta`, divided by the largest of the batch (Schaul et al. 2016,
+        arXiv:1511.05952, section 3.4); N cancels.
+        """
+        drawn = torch.tensor(self.probabilities, dtype=torch.float64)
+        weights = drawn.clamp_min(1e-300) ** -beta
+        counts = torch.tensor([layout.samples for layout in self._layouts()])
+        return (weights / weights.max()).repeat_interleave(counts).to(torch.float32)
+
+    def _select(self, ids: Collection[int]) -> Chosen:
+        return select(self._parts, ids)
+
+
+def select(parts: Sequence[LeasePart], ids: Collection[int]) -> Chosen:
+    """Find groups of one task in the parts of a lease.
+
+    Raises:
+        ConfigError: A group is in none of the parts.
+    """
+    wanted = dict.fromkeys(checked_ids(ids))
+    chosen = [(part, tuple(seq for seq in wanted if seq in part.layouts)) for part in parts]
+    unknown = set(wanted).difference(*(found for _, found in chosen))
+    if unknown:
+        held = [seq for part in parts for seq in part.layouts]
+        raise ConfigError(f"groups {sorted(unknown)} are not in this lease; it holds {held}.")
+    return [(part, found) for part, found in chosen if found]

@@ -27,6 +27,28 @@ TakeOutcome: TypeAlias = Literal["taken", "short", "never", "gone", "more", "lat
 
 
 @dataclass(frozen=True, slots=True)
+class TakeRequest:
+    """Which groups a take asks for.
+
+    Attributes:
+        count: Groups in a full batch.
+        least: Fewest groups that are accepted when the time is up.
+        status: Status of the groups.
+        where: Query that the groups match, as Redis reads it; "" for any.
+    """
+
+    count: int
+    least: int
+    status: Status = Status.COMPLETED
+    where: str = ""
+
+    @property
+    def full(self) -> TakeRequest:
+        """The same request for a full batch only."""
+        return TakeRequest(self.count, self.count, self.status, self.where)
+
+
+@dataclass(frozen=True, slots=True)
 class TakeReply:
     """What became of a take.
 
@@ -84,6 +106,31 @@ class Ending:
         return [*lease, self.samples, int(self.ends), *self.ids]
 
 
+def take_arguments(
+    group: str,
+    consumer: str,
+    slot: str,
+    token: str | int,
+    request: TakeRequest,
+    *,
+    waiter: str,
+    ttl_ms: int,
+    lease_ms: int,
+) -> list[Argument]:
+    """Return the ARGV of the script `take/take`.
+
+    Args:
+        group, consumer, slot: The consumer that takes, and its slot for the lease.
+        token: Name of the lease; tokens of a slot count up.
+        request: The groups.
+        waiter: Name in the queue of takes.
+        ttl_ms: How long the place in the queue is kept; 0: do not queue, leave the queue.
+        lease_ms: Silence of the consumer's heartbeat after which others take its leases over.
+    """
+    taking: list[Argument] = [group, consumer, slot, token, request.count, request.least]
+    return [*taking, waiter, ttl_ms, lease_ms, request.status, request.where]
+
+
 class TakeScripts:
     """Runs the scripts of consumers on one task."""
 
@@ -96,33 +143,31 @@ class TakeScripts:
         consumer: str,
         slot: str,
         token: str,
+        request: TakeRequest,
         *,
-        count: int,
-        least: int,
         waiter: str,
         ttl_ms: int,
         lease_ms: int,
-        status: Status = Status.COMPLETED,
-        where: str = "",
         first: Ending | None = None,
     ) -> Request[TakeReply]:
-        """Return the request that leases `count` groups, or at least `least`, or none, and reads.
+        """Return the request that leases a batch, or nothing, and reads its payload.
 
         In the same round trip, and before it, another lease of this consumer may end: `first`.
         """
-        arguments: list[Argument] = [group, consumer, slot, token, count]
-        arguments += [least, waiter, ttl_ms, lease_ms, status, where]
+        arguments = take_arguments(
+            group, consumer, slot, token, request, waiter=waiter, ttl_ms=ttl_ms, lease_ms=lease_ms
+        )
         scripts = [("take/take", arguments)]
         if first is not None:
             scripts.insert(0, ("take/finish", first.arguments(group, consumer)))
         store = self._store
-        read = ("XREADGROUP", "GROUP", group, slot, "COUNT", count, "STREAMS", store.keys.stream)
+        read = ("XREADGROUP", "GROUP", group, slot, "COUNT", request.count)
 
         def pipeline(*, whole: bool) -> Pipeline:
             made = Pipeline()
             for script, argv in scripts:
                 add_to(made, load(script), store.script_keys, argv, whole=whole)
-            made.add(*read, "0")
+            made.add(*read, "STREAMS", store.keys.stream, "0")
             return made
 
         def result(replies: list[Reply]) -> TakeReply:

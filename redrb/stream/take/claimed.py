@@ -1,0 +1,76 @@
+"""Turns the entries that a script claimed into a part of a lease."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from redrb.codec import GroupLayout, parse_groups
+from redrb.errors import DecodeError
+from redrb.experience import Status
+from redrb.stream.take.lease_part import Draw, Expiry, Holder, LeasePart
+from redrb.stream.take.scripts import TakeScripts
+from redrb.stream.task.store import TaskStore
+
+_log = logging.getLogger("redrb")
+
+Entry = tuple[int, bytes | None]
+"""Id and payload of a group; None when the payload was deleted."""
+
+
+def claimed_part(
+    store: TaskStore,
+    group: str,
+    entries: Sequence[Entry],
+    holder: Holder,
+    *,
+    status: Status,
+    draw: Draw | None = None,
+    least: int | None = None,
+) -> LeasePart | None:
+    """Return the part of a lease that holds claimed entries.
+
+    Groups that cannot be decoded go to the dead letters, with the reason.
+
+    Args:
+        store: The task.
+        group: Consumer group.
+        entries: The entries that a script claimed for `holder`.
+        holder: Their place in Redis.
+        status: Status in which the groups were taken.
+        draw: Weights by which the order drew them.
+        least: Fewest groups in a part. A claim with fewer, or of which a group cannot be decoded,
+            is released. None: decodable groups are a part, however many there are.
+
+    Returns:
+        The part; None when the claim was released, or another consumer has taken it over.
+    """
+    good: list[tuple[int, GroupLayout]] = []
+    bad: list[tuple[int, str]] = []
+    parsed = iter(parse_groups(payload for _, payload in entries if payload is not None))
+    for seq, payload in entries:
+        layout = next(parsed) if payload is not None else DecodeError("the payload is gone")
+        if isinstance(layout, DecodeError):
+            bad.append((seq, f"cannot be decoded: {layout}"))
+        else:
+            good.append((seq, layout))
+    for seq, reason in bad:
+        _log.error("task %r: group %d %s", store.task, seq, reason)
+        ends = not good and seq == bad[-1][0]
+        if not holder.finish("reject", [seq], reason=reason, samples=0, ends=ends):
+            return None
+    ids = [seq for seq, _ in good]
+    if least is None or (not bad and len(good) >= least):
+        expiries = _expiries(store, group, ids) if status is Status.EXPIRED else None
+        return LeasePart(store.task, good, holder, draw=draw, expiries=expiries)
+    if good or not bad:
+        holder.finish("release", ids, reason="", samples=0, ends=True)
+    return None
+
+
+def _expiries(store: TaskStore, group: str, ids: Sequence[int]) -> dict[int, Expiry | None]:
+    texts = TakeScripts(store).expiries(group, ids)
+    return {
+        seq: None if text is None else Expiry.parse(text)
+        for seq, text in zip(ids, texts, strict=True)
+    }

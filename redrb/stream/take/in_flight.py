@@ -1,0 +1,132 @@
+"""A take in flight, and the loop over leases that sends each next take before it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+from redrb.connection.request import Request
+from redrb.stream.take.consumer import Consumer, Slot
+from redrb.stream.take.lease import Lease
+from redrb.stream.take.lease_part import LeasePart
+from redrb.stream.take.scripts import TakeReply, TakeRequest
+from redrb.stream.waiting import Wait
+
+if TYPE_CHECKING:
+    from redrb.stream.take.taker import Taker
+
+RELEASE_RETRY_S = 1.0
+"""How long Redis may be away while an unread take is released."""
+
+
+class InFlightTake:
+    """A take that was sent and whose reply is read later."""
+
+    def __init__(
+        self,
+        taker: Taker,
+        slot: Slot,
+        request: TakeRequest,
+        sent: Request[TakeReply],
+        before: LeasePart | None,
+    ) -> None:
+        """Note a take that was sent; `before` is the lease that it acknowledges."""
+        self._taker = taker
+        self._slot = slot
+        self._request = request
+        self._sent = sent
+        self._before = before
+        self._reply: TakeReply | None = None
+
+    def receive(self, timeout: float | None) -> bool:
+        """Read the reply; returns whether the batch was full and is leased.
+
+        Raises:
+            LeaseLost: Another consumer has taken the lease to acknowledge over; nothing was taken.
+        """
+        try:
+            reply = self._sent.result(retry_s=Wait(timeout).retry_s)
+            if self._before is not None:
+                self._taker.conclude(self._before, self._slot, reply)
+            if reply.outcome == "taken":
+                self._reply = reply
+        finally:
+            if self._reply is None:
+                self._slot.free()
+        return self._reply is not None
+
+    def lease(self) -> Lease | None:
+        """Return the lease on the batch received; None if a group of it could not be decoded."""
+        reply, self._reply = self._reply, None
+        if reply is None:
+            return None
+        try:
+            return self._taker.claimed(self._slot, self._request, reply)
+        except BaseException:
+            self._slot.free()
+            raise
+
+    def release(self) -> None:
+        """Read the reply, and release the batch."""
+        if self.receive(RELEASE_RETRY_S) and self._reply is not None:
+            ids = [seq for seq, _ in self._reply.entries]
+            try:
+                self._slot.finish("release", ids, reason="", samples=0, ends=True)
+            except BaseException:
+                self._slot.free()
+                raise
+
+
+def leases(
+    taker: Taker, consumer: Consumer, request: TakeRequest, timeout: float | None
+) -> Generator[Lease]:
+    """Yield leases; see `ExperienceStream.leases`."""
+    loop = _LeaseLoop(taker, consumer, request, timeout)
+    try:
+        while True:
+            yield loop.next()
+    finally:
+        loop.close()
+
+
+class _LeaseLoop:
+    """Holds the lease that is trained on, and the take in flight of the next one."""
+
+    def __init__(
+        self, taker: Taker, consumer: Consumer, request: TakeRequest, timeout: float | None
+    ) -> None:
+        self._taker = taker
+        self._consumer = consumer
+        self._request = request
+        self._timeout = timeout
+        self._lease: Lease | None = None
+        self._in_flight: InFlightTake | None = None
+
+    def next(self) -> Lease:
+        """Acknowledge the last lease, send the take after the next one, and return the next."""
+        done = self._lease or None  # the user may have ended it
+        lease = None
+        while lease is None:
+            received, self._in_flight = self._in_flight, None
+            if received is not None and not received.receive(self._timeout):
+                received = None
+            if received is None:
+                lease = self._taker.take(self._request, self._timeout, done)
+                done = None
+            self._in_flight = self._taker.send(self._request, done)
+            done = None
+            if received is not None:
+                lease = received.lease()
+        self._lease = lease
+        return lease
+
+    def close(self) -> None:
+        """Leave both batches to the heartbeat thread, which releases them.
+
+        No request is sent here: garbage collection may close a loop, in the middle of any code.
+        """
+        if self._lease:
+            self._lease.abandon()
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is not None:
+            self._consumer.abandon_take(in_flight)

@@ -1,0 +1,156 @@
+"""One part of a lease: the groups of one task that one holder in Redis leases."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from redrb.codec import GroupLayout
+from redrb.errors import LeaseLost
+from redrb.stream.take.scripts import Outcome
+
+
+class Holder(Protocol):
+    """The place in Redis that leases groups: a slot of a consumer, or a rank's step."""
+
+    def finish(
+        self, outcome: Outcome, ids: Sequence[int], *, reason: str, samples: int, ends: bool
+    ) -> bool:
+        """End leased groups; False when another consumer has taken them over.
+
+        Args:
+            outcome: How they end.
+            ids: The groups.
+            reason: Reason for the dead-letter stream.
+            samples: Samples in the groups.
+            ends: Whether these are the last groups of the part.
+        """
+
+    def abandon(self, ids: tuple[int, ...]) -> None:
+        """Release groups of a lease that was garbage-collected, later; it must not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Weights by which an order drew groups.
+
+    Attributes:
+        weights: Weight of each drawn group, by id.
+        total: Sum of the weights of all groups that waited.
+    """
+
+    weights: Mapping[int, float]
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """The rule by which a group expired; a rule that was not given is None.
+
+    Attributes:
+        current_version: Weight version at that time.
+        max_staleness: Rule for a group's oldest version.
+        max_token_staleness: Rule for the newest token.
+    """
+
+    current_version: int
+    max_staleness: int | None
+    max_token_staleness: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the three words that Redis stores."""
+        version, *rules = text.split()
+        oldest, newest_token = (None if rule == "-" else int(rule) for rule in rules)
+        return cls(int(version), oldest, newest_token)
+
+
+class LeasePart:
+    """Groups of one task that one holder leases until they are ended.
+
+    Attributes:
+        task: Name of the task.
+        holder: The groups' place in Redis.
+        layouts: The groups that are still leased, checked and not decoded yet, by id, in the order
+            of the batch.
+        draw: Weights by which the order drew the groups; None if it does not draw.
+        expiries: Why groups expired, by id; only of groups taken with status EXPIRED.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        groups: Sequence[tuple[int, GroupLayout]],
+        holder: Holder,
+        *,
+        draw: Draw | None = None,
+        expiries: Mapping[int, Expiry | None] | None = None,
+    ) -> None:
+        self.task = task
+        self.holder = holder
+        self.layouts = dict(groups)
+        self.draw = draw
+        self.expiries = dict(expiries or {})
+        # a part that nobody ended and nobody references any more is released
+        self._finalizer = weakref.finalize(self, holder.abandon, tuple(self.layouts))
+        self._finalizer.atexit = False
+
+    def __len__(self) -> int:
+        """Return the number of groups that are still leased."""
+        return len(self.layouts)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Ids of the groups that are still leased."""
+        return tuple(self.layouts)
+
+    @property
+    def samples(self) -> int:
+        """Samples in the groups that are still leased."""
+        return sum(layout.samples for layout in self.layouts.values())
+
+    def end(self, outcome: Outcome, ids: Sequence[int], reason: str = "") -> None:
+        """End groups of this part in Redis.
+
+        Raises:
+            LeaseLost: Another consumer has taken them over.
+        """
+        samples = sum(self.layouts[seq].samples for seq in ids)
+        ends = len(ids) == len(self.layouts)
+        held = self.holder.finish(outcome, ids, reason=reason, samples=samples, ends=ends)
+        self._forget(ids if held else self.ids)
+        if not held:
+            raise self._lost(ids)
+
+    def conclude(self, *, held: bool) -> None:
+        """Note that another request has ended the whole part.
+
+        Raises:
+            LeaseLost: It has not, because another consumer has taken the groups over.
+        """
+        ids = self.ids
+        self._forget(ids)
+        if not held:
+            raise self._lost(ids)
+
+    def abandon(self) -> None:
+        """Let the holder release the groups that are still leased, later; never blocks."""
+        if self.layouts:
+            self.layouts = {}
+            self._finalizer()
+
+    def _forget(self, ids: Collection[int]) -> None:
+        for seq in ids:
+            del self.layouts[seq]
+        if not self.layouts:
+            self._finalizer.detach()
+
+    def _lost(self, ids: Sequence[int]) -> LeaseLost:
+        return LeaseLost(
+            task=self.task,
+            ids=tuple(ids),
+            why="this consumer's heartbeat stopped for longer than lease_ms, and other consumers "
+            "took the groups over. Drop the result of training on them and take again.",
+        )

@@ -1,0 +1,193 @@
+"""`Taker`: takes full batches for a consumer, and waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from redrb.connection.request import Request
+from redrb.errors import BatchTimeout, ConfigError, StoreError
+from redrb.stream.take.claimed import claimed_part
+from redrb.stream.take.consumer import Consumer, Slot
+from redrb.stream.take.in_flight import InFlightTake
+from redrb.stream.take.lease import Lease
+from redrb.stream.take.lease_part import Draw, LeasePart
+from redrb.stream.take.scripts import Ending, TakeReply, TakeRequest, TakeScripts
+from redrb.stream.task.store import TaskStore
+from redrb.stream.waiting import QUEUE_TTL_MS, Wait
+
+
+class Taker:
+    """Takes full batches of a task for one consumer; safe among threads."""
+
+    def __init__(self, store: TaskStore, consumer: Consumer, reopen: Callable[[], None]) -> None:
+        """Make a taker.
+
+        Args:
+            store: The task.
+            consumer: The consumer that holds the leases.
+            reopen: Creates the task again after it was cleared.
+        """
+        self._store = store
+        self._scripts = TakeScripts(store)
+        self._consumer = consumer
+        self._reopen = reopen
+
+    def take(self, request: TakeRequest, timeout: float | None, ack: Lease | None = None) -> Lease:
+        """Lease all groups of a request, or none.
+
+        Args:
+            request: The groups.
+            timeout: Seconds to wait.
+            ack: A lease of this consumer to acknowledge in the same round trip.
+
+        Raises:
+            BatchTimeout: Too few groups came in time; none was taken.
+            LeaseLost: Another consumer has taken `ack` over; nothing was taken.
+            ConfigError: The task's limit is smaller than `request.least`, or `ack` is a lease of
+                another consumer.
+        """
+        before = self._part_of(ack)
+        wait = Wait(timeout)
+        while True:
+            slot = self._consumer.occupy()
+            try:
+                reply = self._full_batch(slot, request, wait, before)
+                before = None
+                lease = self.claimed(slot, request, reply)
+            except BaseException:
+                slot.free()
+                raise
+            if lease is not None:
+                return lease
+
+    def send(self, request: TakeRequest, ack: Lease | None) -> InFlightTake:
+        """Send a take that does not queue; its reply is read later."""
+        before = self._part_of(ack)
+        slot = self._consumer.occupy()
+        try:
+            sent = self._request(slot, request.full, 0, before)
+            sent.begin()
+        except BaseException:
+            slot.free()
+            raise
+        return InFlightTake(self, slot, request, sent, before)
+
+    def claimed(self, slot: Slot, request: TakeRequest, reply: TakeReply) -> Lease | None:
+        """Return the lease on a batch; None if a group of it could not be decoded.
+
+        Groups that cannot be decoded go to the dead letters; the others are requeued.
+        """
+        draw = None
+        if reply.weights:
+            ids = [seq for seq, _ in reply.entries]
+            draw = Draw(dict(zip(ids, reply.weights, strict=True)), reply.total_weight)
+        part = claimed_part(
+            self._store,
+            self._consumer.group,
+            reply.entries,
+            slot,
+            status=request.status,
+            draw=draw,
+            least=min(request.least, request.count),
+        )
+        return None if part is None else Lease([part])
+
+    def conclude(self, before: LeasePart, slot: Slot, reply: TakeReply) -> None:
+        """Close the lease that a take has acknowledged.
+
+        Raises:
+            LeaseLost: Another consumer had taken it over; the batch of this take is released.
+        """
+        if not before.layouts or not isinstance(before.holder, Slot):
+            return
+        before.holder.free()
+        if not reply.held and reply.outcome == "taken":
+            ids = [seq for seq, _ in reply.entries]
+            self._consumer.finish(slot.ending("release", ids))
+        before.conclude(held=reply.held)
+
+    def _part_of(self, ack: Lease | None) -> LeasePart | None:
+        """Return the part of a lease to acknowledge; it must be held by this consumer."""
+        if ack is None:
+            return None
+        part, *further = ack.parts
+        holder = part.holder
+        if further or not isinstance(holder, Slot) or holder.consumer is not self._consumer:
+            raise ConfigError("take(ack=...) acknowledges leases of the same stream object only.")
+        return part
+
+    def _full_batch(
+        self, slot: Slot, request: TakeRequest, wait: Wait, before: LeasePart | None
+    ) -> TakeReply:
+        """Ask until the batch is full, and return the reply that leases it."""
+        expired = 0
+        while True:
+            last = wait.over
+            accepted = request if last else request.full
+            sent = self._request(slot, accepted, 0 if last else QUEUE_TTL_MS, before)
+            reply = sent.result(retry_s=wait.retry_s)
+            if before is not None:
+                self.conclude(before, slot, reply)
+                before = None
+            expired += reply.expired
+            if reply.outcome == "taken":
+                return reply
+            if reply.outcome == "more":  # its consumer group joins, or much expires, in parts
+                continue
+            self._refuse(request, reply)
+            if reply.outcome == "gone":
+                self._reopen()
+            if last:
+                raise BatchTimeout(
+                    task=self._store.task,
+                    wanted=request.least,
+                    available=reply.amount,
+                    waited_s=wait.waited_s,
+                    blocked=reply.blocked,
+                    expired=expired,
+                    others=reply.others,
+                )
+            if reply.outcome == "short":
+                wait.tell(
+                    f"task {self._store.task!r}, consumer group {self._consumer.group!r}: "
+                    f"{reply.amount} of {request.count} groups are waiting, {expired} were too "
+                    f"stale, and {reply.blocked} producers wait for room"
+                )
+                self._store.wait_for_wake(wait.slice_s(), slot.waiter)
+
+    def _refuse(self, request: TakeRequest, reply: TakeReply) -> None:
+        """Raise the error of a take that no waiting can help."""
+        task = self._store.task
+        if reply.outcome == "never":
+            raise ConfigError(
+                f"task {task!r} holds at most {reply.amount} groups: a batch of {request.count} "
+                "can never be full. Take fewer, or raise the limit."
+            )
+        if reply.outcome == "late":
+            raise StoreError(
+                f"task {task!r}: a later take of this consumer was there first; nothing was taken."
+            )
+        if reply.outcome == "ranks":
+            raise ConfigError(
+                f"task {task!r}: ranks take from consumer group {self._consumer.group!r}, and "
+                "takes without a rank must use another group=."
+            )
+
+    def _request(
+        self, slot: Slot, request: TakeRequest, ttl_ms: int, before: LeasePart | None
+    ) -> Request[TakeReply]:
+        consumer = self._consumer
+        return self._scripts.take(
+            *(consumer.group, consumer.name, slot.name, slot.token, request),
+            waiter=slot.waiter,
+            ttl_ms=ttl_ms,
+            lease_ms=consumer.lease_ms,
+            first=None if before is None else _acknowledgement(before),
+        )
+
+
+def _acknowledgement(part: LeasePart) -> Ending | None:
+    """Return how a part is acknowledged; None when nothing of it is left."""
+    if not part.layouts or not isinstance(part.holder, Slot):
+        return None
+    return part.holder.ending("ack", part.ids, samples=part.samples)
