@@ -1,4 +1,4 @@
-"""Groups of samples to bytes and back; the bytes are described in `docs/wire-format.md`."""
+"""Encodes groups of samples to bytes and decodes them; `docs/wire-format.md` has the format."""
 
 from redrb.codec.decode import decode_batch, decode_items
 from redrb.codec.encode import EncodedGroup, NarrowFloats, encode_experience, encode_groups

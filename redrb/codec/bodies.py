@@ -1,4 +1,4 @@
-"""A column without its runs, in the narrowest dtype that loses nothing, cut into groups."""
+"""Bodies of the columns of any groups: without runs, in the narrowest dtype that loses nothing."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class EncodedColumn:
 
     Attributes:
         wires: Dtype code of each group's body.
-        runs: What was taken off the samples, or None where that is nothing anywhere.
-        bodies: Each group's body in parts.
+        runs: The runs that were cut off the samples; None if no sample has any.
+        bodies: The parts of each group's body.
         nbytes: Bytes of each group's body.
     """
 
@@ -55,12 +55,12 @@ class EncodedColumn:
 
 
 def encode_column(column: Column, grouping: Grouping, narrow: int | None) -> EncodedColumn:
-    """Take runs off, choose each group's narrowest wire dtype and cut the bodies out.
+    """Encode one field: cut runs off, choose each group's narrowest wire dtype, slice the bodies.
 
     Args:
         column: At least one sample.
         grouping: How its samples form groups.
-        narrow: Code of the float dtype that wider floats are stored as; None keeps their bits.
+        narrow: Code of the dtype that float32 and float64 are stored as; None keeps them.
     """
     begins, counts = column.spans.starts, column.spans.counts
     runs = find_runs(column.flat, column.spans)
@@ -75,7 +75,7 @@ def encode_column(column: Column, grouping: Grouping, narrow: int | None) -> Enc
 
 @dataclass(slots=True)
 class Cut:
-    """A column without its runs: `counts` elements from `begins` on remain of each sample."""
+    """A column without its runs: each sample keeps `counts` elements from `begins` on."""
 
     column: Column
     begins: Places
@@ -95,13 +95,13 @@ class Cut:
             edges = edges[:-1]
         high = self._extreme(np.maximum, dtype.unsigned, rows, edges)
         wires = _UNSIGNED[np.searchsorted(_UNSIGNED_MAXIMA, high)]
-        if int(high.max()) > dtype.high:  # some value is negative, so that as unsigned it is huge
+        if int(high.max()) > dtype.high:  # a negative value is huge when it is read as unsigned
             wires = self._signed_wires(wires, rows, edges)
         wide = (wires != BOOL) & (_SIZES[wires] >= dtype.itemsize)
         return np.where(wide, dtype.code, wires)
 
     def _signed_wires(self, wires: Places, rows: Places, edges: Places) -> Places:
-        """Return the wires, signed where a group's body has negative values."""
+        """Return the dtypes, signed for groups whose bodies have negative values."""
         storage = self.column.dtype.storage
         low = self._extreme(np.minimum, storage, rows, edges).astype(np.int64)
         high = self._extreme(np.maximum, storage, rows, edges).astype(np.int64)
@@ -111,7 +111,14 @@ class Cut:
     def _extreme(
         self, ufunc: np.ufunc, storage: np.dtype[Any], rows: Places, edges: Places
     ) -> Storage:
-        """Return the extreme of each group's body and 0; `rows` have one, between `edges`."""
+        """Return the largest or smallest of 0 and each group's elements.
+
+        Args:
+            ufunc: `np.maximum` or `np.minimum`.
+            storage: Integer dtype to compare elements as.
+            rows: Samples that have elements left.
+            edges: Begin and end of each of these, alternating.
+        """
         out = np.zeros(len(self.counts), storage)
         out[rows] = ufunc.reduceat(self.column.flat.view(storage), edges)[::2]
         if self.grouping.alone:
@@ -119,7 +126,7 @@ class Cut:
         return np.asarray(ufunc.reduceat(out, self.grouping.firsts))
 
     def float_wires(self, narrow: int | None) -> Places:
-        """Return each group's dtype: its own, or `narrow` where all of the group fits."""
+        """Return `narrow` for each group whose values all fit, and the column's dtype otherwise."""
         code = self.column.dtype.code
         wires = np.full(len(self.grouping.counts), code)
         if narrow is None or code not in (FLOAT32, FLOAT64):
@@ -146,7 +153,7 @@ class Cut:
         return np.asarray(np.add.reduceat(sizes, self.grouping.firsts))
 
     def bodies(self, wires: Places) -> list[Sequence[Part]]:
-        """Return each group's body; slices of one array for each wire dtype that occurs."""
+        """Return the parts of each group's body: slices of one array for each wire dtype."""
         kinds = wires.tolist()
         views = {wire: self._wire_view(wire) for wire in set(kinds) if wire != BOOL}
         begins, ends = self.begins.tolist(), (self.begins + self.counts).tolist()
@@ -187,7 +194,7 @@ class Cut:
 
 
 def _joined(begins: list[int], ends: list[int], wire: int) -> list[tuple[int, int]]:
-    """Return the spans that are not empty; neighbours become one, except bits."""
+    """Return the spans that are not empty; adjacent ones are merged, except of bits."""
     spans: list[tuple[int, int]] = []
     for begin, end in zip(begins, ends, strict=True):
         if begin == end:

@@ -1,7 +1,7 @@
-"""One field of all samples of a call, as one flat array.
+"""One field of all samples of a call as one flat array.
 
-Columns are worked on over all groups at once: numpy's cost is a call's, hardly a sample's. What a
-group's column becomes depends on that group alone, never on its neighbours in the call.
+Columns are encoded over all groups at once, because a numpy call costs more than the elements of a
+sample. The bytes of a group depend on that group alone, not on its neighbours in the call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Places: TypeAlias = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Grouping:
-    """Which samples of a call belong together.
+    """Which samples of a call form a group.
 
     Attributes:
         firsts: Index of each group's first sample.
@@ -38,28 +38,28 @@ class Grouping:
 
     @classmethod
     def of(cls, counts: Sequence[int]) -> Grouping:
-        """Return the grouping of samples that follow one another."""
+        """Return the grouping of consecutive samples, from the size of each group."""
         sizes = np.array(counts, dtype=np.int64)
         return cls(np.cumsum(sizes) - sizes, sizes, len(counts) == int(sizes.sum()))
 
     @staticmethod
     def lone(samples: int) -> Grouping:
-        """Return the grouping of samples that are a group each; nobody may write to it."""
+        """Return the grouping of samples that are a group each; it is shared and read-only."""
         return _lone_grouping(samples)
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Where samples that follow one another lie in a flat array.
+    """Where consecutive samples lie in a flat array.
 
     Attributes:
         starts: Where each begins.
         counts: Elements of each.
-        long: Index of those that are long enough for a run.
-        first: First element of each of these.
-        last: Last element of each of these.
-        inward: Each's element that ends the shortest run at its start.
-        backward: Each's element that begins the shortest run at its end.
+        long: Indices of the samples that are long enough for a run.
+        first: First element of each long sample.
+        last: Last element of each long sample.
+        inward: Last element of the shortest run at the start of each long sample.
+        backward: First element of the shortest run at the end of each long sample.
     """
 
     starts: Places
@@ -72,7 +72,7 @@ class Spans:
 
     @classmethod
     def of(cls, lengths: Sequence[int]) -> Spans:
-        """Return the spans of samples of these lengths; nobody may write to them."""
+        """Return the spans of samples of these lengths; they are shared and read-only."""
         counts = np.array(lengths, dtype=np.int64)
         starts = np.cumsum(counts) - counts
         long = np.flatnonzero(counts >= MIN_RUN)
@@ -85,7 +85,7 @@ class Spans:
 
 @dataclass
 class Column:
-    """One field's values, all samples one after another.
+    """The values of one field, sample after sample.
 
     Attributes:
         name: The field.
@@ -103,7 +103,7 @@ class Column:
 
     @cached_property
     def flat(self) -> Storage:
-        """The elements as integers; any true bool as 1."""
+        """The bit patterns of the elements; every true bool is 1."""
         array = storage_of(self.tensor, self.dtype)
         return (array != 0).view(np.uint8) if self.dtype.code == BOOL else array
 

@@ -1,4 +1,4 @@
-"""Bytes to samples, or to a padded batch with one copy of each byte."""
+"""Decodes groups to samples, or straight into a padded batch."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from redrb.experience.status import Status
 
 T = TypeVar("T")
 Source: TypeAlias = tuple[memoryview, int, Piece]
-"""A blob, the code that the column's body is stored as, and where one sample's part lies."""
+"""A blob, the wire dtype of a column in it, and where one sample lies in the column."""
 
 
 def decode_items(layout: GroupLayout) -> list[BufferItem]:
     """Decode one group to samples that own their memory and may be changed.
 
-    Decoding the same layout twice shares what is nested in `extras`.
+    Samples of a layout that is decoded twice share the objects nested in `extras`.
     """
     rows: list[dict[str, Tensor]] = [{} for _ in range(layout.samples)]
     blob = memoryview(layout.blob)
@@ -70,7 +70,7 @@ def decode_batch(
 ) -> Experience:
     """Decode groups straight into one padded batch, a row for each of their samples.
 
-    The batch is what `make_experience_batch` makes of all their samples, with one copy less.
+    The batch equals that of `make_experience_batch` for the same samples, with one copy less.
 
     Args:
         layouts: At least one group; all with the same fields and dtypes.
@@ -103,7 +103,7 @@ def decode_batch(
 
 
 def _metadata(layouts: Sequence[GroupLayout], table: Table | None) -> dict[str, list[Any]]:
-    """Return each sample's metadata by name, in dicts of its own."""
+    """Return each sample's metadata by name; its dicts are copies."""
     if table is not None and table.plain:
         size = table.size
         return {
@@ -127,7 +127,7 @@ def _joined(name: str, layouts: Sequence[GroupLayout]) -> list[Any]:
 
 
 class _Column:
-    """One field of any groups: where each row's sample lies."""
+    """One field of a batch of any groups: where the sample of each row lies."""
 
     def __init__(self, field: Field, rows: int) -> None:
         self.name = field.name
@@ -137,7 +137,7 @@ class _Column:
     def add(
         self, first: int, blob: memoryview, field: Field, pieces: Sequence[Piece | None]
     ) -> None:
-        """Note one group's samples, whose first row is `first`."""
+        """Add the samples of one group, from row `first` on."""
         if field.dtype is not self.dtype:
             raise RecordError(
                 f"{self.name} is {self.dtype.tensor} in some samples and {field.dtype.tensor} in "
@@ -154,7 +154,7 @@ class _Column:
         return [shape[0] if shape else 0 for shape in shapes]
 
     def padded_shape(self) -> Shape:
-        """Return the shape of the padded field, or raise RecordError where rows do not fit."""
+        """Return the shape of the padded field; raises RecordError if the rows do not fit."""
         if None in self.sources:
             raise RecordError(
                 f"{self.name} is None in sample {self.sources.index(None)} and a tensor in others.",
@@ -166,7 +166,7 @@ class _Column:
         return padded_shape(self.name, shapes)
 
     def padded(self, shape: Shape, side: Side, *, pin: bool) -> Tensor:
-        """Return the field, each row's sample decoded to its place."""
+        """Return the padded field."""
         tensor = torch.empty(shape, dtype=self.dtype.tensor, pin_memory=pin)
         target = Target(storage_of(tensor, self.dtype), self.dtype)
         inner = math.prod(shape[2:])
@@ -178,7 +178,7 @@ class _Column:
                 continue
             blob, wire, piece = source
             at, end = row * stride, (row + 1) * stride
-            if piece[1] == stride and wire == code:  # nothing but a body that fills the row
+            if piece[1] == stride and wire == code:  # a body without runs that fills the row
                 target.bytes[at * size : end * size] = blob[piece[6] : piece[7]]
                 continue
             held = piece[0][0] * inner if piece[0] else 1
@@ -194,7 +194,7 @@ class _Column:
 
 
 def _columns(layouts: Sequence[GroupLayout]) -> dict[str, _Column]:
-    """Return the fields that any group has: the standard ones first, then by name."""
+    """Return the fields that any group has: standard fields first, then by name."""
     found = _find_columns(layouts)
     for of, mask in MASK_OF.items():
         _fill_mask(found.get(mask), found.get(of))
@@ -207,7 +207,7 @@ def _sorted(columns: dict[str, T]) -> dict[str, T]:
 
 
 def _find_columns(layouts: Sequence[GroupLayout]) -> dict[str, _Column]:
-    """Return the fields of any groups."""
+    """Return the fields that any group has, by name."""
     rows = sum(layout.samples for layout in layouts)
     found: dict[str, _Column] = {}
     first = 0
@@ -223,7 +223,7 @@ def _find_columns(layouts: Sequence[GroupLayout]) -> dict[str, _Column]:
 
 
 def _fill_mask(mask: _Column | None, described: _Column | None) -> None:
-    """Give rows without a mask one that is 1 everywhere, if other rows have one."""
+    """Give rows without a mask a mask of ones, if other rows have one."""
     if mask is None or described is None or None not in mask.sources:
         return
     one = bits_of(1, mask.dtype)
@@ -234,7 +234,7 @@ def _fill_mask(mask: _Column | None, described: _Column | None) -> None:
 
 
 def _lengths_to_mark(lengths: list[int]) -> list[int]:
-    """Return the lengths a mask is to be made of; none where all are equal."""
+    """Return the lengths to make a mask from; empty if they are equal and none is needed."""
     return lengths if len(set(lengths)) > 1 else []
 
 

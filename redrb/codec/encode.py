@@ -1,4 +1,4 @@
-"""Groups of samples to bytes: a short header of its own and the columns' bodies for each group."""
+"""Encodes groups of samples: a header and the bodies of its columns for each group."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _NO_VERSION = np.iinfo(np.int64).max
 
 
 class EncodedGroup(NamedTuple):
-    """One group on its way to Redis.
+    """The bytes of one group, with the facts that a task keeps beside them.
 
     Attributes:
-        parts: Joined, they are the blob. They may be views of the caller's tensors: join or send
-            them before changing those.
+        parts: Pieces of the blob. They may share memory with the caller's tensors: join or send
+            them before the tensors change.
         nbytes: Bytes of the blob.
         samples: Samples in the group, >= 1.
         policy_version: The oldest of the samples' policy versions and of their token versions
@@ -60,15 +60,15 @@ def encode_groups(
     policy_version: int | None = None,
     narrow_floats: NarrowFloats | None = None,
 ) -> list[EncodedGroup]:
-    """Encode groups of samples, each to a blob of its own; many in one call are the fastest.
+    """Encode groups of samples, each to one blob; many in one call are the fastest.
 
     A blob depends on its group alone, and the caller's items are not changed.
 
     Args:
         groups: Groups of at least one sample each.
-        policy_version: Stands in where a sample has no policy version.
-        narrow_floats: Store float32 and float64 bodies as this dtype. They come back as their own
-            dtype, rounded; groups with values beyond float16's range keep full precision.
+        policy_version: Policy version of samples that have none.
+        narrow_floats: Store float32 and float64 bodies as this dtype. They are decoded to their
+            original dtype, rounded; groups with values beyond float16's range keep full precision.
 
     Raises:
         RecordError: A field is no tensor.
@@ -105,7 +105,7 @@ def encode_experience(
     policy_version: int | None = None,
     narrow_floats: NarrowFloats | None = None,
 ) -> list[EncodedGroup]:
-    """Encode a batch, one group a row, its padding bit for bit: the fast path.
+    """Encode a batch, one group a row, with its padding: the fast path.
 
     Args:
         experience: A batch of B rows.
@@ -113,7 +113,7 @@ def encode_experience(
         narrow_floats: As for `encode_groups`.
 
     Raises:
-        RecordError: Fields or metadata disagree on B.
+        RecordError: Fields or metadata differ in B.
         EncodeError: The wire format cannot hold a row; nothing was encoded.
     """
     narrow = _narrow_code(narrow_floats)
@@ -134,7 +134,7 @@ def _narrow_code(narrow_floats: str | None) -> int | None:
 def _encode(
     columns: Sequence[Column], grouping: Grouping, metadata: Sequence[Metadata], narrow: int | None
 ) -> list[EncodedGroup]:
-    """Encode all columns, then put each group's header and bodies together."""
+    """Encode all columns, then join each group's header and bodies."""
     if grouping.alone and all(column.shape is not None for column in columns):
         return _encode_lone(columns, grouping, metadata, narrow)
     encoded = [encode_column(column, grouping, narrow) for column in columns]
@@ -156,7 +156,7 @@ def _encode(
 def _encode_lone(
     columns: Sequence[Column], grouping: Grouping, metadata: Sequence[Metadata], narrow: int | None
 ) -> list[EncodedGroup]:
-    """Do the same for groups of one sample whose shapes are all alike: the fast path."""
+    """Encode groups of one sample whose shapes are all alike: the fast path."""
     encoded = [encode_lone(column, narrow) for column in columns]
     heads = list(pack_heads(columns, layouts_of_lone(columns, encoded), metadata))
     sizes = _lone_sizes(heads, [column.nbytes for column in encoded])
@@ -170,7 +170,12 @@ def _encode_lone(
 
 
 def _lone_sizes(heads: Sequence[bytes], bodies: Sequence[list[int] | int]) -> list[int]:
-    """Return the bytes of each group; a column's bodies have one size, or one each."""
+    """Return the size of each group in bytes.
+
+    Args:
+        heads: The head of each group.
+        bodies: For each column the size of its body in every group, or one size for all groups.
+    """
     even = sum(size for size in bodies if isinstance(size, int))
     uneven = [sizes for sizes in bodies if not isinstance(sizes, int)]
     return [even + sum(sizes) for sizes in zip(map(len, heads), *uneven, strict=True)]
@@ -185,7 +190,7 @@ def _bodies(encoded: Sequence[EncodedColumn], groups: int) -> Iterable[Iterable[
 
 
 def _check_sizes(columns: Sequence[Column], grouping: Grouping, sizes: Sequence[int]) -> None:
-    """Refuse what a reader would refuse."""
+    """Refuse groups that are larger than a reader accepts."""
     if max(sizes) > MAX_BLOB_BYTES:
         raise EncodeError(
             f"a group has {max(sizes)} bytes, the limit is {MAX_BLOB_BYTES}: put smaller groups."
@@ -196,7 +201,7 @@ def _check_sizes(columns: Sequence[Column], grouping: Grouping, sizes: Sequence[
     for size, own in zip(sizes, np.add.reduceat(raw, grouping.firsts).tolist(), strict=True):
         if own > decoded_limit(size):
             raise EncodeError(
-                f"a group of {own} bytes is little but runs of one value, {size} bytes packed: "
+                f"a group of {own} bytes has only {size} bytes when runs of one value are cut off: "
                 "cut its padding off before putting it."
             )
 
@@ -204,7 +209,7 @@ def _check_sizes(columns: Sequence[Column], grouping: Grouping, sizes: Sequence[
 def _oldest(
     columns: Sequence[Column], grouping: Grouping, metadata: Sequence[Metadata]
 ) -> list[int | None]:
-    """Return each group's oldest policy version, its tokens' versions included."""
+    """Return each group's oldest policy version; token versions count too."""
     versions = [own.policy_version for own in metadata]
     column = next((column for column in columns if column.name == "token_versions"), None)
     if column is None or column.flat.size == 0:
@@ -213,7 +218,7 @@ def _oldest(
         raise EncodeError(f"token_versions is {column.dtype.tensor}: versions are integers.")
     tokens = column.flat.astype(np.int64)
     known = np.where(tokens >= 0, tokens, _NO_VERSION)
-    edges = np.append(known, _NO_VERSION)  # so that a last, empty group has a place of its own
+    edges = np.append(known, _NO_VERSION)  # a place for a last group without tokens
     lengths = np.add.reduceat(column.spans.counts, grouping.firsts)
     tokens = np.minimum.reduceat(edges, column.spans.starts[grouping.firsts])
     tokens = np.where(lengths > 0, tokens, _NO_VERSION)

@@ -1,4 +1,4 @@
-"""A table's columns to padded tensors, a row a group: few calls a row, each as cheap as can be."""
+"""Decodes the columns of a table to padded tensors, a row for each group, with few calls a row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redrb.experience.records import Side
 
 
 class Stack:
-    """One field of a batch whose rows are those of a table."""
+    """One field of a batch whose rows are the groups of a table."""
 
     def __init__(self, column: TableColumn, blobs: Sequence[memoryview]) -> None:
         self.name = column.field.name
@@ -27,7 +27,7 @@ class Stack:
         self._blobs = blobs
 
     def padded_shape(self) -> Shape:
-        """Return the shape of the padded field, or raise RecordError where rows do not fit."""
+        """Return the shape of the padded field; raises RecordError if the rows do not fit."""
         if self._column.shape is not None:
             return (len(self._blobs), *self._column.shape)
         return padded_shape(self.name, self._column.shapes)
@@ -37,7 +37,7 @@ class Stack:
         return [shape[0] if shape else 0 for shape in self._column.shapes]
 
     def padded(self, shape: Shape, side: Side, *, pin: bool) -> Tensor:
-        """Return the field, each row's sample decoded to its place."""
+        """Return the padded field."""
         if not pin and self._is_whole():
             return self._joined(shape)
         stride = math.prod(shape[1:])
@@ -57,13 +57,13 @@ class Stack:
         return tensor
 
     def _is_whole(self) -> bool:
-        """Return whether rows are bodies as they are, and nothing else."""
+        """Return whether each row is a body without runs, padding or conversion."""
         own = self._column
         as_it_is = own.field.wire == self.dtype.code != BOOL
         return as_it_is and own.leads is None and own.shape is not None
 
     def _joined(self, shape: Shape) -> Tensor:
-        """Return the field of bodies that fill their rows: joined, they are its memory."""
+        """Return the field whose memory is the joined bodies."""
         own = self._column
         bodies = [
             blob[start:end]
@@ -77,11 +77,11 @@ class Stack:
         if pin:
             tensor = torch.empty(shape, dtype=self.dtype.tensor, pin_memory=True)
             return tensor, storage_of(tensor, self.dtype)
-        array = np.empty(shape, self.dtype.storage)  # several times as quick to make as a tensor
+        array = np.empty(shape, self.dtype.storage)  # several times as fast as torch.empty
         return tensor_of(array, self.dtype), array.reshape(-1)
 
     def _write_bodies(self, array: Storage, firsts: Sequence[int], pad: int | None) -> int | None:
-        """Write all bodies, and the padding; return what lies in the runs' places, if known."""
+        """Write bodies and padding; return the value where runs belong, None if it is unknown."""
         own = self._column
         code, wire = self.dtype.code, own.field.wire
         if wire == BOOL or not any(own.counts):
@@ -103,12 +103,12 @@ class Stack:
         return pad
 
     def _commonest(self) -> int:
-        """Return a value that many elements may have."""
+        """Return a value that is likely to be the most frequent one."""
         own = self._column
         return own.trail_values[0] if own.trails[0] else own.lead_values[0]
 
     def _convert(self, array: Storage, firsts: Sequence[int]) -> None:
-        """Decode bodies row by row, of samples that lie from `firsts` on."""
+        """Decode bodies row by row; the sample of each row begins at its element of `firsts`."""
         own, target = self._column, Target(array, self.dtype)
         leads = own.leads or (0,) * len(firsts)
         for row, count in enumerate(own.counts):
@@ -117,7 +117,7 @@ class Stack:
                 target.convert(body, own.field.wire, firsts[row] + leads[row], count)
 
     def _copy(self, array: Storage, firsts: Sequence[int]) -> None:
-        """Copy bodies, stored as `array`'s dtype, of samples that lie from `firsts` on."""
+        """Copy bodies that are stored as the dtype of `array`; samples begin at `firsts`."""
         own, size = self._column, array.itemsize
         room = array.view(np.uint8).data
         leads = own.leads or (0,) * len(firsts)
@@ -128,7 +128,7 @@ class Stack:
     def _write_runs(
         self, array: Storage, firsts: Sequence[int], leads: Sequence[int], background: int | None
     ) -> None:
-        """Write the runs whose value is not there already."""
+        """Write the runs whose value differs from the background."""
         own = self._column
         _write_runs(array, firsts, leads, own.lead_values, background)
         if any(own.trails):
@@ -154,7 +154,7 @@ def _write_runs(
 
 
 def table_of(layouts: Sequence[GroupLayout]) -> Table | None:
-    """Return the table whose groups these are, all of them and in its order."""
+    """Return the table whose groups these are, all and in order; None if there is none."""
     table = layouts[0].rows
     if not isinstance(table, Table) or len(layouts) != table.size:
         return None
@@ -165,6 +165,6 @@ def table_of(layouts: Sequence[GroupLayout]) -> Table | None:
 
 
 def stack(table: Table, layouts: Sequence[GroupLayout]) -> dict[str, Stack]:
-    """Return the fields of a batch of a table's groups by name."""
+    """Return the fields of the batch of a table's groups, by name."""
     blobs = [own.blob if type(own.blob) is memoryview else memoryview(own.blob) for own in layouts]
     return {column.field.name: Stack(column, blobs) for column in table.columns}

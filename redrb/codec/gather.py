@@ -1,4 +1,4 @@
-"""From samples to one `Column` a field, whatever the tensors' shapes, devices and strides."""
+"""Gathers the tensors of samples into one `Column` a field, on the CPU."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PLAIN = ({Tensor}, {type(None)})
 
 @torch.no_grad()
 def gather_items(items: Sequence[BufferItem]) -> list[Column] | None:
-    """Return every field that some sample has; None where a field's dtypes differ.
+    """Return every field that some sample has; None if a field's dtypes differ among samples.
 
     Raises:
         RecordError: A field is no tensor.
-        EncodeError: A tensor is none that the wire format can hold.
+        EncodeError: The wire format cannot hold a tensor.
     """
     columns: list[Column] = []
     for name, tensors in _tensors_by_name(items):
@@ -46,11 +46,11 @@ def gather_items(items: Sequence[BufferItem]) -> list[Column] | None:
 
 @torch.no_grad()
 def gather_batch(experience: Experience) -> list[Column]:
-    """Return the fields of a batch, a sample a row.
+    """Return the fields of a batch; each row is a sample.
 
     Raises:
         RecordError: A field is no tensor.
-        EncodeError: A tensor is none that the wire format can hold.
+        EncodeError: The wire format cannot hold a tensor.
     """
     columns = []
     for name, tensor in _sorted_fields(named_tensors(experience)):
@@ -80,7 +80,7 @@ def _tensors_by_name(items: Sequence[BufferItem]) -> list[tuple[str, list[Tensor
         kinds = set(map(type, tensors))
         if kinds not in _PLAIN and not kinds <= {Tensor, type(None)}:
             for item in items:
-                named_tensors(item)  # subclasses of Tensor are welcome, all else is not
+                named_tensors(item)  # refuses all types but Tensor and its subclasses
         found.append((name, tensors))
     if any(item.tensors for item in items):
         named = [named_tensors(item) for item in items]
@@ -123,9 +123,9 @@ def check_text(text: str, limit: int, what: str) -> None:
 
 
 def _alike(name: str, tensors: Sequence[Tensor | None]) -> Column | None:
-    """Return the column of plain tensors of one shape and dtype: the common case, sooner.
+    """Return the column of plain tensors of one shape and dtype: the fast path.
 
-    None where they are anything else, or where that is too much to be sure at once.
+    None for all other tensors; `_column` takes these.
     """
     if len(tensors) == 1 or set(map(type, tensors)) != {Tensor}:
         return None
@@ -134,7 +134,7 @@ def _alike(name: str, tensors: Sequence[Tensor | None]) -> Column | None:
     if dtypes or dtype is None:
         return None
     try:
-        rows = torch.stack(tensors)  # type: ignore[arg-type]  # it refuses unequal shapes itself
+        rows = torch.stack(tensors)  # type: ignore[arg-type]  # raises on unequal shapes
         flat = rows.cpu().reshape(-1)
     except RuntimeError:
         return None
@@ -175,7 +175,7 @@ def _checked_shape(name: str, shape: Shape) -> Shape:
 
 
 def _flat(name: str, tensors: Sequence[Tensor], shape: Shape | None = None) -> Tensor:
-    """Return all elements in one flat contiguous tensor on the CPU, without its history."""
+    """Return all elements in one flat contiguous tensor on the CPU, detached."""
     try:
         joined = tensors[0].detach() if len(tensors) == 1 else _joined(tensors, shape)
         return joined.cpu().resolve_neg().contiguous().reshape(-1)
@@ -184,7 +184,7 @@ def _flat(name: str, tensors: Sequence[Tensor], shape: Shape | None = None) -> T
 
 
 def _joined(tensors: Sequence[Tensor], shape: Shape | None) -> Tensor:
-    """Return one tensor with the elements of all, each of `shape`, or of any where it is None."""
+    """Return one tensor with the elements of all; `shape` is None if their shapes differ."""
     try:
         return _catenate(tensors, shape)
     except RuntimeError:  # they may lie on several devices

@@ -1,4 +1,4 @@
-"""The start of each group's blob: prefix, schema, header and extras."""
+"""Packs the head of each group's blob: prefix, schema, header and extras."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from redrb.errors import EncodeError
 from redrb.experience.padding import Shape
 
 Layout: TypeAlias = tuple[tuple[int | None, ...], Sequence[Any], Sequence[Shape]]
-"""Of one group: each column's wire code (None: the group lacks it), the header's entry for each
-column that is there, and the shapes that these entries refer to."""
+"""For one group: the wire code of each column (None: the group lacks it), the header's entry for
+each present column, and the shapes that these entries refer to."""
 
 
 def pack_heads(
     columns: Sequence[Column], layouts: Iterable[Layout], metadata: Sequence[Metadata]
 ) -> Iterator[bytes]:
-    """Yield what comes before the body, group after group.
+    """Yield the head of each group.
 
     Args:
         columns: The fields, in the order of the layouts' codes.
-        layouts: Of each group, from `layouts_of_lone` or `layouts_of_groups`.
-        metadata: Of each group.
+        layouts: One for each group, from `layouts_of_lone` or `layouts_of_groups`.
+        metadata: One for each group.
 
     Raises:
         EncodeError: A header or a schema is longer than readers allow.
@@ -49,7 +49,7 @@ def pack_heads(
         schema = schemas.get(wires)
         if schema is None:
             schema = schemas[wires] = _pack_schema(columns, wires)
-        if shapes is not last[1] or own is not last[2]:  # most often they are the last group's
+        if shapes is not last[1] or own is not last[2]:  # usually they are those of the last group
             start = pack_array_header(3 + len(own.tail)) + pack(own.samples)
             end = b"".join((pack(shapes), *map(pack, own.tail)))
         if entries != last[0]:
@@ -97,7 +97,7 @@ def layouts_of_lone(columns: Sequence[Column], encoded: Sequence[LoneColumn]) ->
 def layouts_of_groups(
     columns: Sequence[Column], encoded: Sequence[EncodedColumn], grouping: Grouping
 ) -> Iterator[Layout]:
-    """Yield the layouts of any groups."""
+    """Yield the layouts of groups of any size and shapes."""
     spans = zip(grouping.firsts.tolist(), grouping.counts.tolist(), strict=True)
     for group, (first, count) in enumerate(spans):
         table: dict[Shape, int] = {}
@@ -117,7 +117,7 @@ def layouts_of_groups(
 
 
 def _entry(refs: list[int | None], runs: list[list[int]]) -> Any:
-    """Return a column's entry in the header: a shape, or shapes and runs as one or all."""
+    """Return a column's entry in the header, see `docs/wire-format.md`."""
     ref = one_or_all(refs)
     if runs and any(runs[2]):
         return (ref, *map(one_or_all, runs))

@@ -1,4 +1,4 @@
-"""Reading a blob's header: everything is checked here, before anything is allocated for it."""
+"""Parses and checks the header of one blob, before memory is allocated for its tensors."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from redrb.experience.status import Status
 
 Blob: TypeAlias = bytes | memoryview
 Piece: TypeAlias = tuple[Shape, int, int, int, int, int, int, int]
-"""One sample of one column: its shape, how many elements its body holds, lead and its value,
-trail and its value, and where in the blob the body begins and ends."""
+"""One sample of one column: its shape, the number of elements in its body, length and value of the
+run at its start (lead) and at its end (trail), and where in the blob the body begins and ends."""
 
 _SCALARS = frozenset((str, int, float, bool))
 
 
 class Rows(Protocol):
-    """Where the bodies of many groups of one sample lie, column by column."""
+    """Pieces of many groups that were parsed together; `Table` is the implementation."""
 
     def pieces(self, row: int) -> list[list[Piece | None]]:
         """Return the pieces of one of the groups."""
 
 
 class GroupLayout:
-    """One group's blob, checked in full, with all that is needed to decode it.
+    """The checked structure of one group's blob: all that decoding needs.
 
     Attributes:
-        blob: The bytes; a view keeps what it is a view of alive.
-        nbytes: How many.
+        blob: The bytes; a view keeps its underlying buffer alive.
+        nbytes: Length of the blob.
         samples: Samples in the group, >= 1.
         policy_versions: Policy version of each sample.
         statuses: Status of each sample.
@@ -59,9 +59,9 @@ class GroupLayout:
         extras: Extras of each sample.
         decoded_bytes: Bytes of all its tensors.
         fields: Its columns.
-        rows: What was found out of it and its neighbours at once; None where it was read alone.
-        row: Its place there.
-        own_pieces: What `pieces` is where it was read alone.
+        rows: The pieces of all groups that were parsed together; None if it was parsed alone.
+        row: Index of this group in `rows`.
+        own_pieces: The pieces if it was parsed alone.
     """
 
     __slots__ = (
@@ -96,14 +96,14 @@ class GroupLayout:
 
     @property
     def pieces(self) -> list[list[Piece | None]]:
-        """Of each column, each sample's piece; None where the sample has none."""
+        """For each column the piece of each sample; None if the sample lacks the field."""
         return self.own_pieces if self.rows is None else self.rows.pieces(self.row)
 
 
 def parse_group(blob: Blob) -> GroupLayout:
-    """Check a blob of untrusted bytes in full and say where everything in it lies.
+    """Check a blob of untrusted bytes in full and return where everything in it lies.
 
-    What this returns can be decoded; only groups that do not fit each other can still fail then.
+    The returned layout can always be decoded; only groups that do not fit into one batch may fail.
 
     Args:
         blob: `bytes`, or a flat contiguous view of bytes that nobody changes any more.
@@ -190,7 +190,7 @@ def parse_shape(shape: object) -> tuple[Shape, int]:
 def _place(
     layout: GroupLayout, columns: list[Any], shapes: list[tuple[Shape, int]], body_at: int
 ) -> None:
-    """Say where each sample's part of each column lies, one body after the other."""
+    """Set the piece of each sample of each column; bodies follow one another."""
     end, decoded = body_at, 0
     layout.own_pieces = []
     for field, entry in zip(layout.fields, columns, strict=True):
@@ -217,12 +217,12 @@ def _place(
     if end != layout.nbytes:
         malformed(f"its columns end at byte {end} of {layout.nbytes}")
     if decoded > decoded_limit(layout.nbytes):
-        malformed(f"{layout.nbytes} bytes say that they hold {decoded}")
+        malformed(f"{layout.nbytes} bytes claim to hold {decoded}")
     layout.decoded_bytes = decoded
 
 
 def _spread(name: str, entry: object, samples: int) -> Iterable[Sequence[Any]]:
-    """Return shape, lead, its value, trail and its value for each sample of a column."""
+    """Return an entry as shape, lead, lead value, trail and trail value of each sample."""
     if type(entry) is int:
         return [(entry, 0, 0, 0, 0)] * samples
     if type(entry) is not list or not 1 <= len(entry) <= 5:
@@ -247,7 +247,7 @@ def parse_tail(
     group_id: object = None,
     tags: object = None,
 ) -> None:
-    """Fill in the metadata, whose elements may be absent at the end of the header."""
+    """Fill in the metadata; elements that are absent at the end of the header have defaults."""
     for version in versions if type(versions) is list else (versions,):
         if version is not None and (type(version) is not int or version not in INT64_RANGE):
             malformed(f"a policy version is {version!r:.80}")
@@ -270,7 +270,7 @@ def parse_tail(
 
 
 def _each(part: object, samples: int) -> list[Any]:
-    """Return a value a sample, of one for all or a list with one for each."""
+    """Return one value for each sample, from one for all or from a list."""
     if type(part) is not list:
         return [part] * samples
     if len(part) != samples:

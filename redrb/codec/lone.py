@@ -1,7 +1,7 @@
-"""Columns of groups of one sample, all of one shape: the common call, in few passes over them.
+"""Bodies of the columns of groups of one sample, all of one shape: the fast path of `bodies`.
 
-Each row of the column is a group. What is found here are the bytes that `bodies` finds, too; what
-is rare (floats that are narrowed, negative integers, rows of different widths) is left to it.
+Each row of the column is a group. The bytes are the same as those of `bodies`, which also encodes
+the rare cases: floats that are narrowed, negative integers, rows of different widths.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from redrb.codec.wire import (
 )
 
 Note: TypeAlias = tuple[int, ...]
-"""A row's runs as the header has them, without what is 0 at the end: lead, its value, trail, its
-value."""
+"""The runs of a row as the header holds them: lead, lead value, trail, trail value, without
+trailing zeros."""
 Span: TypeAlias = tuple[int, int]
 """Where a row's body begins and ends in the flat column."""
 
@@ -40,13 +40,13 @@ _WIRES = (BOOL, UINT8, UINT8 + 1, UINT8 + 2, UINT64)
 
 @dataclass(slots=True)
 class LoneColumn:
-    """One field of lone samples, ready for the wire.
+    """One field of groups of one sample, ready for the wire.
 
     Attributes:
         wires: Dtype code of each group's body.
-        notes: Each group's runs, or None where there are none anywhere.
-        bodies: Each group's body, or None where all are empty.
-        nbytes: Bytes of each group's body, or of all alike.
+        notes: Each group's runs; None if no group has any.
+        bodies: Each group's body; None if all are empty.
+        nbytes: Bytes of each group's body, or one number for all.
     """
 
     wires: list[int]
@@ -56,7 +56,7 @@ class LoneColumn:
 
 
 def encode_lone(column: Column, narrow: int | None) -> LoneColumn:
-    """Do what `encode_column` does, for samples that are groups and have one shape.
+    """Encode one field as `encode_column` does, for groups of one sample of one shape.
 
     Args:
         column: At least one sample; `column.shape` is not None.
@@ -89,7 +89,7 @@ def encode_lone(column: Column, narrow: int | None) -> LoneColumn:
 
 
 def _find_runs(rows: Storage, flat: Storage) -> list[Note] | None:
-    """Return the runs of one value at each row's start and end; None where there are none."""
+    """Return the runs of one value at each row's start and end; None if no row has any."""
     count = rows.shape[1]
     if count < MIN_RUN or not flat.size:
         return None
@@ -123,7 +123,7 @@ def _find_runs(rows: Storage, flat: Storage) -> list[Note] | None:
 
 
 def _spans(notes: Sequence[Note] | None, samples: int, count: int) -> list[Span]:
-    """Return where the rows' bodies lie, their runs cut off; nothing where all are empty."""
+    """Return where the rows' bodies lie without their runs; empty if all bodies are."""
     if notes is None:
         return [(row * count, row * count + count) for row in range(samples)] if count else []
     if all(sum(note[::2]) == count for note in notes):  # such as any mask of one or two runs
@@ -138,7 +138,7 @@ def _spans(notes: Sequence[Note] | None, samples: int, count: int) -> list[Span]
 
 
 def _integer_wire(flat: Storage, spans: Sequence[Span], dtype: DType) -> int | None:
-    """Return the narrowest dtype of the bodies; None where they differ or have negative values."""
+    """Return the narrowest dtype of the bodies; None if it differs or a value is negative."""
     edges = [*chain.from_iterable([span for span in spans if span[0] < span[1]])]
     if edges[-1] == flat.size:
         edges.pop()
@@ -151,7 +151,7 @@ def _integer_wire(flat: Storage, spans: Sequence[Span], dtype: DType) -> int | N
 
 
 def _evenly(wire: int, samples: int, body: Storage) -> LoneColumn:
-    """Return a column without runs whose rows are the equal parts of `body`."""
+    """Return a column without runs whose rows are equal parts of `body`."""
     size = body.nbytes // samples
     if not size:
         return LoneColumn([wire] * samples, None, None, 0)
@@ -161,14 +161,14 @@ def _evenly(wire: int, samples: int, body: Storage) -> LoneColumn:
 
 
 def _slices(body: Storage, spans: Sequence[Span], size: int) -> tuple[list[Part], list[int]]:
-    """Return the bodies' bytes in an array whose elements have `size` bytes, and their lengths."""
+    """Return the bodies as slices of an array with elements of `size` bytes, and their lengths."""
     view = body.view(np.uint8).data
     slices: list[Part] = [view[begin * size : end * size] for begin, end in spans]
     return slices, [(end - begin) * size for begin, end in spans]
 
 
 def _bits(flat: Storage, spans: Sequence[Span]) -> tuple[list[Part], list[int]]:
-    """Return the bodies as bits, each from a byte of its own on, and their lengths."""
+    """Return the bodies as bits, each in whole bytes, and their lengths."""
     parts: list[Part] = [
         np.packbits(flat[begin:end], bitorder="little").data if begin < end else b""
         for begin, end in spans
@@ -177,7 +177,7 @@ def _bits(flat: Storage, spans: Sequence[Span]) -> tuple[list[Part], list[int]]:
 
 
 def _rare(column: Column, narrow: int | None) -> LoneColumn:
-    """Return what the path for all groups makes of this column."""
+    """Encode a rare case with `encode_column`."""
     own = encode_column(column, Grouping.lone(len(column.shapes)), narrow)
     notes: list[Note] | None = None
     if own.runs is not None:

@@ -1,4 +1,4 @@
-"""What a group's header and extras say besides tensors."""
+"""Packs the metadata of groups: versions, statuses, group id, tags and extras."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Metadata:
 def metadata_of_items(
     groups: Sequence[Sequence[BufferItem]], policy_version: int | None
 ) -> list[Metadata]:
-    """Return each group's metadata, with `policy_version` where a sample has none."""
+    """Return each group's metadata; samples without a version have `policy_version`."""
     lone = _Lone(policy_version)
     return [
         lone.metadata(_row(group[0]))
@@ -76,7 +76,7 @@ def metadata_of_rows(
 
 
 class _Lone:
-    """Metadata of groups of one sample; those that have a version and nothing else share it."""
+    """Metadata of groups of one sample; groups with nothing but one version share an object."""
 
     def __init__(self, default: int | None) -> None:
         self._default = default
@@ -114,7 +114,7 @@ def _metadata(rows: Sequence[Row], default: int | None) -> Metadata:
 
 
 def _lone_metadata(row: Row, default: int | None) -> Metadata:
-    """Return the metadata of a group of one: the same, sooner."""
+    """Return the metadata of a group of one sample: the fast path of `_metadata`."""
     version, status, group_id, tags, extras = row
     if version is None:
         version = default
@@ -138,7 +138,7 @@ def _tail(versions: Any, codes: Any, group_id: str | None, tags: Any) -> tuple[A
 
 
 def one_or_all(values: list[T]) -> T | list[T]:
-    """Return the one value that all are, or all."""
+    """Return the one value if all are equal, else all values."""
     return values[0] if values.count(values[0]) == len(values) else values
 
 
@@ -206,7 +206,7 @@ def _extras(rows: Sequence[Row]) -> bytes:
 
 
 def _check_extra(key: str, value: object) -> None:
-    """Refuse what would pack and not unpack, such as numbers as keys of a nested map."""
+    """Refuse values that can be packed but not unpacked, such as nested maps with int keys."""
     check_text(key, MAX_EXTRAS_BYTES, "an extra's key")
     if type(value) not in _FLAT:
         try:
@@ -216,7 +216,7 @@ def _check_extra(key: str, value: object) -> None:
 
 
 def _pack_map(values: Mapping[str, Any], what: str, check: Callable[[str, object], None]) -> bytes:
-    """Return `values` as msgpack, or name the key whose value msgpack cannot hold."""
+    """Return `values` as msgpack; the error names the key whose value cannot be packed."""
     for key, value in values.items():
         check(key, value)
     try:

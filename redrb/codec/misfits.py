@@ -1,4 +1,4 @@
-"""Which groups do not go into one batch with the others."""
+"""Finds the groups that do not fit into one batch with the others."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def misfits(layouts: Sequence[GroupLayout]) -> list[int]:
 
 
 def _kind(layout: GroupLayout) -> frozenset[Any]:
-    """Return what has to be alike: of each field its dtype, rank and inner dimensions.
+    """Return the facts that must be equal in a batch: each field's dtype, rank, inner dimensions.
 
-    Masks are left out: where one is missing it can be made.
+    Masks are left out, because a missing mask can be made.
     """
     return frozenset(
         (field.name, field.dtype.code, len(piece[0]), piece[0][1:]) if piece else (field.name,)

@@ -1,4 +1,4 @@
-"""Runs of one value at the samples' starts and ends, such as padding and most masks."""
+"""Finds runs of one value at the starts and ends of samples, such as padding and masks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from redrb.codec.columns import Places, Spans
 from redrb.codec.wire import MIN_RUN, Storage
 
 Runs: TypeAlias = tuple[Storage, Storage, Storage, Storage]
-"""Of each sample: length and value of the run at its start, then of the run at its end."""
+"""For all samples: lengths and values of the runs at their starts, then at their ends."""
 
 
 def find_runs(flat: Storage, spans: Spans) -> Runs | None:
-    """Return the runs of one value at each sample's start and end, where they are worth it."""
+    """Return the runs of one value at each sample's start and end; None if no sample has any."""
     leads = flat[spans.first] == flat[spans.inward]
     trails = flat[spans.last] == flat[spans.backward]
     if not (leads | trails).any():
@@ -42,13 +42,13 @@ def find_runs(flat: Storage, spans: Spans) -> Runs | None:
 
 
 def _nothing(flat: Storage, spans: Spans) -> tuple[Places, Storage]:
-    """Return lengths and values of runs of which there are none yet."""
+    """Return lengths and values of runs, all zero."""
     samples = len(spans.counts)
     return np.zeros(samples, np.int64), np.zeros(samples, flat.dtype)
 
 
 def _some(likely: NDArray[np.bool_], spans: Spans) -> tuple[Places, Places, Places]:
-    """Return which samples these are, and the first and last element of each."""
+    """Return the likely ones of the long samples, and the first and last element of each."""
     if likely.all():
         return spans.long, spans.first, spans.last
     return spans.long[likely], spans.first[likely], spans.last[likely]

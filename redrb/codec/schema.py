@@ -1,4 +1,4 @@
-"""Which columns a group has; few different schemas occur, so most are parsed once."""
+"""Parses the schema of a blob: the columns of a group. Parsed schemas are cached."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Field(NamedTuple):
     Attributes:
         name: The field.
         dtype: Its tensors' dtype.
-        wire: The code that its body is stored as.
-        wire_size: Bytes of one element of the body; 0 where eight share a byte.
+        wire: Code of the dtype that its body is stored as.
+        wire_size: Bytes of one element of the body; 0 for bits.
     """
 
     name: str
@@ -39,7 +39,7 @@ def parse_schema(schema: bytes) -> tuple[Field, ...]:
     """Return the columns of a schema from an untrusted source.
 
     Raises:
-        DecodeError: It is not a schema that is known here.
+        DecodeError: It is no valid schema, or has an unknown dtype.
     """
     listed = unpack(schema, "schema")
     if type(listed) is not list or len(listed) > MAX_COLUMNS:

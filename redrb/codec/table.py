@@ -1,8 +1,8 @@
-"""Many blobs at once: groups of one sample with one schema, checked column by column.
+"""Parses many blobs at once: groups of one sample with one schema, checked column by column.
 
-What a take brings is mostly alike, and Python's cost is a call's. So everything about columns is
-done here for all blobs of a schema in one go. Only what is plainly in order passes: all else is
-left to `parse_group`, which alone says what is an error and what is not.
+The groups of a take are mostly alike, and a Python call costs more than its work for one group. So
+each column is checked for all blobs of a schema in one call. A blob that fails a check here is
+parsed again by `parse_group`, which alone decides whether it is an error.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from redrb.experience.status import Status
 Head: TypeAlias = tuple[tuple[Field, ...], int, int, int]
 """A blob's columns, and where its header, extras and bodies begin."""
 Draft: TypeAlias = tuple[int, GroupLayout, list[Any], int, bool]
-"""A blob's place in the call, its layout without columns, its header, where bodies begin, and
-whether a policy version is all the metadata it has."""
+"""Index of a blob in the call, its layout without columns, its header, where its bodies begin, and
+whether it has no metadata but a policy version."""
 Numbers: TypeAlias = Sequence[int]
 
 _FEWEST = 2
 _LONGEST_HEADER = 4096
-"""Bytes; longer ones are read one at a time, so that few unpacked ones are held at once."""
+"""Bytes; blobs with longer headers are parsed one at a time, which bounds memory."""
 _ZEROS = (0,) * 5
 
 
@@ -56,12 +56,12 @@ class TableColumn:
     Attributes:
         field: Its name and dtypes.
         shapes: Shape of each sample.
-        shape: The shape of all samples, or None where they differ.
+        shape: The one shape of all samples; None if they differ.
         totals: Elements of each sample.
-        leads: Elements of the run at the start; None where there are no runs at all.
-        lead_values: The value of that.
+        leads: Elements of the run at the start; None if no sample has a run.
+        lead_values: The value of the run at the start.
         trails: Elements of the run at the end.
-        trail_values: The value of that.
+        trail_values: The value of the run at the end.
         counts: Elements in the body.
         starts: Where in the blob the body begins.
         ends: Where it ends.
@@ -82,12 +82,12 @@ class TableColumn:
 
 @dataclass(slots=True)
 class Table:
-    """Where everything lies in the blobs of `size` groups of one sample with one schema.
+    """The pieces of `size` groups of one sample with one schema.
 
     Attributes:
         size: Groups.
         columns: Their columns.
-        plain: Whether policy versions are all the metadata they have.
+        plain: Whether they have no metadata but policy versions.
     """
 
     size: int
@@ -95,7 +95,7 @@ class Table:
     plain: bool
 
     def pieces(self, row: int) -> list[list[Piece | None]]:
-        """Return each column's piece of one group, as `parse_group` finds it."""
+        """Return the pieces of one group, equal to those of `parse_group`."""
         return [
             [
                 (
@@ -114,7 +114,7 @@ class Table:
 
 
 def parse_groups(blobs: Iterable[Blob]) -> list[GroupLayout | DecodeError]:
-    """Check many blobs of untrusted bytes, as `parse_group` does, only sooner.
+    """Check many blobs of untrusted bytes as `parse_group` does, only faster.
 
     Returns:
         For each blob its layout, or the error that `parse_group` raises for it.
@@ -141,9 +141,9 @@ def _parse_alone(blob: Blob) -> GroupLayout | DecodeError:
 
 
 def _drafts(blobs: Sequence[Blob]) -> Iterable[list[Draft]]:
-    """Return the drafts of all blobs that can be read so far, those with one schema together."""
+    """Return the drafts of all blobs whose head can be read, grouped by schema."""
     alike: dict[int, list[Draft]] = {}
-    heads: dict[bytes, Head] = {}  # prefix and schema: few differ, and only by a length
+    heads: dict[bytes, Head] = {}  # by prefix and schema, of which few differ
     size = 0
     for place, blob in enumerate(blobs):
         try:
@@ -168,7 +168,7 @@ def _read_head(blob: Blob) -> Head:
 
 
 def _draft(place: int, blob: Blob, head: Head) -> Draft | None:
-    """Return all of a blob but its columns; None for a group of several samples and the like."""
+    """Parse all of a blob but its columns; None for groups that this module does not parse."""
     fields, header_at, extras_at, body_at = head
     if not 2 < extras_at - header_at <= _LONGEST_HEADER:
         return None
@@ -200,9 +200,9 @@ def _draft(place: int, blob: Blob, head: Head) -> Draft | None:
 
 
 def _tabulate(fields: tuple[Field, ...], drafts: Sequence[Draft]) -> None:
-    """Fill in the columns of all layouts, or raise DecodeError if one of them is not plain."""
+    """Fill in the columns of all layouts; raises DecodeError if a check fails for one of them."""
     if len(drafts) < _FEWEST or not fields:
-        malformed("there is nothing to win")
+        malformed("too few groups or no columns")
     _, layouts, headers, body_ats, plain = zip(*drafts, strict=True)
     entries = [header[1] for header in headers]
     if not _all(entries, list) or set(map(len, entries)) != {len(fields)}:
@@ -221,7 +221,7 @@ def _tabulate(fields: tuple[Field, ...], drafts: Sequence[Draft]) -> None:
 
 
 def _all(values: Iterable[object], kind: type) -> bool:
-    """Return whether the type of all values is `kind` itself, so that a bool is no int."""
+    """Return whether the type of all values is exactly `kind`; a bool is no int."""
     return set(map(type, values)) <= {kind}
 
 
@@ -230,7 +230,7 @@ class _Shapes:
 
     def __init__(self, listed: list[Any]) -> None:
         self.rows = len(listed)
-        self.same = listed.count(listed[0]) == len(listed)  # a list equals lists alone
+        self.same = listed.count(listed[0]) == len(listed)  # implies that all are lists if one is
         checked = listed[:1] if self.same else listed
         if not _all(checked, list) or not _all(chain.from_iterable(checked), list):
             malformed("its shapes are no lists")
@@ -243,11 +243,11 @@ class _Shapes:
             self._parsed = [[_remember(memo, shape) for shape in own] for own in listed]
 
     def find(self, refs: Numbers) -> tuple[Sequence[Shape], Shape | None, Numbers]:
-        """Return each sample's shape, the one of all or None, and each sample's elements."""
+        """Return each sample's shape, the one shape of all or None, and each sample's elements."""
         first = refs[0]
         if self.same and refs.count(first) == self.rows:
             if not 0 <= first < len(self._parsed[0]):
-                malformed("a reference leads to no shape")
+                malformed("a reference is beyond the shapes")
             shape, count = self._parsed[0][first]
             return (shape,) * self.rows, shape, (count,) * self.rows
         if min(refs) < 0:
@@ -256,7 +256,7 @@ class _Shapes:
         try:
             found = [own[ref] for own, ref in zip(parsed, refs, strict=True)]
         except IndexError:
-            malformed("a reference leads to no shape")
+            malformed("a reference is beyond the shapes")
         shapes = [shape for shape, _ in found]
         one = shapes[0] if shapes.count(shapes[0]) == len(shapes) else None
         return shapes, one, [count for _, count in found]
@@ -271,7 +271,7 @@ def _remember(memo: dict[Shape, tuple[Shape, int]], shape: list[int]) -> tuple[S
 
 
 def _column(field: Field, entries: Sequence[Any], shapes: _Shapes) -> TableColumn:
-    """Return shapes and runs of one column, and how much of each sample its body holds."""
+    """Return one column with its shapes, runs and the elements in each body."""
     nothing = (0,) * len(entries)
     kinds = set(map(type, entries))
     if kinds == {int}:
@@ -292,9 +292,9 @@ def _column(field: Field, entries: Sequence[Any], shapes: _Shapes) -> TableColum
 
 
 def _spread(entries: Sequence[Any], kinds: set[type]) -> list[tuple[Any, ...]]:
-    """Return shape, lead, its value, trail and its value of each entry, part by part.
+    """Return entries as columns: shapes, leads, lead values, trails and trail values.
 
-    Pairs that no entry has are left out.
+    Runs that no entry has are left out.
     """
     if kinds != {list}:
         entries = [entry if type(entry) is list else [entry] for entry in entries]
@@ -322,7 +322,7 @@ def _check_runs(field: Field, lengths: Numbers, values: Numbers) -> None:
 
 
 def _place(columns: Sequence[TableColumn], body_ats: Iterable[int], nbytes: list[int]) -> list[int]:
-    """Say where each body lies; return the bytes of all tensors of each group."""
+    """Set where each body lies; return the bytes of all tensors of each group."""
     ends = list(body_ats)
     for own in columns:
         own.starts = ends
@@ -341,7 +341,7 @@ def _place(columns: Sequence[TableColumn], body_ats: Iterable[int], nbytes: list
     if ends != nbytes:
         malformed("its columns do not end where it ends")
     if max(decoded) > decoded_limit(min(ends)):
-        malformed("one may be little but runs of one value")
+        malformed("a group may decode to too many bytes")
     return decoded
 
 

@@ -1,4 +1,4 @@
-"""Where decoded elements go."""
+"""Decodes samples into an array: runs, copies and conversions of bodies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redrb.codec.wire import BFLOAT16, BOOL, DTYPES, FLOAT64, UINT64, DType, Sto
 
 
 class Target:
-    """Fresh memory that samples are decoded to."""
+    """An array that samples are decoded into."""
 
     def __init__(self, array: Storage, dtype: DType) -> None:
         self.array = array

@@ -1,4 +1,4 @@
-"""The wire format's constants, dtypes and limits; `docs/wire-format.md` says it in words."""
+"""Constants, dtypes and limits of the wire format; `docs/wire-format.md` specifies it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PREFIX: Final = struct.Struct("<4sBBHII")
 """Magic, version, flags, then the lengths of schema, header and extras."""
 
 MAX_BLOB_BYTES: Final = 512 << 20
-"""What one Redis value can hold."""
+"""The largest value that Redis stores."""
 MAX_SCHEMA_BYTES: Final = (1 << 16) - 1
 MAX_HEADER_BYTES: Final = 1 << 20
 MAX_EXTRAS_BYTES: Final = 256 << 20
@@ -41,7 +41,7 @@ MAX_NAME_BYTES: Final = 256
 MAX_GROUP_ID_BYTES: Final = 1024
 MAX_RANK: Final = 8
 MAX_ELEMENTS: Final = 1 << 31
-"""Elements of one tensor, where dimensions of 0 count as 1."""
+"""Elements of one tensor; dimensions of 0 count as 1."""
 MAX_BATCH_BYTES: Final = 4 << 30
 """Bytes of one padded batch."""
 DECODED_BYTES: Final = 256 << 20
@@ -60,13 +60,13 @@ class DType:
     Attributes:
         code: Its number on the wire.
         tensor: The tensors' dtype.
-        carrier: Torch dtype of the same size that numpy knows too.
-        native: Numpy's dtype of that.
+        carrier: Torch dtype of the same size that numpy has too.
+        native: Numpy dtype of the carrier.
         storage: Numpy integer dtype that carries its bits.
         unsigned: The unsigned integer dtype of the same size.
         itemsize: Bytes of one element in memory.
-        low: The smallest value that a run's value may have.
-        high: The largest.
+        low: Smallest value of a run on the wire.
+        high: Largest value of a run on the wire.
         wires: Codes that a body of this dtype may be stored as.
     """
 
@@ -162,7 +162,7 @@ _UNPACK_ERRORS = (ValueError, OverflowError, TypeError, RecursionError)
 
 
 def unpack(data: bytes | memoryview, what: str) -> Any:
-    """Return the one msgpack object that `data` is, from an untrusted source.
+    """Unpack one msgpack object from an untrusted source.
 
     Maps keep their order and need distinct keys of str or bytes; timestamps become aware datetimes.
 
@@ -180,7 +180,7 @@ def unpack(data: bytes | memoryview, what: str) -> Any:
 
 
 def _check_lengths(data: bytes | memoryview) -> None:
-    """Refuse lengths that the bytes do not bear out before a list of that length is made."""
+    """Refuse claimed lengths beyond the data, before lists of these lengths are allocated."""
     unpacker = msgpack.Unpacker(read_size=len(data), max_buffer_size=len(data))
     unpacker.feed(data)
     unpacker.skip()
@@ -194,5 +194,5 @@ def _distinct(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 def malformed(why: str) -> NoReturn:
-    """Raise DecodeError for a blob that says contradictory things."""
+    """Raise DecodeError for a blob that is no valid group."""
     raise DecodeError(f"not a valid group: {why}")

@@ -1,4 +1,4 @@
-"""Experience records: pure data, no Redis."""
+"""Samples, batches, padding and statuses: pure data, no Redis."""
 
 from redrb.experience.batching import make_experience_batch, split_experience_batch
 from redrb.experience.records import BufferItem, Experience

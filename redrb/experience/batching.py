@@ -1,4 +1,4 @@
-"""From samples to padded batches and back."""
+"""Pads samples to a batch, and splits a batch into its samples."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def make_experience_batch(items: Sequence[BufferItem], *, side: Side = "left") -
     """Pad samples to one batch; the inverse of `split_experience_batch`.
 
     Sequence-aligned fields are padded to the longest S, action-aligned ones to the longest A, with
-    zeros (token versions with -1) and their dtype kept. A mask that is None in every sample stays
-    None while all lengths are equal; otherwise it is made, so that padding is never taken for
-    tokens. Contract: ColossalAI `coati`, whose batches pad on the left.
+    zeros (token versions with -1); dtypes are kept. A mask that no sample has stays None if all
+    lengths are equal. Otherwise it is made, so that padding is never taken for tokens. Contract:
+    ColossalAI `coati`, whose batches pad on the left.
 
     Args:
         items: At least one sample; all with the same fields and dtypes.
-        side: Where padding goes, "left" or "right".
+        side: The side of the padding, "left" or "right".
 
     Raises:
-        RecordError: No sample, another side, or fields, ranks or dtypes that differ.
+        RecordError: There is no sample, the side is another, or fields, ranks or dtypes differ.
     """
     side = check_side(side)
     if not items:
@@ -85,10 +85,10 @@ def assemble_experience(
 def split_experience_batch(experience: Experience) -> list[BufferItem]:
     """Split a batch into its samples along dimension 0; the inverse of `make_experience_batch`.
 
-    Padding is taken off where the masks say it is: on `experience.padding_side`, positions whose
-    mask is 0 and whose fields hold what padding does: any one token in `sequences`, zeros in the
-    action-aligned fields (-1 in token versions). A masked action with a log-probability of its own
-    stays. A row whose mask is 0 everywhere is left whole. The samples are views of the batch.
+    Padding on `experience.padding_side` is removed. A position is padding if its mask is 0 and its
+    fields hold the padding value: one repeated token in `sequences`, zeros in the action-aligned
+    fields (-1 in token versions). So a masked action with a log-probability stays. A row whose mask
+    is 0 everywhere stays whole. The samples are views of the batch.
 
     Raises:
         RecordError: A field has another batch size than the others.
@@ -106,16 +106,16 @@ def split_experience_batch(experience: Experience) -> list[BufferItem]:
     items = []
     for index, row in enumerate(rows):
         standard: dict[str, Any] = {name: row.pop(name, None) for name in TENSOR_FIELDS}
-        own = {key: values[index] for key, values in metadata.items()}
-        own["tags"], own["extras"] = dict(own["tags"]), dict(own["extras"])
-        items.append(BufferItem(**standard, tensors=row, **own))
+        sample = {key: values[index] for key, values in metadata.items()}
+        sample["tags"], sample["extras"] = dict(sample["tags"]), dict(sample["extras"])
+        items.append(BufferItem(**standard, tensors=row, **sample))
     return items
 
 
 def _zero_pad_sequences(
     tensors: Sequence[Tensor], side: str = "left", *, name: str = "sequences"
 ) -> Tensor:
-    """Pad tensors to their longest first dimension and stack them, each dtype kept."""
+    """Pad tensors to their longest first dimension and stack them."""
     checked = check_side(side)
     dtype = tensors[0].dtype
     for row, tensor in enumerate(tensors):
@@ -135,7 +135,7 @@ def _zero_pad_sequences(
 
 
 def _field_names(rows: Sequence[dict[str, Tensor]]) -> list[str]:
-    """Return the names that any row has, standard fields first."""
+    """Return the fields that any row has, standard fields first."""
     found = {name for row in rows for name in row}
     further = sorted(found.difference(TENSOR_FIELDS))
     return [name for name in TENSOR_FIELDS if name in found] + further
@@ -147,14 +147,14 @@ def _batch_mask(
     described: Sequence[Tensor | None] | None,
     side: Side,
 ) -> Tensor | None:
-    """Return the padded mask; made from the lengths where samples bring none."""
+    """Return the padded mask; it is made from the lengths for samples without one."""
     given = [mask for mask in column if mask is not None]
     if len(given) == len(column):
         return _zero_pad_sequences(given, side, name=name)
     if described is None and not given:
         return None
     if described is None:
-        raise RecordError(f"{name} is None in some samples and nothing says their lengths.")
+        raise RecordError(f"{name} is None in some samples, and no other field has their lengths.")
     lengths = [
         tensor.shape[0] if tensor is not None and tensor.dim() else 0 for tensor in described
     ]
@@ -173,7 +173,7 @@ def _batch_mask(
 
 
 def _strip(row: dict[str, Tensor], mask_name: str, names: tuple[str, ...], side: Side) -> None:
-    """Cut this row's padding off the fields that `mask_name` describes."""
+    """Remove the padding of a row from the fields that `mask_name` describes."""
     mask = row.get(mask_name)
     if mask is None or mask.dim() != 1 or mask.shape[0] == 0:
         return
@@ -189,7 +189,7 @@ def _strip(row: dict[str, Tensor], mask_name: str, names: tuple[str, ...], side:
     for name in aligned:
         field = row[name]
         filler = torch.full_like(field[0], pad_value(name))
-        if name == "sequences":  # padded with the tokenizer's own token by whoever generated
+        if name == "sequences":  # generators pad with the tokenizer's padding token
             filler = field[0] if from_start else field[-1]
         padding = min(padding, _leading(_differs(field, filler), from_start=from_start))
     for name in aligned:
@@ -197,7 +197,7 @@ def _strip(row: dict[str, Tensor], mask_name: str, names: tuple[str, ...], side:
 
 
 def _differs(field: Tensor, value: Tensor) -> Tensor:
-    """Return, bool `[T]`, where an entry of `field` is not `value` (nan counts as equal to nan)."""
+    """Return a bool `[T]`: where an entry of `field` differs from `value`; nan equals nan."""
     unequal = field != value
     if field.is_floating_point():
         unequal &= ~(field.isnan() & value.isnan())
@@ -205,7 +205,7 @@ def _differs(field: Tensor, value: Tensor) -> Tensor:
 
 
 def _leading(marks: Tensor, *, from_start: bool) -> int:
-    """Return how many entries come before the first mark, from the start or from the end."""
+    """Return the number of entries before the first mark, from the start or from the end."""
     found = marks.nonzero()
     if found.numel() == 0:
         return int(marks.shape[0])

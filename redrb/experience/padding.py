@@ -1,6 +1,6 @@
-"""Where each sample of a padded batch lies: the one place that knows how batches are padded.
+"""The rules of padding: padding values, masks, and the place of each sample in a batch.
 
-`make_experience_batch` and the decoder both build batches with this, so that both give the same.
+`make_experience_batch` and the decoder share them, so that both build equal batches.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ ACTION_FIELDS = (
 """Fields of length A (`values`, `kl` and `advantages` may be scalars instead)."""
 
 MASK_OF = {"sequences": "attention_mask", "action_log_probs": "action_mask"}
-"""The field whose lengths a mask describes -> the mask."""
+"""Field -> the mask that marks its padding."""
 
 MASK_DTYPES = {"attention_mask": torch.int64, "action_mask": torch.bool}
-"""What a mask is made as where no sample brought one."""
+"""Dtype of a mask that is made because no sample has one."""
 
 _PAD_VALUES = {"token_versions": -1}
 
@@ -39,7 +39,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 def check_side(side: str) -> Side:
-    """Return `side`, or raise RecordError unless it is "left" or "right"."""
+    """Return `side`; raises RecordError unless it is "left" or "right"."""
     if side == "left":
         return "left"
     if side == "right":
@@ -48,12 +48,12 @@ def check_side(side: str) -> Side:
 
 
 def pad_value(name: str) -> int:
-    """Return what field `name` is padded with: -1 for token versions, 0 for all others."""
+    """Return the padding value of a field: -1 for token versions, 0 for all others."""
     return _PAD_VALUES.get(name, 0)
 
 
 def row_slice(length: int, longest: int, side: Side) -> slice:
-    """Return where `length` entries lie in a row of `longest` that is padded on `side`."""
+    """Return the place of `length` entries in a row of `longest` that is padded on `side`."""
     return slice(longest - length, longest) if side == "left" else slice(0, length)
 
 

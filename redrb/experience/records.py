@@ -1,4 +1,4 @@
-"""Records of experience: one sample (`BufferItem`) and a padded batch (`Experience`).
+"""The records of experience: one sample (`BufferItem`) and a padded batch (`Experience`).
 
 The eight standard fields and their order are those of ColossalAI's ColossalChat (`coati`).
 """
@@ -28,7 +28,7 @@ STANDARD_FIELDS = (
 """The eight standard fields, always in this order."""
 
 TENSOR_FIELDS = (*STANDARD_FIELDS, "token_versions")
-"""Every field that holds a tensor, without the further named ones in `tensors`."""
+"""All fields that hold a tensor; further tensors are in `tensors`, by name."""
 
 Scalar: TypeAlias = str | int | float | bool
 Side: TypeAlias = Literal["left", "right"]
@@ -38,7 +38,7 @@ Side: TypeAlias = Literal["left", "right"]
 class BufferItem:
     """One trainable sample: a prompt with its completion.
 
-    S is the length of the whole sequence, A the number of actions: the last A tokens of it.
+    S is the length of the sequence, A the number of actions, which are the last A tokens.
 
     Attributes:
         sequences: Token ids, int64 `[S]`.
@@ -47,15 +47,15 @@ class BufferItem:
         reward: Reward of the sample, float32 `[]`.
         kl: Divergence from the reference model, float32 `[A]` or `[]`.
         advantages: float32 `[A]` or `[]`.
-        attention_mask: 1 where a token counts, int64 or bool `[S]`; None: everywhere.
-        action_mask: True where an action counts, bool `[A]`; None: everywhere.
+        attention_mask: 1 for each token that counts, int64 or bool `[S]`; None: all count.
+        action_mask: True for each action that counts, bool `[A]`; None: all count.
         tensors: Further tensors by name, any shape and dtype.
-        policy_version: Weight version that the sample was made with (the oldest, if several).
-        token_versions: Weight version of each action, int64 `[A]`, -1 where there is none.
-        status: What became of the rollout.
-        group_id: Name of the group it belongs to, the same for all completions of one prompt.
-        tags: Scalars by name that one can query.
-        extras: Anything msgpack can hold: messages, text, reward details.
+        policy_version: Weight version that made the sample; the oldest, if several did.
+        token_versions: Weight version of each action, int64 `[A]`, -1 if it is unknown.
+        status: Status of the rollout.
+        group_id: Name of its group, the same for all completions of one prompt.
+        tags: Scalars by name, for queries.
+        extras: Values that msgpack can hold, such as messages, text, reward details.
     """
 
     sequences: Tensor | None
@@ -80,12 +80,11 @@ class Experience:
     """A padded batch of B samples.
 
     The tensors are those of `BufferItem` with a leading batch dimension: `sequences [B, S]`,
-    `action_log_probs [B, A]`, `values [B, A]` or `[B]`, `reward [B]` and so on. Metadata has one
-    entry a sample; a single value given at construction stands for all of them.
+    `action_log_probs [B, A]`, `values [B, A]` or `[B]`, `reward [B]` and so on. Metadata is a list
+    with one entry for each sample, or one value for all of them.
 
     Attributes:
-        padding_side: Where `make_experience_batch` put the padding that `split_experience_batch`
-            may take off again.
+        padding_side: Side of the padding, which `split_experience_batch` removes.
     """
 
     sequences: Tensor | None
@@ -116,7 +115,7 @@ class Experience:
     def pin_memory(self) -> Self:
         """Pin every tensor in place for fast copies to an accelerator and return self.
 
-        Without an accelerator there is nothing to pin for: the tensors stay as they are.
+        Without an accelerator the tensors stay as they are.
         """
         if not torch.accelerator.is_available():
             return self
@@ -132,10 +131,10 @@ class Experience:
 
 
 def named_tensors(record: BufferItem | Experience) -> dict[str, Tensor]:
-    """Return every tensor that is there, standard fields first, then `tensors` by name.
+    """Return all tensors of a record by name, standard fields first.
 
     Raises:
-        RecordError: A name in `tensors` is a standard field's, or a value is not a tensor.
+        RecordError: A name in `tensors` is that of a standard field, or a value is no tensor.
     """
     found = {name: getattr(record, name) for name in TENSOR_FIELDS}
     for name, tensor in record.tensors.items():
@@ -157,7 +156,7 @@ def named_tensors(record: BufferItem | Experience) -> dict[str, Tensor]:
 
 
 def batch_size(experience: Experience) -> int:
-    """Return B, after checking that every tensor and every list of metadata agrees on it.
+    """Return B, after a check that all tensors have the same batch size.
 
     Raises:
         RecordError: The batch has no tensor, or a field has another batch size than the first.
@@ -181,17 +180,18 @@ def batch_size(experience: Experience) -> int:
 
 
 def per_sample(experience: Experience, name: str, size: int) -> list[Any]:
-    """Return metadata `name` of a batch as a list of `size` values.
+    """Return metadata of a batch by name, as a list of `size` values.
 
     Raises:
-        RecordError: It is a list of another length.
+        RecordError: The metadata is a list of another length.
     """
     value = getattr(experience, name)
     if value is None or isinstance(value, str | int | Mapping):
         return [value] * size
     if len(value) != size:
         raise RecordError(
-            f"{name} has {len(value)} entries for a batch of {size}: give one a sample, or one.",
+            f"{name} has {len(value)} entries for a batch of {size}: give one for each sample, or "
+            "one for all.",
             field=name,
         )
     return list(value)

@@ -1,4 +1,4 @@
-"""What became of a rollout."""
+"""The status of a rollout, and of a group of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """State of a rollout, in the words of XTuner v1."""
+    """Status of a rollout; the values are those of XTuner v1."""
 
     INIT = "init"
     COMPLETED = "completed"
@@ -18,17 +18,17 @@ class Status(StrEnum):
     ARCHIVED = "archived"
 
 
-_FIRST_THAT_ANY_HAS = (Status.FAILED, Status.ABORTED, Status.EXPIRED, Status.FILTERED)
+_BY_PRECEDENCE = (Status.FAILED, Status.ABORTED, Status.EXPIRED, Status.FILTERED)
 
 
 def group_status(statuses: Iterable[Status]) -> Status:
-    """Derive a group's status from its members', as XTuner v1 does.
+    """Derive a group's status from the statuses of its samples, as XTuner v1 does.
 
-    All completed is completed; else the first that any member has, in the order failed, aborted,
-    expired, filtered; else the first member's own.
+    It is the first status that any sample has, in the order failed, aborted, expired, filtered. If
+    no sample has one of these, it is the status of the first sample.
     """
     members = list(statuses)
-    for status in _FIRST_THAT_ANY_HAS:
+    for status in _BY_PRECEDENCE:
         if status in members:
             return status
     return members[0] if members else Status.INIT

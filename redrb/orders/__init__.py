@@ -1,4 +1,4 @@
-"""Orders: which of the waiting groups a trainer gets next. They stand beside the storage."""
+"""Orders: they decide which of the waiting groups a trainer gets next."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PRIORITIZED = re.compile(r"prioritized(?:\(([0-9.e+-]{1,12})\))?")
 
 
 def known_order(name: str) -> Order | None:
-    """Return the order of redrb's own that is called `name`, if there is one."""
+    """Return the built-in order with this name; None if there is none."""
     matched = _PRIORITIZED.fullmatch(name)
     if matched is None:
         return _ORDERS.get(name)
@@ -46,10 +46,10 @@ def known_order(name: str) -> Order | None:
 
 
 def order_named(name: str) -> Order:
-    """Return the order that users call `name`.
+    """Return the built-in order with this name.
 
     Raises:
-        ConfigError: There is none of that name.
+        ConfigError: There is none.
     """
     order = known_order(name)
     if order is None:
@@ -59,5 +59,5 @@ def order_named(name: str) -> Order:
 
 
 def ignores_priority(order: Order | None) -> bool:
-    """Return whether an order surely never looks at priorities; one of your own may."""
+    """Return whether an order does not depend on priorities; False if that is unknown."""
     return isinstance(order, Fifo | Lifo | Stalest | Freshest | Uniform)

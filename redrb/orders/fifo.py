@@ -1,4 +1,4 @@
-"""By arrival."""
+"""Orders by arrival: first in, first out, and last in, first out."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from redrb.orders.order import GroupFacts, Score
 
 @dataclass(frozen=True, slots=True)
 class Fifo:
-    """First in, first out; what came back from a lease keeps its place.
+    """First in, first out; groups that return from a lease keep their place.
 
-    Costs nothing at put: arrival is the order in which the stream holds the groups.
+    It costs nothing at put, because the stream in Redis holds the groups in this order.
     """
 
     name: ClassVar[str] = "fifo"
     sampled: ClassVar[bool] = False
 
     def score(self, _: GroupFacts) -> Score:
-        """Return the place of arrival."""
+        """Return the position of arrival."""
         return "arrival"
 
 
@@ -31,5 +31,5 @@ class Lifo:
     sampled: ClassVar[bool] = False
 
     def score(self, _: GroupFacts) -> Score:
-        """Return the opposite of the place of arrival."""
+        """Return the negative position of arrival."""
         return "-arrival"

@@ -1,4 +1,4 @@
-"""What an order is: a rule that gives each group a score when it is put."""
+"""The protocol of an order: it gives each group a score when the group is put."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from redrb.errors import ConfigError
 from redrb.experience import Status
 
 Score: TypeAlias = float | Literal["arrival", "-arrival"]
-"""A number, or the group's place in the order of arrival, or the opposite of it."""
+"""A number, or the group's position of arrival, or its negative."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """What an order may look at.
+    """The facts of a group that a score may depend on.
 
     Attributes:
-        policy_version: Oldest policy version of its samples and their tokens; None: none is known.
-        priority: What put or `update_priority` was given; None: nothing.
+        policy_version: Oldest policy version of its samples and their tokens; None if unknown.
+        priority: Priority given to `put` or `update_priority`; None if none was given.
         samples: Samples in the group.
-        nbytes: Bytes, as stored.
-        status: Its status.
+        nbytes: Stored bytes.
+        status: Status of the group.
     """
 
     policy_version: int | None
@@ -35,19 +35,19 @@ class GroupFacts:
 class Order(Protocol):
     """A policy that chooses among the waiting groups of a task.
 
-    An order of your own is one such object, given as `order=` by those who put. Redis keeps the
-    scores, so whoever only takes need not know it.
+    Pass an object with these members as `order=` to every stream that puts. Streams that only take
+    need not have it, because Redis keeps the scores.
     """
 
     @property
     def name(self) -> str:
-        """What the task remembers; it says all that the scores depend on."""
+        """Name that the task stores; orders with different scores have different names."""
 
     @property
     def sampled(self) -> bool:
-        """Whether scores are weights: groups are drawn with probabilities proportional to them.
+        """Whether groups are drawn at random, with probabilities proportional to their scores.
 
-        Else the lowest score is taken first, ties by arrival.
+        Otherwise the lowest score is taken first, ties by arrival.
         """
 
     def score(self, facts: GroupFacts, /) -> Score:
@@ -55,10 +55,10 @@ class Order(Protocol):
 
 
 def check_order(order: object) -> None:
-    """Refuse what is no order.
+    """Refuse an object that is no order.
 
     Raises:
-        ConfigError: It has no name, does not say whether it draws, or cannot score.
+        ConfigError: `name`, `sampled` or `score` is missing or has the wrong type.
     """
     name, sampled = getattr(order, "name", None), getattr(order, "sampled", None)
     scores = callable(getattr(order, "score", None)) and not isinstance(order, type)
@@ -71,10 +71,10 @@ def check_order(order: object) -> None:
 
 
 def check_score(order: Order, score: object) -> None:
-    """Refuse a score that Redis could not sort by.
+    """Refuse a score that Redis cannot sort by.
 
     Raises:
-        ConfigError: It is neither a number nor the place of arrival, or a weight that is not >= 0.
+        ConfigError: It is neither a number nor a position of arrival, or a weight below 0.
     """
     if score in ("arrival", "-arrival") and not order.sampled:
         return
@@ -82,6 +82,6 @@ def check_score(order: Order, score: object) -> None:
     if 0 <= number < math.inf or (not order.sampled and not math.isnan(number)):
         return
     raise ConfigError(
-        f"order {order.name!r} gave the score {score!r}: it must be a number, or a finite weight "
-        ">= 0 where the order draws."
+        f"order {order.name!r} returned the score {score!r}: return a number, which is finite and "
+        ">= 0 in a sampled order."
     )

@@ -1,4 +1,4 @@
-"""By a priority that is given at put and may be changed later."""
+"""Orders by a priority that is given at put and may be changed later, and at random."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Priority:
     sampled: ClassVar[bool] = False
 
     def score(self, facts: GroupFacts) -> Score:
-        """Return the priority's opposite."""
+        """Return the negative priority."""
         return -(facts.priority or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """At random: every waiting group is equally likely to be next."""
+    """At random: every waiting group has the same probability."""
 
     name: ClassVar[str] = "uniform"
     sampled: ClassVar[bool] = True
 
     def score(self, _: GroupFacts) -> Score:
-        """Return the same weight for all."""
+        """Return the same weight for every group."""
         return 1.0
 
 
@@ -37,11 +37,11 @@ class Uniform:
 class Prioritized:
     """At random, with probability proportional to priority ** alpha (Schaul et al. 2016).
 
-    No priority counts as 1; a priority of 0 is drawn only when nothing else is left. A lease tells
+    No priority counts as 1; a group of priority 0 is drawn only when no other is left. A lease has
     the probabilities and importance weights of its groups. arXiv:1511.05952.
 
     Attributes:
-        alpha: 0 is uniform, 1 fully proportional.
+        alpha: 0 is uniform, 1 is proportional to the priority.
     """
 
     alpha: float = 0.6
@@ -60,5 +60,5 @@ class Prioritized:
         """Return the weight."""
         priority = 1.0 if facts.priority is None else facts.priority
         if priority < 0:
-            raise ConfigError(f"priority={priority}: this order draws by priorities >= 0.")
+            raise ConfigError(f"priority={priority}: the order {self.name} needs priorities >= 0.")
         return float(priority**self.alpha)

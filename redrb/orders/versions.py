@@ -1,4 +1,4 @@
-"""By policy version. As time passes all groups grow stale alike, so the order never changes."""
+"""Orders by policy version. All groups grow stale at the same rate, so scores never change."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ class Freshest:
     sampled: ClassVar[bool] = False
 
     def score(self, facts: GroupFacts) -> Score:
-        """Return the version's opposite."""
+        """Return the negative version."""
         return math.inf if facts.policy_version is None else -facts.policy_version

@@ -325,7 +325,7 @@ def test_a_score_that_cannot_be_sorted_is_refused_before_anything_is_stored(
     client: Client, namespace: str, score: object, sampled: bool
 ) -> None:
     stream = ExperienceStream(client, "own", namespace=namespace, order=Fixed(score, sampled))
-    with pytest.raises(ConfigError, match="gave the score"):
+    with pytest.raises(ConfigError, match="returned the score"):
         stream.put(numbered(0))
     assert stream.stats().stored == 0
 
