@@ -38,6 +38,7 @@ from benchmarks.server import private_server
 from benchmarks.throughput import measure, redrb_consumer, redrb_producer
 from benchmarks.workloads import WORKLOADS, Workload
 from redrb.codec import parse_groups
+from redrb.stream.task.facts import unpack_facts
 
 ORDERS = ("fifo", "stalest")
 CALLS = ("put", "take", "count", "expire")
@@ -149,7 +150,7 @@ class Waiting:
         cut = self._oldest + versions - 1
         with redis.Redis.from_url(self.stream._store.client.url) as client:
             pairs = client.hscan_iter(f"{self.key}facts", count=1000)
-            return [member for member, facts in pairs if int(facts.split(b" ", 5)[4]) <= cut]
+            return [member for member, facts in pairs if unpack_facts(facts)["version"] <= cut]
 
 
 @dataclass(slots=True)

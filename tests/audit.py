@@ -9,6 +9,7 @@ from typing import Any
 
 from redrb import ExperienceStream, Status
 from redrb.connection.transport import Pipeline
+from redrb.stream.task.facts import Facts, unpack_facts
 
 BASE = "9999999999999-"
 _MANY = 1_000_000
@@ -68,10 +69,10 @@ def audit(stream: ExperienceStream) -> dict[str, Holdings]:
     buried = Counter(_pairs(fields)["group"].decode() for _, fields in dead)
     settings = _pairs(task)
     indexed = settings.get("indexed") == b"1"
-    known = {int(member): text.decode().split() for member, text in _pairs(facts, str).items()}
+    known = {int(member): unpack_facts(packed) for member, packed in _pairs(facts, str).items()}
     assert known.keys() == (stored.keys() if indexed else set()), "facts of what is not stored"
-    for seq, words in known.items():
-        assert int(words[0]) in (len(stored[seq][1]), 0)
+    for seq, kept in known.items():
+        assert kept["size"] in (len(stored[seq][1]), 0)
     found = {}
     step = len(_of_group("", ""))
     for index, name in enumerate(names):
@@ -119,7 +120,7 @@ def _check_group(
     told: list[Any],
     name: str,
     buried: Counter[str],
-    known: dict[int, list[str]] | None,
+    known: dict[int, Facts] | None,
 ) -> Holdings:
     state, pending, *pools, leases, consumers, deliveries, needs, queue = told
     counters = _counters(state)
@@ -154,7 +155,7 @@ def _check_group(
 
 
 def _check_pools(
-    stream: ExperienceStream, name: str, known: dict[int, list[str]], settings: dict[str, bytes]
+    stream: ExperienceStream, name: str, known: dict[int, Facts], settings: dict[str, bytes]
 ) -> None:
     """Check the indexes beside the order: what is in a pool is in all of them, and nothing else."""
     prefix, run = stream._store.keys.prefix, stream._store.client.execute
@@ -166,24 +167,24 @@ def _check_pools(
     for status in Status:
         pool = _pool(name, status)
         ready = set(map(int, run("ZRANGE", f"{prefix}ready:{pool}", 0, -1)))
-        assert all(moved.get(seq, known[seq][1]) == status for seq in ready), pool
-        for kind, setting, place in (
-            ("versions", "max_staleness", 4),
-            ("newest", "max_token_staleness", 5),
+        assert all(moved.get(seq, known[seq]["status"]) == status for seq in ready), pool
+        for kind, setting, field in (
+            ("versions", "max_staleness", "version"),
+            ("newest", "max_token_staleness", "newest"),
         ):
             told = set(map(int, run("ZRANGE", f"{prefix}{kind}:{pool}", 0, -1)))
             asked = setting in settings and (
                 kind == "newest" or settings.get("order") != b"stalest"
             )
-            assert told == {seq for seq in ready if asked and known[seq][place] != "-"}, (
+            assert told == {seq for seq in ready if asked and field in known[seq]}, (
                 kind,
                 pool,
             )
-        for place, tag in enumerate(json.loads(settings.get("tags") or b"[]"), 8):
+        for tag in json.loads(settings.get("tags") or b"[]"):
             told = set(map(int, run("ZRANGE", f"{prefix}tag:{pool}:{tag}", 0, -1)))
-            assert told == {seq for seq in ready if known[seq][place] != "-"}, (tag, pool)
+            assert told == {seq for seq in ready if tag in known[seq].get("tags", {})}, (tag, pool)
         if settings.get("sampled") == b"1":
-            mass = sum(float(known[seq][2]) for seq in ready)
+            mass = sum(known[seq]["score"] for seq in ready)
             assert abs(mass - float(masses.get(pool, 0))) <= 1e-6 * max(mass, 1), pool
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
+import msgpack
 import redis
 
 from redrb.errors import ConfigError
@@ -23,10 +25,42 @@ def fake_pool(name: str) -> redis.ConnectionPool:
     except ImportError as error:
         raise ConfigError("fake:// needs fakeredis: pip install 'redrb[test]'.") from error
     with _lock:
-        server = _servers.setdefault(name, fakeredis.FakeServer(version=(7, 0)))
-    return redis.ConnectionPool(
-        connection_class=fakeredis.FakeRedisConnection,
-        server=server,
-        protocol=2,
-        max_connections=10_000,
-    )
+        server, is_new = _servers.get(name), name not in _servers
+        if server is None:
+            server = _servers[name] = fakeredis.FakeServer(version=(7, 0))
+        pool = redis.ConnectionPool(
+            connection_class=fakeredis.FakeRedisConnection,
+            server=server,
+            protocol=2,
+            max_connections=10_000,
+        )
+        if is_new:
+            redis.Redis(connection_pool=pool).eval("return 1", 0)  # starts the server's Lua
+            _add_cmsgpack(server)
+    return pool
+
+
+def _add_cmsgpack(server: Any) -> None:
+    """Give the Lua scripts of a fake server the library `cmsgpack`, as every real server does."""
+    lua = server._lua_runtime  # noqa: SLF001 - there is no public way
+
+    def pack(value: Any) -> bytes:
+        packed: bytes = msgpack.packb(_from_lua(value))
+        return packed
+
+    def unpack(packed: bytes) -> Any:
+        value = msgpack.unpackb(packed, raw=True, strict_map_key=False)
+        return lua.table_from(value, recursive=True) if isinstance(value, dict | list) else value
+
+    lua.globals()[b"cmsgpack"] = lua.table_from({b"pack": pack, b"unpack": unpack})
+    server._lua_expected_globals.add(b"cmsgpack")  # noqa: SLF001
+
+
+def _from_lua(value: Any) -> Any:
+    """Return a Lua value as Python's: a table with the keys 1 to n is a list."""
+    if value is None or isinstance(value, bytes | int | float):
+        return value.decode() if isinstance(value, bytes) else value
+    table = {key: _from_lua(item) for key, item in value.items()}
+    if table.keys() == set(range(1, len(table) + 1)):
+        return [table[place] for place in range(1, len(table) + 1)]
+    return {key.decode() if isinstance(key, bytes) else key: item for key, item in table.items()}

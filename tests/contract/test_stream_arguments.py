@@ -22,6 +22,7 @@ from redrb import (
     make_experience_batch,
 )
 from redrb.connection import Client
+from redrb.stream.task.facts import unpack_facts
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
@@ -309,7 +310,7 @@ def test_a_priority_that_the_order_ignores_is_told_of_once_and_stored(
     (record,) = caplog.records
     assert "its order does not go by them" in record.getMessage()
     facts = client.execute("HGET", f"{stream._store.keys.prefix}facts", f"{first:016d}")
-    assert float(facts.split()[3]) == 3.0
+    assert unpack_facts(facts)["priority"] == 3.0
 
 
 def test_an_order_that_goes_by_priorities_is_quiet(

@@ -30,6 +30,7 @@ from redrb.experience import Status
 from redrb.stream.saving.file import FRAME, MAGIC, PREFIX, Kind
 from redrb.stream.saving.restoring import Restoring
 from redrb.stream.saving.snapshot import TaskReader
+from redrb.stream.task.facts import unpack_facts
 from redrb.stream.task.rate import RateLimit
 from tests.audit import audit
 from tests.samples import numbered, numbers
@@ -94,7 +95,8 @@ def raw(stream: ExperienceStream, *kinds: str) -> list[Any]:
             found.append(run("ZRANGE", prefix + kind, 0, -1, "WITHSCORES"))
         else:
             flat = run("HGETALL", prefix + kind)
-            found.append(dict(zip(flat[::2], flat[1::2], strict=True)))
+            values = map(unpack_facts, flat[1::2]) if kind == "facts" else flat[1::2]
+            found.append(dict(zip(flat[::2], values, strict=True)))
     return found
 
 

@@ -46,7 +46,8 @@ local pool, names = ARGV[2], cjson.decode(ARGV[3])
 if ARGV[1] == 'put' then
   for _, entry in ipairs(cjson.decode(ARGV[4])) do
     redis.call('ZADD', key('ready', pool), entry.place, entry.member)
-    tag_in(pool, names, entry.member, intern(names, entry.values, true))
+    intern(entry.tags)
+    tag_in(pool, {entry.member}, {entry})
   end
 elseif ARGV[1] == 'remove' then
   local members = cjson.decode(ARGV[4])
@@ -85,10 +86,14 @@ class Pool:
         self.groups |= new
         for part in batched(list(new.items()), 1000):
             entries = [
-                {"member": member, "place": place, "values": tag_values(self.names, [], tags)}
+                {"member": member, "place": place, "tags": self._indexed(tags)}
                 for member, (place, tags) in part
             ]
             self._run("put", entries)
+
+    def _indexed(self, tags: dict[str, Any]) -> dict[str, Any]:
+        values = zip(self.names, tag_values(self.names, [], tags), strict=True)
+        return {name: value for name, value in values if value is not None}
 
     def remove(self, members: Sequence[str]) -> None:
         self._run("remove", list(members))

@@ -26,8 +26,8 @@ local function claim_members(lease, found)
     lease.members[#lease.members + 1] = member
   end
   if rules().indexed then
-    note_taken(lease.group, lease.pool, found, lease.weights)
-    withdraw(lease.group, lease.pool, found)
+    local all = note_taken(lease.group, lease.pool, found, lease.weights)
+    withdraw(lease.group, lease.pool, found, all)
   else
     in_parts('ZREM', key('ready', lease.pool), found)
   end

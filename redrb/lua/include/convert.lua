@@ -17,15 +17,15 @@ local function fill_versions()
   end
   local page, told, all = redis.call('HSCAN', key('facts'), at, 'COUNT', 500), rules(), groups()
   for i = 1, #page[2], 2 do
-    local member, facts = page[2][i], words(page[2][i + 1])
+    local member, facts = page[2][i], cmsgpack.unpack(page[2][i + 1])
     for _, group in ipairs(all) do
       local pool = home_of(group, member, facts)
       if redis.call('ZSCORE', key('ready', pool), member) then
-        if told.max_staleness and told.order ~= 'stalest' and facts[VERSION] ~= '-' then
-          redis.call('ZADD', key('versions', pool), facts[VERSION], member)
+        if told.max_staleness and told.order ~= 'stalest' and facts.version then
+          redis.call('ZADD', key('versions', pool), facts.version, member)
         end
-        if told.max_token_staleness and facts[NEWEST] ~= '-' then
-          redis.call('ZADD', key('newest', pool), facts[NEWEST], member)
+        if told.max_token_staleness and facts.newest then
+          redis.call('ZADD', key('newest', pool), facts.newest, member)
         end
       end
     end
@@ -42,9 +42,11 @@ end
 local function describe(seqs)
   local sized, fields = number(task, 'max_bytes') > 0, {}
   for _, seq in ipairs(seqs) do
-    local size = sized and redis.call('HGET', key('sizes'), string.format('%.0f', seq)) or '0'
+    local size = sized and redis.call('HGET', key('sizes'), string.format('%.0f', seq))
     fields[#fields + 1] = member_of(seq)
-    fields[#fields + 1] = string.format('%s completed %.0f - - - 0 1', size, seq)
+    fields[#fields + 1] = cmsgpack.pack({
+      size = tonumber(size or '0'), samples = 1, status = 'completed', score = seq,
+    })
   end
   in_parts('HSET', key('facts'), fields)
 end

@@ -27,8 +27,7 @@ local function read_again(group, slot, seqs)
     local member = member_of(seq)
     local facts = holds(group, slot, seq) and facts_of(member)
     if facts then
-      facts[READS] = string.format('%d', tonumber(facts[READS]) + 1)
-      redis.call('HSET', key('facts'), member, table.concat(facts, ' '))
+      count_read(member, facts)
       local reads = redis.call('HINCRBY', key('reads', group), member, 1)
       if told.max_reads == 0 or reads < told.max_reads then
         redis.call('XACK', stream, group, id_of(seq))

@@ -36,7 +36,7 @@ local function expire_pool(group, status, cut, token_cut, limit, note)
   if #found == 0 then
     return 0
   end
-  withdraw(group, pool, found, lowest_of)
+  withdraw(group, pool, found, nil, lowest_of)
   if note then
     local facts = {}
     for i, member in ipairs(found) do
@@ -83,45 +83,46 @@ end
 -- newest; and of o the shares that came in flight (f: made with an older version than was current
 -- when they were put) and in the queue (q: published while they waited).
 local function note_staleness(group, all)
-  local now, counts = rules().version, {}
+  local now, counts = rules().version, {o = {}, n = {}, f = {}, q = {}}
   local function count(mark, stale)
-    local field = mark .. string.format('%.0f', math.max(0, math.min(stale, 1023)))
-    counts[field] = (counts[field] or 0) + 1
+    stale = math.max(0, math.min(stale, 1023))
+    counts[mark][stale] = (counts[mark][stale] or 0) + 1
   end
-  for _, text in ipairs(all) do
-    local oldest, newest, rest = string.match(text or '', '^%S+ %S+ %S+ %S+ (%S+) (%S+)(.*)$')
-    oldest, newest = tonumber(oldest or ''), tonumber(newest or '')
-    if newest then
-      count('n', now - newest)
+  for _, facts in ipairs(all) do
+    if facts and facts.newest then
+      count('n', now - facts.newest)
     end
-    if oldest then
-      local stale, at = math.max(0, now - oldest), tonumber(string.match(rest, ' v(%d+)$') or '')
+    if facts and facts.version then
+      local stale = math.max(0, now - facts.version)
       count('o', stale)
-      if at then
-        local flight = math.min(stale, math.max(0, at - oldest))
+      if facts.current then
+        local flight = math.min(stale, math.max(0, facts.current - facts.version))
         count('f', flight)
         count('q', stale - flight)
       end
     end
   end
-  for field, times in pairs(counts) do
-    redis.call('HINCRBY', key('staleness', group), field, times)
+  for mark, found in pairs(counts) do
+    for stale, times in pairs(found) do
+      redis.call('HINCRBY', key('staleness', group), string.format('%s%.0f', mark, stale), times)
+    end
   end
 end
 
--- Count the staleness of what is being taken, and tell the weights by which it was drawn.
+-- Count the staleness of groups that are being taken, and add the weights by which they were drawn.
+-- Returns their facts, where these were read.
 local function note_taken(group, pool, found, weights)
   local told = rules()
   if #found == 0 or not (told.version or told.sampled) then
-    return
+    return nil
   end
-  local facts = redis.call('HMGET', key('facts'), unpack(found))
+  local all = facts_of_all(found)
   if told.version then
-    note_staleness(group, facts)
+    note_staleness(group, all)
   end
   if told.sampled then
-    for _, text in ipairs(facts) do
-      weights[#weights + 1] = text and words(text)[SCORE] or '0'
+    for _, facts in ipairs(all) do
+      weights[#weights + 1] = facts and string.format('%.17g', facts.score) or '0'
     end
     local furthest = redis.call('ZMSCORE', key('ready', pool), unpack(found))
     local clock = 0
@@ -134,6 +135,7 @@ local function note_taken(group, pool, found, weights)
       redis.call('HSET', key('clock', group), pool, string.format('%.17g', clock))
     end
   end
+  return all
 end
 
 -- What an earlier attempt of a take has leased: as it would have told, but that drawn groups are not
@@ -146,7 +148,7 @@ local function taken_before(group, pool, pending)
   for i, entry in ipairs(pending) do
     local member = member_of(seq_of(entry[1]))
     local facts = facts_of(member)
-    entries[i] = {tonumber(facts and facts[SCORE]) or 0, member}
+    entries[i] = {facts and facts.score or 0, member}
   end
   table.sort(entries, function(one, other)
     return one[1] < other[1] or one[1] == other[1] and one[2] < other[2]

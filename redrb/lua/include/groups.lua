@@ -91,7 +91,7 @@ local function forget(group, seqs, acked)
   local read, gone = {}, {}
   for _, seq in ipairs(over) do
     local facts = facts_of(member_of(seq))
-    local own = facts and facts[READS] ~= '0' and read or gone
+    local own = facts and facts.reads and read or gone
     own[#own + 1] = seq
   end
   return delete(gone) + retire(read)

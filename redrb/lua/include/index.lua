@@ -1,17 +1,24 @@
 -- Indexed tasks: the facts of each group, and the pools in which it waits.
 --
--- facts holds, by member, "<size> <status> <score> <priority> <version> <newest> <reads> <samples> <tags ...>"
--- of every stored group, '-' where there is none; last comes " v<version>", the current one when it
--- was put, where the task knew one. A pool is what waits for one consumer group in one
--- status: ready:<pool> sorts it by the task's order, versions:<pool> and newest:<pool> by policy
--- version for expiry, tag:<pool>:<name> by a tag. What is leased is in no pool.
+-- The hash facts holds a record of every stored group, by member, packed with cmsgpack:
+--   size, samples    bytes, and number of samples
+--   status           status that the group was put with
+--   score            a number, by which the task's order sorts
+--   priority         as given, if any
+--   version, newest  oldest policy version, and version of the newest token, if known
+--   reads            how often the group was read, if ever
+--   tags             score of each declared tag that the group has, by name
+--   current          the newest policy version when the group was put, if the task knew one
+--
+-- A pool holds the groups that wait for one consumer group in one status: ready:<pool> sorts them by
+-- the task's order, versions:<pool> and newest:<pool> by policy version for expiry, tag:<pool>:<name>
+-- by a tag. A leased group is in no pool.
 --
 -- In a sampled order the score is a weight, and a group's place is clock + Exp(1) / weight, where
 -- clock is the place of what was taken last: exponentials have no memory, so the lowest place is at
 -- any time a draw with probability weight / sum of weights (Efraimidis and Spirakis 2006).
 --@include task tags
 
-local STATUS, SCORE, PRIORITY, VERSION, NEWEST, READS, TAGS = 2, 3, 4, 5, 6, 7, 9
 local STATUSES = {'init', 'completed', 'aborted', 'expired', 'failed', 'filtered', 'archived'}
 
 local known_rules
@@ -38,17 +45,31 @@ local function rules()
   return known_rules
 end
 
-local function words(text)
-  local found = {}
-  for word in string.gmatch(text, '%S+') do
-    found[#found + 1] = word
-  end
-  return found
+local function facts_of(member)
+  local packed = redis.call('HGET', key('facts'), member)
+  return packed and cmsgpack.unpack(packed)
 end
 
-local function facts_of(member)
-  local text = redis.call('HGET', key('facts'), member)
-  return text and words(text)
+-- Facts of several members, false where there are none.
+local function facts_of_all(members)
+  local all = {}
+  for first = 1, #members, 1000 do
+    local last = math.min(first + 999, #members)
+    for i, packed in ipairs(redis.call('HMGET', key('facts'), unpack(members, first, last))) do
+      all[first + i - 1] = packed and cmsgpack.unpack(packed)
+    end
+  end
+  return all
+end
+
+local function store_facts(member, facts)
+  redis.call('HSET', key('facts'), member, cmsgpack.pack(facts))
+end
+
+-- The group was read once more.
+local function count_read(member, facts)
+  facts.reads = (facts.reads or 0) + 1
+  store_facts(member, facts)
 end
 
 local function pool_of(group, status)
@@ -57,17 +78,7 @@ end
 
 -- The pool to which a group belongs while it waits: of its status, unless it was moved.
 local function home_of(group, member, facts)
-  return pool_of(group, redis.call('HGET', key('moved', group), member) or facts[STATUS])
-end
-
--- Call a command with many arguments, a thousand at a time. Returns the sum of the replies.
-local function in_parts(command, name, arguments)
-  local total = 0
-  for first = 1, #arguments, 1000 do
-    local last = math.min(first + 999, #arguments)
-    total = total + redis.call(command, name, unpack(arguments, first, last))
-  end
-  return total
+  return pool_of(group, redis.call('HGET', key('moved', group), member) or facts.status)
 end
 
 local function versions_of(pool)
@@ -84,14 +95,11 @@ local function exponential()
   return -math.log(1 - math.random())
 end
 
-local function weigh(group, pool, members, sign)
+-- Add the weights of groups to the sum of their pool, or subtract them.
+local function weigh(group, pool, all, sign)
   local total = 0
-  for first = 1, #members, 1000 do
-    local last = math.min(first + 999, #members)
-    local found = redis.call('HMGET', key('facts'), unpack(members, first, last))
-    for _, text in ipairs(found) do
-      total = total + (text and tonumber(words(text)[SCORE]) or 0)
-    end
+  for _, facts in ipairs(all) do
+    total = total + (facts and facts.score or 0)
   end
   if total > 0 then
     redis.call('HINCRBYFLOAT', key('mass', group), pool, string.format('%.17g', sign * total))
@@ -100,10 +108,9 @@ end
 
 local function place(facts, clock)
   if not clock then
-    return facts[SCORE]
+    return facts.score
   end
-  local weight = tonumber(facts[SCORE])
-  return weight > 0 and string.format('%.17g', clock + exponential() / weight) or 'inf'
+  return facts.score > 0 and clock + exponential() / facts.score or math.huge
 end
 
 local function clock_of(group, pool)
@@ -117,27 +124,27 @@ local function enter(group, pool, members, all)
   for i, member in ipairs(members) do
     local facts = all[i]
     ready[#ready + 1], ready[#ready + 2] = place(facts, clock), member
-    if told.max_staleness and told.order ~= 'stalest' and facts[VERSION] ~= '-' then
-      versions[#versions + 1], versions[#versions + 2] = facts[VERSION], member
+    if told.max_staleness and told.order ~= 'stalest' and facts.version then
+      versions[#versions + 1], versions[#versions + 2] = facts.version, member
     end
-    if told.max_token_staleness and facts[NEWEST] ~= '-' then
-      newest[#newest + 1], newest[#newest + 2] = facts[NEWEST], member
-    end
-    if #told.names > 0 then
-      tag_in(pool, told.names, member, {unpack(facts, TAGS)})
+    if told.max_token_staleness and facts.newest then
+      newest[#newest + 1], newest[#newest + 2] = facts.newest, member
     end
   end
   in_parts('ZADD', key('ready', pool), ready)
   in_parts('ZADD', key('versions', pool), versions)
   in_parts('ZADD', key('newest', pool), newest)
+  if #told.names > 0 then
+    tag_in(pool, members, all)
+  end
   if told.sampled then
-    weigh(group, pool, members, 1)
+    weigh(group, pool, all, 1)
   end
 end
 
--- Groups wait no longer in a pool. `lowest_of`: a sorted set of which they are the lowest, where the
--- caller knows one; they leave it by rank, which is cheaper.
-local function withdraw(group, pool, members, lowest_of)
+-- Groups wait no longer in a pool. `all` holds their facts if the caller has read them. `lowest_of` is
+-- a sorted set whose lowest members they are, if the caller knows one: removing by rank is cheaper.
+local function withdraw(group, pool, members, all, lowest_of)
   local told = rules()
   local function remove(kind)
     local name = key(kind, pool)
@@ -158,7 +165,7 @@ local function withdraw(group, pool, members, lowest_of)
     tag_out(pool, told.names, members)
   end
   if told.sampled then
-    weigh(group, pool, members, -1)
+    weigh(group, pool, all or facts_of_all(members), -1)
     if redis.call('EXISTS', key('ready', pool)) == 0 then -- floating sums drift: begin anew
       redis.call('HDEL', key('mass', group), pool)
       redis.call('HDEL', key('clock', group), pool)

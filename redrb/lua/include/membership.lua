@@ -30,8 +30,8 @@ local function join_page(group)
   local history = redis.call('EXISTS', key('archive')) == 1
   start = tonumber(start or '')
   for i = 1, #page[2], 2 do
-    local member, own = page[2][i], words(page[2][i + 1])
-    local seq, pool = tonumber(member), pool_of(group, own[STATUS])
+    local member, facts = page[2][i], cmsgpack.unpack(page[2][i + 1])
+    local seq, pool = tonumber(member), pool_of(group, facts.status)
     local kept = history and redis.call('ZSCORE', key('archive'), member)
     if seq <= tonumber(last) and (start and seq >= start or not start and not kept)
       and not redis.call('ZSCORE', key('ready', pool), member) then -- a page may come again
@@ -42,7 +42,7 @@ local function join_page(group)
       end
       pools[pool] = pools[pool] or {{}, {}}
       table.insert(pools[pool][1], member)
-      table.insert(pools[pool][2], own)
+      table.insert(pools[pool][2], facts)
       entered = entered + 1
     end
   end

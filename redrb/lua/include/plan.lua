@@ -11,7 +11,7 @@ local function resolve_leaf(leaf)
   leaf.listed, leaf.points, leaf.ranges = not leaf.inverted, {}, {}
   for _, value in ipairs(leaf.values) do
     if type(value) == 'string' then
-      local score = tonumber(term(leaf.tag, value, false) or '')
+      local score = term(leaf.tag, value, false)
       value = score and {score, score}
     end
     if value and value[1] == value[2] then

@@ -15,6 +15,14 @@
 
 local CREW = 'ranks'
 
+local function words(text)
+  local found = {}
+  for word in string.gmatch(text, '%S+') do
+    found[#found + 1] = word
+  end
+  return found
+end
+
 local function slot_of(step, rank)
   return rank and string.format('%s/%.0f.%.0f', CREW, step, rank) or string.format('%s/%.0f', CREW, step)
 end

@@ -5,7 +5,7 @@
 -- no range of numbers holds a string. There is room for 179 million strings.
 --@include task
 
--- The score of a string, as text; nil when it is unknown and not to be created.
+-- The score of a string; nil if it is unknown and not to be created.
 local function term(name, text, create)
   local terms, field = key('terms'), name .. '\n' .. text
   local found = redis.call('HGET', terms, field)
@@ -13,42 +13,35 @@ local function term(name, text, create)
     found = redis.call('HLEN', terms) + 1
     redis.call('HSET', terms, field, found)
   end
-  return found and found .. 'e300' or nil
+  return found and tonumber(found .. 'e300') or nil
 end
 
--- The shortest of the usual texts that means exactly this number.
-local function text_of(value)
-  local text = string.format('%.15g', value)
-  return tonumber(text) == value and text or string.format('%.17g', value)
-end
-
--- Scores of a group's tag values, as text and in the order of `names`; '-' where there is none.
-local function intern(names, values, create)
-  local scores = {}
-  for i, name in ipairs(names) do
-    local value = values[i]
+-- Replace the strings among a group's tags by their scores.
+local function intern(tags)
+  for name, value in pairs(tags) do
     if type(value) == 'string' then
-      scores[i] = term(name, value, create) or '-'
-    else
-      scores[i] = type(value) == 'number' and text_of(value) or '-'
+      tags[name] = term(name, value, true)
     end
   end
-  return scores
 end
 
-local function tag_in(pool, names, member, scores)
-  for i, name in ipairs(names) do
-    if scores[i] and scores[i] ~= '-' then
-      redis.call('ZADD', key('tag', pool .. ':' .. name), scores[i], member)
+-- Groups that begin to wait in a pool are sorted by their tags; `all` holds their facts.
+local function tag_in(pool, members, all)
+  local added = {}
+  for i, facts in ipairs(all) do
+    for name, score in pairs(facts.tags or {}) do
+      added[name] = added[name] or {}
+      table.insert(added[name], score)
+      table.insert(added[name], members[i])
     end
+  end
+  for name, scores in pairs(added) do
+    in_parts('ZADD', key('tag', pool .. ':' .. name), scores)
   end
 end
 
 local function tag_out(pool, names, members)
   for _, name in ipairs(names) do
-    for first = 1, #members, 1000 do
-      local last = math.min(first + 999, #members)
-      redis.call('ZREM', key('tag', pool .. ':' .. name), unpack(members, first, last))
-    end
+    in_parts('ZREM', key('tag', pool .. ':' .. name), members)
   end
 end

@@ -48,6 +48,16 @@ local function add(hash, field, amount)
   end
 end
 
+-- Call a command with many arguments, a thousand at a time. Returns the sum of the replies.
+local function in_parts(command, name, arguments)
+  local total = 0
+  for first = 1, #arguments, 1000 do
+    local last = math.min(first + 999, #arguments)
+    total = total + redis.call(command, name, unpack(arguments, first, last))
+  end
+  return total
+end
+
 local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)

@@ -1,15 +1,17 @@
 -- Account for entries that the same transaction has just added to an indexed task, or take them out.
 -- Runs in MULTI after n times XADD stream NOMKSTREAM * g <group>.
 -- KEYS[1] stream
--- ARGV    producer, operation, samples, filtered, expired, order, by_token, tags, facts
---         of each entry ...
---         operation, granted room: as in `put`; filtered, expired: groups that a filter, their
---         producer held back
---         facts: "<size> <status> <score> <priority> <version> <newest> 0 <samples>"; a score may be 'arrival' or '-arrival'
---         order: that the scores are of; by_token: 1 where the newest tokens were looked at
---         tags: JSON list of the names and of each entry's tag values, or ''
--- Returns what `put` returns, and with 'ok' how many were too stale on arrival. {'indexed'}: made for
---         other settings than those of the task; {'plain'}: run `convert` until it is done
+-- ARGV    producer, operation, samples, filtered, expired, order, by_token, tags, facts of each entry ...
+--         producer, operation, samples: as in put.lua
+--         filtered, expired: groups that a filter dropped, or that were too stale to be sent
+--         order: name of the order that the scores are for
+--         by_token: 1 if the facts hold the version of the newest token
+--         tags: names of the tags that the facts may hold, with a space between them
+--         facts: a record as include/index.lua describes it, packed with cmsgpack; its score may be
+--         'arrival' or '-arrival', and its tags may be strings
+-- Returns what put.lua returns, and with 'ok' the number of groups that were too stale on arrival
+--         | {'indexed'}: the arguments were made for other settings than the task's
+--         | {'plain'}: run convert.lua until it is done
 --@include task tags index history room waiters groups convert evict puts
 
 begin_writing()
@@ -30,9 +32,8 @@ if again then
 end
 
 -- settings that somebody gave after this producer had opened the task
-local values = ARGV[8] ~= '' and cjson.decode(ARGV[8]) or {{}}
 if ARGV[6] ~= rules().order or (rules().max_token_staleness and ARGV[7] ~= '1')
-  or table.concat(values[1], ' ') ~= table.concat(rules().names, ' ') then
+  or ARGV[8] ~= table.concat(rules().names, ' ') then
   undo(before, count)
   return {'indexed'}
 end
@@ -44,8 +45,8 @@ end
 
 local now, bytes, entries = now_ms(), 0, {}
 for i = 1, count do
-  entries[i] = words(ARGV[8 + i])
-  bytes = bytes + tonumber(entries[i][1])
+  entries[i] = cmsgpack.unpack(ARGV[8 + i])
+  bytes = bytes + entries[i].size
 end
 
 -- room
@@ -78,7 +79,7 @@ if max_bytes > 0 then
   end
   free_history(stored_bytes + bytes - max_bytes)
   for i = 1, count do
-    redis.call('HSET', key('sizes'), string.format('%.0f', before + i), entries[i][1])
+    redis.call('HSET', key('sizes'), string.format('%.0f', before + i), entries[i].size)
   end
   add(task, 'bytes', bytes)
 end
@@ -92,39 +93,36 @@ local told, all = rules(), groups()
 
 -- what is too stale on arrival expires at once
 local function is_overdue(facts)
-  local version, newest = tonumber(facts[VERSION]), tonumber(facts[NEWEST])
-  return told.version and (
-    (told.max_staleness and version and told.version - version > told.max_staleness) or
-    (told.max_token_staleness and newest and told.version - newest > told.max_token_staleness))
+  local function is_over(version, staleness)
+    return version and staleness and told.version - version > staleness
+  end
+  return told.version
+    and (is_over(facts.version, told.max_staleness) or is_over(facts.newest, told.max_token_staleness))
 end
 
-local stored, stale_ones, pools, overdue_seqs, facts_args = 0, 0, {}, {}, {}
+local stored, stale_ones, pools, overdue_seqs, facts_args, notes = 0, 0, {}, {}, {}, {}
 for i = 1, count do
   local facts, member = entries[i], member_of(before + i)
-  local stale = is_overdue(facts) and facts[STATUS] ~= 'expired'
+  local stale = is_overdue(facts) and facts.status ~= 'expired'
   stale_ones = stale_ones + (stale and 1 or 0)
   if stale and not told.keep then
     overdue_seqs[#overdue_seqs + 1] = before + i
   else
     if stale then
-      facts[STATUS] = 'expired'
-      facts.note = table.concat({told.version, told.max_staleness or '-',
+      facts.status = 'expired'
+      notes[member] = table.concat({told.version, told.max_staleness or '-',
         told.max_token_staleness or '-'}, ' ')
     end
-    if facts[SCORE] == 'arrival' then
-      facts[SCORE] = string.format('%.0f', before + i)
-    elseif facts[SCORE] == '-arrival' then
-      facts[SCORE] = string.format('%.0f', -before - i)
+    if facts.score == 'arrival' then
+      facts.score = before + i
+    elseif facts.score == '-arrival' then
+      facts.score = -before - i
     end
-    for _, value in ipairs(intern(told.names, values[i + 1] or {}, true)) do
-      facts[#facts + 1] = value
-    end
-    if told.version then
-      facts[#facts + 1] = 'v' .. told.version
-    end
-    facts_args[#facts_args + 1], facts_args[#facts_args + 2] = member, table.concat(facts, ' ')
-    local own = pools[facts[STATUS]] or {members = {}, facts = {}}
-    pools[facts[STATUS]] = own
+    intern(facts.tags or {})
+    facts.current = told.version
+    facts_args[#facts_args + 1], facts_args[#facts_args + 2] = member, cmsgpack.pack(facts)
+    local own = pools[facts.status] or {members = {}, facts = {}}
+    pools[facts.status] = own
     own.members[#own.members + 1] = member
     own.facts[#own.facts + 1] = facts
     stored = stored + 1
@@ -140,11 +138,9 @@ for _, group in ipairs(all) do
   local state = key('group', group)
   for status, own in pairs(pools) do
     enter(group, pool_of(group, status), own.members, own.facts)
-    for i, facts in ipairs(own.facts) do
-      if facts.note then
-        redis.call('HSET', key('expiries', group), own.members[i], facts.note)
-      end
-    end
+  end
+  for member, note in pairs(notes) do
+    redis.call('HSET', key('expiries', group), member, note)
   end
   redis.call('HSET', state, 'cursor', string.format('%.0f', last))
   add(state, 'put', count + filtered + expired)

@@ -1,7 +1,7 @@
 -- Put a part of a saved task on its stage, together with the entries that the same transaction has
 -- just added there. Parts are numbered from 1 and come in order; one that came before is left out.
 -- KEYS[1] stream of the stage
--- ARGV    part, ttl_ms, what, JSON
+-- ARGV    part, ttl_ms, what, value packed with cmsgpack
 --         task       {task = {field = value}, groups = {name = {state = {}, staleness = {}}}}
 --         entries    [[seq, size, facts or '', archived ms or '',
 --                      [[consumer group, moved or '', expired by or '', failed deliveries, reads], ...]], ...]
@@ -12,7 +12,7 @@
 --@include task index stage
 
 begin_writing()
-local part, ttl_ms, what, told = tonumber(ARGV[1]), ARGV[2], ARGV[3], cjson.decode(ARGV[4])
+local part, ttl_ms, what, told = tonumber(ARGV[1]), ARGV[2], ARGV[3], cmsgpack.unpack(ARGV[4])
 if not exists() and part > 1 then
   redis.call('UNLINK', stream, key('dead'))
   return 'gone'
@@ -76,7 +76,7 @@ local function restore_entries()
     local seq, size, facts, archived = entry[1], entry[2], entry[3], entry[4]
     local member = member_of(seq)
     if facts ~= '' then
-      redis.call('HSET', key('facts'), member, facts)
+      store_facts(member, facts)
     end
     if archived ~= '' then
       redis.call('ZADD', key('archive'), archived, member)
@@ -86,9 +86,8 @@ local function restore_entries()
       bytes = bytes + size
       kept = kept + (archived ~= '' and size or 0)
     end
-    local own = words(facts)
     for _, need in ipairs(entry[5]) do
-      restore_need(seq, member, own, need)
+      restore_need(seq, member, facts, need)
     end
   end
   add(task, 'bytes', bytes)

@@ -33,8 +33,7 @@ end
 local found = {number(task, 'last'), rules().indexed and 1 or 0, cursors}
 for i = 3 + #names, #ARGV do
   local seq, member = ARGV[i], member_of(ARGV[i])
-  local facts = rules().indexed and redis.call('HGET', key('facts'), member) or ''
-  local told = {string.gsub(facts, ' v%d+$', ''), -- of a run that is over
+  local told = {rules().indexed and redis.call('HGET', key('facts'), member) or '',
     redis.call('ZSCORE', key('archive'), member) or ''}
   for at, group in ipairs(names) do
     if group and (waits_in(group, seq) or is_leased(group, seq)) then

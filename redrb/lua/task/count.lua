@@ -28,18 +28,14 @@ if joined then
   return {redis.call('ZCARD', key('ready', pool)) + kept, '0'}
 end
 
-local places = {}
-for i, name in ipairs(told.names) do
-  places[name] = TAGS + i - 1
-end
 local page, members = redis.call('HSCAN', key('facts'), ARGV[4], 'COUNT', 1000), {}
 local query = root and resolve(told.names, root)
 for i = 1, #page[2], 2 do
-  local facts = words(page[2][i + 1])
+  local facts = cmsgpack.unpack(page[2][i + 1])
   for _, leaf in ipairs(query and query.leaves or {}) do
-    leaf.scores = {tonumber(facts[places[leaf.tag]])}
+    leaf.scores = {facts.tags and facts.tags[leaf.tag]}
   end
-  if facts[STATUS] == status and (not query or satisfies(query.root, 1)) then
+  if facts.status == status and (not query or satisfies(query.root, 1)) then
     members[#members + 1] = page[2][i]
   end
 end

@@ -20,8 +20,8 @@ for i = 2, #ARGV, 3 do
     for group, pool in pairs(homes) do
       withdraw(group, pool, {member})
     end
-    facts[PRIORITY], facts[SCORE] = ARGV[i + 1], ARGV[i + 2]
-    redis.call('HSET', key('facts'), member, table.concat(facts, ' '))
+    facts.priority, facts.score = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
+    store_facts(member, facts)
     for group, pool in pairs(homes) do
       enter(group, pool, {member}, {facts})
     end

@@ -28,8 +28,7 @@ for i = 2, #ARGV, 2 do
   if found then
     local facts = indexed and keeps() and facts_of(member_of(seq))
     if facts then -- what somebody has acknowledged is kept as history
-      facts[READS] = string.format('%d', tonumber(facts[READS]) + 1)
-      redis.call('HSET', key('facts'), member_of(seq), table.concat(facts, ' '))
+      count_read(member_of(seq), facts)
     end
     over[#over + 1] = seq
     samples = samples + tonumber(ARGV[i + 1])

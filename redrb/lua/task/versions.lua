@@ -36,11 +36,11 @@ end
 if redis.call('SISMEMBER', key('groups'), group) == 1 then
   each_leased(group, nil, function(seq)
     local facts = facts_of(member_of(seq))
-    if facts and facts[VERSION] ~= '-' then
-      tell('lo', facts[VERSION], 1)
+    if facts and facts.version then
+      tell('lo', facts.version, 1)
     end
-    if facts and facts[NEWEST] ~= '-' then
-      tell('ln', facts[NEWEST], 1)
+    if facts and facts.newest then
+      tell('ln', facts.newest, 1)
     end
   end)
 end

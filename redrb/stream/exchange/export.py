@@ -33,12 +33,10 @@ from redrb.stream.exchange.layout import (
 from redrb.stream.saving.records import tag_names
 from redrb.stream.saving.snapshot import GroupRecord, TaskReader
 from redrb.stream.task.store import TaskStore
+from redrb.stream.task.tags import BEYOND_NUMBERS
 from redrb.weights.files.safetensors import safetensors_torch
 
 Line: TypeAlias = dict[str, Any]
-
-_STATUS, _PRIORITY, _VERSION, _READS, _TAGS = 1, 3, 4, 6, 8
-"""Places in a group's facts, see `redrb/lua/include/index.lua`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,39 +197,40 @@ class _Export:
         self.archived += record.archived != ""
 
     def _line(self, record: GroupRecord, items: list[BufferItem], shard: str | None) -> Line:
-        facts = record.facts.split()
-        version = facts[_VERSION] if facts else "-"
+        facts: Mapping[str, Any] = record.facts or {}
         versions = [item.policy_version for item in items if item.policy_version is not None]
-        priority = facts[_PRIORITY] if facts else "-"
         return {
             "id": record.seq,
             "status": self._status(record, facts, items),
-            "policy_version": int(version) if version != "-" else min(versions, default=None),
-            "priority": None if priority == "-" else float(priority),
-            "reads": int(facts[_READS]) if facts else 0,
+            "policy_version": facts.get("version", min(versions, default=None)),
+            "priority": float(facts["priority"]) if "priority" in facts else None,
+            "reads": facts.get("reads", 0),
             "group_id": items[0].group_id,
             "archived_ms": int(record.archived) if record.archived else None,
-            "tags": self._tags(facts[_TAGS:]),
+            "tags": self._tags(facts.get("tags", {})),
             "shard": shard,
             "samples": list(map(_sample, items)),
         }
 
-    def _status(self, record: GroupRecord, facts: list[str], items: list[BufferItem]) -> str:
+    def _status(
+        self, record: GroupRecord, facts: Mapping[str, Any], items: list[BufferItem]
+    ) -> str:
         """Return the status in which a group waits for the consumer group, or its own."""
         for need in record.needs:
             if need.place == self._place and need.moved:
                 return need.moved
-        return facts[_STATUS] if facts else str(group_status(item.status for item in items))
+        return facts.get("status") or str(group_status(item.status for item in items))
 
-    def _tags(self, scores: list[str]) -> dict[str, str | float]:
+    def _tags(self, scores: Mapping[str, float]) -> dict[str, str | float]:
         """Return the declared tags that a group has."""
         found: dict[str, str | float] = {}
-        for name, score in zip(self._names, scores, strict=True):
-            if score.endswith("e300"):
-                found[name] = self._terms[name, score.removesuffix("e300")]
-            elif score != "-":
-                number = float(score)
-                found[name] = int(number) if number.is_integer() else number
+        for name in self._names:
+            if (score := scores.get(name)) is None:
+                continue
+            if score >= BEYOND_NUMBERS:
+                found[name] = self._terms[name, str(round(score / BEYOND_NUMBERS))]
+            else:
+                found[name] = int(score) if float(score).is_integer() else score
         return found
 
     def _read_terms(self) -> dict[tuple[str, str], str]:

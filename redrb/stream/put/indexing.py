@@ -1,14 +1,16 @@
-"""The facts of each group as the scripts of an indexed task read them."""
+"""The facts of groups that are put into an indexed task."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgpack
 
 from redrb.errors import ConfigError
 from redrb.orders import GroupFacts, Order, check_score
 from redrb.stream.put.batch import PutBatch
+from redrb.stream.task.facts import Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,34 +30,44 @@ class Indexer:
         """Name of the order that the scores are of."""
         return "" if self.order is None else self.order.name
 
-    def facts(self, batch: PutBatch) -> list[str]:
-        """Return the facts of each group, as `redrb/lua/include/index.lua` reads them."""
+    def facts(self, batch: PutBatch) -> list[bytes]:
+        """Return the packed facts of each group."""
         if self.order is None:
             raise ConfigError(
                 "this task has an order of somebody's own: give the same Order object to put here."
             )
-        score, priority = self.order.score, batch.options.priority
+        score, priority, pack = self.order.score, batch.options.priority, msgpack.Packer().pack
         newest = batch.newest or [None] * len(batch.groups)
-        told = "-" if priority is None else repr(float(priority))
-        facts = []
-        for group, token in zip(batch.groups, newest, strict=True):
+        tags = batch.tags if batch.tags and self.names else [()] * len(batch.groups)
+        packed = []
+        for group, token, values in zip(batch.groups, newest, tags, strict=True):
             version, status = group.policy_version, group.status
             own = score(GroupFacts(version, priority, group.samples, group.nbytes, status))
             check_score(self.order, own)
-            facts.append(
-                f"{group.nbytes} {status.value} {own} {told} {'-' if version is None else version} "
-                f"{'-' if token is None else token} 0 {group.samples}"
-            )
-        return facts
+            facts: Facts = {
+                "size": group.nbytes,
+                "samples": group.samples,
+                "status": status.value,
+                "score": own if isinstance(own, str) else float(own),
+            }
+            if priority is not None:
+                facts["priority"] = float(priority)
+            if version is not None:
+                facts["version"] = version
+            if token is not None:
+                facts["newest"] = token
+            named = zip(self.names, values, strict=False)
+            if indexed := {name: value for name, value in named if value is not None}:
+                facts["tags"] = indexed  # never an empty one, which Lua would pack as a list
+            packed.append(pack(facts))
+        return packed
 
     def tags(self, batch: PutBatch) -> str:
-        """Return names and values of the tags of all groups as JSON; "" where there are none.
+        """Return the names of the tags in the facts, with a space between them.
 
-        None, too, where the groups were prepared before the task declared tags: it refuses them.
+        None where the groups were prepared before the task declared tags: it refuses them.
         """
-        if not self.names or (batch.tags is None and batch.groups):
-            return ""
-        return json.dumps([list(self.names), *(batch.tags or ())])
+        return "" if batch.tags is None and batch.groups else " ".join(self.names)
 
     def by_token(self, batch: PutBatch) -> int:
         """Return 1 where the newest token of each group was looked at, as some tasks ask for."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from redrb.errors import DecodeError
 from redrb.experience import Status
 from redrb.stream.saving.file import Ending, Frame, Kind
 from redrb.stream.saving.snapshot import ConsumerGroup, DeadRecord, GroupRecord, Need, TaskHeader
+from redrb.stream.task.facts import Facts
 
 MAX_GROUPS: Final = 4096
 """Most consumer groups."""
@@ -18,8 +19,8 @@ MAX_GROUPS: Final = 4096
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _MARK: Final = re.compile(r"[onfq][0-9]{1,4}")
 _ENTRY_ID: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
-_INTEGER: Final = re.compile(r"-?[0-9]{1,19}|-")
-_FIXED_FACTS: Final = 8
+_REQUIRED_FACTS: Final = {"size", "samples", "status", "score"}
+_OTHER_FACTS: Final = {"priority", "version", "newest", "reads", "tags"}
 
 
 class _Malformed(Exception):
@@ -90,11 +91,17 @@ def parse_header(head: Any) -> TaskHeader:
     )
 
 
-def parse_group(head: Any, groups: int) -> GroupRecord:
-    """Return the record of a group that a frame holds."""
+def parse_group(head: Any, groups: int, tags: Sequence[str]) -> GroupRecord:
+    """Return the record of a group that a frame holds.
+
+    Args:
+        head: Head of the frame.
+        groups: Number of consumer groups.
+        tags: Names of the declared tags.
+    """
     _need(isinstance(head, list) and len(head) == 4, "a group")
     seq, facts, archived, needs = head
-    _need(_is_count(seq) and seq > 0 and _is_text(facts, 1 << 16), "a group")
+    _need(_is_count(seq) and seq > 0, "a group")
     _need(
         archived == "" or (_is_text(archived, 20) and re.fullmatch(r"[0-9]+", archived)), "a time"
     )
@@ -109,27 +116,24 @@ def parse_group(head: Any, groups: int) -> GroupRecord:
         _need(_is_text(expiry, 64), "an expiry")
         found.append(Need(place, str(moved), expiry, failed, reads))
     _need(len({need.place for need in found}) == len(found), "a need twice")
-    return GroupRecord(seq, facts, archived, tuple(found))
+    described = None if facts is None else parse_facts(facts, tags)
+    return GroupRecord(seq, described, archived, tuple(found))
 
 
-def check_facts(facts: str, tags: int) -> None:
-    """Check what an indexed task keeps of a group."""
-    words = facts.split(" ")
-    _need(len(words) == _FIXED_FACTS + tags, "a group's facts")
-    size, status, score, priority, *integers = words[:_FIXED_FACTS]
-    _need(size.isdigit() and status in set(Status), "a group's status")
-    _need(all(map(_INTEGER.fullmatch, integers)), "a group's versions")
-    _need(integers[2].isdigit() and integers[3].isdigit(), "a group's reads")
-    for word in (score, priority, *words[_FIXED_FACTS:]):
-        _need(word == "-" or _is_number(word), "a group's numbers")
-    _need(score != "-", "a group's score")
-
-
-def _is_number(word: str) -> bool:
-    try:
-        return float(word) == float(word)
-    except ValueError:
-        return False
+def parse_facts(value: Any, names: Sequence[str]) -> Facts:
+    """Return what an indexed task keeps of a group."""
+    _need(isinstance(value, dict), "a group's facts")
+    facts: dict[str, Any] = value
+    _need(_REQUIRED_FACTS <= facts.keys() <= _REQUIRED_FACTS | _OTHER_FACTS, "a group's facts")
+    _need(facts["status"] in set(Status), "a group's status")
+    _need(all(_is_count(facts.get(name, 0)) for name in ("size", "samples", "reads")), "a count")
+    for name in ("version", "newest"):
+        _need(type(facts.get(name, 0)) is int and abs(facts.get(name, 0)) < 2**63, "a version")
+    tags = facts.get("tags", {})
+    _need(isinstance(tags, dict) and tags.keys() <= set(names), "a group's tags")
+    for number in (facts["score"], facts.get("priority", 0), *tags.values()):
+        _need(type(number) in (int, float) and number == number, "a group's numbers")
+    return cast("Facts", facts)
 
 
 def parse_dead(frame: Frame) -> DeadRecord:
@@ -172,7 +176,7 @@ class Contents:
         self._begun = False
         self._seq = 0
         self._letter = (0, 0)
-        self._tags = 0
+        self._tags: Sequence[str] = ()
         self._counted: list[int] = [0, 0, 0]
         self._waiting: list[int] = []
 
@@ -196,7 +200,7 @@ class Contents:
             self._begin(parse_header(frame.head))
             return None
         if frame.kind is Kind.GROUP:
-            return self._group(parse_group(frame.head, len(self.header.groups)))
+            return self._group(parse_group(frame.head, len(self.header.groups), self._tags))
         if frame.kind is Kind.DEAD_LETTER:
             return self._dead_letter(parse_dead(frame))
         if frame.kind is not Kind.END:
@@ -214,15 +218,13 @@ class Contents:
     def _begin(self, header: TaskHeader) -> None:
         self._begun, self.header = True, header
         self._waiting = [0] * len(header.groups)
-        self._tags = len(tag_names(header.settings))
+        self._tags = tag_names(header.settings)
         _need(header.last >= 0, "the last id")
 
     def _group(self, record: GroupRecord) -> GroupRecord:
         _need(self._seq < record.seq <= self.header.last, "the order of groups")
-        _need(bool(record.facts) == self.header.indexed, "a group's facts")
+        _need((record.facts is not None) == self.header.indexed, "a group's facts")
         _need(not (record.archived and record.needs), "history that is needed")
-        if record.facts:
-            check_facts(record.facts, self._tags)
         self._seq = record.seq
         self._counted[0] += 1
         self._counted[1] += record.archived != ""

@@ -6,12 +6,13 @@ transaction, once however often it is sent.
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgpack
 
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Reply, first_error, packed
@@ -31,6 +32,7 @@ from redrb.stream.saving.snapshot import (
     settings_of,
 )
 from redrb.stream.task.entries import ID_BASE
+from redrb.stream.task.facts import Facts
 from redrb.stream.task.store import TaskStore
 
 STAGE_TTL_MS = 600_000
@@ -98,7 +100,8 @@ class Restoring:
         for need in needs:
             name = str(need[0])
             self._members[name] += self._is_indexed() or record.seq <= self._cursors[name]
-        told = [record.seq, len(payload), self._facts(record, payload), record.archived, needs]
+        facts = self._facts(record, payload) or ""
+        told = [record.seq, len(payload), facts, record.archived, needs]
         command: list[Argument] = ["XADD", self._stage.stream, "NOMKSTREAM"]
         self._add(Kind.GROUP, [*command, f"{ID_BASE}{record.seq}", "g"], payload, told)
         self._last = record.seq
@@ -166,7 +169,7 @@ class Restoring:
         pipeline = self._store.client.transaction(self._stage.none)
         for command, payload in page.commands if page is not None else ():
             pipeline.add_payload(packed(*command), len(command) + 1, [payload], len(payload))
-        arguments: list[Argument] = [self._part, STAGE_TTL_MS, what, json.dumps(told)]
+        arguments: list[Argument] = [self._part, STAGE_TTL_MS, what, msgpack.packb(told)]
         add_to(pipeline, load("saving/restore"), [self._stage.stream], arguments, whole=True)
         pipeline.add("EXEC")
         outcome = Request(self._store.client, pipeline, _outcome).result()
@@ -193,11 +196,11 @@ class Restoring:
     def _is_indexed(self) -> bool:
         return self._settings.get("indexed") == "1"
 
-    def _facts(self, record: GroupRecord, payload: bytes) -> str:
+    def _facts(self, record: GroupRecord, payload: bytes) -> Facts | None:
         """Return a group's facts; in a plain task that becomes an indexed one, as it makes them."""
         if record.facts or not self._is_indexed():
             return record.facts
-        return f"{len(payload)} completed {record.seq} - - - 0 1"
+        return {"size": len(payload), "samples": 1, "status": "completed", "score": record.seq}
 
     def _task(self) -> dict[str, str]:
         return {**self._settings, **_texts(self.header.counters)}

@@ -14,6 +14,7 @@ from redrb.connection.transport import Argument, Reply
 from redrb.errors import ConfigError, RedrbError
 from redrb.lua.scripts import load, run
 from redrb.stream.task.entries import ID_BASE
+from redrb.stream.task.facts import Facts, unpack_facts
 from redrb.stream.task.store import TaskStore
 
 PAGE_GROUPS = 32
@@ -109,13 +110,13 @@ class GroupRecord(NamedTuple):
 
     Attributes:
         seq: Its id.
-        facts: What `redrb/lua/include/index.lua` keeps of it; "" in a plain task.
+        facts: Its facts; None in a plain task.
         archived: When it became history, in ms since 1970; "" when it did not.
         needs: Which consumer groups are not done with it.
     """
 
     seq: int
-    facts: str
+    facts: Facts | None
     archived: str
     needs: tuple[Need, ...]
 
@@ -287,13 +288,19 @@ def _record(seq: int, told: Sequence[Any]) -> GroupRecord:
     needs = zip(*(flat[place::5] for place in range(5)), strict=True)
     return GroupRecord(
         seq,
-        facts.decode(),
+        _saved_facts(facts) if facts else None,
         archived.decode(),
         tuple(
             Need(int(place), moved.decode(), expiry.decode(), int(failed), int(reads))
             for place, moved, expiry, failed, reads in needs
         ),
     )
+
+
+def _saved_facts(packed: bytes) -> Facts:
+    facts = unpack_facts(packed)
+    facts.pop("current", None)  # of a run that is over
+    return facts
 
 
 def _texts(flat: Sequence[bytes]) -> dict[str, str]:

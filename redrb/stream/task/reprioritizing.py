@@ -8,6 +8,7 @@ from redrb.errors import ConfigError
 from redrb.experience import Status
 from redrb.orders import GroupFacts, Order, Score, check_score
 from redrb.stream.task.entries import member_of
+from redrb.stream.task.facts import Facts, unpack_facts
 from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.store import TaskStore
 
@@ -54,18 +55,21 @@ class Reprioritizer:
         changes: list[tuple[int, float, Score]] = []
         for seq, priority, facts in zip(ids, priorities, self._facts(ids), strict=True):
             if facts is not None:
-                size, status, _, _, version, _, _, samples = facts[:8]
-                known = None if version == "-" else int(version)
-                told = GroupFacts(known, priority, int(samples), int(size), Status(status))
-                score = order.score(told)
+                seen = GroupFacts(
+                    policy_version=facts.get("version"),
+                    priority=priority,
+                    samples=facts["samples"],
+                    nbytes=facts["size"],
+                    status=Status(facts["status"]),
+                )
+                score = order.score(seen)
                 check_score(order, score)
                 if isinstance(score, str):
                     raise ConfigError(f"order {order.name!r} does not go by priority.")
                 changes.append((seq, float(priority), score))
         return changes
 
-    def _facts(self, ids: Sequence[int]) -> list[list[str] | None]:
-        """Return the facts of groups, in the places that `redrb/lua/include/index.lua` names."""
+    def _facts(self, ids: Sequence[int]) -> list[Facts | None]:
         key = f"{self._store.keys.prefix}facts"
         found = self._store.client.execute("HMGET", key, *map(member_of, ids))
-        return [text and text.decode().split() for text in found]
+        return [packed and unpack_facts(packed) for packed in found]
