@@ -1,4 +1,4 @@
-"""ExperienceSender: makers go on, and what they made arrives once."""
+"""ExperienceSender: makers go on while their experience is put, once."""
 
 from __future__ import annotations
 
@@ -61,22 +61,22 @@ def soon(holds: Callable[[], bool], timeout: float = 5) -> None:
         time.sleep(0.002)
 
 
-def batch(*own: int) -> Experience:
-    return make_experience_batch([numbered(n) for n in own])
+def batch(*row_numbers: int) -> Experience:
+    return make_experience_batch([numbered(n) for n in row_numbers])
 
 
 def waiting(stream: ExperienceStream) -> list[int]:
-    """Return the numbers of what waits, in order."""
+    """Return the numbers of the waiting groups, in order."""
     count = len(stream)
     lease = stream.take(count, timeout=0) if count else None
     if lease is None:
         return []
-    own = numbers(lease)
+    found = numbers(lease)
     lease.release()
-    return own
+    return found
 
 
-def test_what_was_sent_arrives_in_order(stream: ExperienceStream) -> None:
+def test_sent_groups_arrive_in_order(stream: ExperienceStream) -> None:
     with ExperienceSender(stream) as sender:
         sender.send(numbered(0), policy_version=7)
         sender.send([numbered(1), numbered(2)])
@@ -185,7 +185,7 @@ def test_one_send_beyond_the_bound_goes_alone(stream: ExperienceStream) -> None:
     assert waiting(stream) == list(range(10))
 
 
-def test_what_no_stream_takes_is_told_once_and_the_rest_goes_on(
+def test_a_group_that_cannot_be_put_is_reported_once_and_others_go_on(
     client: Client, namespace: str
 ) -> None:
     stream = ExperienceStream(client, "math", namespace=namespace, max_bytes=20_000)
@@ -210,7 +210,7 @@ def test_what_no_stream_takes_is_told_once_and_the_rest_goes_on(
     stream.close()
 
 
-def test_what_cannot_be_experience_is_refused_at_once(stream: ExperienceStream) -> None:
+def test_malformed_arguments_are_refused_at_once(stream: ExperienceStream) -> None:
     with ExperienceSender(stream) as sender:
         for wrong in (7, [7], "text", Experience(None, None, None, None, None, None)):
             with pytest.raises(RecordError):
@@ -225,7 +225,7 @@ def test_what_cannot_be_experience_is_refused_at_once(stream: ExperienceStream) 
             ExperienceSender(wrong)  # type: ignore[arg-type]
 
 
-def test_a_stream_that_refuses_when_it_is_full_is_told(client: Client, namespace: str) -> None:
+def test_groups_that_a_full_stream_refuses_are_reported(client: Client, namespace: str) -> None:
     stream = ExperienceStream(client, "math", namespace=namespace, limit=1, on_full="error")
     with ExperienceSender(stream) as sender:
         sender.send(batch(0, 1, 2))
@@ -309,7 +309,7 @@ def test_an_exception_in_the_block_is_not_hidden(client: Client, namespace: str)
     stream.close()
 
 
-def test_a_sender_that_nobody_holds_sends_all_the_same(stream: ExperienceStream) -> None:
+def test_a_sender_that_is_garbage_sends_all_the_same(stream: ExperienceStream) -> None:
     sender = ExperienceSender(stream)
     for n in range(10):
         sender.send(numbered(n))
@@ -331,9 +331,9 @@ def test_many_threads_may_send(stream: ExperienceStream) -> None:
             maker.start()
         for maker in makers:
             maker.join()
-    own = waiting(stream)
-    assert sorted(own) == list(range(100))
-    assert [n for n in own if n < 25] == list(range(25))
+    found = waiting(stream)
+    assert sorted(found) == list(range(100))
+    assert [n for n in found if n < 25] == list(range(25))
 
 
 def test_a_fork_has_no_part_in_a_sender(stream: ExperienceStream) -> None:
@@ -397,7 +397,7 @@ def test_sigterm_at_the_bound_ends_in_time(
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as maker:
         assert maker.stdout is not None
         assert maker.stdout.readline() == "ready\n"
-        time.sleep(0.3)  # it stands at the bound
+        time.sleep(0.3)  # the sender is at its bound
         maker.send_signal(signal.SIGTERM)
         began = time.monotonic()
         assert maker.wait(30) == 3

@@ -1,4 +1,4 @@
-"""What goes in comes out, bit for bit."""
+"""Decoded samples equal the encoded ones, bit for bit."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def test_bools_that_are_not_0_or_1_in_memory_are_true() -> None:
     assert bits(found.tensors["runs"]).tolist() == [1] * 40
 
 
-def test_decoded_samples_are_ones_own() -> None:
+def test_decoded_samples_own_their_memory() -> None:
     item = rollout(tags={"a": 1}, extras={"b": [1]})
     blob = join(encode_groups([[item, item]])[0])
     layout = parse_group(blob)
@@ -400,7 +400,7 @@ REFUSED: dict[str, tuple[list[BufferItem], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_written_is_refused(what: str) -> None:
+def test_unsupported_values_are_refused(what: str) -> None:
     items, message = REFUSED[what]
     with pytest.raises(EncodeError, match=message.replace("(", r"\(")):
         encode_groups([items])
@@ -414,7 +414,7 @@ def test_a_deep_extra_is_refused() -> None:
         encode_groups([[rollout(extras={"deep": deep})]])
 
 
-def test_what_is_no_tensor_is_a_record_error() -> None:
+def test_a_field_that_is_no_tensor_is_a_record_error() -> None:
     for bad in (rollout(kl=[1.0]), make(tensors={"x": 3}), make(tensors={"kl": torch.ones(1)})):
         with pytest.raises(RecordError):
             encode_groups([[bad]])
@@ -518,7 +518,7 @@ def test_every_dtype_comes_back_from_many_at_once(dtype: torch.dtype, narrow: An
         assert_batches(decode_batch(found), decode_batch(alone))
 
 
-def test_tables_are_made_of_what_is_alike_and_of_nothing_else() -> None:
+def test_a_table_holds_groups_of_one_schema_only() -> None:
     blobs = [join(group) for group in encode_groups([[rollout(seed=n)] for n in range(4)])]
     blobs.insert(2, join(encode_groups([[rollout(), rollout()]])[0]))
     buffer = memoryview(b"".join(blobs))

@@ -1,7 +1,7 @@
-"""The wire format holds still: known samples have known bytes, and known bytes known samples.
+"""The wire format does not change: golden files are equal to encoded samples, both ways.
 
-`python -m tests.unit.test_codec_golden` writes the files anew. Do that only together with a new
-version of the format, and keep the old files then: they must stay readable.
+`python -m tests.unit.test_codec_golden` writes the files anew. Do that only for a new version of
+the format, and keep the files of old versions: they must stay readable.
 """
 
 from __future__ import annotations

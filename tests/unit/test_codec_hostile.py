@@ -73,7 +73,7 @@ WHERE_A_LAYOUT_POINTS = ("extras", "decoded_bytes", "fields", "pieces")
 
 
 def assert_parsed_alike(blobs: Sequence[bytes | memoryview]) -> None:
-    """Many blobs at once give what each gives alone, and decode to the same batch."""
+    """Check that blobs parsed together give the results and batches of blobs parsed alone."""
     alone = list(map(parse_or_error, blobs))
     together = parse_groups(blobs)
     assert list(map(repr_of, together)) == list(map(repr_of, alone))
@@ -94,7 +94,7 @@ def assert_parsed_alike(blobs: Sequence[bytes | memoryview]) -> None:
 
 
 def repr_of(own: GroupLayout | DecodeError) -> str:
-    """All that one can say about it; nan is equal to itself here, and 1 is no True."""
+    """Return all facts of a layout for comparison; nan equals nan, and 1 is no True."""
     if isinstance(own, DecodeError):
         return repr(own)
     return repr([getattr(own, name) for name in WHAT_A_LAYOUT_SAYS + WHERE_A_LAYOUT_POINTS])

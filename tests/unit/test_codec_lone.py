@@ -1,4 +1,4 @@
-"""Groups of one sample and one shape take a path of their own, and its bytes are no others."""
+"""The fast path for groups of one sample and one shape writes the bytes of the general path."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def join(groups: list[EncodedGroup]) -> list[tuple[Any, ...]]:
 
 
 def generally(items: list[BufferItem], **options: Any) -> list[tuple[Any, ...]]:
-    """Encode by the path for all groups: a neighbour of two samples forces it."""
+    """Encode by the general path, which a neighbour of two samples forces."""
     return join(encode_groups([*([item] for item in items), [make(), make()]], **options))[:-1]
 
 
@@ -91,7 +91,7 @@ def batches(draw: st.DrawFn) -> list[BufferItem]:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(batches(), st.sampled_from([None, None, "float16", "bfloat16"]), st.sampled_from([None, 9]))
-def test_the_bytes_are_those_of_the_general_path(
+def test_the_fast_path_writes_the_bytes_of_the_general_path(
     items: list[BufferItem], narrow: Any, version: int | None
 ) -> None:
     options = {"narrow_floats": narrow, "policy_version": version}
@@ -113,7 +113,7 @@ def test_the_bytes_are_those_of_the_general_path(
 
 
 @pytest.mark.parametrize("pad", [0, 7, 151_643, -100, 2**40])
-def test_padded_rollouts_are_those_of_the_general_path(pad: int) -> None:
+def test_padded_rollouts_have_the_bytes_of_the_general_path(pad: int) -> None:
     items = []
     for seed in range(6):
         tokens = torch.randint(1, 50_000, (90,), generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""Filters keep and drop whole groups; a group gets one value for each declared tag."""
+"""Filters keep and drop whole groups."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ import torch
 
 from redrb import BufferItem, ConfigError, RecordError
 from redrb.stream.put.filters import check_filters, finite_rewards, passing, reward_variance
-from redrb.stream.task.tags import MOST_TAGS, declare_tags, tag_values
 from tests.samples import numbered
 
 
 def rewarded(*rewards: float) -> list[BufferItem]:
     return [numbered(0, reward=torch.tensor(reward)) for reward in rewards]
-
-
-def tagged(*tags: dict[str, Any]) -> list[BufferItem]:
-    return [numbered(0, tags=each) for each in tags]
 
 
 def test_passing_returns_the_indices_of_the_groups_that_are_kept() -> None:
@@ -29,7 +24,7 @@ def test_passing_returns_the_indices_of_the_groups_that_are_kept() -> None:
     assert passing([], [reward_variance()]) == []
 
 
-def test_a_group_must_pass_every_filter_and_later_ones_are_not_asked_in_vain() -> None:
+def test_a_group_must_pass_every_filter_and_no_filter_is_called_in_vain() -> None:
     asked = []
 
     def short(group: Any) -> bool:
@@ -41,7 +36,7 @@ def test_a_group_must_pass_every_filter_and_later_ones_are_not_asked_in_vain() -
     assert asked == [2, 3]
 
 
-def test_what_a_filter_raises_comes_through() -> None:
+def test_an_exception_of_a_filter_is_not_caught() -> None:
     def broken(group: Any) -> bool:
         raise KeyError("mine")
 
@@ -109,14 +104,14 @@ def test_rewards_that_are_not_finite_can_be_dropped() -> None:
 
 
 @pytest.mark.parametrize("each", [reward_variance, finite_rewards, dict])
-def test_what_makes_a_filter_is_to_be_called(each: Any) -> None:
+def test_a_function_that_makes_a_filter_must_be_called(each: Any) -> None:
     with pytest.raises(ConfigError, match=f"call it, filters=.{each.__name__}"):
         check_filters([each])
-    with pytest.raises(ConfigError, match="own makes a filter and is none"):
-        passing([rewarded(0, 1)], [own])
+    with pytest.raises(ConfigError, match="makes_a_filter makes a filter and is none"):
+        passing([rewarded(0, 1)], [makes_a_filter])
 
 
-def own(_: Any) -> Any:
+def makes_a_filter(_: Any) -> Any:
     return reward_variance()
 
 
@@ -124,71 +119,3 @@ def own(_: Any) -> Any:
 def test_the_least_variance_is_a_number(minimum: Any) -> None:
     with pytest.raises(ConfigError, match="minimum"):
         reward_variance(minimum)
-
-
-def test_declared_tags_have_names_that_may_stand_in_a_key() -> None:
-    assert declare_tags(["scores", "a.b/c@d+e-f_1"]) == ("scores", "a.b/c@d+e-f_1")
-    assert declare_tags(None) == ()
-    several = [f"t{number}" for number in range(MOST_TAGS)]
-    assert len(declare_tags(several)) == MOST_TAGS
-    wrong: list[Any] = [["a b"], [""], ["a:b"], ["$or"], [1], ["a", "a"], [*several, "x"], "scores"]
-    for names in wrong:
-        with pytest.raises(ConfigError):
-            declare_tags(names)
-
-
-@pytest.mark.parametrize(
-    ("tags", "expected"),
-    [
-        ([{"t": "math"}, {"t": "math"}], "math"),
-        ([{"t": 0.5}, {"t": 0.5}, {"t": 0.5}], 0.5),
-        ([{"t": 0.1}] * 3, 0.1),
-        ([{"t": 1}, {"t": 2}], 1.5),
-        ([{"t": True}, {"t": False}, {"t": False}, {"t": False}], 0.25),
-        ([{"t": True}, {"t": True}], 1),
-        ([{"t": True}, {"t": 3}], 2.0),
-        ([{"t": "math"}, {}], "math"),
-        ([{"t": 4}, {"other": 5}], 4),
-        ([{}, {}], None),
-        ([{"t": 2**53}], 2**53),
-        ([{"t": 1.5e200}], 1.5e200),
-    ],
-)
-def test_a_group_gets_its_samples_common_value_or_their_mean(tags: Any, expected: Any) -> None:
-    (value,) = tag_values(["t"], tagged(*tags), None)
-    assert value == expected
-    assert not isinstance(value, bool)
-
-
-def test_values_come_in_the_order_of_the_declared_names() -> None:
-    items = tagged({"a": 1, "b": "x", "ignored": 9}, {"a": 3, "b": "x"})
-    assert tag_values(["b", "c", "a"], items, None) == ["x", None, 2.0]
-
-
-def test_a_value_given_at_put_wins() -> None:
-    items = tagged({"a": "x", "b": 1}, {"a": "y", "b": 2})
-    assert tag_values(["a", "b", "c"], items, {"a": "z", "b": None, "c": True}) == ["z", None, 1]
-
-
-@pytest.mark.parametrize("tags", [[{"t": "a"}, {"t": "b"}], [{"t": "a"}, {"t": 1}]])
-def test_values_that_cannot_be_one_are_errors_that_say_what_to_do(tags: Any) -> None:
-    with pytest.raises(RecordError, match=r"give it at put, tags=\{'t'"):
-        tag_values(["t"], tagged(*tags), None)
-    assert tag_values(["t"], tagged(*tags), {"t": "c"}) == ["c"]
-    assert tag_values(["other"], tagged(*tags), None) == [None]
-
-
-@pytest.mark.parametrize(
-    "value", [math.nan, math.inf, -math.inf, 1e300, 2**53 + 1, "\ud800", "x" * 1025, [1], b"x"]
-)
-def test_what_cannot_be_indexed_is_an_error(value: Any) -> None:
-    with pytest.raises(RecordError, match="'t'"):
-        tag_values(["t"], tagged({"t": value}), None)
-    with pytest.raises(RecordError, match="'t'"):
-        tag_values(["t"], tagged({}), {"t": value})
-    assert tag_values(["other"], tagged({"t": value}), None) == [None]
-
-
-def test_a_tag_given_at_put_must_be_declared() -> None:
-    with pytest.raises(ConfigError, match=r"colour.*declares a, b"):
-        tag_values(["a", "b"], tagged({}), {"colour": "red"})

@@ -165,7 +165,7 @@ def test_masks_that_are_none_are_none_in_every_sample() -> None:
     assert all(item.attention_mask is None and item.action_mask is None for item in items)
 
 
-def test_a_row_whose_mask_is_zero_everywhere_is_left_whole() -> None:
+def test_a_row_whose_mask_is_zero_everywhere_stays_whole() -> None:
     masked = item(3, 2, action_mask=torch.zeros(2, dtype=torch.bool))
     (got,) = split_experience_batch(make_experience_batch([masked]))
     assert_same(got, masked)
@@ -222,7 +222,7 @@ def test_no_samples_are_no_batch() -> None:
         len(Experience(None, None, None, None, None, None))
 
 
-def test_what_is_no_tensor_is_an_error_that_names_field_and_type() -> None:
+def test_a_field_that_is_no_tensor_is_an_error_that_names_it_and_its_type() -> None:
     with pytest.raises(RecordError, match="reward is a float"):
         make_experience_batch([numbered(1, reward=0.5)])
     with pytest.raises(RecordError, match="standard field"):
