@@ -1,4 +1,4 @@
-"""`DetachedReplayBuffer`: ColossalAI's buffer between makers and one trainer, in Redis."""
+"""`DetachedReplayBuffer`: ColossalAI's buffer between makers and a trainer, in Redis."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class DetachedReplayBuffer:
     """Collects samples from any number of makers into full batches for a trainer.
 
     Source: `coati.ray.detached_replay_buffer`. There it is a queue inside one Ray actor; here it is
-    the stream of `task`, which every process may open under that name, and which outlives them all.
-    Safe among threads. Samples are put exactly once and delivered at least once: what `sample`
-    returned is acknowledged when the same worker samples again, or by `close`.
+    the stream of `task`, which any process can open by that name and which outlives them all.
+    Thread-safe. Samples are put exactly once and delivered at least once: a batch is acknowledged
+    when the same worker samples again, or by `close`.
 
     Example:
         >>> buffer = DetachedReplayBuffer(sample_batch_size=8, limit=16)
@@ -32,7 +32,9 @@ class DetachedReplayBuffer:
         >>> batch = buffer.sample(to_device="cuda:0")
 
     Attributes:
-        stream: The task's stream, with all that `ExperienceStream` offers.
+        stream: The task's `ExperienceStream`.
+        sample_batch_size: Samples in a batch.
+        limit: Most batches waiting or in training; 0: no limit.
     """
 
     def __init__(
@@ -49,14 +51,14 @@ class DetachedReplayBuffer:
 
         Args:
             sample_batch_size: Samples in a batch, >= 1.
-            limit: Most batches waiting or being trained; producers wait then. <= 0: no limit.
-            client: What `redrb.connect` returned, or a URL; default: REDRB_URL.
+            limit: Most batches waiting or in training; producers wait beyond it. <= 0: no limit.
+            client: Result of `redrb.connect`, or a URL; default: REDRB_URL.
             task: Name of the task.
             namespace: Keeps experiments on one server apart.
             stream_options: Further options of `ExperienceStream`, such as `order="stalest"`.
 
         Raises:
-            ConfigError: A number or name is not usable.
+            ConfigError: A number or name cannot be used.
             TaskMismatch: The task exists with other settings.
             StoreUnavailable: Redis could not be reached.
         """
@@ -64,9 +66,9 @@ class DetachedReplayBuffer:
             raise ConfigError(f"limit={limit!r}: it is a number of batches; 0 is no limit.")
         self.sample_batch_size = checked_int("sample_batch_size", sample_batch_size, 1)
         self.limit = max(0, limit)
-        self._client, self._owned = client_for(client)
+        self._client, self._client_scope = client_for(client)
         self._lock = threading.Lock()
-        self._held: dict[int, Lease] = {}
+        self._leases: dict[int, Lease] = {}
         if self.limit:
             stream_options.setdefault("limit", self.limit * self.sample_batch_size)
         try:
@@ -74,7 +76,7 @@ class DetachedReplayBuffer:
                 self._client, task, namespace=namespace, **stream_options
             )
         except BaseException:
-            self._owned.__exit__(None, None, None)
+            self._client_scope.__exit__(None, None, None)
             raise
 
     def __repr__(self) -> str:
@@ -96,20 +98,17 @@ class DetachedReplayBuffer:
 
         Args:
             experience: B samples.
-            timeout: Seconds to wait for room; None waits for ever, and logs what it waits for.
+            timeout: Seconds to wait for room; None waits for ever, and logs the wait.
 
         Raises:
-            RecordError, EncodeError: It is malformed; nothing was stored.
+            RecordError, EncodeError: The batch is malformed; nothing was stored.
             StoreFull: There was no room in time.
-            StoreUnavailable: Redis stayed away.
+            StoreUnavailable: Redis could not be reached.
         """
         self.stream.put(experience, timeout=timeout)
 
     def extend(self, items: Sequence[BufferItem], *, timeout: float | None = None) -> None:
-        """Store samples; every `sample_batch_size` of them are a batch.
-
-        Args and errors are those of `append`.
-        """
+        """Store samples, each as a group of one; timeout and errors are those of `append`."""
         self.stream.put_many([[item] for item in items], timeout=timeout)
 
     def sample(
@@ -119,33 +118,33 @@ class DetachedReplayBuffer:
         *,
         timeout: float | None = None,
     ) -> Experience:
-        """Wait for a full batch and return it; no one else gets it.
+        """Wait for a full batch and lease it.
 
-        The batch that this worker sampled before is acknowledged in the same request: the loop
-        came back, so it is trained.
+        The same request acknowledges this worker's previous batch, because a loop samples again
+        only after it has trained that batch.
 
         Args:
-            worker_rank: Which of the threads or loops that share this object samples.
-            to_device: Where the batch is needed.
+            worker_rank: Number of the thread or loop that samples, if several share this object.
+            to_device: Device of the batch.
             timeout: Seconds to wait; None waits for ever, and logs what is missing.
 
         Raises:
             BatchTimeout: Fewer samples came in time; none was taken.
-            LeaseLost: This process was silent for longer than its lease, and another consumer has
-                the batch before by now.
-            RecordError: Samples do not fit into one batch. Those that differ from most are among
-                the dead letters, the others went back.
-            StoreUnavailable: Redis stayed away; the batch before stays this worker's, and is
-                acknowledged when it samples again.
+            LeaseLost: This process did not renew its lease in time, and another consumer has the
+                previous batch now.
+            RecordError: Samples do not fit into one batch. The misfits are among the dead letters,
+                the others were requeued.
+            StoreUnavailable: Redis could not be reached; the previous batch stays leased, and the
+                next `sample` acknowledges it.
         """
         with self._lock:
-            before = self._held.pop(worker_rank, None)
+            previous = self._leases.pop(worker_rank, None)
         try:
-            lease = self.stream.take(self.sample_batch_size, timeout=timeout, ack=before)
+            lease = self.stream.take(self.sample_batch_size, timeout=timeout, ack=previous)
         except BaseException:
-            if before:  # it may not be acknowledged yet
+            if previous:  # it may not be acknowledged yet
                 with self._lock:
-                    self._held.setdefault(worker_rank, before)
+                    self._leases.setdefault(worker_rank, previous)
             raise
         try:
             batch = lease.batch(to_device)
@@ -153,7 +152,7 @@ class DetachedReplayBuffer:
             lease.__exit__(type(error), error, error.__traceback__)
             raise
         with self._lock:
-            self._held[worker_rank] = lease
+            self._leases[worker_rank] = lease
         return batch
 
     def get_length(self) -> int:
@@ -161,21 +160,21 @@ class DetachedReplayBuffer:
         return len(self.stream) // self.sample_batch_size
 
     def clear(self) -> None:
-        """Delete everything that waits or is being trained."""
+        """Delete all samples, waiting or leased."""
         with self._lock:
-            held, self._held = self._held, {}
-        for lease in held.values():
-            with suppress(LeaseLost):  # another consumer has it, and loses it too
+            leases, self._leases = self._leases, {}
+        for lease in leases.values():
+            with suppress(LeaseLost):  # another consumer has the batch, and loses it too
                 lease.release()
         self.stream.clear()
 
     def close(self, *, trained: bool = True) -> None:
-        """End: what was sampled last is acknowledged, or given back where it was not `trained`."""
+        """Close the stream; the last batches are acknowledged, or requeued if not `trained`."""
         with self._lock:
-            held, self._held = self._held, {}
-        with self._owned:
+            leases, self._leases = self._leases, {}
+        with self._client_scope:
             try:
-                for lease in held.values():
+                for lease in leases.values():
                     if trained:
                         lease.ack()
                     else:

@@ -1,4 +1,4 @@
-"""A maker's models, and how they change: whole updates only, never seen half by generation."""
+"""Updates of a maker's models: each is loaded as a whole, so generation never sees half of it."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ _log = logging.getLogger("redrb")
 
 @dataclass(slots=True)
 class _Staged:
-    """What has come of an update, by model, and whose it is."""
+    """The chunks of an update so far, by model, and the thread that sends them."""
 
-    owner: threading.Thread
+    sender: threading.Thread
     states: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     loras: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = field(default_factory=dict)
 
 
 class ModelUpdates:
-    """Models that are used under one lock and updated whole.
+    """Models that are used under one lock and updated as a whole.
 
     An update begins, gets its chunks, and ends. Chunks are collected beside the models, and the
     lock is held from the beginning, so that nothing is generated with weights about to be replaced.
-    An update whose end does not come in time is dropped: the lock is free again, and the models
-    have their old weights. All calls of an update come from the thread that began it, so that what
-    comes late of one that was dropped never gets into the next one of another thread.
+    If the end does not come in time, the update is dropped: the lock is free again, and the models
+    keep their old weights. All calls of an update must come from the thread that began it, so that
+    a late chunk of a dropped update never gets into the next update of another thread.
 
     Attributes:
-        models: By name.
+        models: The models by name.
         lock: Held by generation, and while weights change.
     """
 
     def __init__(self, models: Mapping[str, nn.Module | None], *, timeout_s: float) -> None:
-        """Take over models.
+        """Guard models.
 
         Args:
-            models: By name; those that are None are left out.
-            timeout_s: Seconds from one call of an update to its next.
+            models: The models by name; None is left out.
+            timeout_s: Seconds between two calls of an update, until it is dropped.
         """
         self.models = {
             name: unwrapped(model) for name, model in models.items() if model is not None
@@ -60,7 +60,7 @@ class ModelUpdates:
         self._staged: _Staged | None = None
         self._user: threading.Thread | None = None
         self._guard = threading.RLock()
-        self._watch: threading.Timer | None = None
+        self._timer: threading.Timer | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the live tensors of all models, as `<model>.<name>`."""
@@ -68,11 +68,11 @@ class ModelUpdates:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold the lock; an update under way ends or is dropped in time, so this wait is bounded.
+        """Hold the lock; the wait is bounded, because an open update ends or is dropped.
 
         Raises:
-            WeightError: It was not free for ten times the timeout of an update, or this thread
-                holds it already.
+            WeightError: The lock was not free for ten times the timeout of an update, or this
+                thread holds it already.
         """
         self._acquire()
         self._user = threading.current_thread()
@@ -84,7 +84,7 @@ class ModelUpdates:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock, unless this thread makes experience and holds it already.
+        """Hold the lock; does nothing if this thread makes experience and holds it already.
 
         Raises:
             WeightError: As `exclusive` does.
@@ -96,7 +96,7 @@ class ModelUpdates:
                 yield
 
     def begin(self) -> None:
-        """Begin an update: wait for the generation under way, and hold the lock.
+        """Begin an update: wait until generation ends, and hold the lock.
 
         Raises:
             WeightError: As `exclusive` does.
@@ -104,7 +104,7 @@ class ModelUpdates:
         self._acquire()
         with self._guard:
             self._staged = _Staged(threading.current_thread())
-            self._watch_again()
+            self._restart_timer()
 
     def stage(
         self, model: str, state: Mapping[str, Tensor], lora_configs: Mapping[str, Any] | None
@@ -114,11 +114,11 @@ class ModelUpdates:
         Args:
             model: Name of the model.
             state: Tensors by name.
-            lora_configs: Where they are LoRA's: settings by layer.
+            lora_configs: For tensors of LoRA: settings by layer; None for full weights.
 
         Raises:
-            WeightError: No update of this thread is under way, or it was dropped; or there is no
-                such model.
+            WeightError: This thread has no update under way, or it was dropped; or there is no such
+                model.
         """
         with self._guard:
             staged = self._under_way()
@@ -131,34 +131,34 @@ class ModelUpdates:
                 tensors, configs = staged.loras.setdefault(model, ({}, {}))
                 tensors.update(copied)
                 configs.update(lora_configs)
-            self._watch_again()
+            self._restart_timer()
 
     def end(self) -> None:
-        """Load all that was collected, and release the lock.
+        """Load all chunks and release the lock.
 
         Raises:
-            WeightError: No update of this thread is under way, or it was dropped.
-            WeightMismatch: Something does not fit; the models keep their old weights.
+            WeightError: This thread has no update under way, or it was dropped.
+            WeightMismatch: A chunk does not fit; the models keep their old weights.
         """
         with self._guard:
             staged = self._under_way()
             try:
                 self.load(staged.states, staged.loras)
             finally:
-                self._over()
+                self._close_update()
 
     def drop(self) -> None:
-        """Forget this thread's update under way; the models keep their old weights."""
+        """Drop this thread's update, if one is under way; the models keep their old weights."""
         with self._guard:
-            if self._staged is not None and self._staged.owner is threading.current_thread():
-                self._over()
+            if self._staged is not None and self._staged.sender is threading.current_thread():
+                self._close_update()
 
     def load(
         self,
         states: Mapping[str, Mapping[str, Tensor]],
         loras: Mapping[str, tuple[Mapping[str, Tensor], Mapping[str, Any]]],
     ) -> None:
-        """Change the models; the lock is held by the caller.
+        """Load weights and LoRA products by model; the caller holds the lock.
 
         Raises:
             WeightMismatch: Shapes or LoRA layers do not fit; nothing was changed.
@@ -175,12 +175,12 @@ class ModelUpdates:
             self._mergers[model].forget()
 
     def all_loaded(self) -> None:
-        """Note that the weights of all models are new: what is merged later goes into these."""
+        """Note that all weights were replaced: later LoRA products are merged into the new ones."""
         for merger in self._mergers.values():
             merger.forget()
 
     def _plan(self, model: str, state: Mapping[str, Tensor]) -> Callable[[], None]:
-        """Return what loads the tensors that the model has, as `load_state_dict(strict=False)`."""
+        """Return a function that loads tensors, as `load_state_dict(strict=False)` would."""
         live = module_tensors(self.models[model])
         fitting = {name: tensor for name, tensor in state.items() if name in live}
         for name, tensor in fitting.items():
@@ -203,15 +203,15 @@ class ModelUpdates:
                 "the models cannot be updated while this thread makes experience with them: do it "
                 "in on_batch_start or on_send_start, not in on_make_experience_*."
             )
-        patience_s = 10 * self._timeout_s
-        if not self.lock.acquire(timeout=patience_s):
+        longest_s = 10 * self._timeout_s
+        if not self.lock.acquire(timeout=longest_s):
             raise WeightError(
-                f"the models were in use for {patience_s:g} s: generation hangs, or updates come "
+                f"the models were in use for {longest_s:g} s: generation hangs, or updates come "
                 "faster than they can be loaded."
             )
 
     def _under_way(self) -> _Staged:
-        if self._staged is None or self._staged.owner is not threading.current_thread():
+        if self._staged is None or self._staged.sender is not threading.current_thread():
             raise WeightError(
                 "no update is under way in this thread: the first call needs chunk_start=True, and "
                 f"an update is dropped when its next call does not come within {self._timeout_s:g} "
@@ -219,15 +219,15 @@ class ModelUpdates:
             )
         return self._staged
 
-    def _watch_again(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
+    def _restart_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         staged = self._staged
-        self._watch = threading.Timer(self._timeout_s, lambda: self._lost(staged))
-        self._watch.daemon = True
-        self._watch.start()
+        self._timer = threading.Timer(self._timeout_s, lambda: self._time_out(staged))
+        self._timer.daemon = True
+        self._timer.start()
 
-    def _lost(self, staged: _Staged | None) -> None:
+    def _time_out(self, staged: _Staged | None) -> None:
         with self._guard:
             if staged is not None and self._staged is staged:
                 _log.error(
@@ -235,11 +235,11 @@ class ModelUpdates:
                     "their old weights",
                     self._timeout_s,
                 )
-                self._over()
+                self._close_update()
 
-    def _over(self) -> None:
+    def _close_update(self) -> None:
         self._staged = None
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self.lock.release()

@@ -1,4 +1,4 @@
-"""How fast trainers and makers are: samples a second and TFLOPS, by ColossalAI's formulas.
+"""Performance of trainers and makers: samples a second and TFLOPS, by ColossalAI's formulas.
 
 Floating-point operations are counted as in `coati.ray.callbacks.performance_evaluator`: N
 parameters cost 2 * N a token in a forward pass, twice that in a backward pass.
@@ -25,38 +25,38 @@ class Timer:
         self._since: float | None = None
 
     def start(self) -> None:
-        """Begin to measure."""
+        """Start the clock."""
         self._since = time.perf_counter()
 
     def stop(self) -> None:
-        """Add what was measured; without a `start` nothing."""
+        """Add the seconds since `start`; does nothing without a `start`."""
         if self._since is not None:
             self.seconds += time.perf_counter() - self._since
             self._since = None
 
 
 class TrainerPerformanceEvaluator(TrainerCallback):
-    """Measures a trainer; `figures` holds the result after `fit`, and rank 0 logs it.
+    """Measures a trainer; after `fit` the result is in `figures`, and rank 0 logs it.
 
     Attributes:
         figures: `samples_per_second`, `tflops`, `overall_s_per_sample`, `train_s_per_sample`,
-            `update_s_per_sample`; averages over the ranks, empty before the end.
+            `update_s_per_sample`, averaged over the ranks; empty until `fit` has ended.
     """
 
     def __init__(
         self,
         actor_num_params: int = 0,
         critic_num_params: int = 0,
-        enable_grad_checkpoint: bool = False,  # noqa: FBT001 (a place of coati's)
+        enable_grad_checkpoint: bool = False,  # noqa: FBT001 (coati has it by position)
         ignore_first_episodes: int = 1,
     ) -> None:
-        """Measure from the first episode that counts.
+        """Count parameters.
 
         Args:
-            actor_num_params: N of the actor, 0 leaves its operations out.
-            critic_num_params: N of the critic.
-            enable_grad_checkpoint: Activations are computed twice: one forward pass more.
-            ignore_first_episodes: Episodes that are not measured, since they warm up.
+            actor_num_params: Parameters of the actor; 0 leaves its operations out.
+            critic_num_params: Parameters of the critic.
+            enable_grad_checkpoint: Gradient checkpointing costs one more forward pass.
+            ignore_first_episodes: Number of first episodes that are not measured, as warm-up.
         """
         self._parameters = actor_num_params + critic_num_params
         self._passes = 3 + int(enable_grad_checkpoint)
@@ -68,22 +68,22 @@ class TrainerPerformanceEvaluator(TrainerCallback):
         self.figures: dict[str, float] = {}
 
     def on_episode_start(self, episode: int) -> None:
-        """Begin to measure, unless the episode is ignored."""
+        """Start the episode's clock, unless the episode is ignored."""
         self._counts = episode >= self._ignored
         if self._counts:
             self._overall.start()
 
     def on_episode_end(self, episode: int) -> None:  # noqa: ARG002
-        """Add up the episode."""
+        """Stop the episode's clock."""
         self._overall.stop()
 
     def on_batch_start(self) -> None:
-        """Begin to measure a step."""
+        """Start the step's clock."""
         if self._counts:
             self._train.start()
 
     def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:  # noqa: ARG002
-        """Add up a step: `2 * N * B * S * (3 + checkpointing)` operations a model."""
+        """Stop the step's clock; a model costs `2 * N * B * S * (3 + checkpointing)`."""
         if not self._counts or experience.sequences is None:
             return
         self._train.stop()
@@ -92,12 +92,12 @@ class TrainerPerformanceEvaluator(TrainerCallback):
         self._flops += 2 * self._parameters * batch * length * self._passes
 
     def on_update_start(self) -> None:
-        """Begin to measure an update of the makers."""
+        """Start the update's clock."""
         if self._counts:
             self._update.start()
 
     def on_update_end(self) -> None:
-        """Add up an update of the makers."""
+        """Stop the update's clock."""
         self._update.stop()
 
     def on_fit_end(self) -> None:
@@ -119,12 +119,12 @@ class TrainerPerformanceEvaluator(TrainerCallback):
 
 
 class ExperienceMakerPerformanceEvaluator(MakerCallback):
-    """Measures a maker; `figures` holds the result after `workingloop`, and rank 0 logs it.
+    """Measures a maker; after `workingloop` the result is in `figures`, and rank 0 logs it.
 
     Attributes:
         figures: `samples_per_second`, `tflops`, `overall_s_per_sample`, `make_s_per_sample`,
-            `send_s_per_sample`, `make_share`, `send_share`; averages over the ranks, empty before
-            the end.
+            `send_s_per_sample`, `make_share`, `send_share`, averaged over the ranks; empty until
+            `workingloop` has ended.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class ExperienceMakerPerformanceEvaluator(MakerCallback):
         initial_model_num_params: int,
         reward_model_num_params: int,
     ) -> None:
-        """Count parameters: N of each model; 0 where there is none."""
+        """Count the parameters of each model; 0 if there is no such model."""
         self._actor = actor_num_params
         self._forwards = (
             actor_num_params
@@ -148,19 +148,19 @@ class ExperienceMakerPerformanceEvaluator(MakerCallback):
         self.figures: dict[str, float] = {}
 
     def on_batch_start(self) -> None:
-        """Begin to measure a batch of prompts."""
+        """Start the clock of a batch of prompts."""
         self._overall.start()
 
     def on_batch_end(self) -> None:
-        """Add up a batch of prompts."""
+        """Stop the clock of a batch of prompts."""
         self._overall.stop()
 
     def on_make_experience_start(self) -> None:
-        """Begin to measure generation and scoring."""
+        """Start the clock of generation and scoring."""
         self._make.start()
 
     def on_make_experience_end(self, experience: Experience) -> None:
-        """Add up generation and scoring.
+        """Stop the clock of generation and scoring, and count operations.
 
         Generation costs `2 * N_actor * B * (input_len + seq_len - 1) * num_actions / 2` operations,
         each model's forward pass `2 * N * B * seq_len`.
@@ -175,11 +175,11 @@ class ExperienceMakerPerformanceEvaluator(MakerCallback):
         self._flops += 2 * self._actor * batch * tokens + 2 * self._forwards * batch * length
 
     def on_send_start(self) -> None:
-        """Begin to measure what sending costs the loop."""
+        """Start the clock of sending."""
         self._send.start()
 
     def on_send_end(self) -> None:
-        """Add up what sending costs the loop."""
+        """Stop the clock of sending, as far as it holds up the loop."""
         self._send.stop()
 
     def on_loop_end(self) -> None:
@@ -209,7 +209,7 @@ def _actions(experience: Experience) -> int:
     return 0
 
 
-def _log_figures(what: str, figures: dict[str, float]) -> None:
+def _log_figures(role: str, figures: dict[str, float]) -> None:
     if rank_here() == 0:
-        told = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-        _log.info("performance of the %s: %s", what, told)
+        listed = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        _log.info("performance of the %s: %s", role, listed)
