@@ -1,7 +1,7 @@
-"""Algorithms to train with: PPO and GRPO as trainers and makers need them, ready to subclass.
+"""PPO and GRPO for trainers and makers: training steps, losses, advantages, experience makers.
 
-Pure torch: any `nn.Module`, and Hugging Face's causal models, without importing transformers.
-`redrb.algorithms.models` says how networks are called.
+Pure torch, for any `nn.Module` and for causal models of Hugging Face, without importing
+transformers. `redrb.algorithms.models` says how networks are called.
 """
 
 from redrb.algorithms.advantages import (
@@ -27,6 +27,7 @@ from redrb.algorithms.losses import (
 )
 from redrb.algorithms.models import action_logits, action_values, sequence_rewards
 from redrb.algorithms.ppo import PPOStep, ValueTarget
+from redrb.algorithms.sampling import Sampler
 from redrb.algorithms.scoring import RewardFunction, Scorer
 from redrb.algorithms.value_head import ValueHead
 
@@ -40,6 +41,7 @@ __all__ = [
     "NaiveExperienceMaker",
     "PPOStep",
     "RewardFunction",
+    "Sampler",
     "Scorer",
     "TrainingBatch",
     "ValueHead",

@@ -1,4 +1,4 @@
-"""Rewards shaped by a divergence, and advantages: GAE with a critic, group-relative without."""
+"""Rewards less the price of the divergence, and advantages: GAE, or relative to a group."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 from redrb.errors import ConfigError, RecordError
 
 STD_EPSILON = 1e-6
-"""Added to a group's standard deviation; one whose rewards are all equal has advantages of 0."""
+"""Added to a group's standard deviation, so that equal rewards give advantages of 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GAE:
-    """How generalized advantages are estimated.
+    """Settings of generalized advantage estimation.
 
     Attributes:
-        gamma: Discount a token, 0 to 1.
+        gamma: Discount of the next token, 0 to 1.
         lam: GAE's lambda, 0 to 1: 0 trusts the critic, 1 the sampled return.
     """
 
@@ -33,22 +33,22 @@ class GAE:
 
 
 def compute_reward(reward: Tensor, kl: Tensor, action_mask: Tensor, *, kl_coef: float) -> Tensor:
-    """Return `reward - kl_coef * mean kl` of each sample, float32 `[B]`, as `coati` shapes it.
+    """Return `reward - kl_coef * mean kl` of each sample, float32 `[B]`, as in `coati`.
 
     Args:
         reward: Reward of each sample, float32 `[B]`.
         kl: Divergence from the reference at each action, float32 `[B, A]`.
         action_mask: True where an action counts, bool `[B, A]`.
-        kl_coef: Price of a nat an action, in rewards.
+        kl_coef: Price of the divergence, in rewards a nat.
     """
-    paid = kl.masked_fill(~action_mask, 0.0).sum(1) / action_mask.sum(1).clamp(min=1)
-    return reward - kl_coef * paid
+    mean_kl = kl.masked_fill(~action_mask, 0.0).sum(1) / action_mask.sum(1).clamp(min=1)
+    return reward - kl_coef * mean_kl
 
 
 def token_rewards(reward: Tensor, kl: Tensor, action_mask: Tensor, *, kl_coef: float) -> Tensor:
     """Return the reward of each action, float32 `[B, A]`, 0 on padding.
 
-    Each action costs `kl_coef * kl`; a row's last action earns the sample's reward as well
+    Each action costs `kl_coef * kl`; a row's last action also gets the sample's reward
     (Ziegler et al. 2019, arXiv:1909.08593, equation 2).
 
     Args:
@@ -75,7 +75,7 @@ def gae(
         rewards: Reward of each action, float32 `[B, A]`, 0 on padding.
         values: Value of the state before each action, float32 `[B, A]`.
         action_mask: True where an action counts, bool `[B, A]`, without holes within a row.
-        gamma: Discount a token.
+        gamma: Discount of the next token.
         lam: GAE's lambda: 0 trusts the critic, 1 the sampled return.
     """
     values = values * action_mask
@@ -97,22 +97,22 @@ def group_relative_advantages(
     group_ids: Sequence[object] | None = None,
     scale_by_std: bool = True,
 ) -> Tensor:
-    """Return how much better than its group each sample did, float32 `[B]`.
+    """Return the advantage of each sample over its group, float32 `[B]`.
 
     `(reward - mean) / (std + 1e-6)` over the samples of one prompt (GRPO, Shao et al. 2024,
-    arXiv:2402.03300, section 4.1.2), with the sample standard deviation (n - 1), as verl and TRL
-    take it. A group of one, and one whose rewards are equal, has advantages of 0.
+    arXiv:2402.03300, section 4.1.2), with the sample standard deviation (n - 1), as in verl and
+    TRL. A group of one sample, or with equal rewards, has advantages of 0.
 
     Args:
         reward: Reward of each sample, float32 `[B]`.
-        group_size: Samples of each group, which are neighbours; or
-        group_ids: the name of each sample's group, B of them, in any order.
+        group_size: Samples in each group; the samples of a group are neighbours.
+        group_ids: Instead of `group_size`: the name of each sample's group, in any order.
         scale_by_std: False leaves out the division (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783),
-            which gives prompts that are nearly always or never solved more weight than others.
+            because it gives prompts that are nearly always or never solved more weight.
 
     Raises:
         ConfigError: Both or neither of `group_size` and `group_ids` are given.
-        RecordError: They do not fit the batch.
+        RecordError: The samples are no whole groups, or a sample has no group id.
     """
     groups, count = _group_numbers(reward, group_size, group_ids)
     zeros = torch.zeros(count, dtype=torch.float32, device=reward.device)

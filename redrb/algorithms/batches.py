@@ -1,4 +1,4 @@
-"""A batch as a training step needs it: checked, on one device, its actions last."""
+"""`TrainingBatch`: a batch that is checked, on one device, with its actions at the end."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from redrb.errors import RecordError
 from redrb.experience import Experience
 
 IMPORTANCE_WEIGHTS = "importance_weights"
-"""Name in `Experience.tensors` under which samples, or actions, bring weights of their loss."""
+"""Key in `Experience.tensors` of weights of the loss, for each sample or each action."""
 
 REFERENCE_LOG_PROBS = "reference_log_probs"
-"""Name in `Experience.tensors` of what the reference policy gives the actions, float32 `[B, A]`."""
+"""Key in `Experience.tensors` of the reference policy's log-probabilities, float32 `[B, A]`."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingBatch:
-    """Fields of an Experience in which action t of A stands at position S - A + t, for all rows.
+    """Fields of an `Experience`, aligned so that action t of A is at position S - A + t.
 
-    A batch that `make_experience_batch` padded on the right is moved row by row until that holds.
-    The last token of a row that `attention_mask` counts must then be its last action (rows that end
-    otherwise, such as with the answer of a tool, need padding on the left, which is the default).
+    Rows of a batch that was padded on the right are shifted until that holds. The last token of
+    such a row must be an action: rows that end otherwise, such as with the answer of a tool, need
+    padding on the left, which is the default.
 
     Attributes:
         sequences: Token ids, int64 `[B, S]`.
         attention_mask: 1 where a token counts, int64 `[B, S]`.
         action_mask: True where an action counts, bool `[B, A]`.
-        old_log_probs: Of the policy that sampled, float32 `[B, A]`.
-        weights: What multiplies the loss, float32 `[B, 1]` or `[B, A]`; None: nothing does.
-        algorithm: Whose step it is, for messages.
+        old_log_probs: Log-probabilities of the policy that sampled, float32 `[B, A]`.
+        weights: Importance weights of the loss, float32 `[B, 1]` or `[B, A]`; None: no weights.
+        algorithm: Name of the algorithm, for error messages.
     """
 
     sequences: Tensor
@@ -48,7 +48,7 @@ class TrainingBatch:
     def of(
         cls, experience: Experience, *, algorithm: str, device: torch.device | None = None
     ) -> Self:
-        """Check and take over the fields; a mask that is None counts everything.
+        """Check and align the fields of a batch; without a mask everything counts.
 
         Raises:
             RecordError: `sequences` or `action_log_probs` is None, or fields do not fit each other.
@@ -75,8 +75,9 @@ class TrainingBatch:
         shift = None
         if experience.padding_side == "right":
             shift = _trailing(mask | (log_probs != 0))
-            by = _trailing(attention_mask != 0)
-            sequences, attention_mask = _rolled(sequences, by), _rolled(attention_mask, by)
+            padding = _trailing(attention_mask != 0)
+            sequences = _rolled(sequences, padding)
+            attention_mask = _rolled(attention_mask, padding)
             mask, log_probs = _rolled(mask, shift), _rolled(log_probs, shift)
         batch = cls(
             sequences=sequences,
@@ -96,16 +97,18 @@ class TrainingBatch:
 
     @property
     def actions(self) -> int:
-        """A."""
+        """Number of action positions, A."""
         return self.action_mask.shape[1]
 
     def field(self, name: str, *, on_padding: float | None = 0.0) -> Tensor:
-        """Return a field or a further tensor, float32 `[B]`, or `[B, A]`.
+        """Return a field, or a tensor of `Experience.tensors`, as float32 `[B]` or `[B, A]`.
 
-        What no action counts for is `on_padding`; None leaves it.
+        Args:
+            name: Name of the field or tensor.
+            on_padding: Value where no action counts; None keeps the stored values.
 
         Raises:
-            RecordError: It is None or missing, or has another shape.
+            RecordError: The field is None or missing, or has another shape.
         """
         held = self._experience.tensors.get(name, getattr(self._experience, name, None))
         tensor = _present(held, name, self.algorithm).to(self.sequences.device).float()
@@ -117,42 +120,42 @@ class TrainingBatch:
                 f"{name} has shape {list(tensor.shape)}, not [{rows}] or [{rows}, {actions}].",
                 field=name,
             )
-        # further tensors keep the padding of an earlier, longer batch
+        # Experience.tensors may keep the padding of an earlier, longer batch
         if self._shift is None:
             beyond, tensor = tensor[:, :-actions], tensor[:, -actions:]
         else:
             beyond, tensor = tensor[:, actions:], _rolled(tensor[:, :actions], self._shift)
         if beyond.numel() and bool((beyond != 0).any()):
             raise RecordError(
-                f"{name} holds numbers beyond the {actions} actions: it is not padded as they are.",
+                f"{name} holds numbers beyond the {actions} actions: pad it as the actions are.",
                 field=name,
             )
         return tensor if on_padding is None else tensor.masked_fill(~self.action_mask, on_padding)
 
     def padded_as_actions(self, name: str) -> Tensor:
-        """Return one of the further tensors, `[B, A]`, which is surely padded as the actions are.
+        """Return a tensor of `Experience.tensors`, `[B, A]`, checked to be padded as the actions.
 
-        `split_experience_batch` takes the padding off standard fields only. A tensor that kept its
-        own while its row was padded on the other side does not fit the actions any more.
+        `split_experience_batch` strips the padding of standard fields only. A tensor that kept its
+        padding while its row was padded on the other side does not fit the actions any more.
 
         Raises:
-            RecordError: It is missing, has another shape, or is not 0 where no action is.
+            RecordError: The tensor is missing, has another shape, or is not 0 on padding.
         """
         tensor = self.field(name, on_padding=None)
         padding = ~self.action_mask & (self.old_log_probs == 0)
         if tensor.dim() == 2 and bool(((tensor != 0) & padding).any()):
             raise RecordError(
                 f"tensors[{name!r}] is not 0 where action_log_probs is padding: it was padded on "
-                "another side than they are. Give both the same side, and 0 as padding.",
+                "another side. Pad both on the same side, with 0.",
                 field=name,
             )
         return self.per_action(name)
 
     def per_action(self, name: str) -> Tensor:
-        """Return a field as float32 `[B, A]`: one number a sample stands for all its actions.
+        """Return a field as float32 `[B, A]`; one number a sample is repeated for its actions.
 
         Raises:
-            RecordError: It is None or missing, or has another shape.
+            RecordError: The field is None or missing, or has another shape.
         """
         tensor = self.field(name)
         if tensor.dim() == 1:
@@ -163,12 +166,12 @@ class TrainingBatch:
 def _present(tensor: Tensor | None, name: str, algorithm: str) -> Tensor:
     """Return the field, or raise RecordError where it is None."""
     if tensor is None:
-        raise RecordError(f"{algorithm} needs {name}: the maker has to fill it.", field=name)
+        raise RecordError(f"{algorithm} needs {name}: the maker must fill it.", field=name)
     return tensor
 
 
 def _trailing(marks: Tensor) -> Tensor:
-    """Return how many entries follow each row's last mark, int64 `[B]`; 0 where there is none."""
+    """Return the number of entries after each row's last mark, int64 `[B]`; 0 without a mark."""
     length = marks.shape[1]
     places = torch.arange(1, length + 1, device=marks.device)
     last = (places * marks).amax(1)
@@ -176,7 +179,7 @@ def _trailing(marks: Tensor) -> Tensor:
 
 
 def _rolled(tensor: Tensor, by: Tensor) -> Tensor:
-    """Return the rows `[B, T]` moved to the right by `by` each, int64 `[B]`, around the end."""
+    """Return each row of `[B, T]` rotated to the right by its entry in `by`, int64 `[B]`."""
     length = tensor.shape[1]
     places = torch.arange(length, device=tensor.device) - by[:, None]
     return tensor.gather(1, places % length)

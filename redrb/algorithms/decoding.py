@@ -1,13 +1,13 @@
-"""How a model is asked for its next token: through a cache where it has one.
+"""Next-token logits of a model, with a cache if it has one.
 
-Three kinds of module, told apart by what they have:
+There are three kinds of module, recognised by their methods and arguments:
 
-1. `no_past()` and `next_token(newest, attention_mask, past)`: a module with a cache of its own.
-   `no_past` returns what `next_token` is handed each time and may change in place; `newest` holds
-   the token ids that it has not seen yet, `[B, T]`, `attention_mask` covers all tokens so far; the
-   answer are the logits of the token after the newest, `[B, V]`.
-2. A `forward` that takes `past_key_values` and `use_cache`: Hugging Face transformers.
-3. Any other: it sees the whole sequence again for each token.
+1. A module with `no_past()` and `next_token(newest, attention_mask, past)` has a custom cache.
+   `no_past` returns an empty cache, which `next_token` may change in place; `newest` holds the
+   token ids since the last call, `[B, T]`; `attention_mask` covers all tokens so far. It returns
+   the logits of the token after the newest, `[B, V]`.
+2. A module whose `forward` takes `past_key_values` and `use_cache`: Hugging Face transformers.
+3. Any other module computes the whole sequence again for each token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from redrb.algorithms.models import answered, call, forward_names, positions
+from redrb.algorithms.models import call, forward_names, output_tensor, positions
 from redrb.errors import RecordError
 
 NextToken: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -26,16 +26,16 @@ NextToken: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 def decoder_of(model: nn.Module) -> NextToken:
-    """Return what gives a new batch's next logits, one call a token."""
+    """Return a function that gives the next logits of one new batch, one call a token."""
     names = forward_names(model)
     if hasattr(model, "no_past") and hasattr(model, "next_token"):
-        return _of_own_cache(model)
+        return _of_custom_cache(model)
     if {"past_key_values", "use_cache"} <= names:
         return _OfTransformers(model, names)
     return _OfWhole(model, names)
 
 
-def _of_own_cache(model: Any) -> NextToken:
+def _of_custom_cache(model: Any) -> NextToken:
     past = model.no_past()
 
     def next_token(newest: Tensor, attention_mask: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def _of_own_cache(model: Any) -> NextToken:
 
 
 class _OfTransformers:
-    """Hugging Face's protocol: what one call leaves in `past_key_values` goes into the next."""
+    """Hugging Face's protocol: each call passes on the `past_key_values` of the call before."""
 
     def __init__(self, model: nn.Module, names: frozenset[str]) -> None:
         self._model = model
@@ -59,19 +59,19 @@ class _OfTransformers:
         options = dict(self._options)
         if self._positions:
             options["position_ids"] = positions(attention_mask)[:, -newest.shape[1] :]
-        answer = call(self._model, newest, attention_mask, **options)
-        past = getattr(answer, "past_key_values", None)
+        output = call(self._model, newest, attention_mask, **options)
+        past = getattr(output, "past_key_values", None)
         if past is None:
             raise RecordError(
-                f"{type(self._model).__name__} left no past_key_values with use_cache=True: "
+                f"{type(self._model).__name__} returned no past_key_values with use_cache=True: "
                 "put it into eval mode, or turn its gradient checkpointing off to sample."
             )
         self._options["past_key_values"] = past
-        return _last(answer, self._model, newest.shape[0])
+        return _last(output, self._model, newest.shape[0])
 
 
 class _OfWhole:
-    """A module without a cache."""
+    """A module without a cache: each call computes all tokens so far."""
 
     def __init__(self, model: nn.Module, names: frozenset[str]) -> None:
         self._model = model
@@ -85,13 +85,13 @@ class _OfWhole:
     def __call__(self, newest: Tensor, attention_mask: Tensor) -> Tensor:
         tokens = newest if self._seen is None else torch.cat([self._seen, newest], 1)
         self._seen = tokens
-        answer = call(self._model, tokens, attention_mask, **self._options)
-        return _last(answer, self._model, newest.shape[0])
+        output = call(self._model, tokens, attention_mask, **self._options)
+        return _last(output, self._model, newest.shape[0])
 
 
-def _last(answer: object, model: nn.Module, batch: int) -> Tensor:
+def _last(output: object, model: nn.Module, batch: int) -> Tensor:
     """Return the logits after the last token, `[B, V]`."""
-    logits = answered(answer, ("logits",), f"the actor {type(model).__name__}")
+    logits = output_tensor(output, ("logits",), f"the actor {type(model).__name__}")
     if logits.dim() != 3:
         raise RecordError(
             f"the actor {type(model).__name__} answered with shape {list(logits.shape)}, not "

@@ -1,4 +1,4 @@
-"""Makers of experience: prompts in, a batch with every field that a trainer needs out."""
+"""Experience makers: they turn prompts into batches with every field that a trainer needs."""
 
 from __future__ import annotations
 
@@ -21,33 +21,54 @@ from redrb.algorithms.generation import Completions, generate, read_prompts
 from redrb.algorithms.log_probs import action_log_probs
 from redrb.algorithms.losses import KLEstimator, check_choice, kl_estimate
 from redrb.algorithms.models import action_logits, action_values, evaluating
+from redrb.algorithms.optimizer_step import check_not_negative
 from redrb.algorithms.scoring import Scorer, scores_of
 from redrb.errors import ConfigError, RecordError
 from redrb.experience import Experience
 
 RAW_REWARD = "raw_reward"
-"""Name in `Experience.tensors` of what the reward model said, before any price, float32 `[B]`."""
+"""Key in `Experience.tensors` of the reward model's score, before any price, float32 `[B]`."""
 
 
-class NaiveExperienceMaker:
+class CompletionScorer:
+    """Base of experience makers: samples completions of the actor and scores them.
+
+    Attributes:
+        actor: Behaviour policy.
+        reward_model: A reward model, or a function of `Completions`.
+    """
+
+    actor: nn.Module
+    reward_model: Scorer
+
+    def sample(self, inputs: object, **generate_kwargs: Any) -> Completions:
+        """Return a completion of each prompt; override it for another inference engine."""
+        return generate(self.actor, inputs, **generate_kwargs)
+
+    def score(self, completions: Completions) -> Tensor:
+        """Return the raw reward of each completion, float32 `[B]`."""
+        return scores_of(self.reward_model, completions)
+
+
+class NaiveExperienceMaker(CompletionScorer):
     """Makes experience for PPO with four networks, as ColossalAI's `coati` does.
 
-    By default `reward` is shaped by the divergence from `initial_model`, `raw - kl_coef * mean kl`,
-    `advantages` are `reward - values`, and `tensors["raw_reward"]` keeps the reward before that.
-    With `gae`, each action pays its divergence instead: `reward` is raw, and `advantages` are
-    GAE's. Either way `kl` is the estimate at each action.
+    By default the divergence from `initial_model` lowers `reward` to `raw - kl_coef * mean kl`,
+    `advantages` are `reward - values`, and `tensors["raw_reward"]` keeps the raw reward. With
+    `gae`, each action pays for its divergence instead: `reward` is raw, and `advantages` are those
+    of GAE. In both cases `kl` is the estimate at each action.
 
-    Networks run in eval mode without gradients, and are put back into their modes afterwards.
-    To change a part, subclass it: `sample`, `score` and `value` are its joints.
+    Networks run in eval mode without gradients and get their old modes back. Subclasses override
+    `sample`, `score` and `value`.
 
     Args:
         actor: Behaviour policy; `redrb.algorithms.models` says how networks are called.
-        critic: Gives values `[B, A]` (of `[B, S]`), or `[B]`.
-        reward_model: Gives `[B]`; or a function of `Completions` that does.
-        initial_model: The policy that the divergence is measured from.
-        kl_coef: Price of a nat of it, in rewards, >= 0.
-        gae: How generalized advantages are estimated; None: `reward - values`.
-        kl_estimator: How the divergence is estimated; see `redrb.algorithms.kl_estimate`.
+        critic: Returns values `[B, A]` (of `[B, S]`), or `[B]`.
+        reward_model: A reward model, or a function of `Completions`, that returns `[B]`.
+        initial_model: Policy from which the divergence is measured.
+        kl_coef: Price of the divergence, in rewards a nat, >= 0.
+        gae: Settings of generalized advantage estimation; None: `reward - values`.
+        kl_estimator: Estimator of the divergence; see `redrb.algorithms.kl_estimate`.
 
     Raises:
         ConfigError: An option is out of range.
@@ -64,8 +85,7 @@ class NaiveExperienceMaker:
         gae: GAE | None = None,
         kl_estimator: KLEstimator = "k1",
     ) -> None:
-        if not kl_coef >= 0:
-            raise ConfigError(f"kl_coef {kl_coef} must be at least 0.")
+        check_not_negative(kl_coef=kl_coef)
         check_choice("kl_estimator", kl_estimator, get_args(KLEstimator))
         self.actor, self.critic, self.reward_model = actor, critic, reward_model
         self.initial_model, self.kl_coef, self.gae = initial_model, kl_coef, gae
@@ -80,29 +100,27 @@ class NaiveExperienceMaker:
         Args:
             inputs: Prompts padded on the left, int64 `[B, P]`, or a mapping with `input_ids` and
                 `attention_mask`.
-            policy_version: Weight version of the actor, noted on every sample; where completions
-                come with versions of their tokens, on those whose versions are not all known.
+            policy_version: Weight version of the actor, for samples without known token versions.
             generate_kwargs: Options of `redrb.algorithms.generate`.
 
         Returns:
-            B samples on the actor's device: prompts end at S - A, padded on the left; completions
-            start there, padded on the right with both masks 0. With `before_token` among the
-            options, `token_versions` say which weights computed each token, and a sample's
-            `policy_version` is the oldest of its own.
+            B samples on the actor's device. Completions start at S - A; prompts are padded on the
+            left, completions on the right. With the option `before_token`, `token_versions` note
+            the weights of each token, and `policy_version` is the oldest version of a sample.
 
         Raises:
-            RecordError: The inputs are something else, or a network answers with another shape.
+            RecordError: The inputs are malformed, or a network answers with another shape.
             ConfigError: An option of `generate` is out of range.
         """
         with evaluating(self.actor, self.critic, self.reward_model, self.initial_model):
             done = self.sample(inputs, **generate_kwargs)
             mask = done.action_mask
             temperature = generate_kwargs.get("temperature", 1.0)
-            expected = reference_log_probs(self.initial_model, done, temperature=temperature)
+            reference = reference_log_probs(self.initial_model, done, temperature=temperature)
             raw = self.score(done)
             values = self.value(done)
-        kl = kl_estimate(done.action_log_probs, expected, mask, estimator=self.kl_estimator)
-        reward, advantages = self._judge(raw, values, kl, mask)
+        kl = kl_estimate(done.action_log_probs, reference, mask, estimator=self.kl_estimator)
+        reward, advantages = self._reward_and_advantages(raw, values, kl, mask)
         return Experience(
             sequences=done.sequences,
             action_log_probs=done.action_log_probs,
@@ -117,14 +135,6 @@ class NaiveExperienceMaker:
             token_versions=done.token_versions,
         )
 
-    def sample(self, inputs: object, **generate_kwargs: Any) -> Completions:
-        """Return a completion of each prompt; another engine of inference overrides this."""
-        return generate(self.actor, inputs, **generate_kwargs)
-
-    def score(self, completions: Completions) -> Tensor:
-        """Return the raw reward of each completion, float32 `[B]`."""
-        return scores_of(self.reward_model, completions)
-
     def value(self, completions: Completions) -> Tensor:
         """Return the critic's values, float32 `[B]`, or `[B, A]` with 0 on padding."""
         mask = completions.action_mask
@@ -133,10 +143,10 @@ class NaiveExperienceMaker:
         )
         return values if values.dim() == 1 else values.masked_fill(~mask, 0.0)
 
-    def _judge(
+    def _reward_and_advantages(
         self, raw: Tensor, values: Tensor, kl: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return `reward` `[B]` and `advantages` in the shape of the values."""
+        """Return `reward` `[B]`, and `advantages` in the shape of the values."""
         if self.gae is not None:
             if values.dim() == 1:
                 raise RecordError(
@@ -152,21 +162,21 @@ class NaiveExperienceMaker:
         return reward, (reward[:, None] - values).masked_fill(~mask, 0.0)
 
 
-class GRPOExperienceMaker:
-    """Makes groups of completions and compares each with its group; there is no critic.
+class GRPOExperienceMaker(CompletionScorer):
+    """Makes groups of completions and compares each with its group, without a critic.
 
-    `advantages` `[B]` are group-relative, `reward` is raw, `values` is None. With an
-    `initial_model`, `kl` is its estimate k3 and `tensors["reference_log_probs"]` what GRPO's own
-    divergence is taken from; without, `kl` is None.
+    `advantages` `[B]` are relative to the group, `reward` is raw, and `values` is None. With an
+    `initial_model`, `kl` is the estimate k3, and `tensors["reference_log_probs"]` holds the
+    log-probabilities from which GRPO's loss takes its divergence; otherwise `kl` is None.
 
-    Networks run in eval mode without gradients, and are put back into their modes afterwards.
-    To change a part, subclass it: `sample` and `score` are its joints.
+    Networks run in eval mode without gradients and get their old modes back. Subclasses override
+    `sample` and `score`.
 
     Args:
         actor: Behaviour policy; `redrb.algorithms.models` says how networks are called.
-        reward_model: Gives `[B]`; or a function of `Completions` that does.
+        reward_model: A reward model, or a function of `Completions`, that returns `[B]`.
         initial_model: The reference policy.
-        group_size: Completions of each prompt, >= 1 (with one, all advantages are 0).
+        group_size: Completions of each prompt, >= 1; with one, all advantages are 0.
         scale_by_std: False leaves out the division by the group's standard deviation (Dr. GRPO).
 
     Raises:
@@ -199,71 +209,63 @@ class GRPOExperienceMaker:
         """Sample `group_size` completions of each prompt and compare them.
 
         Args:
-            inputs: P prompts padded on the left, int64 `[P, T]`, or a mapping with `input_ids` and
-                `attention_mask`.
-            policy_version: Weight version of the actor, noted on every sample; where completions
-                come with versions of their tokens, on those whose versions are not all known.
-            group_ids: Names of the P groups; None: names that no other group has.
-            generate_kwargs: Options of `redrb.algorithms.generate`.
+            inputs, policy_version, generate_kwargs: As for `NaiveExperienceMaker.make_experience`.
+            group_ids: Names of the P groups; None: unique names.
 
         Returns:
-            `P * group_size` samples on the actor's device; rows `i * group_size` to
-            `(i + 1) * group_size - 1` belong to prompt i. With `before_token` among the options,
-            `token_versions` and `policy_version` are as `NaiveExperienceMaker` notes them.
+            `P * group_size` samples on the actor's device; the samples of a prompt are neighbours.
+            Token versions are noted as by `NaiveExperienceMaker`.
 
         Raises:
-            RecordError: The inputs are something else, or a network answers with another shape.
+            RecordError: The inputs are malformed, or a network answers with another shape.
             ConfigError: An option of `generate` is out of range.
         """
-        size = self.group_size
         tokens, mask = read_prompts(inputs, pad_token_id=generate_kwargs.get("pad_token_id"))
-        names = [uuid.uuid4().hex for _ in tokens] if group_ids is None else list(group_ids)
-        if len(names) != len(tokens):
-            raise RecordError(
-                f"{len(names)} group_ids came for {len(tokens)} prompts.", field="group_id"
-            )
+        names = self._group_names(len(tokens), group_ids)
         repeated = {
-            "input_ids": tokens.repeat_interleave(size, 0),
-            "attention_mask": mask.repeat_interleave(size, 0),
+            "input_ids": tokens.repeat_interleave(self.group_size, 0),
+            "attention_mask": mask.repeat_interleave(self.group_size, 0),
         }
         with evaluating(self.actor, self.reward_model, self.initial_model):
             done = self.sample(repeated, **generate_kwargs)
             reward = self.score(done)
-            kl, tensors = self._compare(done, generate_kwargs.get("temperature", 1.0))
+            kl, tensors = self._divergence(done, generate_kwargs.get("temperature", 1.0))
+        advantages = group_relative_advantages(
+            reward, group_size=self.group_size, scale_by_std=self.scale_by_std
+        )
         return Experience(
             sequences=done.sequences,
             action_log_probs=done.action_log_probs,
             values=None,
             reward=reward,
             kl=kl,
-            advantages=group_relative_advantages(
-                reward, group_size=size, scale_by_std=self.scale_by_std
-            ),
+            advantages=advantages,
             attention_mask=done.attention_mask,
             action_mask=done.action_mask,
             tensors=tensors,
             policy_version=done.policy_version(policy_version),
             token_versions=done.token_versions,
-            group_id=[name for name in names for _ in range(size)],
+            group_id=names,
         )
 
-    def sample(self, inputs: object, **generate_kwargs: Any) -> Completions:
-        """Return a completion of each prompt; another engine of inference overrides this."""
-        return generate(self.actor, inputs, **generate_kwargs)
+    def _group_names(self, prompts: int, group_ids: Sequence[str] | None) -> list[str]:
+        """Return the name of each sample's group."""
+        names = [uuid.uuid4().hex for _ in range(prompts)] if group_ids is None else group_ids
+        if len(names) != prompts:
+            raise RecordError(
+                f"{len(names)} group_ids came for {prompts} prompts.", field="group_id"
+            )
+        return [name for name in names for _ in range(self.group_size)]
 
-    def score(self, completions: Completions) -> Tensor:
-        """Return the raw reward of each completion, float32 `[B]`."""
-        return scores_of(self.reward_model, completions)
-
-    def _compare(
+    def _divergence(
         self, done: Completions, temperature: float
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Return `kl` and `tensors`, None and empty without a reference."""
+        """Return `kl` and `tensors`; None and an empty dict without a reference policy."""
         if self.initial_model is None:
             return None, {}
-        expected = reference_log_probs(self.initial_model, done, temperature=temperature)
-        kl = kl_estimate(done.action_log_probs, expected, done.action_mask)
-        return kl, {REFERENCE_LOG_PROBS: expected}
+        reference = reference_log_probs(self.initial_model, done, temperature=temperature)
+        kl = kl_estimate(done.action_log_probs, reference, done.action_mask)
+        return kl, {REFERENCE_LOG_PROBS: reference}
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Sampling completions of a batch of prompts from any causal model."""
+"""`generate`: samples completions of a batch of prompts from any causal model."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from redrb.errors import ConfigError, RecordError
 
 @dataclass(frozen=True, eq=False)
 class Completions:
-    """Prompts with sampled completions: prompts end, and completions start, at S - A.
+    """Prompts with sampled completions; completions start at position S - A.
 
     Attributes:
         sequences: Prompt padded on the left, completion padded on the right, int64 `[B, S]`.
         attention_mask: 1 on prompt and completion, int64 `[B, S]`.
         action_mask: True on the completion, its EOS included, bool `[B, A]`.
         action_log_probs: Log-probability of each chosen token, 0 on padding, float32 `[B, A]`.
-        token_versions: Version of the weights that computed each token, -1 on padding and where it
-            is not known, int64 `[B, A]`; None where none is known.
+        token_versions: Version of the weights that computed each token, int64 `[B, A]`; -1 on
+            padding and for unknown versions. None if no version is known.
     """
 
     sequences: Tensor
@@ -34,16 +34,16 @@ class Completions:
     token_versions: Tensor | None = None
 
     def __len__(self) -> int:
-        """Return B."""
+        """Return the number of samples, B."""
         return self.sequences.shape[0]
 
     def prompt(self, row: int) -> Tensor:
-        """Return the prompt's tokens in `row`, int64 `[its own length]`."""
+        """Return the prompt of a row without padding, int64 `[P]`."""
         end = self.sequences.shape[1] - self.action_mask.shape[1]
         return self.sequences[row, :end][self.attention_mask[row, :end].bool()]
 
     def completion(self, row: int) -> Tensor:
-        """Return the tokens that were sampled in `row`, int64 `[its own length]`."""
+        """Return the completion of a row without padding, int64 `[T]`."""
         actions = self.action_mask.shape[1]
         return self.sequences[row, -actions:][self.action_mask[row]]
 
@@ -51,7 +51,7 @@ class Completions:
         """Return the oldest version of each completion's tokens.
 
         Args:
-            default: Of completions with a token whose version is not known.
+            default: Version of completions with a token of unknown version.
         """
         if self.token_versions is None:
             return default
@@ -77,52 +77,42 @@ def generate(
     generator: torch.Generator | None = None,
     before_token: Callable[[], int | None] | None = None,
 ) -> Completions:
-    """Sample one completion a prompt, until EOS or the longest length.
+    """Sample one completion of each prompt, until EOS or the length limit.
 
-    The noted log-probabilities are those of the model's whole distribution at `temperature`. What
-    `top_k`, `top_p` and `do_sample=False` change is not in them, so that a trainer that knows no
-    more than the temperature computes the same numbers, and the ratio of fresh experience is 1.
-
-    The model is used in the mode that it is in: dropout is the caller's to turn off (makers do).
+    Log-probabilities are those of the whole distribution at `temperature`, without the effect of
+    `top_k`, `top_p` and `do_sample=False`: a trainer that knows only the temperature computes the
+    same numbers, so the ratio of fresh experience is 1. The model stays in its mode.
 
     Args:
-        model: A causal model; `redrb.algorithms.models` says how it is called,
-            `redrb.algorithms.decoding` how it may bring a cache.
+        model: A causal model, as in `redrb.algorithms.models` and `redrb.algorithms.decoding`.
         prompts: Token ids padded on the left, int64 `[B, P]`, or a mapping with `input_ids` and
-            `attention_mask`. Without a mask, the tokens `pad_token_id` that a row starts with are
-            padding. They are moved to the model's device.
-        max_length: Longest sequence, the padded prompt included; or
-        max_new_tokens: longest completion, EOS included. The shorter counts where both are given.
-        do_sample: False takes the likeliest token each time.
-        temperature: Divides the logits, > 0.
-        top_k: Only the k likeliest tokens are sampled; None or 0: all.
-        top_p: Only the likeliest tokens that together reach this probability; None or 1: all.
-        eos_token_id: Token, or tokens, that end a completion; None: only its length does.
-        pad_token_id: What completions are padded with; None: 0.
-        generator: Source of randomness; the same state gives the same completions.
-        before_token: Called before each token of the batch is computed, where the model may get new
-            weights; returns their version, which is noted on the token, None where it is not known.
-            What a cache holds of earlier tokens stays as the weights before computed it, as in
-            PipelineRL (Piché et al. 2025, arXiv:2509.19128).
+            `attention_mask`. Without a mask, leading `pad_token_id` tokens are padding.
+        max_length: Longest sequence, with the padded prompt; this or `max_new_tokens` is required.
+        max_new_tokens: Longest completion, with EOS.
+        do_sample, temperature, top_k, top_p, generator: As for `redrb.algorithms.Sampler`.
+        eos_token_id: Token, or tokens, that end a completion; None: only the length does.
+        pad_token_id: Token for padding; None: 0.
+        before_token: Called before each token is computed; it may load new weights into the model,
+            and returns their version, None if unknown. A cache keeps keys and values of earlier
+            tokens, as in PipelineRL (Piché et al. 2025, arXiv:2509.19128).
 
     Raises:
-        ConfigError: An option is out of range, or no longest length is given.
-        RecordError: The prompts are nothing of the kind, or the model answers with another shape.
+        ConfigError: An option is out of range, or no length limit is given.
+        RecordError: The prompts are malformed, or the model answers with another shape.
     """
     sampler = Sampler(
         do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
     )
     tokens, mask = read_prompts(prompts, pad_token_id=pad_token_id)
     device = device_of(model) or tokens.device
-    room = _room(tokens.shape[1], max_length, max_new_tokens)
     return _sample(
         model,
         tokens.to(device),
         mask.to(device),
-        room=room,
-        sampler=sampler,
+        sampler,
+        room=_room(tokens.shape[1], max_length, max_new_tokens),
         ends=_tokens(eos_token_id, device),
-        filler=0 if pad_token_id is None else pad_token_id,
+        pad=0 if pad_token_id is None else pad_token_id,
         before_token=before_token or (lambda: None),
     )
 
@@ -131,16 +121,16 @@ def _sample(
     model: nn.Module,
     tokens: Tensor,
     mask: Tensor,
+    sampler: Sampler,
     *,
     room: int,
-    sampler: Sampler,
     ends: Tensor,
-    filler: int,
+    pad: int,
     before_token: Callable[[], int | None],
 ) -> Completions:
     batch, start = tokens.shape
     next_token = decoder_of(model)
-    sequences = torch.cat([tokens, tokens.new_full((batch, room), filler)], 1)
+    sequences = torch.cat([tokens, tokens.new_full((batch, room), pad)], 1)
     attention_mask = torch.cat([mask, mask.new_zeros(batch, room)], 1)
     noted = torch.zeros(batch, room, device=tokens.device)
     running = torch.ones(batch, dtype=torch.bool, device=tokens.device)
@@ -149,7 +139,7 @@ def _sample(
     while end < start + room and running.any():
         versions.append(before_token())
         chosen, log_probs = sampler.choose(next_token(newest, attention_mask[:, :end]))
-        sequences[:, end] = chosen.masked_fill(~running, filler)
+        sequences[:, end] = chosen.masked_fill(~running, pad)
         attention_mask[:, end] = running
         noted[:, end - start] = log_probs.masked_fill(~running, 0.0)
         running = running & ~torch.isin(sequences[:, end], ends)
@@ -165,7 +155,7 @@ def _sample(
 
 
 def _noted(versions: Sequence[int | None], action_mask: Tensor) -> Tensor | None:
-    """Return the version of each action, `[B, A]`, from that of each column."""
+    """Return the version of each action, int64 `[B, A]`, from the versions of the columns."""
     if all(version is None for version in versions):
         return None
     columns = [-1 if version is None else version for version in versions]
@@ -177,14 +167,14 @@ def read_prompts(prompts: object, *, pad_token_id: int | None = None) -> tuple[T
     """Return token ids and attention mask of a batch of prompts, int64 `[B, P]` each.
 
     Raises:
-        RecordError: It is neither a tensor nor a mapping of tensors, or not padded on the left.
+        RecordError: The prompts are no tensor or mapping of tensors, or not padded on the left.
     """
     if isinstance(prompts, Mapping):
         unknown = sorted(str(key) for key in prompts if key not in ("input_ids", "attention_mask"))
         if unknown or "input_ids" not in prompts:
             raise RecordError(
                 f"prompts came as a mapping with {', '.join(map(str, prompts)) or 'nothing'}: it "
-                "has input_ids, and attention_mask where there is padding, and nothing else."
+                "needs input_ids, may have attention_mask, and nothing else."
             )
         tokens, mask = prompts["input_ids"], prompts.get("attention_mask")
     else:
@@ -202,15 +192,15 @@ def read_prompts(prompts: object, *, pad_token_id: int | None = None) -> tuple[T
         )
     if not bool((mask[:, 1:] >= mask[:, :-1]).all() & (mask[:, -1] == 1).all()):
         raise RecordError(
-            "prompts must be padded on the left, and have a token each, so that completions follow "
-            'at once: use padding_side="left".',
+            "prompts must be padded on the left and have at least one token each, because "
+            'completions follow directly: use padding_side="left".',
             field="attention_mask",
         )
     return tokens, mask
 
 
 def _matrix(tensor: object, name: str) -> Tensor:
-    """Return integers `[B, P]` as int64, or say what else came."""
+    """Return integers `[B, P]` as int64, or raise RecordError."""
     if not isinstance(tensor, Tensor):
         raise RecordError(
             f"{name} came as a {type(tensor).__name__}: give a tensor of token ids [B, P], or a "
@@ -227,14 +217,14 @@ def _matrix(tensor: object, name: str) -> Tensor:
 
 
 def _room(start: int, max_length: int | None, max_new_tokens: int | None) -> int:
-    """Return the most tokens that a completion may have."""
+    """Return the largest number of tokens in a completion."""
     rooms = []
     if max_new_tokens is not None:
         rooms.append(max_new_tokens)
     if max_length is not None:
         rooms.append(max_length - start)
     if not rooms:
-        raise ConfigError("say how long completions may be: max_new_tokens or max_length.")
+        raise ConfigError("give max_new_tokens or max_length: how long completions may be.")
     if min(rooms) < 1:
         raise ConfigError(
             f"max_new_tokens {max_new_tokens} must be positive, and max_length {max_length} more "
@@ -244,6 +234,6 @@ def _room(start: int, max_length: int | None, max_new_tokens: int | None) -> int
 
 
 def _tokens(ids: int | Sequence[int] | None, device: torch.device) -> Tensor:
-    """Return token ids as a tensor, which is empty for None."""
+    """Return token ids as a tensor, empty for None."""
     listed = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
     return torch.tensor(listed, dtype=torch.int64, device=device)

@@ -1,4 +1,4 @@
-"""A trainer's step of GRPO: a clipped loss with group-relative advantages, and no critic.
+"""`GRPOStep`: a training step with a clipped loss and group-relative advantages, no critic.
 
 Sources: Shao et al. 2024 (GRPO, arXiv:2402.03300), Yu et al. 2025 (DAPO, arXiv:2503.14476).
 """
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from redrb.algorithms.batches import REFERENCE_LOG_PROBS, TrainingBatch
-from redrb.algorithms.log_probs import action_log_probs, entropy
+from redrb.algorithms.log_probs import entropy
 from redrb.algorithms.losses import (
     Aggregation,
     action_ratio,
@@ -21,36 +21,36 @@ from redrb.algorithms.losses import (
     kl_estimate,
     masked_mean,
 )
-from redrb.algorithms.models import action_logits, device_of
+from redrb.algorithms.models import device_of
 from redrb.algorithms.optimizer_step import (
     as_floats,
     check_not_negative,
     check_positive,
     step_optimizers,
 )
-from redrb.algorithms.ppo import ratio_metrics
+from redrb.algorithms.policy_step import PolicyStep
 from redrb.experience import Experience
 
 
-class GRPOStep:
+class GRPOStep(PolicyStep):
     """One optimizer step on a batch of experience: `metrics = step(experience)`.
 
     Advantages come with the experience, `[B]` or `[B, A]`: `GRPOExperienceMaker` fills them, so the
-    samples of a group may train in different batches. `tensors["importance_weights"]`, `[B]` or
-    `[B, A]`, multiply the loss where they are there. The actor is used in the mode that it is in.
-
-    To change a part, subclass it: `actor_loss` and `backward` are its joints.
+    samples of a group may be in different batches. `tensors["importance_weights"]`, `[B]` or
+    `[B, A]`, multiply the loss if present. The actor stays in its training or eval mode. Subclasses
+    override `actor_loss` and `backward`.
 
     Args:
         actor: Policy in training; `redrb.algorithms.models` says how it is called.
-        optimizer: Of its parameters.
-        clip: The lower epsilon of the ratio, > 0, and the upper one unless `clip_high` is given.
-        clip_high: The upper epsilon (DAPO's "clip higher", 0.28 there).
-        beta: Price of the divergence from the reference, whose log-probabilities must then be in
-            `tensors["reference_log_probs"]`. The paper has 0.04; 0, as in DAPO, needs no reference.
-        max_grad_norm: Gradients are scaled down to it; None: never.
-        aggregation: How a mean over actions is taken: "token" as DAPO, "sequence" as the paper.
-        temperature: At which the maker sampled: it divides the logits here too.
+        optimizer: Optimizer of the actor's parameters.
+        clip: The lower epsilon of the ratio, > 0.
+        clip_high: The upper epsilon (DAPO's "clip higher", 0.28 there); None: `clip`.
+        beta: Price of the divergence from the reference policy. Above 0 the batch needs
+            `tensors["reference_log_probs"]`. The paper has 0.04, DAPO 0.
+        max_grad_norm: Largest gradient norm; None: no limit.
+        aggregation: How losses of actions become one number: "token" in DAPO, "sequence" in the
+            paper.
+        temperature: Temperature at which the maker sampled; divides the logits.
 
     Raises:
         ConfigError: An option is out of range.
@@ -82,13 +82,13 @@ class GRPOStep:
         """Take one optimizer step.
 
         Returns:
-            `actor_loss`, `entropy` in nats a token, `approx_kl` of the behaviour from the current
-            policy, `clip_fraction`, `actor_grad_norm` before scaling, where there is a reference
-            `reference_kl` in nats a token, and the batch's mean `reward`, all before the step.
+            Values before the step: `actor_loss`, `entropy` in nats a token, `approx_kl` of the
+            behaviour from the current policy, `clip_fraction`, `actor_grad_norm` before scaling,
+            with a reference `reference_kl` in nats a token, and the mean `reward`.
 
         Raises:
             RecordError: A field that GRPO needs is None or has another shape, or a gradient is not
-                finite. Nothing was stepped.
+                finite. The optimizer was not stepped.
         """
         self.optimizer.zero_grad()
         batch = TrainingBatch.of(experience, algorithm="GRPO", device=device_of(self.actor))
@@ -102,14 +102,11 @@ class GRPOStep:
         return as_floats({**metrics, **norms})
 
     def actor_loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return what the actor minimises, float32 `[]`, and its metrics."""
+        """Return the actor's loss, float32 `[]`, and its metrics."""
         mask = batch.action_mask
         advantages = batch.per_action("advantages")
         reference = batch.padded_as_actions(REFERENCE_LOG_PROBS) if self.beta > 0 else None
-        logits = action_logits(self.actor, batch.sequences, batch.attention_mask, batch.actions)
-        log_probs = action_log_probs(
-            logits, batch.sequences, batch.actions, temperature=self.temperature
-        )
+        logits, log_probs = self._forward(batch)
         loss = grpo_loss(
             log_probs,
             batch.old_log_probs,
@@ -124,13 +121,8 @@ class GRPOStep:
         )
         with torch.no_grad():
             ratio = action_ratio(log_probs, batch.old_log_probs, mask)
-            spread = masked_mean(entropy(logits, temperature=self.temperature), mask)
-            metrics = {"actor_loss": loss, "entropy": spread}
+            mean_entropy = masked_mean(entropy(logits, temperature=self.temperature), mask)
+            metrics = {"actor_loss": loss, "entropy": mean_entropy}
             if reference is not None:
                 metrics["reference_kl"] = masked_mean(kl_estimate(log_probs, reference, mask), mask)
-        metrics |= ratio_metrics(ratio, mask, clip=self.clip, clip_high=self.clip_high)
-        return loss, metrics
-
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss; a strategy of its own (such as scaling) overrides this."""
-        loss.backward()  # type: ignore[no-untyped-call]
+        return loss, metrics | self._ratio_metrics(ratio, mask)

@@ -2,7 +2,7 @@
 
 A batch of logits is the largest tensor of a training step: 8 samples of 4,096 actions with a
 vocabulary of 128,000 take 8 GB in bfloat16. `log_softmax` in float32 would add two such copies of
-twice that size. Here float32 exists for a part of the logits at a time, in both directions.
+twice that size. Here only a part of the logits is float32 at a time, forward and backward.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch.autograd.function import once_differentiable
 from redrb.errors import RecordError
 
 PART_ELEMENTS = 1 << 24
-"""Logits that are float32 at a time: 64 MiB (or those of one token, if that is more)."""
+"""Number of logits that are float32 at a time: 64 MiB, or one token if that is more."""
 
 
 def chosen_log_probs(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """Return the log-probability of each token, float32 `[B, T]` (float64 of float64 logits).
+    """Return the log-probability of each token, float32 `[B, T]` (float64 for float64 logits).
 
-    Differentiable once in `logits`, which alone are kept for it.
+    Differentiable once, in `logits`; only these are kept for the backward pass.
 
     Args:
-        logits: What chose the tokens, `[B, T, V]`, any float dtype.
+        logits: Logits that chose the tokens, `[B, T, V]`, any float dtype.
         tokens: Token ids, int64 `[B, T]`.
         temperature: Divides the logits.
     """
@@ -40,9 +40,9 @@ def action_log_probs(
     """Return the log-probability of the last `actions` tokens, float32 `[B, A]`.
 
     Args:
-        logits: Of a causal model, at each of S positions about the token after it, `[B, S, V]`; or
-            only those that chose the actions, `[B, A, V]`.
-        sequences: Token ids, int64 `[B, S]`; moved to where the logits are.
+        logits: Logits of a causal model, `[B, S, V]`, where each position predicts the next token;
+            or only those that chose the actions, `[B, A, V]`.
+        sequences: Token ids, int64 `[B, S]`, on any device.
         actions: A, less than S.
         temperature: Divides the logits.
 
@@ -57,20 +57,20 @@ def action_log_probs(
 
 
 def choosing_logits(logits: Tensor, length: int, actions: int) -> Tensor:
-    """Return the part of a causal model's logits that chose the last tokens, a view `[B, A, V]`.
+    """Return the logits of a causal model that chose the last A tokens, a view `[B, A, V]`.
 
     Args:
-        logits: `[B, S, V]`, its last A + 1 positions `[B, A + 1, V]`, or the part itself.
-        length: S.
-        actions: A, less than S: no model chose a sequence's first token.
+        logits: All logits `[B, S, V]`, the last A + 1 positions, or the A positions themselves.
+        length: S, the length of the sequences.
+        actions: A, less than S, because no logits chose a sequence's first token.
 
     Raises:
         RecordError: The logits have another shape, or there are too many actions.
     """
     if not 0 < actions < length:
         raise RecordError(
-            f"{actions} actions in a sequence of {length} tokens: at least one, and one less than "
-            "tokens, because nothing chose the first token.",
+            f"{actions} actions in a sequence of {length} tokens: there must be at least one, and "
+            "fewer than tokens, because no logits chose the first token.",
             field="action_log_probs",
         )
     if logits.dim() == 3 and logits.shape[1] == actions:
@@ -86,7 +86,7 @@ def choosing_logits(logits: Tensor, length: int, actions: int) -> Tensor:
 def entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     """Return the entropy of each distribution in nats, float32 `[B, T]` of `[B, T, V]`.
 
-    With gradients wanted, it does keep float32 copies: measure under `torch.no_grad`.
+    With gradients it keeps float32 copies of all logits: measure under `torch.no_grad`.
     """
     parts = [_entropy(logits[at], temperature) for at in _parts(logits)]
     if len(parts) == 1:
@@ -99,7 +99,7 @@ def entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
 
 def _entropy(logits: Tensor, temperature: float) -> Tensor:
     log_probs = (_wide(logits) / temperature).log_softmax(-1)
-    # a token that cannot be chosen has -inf, and 0 * -inf is not a number
+    # an excluded token has -inf, and 0 * -inf is nan
     bounded = log_probs.clamp(min=torch.finfo(log_probs.dtype).min)
     return -(log_probs.exp() * bounded).sum(-1)
 
@@ -132,7 +132,7 @@ class _Chosen(torch.autograd.Function):
 
 
 def _parts(logits: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield where parts of `[B, T, V]` lie: several rows, or some tokens of one."""
+    """Yield slices of `[B, T, V]`: several rows, or some tokens of one row."""
     batch, length, vocabulary = logits.shape
     tokens = max(1, PART_ELEMENTS // max(1, vocabulary))
     rows = max(1, tokens // max(1, length))
@@ -142,5 +142,5 @@ def _parts(logits: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Return it as float32, or as it is where it is wider."""
+    """Return a tensor as float32, or unchanged if its dtype is wider."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

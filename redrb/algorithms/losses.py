@@ -1,9 +1,9 @@
-"""Losses of PPO and GRPO on padded actions, without networks or records.
+"""Losses of PPO and GRPO on padded actions.
 
 Sources: Schulman et al. 2017 (PPO, arXiv:1707.06347), Shao et al. 2024 (GRPO, arXiv:2402.03300),
 Yu et al. 2025 (DAPO, arXiv:2503.14476), and the losses of ColossalAI's `coati`.
-Everywhere `mask` is True where an action counts, bool `[B, A]`; what stands elsewhere has no
-effect, not even where it is not a number. Log-probabilities are of the actions that were taken.
+In all functions `mask` is True where an action counts, bool `[B, A]`; values elsewhere have no
+effect, not even nan. Log-probabilities are of the actions that were taken.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from torch import Tensor
 from redrb.errors import ConfigError
 
 Aggregation: TypeAlias = Literal["token", "sequence"]
-"""How a loss becomes one number: "token" is the mean over all actions of the batch (DAPO), so long
-samples weigh more; "sequence" the mean over samples of each one's own mean (GRPO, `coati`)."""
+"""How losses of actions become one number: "token" is the mean over all actions of the batch
+(DAPO), so long samples weigh more; "sequence" is the mean over samples of each sample's mean (GRPO,
+`coati`)."""
 
 KLEstimator: TypeAlias = Literal["k1", "k2", "k3", "coati"]
 """k1 to k3 of Schulman 2020, "Approximating KL Divergence", and `coati`'s; see `kl_estimate`."""
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are held within this: beyond, exp() makes gradients that are not numbers."""
+"""Log-ratios are clamped to this range: beyond it, exp() makes gradients that are not finite."""
 
 
 def action_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """Return the probability of each action now over then, float32 `[B, A]`, 1 on padding."""
+    """Return the ratio of new to old probability of each action, float32 `[B, A]`, 1 on padding."""
     return _log_ratio(log_probs, old_log_probs, mask).exp()
 
 
@@ -43,15 +44,15 @@ def policy_loss(
 ) -> Tensor:
     """Return `-mean(min(ratio * A, clamp(ratio, 1 - clip, 1 + clip_high) * A))`, float32 `[]`.
 
-    `coati`'s policy loss is this one with aggregation "sequence".
+    With aggregation "sequence" this is `coati`'s policy loss.
 
     Args:
-        ratio: Probability of each action now over then, float32 `[B, A]`.
+        ratio: Ratio of new to old probability of each action, float32 `[B, A]`.
         advantages: float32 `[B, A]`.
         mask: True where an action counts, bool `[B, A]`.
         clip: Epsilon of PPO's equation 7.
-        clip_high: The upper epsilon, where it differs (DAPO's "clip higher", 0.28 there).
-        aggregation: How the mean is taken.
+        clip_high: The upper epsilon (DAPO's "clip higher", 0.28 there); None: `clip`.
+        aggregation: How losses of actions become one number.
         weights: Importance weight of each sample or action, `[B, 1]` or `[B, A]`.
     """
     advantages = advantages.masked_fill(~mask, 0.0)
@@ -72,9 +73,9 @@ def value_loss(
 ) -> Tensor:
     """Return half the mean squared error of the values, float32 `[]`, tensors `[B, A]`.
 
-    The larger of two errors counts: of the value, and of the value held within `clip` of the old
-    one (as in the PPO of OpenAI Baselines and of `coati`, whose targets are the samples' rewards;
-    elsewhere they are the returns `advantages + old values`). `clip` None counts the first alone.
+    The larger of two errors counts: that of the value, and that of the value clipped to within
+    `clip` of the old value (as in OpenAI Baselines and `coati`; targets are the samples' rewards
+    in `coati`, otherwise the returns `advantages + old values`). `clip` None: no clipping.
     """
     values, old_values, targets = (
         tensor.masked_fill(~mask, 0.0) for tensor in (values, old_values, targets)
@@ -105,15 +106,16 @@ def grpo_loss(
     divergence from the reference policy. The paper aggregates by "sequence", DAPO by "token".
 
     Args:
-        log_probs: Of the actor in training, float32 `[B, A]`.
-        old_log_probs: Of the policy that sampled, float32 `[B, A]`.
+        log_probs: Log-probabilities of the actor in training, float32 `[B, A]`.
+        old_log_probs: Log-probabilities of the policy that sampled, float32 `[B, A]`.
         advantages: float32 `[B, A]`; in GRPO the same for all actions of a sample.
         mask: True where an action counts, bool `[B, A]`.
-        clip: The lower epsilon, and the upper one unless `clip_high` is given.
-        clip_high: The upper epsilon (DAPO's "clip higher").
+        clip: The lower epsilon.
+        clip_high: The upper epsilon (DAPO's "clip higher"); None: `clip`.
         beta: Price of the divergence; the paper has 0.04, DAPO 0.
-        reference_log_probs: Of the reference policy, float32 `[B, A]`; needed unless `beta` is 0.
-        aggregation: How the mean is taken.
+        reference_log_probs: Log-probabilities of the reference policy, float32 `[B, A]`; needed
+            unless `beta` is 0.
+        aggregation: How losses of actions become one number.
         weights: Importance weight of each sample or action, `[B, 1]` or `[B, A]`.
 
     Raises:
@@ -143,16 +145,16 @@ def kl_estimate(
     *,
     estimator: KLEstimator = "k3",
 ) -> Tensor:
-    """Return what each action says of `KL(policy || reference)`, float32 `[B, A]`, 0 on padding.
+    """Estimate `KL(policy || reference)` at each action, float32 `[B, A]`, 0 on padding.
 
-    With `r = reference / policy` at an action that the policy sampled: k1 is `-log r` (unbiased, at
-    times negative), k2 is `(log r)**2 / 2` (low variance, biased), k3 is `r - 1 - log r` (unbiased,
-    never negative; GRPO's). k3 has rare, huge values where the policy has left the reference, which
-    a loss bears and a reward does not. "coati" is what ColossalAI computes, k3 with r inverted: it
-    penalises likewise, but is no estimate of this divergence.
+    With `r = reference / policy` at an action that the policy sampled: k1 is `-log r` (unbiased,
+    sometimes negative), k2 is `(log r)**2 / 2` (low variance, biased), k3 is `r - 1 - log r`
+    (unbiased, never negative; used by GRPO). k3 has rare, huge values where the policy is far from
+    the reference, which harm a reward but not a loss. "coati" is ColossalAI's formula, k3 with r
+    inverted: it penalises similarly, but is no estimate of this divergence.
 
     Raises:
-        ConfigError: Another estimator.
+        ConfigError: The estimator is unknown.
     """
     check_choice("kl_estimator", estimator, get_args(KLEstimator))
     log_r = _log_ratio(reference_log_probs, log_probs, mask)
@@ -181,11 +183,11 @@ def aggregate(
 ) -> Tensor:
     """Return the weighted mean of the losses `[B, A]` where `mask` is True, float32 `[]`.
 
-    Weights multiply the losses and nothing is divided by their sum, as importance sampling has it.
-    Samples of which no action counts are no samples; where nothing counts, the mean is 0.
+    Weights multiply the losses without division by their sum, as in importance sampling. Samples
+    without an action that counts are left out; if nothing counts, the mean is 0.
 
     Raises:
-        ConfigError: Another aggregation.
+        ConfigError: The aggregation is unknown.
     """
     check_choice("aggregation", aggregation, get_args(Aggregation))
     losses = losses.masked_fill(~mask, 0.0)
@@ -198,7 +200,7 @@ def aggregate(
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of the values where `mask` is True, float32 `[]`; 0 where it never is."""
+    """Return the mean of the values where `mask` is True, float32 `[]`; 0 if it is nowhere True."""
     return aggregate(values, mask)
 
 
@@ -209,7 +211,7 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def _log_ratio(above: Tensor, below: Tensor, mask: Tensor) -> Tensor:
-    """Return `above - below`, held in a range that exp() can bear, 0 on padding."""
-    # both sides are filled first: a nan or infinity on padding would spoil the gradient
+    """Return `above - below`, clamped to `MAX_LOG_RATIO`, 0 on padding."""
+    # fill both sides first: a nan or infinity on padding would reach the gradient
     above, below = above.masked_fill(~mask, 0.0), below.masked_fill(~mask, 0.0)
     return (above - below).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

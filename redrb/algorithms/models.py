@@ -1,17 +1,17 @@
 """How networks are called: any `nn.Module`, and the causal models of Hugging Face transformers.
 
-A module is called as `module(sequences, attention_mask)`, int64 `[B, S]` each, and answers with a
-tensor, or with a mapping or `ModelOutput` that holds it:
+A module is called as `module(sequences, attention_mask)`, int64 `[B, S]` each, and returns a
+tensor, or a mapping or `ModelOutput` that holds the tensor under one of the names in brackets:
 
-- actors with logits `[B, S, V]` (`logits`), at each position about the token after it;
-- critics with values `[B, S]`, `[B, S, 1]` or one a sample, `[B]` (`value`, `values`, `logits`);
-- reward models with one number a sample, `[B]` or `[B, 1]` (`reward`, `rewards`, `logits`).
+- actors return logits `[B, S, V]` (`logits`); each position predicts the next token;
+- critics return values `[B, S]`, `[B, S, 1]`, or `[B]`, one a sample (`value`, `values`, `logits`);
+- reward models return one number a sample, `[B]` or `[B, 1]` (`reward`, `rewards`, `logits`).
 
-What its `forward` names decides about more: `input_ids` (then all is passed by keyword),
-`position_ids` (then they follow the mask, so that padding on the left changes nothing), `use_cache`
-and `logits_to_keep` (then the prompt's logits are never computed). A `forward` that names `actions`
-is passed A and answers for the last A tokens only: logits `[B, A, V]` that chose them, or values
-`[B, A]` before them; it takes None for all positions. No part of transformers is imported.
+The argument names of its `forward` switch on more: with `input_ids`, all is passed by keyword; with
+`position_ids`, positions follow the mask, so that padding on the left changes nothing; with
+`use_cache` and `logits_to_keep`, the prompt's logits are never computed. A `forward` with `actions`
+gets A and returns only the last A tokens: the logits `[B, A, V]` that chose them, or the values
+`[B, A]` before them; None means all positions. No part of transformers is imported.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from redrb.errors import RecordError
 def call(
     model: nn.Module, sequences: Tensor, attention_mask: Tensor | None, **options: object
 ) -> object:
-    """Call a module on its own device and return what it answers.
+    """Call a module on its device and return its output.
 
     Args:
         model: Any module that follows this file's rules.
         sequences: Token ids, int64 `[B, S]`.
-        attention_mask: 1 where a token counts, `[B, S]`; None: everywhere.
-        options: Further keywords that its `forward` names.
+        attention_mask: 1 where a token counts, `[B, S]`; None: all tokens count.
+        options: Further keyword arguments of its `forward`.
     """
     names = forward_names(model)
     device = device_of(model) or sequences.device
@@ -57,14 +57,14 @@ def action_logits(
     """Return the logits that chose each of the last A tokens, `[B, A, V]`, on the model's device.
 
     Raises:
-        RecordError: The module answered with something else.
+        RecordError: The module returned something else.
     """
     names = forward_names(model)
     options = {"actions": actions} if "actions" in names else {}
     if "logits_to_keep" in names:
         options["logits_to_keep"] = actions + 1
-    answer = call(model, sequences, attention_mask, **options)
-    logits = answered(answer, ("logits",), f"the actor {type(model).__name__}")
+    output = call(model, sequences, attention_mask, **options)
+    logits = output_tensor(output, ("logits",), f"the actor {type(model).__name__}")
     return choosing_logits(logits, sequences.shape[1], actions)
 
 
@@ -73,14 +73,14 @@ def action_values(
 ) -> Tensor:
     """Return the value of the state before each of the last A tokens, float32 `[B, A]`.
 
-    A critic that values whole samples gives `[B]`. The values come back to `sequences`' device.
+    A critic with one value a sample gives `[B]`. The values are on the device of `sequences`.
 
     Raises:
-        RecordError: The module answered with something else.
+        RecordError: The module returned something else.
     """
     options = {"actions": actions} if "actions" in forward_names(critic) else {}
     who = f"the critic {type(critic).__name__}"
-    values = answered(
+    values = output_tensor(
         call(critic, sequences, attention_mask, **options), ("value", "values", "logits"), who
     )
     batch, length = sequences.shape
@@ -104,13 +104,13 @@ def action_values(
 def sequence_rewards(
     reward_model: nn.Module, sequences: Tensor, attention_mask: Tensor | None
 ) -> Tensor:
-    """Return a reward model's number for each sample, float32 `[B]`, on `sequences`' device.
+    """Return a reward model's score of each sample, float32 `[B]`, on the device of `sequences`.
 
     Raises:
-        RecordError: The module answered with something else.
+        RecordError: The module returned something else.
     """
     who = f"the reward model {type(reward_model).__name__}"
-    rewards = answered(
+    rewards = output_tensor(
         call(reward_model, sequences, attention_mask), ("reward", "rewards", "logits"), who
     )
     batch = sequences.shape[0]
@@ -122,39 +122,44 @@ def sequence_rewards(
     return rewards.reshape(batch).float().to(sequences.device)
 
 
-def answered(answer: object, names: tuple[str, ...], who: str) -> Tensor:
-    """Return the tensor of an answer: itself, or what it holds under the first of `names`.
+def output_tensor(output: object, names: tuple[str, ...], who: str) -> Tensor:
+    """Return the tensor of a module's output.
+
+    Args:
+        output: A tensor, or a mapping or object that holds one.
+        names: Names under which to look for the tensor; the first hit counts.
+        who: Role and class of the module, for error messages.
 
     Raises:
-        RecordError: It is no tensor and holds none under these names.
+        RecordError: The output is no tensor and holds none under these names.
     """
-    if isinstance(answer, Tensor):
-        return answer
+    if isinstance(output, Tensor):
+        return output
     for name in names:
-        held = answer.get(name) if isinstance(answer, Mapping) else getattr(answer, name, None)
-        if isinstance(held, Tensor):
-            return held
+        found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(found, Tensor):
+            return found
     raise RecordError(
-        f"{who} answered with a {type(answer).__name__}, not with a tensor or an output that has "
+        f"{who} answered with a {type(output).__name__}, not with a tensor or an output that has "
         f"{' or '.join(names)}."
     )
 
 
 def positions(attention_mask: Tensor) -> Tensor:
-    """Return each token's place among those that count, int64 `[B, S]`, 0 on padding before."""
+    """Return each token's index among the tokens that count, int64 `[B, S]`; 0 on left padding."""
     return (attention_mask.long().cumsum(1) - 1).clamp(min=0)
 
 
 def device_of(model: nn.Module) -> torch.device | None:
-    """Return the device of a module's first parameter, None where it has none."""
+    """Return the device of a module's first parameter; None without parameters."""
     return next((parameter.device for parameter in model.parameters()), None)
 
 
 def forward_names(model: nn.Module) -> frozenset[str]:
-    """Return the names of the arguments that a module's `forward` takes.
+    """Return the argument names of a module's `forward`.
 
-    Behind wrappers that pass everything on (DistributedDataParallel, torch.compile, PEFT) it is the
-    module inside that counts.
+    For wrappers that pass everything on (DistributedDataParallel, torch.compile, PEFT), the names
+    of the module inside are added.
     """
     arguments = inspect.signature(model.forward).parameters
     names = frozenset(
@@ -171,7 +176,7 @@ _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _wrapped(model: nn.Module) -> nn.Module | None:
-    """Return the module that a wrapper holds."""
+    """Return the module inside a wrapper."""
     of_peft = getattr(model, "get_base_model", None)
     inner = of_peft() if callable(of_peft) else None
     for name in ("module", "_orig_mod"):
@@ -181,9 +186,9 @@ def _wrapped(model: nn.Module) -> nn.Module | None:
 
 @contextmanager
 def evaluating(*models: object) -> Iterator[None]:
-    """Put modules into eval mode, and each of their parts back into its own afterwards.
+    """Put modules into eval mode in this block; afterwards each part has its old mode again.
 
-    What is no module is passed over.
+    Arguments that are no modules are ignored.
     """
     modules = [model for model in models if isinstance(model, nn.Module)]
     modes = [[(part, part.training) for part in module.modules()] for module in modules]
@@ -192,8 +197,8 @@ def evaluating(*models: object) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, of_module in zip(modules, modes, strict=True):
-            # through train() first: some modules do more than setting a flag, such as merging LoRA
-            module.train(of_module[0][1])
-            for part, mode in of_module:
+        for module, part_modes in zip(modules, modes, strict=True):
+            # call train() first: in some modules it does more than set a flag, such as unmerge LoRA
+            module.train(part_modes[0][1])
+            for part, mode in part_modes:
                 part.training = mode

@@ -1,4 +1,4 @@
-"""What all training steps share: gradients that are numbers, and metrics as floats."""
+"""The end of a training step: gradients checked and clipped, optimizers stepped, metrics read."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def step_optimizers(
     *,
     max_grad_norm: float | None,
 ) -> dict[str, Tensor]:
-    """Scale each network's gradients down to `max_grad_norm`, then take all steps, or none.
+    """Clip each network's gradients to `max_grad_norm`, then step all optimizers, or none.
 
     Returns:
-        `<name>_grad_norm` of each network before scaling, float32 `[]`.
+        `<name>_grad_norm` of each network before clipping, float32 `[]`.
 
     Raises:
-        RecordError: A gradient is not a finite number. No optimizer was stepped.
+        RecordError: A gradient is not finite. No optimizer was stepped.
     """
     limit = torch.inf if max_grad_norm is None else max_grad_norm
     norms = {
@@ -46,7 +46,7 @@ def step_optimizers(
 
 
 def as_floats(metrics: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return metrics as floats, fetched from the device at once for each device and dtype."""
+    """Return metrics as floats; metrics on one device are copied to the host at once."""
     found = {name: value.detach().float() for name, value in metrics.items()}
     devices = {value.device for value in found.values()}
     if len(devices) == 1:

@@ -1,4 +1,4 @@
-"""A trainer's step of PPO: clipped losses of actor and critic.
+"""`PPOStep`: a training step with clipped losses of actor and critic.
 
 Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms", arXiv:1707.06347; the
 defaults are those of ColossalAI's `coati`.
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from redrb.algorithms.batches import TrainingBatch
-from redrb.algorithms.log_probs import action_log_probs, entropy
+from redrb.algorithms.log_probs import entropy
 from redrb.algorithms.losses import (
     Aggregation,
     action_ratio,
@@ -23,44 +23,44 @@ from redrb.algorithms.losses import (
     policy_loss,
     value_loss,
 )
-from redrb.algorithms.models import action_logits, action_values, device_of
+from redrb.algorithms.models import action_values, device_of
 from redrb.algorithms.optimizer_step import (
     as_floats,
     check_not_negative,
     check_positive,
     step_optimizers,
 )
+from redrb.algorithms.policy_step import PolicyStep
 from redrb.errors import RecordError
 from redrb.experience import Experience
 
 ValueTarget: TypeAlias = Literal["reward", "returns"]
-"""What values learn: "reward" of the sample (`coati`), or "returns", which are `advantages +
+"""Target of the values: "reward" of the sample (`coati`), or "returns", which are `advantages +
 values` as the maker noted them. With advantages of `reward - value` both are the same."""
 
 
-class PPOStep:
+class PPOStep(PolicyStep):
     """One optimizer step on a batch of experience: `metrics = step(experience)`.
 
-    The ratio is taken to the noted `action_log_probs`, so experience of an older policy is treated
-    as such. `tensors["importance_weights"]`, `[B]` or `[B, A]`, multiply both losses where they are
-    there. The networks are used in the mode that they are in.
-
-    To change a part, subclass it: `actor_loss`, `critic_loss` and `backward` are its joints.
+    The ratio is taken to the noted `action_log_probs`, so experience of an older policy is
+    corrected. `tensors["importance_weights"]`, `[B]` or `[B, A]`, multiply both losses if present.
+    The networks stay in their training or eval mode. Subclasses override `actor_loss`,
+    `critic_loss` and `backward`.
 
     Args:
         actor: Policy in training; `redrb.algorithms.models` says how it is called.
         critic: Value function in training.
-        actor_optimizer: Of the actor's parameters.
-        critic_optimizer: Of the critic's; it may be the same object.
+        actor_optimizer: Optimizer of the actor's parameters.
+        critic_optimizer: Optimizer of the critic's parameters; it may be the same object.
         clip: PPO's epsilon, > 0.
-        clip_high: The upper epsilon, where it differs.
-        value_clip: How far a value may move from the one that the maker noted; None: any way.
-        value_target: What values learn.
+        clip_high: The upper epsilon; None: `clip`.
+        value_clip: How far a value may move from the value that the maker noted; None: no limit.
+        value_target: Target of the values.
         entropy_coef: Weight of the entropy bonus. Unless it is 0, all logits are copied to float32.
-        max_grad_norm: Gradients of actor and critic are scaled down to it, each; None: never.
-        aggregation: How a mean over actions is taken.
+        max_grad_norm: Largest gradient norm of actor and of critic; None: no limit.
+        aggregation: How losses of actions become one number.
         normalise_advantages: Give advantages mean 0 and variance 1 over the batch's actions.
-        temperature: At which the maker sampled: it divides the logits here too.
+        temperature: Temperature at which the maker sampled; divides the logits.
 
     Raises:
         ConfigError: An option is out of range.
@@ -115,32 +115,29 @@ class PPOStep:
         """
         self.actor_optimizer.zero_grad()
         self.critic_optimizer.zero_grad()
-        # one after the other, so that only one network's activations are held at a time
-        of_actor, metrics = self.actor_loss(self.batch(experience, self.actor))
-        self.backward(of_actor)
-        of_critic, of_values = self.critic_loss(self.batch(experience, self.critic))
-        self.backward(of_critic)
+        # one network after the other, so that memory holds the activations of one only
+        actor_loss, metrics = self.actor_loss(self.batch(experience, self.actor))
+        self.backward(actor_loss)
+        critic_loss, critic_metrics = self.critic_loss(self.batch(experience, self.critic))
+        self.backward(critic_loss)
         norms = step_optimizers(
             {"actor": self.actor, "critic": self.critic},
             (self.actor_optimizer, self.critic_optimizer),
             max_grad_norm=self.max_grad_norm,
         )
-        return as_floats({**metrics, **of_values, **norms})
+        return as_floats({**metrics, **critic_metrics, **norms})
 
     def batch(self, experience: Experience, network: nn.Module) -> TrainingBatch:
         """Return the batch on the network's device."""
         return TrainingBatch.of(experience, algorithm="PPO", device=device_of(network))
 
     def actor_loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return what the actor minimises, float32 `[]`, and its metrics."""
+        """Return the actor's loss, float32 `[]`, and its metrics."""
         mask = batch.action_mask
         advantages = batch.per_action("advantages")
         if self.normalise_advantages:
             advantages = normalised(advantages, mask)
-        logits = action_logits(self.actor, batch.sequences, batch.attention_mask, batch.actions)
-        log_probs = action_log_probs(
-            logits, batch.sequences, batch.actions, temperature=self.temperature
-        )
+        logits, log_probs = self._forward(batch)
         ratio = action_ratio(log_probs, batch.old_log_probs, mask)
         loss = policy_loss(
             ratio,
@@ -152,18 +149,18 @@ class PPOStep:
             weights=batch.weights,
         )
         with torch.set_grad_enabled(self.entropy_coef > 0 and torch.is_grad_enabled()):
-            spread = masked_mean(entropy(logits, temperature=self.temperature), mask)
-        metrics = {"actor_loss": loss, "entropy": spread}
-        metrics |= ratio_metrics(ratio, mask, clip=self.clip, clip_high=self.clip_high)
-        return (loss - self.entropy_coef * spread if self.entropy_coef else loss), metrics
+            mean_entropy = masked_mean(entropy(logits, temperature=self.temperature), mask)
+        metrics = {"actor_loss": loss, "entropy": mean_entropy}
+        metrics |= self._ratio_metrics(ratio, mask)
+        return (loss - self.entropy_coef * mean_entropy if self.entropy_coef else loss), metrics
 
     def critic_loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return what the critic minimises, float32 `[]`, and its metrics."""
+        """Return the critic's loss, float32 `[]`, and its metrics."""
         old_values, reward = batch.field("values"), batch.field("reward")
         values = action_values(self.critic, batch.sequences, batch.attention_mask, batch.actions)
         if values.shape != old_values.shape:
             raise RecordError(
-                f"the critic's values have shape {list(values.shape)}, those of the batch "
+                f"the critic's values have shape {list(values.shape)}, the batch's values "
                 f"{list(old_values.shape)}: maker and trainer need the same critic.",
                 field="values",
             )
@@ -194,25 +191,8 @@ class PPOStep:
         if advantages.shape != old_values.shape:
             raise RecordError(
                 f"advantages have shape {list(advantages.shape)} and values "
-                f"{list(old_values.shape)}: returns are their sum, so they need one shape, or set "
-                'value_target="reward".',
+                f"{list(old_values.shape)}: returns are their sum, so both need the same shape; or "
+                'set value_target="reward".',
                 field="advantages",
             )
         return advantages + old_values
-
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss; a strategy of its own (such as scaling) overrides this."""
-        loss.backward()  # type: ignore[no-untyped-call]
-
-
-@torch.no_grad()
-def ratio_metrics(
-    ratio: Tensor, mask: Tensor, *, clip: float, clip_high: float | None = None
-) -> dict[str, Tensor]:
-    """Return `approx_kl` (k3, behaviour from current) and `clip_fraction`, float32 `[]` each."""
-    high = clip if clip_high is None else clip_high
-    outside = (ratio < 1 - clip) | (ratio > 1 + high)
-    return {
-        "approx_kl": masked_mean(ratio - 1 - ratio.log(), mask),
-        "clip_fraction": masked_mean(outside.float(), mask),
-    }

@@ -1,4 +1,4 @@
-"""How the next token is chosen from its logits."""
+"""`Sampler`: chooses the next token from its logits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ class Sampler:
     """Settings of sampling.
 
     Attributes:
-        do_sample: False takes the likeliest token.
+        do_sample: False takes the likeliest token each time.
         temperature: Divides the logits, > 0.
-        top_k: Only the k likeliest tokens are sampled; None or 0: all.
-        top_p: Only the likeliest tokens that together reach this probability are sampled, the one
-            that reaches it included (Holtzman et al. 2020, arXiv:1904.09751); None or 1: all.
-        generator: Source of randomness, on any device; None: torch's own.
+        top_k: Sample only among the k likeliest tokens; None or 0: all.
+        top_p: Sample only among the likeliest tokens that together reach this probability, with
+            the token that reaches it (Holtzman et al. 2020, arXiv:1904.09751); None or 1: all.
+        generator: Source of randomness, on any device; the same state gives the same completions.
+            None: torch's global generator.
     """
 
     do_sample: bool = True
@@ -39,14 +40,14 @@ class Sampler:
             raise ConfigError(f"top_p {self.top_p} must be above 0 and at most 1.")
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose a token a row.
+        """Choose one token for each row.
 
         Args:
             logits: Any float dtype, `[B, V]`.
 
         Returns:
-            Token ids, int64 `[B]`, and their log-probabilities at the temperature, before `top_k`
-            and `top_p` cut anything off, float32 `[B]`.
+            Token ids, int64 `[B]`, and their log-probabilities at the temperature, float32 `[B]`,
+            without the effect of `top_k` and `top_p`.
         """
         log_probs = (logits.float() / self.temperature).log_softmax(-1)
         if self.do_sample:
@@ -56,14 +57,14 @@ class Sampler:
         return chosen.squeeze(-1), log_probs.gather(-1, chosen).squeeze(-1)
 
     def _draw(self, weights: Tensor) -> Tensor:
-        """Draw from unnormalised probabilities `[B, V]` where the generator is."""
+        """Draw from unnormalised probabilities `[B, V]` on the generator's device."""
         generator = self.generator
         device = weights.device if generator is None else generator.device
         drawn = torch.multinomial(weights.to(device), 1, generator=generator)
         return drawn.to(weights.device)
 
     def _cut(self, log_probs: Tensor) -> Tensor:
-        """Return `log_probs` with -inf where `top_k`, then `top_p`, let no token be sampled."""
+        """Return `log_probs` with -inf for tokens that `top_k`, then `top_p`, exclude."""
         vocabulary = log_probs.shape[-1]
         if self.top_k and self.top_k < vocabulary:
             least = log_probs.topk(self.top_k).values[:, -1:]

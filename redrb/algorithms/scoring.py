@@ -1,4 +1,4 @@
-"""What a completion is worth: a reward model's opinion, or a function's."""
+"""Rewards of completions, from a reward model or a function."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from redrb.algorithms.models import sequence_rewards
 from redrb.errors import RecordError
 
 RewardFunction: TypeAlias = Callable[[Completions], Tensor | Sequence[float]]
-"""Scores a batch of completions: one number a sample, a tensor `[B]` or a sequence of B floats."""
+"""Scores a batch of completions: returns a tensor `[B]` or a sequence of B floats."""
 
 Scorer: TypeAlias = nn.Module | RewardFunction
 """A reward model (see `redrb.algorithms.models`), or a function of completions."""
 
 
 def scores_of(scorer: Scorer, completions: Completions) -> Tensor:
-    """Return the reward of each completion, float32 `[B]`, where its tokens are.
+    """Return the reward of each completion, float32 `[B]`, on the completions' device.
 
     Raises:
-        RecordError: The scorer gave another number of numbers.
+        RecordError: The scorer did not return one number a sample.
     """
     if isinstance(scorer, nn.Module):
         rewards = sequence_rewards(scorer, completions.sequences, completions.attention_mask)

@@ -1,27 +1,27 @@
-"""A critic made of any causal trunk."""
+"""`ValueHead`: makes a critic of any causal model."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from redrb.algorithms.models import answered, call
+from redrb.algorithms.models import call, output_tensor
 from redrb.errors import ConfigError, RecordError
 
 
 class ValueHead(nn.Module):
-    """A trunk with a linear head that values every position: `[B, S]` of `[B, S]`.
+    """A trunk with a linear head that gives a value at every position, float32 `[B, S]`.
 
-    The value at a position is that of the state after its token, so the one before an action stands
-    one position earlier, where the logits that chose it stand as well. The head starts at 0.
+    The value at a position is that of the state after its token, so the value before an action is
+    one position earlier, like the logits that chose the action. The head starts at 0.
 
     Args:
-        trunk: A module that answers with hidden states `[B, S, H]`, or a Hugging Face model; of a
-            causal one its trunk is taken without the vocabulary's head. It is not copied: hand in
+        trunk: A module that returns hidden states `[B, S, H]`, or a Hugging Face model; of a causal
+            model only the trunk is used, without the vocabulary head. It is not copied: pass
             `copy.deepcopy(actor)` unless actor and critic shall share it.
-        hidden_size: H; None: `trunk.config.hidden_size`.
+        hidden_size: Width H of the hidden states; None: `trunk.config.hidden_size`.
 
     Raises:
-        ConfigError: Nothing says how wide the hidden states are.
+        ConfigError: The width of the hidden states is not known.
     """
 
     def __init__(self, trunk: nn.Module, *, hidden_size: int | None = None) -> None:
@@ -49,7 +49,9 @@ class ValueHead(nn.Module):
             RecordError: The trunk's hidden states have another shape.
         """
         who = f"the trunk {type(self.trunk).__name__}"
-        hidden = answered(call(self.trunk, sequences, attention_mask), ("last_hidden_state",), who)
+        hidden = output_tensor(
+            call(self.trunk, sequences, attention_mask), ("last_hidden_state",), who
+        )
         width = self.head.in_features
         if hidden.dim() != 3 or hidden.shape[2] != width:
             raise RecordError(
