@@ -85,7 +85,7 @@ class Waiting:
 
     @property
     def key(self) -> str:
-        return self.stream._store.keys.prefix
+        return self.stream._task.store.keys.prefix
 
     def fill(self, groups: int) -> None:
         """Put versions until at least so many groups wait."""
@@ -133,7 +133,7 @@ class Waiting:
     def scan(self, versions: int) -> list[bytes]:
         """Find the groups of the oldest versions in the groups themselves."""
         cut, found, start = self._oldest + versions - 1, [], "-"
-        with redis.Redis.from_url(self.stream._store.client.url) as client:
+        with redis.Redis.from_url(self.stream._task.store.client.url) as client:
             while entries := client.xrange(f"{self.key}stream", start, count=1000):
                 for entry, layout in zip(
                     entries, parse_groups(fields[b"g"] for _, fields in entries), strict=True
@@ -148,7 +148,7 @@ class Waiting:
     def scan_facts(self, versions: int) -> list[bytes]:
         """Find them in the hash of facts."""
         cut = self._oldest + versions - 1
-        with redis.Redis.from_url(self.stream._store.client.url) as client:
+        with redis.Redis.from_url(self.stream._task.store.client.url) as client:
             pairs = client.hscan_iter(f"{self.key}facts", count=1000)
             return [member for member, facts in pairs if unpack_facts(facts)["version"] <= cut]
 
@@ -225,7 +225,7 @@ def walk_cost(groups: int, rounds: int) -> float:
 
 def index_bytes(task: Waiting) -> dict[str, float]:
     """Return bytes a group of each key that an order adds to a task."""
-    execute, groups = task.stream._store.client.execute, len(task.stream)
+    execute, groups = task.stream._task.store.client.execute, len(task.stream)
     sizes = {
         name: execute("MEMORY", "USAGE", f"{task.key}{name}", "SAMPLES", 10_000) or 0
         for name in ("facts", "ready:default", "versions:default", "newest:default")

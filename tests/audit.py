@@ -36,8 +36,8 @@ def audit(stream: ExperienceStream) -> dict[str, Holdings]:
     Returns:
         What each consumer group has.
     """
-    prefix = stream._store.keys.prefix
-    client = stream._store.client
+    prefix = stream._task.store.keys.prefix
+    client = stream._task.store.client
     if not client.execute("EXISTS", f"{prefix}task"):
         return {}
     names = sorted(name.decode() for name in client.execute("SMEMBERS", f"{prefix}groups"))
@@ -95,8 +95,8 @@ def kill_consumer(stream: ExperienceStream) -> None:
         consumer._heartbeat.stop()
         consumer._heartbeat._thread.join()
         consumer._heartbeat = None
-    key = f"{stream._store.keys.prefix}consumers:{stream.group}"
-    stream._store.client.execute("ZADD", key, "XX", 1, consumer.name)
+    key = f"{stream._task.store.keys.prefix}consumers:{stream.group}"
+    stream._task.store.client.execute("ZADD", key, "XX", 1, consumer.name)
 
 
 def _of_group(prefix: str, name: str) -> list[tuple[Any, ...]]:
@@ -158,7 +158,7 @@ def _check_pools(
     stream: ExperienceStream, name: str, known: dict[int, Facts], settings: dict[str, bytes]
 ) -> None:
     """Check the indexes beside the order: what is in a pool is in all of them, and nothing else."""
-    prefix, run = stream._store.keys.prefix, stream._store.client.execute
+    prefix, run = stream._task.store.keys.prefix, stream._task.store.client.execute
     moved = {
         int(seq): to.decode()
         for seq, to in _pairs(run("HGETALL", f"{prefix}moved:{name}"), str).items()
@@ -205,7 +205,7 @@ def _together(stream: ExperienceStream, *commands: tuple[Any, ...]) -> list[Any]
     pipeline = Pipeline()
     for command in (("MULTI",), *commands, ("EXEC",)):
         pipeline.add(*command)
-    *_, replies = stream._store.client.exchange(pipeline)
+    *_, replies = stream._task.store.client.exchange(pipeline)
     for reply in replies:
         assert not isinstance(reply, Exception), reply
     return list(replies)

@@ -1,21 +1,39 @@
-"""`ExperienceStream`: what users hold of a task."""
+"""`ExperienceStream`, the object that users hold: every method on one page.
+
+Each method checks its arguments and hands the work to the package that its section names.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from types import TracebackType
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, Unpack, get_args
 
-from redrb.checks import check_choice, checked_int, checked_timeout
+from redrb.checks import (
+    check_choice,
+    checked_int,
+    checked_int_or_none,
+    checked_number,
+    checked_timeout,
+)
 from redrb.codec import NarrowFloats
-from redrb.connection import Client
+from redrb.connection import Client, check_client
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
 from redrb.keys import check_name
-from redrb.orders import Order, ignores_priority
-from redrb.stream.arguments import AnyStatus, checked_least, checked_status
+from redrb.orders import ignores_priority
+from redrb.stream.arguments import (
+    BEFORE_ANY,
+    AnyStatus,
+    checked_ids,
+    checked_least,
+    checked_status,
+    checked_statuses,
+)
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.filters import Filter, check_filters
 from redrb.stream.put.items import Groups, Items, groups_of, groups_of_many
@@ -26,32 +44,46 @@ from redrb.stream.put.room import OnFull
 from redrb.stream.put.writer import Writer
 from redrb.stream.ranks.rank_requests import Balance, checked_balance, checked_place
 from redrb.stream.ranks.ranks import Ranks
+from redrb.stream.saving.saving import AnyPath, SavedTask, resume_task, save_task
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.in_flight import leases
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.scripts import TakeRequest, TakeScripts
 from redrb.stream.take.taker import Taker
-from redrb.stream.task.follower import Follower
-from redrb.stream.task.rate import RateLimit
-from redrb.stream.task.settings import Eviction, OnExpired, TaskSettings
+from redrb.stream.task.dead_letters import DeadLetter, dead_letters
+from redrb.stream.task.description import StalenessRules
+from redrb.stream.task.expiration import Expiration, StalenessReport
+from redrb.stream.task.history import StoredGroup, history, read_groups
+from redrb.stream.task.ledger import StreamStats
+from redrb.stream.task.queries import parse_where
+from redrb.stream.task.reprioritizing import update_priorities
+from redrb.stream.task.settings import OnExpired, SettingArguments, TaskSettings
 from redrb.stream.task.task import Task
+
+LEASE_MS = 30_000
+"""Default of `lease_ms`."""
+
+LEAST_LEASE_MS = 100
 
 _log = logging.getLogger("redrb")
 
 
-class ExperienceStream(Task):
+class ExperienceStream:
     """The stream of one task: makers put groups of samples in, trainers take full batches out.
 
-    Put is exactly once; delivery is at least once, until acknowledged. Any number of processes and
-    threads may share a task; one object may be shared by threads. Settings that belong to the task
-    are remembered in Redis: who leaves one out takes what is there, who gives another one gets
-    `TaskMismatch`.
+    A put is stored exactly once; a group is delivered at least once, until it is acknowledged. Any
+    number of processes and threads may share a task, and threads may share one stream object.
 
     Example:
         >>> stream = ExperienceStream(client, "math", limit=4096)
         >>> stream.put(items, policy_version=7)
         >>> with stream.take(32, timeout=30) as lease:
         ...     train(lease.batch())
+
+    Attributes:
+        task: Name of the task.
+        namespace: Namespace of the task.
+        group: Name of the consumer group.
     """
 
     def __init__(
@@ -61,103 +93,61 @@ class ExperienceStream(Task):
         *,
         namespace: str = "default",
         group: str = "default",
-        order: str | Order | None = None,
-        limit: int | None = None,
-        max_bytes: int | None = None,
         on_full: OnFull = "block",
-        max_deliveries: int | None = None,
-        lease_ms: int = 30_000,
+        lease_ms: int = LEASE_MS,
         narrow_floats: NarrowFloats | None = None,
-        max_staleness: int | None = None,
-        max_token_staleness: int | None = None,
-        on_expired: OnExpired | None = None,
         weights: str | None = None,
-        max_reads: int | None = None,
-        capacity: int | None = None,
-        eviction: Eviction | None = None,
-        rate: RateLimit | None = None,
-        tags: Sequence[str] | None = None,
         filters: Sequence[Filter] = (),
-        keep: str | None = None,
-        keep_groups: int | None = None,
+        settings: TaskSettings | None = None,
+        **task_settings: Unpack[SettingArguments],
     ) -> None:
         """Open a task, and create it when it is new.
 
-        A setting "of the task" is remembered in Redis; leave it out to take what is there.
-
         Args:
-            client: What `redrb.connect` returned.
+            client: The client that `redrb.connect` returned.
             task: Name of the task.
             namespace: Keeps experiments on one server apart.
-            group: Consumer group of `take`: each group sees every entry.
-            order: Which groups are taken first: "fifo" (default), "lifo", "stalest", "freshest",
-                "priority", "uniform", "prioritized", or an `Order`; a setting of the task.
-            limit: Most groups waiting and leased; a setting of the task, default 0: no limit.
-            max_bytes: Most bytes waiting and leased; a setting of the task, default 0: no limit.
-            on_full: What `put` does at the limit or at the server's memory limit: "block",
-                "drop_oldest" (of those not leased; counted as evicted) or "error" (StoreFull).
-            max_deliveries: Deliveries without acknowledgement (a consumer that died, or an
-                exception in its block) after which a group goes to the dead-letter stream; a
-                setting of the task, default 5.
-            lease_ms: Silence of this consumer's heartbeat after which others take its leases over.
+            group: Consumer group of `take`; each consumer group gets every group of samples.
+            on_full: Behaviour of `put` at the limit or at the server's memory limit: "block",
+                "drop_oldest" (evict groups that are not leased) or "error" (raise StoreFull).
+            lease_ms: Silence of this consumer's heartbeat after which its leased groups are
+                requeued for other consumers.
             narrow_floats: Store float32 and float64 as "float16" or "bfloat16": half the bytes,
                 and not lossless.
-            max_staleness: Most weight versions that a group's oldest token may be behind: what is
-                staler expires at put, at take and by `expire`; a setting of the task.
-            max_token_staleness: The same for the newest token that counts of each sample: one
-                sample whose tokens are all too stale expires its group; a setting of the task.
-            on_expired: "discard" (default), or "keep": expired groups wait with status EXPIRED; a
-                setting of the task.
-            weights: Name of the published weights whose newest version is the current one.
-            max_reads: Times that a group is taken and acknowledged, 0 for ever; a setting of the
-                task, default 1.
-            capacity: Most groups stored; what exceeds it is evicted, never blocking; a setting of
-                the task.
-            eviction: Which go first at the capacity or by "drop_oldest": "oldest" (by arrival,
-                default), "stalest" or "last" (in the task's order); a setting of the task.
-            rate: How many reads an insert allows; a setting of the task.
-            tags: Names of tags that queries may use; a setting of the task.
-            filters: Each group must pass them to be put, else it counts as filtered.
-            keep: Period such as "7d" for which acknowledged groups stay readable; a setting of the
-                task.
-            keep_groups: Most acknowledged groups that stay readable; a setting of the task.
+            weights: Name of the published weights whose newest version is the task's current one.
+            filters: Functions that every group must pass to be put; others count as filtered.
+            settings: Settings that the task must have.
+            task_settings: Fields of `TaskSettings`, such as `order="stalest"` or `limit=4096`; they
+                replace those of `settings`.
 
         Raises:
-            ConfigError: A bad name or setting.
+            ConfigError: A name or a setting is not usable.
             TaskMismatch: The task exists with other settings.
             StoreUnavailable: Redis stayed away.
         """
+        check_client(client)
         check_choice("on_full", on_full, get_args(OnFull))
         if narrow_floats is not None:
             check_choice("narrow_floats", narrow_floats, get_args(NarrowFloats))
-        checked_int("lease_ms", lease_ms, 100)
+        lease_ms = checked_int("lease_ms", lease_ms, LEAST_LEASE_MS)
+        self.task = task
+        self.namespace = namespace
+        self.group = check_name("consumer group", group)
         self._narrow_floats = narrow_floats
         self._filters = check_filters(filters)
         self._closed = self._warned = False
-        self._follower: Follower | None = None
-        settings = TaskSettings(
-            order=order,
-            limit=limit,
-            max_bytes=max_bytes,
-            max_deliveries=max_deliveries,
-            max_staleness=max_staleness,
-            max_token_staleness=max_token_staleness,
-            on_expired=on_expired,
-            max_reads=max_reads,
-            capacity=capacity,
-            eviction=eviction,
-            rate=rate,
-            tags=tags,
-            keep=keep,
-            keep_groups=keep_groups,
+        self._task = Task(
+            client,
+            task,
+            namespace=namespace,
+            settings=replace(settings or TaskSettings(), **task_settings),
+            weights=weights,
         )
-        super().__init__(client, task, namespace=namespace, group=group, settings=settings)
-        if weights is not None:
-            self._follower = Follower(self._store, namespace, weights)
-        self._producer = Producer(self._store, on_full, self._open)
-        self._consumer = Consumer(self._store, group, lease_ms)
-        self._taker = Taker(self._store, self._consumer, self._open)
-        self._ranks = Ranks(self._store, self._consumer, self._open)
+        self._expiration = Expiration(self._task, group)
+        self._producer = Producer(self._task, on_full)
+        self._consumer = Consumer(self._task.store, group, lease_ms)
+        self._taker = Taker(self._task, self._consumer)
+        self._ranks = Ranks(self._task, self._consumer)
 
     def __enter__(self) -> Self:
         return self
@@ -170,6 +160,20 @@ class ExperienceStream(Task):
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        where = self._task.store.client.where
+        return f"<redrb.{type(self).__name__} {self.namespace}:{self.task} at {where}>"
+
+    def __bool__(self) -> bool:
+        """Return True, however many groups wait."""
+        return True
+
+    def __len__(self) -> int:
+        """Return the number of groups that wait for this consumer group, in any status."""
+        return self.stats().ledger.waiting
+
+    # put/
+
     def put(
         self,
         items: Items,
@@ -180,17 +184,17 @@ class ExperienceStream(Task):
         tags: Mapping[str, Scalar | None] | None = None,
         timeout: float | None = None,
     ) -> tuple[int, ...]:
-        """Store experience, exactly once however often Redis has to be asked.
+        """Store experience, exactly once however often the request is repeated.
 
         Args:
-            items: A list of samples is one group, one sample a group of its own, and an Experience
-                one group a row. An empty list is nothing.
-            policy_version: Weight version that made them, where they do not say it themselves.
-            priority: For the orders "priority" and "prioritized".
-            status: The groups' status; default: derived from their samples.
-            tags: Values of declared tags, where those of the samples are not meant.
-            timeout: Seconds to wait for room, with `on_full="block"`; None waits for ever, and
-                logs every half minute what it waits for.
+            items: A list of samples is one group; one sample is a group by itself; each row of an
+                Experience is a group. An empty list stores nothing.
+            policy_version: Weight version that made the samples, where they hold none themselves.
+            priority: Priority for the orders "priority" and "prioritized".
+            status: Status of the groups; default: derived from their samples.
+            tags: Values of declared tags, which replace those of the samples.
+            timeout: Seconds to wait for room with `on_full="block"`; None waits for ever, and logs
+                every half minute.
 
         Returns:
             Ids of the groups that passed the filters, in order.
@@ -198,7 +202,7 @@ class ExperienceStream(Task):
         Raises:
             RecordError, EncodeError: The experience is malformed; nothing was stored.
             StoreFull: There was no room in time.
-            StoreUnavailable: Redis stayed away; `uncertain` says whether it may have landed.
+            StoreUnavailable: Redis stayed away; `uncertain` says whether the put may have landed.
         """
         options = PutOptions.checked(policy_version, priority, status, tags)
         return self._put(groups_of(items), options, timeout)
@@ -213,19 +217,18 @@ class ExperienceStream(Task):
         tags: Mapping[str, Scalar | None] | None = None,
         timeout: float | None = None,
     ) -> tuple[int, ...]:
-        """Store several groups with few round trips; each group is visible whole or not at all.
+        """Store several groups with few round trips; each group becomes visible as a whole.
 
-        Args, returns and errors are those of `put`. Of a put that failed midway, the error's
-        `stored` says how many of the groups, from the first, are in; `StoreUnavailable.uncertain`
-        speaks of the up to 32 after these. An empty group is an EncodeError.
+        Arguments, result and errors are those of `put`. When a put fails midway, the error's
+        `stored` is the number of groups, from the first, that are stored;
+        `StoreUnavailable.uncertain` is about the up to 32 groups after these. An empty group is an
+        EncodeError.
         """
         options = PutOptions.checked(policy_version, priority, status, tags)
         return self._put(groups_of_many(groups), options, timeout)
 
     def writer(self) -> Writer:
-        """Return a writer, for makers that put again and again.
-
-        Each put is on its way while the next one is made, and as safe as `put`.
+        """Return a writer, which sends each put while its caller makes the next one.
 
         Example:
             >>> with stream.writer() as writer:
@@ -234,6 +237,19 @@ class ExperienceStream(Task):
         """
         self._check_open()
         return Writer(self._producer, self._prepare)
+
+    def discard_expired(self, groups: int) -> None:
+        """Count groups that a maker found too stale to put, as put and expired, exactly once.
+
+        Raises:
+            StoreUnavailable: Redis stayed away; `uncertain` says whether they may be counted.
+        """
+        self._check_open()
+        expired = checked_int("groups", groups)
+        if expired:
+            self._producer.put(PutBatch((), expired=expired), None)
+
+    # take/, ranks/
 
     def take(
         self,
@@ -251,40 +267,40 @@ class ExperienceStream(Task):
     ) -> Lease:
         """Lease exactly `count` groups in this task's order, or none.
 
-        Delivery is at least once: what is neither acknowledged nor released goes back when this
-        consumer's heartbeat stops. Takes that wait are served in the order of their arrival.
+        Delivery is at least once: groups that are neither acknowledged nor released return to the
+        queue when this consumer's heartbeat stops. Waiting takes are served in the order of their
+        arrival.
 
-        With `rank`, `world_size` and `step` the batch is that of all ranks, formed once when all
-        have asked for the step, and the lease is this rank's part: `count / world_size` groups, the
-        same ones again until all ranks have acknowledged theirs. See docs/ranks.md.
+        With `rank`, `world_size` and `step` all ranks take one batch together. It is formed once,
+        when every rank has asked for the step; the lease holds this rank's `count / world_size`
+        groups, the same ones again until all ranks have acknowledged theirs. See docs/ranks.md.
 
         Args:
             count: Groups in the batch, >= 1.
-            timeout: Seconds to wait for a full batch; 0 only looks; None waits for ever, and logs
-                every half minute what is missing.
-            at_least: Fewest groups that are welcome when the time is up, at the end of data;
-                default `count`.
-            ack: The lease before this one: it is acknowledged first, in the same round trip, also
+            timeout: Seconds to wait for a full batch; 0 looks once; None waits for ever, and logs
+                every half minute.
+            at_least: Fewest groups to accept when the time is up; default `count`.
+            ack: The previous lease of this stream: acknowledged first, in the same round trip, even
                 when the take itself times out.
-            status: Status of the groups: each is a pool of its own.
-            where: Only groups whose declared tags match this query, such as `{"score_gt": 0.8}`;
-                see docs/queries.md. Groups that other takes wait for may be among them.
-            rank: Which of the ranks this process is, 0 to `world_size - 1`.
-            world_size: Ranks that take the same steps; `count` must be a multiple of it.
-            step: Number of the batch; it counts up by one. A job that starts again gives the one
-                of its checkpoint.
-            balance: "tokens": parts have about as many tokens; None: they are dealt like cards.
+            status: Status of the groups.
+            where: Query that the groups' declared tags must match, such as `{"score_gt": 0.8}`; see
+                docs/queries.md. It may take groups for which another take without a query waits.
+            rank: Number of this process among the ranks, 0 to `world_size - 1`.
+            world_size: Number of ranks; `count` must be a multiple of it.
+            step: Number of the batch, which counts up by one; a job that starts again continues at
+                the step of its checkpoint.
+            balance: "tokens": all parts have about as many tokens; None: groups are dealt in turn.
 
         Returns:
             A lease; `lease.batch()` pads its samples to one batch.
 
         Raises:
-            BatchTimeout: Fewer groups came in time, or not all ranks; none was taken.
-            LeaseLost: `ack` is another consumer's by now; nothing was taken.
+            BatchTimeout: Too few groups came in time, or not all ranks; none was taken.
+            LeaseLost: Another consumer holds groups of `ack` by now; nothing was taken.
             RankLost: Another rank's heartbeat stopped; no rank got a part of this step.
             WrongStep: All ranks have acknowledged this step, or another one comes first.
-            ConfigError: `count` exceeds the task's limit, so it could never be full; or ranks take
-                from this consumer group, so nobody else may, or the other way round.
+            ConfigError: `count` exceeds the task's limit, so the batch could never be full; or
+                takes with and without ranks meet in one consumer group.
             StoreUnavailable: Redis stayed away.
         """
         request = self._take_request(count, at_least, status, where)
@@ -307,19 +323,18 @@ class ExperienceStream(Task):
         status: AnyStatus = Status.COMPLETED,
         where: Mapping[str, Any] | None = None,
     ) -> Generator[Lease]:
-        """Take batch after batch, the next one on its way while this one is trained on.
+        """Take batch after batch; the next one is prefetched while its user trains on this one.
 
-        A lease is acknowledged when the loop comes back for the next, unless its user has ended it.
-        What the loop did not come back for, after `break` or an exception, is released unharmed by
-        the consumer's thread: call `lease.ack()` before a `break`, or use `with lease:` to count
-        failures. It holds up to two batches at a time, so the next one may be a step staler than
-        with `take`.
+        The loop acknowledges a lease when it asks for the next one, unless the lease has ended.
+        After `break` or an exception a background thread releases the lease unharmed: call
+        `lease.ack()` before a `break`, or use `with lease:` to count failures. The loop holds up to
+        two batches, so a batch may be one step staler than with `take`.
 
         Args:
-            count, timeout, at_least, status, where: Of each take.
+            count, timeout, at_least, status, where: Arguments of each take.
 
         Raises:
-            As `take` does. LeaseLost may speak of the batch before the last one.
+            As `take`; LeaseLost may be about the batch before the last one.
 
         Example:
             >>> for lease in stream.leases(32, timeout=600):
@@ -329,30 +344,19 @@ class ExperienceStream(Task):
         loop = leases(self._taker, self._consumer, request, checked_timeout(timeout))
         return self._while_open(loop)
 
-    def discard_expired(self, groups: int) -> None:
-        """Count groups that a maker found too stale to put, as put and expired, exactly once.
-
-        Raises:
-            StoreUnavailable: Redis stayed away; `uncertain` says whether it may have landed.
-        """
-        self._check_open()
-        expired = checked_int("groups", groups)
-        if expired:
-            self._producer.put(PutBatch((), expired=expired), None)
-
     @property
     def consumer(self) -> str:
-        """Name under which this object holds leases; another one in a forked process."""
+        """Name under which this object holds leases; a forked process has another one."""
         return self._consumer.name
 
     def dismiss(self, consumer: str) -> int:
-        """Give back, unharmed and at once, what a consumer of this group leases: it is dead.
+        """Requeue the groups that a dead consumer of this group leases, unharmed and at once.
 
-        Others take its leases over by themselves when its heartbeat has been silent for its
-        `lease_ms`; call this where it is known to be gone, such as the process before this one.
+        Without this call other consumers take them over when the dead consumer's heartbeat has been
+        silent for its `lease_ms`.
 
         Args:
-            consumer: Its `consumer`.
+            consumer: The dead stream object's `consumer`.
 
         Returns:
             How many groups it held.
@@ -361,13 +365,15 @@ class ExperienceStream(Task):
             StoreUnavailable: Redis stayed away.
         """
         self._check_open()
-        return TakeScripts(self._store).leave(self.group, check_name("consumer", consumer))
+        scripts = TakeScripts(self._task.store)
+        return scripts.leave(self.group, check_name("consumer", consumer))
 
     def settle(self, trained: Mapping[int, int]) -> int:
-        """Acknowledge groups by id, wherever they are: for a run that resumes from a checkpoint.
+        """Acknowledge groups by id, leased or waiting, when a run resumes from a checkpoint.
 
-        A run that acknowledges after its checkpoint may die between the two. What the checkpoint
-        has trained then waits again, or is held by the dead run: it is done, and not taken again.
+        A run may die between its checkpoint and its acknowledgements. The groups that the
+        checkpoint has trained then wait again, or are leased by the dead run; this call prevents
+        that they are taken a second time.
 
         Args:
             trained: Samples of each group that the checkpoint has trained, by the group's id.
@@ -379,49 +385,211 @@ class ExperienceStream(Task):
             StoreUnavailable: Redis stayed away.
         """
         self._check_open()
-        return self._scripts.settle(self.group, trained) if trained else 0
+        return self._task.scripts.settle(self.group, trained) if trained else 0
 
     def join_group(self, start: int | Literal["newest"] | None = None) -> None:
         """Register this consumer group now instead of at its first take.
 
-        From then on nothing is deleted before this group is done with it. A group that is there
-        already stays as it is.
+        From then on no group of samples is deleted before this consumer group has acknowledged it.
+        Joining a second time changes nothing.
 
         Args:
-            start: None to see all that is stored and not done elsewhere, "newest" nothing of it, or
-                an id: everything from that id on, kept history included.
+            start: None: see every group that is stored and not acknowledged elsewhere; "newest":
+                only groups that are put from now on; an id: everything from that id on, kept
+                history included.
 
         Raises:
             ConfigError: An id is given, and the task keeps no history.
         """
-        if not (start in (None, "newest") or (type(start) is int and start >= 1)):
-            raise ConfigError(f'start={start!r}: give an id, "newest" or None.')
+        first = "" if start is None else "+"
+        if not (start is None or start == "newest"):
+            first = str(checked_int("start", start, 1))
         self._check_open()
         self._consumer.attend()
-        told = "" if start is None else "+" if start == "newest" else str(start)
-        if not self._scripts.join(self.group, told):
-            self._open()
-            self._scripts.join(self.group, told)
+        if not self._task.scripts.join(self.group, first):
+            self._task.reopen()
+            self._task.scripts.join(self.group, first)
+
+    # task/
+
+    def count(
+        self, status: AnyStatus = Status.COMPLETED, where: Mapping[str, Any] | None = None
+    ) -> int:
+        """Return how many groups wait for this consumer group in a status; changes nothing.
+
+        For a consumer group that has not joined these are all stored groups of that status.
+
+        Raises:
+            ConfigError: The query names a tag that the task does not declare.
+        """
+        return self._task.scripts.count(self.group, checked_status(status), self._query(where))
+
+    def counts(self) -> dict[Status, int]:
+        """Return how many groups wait in each status."""
+        return {status: self.count(status) for status in Status}
+
+    def stats(self) -> StreamStats:
+        """Return ledger and counters, all from one moment."""
+        return StreamStats.of(self._task.scripts.stats(self.group))
+
+    def staleness(self, current_version: int | None = None) -> StalenessReport:
+        """Return how stale the waiting, the leased and the taken groups are.
+
+        Args:
+            current_version: Newest weight version; default: the one that the task knows.
+
+        Raises:
+            ConfigError: No current version is known, or the task does not index versions.
+        """
+        version = checked_int_or_none("current_version", current_version, BEFORE_ANY)
+        return self._expiration.report(version)
+
+    def read(self, ids: Sequence[int]) -> list[StoredGroup | None]:
+        """Return groups by id without taking them, in the order of `ids`; None for a deleted one.
+
+        Acknowledged groups are found as long as the task keeps them.
+        """
+        return read_groups(self._task, checked_ids(ids))
+
+    def history(
+        self, *, since: datetime | None = None, until: datetime | None = None
+    ) -> Iterator[StoredGroup]:
+        """Yield the acknowledged groups that the task keeps, in the order of acknowledgement.
+
+        Args:
+            since: Earliest time of acknowledgement; times without a zone are local.
+            until: Time before which groups were acknowledged.
+        """
+        for name, time in (("since", since), ("until", until)):
+            if not (time is None or isinstance(time, datetime)):
+                raise ConfigError(f"{name}={time!r:.80}: give a datetime.datetime.")
+        return history(self._task, since, until)
+
+    def dead_letters(self, count: int = 100) -> list[DeadLetter]:
+        """Return the newest `count` groups of the dead-letter stream, newest first."""
+        return dead_letters(self._task.store, checked_int("count", count))
+
+    def advance(self, version: int) -> int:
+        """Give the task the newest weight version; not needed with `weights=`.
+
+        Returns:
+            The version that the task knows now, which never goes back.
+        """
+        return self._task.scripts.advance(checked_int("version", version))
+
+    def move(self, ids: Iterable[int], status: AnyStatus) -> int:
+        """Move waiting groups to another status, each in one atomic step.
+
+        Returns:
+            How many of them wait in that status now; leased and deleted groups are left alone.
+        """
+        return self._task.scripts.move(self.group, checked_status(status), checked_ids(ids))
+
+    def update_priority(self, ids: Sequence[int], priorities: Sequence[float]) -> int:
+        """Change the priority of groups, waiting or leased, and with it their place in the order.
+
+        Returns:
+            How many of them are stored.
+
+        Raises:
+            ConfigError: There is not one priority for each id, or a priority is not usable.
+        """
+        if isinstance(priorities, str | bytes | Mapping) or not isinstance(priorities, Iterable):
+            raise ConfigError(f"priorities={priorities!r:.80}: give one number an id, in a list.")
+        numbers = [checked_number("priority", priority) for priority in priorities]
+        return update_priorities(self._task, checked_ids(ids), numbers)
+
+    def expire(
+        self,
+        current_version: int | None = None,
+        *,
+        max_staleness: int | None = None,
+        max_token_staleness: int | None = None,
+        statuses: Sequence[AnyStatus] = (Status.COMPLETED,),
+        on_expired: OnExpired | Callable[[list[BufferItem]], object] | None = None,
+    ) -> int:
+        """Expire the waiting groups that are too stale; its cost depends only on their number.
+
+        Args:
+            current_version: Newest weight version; default: the one that the task knows.
+            max_staleness, max_token_staleness: Rules; default: those of the task.
+            statuses: Statuses of the groups.
+            on_expired: "discard", "keep" (they wait with status EXPIRED), or a function that is
+                called with each group's samples before the group is discarded; default: the
+                setting of the task.
+
+        Returns:
+            How many groups expired for this consumer group.
+
+        Raises:
+            ConfigError: No version or no rule is known, or the task does not index versions.
+        """
+        version = checked_int_or_none("current_version", current_version, BEFORE_ANY)
+        rules = StalenessRules(
+            checked_int_or_none("max_staleness", max_staleness),
+            checked_int_or_none("max_token_staleness", max_token_staleness),
+        )
+        return self._expiration.expire(version, rules, checked_statuses(statuses), on_expired)
+
+    # saving/
+
+    def save(self, path: AnyPath) -> SavedTask:
+        """Save the task, with all its consumer groups, to a file; see docs/saving.md.
+
+        Other processes may go on meanwhile: every group that is stored from the beginning to the
+        end is saved, once. Memory does not grow with the task.
+
+        Raises:
+            ConfigError: The file cannot be written.
+            StoreUnavailable: Redis stayed away; an older file is unchanged.
+        """
+        return save_task(self._task.store, path)
+
+    def resume(self, path: AnyPath) -> SavedTask:
+        """Fill this task, into which nothing was ever put, from a file.
+
+        Leased groups wait again. Settings that this task was not given are those of the file.
+
+        Raises:
+            ConfigError: The file cannot be read, or the task was used.
+            TaskMismatch: The task has another order or other tags.
+            DecodeError: The file is damaged, or of a newer format.
+            StoreUnavailable: Redis stayed away.
+            After each of them the task is unchanged, unless `StoreUnavailable.uncertain` is set.
+        """
+        resumed = resume_task(self._task.store, path)
+        self._task.reopen()
+        return resumed
+
+    # the end
+
+    def drop_group(self) -> int:
+        """Remove this consumer group, with its leases and its ledger.
+
+        Returns:
+            Groups that were deleted because no other consumer group needs them.
+        """
+        return self._task.scripts.drop_group(self.group)
 
     def clear(self) -> int:
         """Delete the task: all its groups, leases, dead letters, ledger and settings.
 
-        Whoever goes on using it starts an empty one, with the settings he gave. With `weights=` it
-        begins again at once, knowing the newest version.
+        A stream object that goes on using it creates an empty task with the settings that the
+        object was given; with `weights=` this one does so at once, to keep learning versions.
 
         Returns:
             Groups that were stored.
         """
-        stored = super().clear()
-        if self._follower is not None:
-            self._open()
+        stored = self._task.scripts.clear()
+        if self._task.follows_weights:
+            self._task.reopen()
         return stored
 
     def close(self) -> None:
-        """Stop the heartbeat and give back what is still leased; closing twice does no harm.
+        """Stop the heartbeat and requeue what is still leased; closing twice does no harm.
 
-        The client stays open. From then on nothing is put or taken by this object; what looks at
-        the task, such as `stats`, goes on working.
+        The client stays open. This object puts and takes no more; `stats` and the other methods
+        that look at the task go on working.
         """
         self._closed = True
         try:
@@ -437,9 +605,13 @@ class ExperienceStream(Task):
     def _prepare(self, groups: Groups, options: PutOptions) -> PutBatch:
         """Check and encode the groups of a put."""
         self._check_open()
-        if options.tags and not set(options.tags) <= set(self._tags):
-            self._open()  # another process may have declared these tags since
-        batch = self._preparer.prepare(groups, options)
+        if options.tags and not set(options.tags) <= set(self._task.description.tags):
+            self._task.reopen()  # another process may have declared these tags since
+        description = self._task.description
+        preparer = Preparer(
+            self._narrow_floats, self._filters, description.tags, description.by_token
+        )
+        batch = preparer.prepare(groups, options)
         if options.priority is not None:
             self._warn_of_priorities()
         return batch
@@ -454,6 +626,9 @@ class ExperienceStream(Task):
         self._check_open()
         most, least = checked_least(count, at_least)
         return TakeRequest(most, least, checked_status(status), self._query(where))
+
+    def _query(self, where: Mapping[str, Any] | None) -> str:
+        return "" if where is None else parse_where(where, self._task.description.tags)
 
     def _while_open(self, batches: Generator[Lease]) -> Generator[Lease]:
         try:
@@ -471,7 +646,7 @@ class ExperienceStream(Task):
 
     def _warn_of_priorities(self) -> None:
         """Warn, once, that the task's order does not look at priorities."""
-        if self._warned or not ignores_priority(self._order):
+        if self._warned or not ignores_priority(self._task.description.order):
             return
         self._warned = True
         _log.warning(
@@ -479,10 +654,3 @@ class ExperienceStream(Task):
             'order="priority" or "prioritized", or put without priority=',
             self.task,
         )
-
-    def _learn(self, stored: Mapping[str, str]) -> None:
-        super()._learn(stored)
-        by_token = bool(stored["max_token_staleness"])
-        self._preparer = Preparer(self._narrow_floats, self._filters, self._tags, by_token)
-        if self._follower is not None:  # a task that was cleared does not know the version
-            self._follower.follow()

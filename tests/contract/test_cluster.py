@@ -227,7 +227,7 @@ def test_weights_reach_tasks_and_readers_on_other_nodes(
     ]
     for version in (1, 2):
         publisher.publish({"w": torch.full((3, 5), float(version))})
-        assert [stream._scripts.current_version() for stream in streams] == [version] * 3
+        assert [stream._task.scripts.current_version() for stream in streams] == [version] * 3
     subscriber = redrb.WeightSubscriber(client, "policy", namespace=namespace)
     state = {"w": torch.zeros(3, 5)}
     assert subscriber.poll(state) is not None
@@ -261,7 +261,7 @@ def test_a_slot_that_has_moved_is_followed(
         stream.put([numbered(0)])
         held = stream.take(1, timeout=0)
         writer.put([numbered(1)])
-        key = stream._store.keys.stream
+        key = stream._task.store.keys.stream
         to = other(cluster, key)
         with ThreadPoolExecutor(1) as threads:
             waiting = threads.submit(stream.take, 3, timeout=30)
@@ -290,7 +290,7 @@ def test_while_a_slot_moves_nothing_is_done_by_half(
     stream = streams[0]
     stream.put_many([[numbered(number)] for number in range(6)], policy_version=1)
     held = stream.take(2, timeout=0)
-    key = stream._store.keys.stream
+    key = stream._task.store.keys.stream
     source, to = cluster.serving(key), other(cluster, key)
     with ThreadPoolExecutor(8) as threads:
 
@@ -360,7 +360,7 @@ def test_a_primary_that_dies_and_comes_back_is_waited_for(
 ) -> None:
     with stream_of(client, tasks[0], namespace) as stream:
         stream.put([numbered(1)])
-        serving = cluster.serving(stream._store.keys.stream)
+        serving = cluster.serving(stream._task.store.keys.stream)
         with ThreadPoolExecutor(2) as threads:
             waiting = threads.submit(stream.take, 2, timeout=30)
             time.sleep(0.1)
@@ -384,7 +384,7 @@ def test_a_slot_that_stays_between_two_nodes_is_told_of(
         redrb.connect(cluster.url, retry_s=0.2) as client,
         stream_of(client, tasks[0], namespace) as stream,
     ):
-        key = stream._store.keys.stream
+        key = stream._task.store.keys.stream
         with (
             cluster.moving(key, other(cluster, key)),
             pytest.raises(StoreUnavailable, match="moving the keys") as caught,
@@ -454,7 +454,7 @@ def test_threads_share_a_client_whose_nodes_they_learn_anew(
         for _ in range(10):
             streams[number].put([numbered(number)])
 
-    key = streams[0]._store.keys.stream
+    key = streams[0]._task.store.keys.stream
     with cluster.moving(key, other(cluster, key)):
         pass
     with ThreadPoolExecutor(len(streams)) as threads:

@@ -128,7 +128,7 @@ def test_slots_are_used_again(client: Client, namespace: str) -> None:
         assert dataset._feed is not None
         dataset._feed._look()
         assert not dataset._feed._stream._consumer._slots
-    assert client.execute("HLEN", f"{stream._store.keys.prefix}leases:default") <= 2
+    assert client.execute("HLEN", f"{stream._task.store.keys.prefix}leases:default") <= 2
     stream.close()
 
 
@@ -150,7 +150,7 @@ def test_workers_take_and_the_main_process_acknowledges(
 ) -> None:
     filled(there, 40)
     there.put([numbered(40), numbered(41)])
-    client, seen = there._store.client, []
+    client, seen = there._task.store.client, []
     with ExperienceDataset(client, "math", 2, namespace=namespace, steps=20) as dataset:
         for batch in loader(dataset, multiprocessing_context=context):
             seen += rewards(batch)
@@ -172,7 +172,7 @@ def test_a_batch_is_what_lease_batch_makes(there: ExperienceStream, namespace: s
     expected = lease.batch(side="right")
     lease.release()
     with ExperienceDataset(
-        there._store.client, "math", 1, namespace=namespace, side="right", steps=1
+        there._task.store.client, "math", 1, namespace=namespace, side="right", steps=1
     ) as dataset:
         for batch in loader(dataset, 1):
             assert isinstance(batch, LeasedExperience)
@@ -185,15 +185,15 @@ def test_batches_in_flight_go_back_unharmed_when_it_is_closed(
     there: ExperienceStream, namespace: str
 ) -> None:
     filled(there, 30)
-    with ExperienceDataset(there._store.client, "math", 2, namespace=namespace) as dataset:
+    with ExperienceDataset(there._task.store.client, "math", 2, namespace=namespace) as dataset:
         for batch in loader(dataset):
             dataset.ack(batch)
             soon(lambda: there.stats().ledger.leased >= 6)
             break
         assert there.stats().ledger.leased >= 6
     assert ledger(there) == (2, 0, 28, 0)
-    deliveries = f"{there._store.keys.prefix}deliveries:default"
-    assert there._store.client.execute("HLEN", deliveries) == 0
+    deliveries = f"{there._task.store.keys.prefix}deliveries:default"
+    assert there._task.store.client.execute("HLEN", deliveries) == 0
     audit(there)
 
 
@@ -202,7 +202,7 @@ def test_the_bound_holds_a_worker_back_until_acknowledgements_come(
 ) -> None:
     filled(there, 12)
     with ExperienceDataset(
-        there._store.client, "math", 1, namespace=namespace, steps=12, max_unacknowledged=4
+        there._task.store.client, "math", 1, namespace=namespace, steps=12, max_unacknowledged=4
     ) as dataset:
         held = []
         for number, batch in enumerate(loader(dataset, 1, prefetch_factor=1)):
@@ -216,7 +216,7 @@ def test_the_bound_holds_a_worker_back_until_acknowledgements_come(
 
 
 def test_errors_of_workers_keep_their_class(there: ExperienceStream, namespace: str) -> None:
-    client = there._store.client
+    client = there._task.store.client
     options: dict[str, Any] = {"namespace": namespace, "timeout": 0.1}
     with (
         ExperienceDataset(client, "math", 1, **options) as dataset,
@@ -241,7 +241,7 @@ def test_the_end_of_data_loses_nothing_that_is_still_trained_on(
 ) -> None:
     filled(there, 4)
     options: dict[str, Any] = {"namespace": namespace, "lease_ms": 1000}
-    with ExperienceDataset(there._store.client, "math", 1, steps=4, **options) as dataset:
+    with ExperienceDataset(there._task.store.client, "math", 1, steps=4, **options) as dataset:
         for batch in loader(dataset, 1):
             time.sleep(0.6)  # three batches are here when the worker is done
             dataset.ack(batch)
@@ -254,7 +254,7 @@ def test_what_a_killed_worker_held_is_lost_and_comes_back(
 ) -> None:
     filled(there, 4)
     options: dict[str, Any] = {"namespace": namespace, "lease_ms": 500}
-    with ExperienceDataset(there._store.client, "math", 4, **options) as dataset:
+    with ExperienceDataset(there._task.store.client, "math", 4, **options) as dataset:
         batches = iter(loader(dataset, 1))
         batch = next(batches)
         (worker,) = batches._workers  # type: ignore[attr-defined]
@@ -272,7 +272,9 @@ def test_what_a_killed_worker_held_is_lost_and_comes_back(
 def test_what_fits_into_no_batch_is_passed_over(there: ExperienceStream, namespace: str) -> None:
     there.put(numbered(0, sequences=torch.tensor([1, 2, 3], dtype=torch.int32)))
     filled(there, 5)
-    with ExperienceDataset(there._store.client, "math", 3, namespace=namespace, steps=1) as dataset:
+    with ExperienceDataset(
+        there._task.store.client, "math", 3, namespace=namespace, steps=1
+    ) as dataset:
         for batch in loader(dataset, 1):
             assert len(rewards(batch)) == 3
             dataset.ack(batch)

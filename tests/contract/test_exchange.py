@@ -178,7 +178,7 @@ def test_groups_that_cannot_be_read_are_told(
     stream = ExperienceStream(client, "from", namespace=namespace)
     stream.put(numbered(1))
     (bad,) = stream.put(numbered(2))
-    keys = stream._store.keys
+    keys = stream._task.store.keys
     at = f"9999999999999-{bad}"
     client.execute("XDEL", keys.stream, at)
     client.execute("XADD", keys.stream, f"9999999999999-{bad + 1}", "g", b"rubbish")

@@ -277,7 +277,7 @@ def test_redis_that_stays_away_is_told_after_what_came_before(
     take = stream._taker.take
 
     def broken(*arguments: Any) -> Any:
-        if stream._scripts.stats("default")["waiting"] == 0:
+        if stream._task.scripts.stats("default")["waiting"] == 0:
             raise StoreUnavailable("gone", where="here")
         return take(*arguments)
 

@@ -531,7 +531,7 @@ class Waiters:
     def queued(self, mixture: Mixture) -> int:
         prefix = mixture._turns._store.keys.stream.removesuffix("stream")
         return int(
-            self._tasks.streams["math"]._store.client.execute("ZCARD", f"{prefix}queue:turn")
+            self._tasks.streams["math"]._task.store.client.execute("ZCARD", f"{prefix}queue:turn")
         )
 
     def _take(self, mixture: Mixture, count: int) -> Counter[str]:

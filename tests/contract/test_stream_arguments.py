@@ -309,7 +309,7 @@ def test_a_priority_that_the_order_ignores_is_told_of_once_and_stored(
         stream.put_many([[numbered(3)]], priority=5.0)
     (record,) = caplog.records
     assert "its order does not go by them" in record.getMessage()
-    facts = client.execute("HGET", f"{stream._store.keys.prefix}facts", f"{first:016d}")
+    facts = client.execute("HGET", f"{stream._task.store.keys.prefix}facts", f"{first:016d}")
     assert unpack_facts(facts)["priority"] == 3.0
 
 

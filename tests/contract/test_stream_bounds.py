@@ -29,13 +29,13 @@ def many(count: int, **changes: Any) -> Experience:
 def watch(stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note the scripts that a stream runs one by one."""
     ran: list[str] = []
-    original = stream._store.run
+    original = stream._task.store.run
 
     def noting(script: str, *arguments: Any, **options: Any) -> Any:
         ran.append(script)
         return original(script, *arguments, **options)
 
-    monkeypatch.setattr(stream._store, "run", noting)
+    monkeypatch.setattr(stream._task.store, "run", noting)
     return ran
 
 
@@ -49,7 +49,7 @@ def test_a_consumer_group_joins_page_by_page(
     stream.take(1000, timeout=0).ack()
     late = stream_of(client, namespace, group="late")
     ran = watch(late, monkeypatch)
-    assert late._store.run("task/join", ["late", "" if start is None else str(start)]) == 2
+    assert late._task.store.run("task/join", ["late", "" if start is None else str(start)]) == 2
     stream.put(numbered(1), tags={"score": 2.0})  # meanwhile
     stream.take(1, timeout=0).ack()
     late.join_group(start)
@@ -128,7 +128,7 @@ def test_a_plain_task_becomes_indexed_page_by_page(
     before = stream.stats(), critic.stats()
     other = stream_of(client, namespace, on_full="drop_oldest")
     ran = watch(other, monkeypatch)
-    store = other._store
+    store = other._task.store
     assert store.run("task/convert", []) == 1
     audit_plain = stream.stats(), critic.stats()
     assert audit_plain == before
@@ -138,9 +138,8 @@ def test_a_plain_task_becomes_indexed_page_by_page(
         late.release(late.ids[:1500])
         late.ack(late.ids[:10])
     if how == "open":
-        monkeypatch.setattr(store, "indexer", None)
         stream_of(client, namespace, keep_groups=5)
-        other._open()
+        other._task.reopen()
     elif how == "put":
         other.put(numbered(7), status=Status.ABORTED)
     else:
@@ -164,7 +163,7 @@ def test_a_plain_task_goes_on_when_nobody_ends_its_conversion(
     stream.join_group()
     stream.put(many(3000))
     for _ in range(2):
-        stream._store.run("task/convert", [])
+        stream._task.store.run("task/convert", [])
     with stream.take(1200, timeout=0) as lease:
         assert list(lease.ids) == list(range(1, 1201))
     stream.take(1000, timeout=0).release()
@@ -294,7 +293,7 @@ def test_a_delayed_take_changes_nothing(client: Client, namespace: str) -> None:
         for token in ("1", "2"):
             arguments = ["default", stream._consumer.name, slot, token, 2, 2, "w", 3000, 30000]
             arguments += ["completed", ""]
-            reply = run(client, load("take/take"), [stream._store.keys.stream], arguments)
+            reply = run(client, load("take/take"), [stream._task.store.keys.stream], arguments)
             assert reply == [b"late"]
             with pytest.raises(StoreError, match="later take"):
                 stream._consumer._tokens = iter([int(token)])

@@ -84,7 +84,7 @@ def test_a_timeout_holds_while_redis_is_away(
 def test_closing_a_stream_leaves_no_producer_behind(client: Client, namespace: str) -> None:
     stream = ExperienceStream(client, "math", namespace=namespace)
     stream.put(numbered(1))
-    producers = stream._store.keys.producers
+    producers = stream._task.store.keys.producers
     assert client.execute("HLEN", producers) == 1
     stream.close()
     assert client.execute("HLEN", producers) == 0

@@ -209,7 +209,7 @@ class Model:
         self.dropping = ExperienceStream(client, on_full="drop_oldest", **shared)
         self._open = lambda name: ExperienceStream(client, group=CONSUMERS[name], **shared)
         self.streams = {name: self._open(name) for name in CONSUMERS}
-        self.prefix = self.maker._store.keys.prefix
+        self.prefix = self.maker._task.store.keys.prefix
         self.run = client.execute
         self.numbers = itertools.count()
         self.leases: list[Held] = []
@@ -382,7 +382,7 @@ class Model:
             "on_expired": "keep" if keep else "discard",
         }
         if rules == (None, None):
-            with pytest.raises(ConfigError, match="what is too stale"):
+            with pytest.raises(ConfigError, match="no staleness is given"):
                 stream.expire(version, **options)
             return
         found = stream.expire(version, **options)

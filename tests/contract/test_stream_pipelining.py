@@ -114,7 +114,7 @@ def test_a_writer_whose_reply_was_lost_puts_once(
 def test_tensors_may_be_changed_when_put_returns(
     stream: ExperienceStream, namespace: str, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
-    client = stream._store.client
+    client = stream._task.store.client
     if trouble == "lost":
 
         def broken(self: Sent) -> Any:

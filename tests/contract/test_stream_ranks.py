@@ -699,7 +699,7 @@ def test_a_crew_ends_with_its_task_and_its_group(open_stream: Opener) -> None:
         end()
         with pytest.raises(LeaseLost):
             parts[0].ack()
-        keys = ranks[0]._store.client.execute("KEYS", "*")
+        keys = ranks[0]._task.store.client.execute("KEYS", "*")
         own = [key for key in keys if ranks[0].namespace.encode() in key]
         assert not [key for key in own if b":crew:" in key or b":parts:" in key]
         fill(ranks[0], 8)

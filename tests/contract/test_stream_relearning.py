@@ -101,14 +101,14 @@ def test_a_rule_that_is_given_late_holds_for_what_waits(
     assert later.expire(699) == 694
     assert critic.expire(699, max_staleness=5) == 694
     audit(later)
-    assert client.execute("HEXISTS", f"{later._store.keys.prefix}task", "filling") == 0
+    assert client.execute("HEXISTS", f"{later._task.store.keys.prefix}task", "filling") == 0
 
 
 def test_filling_goes_on_where_somebody_has_left_it(client: Client, namespace: str) -> None:
     stream = stream_of(client, namespace, order="lifo")
     stream.join_group()
     stream.put_many([[numbered(n, policy_version=n)] for n in range(600)])
-    task = f"{stream._store.keys.prefix}task"
+    task = f"{stream._task.store.keys.prefix}task"
     client.execute("HSET", task, "max_staleness", "5", "filling", "0")
     again = stream_of(client, namespace)
     audit(again)
@@ -139,7 +139,7 @@ def test_priorities_are_changed_in_a_task_that_was_made_anew(
     stream.clear()
     assert stream.update_priority([seq], [2.0]) == 0
     assert stream.stats().ledger.balanced
-    assert client.execute("HGET", f"{stream._store.keys.prefix}task", "order") == b"priority"
+    assert client.execute("HGET", f"{stream._task.store.keys.prefix}task", "order") == b"priority"
     stream.clear()
     stream_of(client, namespace, order="lifo").put_many([[numbered(1)]])
     with pytest.raises(TaskMismatch):
@@ -199,7 +199,7 @@ def test_evicting_the_stalest_needs_versions(
 
 def test_names_of_tags_are_compared_and_not_counted(client: Client, namespace: str) -> None:
     early = stream_of(client, namespace, tags=["a", "b"])
-    task = f"{early._store.keys.prefix}task"
+    task = f"{early._task.store.keys.prefix}task"
     early.clear()
     stream_of(client, namespace, tags=["b", "a"])
     assert json.loads(client.execute("HGET", task, "tags")) == ["b", "a"]

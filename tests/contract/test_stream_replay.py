@@ -151,7 +151,7 @@ def test_a_rate_waits_only_for_the_reads_that_are_left(
             stream.take(1, timeout=0)
     audit(stream)
     counters = client.execute(
-        "HMGET", f"{stream._store.keys.prefix}group:default", "taken", "unread"
+        "HMGET", f"{stream._task.store.keys.prefix}group:default", "taken", "unread"
     )
     expected = {"evict": (3, 1), "reject": (6, 6)}.get(how, (2, 10))
     assert tuple(map(int, counters)) == expected

@@ -88,7 +88,7 @@ def held(stream: ExperienceStream) -> dict[str, frozenset[int]]:
 
 def raw(stream: ExperienceStream, *kinds: str) -> list[Any]:
     """Return hashes and sorted sets of a task."""
-    prefix, run = stream._store.keys.prefix, stream._store.client.execute
+    prefix, run = stream._task.store.keys.prefix, stream._task.store.client.execute
     found: list[Any] = []
     for kind in kinds:
         if run("TYPE", prefix + kind) == b"zset":
@@ -120,8 +120,8 @@ def everything(client: Client, namespace: str) -> dict[bytes, bytes]:
 
 
 def no_stage(stream: ExperienceStream) -> bool:
-    prefix = stream._store.keys.prefix
-    return not stream._store.client.execute("KEYS", f"{prefix}restoring*")
+    prefix = stream._task.store.keys.prefix
+    return not stream._task.store.client.execute("KEYS", f"{prefix}restoring*")
 
 
 @every_task
@@ -573,7 +573,7 @@ def test_a_resume_that_died_is_cleaned_up_by_the_next(
         with pytest.raises(KeyboardInterrupt):
             back.resume(tmp_path / "task")
     assert not no_stage(back)
-    prefix = back._store.keys.prefix
+    prefix = back._task.store.keys.prefix
     for key in client.execute("KEYS", f"{prefix}restoring*"):
         assert client.execute("PTTL", key) > 0, key
     assert len(back) == 0

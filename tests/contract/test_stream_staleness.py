@@ -297,7 +297,7 @@ def test_a_resume_is_refused_where_a_maker_has_counted_stale_groups(
 
 def test_what_is_missing_is_told(client: Client, namespace: str) -> None:
     plain = stream_of(client, namespace)
-    with pytest.raises(ConfigError, match="what is too stale"):
+    with pytest.raises(ConfigError, match="no staleness is given"):
         plain.expire(3)
     with pytest.raises(ConfigError, match="no weight version"):
         plain.expire(max_staleness=3)

@@ -295,7 +295,7 @@ def test_entries_deleted_behind_our_back_are_accounted_for(
 ) -> None:
     stream = open_stream()
     stream.put_many([[numbered(n)] for n in range(5)])
-    client.execute("XDEL", stream._store.keys.stream, "9999999999999-2")
+    client.execute("XDEL", stream._task.store.keys.stream, "9999999999999-2")
     assert numbers(stream.take(4, timeout=0)) == [0, 2, 3, 4]
     with pytest.raises(BatchTimeout):
         stream.take(1, timeout=0, at_least=1)
@@ -308,7 +308,7 @@ def test_after_an_outage_longer_than_the_lease_everyone_keeps_what_he_has(
     first, second = open_stream(), open_stream()
     first.put_many([[numbered(n)] for n in range(4)])
     mine, theirs = first.take(2, timeout=0), second.take(2, timeout=0)
-    consumers = first._store.keys.prefix + "consumers:default"
+    consumers = first._task.store.keys.prefix + "consumers:default"
     for stream in (first, second):
         client.execute("ZADD", consumers, 1, stream._consumer.name)
     first._consumer.beat()
@@ -327,7 +327,7 @@ def test_grace_ends_a_lease_later(open_stream: Opener, client: Client) -> None:
         alive.take(1, timeout=0)
     assert dead._consumer._heartbeat is not None
     dead._consumer._heartbeat.stop()
-    consumers = dead._store.keys.prefix + "consumers:default"
+    consumers = dead._task.store.keys.prefix + "consumers:default"
     for stream in (dead, alive):
         client.execute("ZADD", consumers, 1, stream._consumer.name)
     assert numbers(alive.take(1, timeout=5)) == [1]

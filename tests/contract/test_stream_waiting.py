@@ -232,5 +232,5 @@ def test_the_shortest_wait_ends(client: Client, namespace: str, seconds: float) 
     """Redis 6.2 waits for ever where it is asked to wait for a millisecond."""
     with ExperienceStream(client, "math", namespace=namespace) as stream:
         began = time.monotonic()
-        stream._store.wait_for_wake(seconds, "somebody", "another")
+        stream._task.store.wait_for_wake(seconds, "somebody", "another")
         assert time.monotonic() - began < 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
 
 from redrb.connection.request import Request
 from redrb.errors import ConfigError, StoreError, StoreFull
@@ -14,8 +13,7 @@ from redrb.stream.put.reindexing import reindexed
 from redrb.stream.put.room import Attempt, OnFull, Room
 from redrb.stream.put.scripts import PutReply, PutScripts
 from redrb.stream.put.stale_arrivals import StaleArrivals
-from redrb.stream.task.scripts import TaskScripts
-from redrb.stream.task.store import TaskStore
+from redrb.stream.task.task import Task
 from redrb.stream.waiting import Wait
 
 
@@ -25,22 +23,19 @@ class Producer:
     `put` is `send`, `finish` and `abandon` in one call.
     """
 
-    def __init__(self, store: TaskStore, on_full: OnFull, reopen: Callable[[], None]) -> None:
+    def __init__(self, task: Task, on_full: OnFull) -> None:
         """Make a producer.
 
         Args:
-            store: The task.
+            task: The task.
             on_full: What a put does when there is no room.
-            reopen: Opens the task again, after it was deleted or its settings changed.
         """
-        self._store = store
-        self._scripts = PutScripts(store)
-        self._task_scripts = TaskScripts(store)
-        self._room = Room(store, self._scripts, on_full)
-        self._reopen = reopen
+        self._task = task
+        self._scripts = PutScripts(task)
+        self._room = Room(task.store, self._scripts, on_full)
         self._pid = os.getpid()
         self._idle: deque[ProducerIdentity] = deque()
-        self._arrivals = StaleArrivals(store.task)
+        self._arrivals = StaleArrivals(task.name)
 
     def put(self, batch: PutBatch, timeout: float | None) -> tuple[int, ...]:
         """Store groups; returns their ids in order.
@@ -143,11 +138,11 @@ class Producer:
                 return reply
             pending.keep_payloads()
             if reply.outcome in ("gone", "indexed"):
-                self._reopen()
-                names, by_token = self._store.names, self._store.by_token
-                pending.batch = reindexed(pending.batch, names, by_token=by_token)
+                self._task.reopen()
+                now = self._task.description
+                pending.batch = reindexed(pending.batch, now.tags, by_token=now.by_token)
             elif reply.outcome == "plain":
-                self._task_scripts.convert()
+                self._task.scripts.convert()
             else:
                 self._room.make(attempt, reply)
             attempt.chunk = pending.chunk()

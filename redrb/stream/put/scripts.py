@@ -13,10 +13,9 @@ from typing import Literal, TypeAlias
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Reply, first_error, packed
 from redrb.lua.scripts import add_to, load
-from redrb.orders import Fifo
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.indexing import Indexer
-from redrb.stream.task.store import TaskStore
+from redrb.stream.task.task import Task
 
 PutOutcome: TypeAlias = Literal[
     "ok", "again", "full", "never", "gone", "indexed", "plain", "memory"
@@ -50,9 +49,10 @@ class PutReply:
 class PutScripts:
     """Runs the scripts of producers on one task."""
 
-    def __init__(self, store: TaskStore) -> None:
-        self._store = store
-        self._xadd = packed("XADD", store.keys.stream, "NOMKSTREAM", "*", "g")
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._store = task.store
+        self._xadd = packed("XADD", task.store.keys.stream, "NOMKSTREAM", "*", "g")
 
     def put(
         self,
@@ -70,7 +70,7 @@ class PutScripts:
             batch: The groups.
             evict: Make room first by evicting, this many groups at least; None: do not.
         """
-        store, groups = self._store, batch.groups
+        store, description, groups = self._store, self._task.description, batch.groups
         sizes = [group.nbytes for group in groups]
         samples = sum([group.samples for group in groups])
         pipeline = store.client.transaction(store.keys.none)
@@ -80,11 +80,11 @@ class PutScripts:
         for group in groups:
             pipeline.add_payload(self._xadd, 6, group.parts, group.nbytes)
         account: list[Argument] = [producer, operation, samples, batch.filtered]
-        if store.indexer is None and not batch.needs_index:
+        if not (description.indexed or batch.needs_index):
             script = load("put/put")
             account += sizes
         else:
-            script, indexer = load("put/put_indexed"), store.indexer or Indexer(Fifo(), ())
+            script, indexer = load("put/put_indexed"), Indexer(description.order, description.tags)
             account += [batch.expired, indexer.order_name]
             account += [indexer.by_token(batch), indexer.tags(batch)]
             account += indexer.facts(batch)

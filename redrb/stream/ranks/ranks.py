@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 from redrb.errors import ConfigError, DecodeError, LeaseLost
 from redrb.stream.ranks.dealing import deal, part_draw
@@ -14,26 +13,24 @@ from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.scripts import TakeRequest
-from redrb.stream.task.scripts import TaskScripts
-from redrb.stream.task.store import TaskStore
+from redrb.stream.task.task import Task
 from redrb.stream.waiting import QUEUE_TTL_MS, Wait
 
 
 class Ranks:
     """One process as a rank, which takes its part of every step."""
 
-    def __init__(self, store: TaskStore, consumer: Consumer, reopen: Callable[[], None]) -> None:
+    def __init__(self, task: Task, consumer: Consumer) -> None:
         """Make a rank; each take names its number.
 
         Args:
-            store: The task.
+            task: The task.
             consumer: The process; its heartbeat keeps the rank alive.
-            reopen: Creates the task again after it was cleared.
         """
-        self._store = store
+        self._task = task
+        self._store = task.store
         self._consumer = consumer
-        self._ranks = RankStore(store, consumer.group)
-        self._reopen = reopen
+        self._ranks = RankStore(task.store, consumer.group)
         self._pid = os.getpid()
         self._joined: dict[int, str] = {}
 
@@ -65,7 +62,7 @@ class Ranks:
                 if lease is not None:
                     return lease
             elif reply.outcome == "gone":
-                self._reopen()
+                self._task.reopen()
             elif reply.outcome in ("held", "leased", "differs"):
                 # most likely processes that died just now, and whose deadline has not passed
                 grace = grace or Wait(2 * self._consumer.lease_ms / 1000)
@@ -114,7 +111,7 @@ class Ranks:
     def _end(self, request: PartRequest, attempt: int) -> None:
         """End an attempt for which ranks are missing; the errors count the groups that wait."""
         group, take = self._consumer.group, request.take
-        waiting = TaskScripts(self._store).count(group, take.status, take.where)
+        waiting = self._task.scripts.count(group, take.status, take.where)
         self._ranks.end(attempt, f"{waiting}")
 
     def _block(self, request: PartRequest, wait: Wait, reply: RankReply) -> None:

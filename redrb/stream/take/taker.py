@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, StoreError
 from redrb.stream.take.claimed import claimed_part
@@ -12,25 +10,24 @@ from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.lease_part import Draw, LeasePart
 from redrb.stream.take.scripts import Ending, TakeReply, TakeRequest, TakeScripts
-from redrb.stream.task.store import TaskStore
+from redrb.stream.task.task import Task
 from redrb.stream.waiting import QUEUE_TTL_MS, Wait
 
 
 class Taker:
     """Takes full batches of a task for one consumer; safe among threads."""
 
-    def __init__(self, store: TaskStore, consumer: Consumer, reopen: Callable[[], None]) -> None:
+    def __init__(self, task: Task, consumer: Consumer) -> None:
         """Make a taker.
 
         Args:
-            store: The task.
+            task: The task.
             consumer: The consumer that holds the leases.
-            reopen: Creates the task again after it was cleared.
         """
-        self._store = store
-        self._scripts = TakeScripts(store)
+        self._task = task
+        self._store = task.store
+        self._scripts = TakeScripts(task.store)
         self._consumer = consumer
-        self._reopen = reopen
 
     def take(self, request: TakeRequest, timeout: float | None, ack: Lease | None = None) -> Lease:
         """Lease all groups of a request, or none.
@@ -136,7 +133,7 @@ class Taker:
                 continue
             self._refuse(request, reply)
             if reply.outcome == "gone":
-                self._reopen()
+                self._task.reopen()
             if last:
                 raise BatchTimeout(
                     task=self._store.task,

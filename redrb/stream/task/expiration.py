@@ -1,33 +1,29 @@
-"""Staleness of a task's groups: what expires, and how stale the rest is."""
+"""`Expiration`: groups that are too stale expire. `StalenessReport`: how stale groups are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
+from redrb.checks import check_choice
 from redrb.codec import decode_items, parse_group
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
+from redrb.stream.task.description import StalenessRules
 from redrb.stream.task.entries import entry_id, parse_entry
-from redrb.stream.task.scripts import ExpireMode, TaskScripts
+from redrb.stream.task.scripts import ExpireMode
 from redrb.stream.task.settings import OnExpired
-from redrb.stream.task.store import TaskStore
+from redrb.stream.task.task import Task
 
-CHUNK = 1000
+CHUNK_GROUPS = 1000
 """Most groups that one script call expires: it takes a few milliseconds."""
 
+CALLBACK_GROUPS = 32
+"""Most groups whose ids are asked for before a callback gets each of them."""
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """How stale a group may be, in weight versions; None: not by this rule.
-
-    Attributes:
-        max_staleness: For its oldest token.
-        max_token_staleness: For the newest token that counts of each sample.
-    """
-
-    max_staleness: int | None
-    max_token_staleness: int | None
+MOST_STALENESS = 1023
+"""Larger stalenesses count as this one, see `redrb/lua/include/expire.lua`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +31,7 @@ class Staleness:
     """Groups by staleness, in weight versions.
 
     Attributes:
-        histogram: Staleness -> groups; those that are 1023 or more behind count as 1023.
+        histogram: Staleness -> groups; a staleness above 1023 counts as 1023.
     """
 
     histogram: Mapping[int, int] = field(default_factory=dict)
@@ -47,33 +43,33 @@ class Staleness:
 
     @property
     def mean(self) -> float:
-        """Mean staleness; 0.0 of none."""
+        """Mean staleness; 0.0 without groups."""
         total = sum(stale * groups for stale, groups in self.histogram.items())
         return total / self.groups if self.groups else 0.0
 
     @property
     def max(self) -> int:
-        """Largest staleness; 0 of none."""
+        """Largest staleness; 0 without groups."""
         return max(self.histogram, default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class StalenessReport:
-    """How stale a task's groups are, by the oldest and by the newest token.
+    """How stale a task's groups are, by their oldest and by their newest token.
 
-    The newest is known where the task has `max_token_staleness`.
+    The newest token is known in tasks with `max_token_staleness`.
 
     Attributes:
-        current_version: The version that they are compared with.
-        waiting: Groups in the queue, by their oldest token.
-        waiting_newest: The same, by the newest.
-        leased: Groups in flight, by their oldest token.
-        leased_newest: The same, by the newest.
-        taken: Groups ever taken, each as stale as it was then, by their oldest token.
-        taken_newest: The same, by the newest.
-        taken_in_flight: Of `taken` the share that came with the groups: by how many versions their
-            oldest token was behind when they were put. Of those put while the task knew a version.
-        taken_queued: Of the same the share that came here: versions published while they waited.
+        current_version: The weight version that groups are compared with.
+        waiting: Waiting groups, by their oldest token.
+        waiting_newest: Waiting groups, by their newest token.
+        leased: Leased groups, by their oldest token.
+        leased_newest: Leased groups, by their newest token.
+        taken: Groups ever taken, by the staleness of their oldest token at that time.
+        taken_newest: Groups ever taken, by the staleness of their newest token at that time.
+        taken_in_flight: The part of `taken` that groups had when they were put; of groups that
+            were put while the task knew a version.
+        taken_queued: The part of `taken` that groups gained while they waited; of the same groups.
     """
 
     current_version: int
@@ -88,63 +84,51 @@ class StalenessReport:
 
 
 class Expiration:
-    """Expires groups of one consumer group, and reports how stale the others are."""
+    """Expires groups of one consumer group, and reports how stale its groups are."""
 
-    def __init__(self, store: TaskStore, group: str, settings: Mapping[str, str]) -> None:
-        """Make it.
-
-        Args:
-            store: The task.
-            group: Name of the consumer group.
-            settings: The task's settings, as Redis keeps them.
-        """
-        self._store = store
-        self._scripts = TaskScripts(store)
+    def __init__(self, task: Task, group: str) -> None:
+        self._task = task
         self._group = group
-        self._own = Rules(*(_number(settings[f"max_{kind}"]) for kind in _KINDS))
-        self._keep = settings["on_expired"] == "keep"
 
     def expire(
         self,
         current_version: int | None,
-        rules: Rules,
+        rules: StalenessRules,
         statuses: Sequence[Status],
         on_expired: OnExpired | Callable[[list[BufferItem]], object] | None,
     ) -> int:
-        """Expire what is too stale; see `ExperienceStream.expire`."""
-        if rules == Rules(None, None):
-            rules = self._own
-        if rules == Rules(None, None):
+        """Expire groups that are too stale; see `ExperienceStream.expire`."""
+        rules = rules if rules.any else self._task.description.staleness
+        if not rules.any:
             raise ConfigError(
-                "what is too stale? Give expire(max_staleness=...), or open the task with it."
+                "no staleness is given: call expire(max_staleness=...), or open the task with it."
             )
-        version = self._version(current_version)
+        version = self._current_version(current_version)
         if callable(on_expired):
-            return self._hand_over(version, rules, statuses, on_expired)
-        if on_expired not in (None, "discard", "keep"):
-            raise ConfigError(f'on_expired={on_expired!r}: use "discard", "keep" or a function.')
-        keep = self._keep if on_expired is None else on_expired == "keep"
-        total = 0
-        while True:
-            mode: ExpireMode = "keep" if keep else "discard"
-            expired, _ = self._run(CHUNK, mode, version, rules, statuses)
+            return self._discard_each(version, rules, statuses, on_expired)
+        if on_expired is not None:
+            check_choice("on_expired", on_expired, get_args(OnExpired))
+        keeps = self._task.description.keep_expired
+        mode: ExpireMode = on_expired or ("keep" if keeps else "discard")
+        total, expired = 0, CHUNK_GROUPS
+        while expired == CHUNK_GROUPS:
+            expired, _ = self._run(CHUNK_GROUPS, mode, version, rules, statuses)
             total += expired
-            if expired < CHUNK:
-                return total
+        return total
 
     def report(self, current_version: int | None) -> StalenessReport:
         """Return how stale groups are."""
-        version = self._version(current_version)
+        version = self._current_version(current_version)
         found: dict[str, dict[int, int]] = {}
-        for kind, at, groups in self._scripts.versions(self._group):
-            stale = at if kind[0] == "t" else min(max(version - at, 0), 1023)
+        for kind, at, groups in self._task.scripts.versions(self._group):
+            stale = at if kind[0] == "t" else min(max(version - at, 0), MOST_STALENESS)
             histogram = found.setdefault(kind, {})
             histogram[stale] = histogram.get(stale, 0) + groups
         kinds = ("wo", "wn", "lo", "ln", "to", "tn", "tf", "tq")
         return StalenessReport(version, *(Staleness(found.get(kind, {})) for kind in kinds))
 
-    def _version(self, given: int | None) -> int:
-        version = self._scripts.current_version() if given is None else given
+    def _current_version(self, given: int | None) -> int:
+        version = self._task.scripts.current_version() if given is None else given
         if version is None:
             raise ConfigError(
                 "the task knows no weight version yet: give current_version, or open the stream "
@@ -152,38 +136,44 @@ class Expiration:
             )
         return version
 
-    def _hand_over(
+    def _discard_each(
         self,
         version: int,
-        rules: Rules,
+        rules: StalenessRules,
         statuses: Sequence[Status],
         callback: Callable[[list[BufferItem]], object],
     ) -> int:
-        """Tell a function each group that expires, then discard the group.
+        """Call a function with each group that expires, then discard the group.
 
-        A group whose call raised stays, and so do those after it.
+        When the function raises, its group and the groups after it stay.
         """
         total = 0
         while True:
-            _, due = self._run(32, "look", version, rules, statuses)
+            _, due = self._run(CALLBACK_GROUPS, "look", version, rules, statuses)
             for seq in due:
                 payload = self._payload(seq)
                 if payload is not None:
                     callback(decode_items(parse_group(payload)))
-                total += self._scripts.discard(self._group, [seq])
+                total += self._task.scripts.discard(self._group, [seq])
             if not due:
                 return total
 
     def _payload(self, seq: int) -> bytes | None:
         """Return a group's bytes; None when it is gone."""
-        at = entry_id(seq)
-        entries = self._store.client.execute("XRANGE", self._store.keys.stream, at, at)
+        store, at = self._task.store, entry_id(seq)
+        entries = store.client.execute("XRANGE", store.keys.stream, at, at)
         return parse_entry(entries[0])[1] if entries else None
 
     def _run(
-        self, limit: int, mode: ExpireMode, version: int, rules: Rules, statuses: Sequence[Status]
+        self,
+        limit: int,
+        mode: ExpireMode,
+        version: int,
+        rules: StalenessRules,
+        statuses: Sequence[Status],
     ) -> tuple[int, tuple[int, ...]]:
-        found = self._scripts.expire(
+        """Return how many groups expired, and with the mode "look" the ids of those that would."""
+        found = self._task.scripts.expire(
             self._group,
             limit,
             mode=mode,
@@ -198,10 +188,3 @@ class Expiration:
                 "max_staleness / max_token_staleness."
             )
         return found
-
-
-_KINDS = ("staleness", "token_staleness")
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text else None

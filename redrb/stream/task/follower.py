@@ -1,4 +1,4 @@
-"""A task learns the newest weight version from the publisher."""
+"""`Follower`: a task learns each new version of published weights from their publisher."""
 
 from __future__ import annotations
 
@@ -11,23 +11,19 @@ from redrb.stream.task.store import TaskStore
 class Follower:
     """Subscribes a task to the versions of published weights.
 
-    The publisher tells every task that follows it, after each commit (`weights/publisher.py`).
+    After each commit the publisher advances the current version of every task that follows it
+    (`redrb/weights/publishing/publisher.py`).
     """
 
     def __init__(self, store: TaskStore, namespace: str, weights: str) -> None:
-        """Follow the weights `weights`, and learn what is published already."""
+        """Address the weights `weights`; nothing is asked of Redis."""
         self._store = store
-        self._keys = WeightKeys.of(namespace, weights)
-        self.follow()
+        self._versions = WeightKeys.of(namespace, weights).versions
 
     def follow(self) -> None:
-        """Tell the task the newest version, and have it told of later ones."""
-        client, script = self._store.client, load("weights/follow")
-        published = self._keys.versions  # which may be on another node than the task
-        newest = int(run(client.at(published), script, [published], [self._key]))
+        """Subscribe the task, and advance it to the newest version."""
+        client = self._store.client.at(self._versions)  # perhaps another node than the task's
+        arguments = [self._store.keys.stream]
+        newest = int(run(client, load("weights/follow"), [self._versions], arguments))
         if newest:
             TaskScripts(self._store).advance(newest)
-
-    @property
-    def _key(self) -> str:
-        return self._store.keys.stream

@@ -1,4 +1,4 @@
-"""Groups that are stored, whoever has them: read by id or by time, without a lease."""
+"""`read_groups`, `history`: stored groups are read by id or by time, without a lease."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from redrb.codec import decode_items, parse_group
 from redrb.connection.transport import Pipeline
 from redrb.experience import BufferItem
 from redrb.stream.task.entries import entry_id, member_of, parse_entry
-from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.store import TaskStore
+from redrb.stream.task.task import Task
 
-PAGE = 64
+PAGE_GROUPS = 64
 """Groups that are read with one request."""
 
 
@@ -24,7 +24,8 @@ class StoredGroup:
     Attributes:
         id: Its id in the task.
         items: Its samples.
-        archived_at: When the last consumer group acknowledged it, UTC; None: it is not history yet.
+        archived_at: When the last consumer group acknowledged it, in UTC; None while a consumer
+            group still needs it.
     """
 
     id: int
@@ -32,32 +33,34 @@ class StoredGroup:
     archived_at: datetime | None
 
 
-def read_groups(store: TaskStore, ids: Sequence[int]) -> list[StoredGroup | None]:
-    """Return groups by id, in the order of `ids`; None for those that are gone."""
-    TaskScripts(store).trim()
+def read_groups(task: Task, ids: Sequence[int]) -> list[StoredGroup | None]:
+    """Return groups by id, in the order of `ids`; None for a group that is gone."""
+    _trim(task)
     found: list[StoredGroup | None] = []
-    for start in range(0, len(ids), PAGE):
-        for seq, payload, at_ms in _read(store, ids[start : start + PAGE]):
+    for start in range(0, len(ids), PAGE_GROUPS):
+        for seq, payload, at_ms in _read(task.store, ids[start : start + PAGE_GROUPS]):
             found.append(None if payload is None else _group(seq, payload, at_ms))
     return found
 
 
-def history(
-    store: TaskStore, since: datetime | None, until: datetime | None
-) -> Iterator[StoredGroup]:
+def history(task: Task, since: datetime | None, until: datetime | None) -> Iterator[StoredGroup]:
     """Yield acknowledged groups that are kept, in the order in which they were acknowledged."""
     after = ("-inf", "") if since is None else (f"{since.timestamp() * 1000:.0f}", "")
     end = "+inf" if until is None else f"({until.timestamp() * 1000:.0f}"
-    scripts = TaskScripts(store)
     while True:
-        scripts.trim()
-        page = scripts.archived(*after, end, PAGE)
+        _trim(task)
+        page = task.scripts.archived(*after, end, PAGE_GROUPS)
         if not page:
             return
-        for seq, payload, at_ms in _read(store, [seq for seq, _ in page]):
+        for seq, payload, at_ms in _read(task.store, [seq for seq, _ in page]):
             if payload is not None:
                 yield _group(seq, payload, at_ms)
-        after = (page[-1][1], f"{page[-1][0]:016d}")
+        after = (page[-1][1], member_of(page[-1][0]))
+
+
+def _trim(task: Task) -> None:
+    if task.description.indexed:  # a plain task keeps no history
+        task.scripts.trim()
 
 
 def _read(store: TaskStore, ids: Sequence[int]) -> list[tuple[int, bytes | None, int | None]]:

@@ -1,4 +1,4 @@
-"""Changes the priority of groups that are stored."""
+"""`update_priorities`: stored groups get other priorities, and with them another place."""
 
 from __future__ import annotations
 
@@ -9,67 +9,76 @@ from redrb.experience import Status
 from redrb.orders import GroupFacts, Order, Score, check_score
 from redrb.stream.task.entries import member_of
 from redrb.stream.task.facts import Facts, unpack_facts
-from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.store import TaskStore
+from redrb.stream.task.task import Task
 
-CHUNK = 500
-"""Most groups a script call."""
+CHUNK_GROUPS = 500
+"""Most groups that one script call changes."""
 
 
-class Reprioritizer:
-    """Gives groups new priorities, and the scores that the task's order makes of them."""
+def update_priorities(task: Task, ids: Sequence[int], priorities: Sequence[float]) -> int:
+    """Change the priorities of groups; returns how many of the groups are stored.
 
-    def __init__(self, store: TaskStore, order: Order | None) -> None:
-        self._store = store
-        self._scripts = TaskScripts(store)
-        self._order = order
+    Raises:
+        ConfigError: The task keeps no priorities, or there is not one priority for each id.
+    """
+    if len(ids) != len(priorities):
+        raise ConfigError(f"{len(ids)} ids and {len(priorities)} priorities: give one each.")
+    if _order_of(task) is None:
+        task.reopen()  # another process may have given it an order
+    found = _update(task, ids, priorities)
+    if found is None:
+        task.reopen()
+        found = _update(task, ids, priorities)
+    return found or 0
 
-    def update(self, ids: Sequence[int], priorities: Sequence[float]) -> int | None:
-        """Change priorities; returns how many of the groups are stored.
 
-        None: the task was cleared, or is another one by now.
+def _order_of(task: Task) -> Order | None:
+    return task.description.order if task.description.indexed else None
 
-        Raises:
-            ConfigError: The task keeps no priorities, or what is given is not usable.
-        """
-        if self._order is None or self._store.indexer is None:
-            raise ConfigError(
-                'this task keeps no priorities: open it with order="priority" or "prioritized", or '
-                "give its own Order object."
-            )
-        if len(ids) != len(priorities):
-            raise ConfigError(f"{len(ids)} ids and {len(priorities)} priorities: give one each.")
-        found = 0
-        for start in range(0, len(ids), CHUNK):
-            part = ids[start : start + CHUNK]
-            changes = self._scored(self._order, part, priorities[start : start + CHUNK])
-            changed = self._scripts.rescore(self._order.name, changes)
-            if changed is None:
-                return None
-            found += changed
-        return found
 
-    def _scored(
-        self, order: Order, ids: Sequence[int], priorities: Sequence[float]
-    ) -> list[tuple[int, float, Score]]:
-        changes: list[tuple[int, float, Score]] = []
-        for seq, priority, facts in zip(ids, priorities, self._facts(ids), strict=True):
-            if facts is not None:
-                seen = GroupFacts(
-                    policy_version=facts.get("version"),
-                    priority=priority,
-                    samples=facts["samples"],
-                    nbytes=facts["size"],
-                    status=Status(facts["status"]),
-                )
-                score = order.score(seen)
-                check_score(order, score)
-                if isinstance(score, str):
-                    raise ConfigError(f"order {order.name!r} does not go by priority.")
-                changes.append((seq, float(priority), score))
-        return changes
+def _update(task: Task, ids: Sequence[int], priorities: Sequence[float]) -> int | None:
+    """Change priorities; None when the task was deleted or has another order by now."""
+    order = _order_of(task)
+    if order is None:
+        raise ConfigError(
+            'this task keeps no priorities: open it with order="priority" or "prioritized", or '
+            "give the task's Order object."
+        )
+    found = 0
+    for start in range(0, len(ids), CHUNK_GROUPS):
+        part = ids[start : start + CHUNK_GROUPS]
+        changes = _scored(task.store, order, part, priorities[start : start + CHUNK_GROUPS])
+        changed = task.scripts.rescore(order.name, changes)
+        if changed is None:
+            return None
+        found += changed
+    return found
 
-    def _facts(self, ids: Sequence[int]) -> list[Facts | None]:
-        key = f"{self._store.keys.prefix}facts"
-        found = self._store.client.execute("HMGET", key, *map(member_of, ids))
-        return [packed and unpack_facts(packed) for packed in found]
+
+def _scored(
+    store: TaskStore, order: Order, ids: Sequence[int], priorities: Sequence[float]
+) -> list[tuple[int, float, Score]]:
+    """Return id, priority and score of those of the groups that are stored."""
+    changes: list[tuple[int, float, Score]] = []
+    for seq, priority, facts in zip(ids, priorities, _facts(store, ids), strict=True):
+        if facts is None:
+            continue
+        seen = GroupFacts(
+            policy_version=facts.get("version"),
+            priority=priority,
+            samples=facts["samples"],
+            nbytes=facts["size"],
+            status=Status(facts["status"]),
+        )
+        score = order.score(seen)
+        check_score(order, score)
+        if isinstance(score, str):
+            raise ConfigError(f"order {order.name!r} does not go by priority.")
+        changes.append((seq, priority, score))
+    return changes
+
+
+def _facts(store: TaskStore, ids: Sequence[int]) -> list[Facts | None]:
+    found = store.client.execute("HMGET", f"{store.keys.prefix}facts", *map(member_of, ids))
+    return [packed and unpack_facts(packed) for packed in found]

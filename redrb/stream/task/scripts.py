@@ -7,7 +7,6 @@ headers of the scripts.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Literal, TypeAlias
@@ -19,6 +18,9 @@ from redrb.orders import Score
 from redrb.stream.task.store import TaskStore
 
 ExpireMode: TypeAlias = Literal["keep", "discard", "look"]
+
+WIRE_FORMAT = 1
+"""Version of the layout of a task in Redis."""
 
 MOVE_GROUPS = 1000
 """Most groups that one script call moves."""
@@ -50,13 +52,14 @@ class TaskScripts:
         self._store = store
 
     def open(self, settings: Mapping[str, str]) -> dict[str, str]:
-        """Create the task or check its settings; returns all of them.
+        """Create the task, or compare its settings; returns all of them, "" for those not given.
 
         Raises:
             TaskMismatch: It exists with others.
             ConfigError: It is to evict the stalest, and indexes no versions.
         """
-        flat = [word for item in settings.items() for word in item]
+        asked = {"format": str(WIRE_FORMAT), **settings}
+        flat = [word for item in asked.items() for word in item]
         head, *reply = self._store.run("task/open", flat)
         if head == b"plain":
             self.convert()
@@ -72,13 +75,11 @@ class TaskScripts:
         }
         if head == b"differs":
             raise TaskMismatch(
-                self._store.task, {name: (stored[name], settings.get(name)) for name in stored}
+                self._store.task, {name: (stored[name], asked.get(name)) for name in stored}
             )
         if stored.pop("filling"):  # a staleness rule is new: what waits is indexed, page by page
             while self._store.run("task/fill"):
                 pass
-        self._store.names = tuple(json.loads(stored["tags"] or "[]"))
-        self._store.by_token = bool(stored["max_token_staleness"])
         return stored
 
     def convert(self) -> None:
@@ -188,7 +189,7 @@ class TaskScripts:
 
     def trim(self) -> None:
         """Delete history whose time is over."""
-        while self._store.indexer is not None and int(self._store.run("task/trim")) >= TRIM_GROUPS:
+        while int(self._store.run("task/trim")) >= TRIM_GROUPS:
             pass
 
     def versions(self, group: str) -> list[tuple[str, int, int]]:

@@ -1,4 +1,4 @@
-"""Settings that belong to a task: checked here, remembered in Redis."""
+"""`TaskSettings`: the settings of a task; their meaning, defaults, minimums and checks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, TypedDict, get_args
 
 from redrb.checks import check_choice, checked_int_or_none
 from redrb.errors import ConfigError
@@ -28,13 +28,66 @@ _LEAST = {
     "capacity": 1,
     "keep_groups": 1,
 }
+"""Settings that are integers, and their smallest values."""
+
+_OF_PLAIN_TASKS = {"limit", "max_bytes", "max_deliveries"}
+"""Settings for which Redis need not keep facts of each group."""
+
 _PERIODS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _PERIOD = re.compile(r"(\d{1,9})([smhdw])")
 
 
+class SettingArguments(TypedDict, total=False):
+    """The fields of `TaskSettings` as keyword arguments of `ExperienceStream`."""
+
+    order: str | Order | None
+    limit: int | None
+    max_bytes: int | None
+    max_deliveries: int | None
+    max_staleness: int | None
+    max_token_staleness: int | None
+    on_expired: OnExpired | None
+    max_reads: int | None
+    capacity: int | None
+    eviction: Eviction | None
+    rate: RateLimit | None
+    tags: Sequence[str] | None
+    keep: str | None
+    keep_groups: int | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSettings:
-    """What somebody asks of a task; None: whatever it is. See `ExperienceStream`."""
+    """The settings of a task, which Redis remembers.
+
+    A setting that is None is not compared: the task keeps the value that another process gave, or
+    takes the default where nobody gave one. A setting that differs from the task's raises
+    `TaskMismatch`.
+
+    Attributes:
+        order: Which groups are taken first: "fifo" (default), "lifo", "stalest", "freshest",
+            "priority", "uniform", "prioritized", or an `Order` object.
+        limit: Most groups that wait or are leased; 0 (default): no limit. Puts wait at the limit.
+        max_bytes: Most bytes that wait or are leased; 0 (default): no limit.
+        max_deliveries: Failed deliveries after which a group moves to the dead-letter stream,
+            default 5. A delivery fails when its consumer dies, or its `with` block raises.
+        max_staleness: Most weight versions that a group's oldest token may be behind the current
+            version. Staler groups expire at put, at take and by `expire`. Default: no rule.
+        max_token_staleness: Most weight versions that the newest counted token of each sample may
+            be behind; one sample whose tokens are all too stale expires its group. Default: no
+            rule.
+        on_expired: "discard" (default), or "keep": expired groups wait with status EXPIRED.
+        max_reads: Acknowledgements after which a group is done, default 1; 0: it is taken again
+            for ever, until it is evicted or expires.
+        capacity: Most groups that are stored; puts never wait, and evict groups beyond it. Default:
+            no capacity.
+        eviction: Which groups go first, beyond the capacity or by `on_full="drop_oldest"`:
+            "oldest" (by arrival, default), "stalest", or "last" (in the task's order).
+        rate: How many reads each insert allows. Default: any number.
+        tags: Names of the tags that queries may use. Default: none.
+        keep: Period such as "7d" for which acknowledged groups stay readable. Default: none.
+        keep_groups: Most acknowledged groups that stay readable. Default: none.
+    """
 
     order: str | Order | None = None
     limit: int | None = None
@@ -52,10 +105,10 @@ class TaskSettings:
     keep_groups: int | None = None
 
     def as_stored(self) -> dict[str, str]:
-        """Return the settings that were given, checked, as Redis keeps them.
+        """Return the settings that are not None as the strings that Redis keeps.
 
         Raises:
-            ConfigError: One is not usable, or two contradict each other.
+            ConfigError: A setting is not usable, or two contradict each other.
         """
         numbers = {
             name: checked_int_or_none(name, getattr(self, name), least)
@@ -79,7 +132,7 @@ class TaskSettings:
         return {**stored, **self._stored_order(), **self._stored_index(stored)}
 
     def chosen_order(self, stored: str) -> Order | None:
-        """Return the task's order; None where it is somebody's own that was not given here."""
+        """Return the task's order; None for an `Order` object that these settings do not hold."""
         if self.order is not None and not isinstance(self.order, str):
             return self.order
         return known_order(stored or Fifo.name)
@@ -109,18 +162,15 @@ class TaskSettings:
             return {}
         order = order_named(self.order) if isinstance(self.order, str) else self.order
         check_order(order)
-        own = known_order(order.name)
-        if own is not None and type(own) is not type(order):
-            raise ConfigError(
-                f"an order of your own cannot be called {order.name!r}: redrb has one."
-            )
+        namesake = known_order(order.name)
+        if namesake is not None and type(namesake) is not type(order):
+            raise ConfigError(f"name your order otherwise: redrb has an order {order.name!r}.")
         return {"order": order.name, "sampled": str(int(order.sampled))}
 
     def _stored_index(self, stored: Mapping[str, str]) -> dict[str, str]:
-        """Return whether the task must keep facts and pools, which order fifo does without."""
-        plain = {"limit", "max_bytes", "max_deliveries"}
+        """Return `indexed` when Redis must keep facts of each group."""
         order = self._stored_order().get("order", Fifo.name)
-        return {"indexed": "1"} if order != Fifo.name or stored.keys() - plain else {}
+        return {"indexed": "1"} if order != Fifo.name or stored.keys() - _OF_PLAIN_TASKS else {}
 
 
 def _period_ms(text: str) -> int:

@@ -12,7 +12,6 @@ from redrb.connection.transport import Argument, Pipeline, Reply, first_error
 from redrb.errors import StoreError
 from redrb.keys import TaskKeys
 from redrb.lua.scripts import load, run
-from redrb.stream.put.indexing import Indexer
 
 _SHORTEST_BLOCK_S = 0.002
 """Redis 6.2 takes a timeout of 0.001 s for 0, which is for ever."""
@@ -28,9 +27,6 @@ class TaskStore:
         client: The client for the node that holds the task.
         task: Name of the task.
         keys: Its keys.
-        indexer: How the groups of an indexed task are described; None: the task is plain.
-        names: Tags that the task declares.
-        by_token: Whether it has a rule for the newest token.
     """
 
     def __init__(self, client: Client, task: str, keys: TaskKeys) -> None:
@@ -38,9 +34,6 @@ class TaskStore:
         self.task = task
         self.keys = keys
         self.script_keys: list[Argument] = [keys.stream]
-        self.indexer: Indexer | None = None
-        self.names: tuple[str, ...] = ()
-        self.by_token = False
 
     def run(
         self, script: str, arguments: Sequence[Argument] = (), *, retry_s: float | None = None

@@ -1,0 +1,69 @@
+"""`TaskDescription`: the settings of an open task, as producers and consumers need them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from redrb.orders import Order
+
+
+@dataclass(frozen=True, slots=True)
+class StalenessRules:
+    """How many weight versions a group may be behind; None: the rule does not apply.
+
+    Attributes:
+        max_staleness: Versions that the group's oldest token may be behind.
+        max_token_staleness: Versions that the newest counted token of each sample may be behind.
+    """
+
+    max_staleness: int | None
+    max_token_staleness: int | None
+
+    @property
+    def any(self) -> bool:
+        """Whether a rule applies."""
+        return self.max_staleness is not None or self.max_token_staleness is not None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDescription:
+    """The settings of a task at the time when it was last opened.
+
+    Attributes:
+        order: The task's order; None where it is an `Order` object that this process was not given.
+        indexed: Whether Redis keeps facts of each group, which only a plain fifo task does without.
+        tags: Names of the declared tags.
+        staleness: When its groups expire.
+        keep_expired: Whether expired groups wait with status EXPIRED, instead of being discarded.
+    """
+
+    order: Order | None
+    indexed: bool
+    tags: tuple[str, ...]
+    staleness: StalenessRules
+    keep_expired: bool
+
+    @classmethod
+    def of(cls, stored: Mapping[str, str], order: Order | None) -> Self:
+        """Return the description of a task from its settings in Redis; "" for those not given."""
+        return cls(
+            order=order,
+            indexed=stored["indexed"] == "1",
+            tags=tuple(json.loads(stored["tags"] or "[]")),
+            staleness=StalenessRules(
+                _number(stored["max_staleness"]), _number(stored["max_token_staleness"])
+            ),
+            keep_expired=stored["on_expired"] == "keep",
+        )
+
+    @property
+    def by_token(self) -> bool:
+        """Whether groups expire by the newest tokens of their samples."""
+        return self.staleness.max_token_staleness is not None
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text else None
