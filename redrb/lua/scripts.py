@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -76,10 +77,9 @@ def run_once(
 ) -> Reply:
     """Run a script without retries; raises redis-py's exceptions."""
     try:
-        try:
+        with suppress(NoScriptError):
             return client.once("EVALSHA", script.sha, len(keys), *keys, *arguments)
-        except NoScriptError:
-            return client.once("EVAL", script.text, len(keys), *keys, *arguments)
+        return client.once("EVAL", script.text, len(keys), *keys, *arguments)
     except ResponseError as error:
         failures.name_scripts(error, [script.sha])
         raise
