@@ -138,7 +138,7 @@ class Waiting:
                 for entry, layout in zip(
                     entries, parse_groups(fields[b"g"] for _, fields in entries), strict=True
                 ):
-                    if isinstance(layout, redrb.DecodeError):
+                    if isinstance(layout, redrb.errors.DecodeError):
                         raise layout
                     if min(v for v in layout.policy_versions if v is not None) <= cut:
                         found.append(entry[0])

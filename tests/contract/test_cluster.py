@@ -21,12 +21,11 @@ from redrb import (
     ExperienceStream,
     Mixture,
     ReplayBuffer,
-    StoreClosed,
-    StoreDenied,
     StoreUnavailable,
 )
 from redrb.connection import Client
 from redrb.demo.run import _delete_run
+from redrb.errors import StoreClosed, StoreDenied
 from redrb.keys import TaskKeys
 from redrb.runtime.inbox import Announcement, Box, announce, inbox_of, outbox_of
 from tests.audit import audit

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 import redrb
-from redrb import TensorShard, WeightPublisher, WeightSubscriber
+from redrb import WeightPublisher, WeightSubscriber
 from redrb.connection import Client
+from redrb.weights import TensorShard
 from redrb.weights.publishing import staging
 from redrb.weights.wire import cluster_keys
 from tests.clusters import RedisCluster

@@ -11,9 +11,10 @@ from redis.exceptions import ConnectionError as Broken
 from redis.exceptions import ResponseError
 
 import redrb
-from redrb import StoreError, StoreUnavailable
+from redrb import StoreUnavailable
 from redrb.connection import Client
 from redrb.connection.transport import Pipeline, packed
+from redrb.errors import StoreError
 
 
 def test_binary_values_come_back_as_they_were(client: Client, namespace: str) -> None:

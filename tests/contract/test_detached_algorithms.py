@@ -16,12 +16,12 @@ from redrb import (
     DetachedTrainer,
     ExperienceMakerHolder,
     GRPOMakerHolder,
-    LoraConfig,
     Strategy,
-    TrainerPerformanceEvaluator,
     WeightSubscriber,
 )
 from redrb.algorithms import Completions
+from redrb.runtime import TrainerPerformanceEvaluator
+from redrb.weights import LoraConfig
 
 VOCABULARY, WANTED = 12, 7
 

@@ -20,18 +20,16 @@ from redrb import (
     BufferItem,
     Client,
     ConfigError,
-    DecodeError,
     DetachedReplayBuffer,
     DetachedTrainer,
     Experience,
     LeaseLost,
-    PublisherFenced,
-    RecordError,
     StoreUnavailable,
     TrainerCallback,
     WeightPublisher,
     WeightSubscriber,
 )
+from redrb.errors import DecodeError, PublisherFenced, RecordError
 
 
 def item(number: int) -> BufferItem:

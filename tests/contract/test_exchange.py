@@ -12,8 +12,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from redrb import BufferItem, ConfigError, DecodeError, ExperienceStream, Status, TaskMismatch
+from redrb import BufferItem, ConfigError, ExperienceStream, Status, TaskMismatch
 from redrb.connection import Client
+from redrb.errors import DecodeError
 from redrb.experience.records import named_tensors
 from redrb.stream.exchange import export_task, import_task
 from redrb.stream.exchange.json_values import from_json, to_json

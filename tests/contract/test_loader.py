@@ -18,9 +18,9 @@ import pytest
 import torch
 
 import redrb
-from redrb import BatchTimeout, ConfigError, Experience, ExperienceStream, LeaseLost, RecordError
+from redrb import BatchTimeout, ConfigError, Experience, ExperienceStream, LeaseLost
 from redrb.connection import Client
-from redrb.errors import StoreUnavailable
+from redrb.errors import RecordError, StoreUnavailable
 from redrb.stream.feeding import ExperienceLoader
 from tests.audit import audit, kill_consumer
 from tests.conftest import REAL

@@ -21,14 +21,11 @@ from redrb import (
     DetachedTrainer,
     Experience,
     ExperienceMakerHolder,
-    LoraConfig,
     MakerCallback,
-    RecordError,
     Strategy,
-    WeightError,
-    WeightMismatch,
-    WeightTimeout,
 )
+from redrb.errors import RecordError, WeightError, WeightMismatch, WeightTimeout
+from redrb.weights import LoraConfig
 
 
 class Linear(nn.Module):

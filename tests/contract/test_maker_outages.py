@@ -13,20 +13,9 @@ import pytest
 import torch
 
 import redrb
-from redrb import (
-    Client,
-    ConfigError,
-    DDPStrategy,
-    DecodeError,
-    ExperienceStream,
-    MakerCallback,
-    SendFailed,
-    Strategy,
-    WeightError,
-    WeightMismatch,
-    WeightTimeout,
-)
-from redrb.runtime import strategy
+from redrb import Client, ConfigError, ExperienceStream, MakerCallback, Strategy
+from redrb.errors import DecodeError, SendFailed, WeightError, WeightMismatch, WeightTimeout
+from redrb.runtime import DDPStrategy, strategy
 from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.following import WeightFollower
 from redrb.runtime.inbox import Announcement, announce, inbox_of

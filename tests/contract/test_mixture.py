@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 from redis.exceptions import ConnectionError as Broken
 
 import redrb
-from redrb import BatchTimeout, ConfigError, ExperienceStream, LeaseLost, RecordError
+from redrb import BatchTimeout, ConfigError, ExperienceStream, LeaseLost
 from redrb.connection import Client
-from redrb.errors import StoreUnavailable
+from redrb.errors import RecordError, StoreUnavailable
 from redrb.stream import waiting
 from redrb.stream.mixture import Mixture, MixtureLease, turn_timeout, turns
 from redrb.stream.mixture.ratio import MOST_PARTS, Ratio

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from redrb import ConfigError, DecodeError, ExperienceStream, RecordError, Status, TaskMismatch
+from redrb import ConfigError, ExperienceStream, Status, TaskMismatch
 from redrb.connection import Client
+from redrb.errors import DecodeError, RecordError
 from redrb.replay import ReplayBuffer
 from tests.audit import audit
 from tests.samples import numbered

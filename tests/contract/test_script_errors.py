@@ -25,7 +25,7 @@ def test_an_error_of_a_script_names_file_and_line(real_url: str, namespace: str)
         stream.put([numbered(1)])
         stream.take(1).release()
         client.execute("SET", f"redrb:{{{namespace}:math}}:leases:default", "a string")
-        with pytest.raises(redrb.StoreError, match="WRONGTYPE") as caught:
+        with pytest.raises(redrb.errors.StoreError, match="WRONGTYPE") as caught:
             stream.take(1)
         assert "user_script" not in str(caught.value)
         assert _line(str(caught.value)).startswith("take/take.lua: local leased = ")
@@ -34,6 +34,6 @@ def test_an_error_of_a_script_names_file_and_line(real_url: str, namespace: str)
 
 def test_an_error_of_lua_names_file_and_line(real_url: str) -> None:
     with redrb.connect(real_url) as client:
-        with pytest.raises(redrb.StoreError, match="nil") as caught:
+        with pytest.raises(redrb.errors.StoreError, match="nil") as caught:
             run(client, load("weights/discard"), ["redrb:{none}:versions"], [])
         assert _line(str(caught.value)).startswith("include/weights.lua: local id = ")

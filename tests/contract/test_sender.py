@@ -19,17 +19,10 @@ import torch
 from redis.exceptions import ConnectionError as Broken
 
 import redrb
-from redrb import (
-    ConfigError,
-    Experience,
-    ExperienceStream,
-    RecordError,
-    StoreUnavailable,
-    make_experience_batch,
-)
+from redrb import ConfigError, Experience, ExperienceStream, StoreUnavailable, make_experience_batch
 from redrb.connection import Client
 from redrb.connection.client import Sent
-from redrb.errors import SendFailed
+from redrb.errors import RecordError, SendFailed
 from redrb.stream.sending import ExperienceSender
 from tests.audit import audit
 from tests.conftest import REAL

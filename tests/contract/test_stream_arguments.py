@@ -16,12 +16,12 @@ from redrb import (
     BufferItem,
     ConfigError,
     ExperienceStream,
-    RecordError,
     Status,
     TaskMismatch,
     make_experience_batch,
 )
 from redrb.connection import Client
+from redrb.errors import RecordError
 from redrb.stream.task.facts import unpack_facts
 from tests.audit import audit
 from tests.samples import numbered, numbers

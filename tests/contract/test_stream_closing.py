@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import redrb
-from redrb import ConfigError, ExperienceStream, StoreClosed, WeightPublisher, WeightSubscriber
+from redrb import ConfigError, ExperienceStream, WeightPublisher, WeightSubscriber
 from redrb.connection import Client
+from redrb.errors import StoreClosed
 from tests.audit import audit
 from tests.samples import numbered, numbers
 

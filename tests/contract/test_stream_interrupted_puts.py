@@ -9,16 +9,10 @@ import pytest
 import torch
 from redis.exceptions import ConnectionError as Broken
 
-from redrb import (
-    ConfigError,
-    EncodeError,
-    ExperienceStream,
-    RecordError,
-    StoreUnavailable,
-    make_experience_batch,
-)
+from redrb import ConfigError, ExperienceStream, StoreUnavailable, make_experience_batch
 from redrb.connection import Client
 from redrb.connection.transport import Pipeline
+from redrb.errors import EncodeError, RecordError
 from tests.samples import numbered
 
 

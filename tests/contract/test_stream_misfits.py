@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from redrb import BufferItem, ExperienceStream, RecordError
+from redrb import BufferItem, ExperienceStream
 from redrb.connection import Client
+from redrb.errors import RecordError
 from tests.audit import audit
 from tests.samples import numbered, numbers
 

@@ -18,13 +18,13 @@ from redrb import (
     ExperienceStream,
     Lease,
     LeaseLost,
-    RecordError,
     StoreFull,
     make_experience_batch,
 )
 from redrb.codec.encode import EncodedGroup
 from redrb.connection import Client
 from redrb.connection.client import Sent
+from redrb.errors import RecordError
 from redrb.experience import Status
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.take.scripts import TakeRequest

@@ -302,7 +302,7 @@ def test_thousands_of_groups_in_one_batch(stream: ExperienceStream) -> None:
 
 
 def test_malformed_samples_store_nothing(stream: ExperienceStream) -> None:
-    with pytest.raises(redrb.RecordError, match="reward"):
+    with pytest.raises(redrb.errors.RecordError, match="reward"):
         stream.put_many([[numbered(1)], [numbered(2, reward=1.0)]])
     assert len(stream) == 0
 

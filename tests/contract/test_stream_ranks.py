@@ -14,20 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from redrb import (
-    BatchTimeout,
-    ConfigError,
-    DecodeError,
-    ExperienceStream,
-    Lease,
-    LeaseLost,
-    RankLost,
-    RedrbError,
-    Status,
-    WrongStep,
-)
+from redrb import BatchTimeout, ConfigError, ExperienceStream, Lease, LeaseLost, RedrbError, Status
 from redrb.codec import EncodedGroup
 from redrb.connection import Client
+from redrb.errors import DecodeError, RankLost, WrongStep
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.ranks.rank_store import MOST_STEPS
 from tests.audit import audit, kill_consumer

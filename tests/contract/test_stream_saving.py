@@ -15,17 +15,10 @@ import msgpack
 import pytest
 import xxhash
 
-from redrb import (
-    BatchTimeout,
-    ConfigError,
-    DecodeError,
-    ExperienceStream,
-    StoreError,
-    StoreFull,
-    TaskMismatch,
-)
+from redrb import BatchTimeout, ConfigError, ExperienceStream, StoreFull, TaskMismatch
 from redrb.connection import Client
 from redrb.connection.transport import Pipeline
+from redrb.errors import DecodeError, StoreError
 from redrb.experience import Status
 from redrb.stream.saving.file import FRAME, MAGIC, PREFIX, Kind
 from redrb.stream.saving.restoring import Restoring

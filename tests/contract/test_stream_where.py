@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import redrb
-from redrb import StoreError
 from redrb.connection import Client
+from redrb.errors import StoreError
 from redrb.keys import TaskKeys
 from redrb.lua.scripts import Script, assemble, run
 from redrb.stream.task.queries import parse_where

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import redrb
-from redrb import LoraConfig, WeightPublisher, WeightSubscriber
+from redrb import WeightPublisher, WeightSubscriber
 from redrb.errors import ConfigError, WeightError, WeightMismatch
+from redrb.weights import LoraConfig
 from redrb.weights.publishing import staging
 from redrb.weights.reading import load_target
 from redrb.weights.tensors.shard import TensorShard

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 import redrb
-from redrb import TensorShard
 from redrb.connection import Client
 from redrb.errors import ConfigError, EncodeError, StoreError, WeightError
 from redrb.keys import WeightKeys
-from redrb.weights import WeightVersion
+from redrb.weights import TensorShard, WeightVersion
 from redrb.weights.publishing.mailbox import Mailbox
 from redrb.weights.publishing.rank_rendezvous import (
     AGAIN,

@@ -469,7 +469,7 @@ def test_versions_that_begin_anew_are_followed(client, namespace, publisher, sub
 def test_adapters_are_merged_between_tokens(publisher, subscriber) -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False))
     base = torch.randn(4, 4)
-    config = redrb.LoraConfig(2, 4.0)
+    config = redrb.weights.LoraConfig(2, 4.0)
     with subscriber.standby(model) as standby:
         publisher.publish({"0.weight": base})
         standby.wait(10)

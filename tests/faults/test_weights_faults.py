@@ -148,7 +148,7 @@ def test_staged_chunks_that_are_gone_are_not_committed(
         client.execute("DEL", chunk_keys(client, namespace)[1])
 
     monkeypatch.setattr(staging, "stage", lose_one)
-    with pytest.raises(redrb.WeightError, match="gone at the commit"):
+    with pytest.raises(redrb.errors.WeightError, match="gone at the commit"):
         publisher.publish(state(1))
     assert chunk_keys(client, namespace) == []
 
@@ -264,7 +264,7 @@ def test_wait_blocks_for_less_than_a_connection_may_be_silent(real_url, namespac
         subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
         subscriber.latest()
         before = client.execute("INFO", "stats")
-        with pytest.raises(redrb.WeightTimeout):
+        with pytest.raises(redrb.errors.WeightTimeout):
             subscriber.wait(timeout=1)
         assert connections(client.execute("INFO", "stats")) == connections(before)
 

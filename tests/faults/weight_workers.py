@@ -82,7 +82,7 @@ def publish_and_die(url: str, namespace: str, kind: str, point: str) -> None:
     if point in ("chunks", "pieces"):
         die_while_staging({"chunks": "chunk", "pieces": "delta"}[point])
     elif point in ("telling", "told"):
-        die_at_script("advance", after=point == "told")
+        die_at_script("task/advance", after=point == "told")
     else:
         name = "weights/begin" if point == "begin" else "weights/commit"
         die_at_script(name, after=point == "committed")

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import redrb
-from redrb import ExperienceStream, StoreDenied, StoreUnavailable, UnsupportedServer
+from redrb import ExperienceStream, StoreUnavailable
 from redrb.connection import connecting
-from redrb.errors import ConfigError
+from redrb.errors import ConfigError, StoreDenied, UnsupportedServer
 from tests.samples import numbered, numbers
 from tests.servers import Server, free_port, has_tls, programs
 

@@ -205,7 +205,7 @@ def test_shards_of_ranks_are_whole_in_a_file(
         publisher = redrb.WeightPublisher(
             store, "policy", namespace=namespace, rank=rank, world_size=2
         )
-        own = redrb.TensorShard(whole[3 * rank : 3 * rank + 3], (6, 4), (3 * rank, 0))
+        own = redrb.weights.TensorShard(whole[3 * rank : 3 * rank + 3], (6, 4), (3 * rank, 0))
         publisher.publish({"a": own, f"of {rank}": torch.arange(3) + rank})
 
     with ThreadPoolExecutor(2) as ranks:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from redrb import BufferItem, ConfigError, RecordError
+from redrb import BufferItem, ConfigError
+from redrb.errors import RecordError
 from redrb.stream.put.filters import check_filters, finite_rewards, passing, reward_variance
 from tests.samples import numbered
 

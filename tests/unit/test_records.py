@@ -9,14 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from redrb import (
-    BufferItem,
-    Experience,
-    RecordError,
-    Status,
-    make_experience_batch,
-    split_experience_batch,
-)
+from redrb import BufferItem, Experience, Status, make_experience_batch, split_experience_batch
+from redrb.errors import RecordError
 from redrb.experience.batching import _zero_pad_sequences
 from redrb.experience.records import STANDARD_FIELDS
 from redrb.experience.status import group_status

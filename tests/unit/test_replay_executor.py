@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from redrb import ConfigError, StoreError
+from redrb import ConfigError
+from redrb.errors import StoreError
 from redrb.replay.executor import ReplayExecutor
 
 

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from redrb import BufferItem, ConfigError, DecodeError, EncodeError, RecordError, Status
+from redrb import BufferItem, ConfigError, Status
 from redrb.codec import decode_items, encode_groups, parse_group
+from redrb.errors import DecodeError, EncodeError, RecordError
 from redrb.replay import rollout_classes as known_classes
 from redrb.replay.rollout_classes import RolloutClasses, name_of
 from redrb.replay.rollout_packing import META, pack_group, unpack_group

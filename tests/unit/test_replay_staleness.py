@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from redrb import ConfigError, RecordError, Status
+from redrb import ConfigError, Status
+from redrb.errors import RecordError
 from redrb.replay.expiry import discard, expire, fill_steps, refresh, too_stale
 from redrb.replay.rollout_fields import (
     checked_status,
