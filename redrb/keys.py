@@ -98,13 +98,13 @@ class WeightKeys:
         return f"{self.prefix}trash"
 
     @property
-    def meeting(self) -> str:
-        """Stream of what ranks that publish together say to rank 0."""
-        return f"{self.prefix}meeting"
+    def rendezvous(self) -> str:
+        """Stream of messages to rank 0 from the other ranks that publish with it."""
+        return f"{self.prefix}rendezvous"
 
-    def answers(self, call: str) -> str:
-        """Stream of what rank 0 answers to one call of another rank."""
-        return f"{self.prefix}answers:{call}"
+    def replies(self, call: str) -> str:
+        """Stream of rank 0's replies to one call of another rank."""
+        return f"{self.prefix}replies:{call}"
 
     @property
     def followers(self) -> str:

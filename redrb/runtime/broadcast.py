@@ -12,7 +12,13 @@ from torch import Tensor, nn
 
 from redrb.connection import Client
 from redrb.errors import ConfigError
-from redrb.runtime.inbox import Announcement, Box, announce, inbox_of, outbox_of
+from redrb.runtime.announcements import (
+    Announcement,
+    AnnouncementReader,
+    announce,
+    maker_key,
+    trainer_key,
+)
 from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
 from redrb.weights.lora import LoraConfig, lora_of
 from redrb.weights.tensors.dtypes import published_dtype
@@ -55,14 +61,14 @@ class Broadcast:
         self._namespace = namespace
         self._trainer = trainer
         self._names = (trainer, partial_name(trainer))
-        self._boxes = [inbox_of(namespace, maker) for maker in makers]
+        self._boxes = [maker_key(namespace, maker) for maker in makers]
         self._publishers: dict[str, WeightPublisher] = {}
         self._uncertain = False
         self._run = uuid.uuid4().hex  # an Announcement's
         self._news = Announcement(trainer, 0, run=self._run)
         self.version = self._newest_version()  # of a run before
         # makers that are named here know it before there are weights, and follow nobody else's
-        self._outbox = outbox_of(namespace, trainer)
+        self._outbox = trainer_key(namespace, trainer)
         if makers:
             announce(client, self._boxes, self._announced())
         self._boxes.append(self._outbox)
@@ -153,7 +159,7 @@ class Broadcast:
 
     def _announced(self) -> Announcement:
         """Return what a trainer of this name has announced last."""
-        newest = Box(self._client, self._outbox).newest()
+        newest = AnnouncementReader(self._client, self._outbox).newest()
         return newest or Announcement(self._trainer, 0, run=self._run)
 
     def _subscriber(self, name: str) -> WeightSubscriber:

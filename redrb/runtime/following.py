@@ -1,4 +1,4 @@
-"""A maker's side of weight updates: told by a trainer, fetched whole, loaded under the lock."""
+"""A maker's side of weight updates: announced by a trainer, fetched, loaded under a lock."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from redrb.connection import Client
 from redrb.connection.stopping import pause
 from redrb.errors import StoreUnavailable, WeightError, WeightMismatch, WeightTimeout
+from redrb.runtime.announcements import Announcement, AnnouncementReader, maker_key, trainer_key
 from redrb.runtime.broadcast import partial_name
-from redrb.runtime.inbox import Announcement, Box, inbox_of, outbox_of
 from redrb.runtime.model_updates import ModelUpdates
 from redrb.weights import WeightSubscriber
 from redrb.weights.reading.prepared_load import PreparedLoad
@@ -19,68 +19,70 @@ from redrb.weights.tensors.fitting import Strict
 
 _log = logging.getLogger("redrb")
 
-_SLICE_S = 0.5
-"""Longest wait before it is looked whether the caller is to end."""
+_WAIT_S = 0.5
+"""Longest wait for an announcement; then the caller is asked whether it is to end."""
 
 
 class WeightFollower:
-    """Keeps a maker's models at what trainers have announced last.
+    """Keeps a maker's models at the newest announced weights.
 
-    Those that name the maker, from the first that does so on. Until then, one that it chose itself:
-    so makers of any name may join a run, and need not be known to anyone.
+    The maker follows the trainers that name it. Until a trainer does, it follows a trainer that it
+    chose itself, so that makers of any name may join a run.
 
-    An update is fetched beside the models by `prepare` and loaded by `load`, which two threads may
-    call. Of one announcement the full update and the partial one on top are loaded together.
+    `prepare` fetches an update beside the models and `load` loads it; two threads may call them.
+    The full update and the partial update of one announcement are loaded together.
 
     Attributes:
         version: Version of the weights in the models; None before the first update.
         complete: Whether a full update was loaded.
-        ready: Whether there is something to load.
+        ready: Whether a fetched update can be loaded.
     """
 
     def __init__(
         self, client: Client, namespace: str, maker: str, models: ModelUpdates, *, chosen: str
     ) -> None:
-        """Follow whoever names `maker`, and the trainer `chosen` while nobody does."""
+        """Follow the trainers that name `maker`, and the trainer `chosen` until one does."""
         self._client = client
         self._namespace = namespace
         self._maker = maker
         self._chosen_name = chosen
-        self._inbox = Box(client, inbox_of(namespace, maker))
-        self._chosen: Box | None = Box(client, outbox_of(namespace, chosen))
+        self._to_maker = AnnouncementReader(client, maker_key(namespace, maker))
+        self._by_chosen: AnnouncementReader | None = AnnouncementReader(
+            client, trainer_key(namespace, chosen)
+        )
         self._models = models
         self._trainer = self._run = ""
-        self._news: Announcement | None = None  # not fetched yet, since Redis was away
+        self._pending: Announcement | None = None  # not fetched yet, because Redis was away
         self._announced = 0  # the full update that makes the models complete
         self._full: PreparedLoad | None = None
         self._partial: PreparedLoad | None = None
-        self._changing = threading.Lock()  # what is ready
+        self._changing = threading.Lock()  # held while fetched updates change
         self.version: int | None = None
         self.complete = self.ready = False
 
     def follow(self) -> bool:
-        """Load what was announced since the last call, if anything was; returns whether it was.
+        """Load the update that was announced since the last call; returns whether one was.
 
         Raises:
-            WeightMismatch: It does not fit the models; they keep their old weights.
-            WeightError, DecodeError: As `WeightSubscriber.poll` does; the models keep their old
+            WeightMismatch: The update does not fit the models, which keep their weights.
+            WeightError, DecodeError: As `WeightSubscriber.poll` does; the models keep their
                 weights until the next announcement.
             StoreUnavailable: Redis stayed away; the next call goes on.
         """
         return self._follow(0.0)
 
     def wait_until_complete(self, timeout: float, ended: Callable[[], bool]) -> None:
-        """Wait until a full update is loaded, or the caller is to end, which is looked at often.
+        """Wait until a full update is loaded, or `ended` returns true; it is called often.
 
-        A Redis that is away, and weights that are gone, are waited for as well.
+        The wait also goes on while Redis is away and while announced weights are gone.
 
         Raises:
-            WeightTimeout: None came in time.
-            WeightMismatch: It does not fit the models; they keep their old weights.
+            WeightTimeout: No full update came in time.
+            WeightMismatch: It does not fit the models, which keep their weights.
             DecodeError: An announcement or the weights are damaged.
         """
         started = time.monotonic()
-        trouble: Exception | None = None
+        cause: Exception | None = None
         while not self.complete and not ended():
             left = started + timeout - time.monotonic()
             if left <= 0:
@@ -89,55 +91,58 @@ class WeightFollower:
                     newer_than=0,
                     newest=None,
                     waited_s=time.monotonic() - started,
-                ) from trouble
+                ) from cause
             try:
-                self._follow(min(left, _SLICE_S))
+                self._follow(min(left, _WAIT_S))
             except WeightMismatch:
                 raise
             except (StoreUnavailable, WeightError) as error:
-                trouble = error
+                cause = error
                 _log.warning("maker %r still waits for weights: %s", self._maker, error)
-                pause(min(left, _SLICE_S))
+                pause(min(left, _WAIT_S))
 
-    def prepare(self, seconds: float) -> bool:
-        """Fetch what was announced since the last call; wait for an announcement so long at most.
+    def prepare(self, wait_s: float) -> bool:
+        """Fetch the update that was announced since the last call.
+
+        Args:
+            wait_s: Seconds to wait for an announcement.
 
         Returns:
-            Whether there was one.
+            Whether there was an announcement.
 
         Raises:
             As `follow` does.
         """
-        news = self._look(0.0 if self._news else seconds) or self._news
-        if news is None:
+        announcement = self._next_announcement(0.0 if self._pending else wait_s) or self._pending
+        if announcement is None:
             return False
-        self._news = news
+        self._pending = announcement
         try:
             with self._changing:
-                self._fetch(news)
+                self._fetch(announcement)
         except StoreUnavailable:
             raise
         except BaseException:
-            self._news = None
+            self._pending = None
             raise
-        self._news = None
+        self._pending = None
         return True
 
     @property
     def fetching(self) -> bool:
-        """Whether something is on its way at this moment."""
+        """Whether a fetch is under way."""
         return self._changing.locked()
 
     def load(self) -> bool:
-        """Load what is ready, unless just at this moment more is fetched; never waits for Redis.
+        """Load the fetched update, unless a fetch is under way; never waits for Redis.
 
         The caller holds the lock of the models.
 
         Returns:
-            Whether it could.
+            Whether it was loaded.
 
         Raises:
-            WeightMismatch: It does not fit the models.
+            WeightMismatch: The update does not fit the models.
         """
         if not self._changing.acquire(blocking=False):
             return False
@@ -148,87 +153,89 @@ class WeightFollower:
             return True
         except WeightMismatch:
             raise
-        except BaseException:  # it broke off within: the models hold a mixture until it is repeated
+        except BaseException:  # loading broke off: the models hold a mixture until it is repeated
             self.version, self.ready = None, True
             raise
         finally:
             self._changing.release()
 
-    def _follow(self, seconds: float) -> bool:
-        found = self.prepare(seconds)
+    def _follow(self, wait_s: float) -> bool:
+        found = self.prepare(wait_s)
         if self.ready:
             with self._models.held():
                 self.load()
         return found
 
-    def _look(self, seconds: float = 0.0) -> Announcement | None:
-        """Return what was announced since the last look; wait for it so long at most.
+    def _next_announcement(self, wait_s: float) -> Announcement | None:
+        """Return the announcement since the last look, if there is one.
 
-        One box is waited for at a time, since they may be on different nodes of a cluster: while
-        nobody names the maker, that it is named is noticed at the next look.
+        Only one stream is waited on, since the two may be on different nodes of a cluster. While
+        the chosen trainer's is waited on, the maker's own is read at the beginning of each call.
         """
-        news = self._inbox.newest()
-        if news is not None:
-            self._chosen = None
-        elif self._chosen is not None:
-            news = self._chosen.wait(seconds)
-        elif seconds:
-            news = self._inbox.wait(seconds)
-        return news
+        announcement = self._to_maker.newest()
+        if announcement is not None:
+            self._by_chosen = None
+        elif self._by_chosen is not None:
+            announcement = self._by_chosen.newest(wait_s)
+        elif wait_s:
+            announcement = self._to_maker.newest(wait_s)
+        return announcement
 
-    def _fetch(self, news: Announcement) -> None:
-        self.ready = False  # until all of it is there
+    def _fetch(self, announcement: Announcement) -> None:
+        self.ready = False  # until all of the update is fetched
         full = self._full
-        if full is None or news.trainer != self._trainer:  # another one: its versions are its own
-            self._trainer, self.complete = news.trainer, False
-            full = self._begin(news.trainer)
-        elif news.full and news.run != self._run and news.full <= full.newest:
-            full = self._begin(news.trainer)  # versions began anew, in an emptied Redis
-        self._announced = news.full
-        if full.newest < news.full:
-            self._fetch_full(full, news)
-        if full.newest and full.newest >= news.full:
-            self._fetch_partial(full, news)
+        if full is None or announcement.trainer != self._trainer:
+            self._trainer, self.complete = announcement.trainer, False
+            full = self._follow_trainer(announcement.trainer)
+        elif (
+            announcement.full and announcement.run != self._run and announcement.full <= full.newest
+        ):  # versions start again from 1, in a Redis that was emptied
+            full = self._follow_trainer(announcement.trainer)
+        self._announced = announcement.full
+        if full.newest < announcement.full:
+            self._fetch_full(full, announcement)
+        if full.newest and full.newest >= announcement.full:
+            self._fetch_partial(full, announcement)
         self.ready = True
 
-    def _begin(self, trainer: str) -> PreparedLoad:
-        """Follow a trainer's weights from their beginning."""
-        self._full = self._ahead(trainer, "model")
-        self._partial = self._ahead(partial_name(trainer), strict=False)
+    def _follow_trainer(self, trainer: str) -> PreparedLoad:
+        """Follow a trainer's weights from the beginning."""
+        self._full = self._prepared_load(trainer, "model")
+        self._partial = self._prepared_load(partial_name(trainer), strict=False)
         return self._full
 
-    def _ahead(self, name: str, strict: Strict) -> PreparedLoad:
+    def _prepared_load(self, name: str, strict: Strict) -> PreparedLoad:
         subscriber = WeightSubscriber(
             self._client, name, namespace=self._namespace, lock=self._models.lock
         )
-        return subscriber.ahead(self._models.models, strict=strict)
+        return subscriber.prepared_load(self._models.models, strict=strict)
 
-    def _fetch_full(self, full: PreparedLoad, news: Announcement) -> None:
+    def _fetch_full(self, full: PreparedLoad, announcement: Announcement) -> None:
         if full.fetch():
-            self._run = news.run
-            # what was loaded of parts is overwritten
-            self._partial = self._ahead(partial_name(news.trainer), strict=False)
-        if full.newest < news.full:
+            self._run = announcement.run
+            # a full update overwrites the partial updates that were loaded
+            self._partial = self._prepared_load(partial_name(announcement.trainer), strict=False)
+        if full.newest < announcement.full:
             _log.error(
-                "version %d of weights %r was announced and is gone from Redis: maker %r waits for "
-                "a newer one",
-                *(news.full, news.trainer, self._maker),
+                "version %d of weights %r was announced, but is not in Redis any more: maker %r "
+                "waits for a newer one",
+                *(announcement.full, announcement.trainer, self._maker),
             )
 
-    def _fetch_partial(self, full: PreparedLoad, news: Announcement) -> None:
-        """Fetch the part that belongs on top of the full update."""
-        name = partial_name(news.trainer)
+    def _fetch_partial(self, full: PreparedLoad, announcement: Announcement) -> None:
+        """Fetch the partial update that belongs on top of the full update."""
+        name = partial_name(announcement.trainer)
         partial = self._partial
-        if partial is None or news.partial <= max(full.newest, partial.newest):
+        if partial is None or announcement.partial <= max(full.newest, partial.newest):
             return
         while partial.fetch() and partial.newest > full.newest:
-            below = True
+            newer_full = True
             try:
-                below = full.fetch()  # a full update that is not announced yet
+                newer_full = full.fetch()  # a full update that is not announced yet
             finally:
-                if below:
-                    partial = self._partial = self._ahead(name, strict=False)
-            if not below:
+                if newer_full:
+                    partial = self._partial = self._prepared_load(name, strict=False)
+            if not newer_full:
                 return
 
     def _load_full(self) -> None:

@@ -28,7 +28,7 @@ from redrb.runtime.callbacks import Callbacks, MakerCallback
 from redrb.runtime.client import client_for
 from redrb.runtime.following import WeightFollower
 from redrb.runtime.graceful_sending import GracefulSender
-from redrb.runtime.inflight import InFlight
+from redrb.runtime.in_flight import InFlightUpdates
 from redrb.runtime.model_updates import ModelUpdates
 from redrb.runtime.models import parameters_of, set_environment
 from redrb.runtime.performance import ExperienceMakerPerformanceEvaluator
@@ -180,7 +180,9 @@ class ExperienceMakerHolder:
             self._follower = WeightFollower(
                 self._client, namespace, name, self._updates, chosen=follow or targets[0]
             )
-            self._in_flight = InFlight(self._follower, self._updates) if in_flight_updates else None
+            self._in_flight = (
+                InFlightUpdates(self._follower, self._updates) if in_flight_updates else None
+            )
             options = dict(stream_options or {})
             self._streams = [
                 ExperienceStream(self._client, target, namespace=namespace, **options)

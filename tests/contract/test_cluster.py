@@ -27,7 +27,13 @@ from redrb.connection import Client
 from redrb.demo.run import _delete_run
 from redrb.errors import StoreClosed, StoreDenied
 from redrb.keys import TaskKeys
-from redrb.runtime.inbox import Announcement, Box, announce, inbox_of, outbox_of
+from redrb.runtime.announcements import (
+    Announcement,
+    AnnouncementReader,
+    announce,
+    maker_key,
+    trainer_key,
+)
 from tests.audit import audit
 from tests.clusters import Primary, RedisCluster
 from tests.conftest import REAL
@@ -204,11 +210,11 @@ def test_ranks_take_their_parts(client: Client, tasks: list[str], namespace: str
 def test_makers_on_all_nodes_hear_of_a_trainer(
     client: Client, spread: Names, namespace: str
 ) -> None:
-    makers = spread(lambda maker: inbox_of(namespace, maker))
-    boxes = [inbox_of(namespace, maker) for maker in makers]
-    boxes.append(outbox_of(namespace, "trainer"))
+    makers = spread(lambda maker: maker_key(namespace, maker))
+    boxes = [maker_key(namespace, maker) for maker in makers]
+    boxes.append(trainer_key(namespace, "trainer"))
     with ThreadPoolExecutor(len(boxes)) as threads:
-        waiting = [threads.submit(Box(client, box).wait, 20) for box in boxes]
+        waiting = [threads.submit(AnnouncementReader(client, box).newest, 20) for box in boxes]
         time.sleep(0.1)
         news = Announcement("trainer", 7, run="0" * 32)
         announce(client, boxes, news)

@@ -114,7 +114,7 @@ def test_a_publisher_that_dies_before_the_commit_leaves_what_expires(
     publisher.publish(state(0))
     before = keys()
     dying(monkeypatch, "prepare", after=True)
-    monkeypatch.setattr(publisher._issuer, "discard", lambda *_: None)  # it is dead
+    monkeypatch.setattr(publisher._committer, "discard", lambda *_: None)  # it is dead
     with pytest.raises(Died):
         publisher.publish(state(1))
     left = {name: ttl for name, ttl in keys().items() if name not in before}
@@ -163,7 +163,7 @@ def test_the_next_publisher_settles_and_cleans(client, namespace, reader, keys, 
 def test_a_failed_attempt_is_taken_away_from_all_nodes(publisher, reader, keys, monkeypatch):
     publisher.publish(state(0))
     before = keys()
-    monkeypatch.setattr(publisher._issuer, "commit", lambda *_: (_ for _ in ()).throw(Died))
+    monkeypatch.setattr(publisher._committer, "commit", lambda *_: (_ for _ in ()).throw(Died))
     with pytest.raises(Died):
         publisher.publish({"a": torch.ones(30_000)})
     assert keys() == before
@@ -183,7 +183,7 @@ def test_what_is_dropped_while_it_is_committed_is_sent_again(
     def prepare(*arguments):
         whole = checked(*arguments)
         if len(attempts) == 1:  # a rank that waited too long, just now
-            publisher._issuer.discard(attempts[0])
+            publisher._committer.discard(attempts[0])
         return whole
 
     staged = staging.StagingAttempt.stage

@@ -167,7 +167,9 @@ def test_makers_are_told_of_full_updates_and_of_each_episode(
         found = WeightSubscriber(client, "learner", namespace=namespace).fetch()
         assert sorted(found) == ["actor.bias", "actor.weight"]
         assert float(found["actor.bias"]) == float(trainer.actor.bias.detach())
-    entries = client.execute("XRANGE", f"redrb:{{{namespace}:maker:maker_0}}:inbox", "-", "+")
+    entries = client.execute(
+        "XRANGE", f"redrb:{{{namespace}:maker:maker_0}}:announcements", "-", "+"
+    )
     assert len(entries) == 1  # the newest alone is kept
 
 
@@ -646,11 +648,11 @@ def test_what_a_trainer_published_and_did_not_announce_is_found(
 ) -> None:
     with make(name="t") as trainer:
         trainer.sync_models_to_remote_makers()
-    outbox = f"redrb:{{{namespace}:trainer:t}}:outbox"
-    client.execute("DEL", outbox)  # as if it had died between the two
+    announcements = f"redrb:{{{namespace}:trainer:t}}:announcements"
+    client.execute("DEL", announcements)  # as if it had died between the two
     with make(name="t") as trainer:
         assert trainer.take_over({"actor": trainer.actor}) == 1
-    assert len(client.execute("XRANGE", outbox, "-", "+")) == 1
+    assert len(client.execute("XRANGE", announcements, "-", "+")) == 1
 
 
 def test_makers_may_be_sent_less_precise_weights(

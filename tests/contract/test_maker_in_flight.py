@@ -18,7 +18,7 @@ from redrb.errors import WeightMismatch
 from redrb.experience import Experience
 from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.following import WeightFollower
-from redrb.runtime.inflight import InFlight
+from redrb.runtime.in_flight import InFlightUpdates
 from redrb.runtime.model_updates import ModelUpdates
 from tests.contract.test_weight_standby import Versioned, blocked, until
 from tests.servers import Server
@@ -134,7 +134,7 @@ def test_full_and_partial_updates_come_together(client: Client, namespace: str) 
     source.parts[0].requires_grad_(False)
     updates = ModelUpdates({"actor": model}, timeout_s=5)
     follower = WeightFollower(client, namespace, "m", updates, chosen="t")
-    flight = InFlight(follower, updates)
+    flight = InFlightUpdates(follower, updates)
     trainer = Broadcast(client, namespace, "t", [])
     ended = threading.Event()
 
@@ -176,7 +176,7 @@ def test_a_swap_that_came_too_early_gets_what_was_on_its_way(
     model = Versioned()
     updates = ModelUpdates({"actor": model}, timeout_s=5)
     follower = WeightFollower(client, namespace, "m", updates, chosen="t")
-    flight = InFlight(follower, updates)
+    flight = InFlightUpdates(follower, updates)
     trainer = Broadcast(client, namespace, "t", [])
     with flight.running():
         trainer.push({"actor": Versioned(1)}, fully=True)
@@ -309,7 +309,7 @@ def test_updates_that_do_not_fit_are_told_between_batches(
     def meanwhile(token: int) -> None:
         if token == 3:
             trainer.push({"actor": Versioned(2).parts}, fully=True)
-            until(lambda: maker._in_flight._trouble)
+            until(lambda: maker._in_flight._error)
         if token == 15:
             trainer.push({"actor": Versioned(3)}, fully=True)
             until(lambda: maker._follower.ready)
@@ -328,7 +328,7 @@ def test_a_first_update_that_does_not_fit_ends_the_loop(
     trainer.push({"actor": Versioned(2).parts}, fully=True)
     model = Slow(7)
     maker = made(model)
-    model.meanwhile = lambda _: until(lambda: maker._in_flight._trouble)
+    model.meanwhile = lambda _: until(lambda: maker._in_flight._error)
     with pytest.raises(WeightMismatch):
         maker.workingloop(lambda: [PROMPTS] * 3)
 
@@ -345,7 +345,7 @@ def test_a_maker_goes_on_in_flight_while_redis_is_away(
         def meanwhile(token: int) -> None:
             if token == 12:
                 server.kill()
-                until(lambda: maker._in_flight._trouble)
+                until(lambda: maker._in_flight._error)
             if token == 40:
                 server.start()
                 until(lambda: trainer_is_back(trainer))

@@ -14,11 +14,12 @@ import torch
 
 import redrb
 from redrb import Client, ConfigError, ExperienceStream, MakerCallback, Strategy
+from redrb.connection.messages import post
 from redrb.errors import DecodeError, SendFailed, WeightError, WeightMismatch, WeightTimeout
 from redrb.runtime import DDPStrategy, strategy
+from redrb.runtime.announcements import Announcement, announce, maker_key
 from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.following import WeightFollower
-from redrb.runtime.inbox import Announcement, announce, inbox_of
 from redrb.runtime.model_updates import ModelUpdates
 from tests.contract.test_maker_holder import Holder, Linear, prompts
 from tests.servers import Server
@@ -107,7 +108,7 @@ def test_later_updates_that_do_not_fit_leave_the_weights(
     maker.workingloop(lambda: [prompts(1)])
     trainer.push(wrong, fully=True)
     maker.workingloop(lambda: [prompts(2)])
-    client.execute("XADD", inbox_of(namespace, "maker_0"), "*", "trainer", "a b", "full", 1)
+    post(client, [maker_key(namespace, "maker_0")], {"trainer": "a b", "full": 1, "partial": 0})
     maker.workingloop(lambda: [prompts(3), prompts(4)])
     assert caplog.text.count("keeps the weights it has") == 2
     assert maker.policy_version == 2
@@ -162,7 +163,7 @@ def test_weights_that_are_gone_do_not_make_a_maker_complete(
     with pytest.raises(WeightTimeout):
         follower.wait_until_complete(0.3, lambda: False)
     assert not follower.complete
-    assert "is gone from Redis" in caplog.text
+    assert "is not in Redis any more" in caplog.text
     trainer.push({"actor": Linear(2.0)}, fully=True)
     follower.wait_until_complete(5, lambda: False)
     assert (follower.complete, value(model)) == (True, 2.0)
@@ -189,7 +190,7 @@ def test_a_partial_update_is_loaded_again_over_a_full_one_that_is_heard_of_later
     push(8.0, fully=False)
     newest = trainer._news
     for news in (heard, late, newest):
-        announce(client, [inbox_of(namespace, "m")], news)
+        announce(client, [maker_key(namespace, "m")], news)
         follower.follow()
         assert value(model) == 8.0
     assert (follower.version, value(model)) == (4, 8.0)
@@ -198,7 +199,7 @@ def test_a_partial_update_is_loaded_again_over_a_full_one_that_is_heard_of_later
 @pytest.mark.parametrize("run", ["x", "0" * 31, "A" * 32, "0" * 33])
 def test_the_id_of_a_run_is_checked(client: Client, namespace: str, run: str) -> None:
     _, follower = followed(client, namespace)
-    announce(client, [inbox_of(namespace, "m")], Announcement("t", 1, run=run))
+    announce(client, [maker_key(namespace, "m")], Announcement("t", 1, run=run))
     with pytest.raises(DecodeError):
         follower.follow()
 

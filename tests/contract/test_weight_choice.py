@@ -190,7 +190,7 @@ def test_what_broke_off_is_no_base(make, subscriber, client, namespace, monkeypa
     publisher.publish(state)
     nudge(state)
 
-    def commit(script, *arguments, original=publisher._issuer._run, **options):
+    def commit(script, *arguments, original=publisher._committer._run, **options):
         if script != "weights/commit":
             return original(script, *arguments, **options)
         if after:
@@ -198,7 +198,7 @@ def test_what_broke_off_is_no_base(make, subscriber, client, namespace, monkeypa
         raise StoreUnavailable("lost", where="there", uncertain=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(publisher._issuer, "_run", commit)
+        patch.setattr(publisher._committer, "_run", commit)
         with pytest.raises(StoreUnavailable):
             publisher.publish(state)
     nudge(state, 60)

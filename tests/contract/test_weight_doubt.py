@@ -605,7 +605,7 @@ def test_tensors_that_were_lent_are_not_taken_for_a_newer_version(publisher, sub
     next(taking)
     publisher.publish({"a": torch.ones(4)})
     assert subscriber.poll({"a": torch.zeros(4)}).version == 2
-    with pytest.raises(WeightError, match="used again"):
+    with pytest.raises(WeightError, match="before the next call"):
         list(taking)
     assert subscriber.version == 2
 
@@ -621,14 +621,14 @@ def test_two_threads_that_wait_for_each_other_are_told(publisher, subscriber, mo
     monkeypatch.setattr("redrb.weights.reading.subscriber._BUSY_S", 0.3)
     publisher.publish(weights(0))
     fetched, go_on = threading.Event(), threading.Event()
-    plan = subscriber._plan
+    plan = subscriber._loader.plan
 
     def planning(*arguments):
         fetched.set()
         assert go_on.wait(10)
         return plan(*arguments)
 
-    subscriber._plan = planning
+    subscriber._loader.plan = planning
     with ThreadPoolExecutor(1) as threads:
         loading = threads.submit(subscriber.poll, zeros())
         assert fetched.wait(10)

@@ -141,13 +141,13 @@ def test_a_server_that_lost_the_last_second_does_not_fence_its_publisher(
 
 def test_tensors_that_change_meanwhile_spoil_no_later_version(publisher, reader, monkeypatch):
     state = {"a": torch.zeros(1000)}
-    commit = publisher._issuer.commit
+    commit = publisher._committer.commit
 
     def change(*arguments):
         state["a"][3] += 1
         return commit(*arguments)
 
-    monkeypatch.setattr(publisher._issuer, "commit", change)
+    monkeypatch.setattr(publisher._committer, "commit", change)
     publisher.publish(state)
     monkeypatch.undo()
     target = {"a": torch.ones(1000)}

@@ -13,18 +13,13 @@ from torch import Tensor
 
 import redrb
 from redrb.connection import Client
+from redrb.connection.messages import post
 from redrb.errors import ConfigError, EncodeError, StoreError, WeightError
 from redrb.keys import WeightKeys
 from redrb.weights import TensorShard, WeightVersion
-from redrb.weights.publishing.mailbox import Mailbox
-from redrb.weights.publishing.rank_rendezvous import (
-    AGAIN,
-    BeginAgainError,
-    Decision,
-    Offer,
-    RendezvousLeader,
-    RendezvousMember,
-)
+from redrb.weights.publishing import rank_rendezvous
+from redrb.weights.publishing.rank_messages import BEGIN_AGAIN, BeginAgainError, Decision, Offer
+from redrb.weights.publishing.rank_rendezvous import RendezvousLeader, RendezvousMember
 from redrb.weights.publishing.staging import StagedPart, StagingPlace
 from redrb.weights.wire.layout import Layout
 
@@ -177,7 +172,7 @@ def impatient(ranks, rank, timeout=0.2):
     own = ranks.publishers[rank]._ranks
     own._timeout = timeout
     if rank == 0:
-        own._host._timeout = timeout
+        own._rendezvous._timeout = timeout
 
 
 def step_of(found):
@@ -225,7 +220,7 @@ def test_a_rank_that_was_not_waited_for_is_not_mixed_with_the_next_step(ranks, r
     impatient(ranks, 0, 20)
     with ThreadPoolExecutor(1) as threads:
         on_time = threads.submit(ranks.publishers[0].publish, parts_of(3)[0])
-        with pytest.raises(WeightError, match="rank 0 has not waited for this call any longer"):
+        with pytest.raises(WeightError, match="rank 0 did not wait for this call any longer"):
             ranks.publishers[1].publish(parts_of(2)[1])  # late
         version = ranks.publishers[1].publish(parts_of(3)[1]).version
         assert on_time.result(20).version == version
@@ -250,10 +245,13 @@ def test_what_cannot_be_published_waits_for_what_was_submitted_before(ranks, rea
 
 def test_what_a_broken_connection_says_twice_harms_no_later_version(ranks, reader, monkeypatch):
     ranks(parts_of(1))
-    post = Mailbox.post
-    monkeypatch.setattr(
-        Mailbox, "post", lambda box, message: [post(box, message) for _ in range(2)] and None
-    )
+    post = rank_rendezvous.post
+
+    def post_twice(*arguments, **options):
+        post(*arguments, **options)
+        post(*arguments, **options)
+
+    monkeypatch.setattr(rank_rendezvous, "post", post_twice)
     failures = ranks([parts_of(2)[0], {"w": 1}])
     assert isinstance(failures[0], WeightError)
     assert isinstance(failures[1], EncodeError)
@@ -267,7 +265,7 @@ def test_a_rank_that_breaks_before_it_offers_anything_is_not_waited_for(
     ranks, reader, monkeypatch, error
 ):
     ranks(parts_of(1))
-    memory = ranks.publishers[1]._memory
+    memory = ranks.publishers[1]._baseline
     monkeypatch.setattr(memory, "difference", lambda *_: (_ for _ in ()).throw(error))
     began = time.monotonic()
     failures = ranks(parts_of(2))
@@ -300,42 +298,44 @@ def test_a_rank_that_starts_again_is_not_taken_for_its_earlier_self(ranks, reade
 
 
 @pytest.mark.parametrize(
-    "answer", [{"error": AGAIN}, {"manifest": b"m", "created_s": 1.5}], ids=["again", "committed"]
+    "answer",
+    [{"error": BEGIN_AGAIN}, {"manifest": b"m", "created_s": 1.5}],
+    ids=["again", "committed"],
 )
-def test_answers_that_come_early_or_twice_are_not_lost(client, namespace, answer):
+def test_replies_that_come_early_or_twice_are_not_lost(client, namespace, answer):
     keys = WeightKeys.of(namespace, "actor")
     decision = Decision(StagingPlace(7, 3), whole=True, delta=False)
-    guest = RendezvousMember(client, keys, 1, 5, publisher="p", number=1)
-    host = RendezvousLeader(client, keys, world_size=2, timeout=5)
-    offer = Offer(1, guest._call, 1, 0, 0)
-    host._offers[1] = offer
-    host.decide(offer, decision)
-    host.decide(offer, decision)  # as after a connection that broke
-    host.end(answer)
-    assert guest.decision(chunks=1, version=0, base=0) == decision
+    member = RendezvousMember(client, keys, 1, 5, publisher="p", number=1)
+    leader = RendezvousLeader(client, keys, world_size=2, timeout=5)
+    offer = Offer(1, member._call, 1, 0, 0)
+    leader._offers[1] = offer
+    leader.decide(offer, decision)
+    leader.decide(offer, decision)  # as after a connection that broke
+    leader.end(answer)
+    assert member.decision(chunks=1, version=0, base=0) == decision
     part = StagedPart(decision.place, Layout((), 0, 1024), ())
     if "error" in answer:
         with pytest.raises(BeginAgainError):
-            guest.outcome(part)
+            member.outcome(part)
     else:
-        assert guest.outcome(part) == (b"m", 1.5)
-    guest.close()
-    assert client.at(keys.meeting).execute("EXISTS", keys.answers(guest._call)) == 0
+        assert member.outcome(part) == (b"m", 1.5)
+    member.close()
+    assert client.at(keys.rendezvous).execute("EXISTS", keys.replies(member._call)) == 0
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["the same process", "a new one"])
 def test_an_offer_of_another_attempt_is_not_waited_on(client, namespace, same):
     """What was said twice in an attempt that was given up may be read in the next one."""
     keys = WeightKeys.of(namespace, "actor")
-    host = RendezvousLeader(client, keys, world_size=2, timeout=5)
-    host.begin()
+    leader = RendezvousLeader(client, keys, world_size=2, timeout=5)
+    leader.begin()
     for publisher, call in (("p", "over"), ("p" if same else "q", "now")):
-        own = {"rank": 1, "publisher": publisher, "number": 1, "call": call}
-        Mailbox(client, keys.meeting).post({**own, "chunks": 1, "version": 0, "base": 0})
-    assert [offer.call for offer in host.offers()] == ["over"]
+        sender = {"rank": 1, "publisher": publisher, "number": 1, "call": call}
+        post(client, [keys.rendezvous], {**sender, "chunks": 1, "version": 0, "base": 0})
+    assert [offer.call for offer in leader.offers()] == ["over"]
     with pytest.raises(BeginAgainError):
-        host.parts({1: Decision(StagingPlace(1, 1), whole=True, delta=False)})
-    assert host._offers[1].call == "now"
+        leader.parts({1: Decision(StagingPlace(1, 1), whole=True, delta=False)})
+    assert leader._offers[1].call == "now"
 
 
 @pytest.mark.parametrize(
@@ -400,14 +400,14 @@ def test_nothing_is_left_behind(ranks, client, namespace):
     assert kinds == {"chunk", "delta", "fence", "manifests", "versions"}
     assert {key.decode().partition("}:")[2] for key in keys} - {
         key.decode().partition("}:")[2] for key in lasting
-    } <= {"meeting", "pins"}
+    } <= {"rendezvous", "pins"}
 
 
 def test_a_failing_server_fails_all_ranks(ranks, reader, monkeypatch):
     state = whole()
     ranks([shards(state, rank) for rank in range(WORLD)])
     change(state, random.Random(4))
-    issuer = ranks.publishers[0]._issuer
+    issuer = ranks.publishers[0]._committer
     monkeypatch.setattr(issuer, "commit", lambda *_: (_ for _ in ()).throw(StoreError("broken")))
     failures = ranks([shards(state, rank) for rank in range(WORLD)])
     assert all("broken" in str(failure) for failure in failures)

@@ -231,7 +231,7 @@ def test_a_swap_does_not_wait_for_a_fetch_and_gets_it_next(
         publisher.publish(Versioned(3))  # is not fetched before the swap that came too early
         began.clear()
         go_on.set()
-        until(lambda: standby._ahead.ready)
+        until(lambda: standby._prepared.ready)
         time.sleep(0.1)
         assert not began.is_set()
         assert (standby.swap(), model.number()) == (2, 2)
@@ -244,7 +244,7 @@ def test_a_version_that_nobody_asked_for_gives_way_to_the_next(publisher, subscr
     with subscriber.standby(model) as standby:
         for number in (1, 2, 3):
             publisher.publish(Versioned(number))
-            until(lambda number=number: standby._ahead.ready == number)
+            until(lambda number=number: standby._prepared.ready == number)
         assert model.number() == 0
         assert (standby.swap(), model.number()) == (3, 3)
 
@@ -253,7 +253,7 @@ def test_the_lock_may_be_held_by_the_caller(publisher, subscriber) -> None:
     model = Versioned()
     with subscriber.standby(model) as standby:
         publisher.publish(Versioned(1))
-        until(lambda: standby._ahead.ready)
+        until(lambda: standby._prepared.ready)
         with subscriber.lock:
             assert standby.swap() == 1
 
@@ -264,18 +264,18 @@ def test_a_swap_waits_for_who_uses_the_model(client, namespace, publisher) -> No
     swapped: list[int | None] = []
     with subscriber.standby(model) as standby:
         publisher.publish(Versioned(1))
-        until(lambda: standby._ahead.ready)
+        until(lambda: standby._prepared.ready)
         thread = threading.Thread(target=lambda: swapped.append(standby.swap()))
         with lock:
             thread.start()
             time.sleep(0.1)
             assert model.number() == 0
             publisher.publish(Versioned(2))  # is fetched nevertheless
-            until(lambda: standby._ahead.ready == 2)
+            until(lambda: standby._prepared.ready == 2)
         thread.join(10)
         assert swapped == [2]
         publisher.publish(Versioned(3))
-        until(lambda: standby._ahead.ready == 3)
+        until(lambda: standby._prepared.ready == 3)
         with lock:
             assert standby.swap(locked=True) == 3
         assert not lock.locked()
@@ -291,7 +291,7 @@ def test_who_else_would_load_is_refused_until_it_is_closed(publisher, subscriber
             lambda: subscriber.poll(model, in_place=True),
             lambda: list(subscriber.named_tensors()),
             lambda: subscriber.standby(model),
-            lambda: subscriber.ahead(model),
+            lambda: subscriber.prepared_load(model),
         ):
             with pytest.raises(ConfigError, match="standby"):
                 attempt()
@@ -310,7 +310,7 @@ def test_it_ends_within_a_second_and_polls_go_on(publisher, subscriber, ready: b
     assert standby.wait(10) == 1
     if ready:
         publisher.publish(Versioned(2))
-        until(lambda: standby._ahead.ready)
+        until(lambda: standby._prepared.ready)
     time.sleep(0.2)
     began = time.monotonic()
     standby.close()
@@ -394,7 +394,7 @@ def test_a_load_that_breaks_off_is_repeated(publisher, subscriber, monkeypatch) 
         publisher.publish(Versioned(1))
         assert standby.wait(10) == 1
         publisher.publish(Versioned(2))
-        until(lambda: standby._ahead.ready)
+        until(lambda: standby._prepared.ready)
         calls: list[int] = []
         load = load_target.load_in_place
 
@@ -434,7 +434,7 @@ def test_redis_may_be_away_for_a_while(
             publisher.publish(Versioned(1))
             assert standby.wait(10) == 1
             server.kill()
-            until(lambda: "are not followed" in caplog.text)
+            until(lambda: "cannot be followed" in caplog.text)
             time.sleep(1.0)
             assert standby.swap() == 1
             server.start()
@@ -446,7 +446,7 @@ def test_redis_may_be_away_for_a_while(
             began = time.monotonic()
         assert time.monotonic() - began < 2.5
         assert not standby._thread.is_alive()
-        assert caplog.text.count("are not followed") <= 2
+        assert caplog.text.count("cannot be followed") <= 2
 
 
 def test_versions_that_begin_anew_are_followed(client, namespace, publisher, subscriber) -> None:

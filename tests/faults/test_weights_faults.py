@@ -109,7 +109,7 @@ def test_a_commit_that_arrives_late_is_not_the_next_attempt(
         return original(client, script, keys, arguments, **options)
 
     monkeypatch.setattr(scripts, "run", hold_back)
-    monkeypatch.setattr(publisher._issuer, "discard", lambda *_: None)
+    monkeypatch.setattr(publisher._committer, "discard", lambda *_: None)
     with pytest.raises(StoreUnavailable):
         publisher.publish(state(1))
 

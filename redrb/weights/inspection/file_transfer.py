@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
 from redrb.connection import Client
-from redrb.errors import ConfigError, DecodeError, WeightCorrupt, WeightError
+from redrb.errors import ConfigError, DecodeError, WeightError
 from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
 from redrb.weights.files.adapter_folder import SETTINGS, load_adapter, save_adapter
 from redrb.weights.files.safetensors import load_safetensors
@@ -20,14 +20,11 @@ from redrb.weights.inspection.listing import catalogue_of, check_kept, kept, lay
 from redrb.weights.inspection.mapped_file import mapped_file
 from redrb.weights.reading.catalogue import Catalogue, Pin
 from redrb.weights.reading.load_target import LoadTarget
+from redrb.weights.reading.retrying import fetch_retrying
 from redrb.weights.reading.state_copies import InPlaceCopy
 from redrb.weights.tensors.fitting import target_shards
-from redrb.weights.wire.chunks import ChunkGoneError
 from redrb.weights.wire.manifest import MAX_VERSION
 
-T = TypeVar("T")
-
-_ATTEMPTS = 3
 _KEEP_ALL = MAX_VERSION
 _SUFFIX = ".safetensors"
 _HEAD = 8  # bytes before the header, which is JSON, of a safetensors file
@@ -252,19 +249,4 @@ def _receive(catalogue: Catalogue, version: int, target: Path) -> None:
                     raise DecodeError(f"version {version} of weights {catalogue.name!r} has none.")
                 wanted.load(current.state)
 
-    _retrying(attempt)
-
-
-def _retrying(attempt: Callable[[], T]) -> T:
-    for _ in range(_ATTEMPTS - 1):
-        try:
-            return attempt()
-        except (ChunkGoneError, WeightCorrupt):
-            continue
-    try:
-        return attempt()
-    except ChunkGoneError as error:
-        raise WeightError(
-            f"{error} Check that the server's maxmemory-policy is noeviction, and take a version "
-            "that is kept."
-        ) from error
+    fetch_retrying(catalogue.name, attempt, forget=lambda: None)

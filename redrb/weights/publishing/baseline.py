@@ -1,4 +1,4 @@
-"""What a publisher remembers: what its next version may stand on."""
+"""The baseline of a publisher's next version: the last state, and the last full version."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _log = logging.getLogger("redrb")
 
 
 class Baseline:
-    """What a publisher's next version may stand on.
+    """The last state, to which a delta is encoded, and the last full version.
 
     Attributes:
-        anchor: The last version that was stored whole.
-        checksums: Of the version that a difference would start from, of all ranks.
+        anchor: The last version that was stored in full, whose chunks need not be sent again.
+        checksums: Chunk checksums, of all ranks, of the version that a delta would start from.
     """
 
     def __init__(self, *, deltas: bool, anchor_every: int) -> None:
@@ -31,16 +31,16 @@ class Baseline:
 
     @property
     def anchor_due(self) -> bool:
-        """Whether the next version is to be stored whole."""
+        """Whether the next version has to be stored in full."""
         return self._since_anchor + 1 >= self._anchor_every
 
     @property
     def version(self) -> int:
-        """The version that a difference would start from, 0 for none."""
+        """The version that a delta would start from, 0 for none."""
         return 0 if self._snapshot is None else self._snapshot.version
 
     def difference(self, source: State, newest: int) -> Difference | None:
-        """Return the way from the newest version, if it is known and short."""
+        """Return the difference from version `newest`; None if it is not known, or too large."""
         snapshot = self._snapshot
         if snapshot is None or snapshot.version != newest or snapshot.layout != source.layout:
             return None
@@ -49,13 +49,13 @@ class Baseline:
     def advance(
         self, manifest: Manifest, source: State, part: StagedPart, difference: Difference | None
     ) -> None:
-        """Note that a version was committed.
+        """Make a committed version the baseline.
 
         Args:
             manifest: The version, of all ranks.
-            source: What this publisher has of it.
-            part: What it has staged.
-            difference: What led there, if that is known.
+            source: This publisher's part of its state.
+            part: The staged part.
+            difference: The difference from the version before, if there is one.
         """
         whole = manifest.kind == "full"
         self.checksums = manifest.checksums
@@ -64,15 +64,19 @@ class Baseline:
             self.anchor = Anchor(manifest, part)
         if not self._deltas:
             return
-        before, self._snapshot = self._snapshot, None  # while it is neither the old nor the new
+        before, self._snapshot = self._snapshot, None  # None while its memory holds a mixture
         try:
             if difference is not None and before is not None:
                 self._snapshot = before.advance(manifest.version, difference)
             else:
                 self._snapshot = Snapshot.of(manifest.version, source, part.checksums, before)
-        except (WeightError, MemoryError) as error:  # the version is out, whatever comes
-            _log.warning("version %d cannot be remembered: %s", manifest.version, error)
+        except (WeightError, MemoryError) as error:  # the version is published all the same
+            _log.warning(
+                "weights: no copy of version %d is kept, so the next version is sent in full: %s",
+                manifest.version,
+                error,
+            )
 
     def forget(self) -> None:
-        """Stand on nothing."""
+        """Forget the baseline: the next version is sent in full, with all its chunks."""
         self._snapshot = self.anchor = None

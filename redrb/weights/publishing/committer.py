@@ -1,4 +1,4 @@
-"""The owner of a name: begins versions, commits them, and tells who follows."""
+"""Versions of one name, begun and committed by its owner; tasks learn of new versions."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from redrb.weights.wire.manifest_codec import encode_manifest
 
 _log = logging.getLogger("redrb")
 
-_TELL_S = 1.0
-"""How long each task that follows may keep a publisher waiting while Redis is away."""
+_FOLLOWER_S = 1.0
+"""How long each task that follows the weights may delay a publisher while Redis is away."""
 
 
 @dataclass(frozen=True, slots=True)
 class BegunVersion:
-    """An attempt that may go on.
+    """A version that was begun, and may be staged and committed.
 
     Attributes:
-        version: The version that it makes.
-        token: Its token; with several ranks that of rank 0, and those before it the others'.
-        newest_state: The newest version that is no adapter, 0 for none.
+        version: Its number.
+        token: Token of its keys. Of several ranks it is rank 0's, and rank r has `token - r`.
+        newest_state: The newest version that is not an adapter, 0 for none.
         ranks: Number of ranks.
     """
 
@@ -47,7 +47,7 @@ class BegunVersion:
 
 
 class Committer:
-    """Makes versions of one name; a newer issuer takes over from it."""
+    """Begins and commits versions of one name; a newer committer takes over from it."""
 
     def __init__(
         self, client: Client, keys: WeightKeys, name: str, *, keep: int, max_bytes: int
@@ -64,15 +64,15 @@ class Committer:
         self.spread = cluster_keys.spread_of(client)
 
     def take_over(self) -> None:
-        """Become the owner: the one before can commit nothing more."""
+        """Become the owner of the name: the owner before can commit nothing more."""
         self._run("weights/take_over", self._owner)
 
     def begin(self, version: int | None, *, ranks: int = 1) -> BegunVersion:
-        """Begin an attempt.
+        """Begin a version.
 
         Raises:
-            ConfigError: The version is not larger than the newest one.
-            PublisherFenced: Another one has taken over.
+            ConfigError: `version` is not larger than the newest version.
+            PublisherFenced: Another publisher has taken over.
         """
         reply = self._run("weights/begin", self._owner, ranks, self._token)
         if reply[0] == b"fenced":
@@ -85,18 +85,21 @@ class Committer:
         number = max(newest, self._last) + 1 if version is None else version
         if not newest < number <= MAX_VERSION:
             raise ConfigError(
-                f"version {number} of weights {self._name!r} is not newer than {newest}, which "
-                "is published: leave `version` out, or give a larger one."
+                f"version {number} of weights {self._name!r} is not larger than {newest}, which "
+                "is published: leave `version` out, or give a larger number."
             )
         return BegunVersion(number, token, newest_state, ranks)
 
     def commit(self, begun: BegunVersion, manifest: Manifest) -> WeightVersion | None:
-        """Make a version the newest; None when something that it stands on is gone."""
+        """Make a version the newest; None if chunks that it needs are gone."""
         stored = encode_manifest(manifest)
         if len(stored) > MAX_MANIFEST_BYTES:
-            raise EncodeError(f"{manifest.names} tensors: their list is too long.")
-        own = range(begun.token - begun.ranks + 1, begun.token + 1)
-        if self.spread and not cluster_keys.prepare(self._everywhere, self._keys, manifest, own):
+            raise EncodeError(
+                f"the manifest of {manifest.names} tensors takes {len(stored)} bytes; the limit is "
+                f"{MAX_MANIFEST_BYTES}."
+            )
+        tokens = range(begun.token - begun.ranks + 1, begun.token + 1)
+        if self.spread and not cluster_keys.prepare(self._everywhere, self._keys, manifest, tokens):
             return None
         described = manifest.describe(self._name, 0.0)
         delta = manifest.delta
@@ -123,7 +126,7 @@ class Committer:
             raise self._fenced()
         if reply[0] == b"stale":
             raise ConfigError(
-                f"version {manifest.version} of weights {self._name!r} is not newer than "
+                f"version {manifest.version} of weights {self._name!r} is not larger than "
                 f"{reply[1]}, which was published meanwhile."
             )
         if reply[0] != b"ok":
@@ -131,11 +134,11 @@ class Committer:
         self._last = manifest.version
         if self.spread:
             self._settle(manifest)
-        self._tell_followers(manifest.version)
+        self._advance_followers(manifest.version)
         return manifest.describe(self._name, int(reply[1]) / 1000)
 
     def discard(self, attempt: StagingAttempt) -> None:
-        """Delete what was staged; without an answer from Redis it expires."""
+        """Delete the chunks of an attempt; if Redis does not answer, they expire."""
         chunks, pieces = attempt.staged_ranges()
         place = attempt.place
         with contextlib.suppress(StoreError):
@@ -153,19 +156,25 @@ class Committer:
         try:
             cluster_keys.settle(self._everywhere, self._keys, manifest)
             cluster_keys.clean(self._everywhere, self._keys, self.spread)
-        except StoreError as error:  # readers settle it, or the next version does
+        except StoreError as error:  # readers settle it, or the next publish does
             _log.warning("weights %r: %s", self._name, error)
 
-    def _tell_followers(self, version: int) -> None:
-        """Tell the tasks that follow these weights; one that is missed learns the next version."""
+    def _advance_followers(self, version: int) -> None:
+        """Set the newest version in the tasks that follow these weights.
+
+        A task that could not be reached learns the next version.
+        """
         try:
             for stream in self._client.execute("SMEMBERS", self._keys.followers):
                 script = scripts.load("task/advance")
                 client = self._everywhere.at(stream.decode())
-                scripts.run(client, script, [stream], [version], retry_s=_TELL_S)
+                scripts.run(client, script, [stream], [version], retry_s=_FOLLOWER_S)
         except StoreError as error:
             _log.warning(
-                "weights %r: not every task knows version %d: %s", self._name, version, error
+                "weights %r: not every task has learned of version %d: %s",
+                self._name,
+                version,
+                error,
             )
 
     def _run(self, script: str, *arguments: Argument, retry_s: float | None = None) -> Reply:
@@ -174,6 +183,6 @@ class Committer:
 
     def _fenced(self) -> PublisherFenced:
         return PublisherFenced(
-            f"another publisher of weights {self._name!r} was started after this one, which may "
+            f"another publisher of weights {self._name!r} was started after this one, which can "
             "publish no more. Stop one of the two; a new WeightPublisher takes over again."
         )

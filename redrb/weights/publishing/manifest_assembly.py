@@ -1,4 +1,4 @@
-"""From the parts that ranks have staged to the manifest of one version."""
+"""The manifest of one version, assembled from the parts that ranks have staged."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def assemble_manifest(
     before: tuple[int, ...] = (),
     adapter: Any = None,
 ) -> Manifest:
-    """Return the manifest of the version that `parts` make up, in the order of ranks.
+    """Return the manifest of the version that the staged parts make up.
 
     Args:
-        parts: What the ranks have staged; all of them deltas, or none.
-        kind: What it is.
+        parts: The staged part of each rank, by rank; either all of them have a delta or none.
+        kind: Kind of the version.
         base: The version that a delta starts from, or that an adapter belongs to.
-        before: Checksums of the version that a delta starts from.
+        before: Chunk checksums of the version that a delta starts from.
         adapter: Settings of an adapter's layers.
 
     Raises:
         EncodeError: The parts do not make up whole tensors.
     """
-    layout = _joined(parts)
+    layout = _joined_layout(parts)
     blobs = []
     sizes: list[int] = []
     for part in parts:
@@ -66,7 +66,7 @@ def assemble_manifest(
     return manifest
 
 
-def _joined(parts: Sequence[StagedPart]) -> Layout:
+def _joined_layout(parts: Sequence[StagedPart]) -> Layout:
     if len(parts) == 1:
         return parts[0].layout
     tensors: dict[str, TensorEntry] = {}
@@ -77,19 +77,19 @@ def _joined(parts: Sequence[StagedPart]) -> Layout:
         for entry in part.layout.tensors:
             moved = replace(entry, pieces=tuple(_shifted(piece, shift) for piece in entry.pieces))
             known = tensors.get(entry.name)
-            tensors[entry.name] = moved if known is None else _with(known, moved, rank)
+            tensors[entry.name] = moved if known is None else _with_pieces(known, moved, rank)
     return Layout(tuple(tensors.values()), nbytes, parts[0].layout.chunk_bytes)
 
 
-def _with(known: TensorEntry, more: TensorEntry, rank: int) -> TensorEntry:
+def _with_pieces(known: TensorEntry, more: TensorEntry, rank: int) -> TensorEntry:
     if (known.dtype, known.shape) != (more.dtype, more.shape):
         raise EncodeError(
-            f"{more.name!r} is {known} on an earlier rank, and {more} on rank {rank}."
+            f"{more.name!r} is {known} on an earlier rank, but {more} on rank {rank}."
         )
     boxes = [(piece.start, piece.shape) for piece in known.pieces]
     if any((piece.start, piece.shape) in boxes for piece in more.pieces):
         raise EncodeError(
-            f"{more.name!r} is the same on rank {rank} and on an earlier one: publish it on one of "
+            f"{more.name!r} is the same on rank {rank} and on an earlier rank: publish it on one of "
             "them."
         )
     return replace(known, pieces=known.pieces + more.pieces)

@@ -1,11 +1,12 @@
-"""Ranks that publish one version together: who has what, where it goes, what became of it.
+"""The rendezvous of ranks that publish one version: offers to rank 0, and its replies.
 
-Rank 0 reads one mailbox, in which every other rank offers its part and then says that it is staged.
-It answers each in a mailbox that only this attempt reads. So a rank that died and came again is
-told apart from its earlier self, and nobody waits for an answer to a question of before.
+Every rank but 0 posts to one stream that rank 0 reads: first its offer, then its staged part. Rank
+0 replies in a stream that belongs to one attempt of one rank. So rank 0
+distinguishes a restarted rank from its earlier process, and no rank takes a reply to an earlier
+attempt for its own.
 
-Every rank counts its calls of `publish`, and rank 0 knows which count of a rank belongs to which of
-its own: shards of different calls are never put together, though one of them was not waited for.
+Every rank counts its calls of `publish`, and rank 0 maps the counts of each rank to its own. So
+shards of different calls never become one version, even if rank 0 did not wait for one of them.
 """
 
 from __future__ import annotations
@@ -13,56 +14,29 @@ from __future__ import annotations
 import time
 import uuid
 from collections import deque
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from redrb.connection import Client
+from redrb.connection.messages import MessageReader, post
 from redrb.errors import DecodeError, WeightError
 from redrb.keys import WeightKeys
-from redrb.weights.publishing.mailbox import Mailbox
-from redrb.weights.publishing.staging import StagedPart, StagingPlace
-from redrb.weights.wire.layout import Layout
-from redrb.weights.wire.manifest import MAX_VERSION, Source
-from redrb.weights.wire.tensor_list import list_tensors, read_tensors
-
-AGAIN: Final = "again"
-"""In place of a reason: all ranks begin anew."""
-
-
-class BeginAgainError(Exception):
-    """Something that this attempt stands on is gone, or a rank came anew."""
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What a rank would publish.
-
-    Attributes:
-        rank: Its rank.
-        call: Tells this attempt from others.
-        chunks: Of its state.
-        version: The version that it was told to publish, 0 for the next.
-        base: The version that it has a difference to, 0 for none.
-    """
-
-    rank: int
-    call: str
-    chunks: int
-    version: int
-    base: int
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What a rank is to stage."""
-
-    place: StagingPlace
-    whole: bool
-    delta: bool
+from redrb.weights.publishing.rank_messages import (
+    BEGIN_AGAIN,
+    EXPIRE_MS,
+    BeginAgainError,
+    Decision,
+    Offer,
+    pack_decision,
+    pack_part,
+    unpack_decision,
+    unpack_offer,
+    unpack_part,
+)
+from redrb.weights.publishing.staging import StagedPart
 
 
 class RendezvousMember:
-    """A rank that is not rank 0, in one call of `publish`; close it when that is over."""
+    """A rank other than 0, in one attempt of one call of `publish`; close it at the end."""
 
     def __init__(
         self,
@@ -74,83 +48,80 @@ class RendezvousMember:
         publisher: str,
         number: int,
     ) -> None:
-        """Make an attempt of `publisher`'s call `number`."""
+        """Begin an attempt of call `number` of `publisher`, the random id of this process."""
+        self._client = client
         self._sender = {"rank": rank, "publisher": publisher, "number": number}
         self._rank = rank
         self._timeout = timeout
         self._call = uuid.uuid4().hex
         self._offered = False
-        self._inbox_of_rank_0 = Mailbox(client, keys.meeting)
-        self._answers = Mailbox(client, keys.answers(self._call))
+        self._to_rank_0 = keys.rendezvous
+        self._replies = MessageReader(client, keys.replies(self._call))
 
     def decision(self, *, chunks: int, version: int, base: int) -> Decision:
-        """Offer a part; returns what to stage of it.
+        """Offer a part; return what to stage of it.
 
         Raises:
-            WeightError: Rank 0 did not answer in time, or failed.
-            BeginAgainError: All begin anew.
+            WeightError: Rank 0 did not reply in time, or failed.
+            BeginAgainError: All ranks begin again.
         """
-        self._tell({"chunks": chunks, "version": version, "base": base})
+        self._post({"chunks": chunks, "version": version, "base": base})
         self._offered = True
-        told = self._told()
-        try:
-            place = StagingPlace(told["version"], told["token"], told["first"], told["spread"])
-            return Decision(place, bool(told["whole"]), bool(told["delta"]))
-        except KeyError as error:
-            raise DecodeError(f"rank 0's answer lacks {error}") from error
+        return unpack_decision(self._reply())
 
     def outcome(self, part: StagedPart) -> tuple[bytes, float]:
-        """Say that a part is staged; returns the version's manifest and time once it is committed.
+        """Report a staged part; return the committed version's manifest and time.
 
         Raises:
-            WeightError, BeginAgainError: As in `decision`.
+            WeightError, BeginAgainError: As `decision` does.
         """
-        self._tell({"part": _packed(part)})
-        while "token" in (told := self._told()):
+        self._post({"part": pack_part(part)})
+        while "token" in (reply := self._reply()):
             pass  # the decision, which may have come twice
-        manifest, created_s = told.get("manifest"), told.get("created_s")
+        manifest, created_s = reply.get("manifest"), reply.get("created_s")
         if not isinstance(manifest, bytes) or not isinstance(created_s, float):
-            raise DecodeError("rank 0's answer has no manifest")
+            raise DecodeError("rank 0's reply has no manifest")
         return manifest, created_s
 
     def fail(self, error: BaseException) -> None:
-        """Let rank 0 know that nothing comes of this call."""
-        self._tell({"error": f"{type(error).__name__}: {error}", "offered": self._offered})
+        """Report to rank 0 that this call has failed."""
+        self._post({"error": f"{type(error).__name__}: {error}", "offered": self._offered})
 
     def close(self) -> None:
-        """Delete the answers, of which no more are read."""
-        self._answers.delete()
+        """Delete the replies."""
+        self._replies.delete()
 
-    def _tell(self, message: dict[str, Any]) -> None:
-        self._inbox_of_rank_0.post({**self._sender, "call": self._call, **message})
+    def _post(self, message: dict[str, Any]) -> None:
+        message = {**self._sender, "call": self._call, **message}
+        post(self._client, [self._to_rank_0], message, expire_ms=EXPIRE_MS)
 
-    def _told(self) -> dict[str, Any]:
-        told = self._answers.next(time.monotonic() + self._timeout)
-        if told is None:
+    def _reply(self) -> dict[str, Any]:
+        reply = self._replies.next(time.monotonic() + self._timeout)
+        if reply is None:
             raise WeightError(
-                f"rank 0 did not answer rank {self._rank} within {self._timeout:g} s: see whether "
-                "it runs, and calls publish as often as this one."
+                f"rank 0 did not answer rank {self._rank} within {self._timeout:g} s: check that "
+                "it runs, and that it calls publish as often as this rank."
             )
-        if told.get("error") == AGAIN:
+        if reply.get("error") == BEGIN_AGAIN:
             raise BeginAgainError
-        if "error" in told:
-            raise WeightError(f"no rank has published: {told['error']!s:.500}")
-        return told
+        if "error" in reply:
+            raise WeightError(f"no rank has published: {reply['error']!s:.500}")
+        return reply
 
 
 class RendezvousLeader:
-    """Rank 0, over all calls of `publish`."""
+    """Rank 0, over all its calls of `publish`."""
 
     def __init__(self, client: Client, keys: WeightKeys, world_size: int, timeout: float) -> None:
         self._client = client
         self._keys = keys
-        self._inbox = Mailbox(client, keys.meeting)
+        self._messages = MessageReader(client, keys.rendezvous)
         self._others = range(1, world_size)
         self._timeout = timeout
         self._number = 0
         self._known: dict[int, tuple[str, int]] = {}  # rank -> publisher, its count at our 0
-        self._missed: set[int] = set()  # ranks that were not waited for
-        self._later: deque[dict[str, Any]] = deque()  # messages of calls that are still to come
+        self._missed: set[int] = set()  # ranks that did not come in time
+        self._early: deque[dict[str, Any]] = deque()  # messages of later calls
         self._offers: dict[int, Offer] = {}
 
     def begin(self) -> None:
@@ -161,87 +132,76 @@ class RendezvousLeader:
         """Return every other rank's offer, by rank.
 
         Raises:
-            WeightError: Some did not come in time, or failed.
+            WeightError: A rank did not come in time, or failed.
         """
         deadline = time.monotonic() + self._timeout
-        gave_up: dict[int, str] = {}
-        later, self._later = self._later, deque()
-        while missing := [r for r in self._others if r not in self._offers and r not in gave_up]:
-            message = later.popleft() if later else self._next(deadline, missing)
-            rank, ahead = message["rank"], self._ahead(message)
-            if ahead < 0:
+        failed: dict[int, str] = {}
+        early, self._early = self._early, deque()
+        while missing := [r for r in self._others if r not in self._offers and r not in failed]:
+            message = early.popleft() if early else self._next(deadline, missing)
+            rank, calls_ahead = message["rank"], self._calls_ahead(message)
+            if calls_ahead < 0:
                 self._refuse(message)
-            elif ahead > 0:
-                self._later.append(message)
-                gave_up.setdefault(rank, "it has called publish more often than rank 0")
+            elif calls_ahead > 0:
+                self._early.append(message)
+                failed.setdefault(rank, "it has called publish more often than rank 0")
             elif "error" not in message:
-                self._note(message)
+                self._accept(message)
             else:
-                # the others are waited for nevertheless: so all of them are told at once
+                # the other ranks are still waited for, so that all of them get the reply
                 self._offers.pop(rank, None)
-                gave_up[rank] = str(message["error"])
-        self._later.extend(later)
-        for rank, why in gave_up.items():
+                failed[rank] = str(message["error"])
+        self._early.extend(early)
+        for rank, why in failed.items():
             raise WeightError(f"rank {rank}: {why:.500}")
         return [self._offers[rank] for rank in self._others]
 
     def decide(self, offer: Offer, decision: Decision) -> None:
-        """Tell a rank what to stage."""
-        place = decision.place
-        self._answer(
-            offer,
-            {
-                "version": place.version,
-                "token": place.token,
-                "first": place.first,
-                "spread": place.spread,
-                "whole": decision.whole,
-                "delta": decision.delta,
-            },
-        )
+        """Reply to a rank's offer with what it has to stage."""
+        self._reply(offer.call, pack_decision(decision))
 
     def parts(self, decisions: dict[int, Decision]) -> list[StagedPart]:
-        """Return what the other ranks have staged, by rank.
+        """Return the parts that the other ranks have staged, by rank.
 
         Raises:
-            WeightError: Some did not come in time, or failed.
-            BeginAgainError: A rank came anew meanwhile.
+            WeightError: A rank did not come in time, or failed.
+            BeginAgainError: A rank has restarted.
         """
         deadline = time.monotonic() + self._timeout
         parts: dict[int, StagedPart] = {}
         while len(parts) < len(self._others):
             message = self._next(deadline, [r for r in self._others if r not in parts])
             rank, offer = message["rank"], self._offers[message["rank"]]
-            ahead = self._ahead(message)
-            if ahead > 0:
-                self._later.append(message)
+            calls_ahead = self._calls_ahead(message)
+            if calls_ahead > 0:
+                self._early.append(message)
                 if "chunks" in message:
                     raise WeightError(f"rank {rank} has called publish again meanwhile.")
-            elif ahead < 0:
-                continue  # what is left of a call that is over
+            elif calls_ahead < 0:
+                continue  # a late message of an earlier call
             elif "error" in message:
                 del self._offers[rank]
                 raise WeightError(f"rank {rank}: {message['error']!s:.500}")
             elif "chunks" in message:
-                if message["call"] != offer.call:  # a new process, or that one came twice
-                    self._note(message)
+                if message["call"] != offer.call:  # a new process, or an offer that came twice
+                    self._accept(message)
                     raise BeginAgainError
             elif message["call"] == offer.call and "part" in message:
-                parts[rank] = _unpacked(message["part"], decisions[rank].place)
+                parts[rank] = unpack_part(message["part"], decisions[rank].place)
         return [parts[rank] for rank in self._others]
 
-    def end(self, answer: dict[str, Any]) -> None:
-        """Tell all ranks that wait what became of it."""
-        self._inbox.forget_read()  # so that nobody takes it for news
+    def end(self, reply: dict[str, Any]) -> None:
+        """Send the outcome to all ranks that wait for it."""
+        self._messages.delete_read()  # so that a restarted rank 0 does not read them again
         offers, self._offers = self._offers, {}
         for offer in offers.values():
-            self._answer(offer, answer)
+            self._reply(offer.call, reply)
 
-    def _ahead(self, message: dict[str, Any]) -> int:
-        """Return by how many calls a rank is ahead of rank 0; below 0: a call that is over.
+    def _calls_ahead(self, message: dict[str, Any]) -> int:
+        """Return by how many calls a rank is ahead of rank 0; below 0 for an earlier call.
 
-        Of a process that is new, the first call belongs to this one; but where its rank was not
-        waited for before, that may have been meant.
+        The first call of a new process counts as the present one. If the rank was missed before,
+        it counts as the missed call.
         """
         rank, publisher, number = message["rank"], message["publisher"], message["number"]
         known = self._known.get(rank)
@@ -255,73 +215,42 @@ class RendezvousLeader:
     def _refuse(self, message: dict[str, Any]) -> None:
         if "chunks" in message:
             why = (
-                "rank 0 has not waited for this call any longer, and is at a later one. Publish "
-                "the next version; with a larger timeout= it would wait."
+                "rank 0 did not wait for this call any longer and is at a later one. Publish the "
+                "next version; with a larger timeout= rank 0 would wait longer."
             )
-            Mailbox(self._client, self._keys.answers(message["call"])).post({"error": why})
+            self._reply(message["call"], {"error": why})
 
-    def _note(self, message: dict[str, Any]) -> None:
-        numbers = [message.get(name) for name in ("chunks", "version", "base")]
-        if not all(type(number) is int and 0 <= number <= MAX_VERSION for number in numbers):
-            return  # what is left of a call that is over
-        chunks, version, base = numbers
-        rank = message["rank"]
-        self._offers[rank] = Offer(rank, message["call"], chunks or 0, version or 0, base or 0)
+    def _accept(self, message: dict[str, Any]) -> None:
+        offer = unpack_offer(message)
+        if offer is not None:  # else it is a late message of an earlier attempt
+            self._offers[offer.rank] = offer
 
     def _next(self, deadline: float, missing: list[int]) -> dict[str, Any]:
+        """Return the next message whose sender is one of the other ranks."""
         while True:
-            message = self._inbox.next(deadline)
+            message = self._messages.next(deadline)
             if message is None:
                 self._missed.update(missing)
                 raise WeightError(
-                    f"ranks {missing} did not come within {self._timeout:g} s: see whether they "
-                    "run, and call publish as often as rank 0."
+                    f"ranks {missing} did not come within {self._timeout:g} s: check that they "
+                    "run, and that they call publish as often as rank 0."
                 )
-            names = isinstance(message.get("call"), str) and isinstance(
-                message.get("publisher"), str
-            )
+            names = [message.get("call"), message.get("publisher")]
             number, rank = message.get("number"), message.get("rank")
-            if names and type(number) is int and rank in self._others and self._counts(message):
+            if (
+                all(isinstance(name, str) for name in names)
+                and type(number) is int
+                and rank in self._others
+                and not self._is_of_earlier_process(message)
+            ):
                 return message
 
-    def _counts(self, message: dict[str, Any]) -> bool:
-        """Return whether it is not what is left of a process that is gone."""
+    def _is_of_earlier_process(self, message: dict[str, Any]) -> bool:
+        """Whether a message cannot be the first one of a process, and its process is not known."""
         known = self._known.get(message["rank"])
         if known is not None and known[0] == message["publisher"]:
-            return True
-        return "chunks" in message or message.get("offered") is False
+            return False
+        return "chunks" not in message and message.get("offered") is not False
 
-    def _answer(self, offer: Offer, message: dict[str, Any]) -> None:
-        Mailbox(self._client, self._keys.answers(offer.call)).post(message)
-
-
-def _packed(part: StagedPart) -> dict[str, Any]:
-    return {
-        "tensors": list_tensors(part.layout),
-        "nbytes": part.layout.nbytes,
-        "chunk_bytes": part.layout.chunk_bytes,
-        "checksums": list(part.checksums),
-        "sources": [[run.token, run.first, run.count] for run in part.sources],
-        "sizes": None if part.sizes is None else list(part.sizes),
-        "pieces": list(part.pieces),
-    }
-
-
-def _unpacked(stored: Any, place: StagingPlace) -> StagedPart:
-    """Return a part; what is wrong in it shows when all of them are joined."""
-    try:
-        sizes = stored["sizes"]
-        numbers = [stored["nbytes"], stored["chunk_bytes"], *stored["checksums"], *stored["pieces"]]
-        if not all(type(number) is int and number >= 0 for number in [*numbers, *(sizes or [])]):
-            raise TypeError("a number is none")
-        tensors = read_tensors(stored["tensors"], whole=False)
-        return StagedPart(
-            place=place,
-            layout=Layout(tensors, stored["nbytes"], stored["chunk_bytes"]),
-            checksums=tuple(stored["checksums"]),
-            sources=tuple(Source(*run) for run in stored["sources"]),
-            sizes=None if sizes is None else tuple(sizes),
-            pieces=tuple(stored["pieces"]),
-        )
-    except (KeyError, TypeError) as error:
-        raise DecodeError(f"a rank's part is damaged: {error!r:.80}") from error
+    def _reply(self, call: str, reply: dict[str, Any]) -> None:
+        post(self._client, [self._keys.replies(call)], reply, expire_ms=EXPIRE_MS)

@@ -1,4 +1,4 @@
-"""What a publisher published last, and what leads from there to what it publishes next."""
+"""A copy of the last published state, and the encoded difference to the next one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from redrb.weights.wire.delta import Bytes, apply_block, encode_block
 from redrb.weights.wire.layout import Layout
 
 CHANGED = "tensors changed while they were published: do not train until publish returns"
+"""Message of the errors about checksums that differ between two reads of one tensor."""
 
 FULL_ABOVE = 0.35
-"""Share of the state above which a delta is not worth its encoding."""
+"""Share of the state's bytes; a larger delta is not worth its encoding."""
 
 _SAMPLED = 8
 _THREADS = 4
@@ -26,12 +27,12 @@ _THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The way from a snapshot to a state.
+    """The encoded changes from a snapshot to a state.
 
     Attributes:
         base: Version of the snapshot.
-        blocks: Encoded difference of each chunk, b"" where it did not change.
-        checksums: Of each chunk of the state.
+        blocks: Encoded difference of each chunk, b"" for unchanged chunks.
+        checksums: Checksum of each chunk of the state.
     """
 
     base: int
@@ -50,7 +51,7 @@ class Snapshot:
     def __init__(
         self, version: int, layout: Layout, checksums: tuple[int, ...], state: State
     ) -> None:
-        """Hold the state of `version`; `state` has memory of its own."""
+        """Hold the state of `version`, in memory that nothing else writes to."""
         self.version = version
         self.layout = layout
         self.checksums = checksums
@@ -64,10 +65,10 @@ class Snapshot:
         checksums: tuple[int, ...],
         memory_of: Snapshot | None,
     ) -> Snapshot:
-        """Copy a state, into the memory of an earlier snapshot of the same layout if there is one.
+        """Copy a state, into the memory of an earlier snapshot if that has the same layout.
 
         Raises:
-            WeightError: There is no memory for it, or it is not what was sent.
+            WeightError: There is not enough memory, or the tensors changed since they were sent.
         """
         layout = source.layout
         same = memory_of is not None and memory_of.layout == layout
@@ -80,9 +81,9 @@ class Snapshot:
         return cls(version, layout, checksums, state)
 
     def difference(self, source: State) -> Difference | None:
-        """Encode the way to `source`, beside each other in threads; None when it is too long.
+        """Encode the changes to `source`, in several threads; None if they are too large.
 
-        `source` must have this snapshot's layout.
+        `source` must have this snapshot's layout. A few chunks are encoded first, to give up early.
         """
         layout = self.layout
         everything = range(layout.chunks)
@@ -108,7 +109,7 @@ class Snapshot:
         return Difference(self.version, blocks, checksums)
 
     def advance(self, version: int, difference: Difference) -> Snapshot:
-        """Return the snapshot that `difference` leads to; it has this one's memory.
+        """Apply `difference` to this snapshot's memory; return the snapshot of the new version.
 
         Raises:
             DecodeError: A block cannot be applied.
@@ -120,7 +121,7 @@ class Snapshot:
 
 
 def joined(blocks: Sequence[bytes], nbytes: int) -> Iterator[list[Bytes]]:
-    """Cut the concatenation of `blocks` into pieces of `nbytes`, without joining them."""
+    """Cut the concatenation of `blocks` into pieces of `nbytes`, without copying."""
     piece: list[Bytes] = []
     room = nbytes
     for block in blocks:

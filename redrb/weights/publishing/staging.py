@@ -1,4 +1,4 @@
-"""One attempt to publish: its chunks and deltas on their way to Redis."""
+"""Staging: one attempt's chunks and delta pieces are stored, to be committed or to expire."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from redrb.weights.wire.delta import Bytes
 from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import Manifest, Source
 
-_HEAD = 64 << 10  # tells most chunks that changed, before all of one is hashed
+_HEAD = 64 << 10
+"""First bytes of a chunk, whose checksum finds most changed chunks without hashing all bytes."""
 _STAGING_S = 600
-_SLOWEST_BYTES_PER_S = 10_000_000  # staged chunks live long enough even then
+_SLOWEST_BYTES_PER_S = 10_000_000
+"""Staged chunks expire after `_STAGING_S`, plus the time that they take at this rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,8 @@ class StagingPlace:
 
     Attributes:
         version: The version.
-        token: Names its keys.
-        first: Its first chunk among those of all ranks.
+        token: Number of the attempt, which is in the names of its keys.
+        first: Index of its first chunk among the chunks of all ranks.
         spread: Slots of a cluster that keys are spread over, else 0.
     """
 
@@ -43,16 +45,16 @@ class StagingPlace:
 
 @dataclass(frozen=True, slots=True)
 class StagedPart:
-    """What one publisher has staged; with several ranks there are as many.
+    """The part of a version that one publisher has staged; each rank stages one.
 
     Attributes:
-        place: Where.
-        layout: Of its own tensors.
-        checksums: Of its chunks.
-        sources: Keys of its chunks, if it has staged them; indices are those of all ranks.
-        sizes: Bytes of each chunk's difference, if it has staged these.
+        place: Where it is.
+        layout: Layout of this publisher's tensors.
+        checksums: Checksum of each chunk.
+        sources: Keys of the chunks, if they are staged; indices count the chunks of all ranks.
+        sizes: Bytes of each chunk's difference, if a delta is staged.
         pieces: Checksums of the delta's pieces.
-        heads: Checksums of the first bytes of each chunk, if it has staged its chunks.
+        heads: Checksum of each chunk's first bytes, if chunks are staged.
     """
 
     place: StagingPlace
@@ -66,18 +68,18 @@ class StagedPart:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A version that was stored whole, whose chunks need not be sent again.
+    """A version that is stored in full, whose chunks need not be sent again.
 
     Attributes:
-        manifest: Of all ranks.
-        part: This publisher's.
+        manifest: Manifest of the version, of all ranks.
+        part: The part of this publisher.
     """
 
     manifest: Manifest
     part: StagedPart
 
     def fits(self, layout: Layout, first: int) -> bool:
-        """Return whether its chunks are at the places of a state of `layout`, from `first` on."""
+        """Whether a state of `layout` has its chunks, from index `first` on, in the same places."""
         return self.part.place.first == first and self.part.layout == layout
 
 
@@ -93,7 +95,7 @@ class StagingAttempt:
         *,
         waits_s: float = 0.0,
     ) -> None:
-        """Stage `source`; `waits_s`: seconds that what is staged may have to wait for others."""
+        """Prepare to stage `source`; it may have to wait `waits_s` seconds for other ranks."""
         self._client = client
         self._keys = keys
         self._source = source
@@ -110,9 +112,9 @@ class StagingAttempt:
         """Store the difference, the whole state, or both.
 
         Args:
-            difference: From the version before.
-            whole: Whether readers need not have the version before.
-            anchor: The last version that was stored whole: chunks that it has are not sent again.
+            difference: Difference from the version before.
+            whole: Whether to store the whole state, for readers without the version before.
+            anchor: The last version that was stored in full: its chunks are not sent again.
         """
         layout = self._source.layout
         sizes: tuple[int, ...] | None = None
@@ -137,7 +139,7 @@ class StagingAttempt:
         ]
 
     def staged_ranges(self) -> tuple[str, str]:
-        """Return the same as scripts read it: chunks, and pieces of a delta."""
+        """Return the same keys as ranges for scripts: those of chunks, those of delta pieces."""
         token = self.place.token
         chunks = ranges([Source(token, self._chunks.start, len(self._chunks))])
         return chunks, ranges([Source(token, 0, self._pieces)])
@@ -158,7 +160,7 @@ class StagingAttempt:
                 checksum = None if known is None else known[number]
                 head = checksum_of([part[:_HEAD] for part in segments[:1]])
                 if checksum is None and anchor is not None and head == anchor.part.heads[number]:
-                    checksum = checksum_of(segments)  # it may be the same
+                    checksum = checksum_of(segments)  # the chunk may be unchanged
                 same = anchor is not None and checksum == anchor.part.checksums[number]
                 hashes.append(_Hash(head, checksum))
                 tokens.append(had[index] if same else place.token)
@@ -168,11 +170,11 @@ class StagingAttempt:
                     yield Outgoing(key, segments, hashes[-1].update)
 
         stage(self._client, outgoing(), expire_s=self._expire_s)
-        checksums = tuple(own.digest() for own in hashes)
-        return checksums, _sources(tokens, place.first), tuple(own.head for own in hashes)
+        checksums = tuple(chunk.digest() for chunk in hashes)
+        return checksums, _sources(tokens, place.first), tuple(chunk.head for chunk in hashes)
 
     def _segments(self, number: int, slot: int) -> list[Bytes]:
-        """Return a chunk's bytes, in one of `BATCH` slots where they have to be copied."""
+        """Return a chunk's bytes; if they must be copied, in one of `BATCH` slots of memory."""
         segments = self._source.segments(number)
         if segments is not None:
             return segments
@@ -196,7 +198,7 @@ class StagingAttempt:
 
 
 class _Hash:
-    """A chunk's checksum: known, or made while it is sent."""
+    """A chunk's checksum: known before, or computed while the chunk is sent."""
 
     def __init__(self, head: int, known: int | None) -> None:
         self.head = head
@@ -205,7 +207,7 @@ class _Hash:
         self._state = xxhash.xxh3_64()
 
     def update(self, data: memoryview) -> None:
-        """Go on with a part of the chunk."""
+        """Hash the next bytes of the chunk."""
         self._state.update(data)
         self._sent = True
 
@@ -213,7 +215,7 @@ class _Hash:
         """Return the checksum.
 
         Raises:
-            EncodeError: What was sent has another one than was known.
+            EncodeError: The bytes that were sent have another checksum than the known one.
         """
         made = self._state.intdigest()
         if self._known is None:
@@ -224,7 +226,7 @@ class _Hash:
 
 
 def ranges(runs: list[Source]) -> str:
-    """Return runs of keys as scripts read them."""
+    """Return ranges of keys in the form that scripts read."""
     return ";".join(f"{run.token} {run.first} {run.count}" for run in runs if run.count)
 
 
@@ -237,7 +239,7 @@ def _tokens(manifest: Manifest) -> dict[int, int]:
 
 
 def _sources(tokens: list[int], first: int) -> tuple[Source, ...]:
-    """Return runs of equal tokens."""
+    """Return runs of chunks whose keys have the same token."""
     runs: list[Source] = []
     for index, token in enumerate(tokens, first):
         if runs and runs[-1].token == token:

@@ -1,4 +1,4 @@
-"""Loading in two steps: a version is fetched beside the one in use, then it is swapped in."""
+"""Loading in two steps: fetch a version beside the one in use, then load it into the tensors."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from redrb.weights.tensors.fitting import target_shards
 from redrb.weights.tensors.names import Target
 from redrb.weights.wire.manifest import WeightVersion
 
-Fetched: TypeAlias = "tuple[FetchedVersion | None, ExitStack]"
-"""What came, None where nothing is newer, and what lets go of it."""
+FetchResult: TypeAlias = "tuple[FetchedVersion | None, ExitStack]"
+"""The fetched version, None if there is none, and the scope that releases it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SubscriberAccess:
-    """What a subscriber lends to who fetches ahead for it.
+    """The parts of a subscriber that a `PreparedLoad` uses.
 
     Attributes:
-        catalogue: Its versions.
-        copy: Where they are fetched to.
+        catalogue: The versions.
+        copy: The copy that versions are fetched into.
         lock: Held while tensors change.
         reading: Held while the copy changes, and while it is loaded.
         version: Returns the version that was loaded last, None before the first.
-        loaded: Told which version the target has; None: a mixture.
-        wait: `wait(version, seconds)` returns the newest version if it is larger, after waiting for
-            one so long at most.
-        trying: Runs an attempt to fetch into the copy, and again where that may help.
-        plan: Checks what is to be loaded, and returns what does it, under the lock.
-        ended: Called when nothing is fetched ahead any more.
+        loaded: Notes the version that the target has; None for a mixture.
+        wait: `wait(version, seconds)` returns the newest version if it is another one, after
+            waiting for one at most that long.
+        retrying: Runs an attempt to fetch, and repeats it if chunks were gone or damaged.
+        plan: Checks a fetched version and returns a function that loads it, under the lock.
+        release: Makes the subscriber usable by others again.
     """
 
     catalogue: Catalogue
@@ -45,127 +45,127 @@ class SubscriberAccess:
     version: Callable[[], int | None]
     loaded: Callable[[int | None], None]
     wait: Callable[[int, float], WeightVersion | None]
-    trying: Callable[[StateCopy, Callable[[Pin], Fetched]], Fetched]
+    retrying: Callable[[StateCopy, Callable[[Pin], FetchResult]], FetchResult]
     plan: Callable[[Target, LoadTarget, FetchedVersion], Callable[[], None]]
-    ended: Callable[[], None]
+    release: Callable[[], None]
 
 
 class PreparedLoad:
-    """The newest version for one target: `fetch` brings it beside, `load` puts it in.
+    """The newest version for one target: `fetch` fetches it, `load` loads it.
 
-    Each may be called by a thread of its own; `load` never waits for `fetch`.
+    Two threads may call them; `load` never waits for `fetch`.
 
     Attributes:
-        lent: Of the subscriber.
-        ready: The version that `load` would load, None where there is nothing to load.
+        access: The subscriber's parts.
+        ready: The version that `load` would load, or None.
     """
 
-    def __init__(self, lent: SubscriberAccess, target: Target, wanted: LoadTarget) -> None:
-        self.lent = lent
+    def __init__(self, access: SubscriberAccess, target: Target, selection: LoadTarget) -> None:
+        self.access = access
         self._target = target
-        self._wanted = wanted
+        self._selection = selection
         self._fetched: FetchedVersion | None = None
-        self._held = ExitStack()
+        self._scope = ExitStack()
         self._closed = False
         self.ready: int | None = None
 
     @property
     def version(self) -> int | None:
-        """The version that was loaded last; None before the first, and where loading broke off."""
-        return self.lent.version()
+        """The version that was loaded last; None before the first, and after loading broke off."""
+        return self.access.version()
 
     @property
     def newest(self) -> int:
-        """The newest version that is ready or loaded, 0 where none is."""
+        """The newest version that is ready or loaded, 0 if there is none."""
         return self.ready or self.version or 0
 
     def fetch(self) -> bool:
         """Fetch the newest version, unless it is ready or loaded; returns whether it was fetched.
 
-        What was ready is not any more as soon as a newer one is on its way.
+        A fetch drops the version that was ready before.
 
         Raises:
             WeightMismatch: Names, shapes or dtypes differ.
             WeightError, DecodeError, StoreUnavailable: As `WeightSubscriber.poll` does.
         """
-        with self.lent.reading:
-            if self._closed or self.lent.catalogue.other_than(self.newest) is None:
+        with self.access.reading:
+            if self._closed or self.access.catalogue.other_than(self.newest) is None:
                 return False
-            self._let_go()
-            current, held = self.lent.trying(self.lent.copy, self._attempt)
-            if current is None:  # what was newer is gone
+            self._drop()
+            fetched, scope = self.access.retrying(self.access.copy, self._attempt)
+            if fetched is None:  # the newer version was deleted meanwhile
                 return False
-            self._fetched, self._held = current, held
-            self.ready = current.described.version
+            self._fetched, self._scope = fetched, scope
+            self.ready = fetched.described.version
             return True
 
     def load(self) -> int | None:
-        """Load what is ready; the caller holds the lock of the tensors.
+        """Load the fetched version; the caller holds the lock of the tensors.
 
-        All is checked before the first tensor changes. When loading breaks off nevertheless, the
-        version is None, and the next call loads all of it again.
+        All of it is checked before the first tensor changes. If loading breaks off nevertheless,
+        `version` is None and the next call loads all of it again.
 
         Returns:
-            The version, or None: nothing is ready, or just at this moment the copy changes.
+            The version, or None if no version is ready or a fetch is under way.
 
         Raises:
-            WeightMismatch: It does not fit the target; nothing was loaded.
+            WeightMismatch: The version does not fit the target; nothing was loaded.
         """
-        if not self.lent.reading.acquire(blocking=False):
+        if not self.access.reading.acquire(blocking=False):
             return None
         try:
             if self._fetched is None:
                 return None
             self._load(self._fetched)
-            self._let_go()
+            self._drop()
             return self.version
         except WeightMismatch:
-            self._let_go()
+            self._drop()
             raise
         finally:
-            self.lent.reading.release()
+            self.access.reading.release()
 
     def close(self) -> None:
-        """Let go of what was fetched; waits until nothing is on its way."""
-        with self.lent.reading:
+        """Drop the fetched version and release the subscriber; waits for a fetch under way."""
+        with self.access.reading:
             if not self._closed:
                 self._closed = True
-                self._let_go()
-                self.lent.ended()
+                self._drop()
+                self.access.release()
 
-    def _attempt(self, pin: Pin) -> Fetched:
+    def _attempt(self, pin: Pin) -> FetchResult:
         with ExitStack() as scope:
             used = self.version or 0
-            context = self.lent.copy.current(pin, used=used, needed=self._wanted.chunks)
+            context = self.access.copy.current(pin, used=used, needed=self._selection.chunks)
             return scope.enter_context(context), scope.pop_all()
 
-    def _load(self, current: FetchedVersion) -> None:
-        # tensors are looked up each time: a model may have got others meanwhile
-        wanted = LoadTarget(target_shards(self._target), self._wanted.strict)
-        state = current.state
-        if state is not None and not wanted.chunks(state.layout) <= self._wanted.chunks(
+    def _load(self, fetched: FetchedVersion) -> None:
+        # looked up each time, since the model may have new tensors
+        selection = LoadTarget(target_shards(self._target), self._selection.strict)
+        state = fetched.state
+        if state is not None and not selection.chunks(state.layout) <= self._selection.chunks(
             state.layout
         ):
             raise WeightMismatch(
-                f"weights {self.lent.catalogue.name!r}: the model has got other tensors since "
-                "versions are fetched ahead for it: begin anew with it."
+                f"weights {self.access.catalogue.name!r}: the model has other tensors than when "
+                "this standby was created: close it and create a new one."
             )
-        load = self.lent.plan(self._target, wanted, current)
+        load = self.access.plan(self._target, selection, fetched)
         try:
             load()
         except BaseException:
-            self.lent.loaded(None)
+            self.access.loaded(None)
             raise
-        self.lent.loaded(current.described.version)
+        self.access.loaded(fetched.described.version)
 
-    def _let_go(self) -> None:
+    def _drop(self) -> None:
         self.ready = self._fetched = None
-        self._held.close()
+        self._scope.close()
 
 
-def taken(name: str) -> ConfigError:
-    """Return what is raised where two want to use one subscriber's copy."""
+def subscriber_in_use(name: str) -> ConfigError:
+    """Return the error of a call on a subscriber whose copy a `PreparedLoad` uses."""
     return ConfigError(
-        f"the versions of weights {name!r} are fetched ahead by a standby of this subscriber: call "
-        "its swap(), or close it before."
+        f"a standby of this subscriber fetches the versions of weights {name!r}: call the "
+        "standby's swap(), or close it first."
     )

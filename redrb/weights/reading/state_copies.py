@@ -117,9 +117,9 @@ class PrivateCopy(_FetchedCopy):
 class InPlaceCopy(_FetchedCopy):
     """A state in the live tensors themselves, as far as it can be; the caller holds their lock."""
 
-    def __init__(self, catalogue: Catalogue, wanted: LoadTarget) -> None:
+    def __init__(self, catalogue: Catalogue, selection: LoadTarget) -> None:
         super().__init__(catalogue)
-        self.wanted = wanted
+        self.selection = selection
         self._settled = 0
 
     @property
@@ -152,7 +152,7 @@ class InPlaceCopy(_FetchedCopy):
     def _fitting(self, layout: Layout, needed: Collection[int] | None) -> Replica:
         old = self._replica if self._replica and self._replica.layout == layout else None
         # tensors are looked up each time: a model may have got others meanwhile
-        live = self.wanted.live(layout)
+        live = self.selection.live(layout)
         replica = Replica(State(layout, live, memory=old.state.memory if old else None), needed)
         replica.changes = self._replica.changes if self._replica else 0
         if old is not None and old.needed == needed:

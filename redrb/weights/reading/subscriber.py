@@ -1,35 +1,28 @@
-"""Reading: find the newest version, fetch and check all of it, then load it."""
+"""`WeightSubscriber`: find the newest version, fetch and check all of it, then load it."""
 
 from __future__ import annotations
 
-import math
 import threading
-import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TypeVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from redrb.checks import checked_int, checked_int_or_none, checked_timeout
 from redrb.connection import Client, check_client
-from redrb.connection.transport import Pipeline, read_reply
 from redrb.errors import (
     ConfigError,
     DecodeError,
     RedrbError,
-    WeightCorrupt,
     WeightError,
-    WeightMismatch,
     WeightsTorn,
-    WeightTimeout,
 )
 from redrb.keys import WeightKeys
-from redrb.weights.reading.adapter_loading import AdapterLoader
 from redrb.weights.reading.catalogue import Catalogue, Pin
 from redrb.weights.reading.load_target import LoadTarget, named_tensors
-from redrb.weights.reading.prepared_load import PreparedLoad, SubscriberAccess, taken
+from redrb.weights.reading.prepared_load import PreparedLoad, SubscriberAccess, subscriber_in_use
+from redrb.weights.reading.retrying import fetch_retrying
 from redrb.weights.reading.shared_copy import SharedCopy
 from redrb.weights.reading.standby import WeightStandby
 from redrb.weights.reading.state_copies import (
@@ -39,35 +32,35 @@ from redrb.weights.reading.state_copies import (
     PrivateCopy,
     StateCopy,
 )
+from redrb.weights.reading.target_loader import TargetLoader
+from redrb.weights.reading.version_wait import wait_for_version, wait_once
 from redrb.weights.tensors.fitting import Strict, checked_strict, target_shards
 from redrb.weights.tensors.names import Target
-from redrb.weights.wire.chunks import ChunkGoneError
 from redrb.weights.wire.manifest import MAX_VERSION, WeightVersion
 
 T = TypeVar("T")
 
-_ATTEMPTS = 3
-_BLOCK_S = 5.0  # one blocking read; far below the connection's timeout
-_BUSY_S = 60.0  # for another thread's call on the same subscriber
+_BUSY_S = 60.0
+"""How long a call waits for another thread's call on the same subscriber."""
 
 
 class WeightSubscriber:
     """Follows the weights `name` for one model.
 
-    Keeps a copy of the weights on the host, so that a new version costs what changed: as much
-    memory as a version. `poll(in_place=True)` keeps none.
+    The subscriber keeps a copy of the weights on the host, as large as a version, so that a new
+    version costs only its delta. `poll(in_place=True)` keeps no copy.
 
     Args:
         client: From `redrb.connect`.
         name: Name of the weights.
-        namespace: That of the publisher.
-        lock: Held while tensors change; default: one of its own, a re-entrant one. One that is not,
-            and any where several threads call this subscriber, must not be held by who calls it.
+        namespace: Namespace of the publisher.
+        lock: Held while tensors change; default: a new re-entrant lock. If the lock is not
+            re-entrant, or several threads call this subscriber, callers must not hold it.
         host_cache: Keep the copy in shared memory (`/dev/shm`), one for all subscribers on this
-            host that ask for it: one fetches, the others map what it fetched. Parameters and
-            buffers of modules on the CPU, if they have the published dtype, are not copied: their
-            `data` are in that memory from then on, and pages that someone writes to become that
-            process' own.
+            host that set this: one process fetches, the others map the result. Parameters and
+            buffers of modules on the CPU that have the published dtype are not copied: their
+            `data` are in that memory from then on. Pages that a process writes to are copied for
+            it.
 
     Attributes:
         lock: Generation takes it, so that it never sees half an update.
@@ -88,35 +81,30 @@ class WeightSubscriber:
         check_client(client)
         keys = WeightKeys.of(namespace, name)
         if lock is not None and not isinstance(lock, AbstractContextManager):
-            raise ConfigError(f"lock={lock!r}: it is a lock, such as threading.RLock().")
-        self._catalogue = Catalogue(client, keys, name)
+            raise ConfigError(f"lock={lock!r}: give a lock, such as threading.RLock().")
+        self._catalogue = catalogue = Catalogue(client, keys, name)
         self._name = name
-        self._version: int | None = None
-        self._copy: StateCopy = (
-            SharedCopy(self._catalogue) if host_cache else PrivateCopy(self._catalogue)
-        )
-        self._live: InPlaceCopy | None = None
-        self._adapters = AdapterLoader()
-        self._modules: list[weakref.ref[nn.Module]] = []
+        self._copy: StateCopy = SharedCopy(catalogue) if host_cache else PrivateCopy(catalogue)
+        self._loader = TargetLoader(catalogue)
         self._reading = threading.Lock()
-        self._epoch = 0
-        self._is_lent = False
+        self._calls = 0
+        self._in_use = False  # by a PreparedLoad
         self.lock: AbstractContextManager[object] = threading.RLock() if lock is None else lock
 
     def __repr__(self) -> str:
-        return f"<redrb.WeightSubscriber {self._name!r} at version {self._version}>"
+        return f"<redrb.WeightSubscriber {self._name!r} at version {self.version}>"
 
     @property
     def version(self) -> int | None:
         """The version that was loaded last, None before the first."""
-        return self._version
+        return self._loader.version
 
     def latest(self) -> WeightVersion | None:
-        """Return the newest version, None when nothing is published."""
+        """Return the newest version, None if nothing is published."""
         return self._catalogue.newer_than(0)
 
     def versions(self) -> list[WeightVersion]:
-        """Return all versions that are kept, the newest last."""
+        """Return all kept versions, the newest last."""
         return self._catalogue.kept()
 
     def poll(
@@ -125,91 +113,91 @@ class WeightSubscriber:
         """Load the newest version, unless it is loaded already.
 
         All of it is fetched and checked before the first tensor changes, under `lock`. A delta is
-        applied where what it stands on is there, bit for bit; on any doubt, all is fetched anew.
-        An adapter (`publish_lora`) is loaded into the model's LoRA layers, or merged into the
-        weights that it belongs to. float16, bfloat16, float32 and float64 are cast into each other;
-        other dtypes, and shapes, must be equal.
+        applied only to its exact base; on any doubt the whole version is fetched. An adapter
+        (`publish_lora`) is loaded into the model's LoRA layers, or merged into its base weights.
+        float16, bfloat16, float32 and float64 are cast into each other; other dtypes, and shapes,
+        must be equal.
 
         Args:
             target: A module (its parameters and persistent buffers), several by name, or a dict
-                of tensors, `DTensor`s and `TensorShard`s. Into other modules than those of the last
-                call all is loaded; a dict must always be of the same tensors.
-            strict: Demand the same names on both sides; "model": all names of the target, whatever
-                else is published; False: load those that both have.
-            in_place: Receive straight into the tensors, while `lock` is held: no memory beside
-                them, but when it breaks off, they hold a mixture until the next call succeeds.
+                of tensors, `DTensor`s and `TensorShard`s. If the modules are others than in the
+                last call, all is loaded; a dict must always hold the same tensors.
+            strict: True demands the same names on both sides; "model" demands all names of the
+                target and ignores other published names; False loads the names that both have.
+            in_place: Receive straight into the tensors while `lock` is held. This needs no memory
+                beside them, but a fetch that breaks off leaves a mixture until a call succeeds.
 
         Returns:
-            What was loaded, or None when nothing is newer.
+            The version that was loaded, or None if nothing is newer.
 
         Raises:
             WeightMismatch: Names, shapes or dtypes differ; nothing was loaded.
             WeightCorrupt: A chunk does not match its checksum; nothing was loaded.
             DecodeError: A manifest is damaged; nothing was loaded.
-            WeightError: Chunks were evicted again and again while they were fetched.
+            WeightError: Chunks were evicted while they were fetched, at each attempt.
             WeightsTorn: `in_place` broke off.
             StoreUnavailable: Redis stayed away.
-            ConfigError: `target` or `strict` is none, or a `standby` of this subscriber is open.
+            ConfigError: `target` or `strict` is not usable, or a `standby` of this subscriber is
+                open.
         """
-        wanted = LoadTarget(target_shards(target), checked_strict(strict))
-        with self._own_copy():
-            self._meet(target)
-            if not in_place:
-                return self._trying(self._copy, lambda pin: self._poll(pin, target, wanted))
-            live = self._live = self._live or InPlaceCopy(self._catalogue, wanted)
-            live.wanted = wanted
-            if not live.torn and self._catalogue.other_than(self._version or 0) is None:
-                return None  # without waiting for the lock
-            with self.lock:
-                try:
-                    found = self._trying(live, lambda pin: self._poll_live(live, pin, target))
-                except BaseException as error:
-                    if live.torn:
-                        self._version = None
-                    if self._version is None and live.written and isinstance(error, RedrbError):
-                        raise self._torn(str(error)) from error
-                    raise
-                if live.torn:  # and what would mend it is gone
-                    self._version = None
-                    raise self._torn("Nothing is published any more.")
-                return found
+        selection = LoadTarget(target_shards(target), checked_strict(strict))
+        with self._exclusive_copy():
+            self._loader.set_target(target)
+            if in_place:
+                return self._poll_in_place(target, selection)
+            return self._retrying(self._copy, lambda pin: self._poll(pin, target, selection))
 
     def standby(self, target: Target, *, strict: Strict = True) -> WeightStandby:
-        """Return what fetches new versions in a thread, and swaps them in when it is asked to.
+        """Start a thread that fetches new versions; `swap` of the standby loads them.
 
-        Until it is closed, it alone loads what this subscriber follows.
-
-        Args:
-            target: As in `poll`.
-            strict: As in `poll`.
-
-        Raises:
-            ConfigError: There is one already.
-        """
-        return WeightStandby(self.ahead(target, strict=strict))
-
-    def ahead(self, target: Target, *, strict: Strict = True) -> PreparedLoad:
-        """Return the two steps of which `poll` consists, for who brings a thread of its own.
-
-        Until it is closed, it alone loads what this subscriber follows.
+        Until the standby is closed, calls that load with this subscriber raise `ConfigError`.
 
         Args:
             target: As in `poll`.
             strict: As in `poll`.
 
         Raises:
-            ConfigError: There is one already, or a standby.
+            ConfigError: A standby of this subscriber is open.
         """
-        wanted = LoadTarget(target_shards(target), checked_strict(strict))
-        return PreparedLoad(self._lend(target), target, wanted)
+        return WeightStandby(self.prepared_load(target, strict=strict))
+
+    def prepared_load(self, target: Target, *, strict: Strict = True) -> PreparedLoad:
+        """Return the two steps of `poll`, fetch and load, for callers with their own thread.
+
+        Until it is closed, calls that load with this subscriber raise `ConfigError`.
+
+        Args:
+            target: As in `poll`.
+            strict: As in `poll`.
+
+        Raises:
+            ConfigError: Another one, or a standby, is open.
+        """
+        selection = LoadTarget(target_shards(target), checked_strict(strict))
+        with self._exclusive_copy():
+            self._loader.set_target(target)
+            self._in_use = True
+        access = SubscriberAccess(
+            catalogue=self._catalogue,
+            copy=self._copy,
+            lock=self.lock,
+            reading=self._reading,
+            version=lambda: self._loader.version,
+            loaded=self._loader.loaded,
+            wait=lambda version, seconds: wait_once(self._catalogue, version, seconds),
+            retrying=self._retrying,
+            plan=self._loader.plan,
+            release=self._release,
+        )
+        return PreparedLoad(access, target, selection)
 
     def fetch(self, version: int | None = None) -> dict[str, Tensor]:
-        """Return a whole state dict on the CPU, in memory of its own; tied tensors stay tied.
+        """Return a whole state dict on the CPU, in new memory; tied tensors stay tied.
 
-        Of an adapter, its `lora_A` and `lora_B`.
+        Of an adapter, return its `lora_A` and `lora_B`.
 
         Args:
-            version: One that is kept; default: the newest.
+            version: A kept version; default: the newest.
 
         Raises:
             WeightError: There is no such version.
@@ -219,220 +207,150 @@ class WeightSubscriber:
         """
         version = checked_int_or_none("version", version, 1, MAX_VERSION)
         copy = PrivateCopy(self._catalogue)
-        current = self._trying(copy, lambda pin: self._fetch(copy, pin, version))
-        if current.adapter is not None:
-            return current.adapter.tensors
-        return dict(named_tensors(current.state)) if current.state is not None else {}
+        fetched = self._retrying(copy, lambda pin: self._fetch(copy, pin, version))
+        if fetched.adapter is not None:
+            return fetched.adapter.tensors
+        return dict(named_tensors(fetched.state)) if fetched.state is not None else {}
 
     def adapter(self, version: int | None = None) -> Adapter:
         """Return an adapter's tensors and settings, for `save_adapter`; default: the newest.
 
         Raises:
-            WeightError: There is no such version, or it is no adapter.
+            WeightError: There is no such version, or it is not an adapter.
         """
         copy = PrivateCopy(self._catalogue)
-        current = self._trying(copy, lambda pin: self._fetch(copy, pin, version, only_adapter=True))
-        if current.adapter is None:
-            raise DecodeError(f"weights {self._name!r}: what was fetched is no adapter.")
-        return current.adapter
+        fetched = self._retrying(
+            copy, lambda pin: self._fetch(copy, pin, version, only_adapter=True)
+        )
+        if fetched.adapter is None:
+            raise DecodeError(f"weights {self._name!r}: the fetched version is not an adapter.")
+        return fetched.adapter
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all tensors of the newest version by name, if it is newer than the last one loaded.
 
-        This is what inference engines take, such as vLLM's `model.load_weights(...)`. Tensors are
-        on the CPU and share memory with this subscriber: copy them, and do not change them. When
-        the last was taken, `version` is the version.
+        Inference engines take such pairs, for example vLLM's `model.load_weights(...)`. Tensors
+        are on the CPU and share memory with this subscriber: copy them, and do not change them.
+        After the last tensor, `version` is the yielded version.
 
         Raises:
-            WeightError: The newest version is an adapter: engines load these from a folder, see
+            WeightError: The newest version is an adapter; engines load adapters from a folder, see
                 `adapter`.
             WeightCorrupt, DecodeError, StoreUnavailable: As `poll` does.
         """
-        with self._own_copy(), Pin(self._catalogue) as pin:
-            epoch = self._epoch
-            current, held = self._again(self._copy, lambda: self._held(pin))
-            with held:
-                if current is None:
+        with self._exclusive_copy(), Pin(self._catalogue) as pin:
+            call = self._calls
+            fetched, scope = fetch_retrying(
+                self._name, lambda: self._fetch_shared(pin), forget=self._copy.forget
+            )
+            with scope:
+                if fetched is None:
                     return
-                if current.state is None or current.adapter is not None:
+                if fetched.state is None or fetched.adapter is not None:
                     raise WeightError(
-                        f"version {current.described.version} of weights {self._name!r} is an "
-                        "adapter: save it with redrb.save_adapter, and let the engine load it."
+                        f"version {fetched.described.version} of weights {self._name!r} is an "
+                        "adapter: save it with redrb.weights.save_adapter, and let the engine load "
+                        "the folder."
                     )
-                found = named_tensors(current.state)
-        # without the lock: whoever takes the tensors may stop in the middle
+                found = named_tensors(fetched.state)
+        # without the lock: a caller may stop in the middle
         for name, tensor in found:
-            if self._epoch != epoch:
-                raise self._used_meanwhile()
+            self._check_unused_since(call)
             yield name, tensor
-        if self._epoch != epoch:  # the last one was not used before that
-            raise self._used_meanwhile()
-        self._note(current.described.version)
+        self._check_unused_since(call)
+        self._loader.note(fetched.described.version)
 
     def wait(self, newer_than: int | None = None, *, timeout: float | None = None) -> WeightVersion:
         """Wait until a version is published, without polling; nothing is loaded.
 
         Args:
-            newer_than: Wait for a version larger than this; default: for another one than was
-                loaded last (a smaller one, too: a server that lost its data counts from 1 again).
+            newer_than: Wait for a larger version than this; default: for another version than the
+                one that was loaded last, smaller ones included, because a server that lost its
+                data counts from 1 again.
             timeout: Seconds; None waits for ever.
 
         Returns:
             The newest version.
 
         Raises:
-            WeightTimeout: None came in time.
+            WeightTimeout: No such version came in time.
             StoreUnavailable: Redis stayed away.
         """
-        after = (self._version or 0) if newer_than is None else newer_than
+        after = (self.version or 0) if newer_than is None else newer_than
         after = checked_int("newer_than", after, 0, MAX_VERSION)
         timeout = checked_timeout(timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
-            patience_s = min(left, self._catalogue.client.retry_s)
-            look = self._catalogue.newer_than
-            if newer_than is None:
-                look = self._catalogue.other_than
-            found = look(after, retry_s=patience_s)
-            if found is not None:
-                return found
-            if not left:
-                raise self._timeout(after, timeout or 0.0)
-            self._block(after, min(left, _BLOCK_S), retry_s=patience_s)
+        return wait_for_version(self._catalogue, after, timeout, larger=newer_than is not None)
 
     @contextmanager
-    def _own_copy(self) -> Iterator[None]:
-        """Hold the copy, unless it is lent."""
-        if self._is_lent:  # without waiting for what is being fetched
-            raise taken(self._name)
+    def _exclusive_copy(self) -> Iterator[None]:
+        """Use the copy in this thread alone."""
+        if self._in_use:  # checked first: a fetch under way is not waited for
+            raise subscriber_in_use(self._name)
         if not self._reading.acquire(timeout=_BUSY_S):
             raise ConfigError(
-                f"another thread uses this subscriber of weights {self._name!r} since {_BUSY_S:g} "
-                "s: its fetch is slow, or it waits for the lock, which this thread must not hold "
-                "while it calls."
+                f"another thread has used this subscriber of weights {self._name!r} for "
+                f"{_BUSY_S:g} s: its fetch is slow, or it waits for the lock, which this thread "
+                "must not hold while it calls."
             )
         try:
-            if self._is_lent:
-                raise taken(self._name)
-            self._epoch += 1
+            if self._in_use:
+                raise subscriber_in_use(self._name)
+            self._calls += 1
             yield
         finally:
             self._reading.release()
 
-    def _lend(self, target: Target) -> SubscriberAccess:
-        with self._own_copy():
-            self._meet(target)
-            self._is_lent = True
-        return SubscriberAccess(
-            self._catalogue,
-            self._copy,
-            self.lock,
-            self._reading,
-            version=lambda: self._version,
-            loaded=self._loaded,
-            wait=self._wait,
-            trying=self._trying,
-            plan=self._plan,
-            ended=self._end_lending,
-        )
+    def _release(self) -> None:
+        self._in_use = False
 
-    def _end_lending(self) -> None:
-        self._is_lent = False
+    def _check_unused_since(self, call: int) -> None:
+        if self._calls != call:
+            raise WeightError(
+                f"the tensors of weights {self._name!r} were not all taken before the next call on "
+                "this subscriber: take them from the beginning."
+            )
 
-    def _loaded(self, version: int | None) -> None:
-        """Note what the target has from now on; None: a mixture."""
-        self._note(version)
-        if version is not None and self._live is not None:
-            self._live.settle()
+    def _poll(self, pin: Pin, target: Target, selection: LoadTarget) -> WeightVersion | None:
+        used = self.version or 0
+        with self._copy.current(pin, used=used, needed=selection.chunks) as fetched:
+            if fetched is None:
+                return None
+            load = self._loader.plan(target, selection, fetched)
+            with self.lock:
+                self._loader.run(load, fetched)
+            return fetched.described
 
-    def _note(self, version: int | None) -> None:
-        self._version = version
-        if version is not None:
-            self._catalogue.loaded(version)
+    def _poll_in_place(self, target: Target, selection: LoadTarget) -> WeightVersion | None:
+        loader = self._loader
+        copy = loader.in_place = loader.in_place or InPlaceCopy(self._catalogue, selection)
+        copy.selection = selection
+        if not copy.torn and self._catalogue.other_than(self.version or 0) is None:
+            return None  # without waiting for the lock
+        with self.lock:
+            try:
+                found = self._retrying(copy, lambda pin: loader.load_in_place(copy, pin, target))
+            except BaseException as error:
+                if copy.torn:
+                    loader.version = None
+                if self.version is None and copy.written and isinstance(error, RedrbError):
+                    raise self._torn(str(error)) from error
+                raise
+            if copy.torn:  # and no version is left that could mend it
+                loader.version = None
+                raise self._torn("Nothing is published any more.")
+            return found
 
     def _torn(self, why: str) -> WeightsTorn:
         return WeightsTorn(
-            f"weights {self._name!r}: an update in place broke off, so the model holds a mixture "
-            f"of versions: poll again before it is used. {why}"
+            f"weights {self._name!r}: an update in place broke off, so that the model holds a "
+            f"mixture of versions: poll again before it is used. {why}"
         )
 
-    def _used_meanwhile(self) -> WeightError:
-        return WeightError(
-            f"the tensors of weights {self._name!r} were not all taken before this subscriber was "
-            "used again: take them from the beginning."
-        )
-
-    def _held(self, pin: Pin) -> tuple[FetchedVersion | None, ExitStack]:
-        """Return the newest version for `named_tensors`, and what lets go of it."""
+    def _fetch_shared(self, pin: Pin) -> tuple[FetchedVersion | None, ExitStack]:
+        """Return the newest version for `named_tensors`, and the scope that releases it."""
         with ExitStack() as scope:
-            used = self._version or 0
-            context = self._copy.current(pin, used=used, needed=lambda _: None)
+            context = self._copy.current(pin, used=self.version or 0, needed=lambda _: None)
             return scope.enter_context(context), scope.pop_all()
-
-    def _wait(self, version: int, seconds: float) -> WeightVersion | None:
-        """Return the newest version if it is another, after waiting for one so long at most."""
-        patience_s = min(seconds, self._catalogue.client.retry_s)
-        found = self._catalogue.other_than(version, retry_s=patience_s)
-        if found is None:
-            self._block(version, seconds, retry_s=patience_s)
-        return found or self._catalogue.other_than(version, retry_s=patience_s)
-
-    def _meet(self, target: Target) -> None:
-        """Forget what was loaded, if it was loaded into other modules."""
-        modules = _modules(target)
-        before, self._modules = self._modules, [weakref.ref(module) for module in modules]
-        if before and modules != [reference() for reference in before]:
-            self._version = self._live = None
-            self._adapters = AdapterLoader()
-
-    def _poll(self, pin: Pin, target: Target, wanted: LoadTarget) -> WeightVersion | None:
-        used = self._version or 0
-        with self._copy.current(pin, used=used, needed=wanted.chunks) as current:
-            if current is None:
-                return None
-            load = self._plan(target, wanted, current)
-            with self.lock:
-                self._loading(load, current)
-            return current.described
-
-    def _loading(self, load: Callable[[], None], current: FetchedVersion) -> None:
-        """Load, and note the version; when it breaks off, that there is none."""
-        self._version, before = None, self._version
-        try:
-            load()
-        except WeightMismatch:  # is found before anything changes
-            self._version = before
-            raise
-        self._loaded(current.described.version)
-
-    def _plan(
-        self, target: Target, wanted: LoadTarget, current: FetchedVersion
-    ) -> Callable[[], None]:
-        """Check what is to be loaded, and return what does it; the caller of that holds `lock`."""
-        changes = self._adapters.plan(target, wanted, current)
-
-        def load() -> None:
-            if current.state is not None:
-                wanted.load(current.state, adopt=current.shared and _is_models(target))
-            changes()
-
-        return load
-
-    def _poll_live(self, live: InPlaceCopy, pin: Pin, target: Target) -> WeightVersion | None:
-        used = self._version or 0
-        with live.current(pin, used=used, needed=live.wanted.chunks) as current:
-            if current is None:
-                return None
-            self._version, before = None, self._version
-            changes = self._adapters.plan(target, live.wanted, current)
-            if current.state is None:
-                self._version = before  # nothing has changed yet
-            else:
-                live.wanted.load(current.state)
-            changes()
-            self._loaded(current.described.version)
-            return current.described
 
     def _fetch(
         self, copy: PrivateCopy, pin: Pin, version: int | None, *, only_adapter: bool = False
@@ -445,69 +363,14 @@ class WeightSubscriber:
             )
         if not steps:
             newest = self.latest()
-            told = f"the newest is {newest.version}" if newest else "nothing is published yet"
-            what = "" if version is None else f"version {version} of "
-            raise WeightError(f"no {what}weights {self._name!r} to fetch: {told}.")
+            known = f"the newest is {newest.version}" if newest else "nothing is published yet"
+            which = "" if version is None else f"version {version} of "
+            raise WeightError(f"no {which}weights {self._name!r} to fetch: {known}.")
         if steps[-1].how == "lora" or only_adapter:
             steps = steps[-1:]
         return copy.follow(pin, steps, lambda _: None)
 
-    def _trying(self, copy: StateCopy, attempt: Callable[[Pin], T]) -> T:
-        """Run an attempt, and again from the newest version when something is gone or damaged."""
+    def _retrying(self, copy: StateCopy, attempt: Callable[[Pin], T]) -> T:
+        """Run an attempt, and repeat it from the newest version if chunks were gone or damaged."""
         with Pin(self._catalogue) as pin:
-            return self._again(copy, lambda: attempt(pin))
-
-    def _again(self, copy: StateCopy, attempt: Callable[[], T]) -> T:
-        for _ in range(_ATTEMPTS - 1):
-            try:
-                return attempt()
-            except (ChunkGoneError, WeightCorrupt):
-                copy.forget()
-        try:
-            return attempt()
-        except ChunkGoneError as error:
-            copy.forget()
-            raise WeightError(
-                f"weights {self._name!r}: chunks were gone {_ATTEMPTS} times while they were "
-                "fetched. Let the publisher keep more versions (keep=), and check that the "
-                "server's maxmemory-policy is noeviction."
-            ) from error
-        except WeightCorrupt:
-            copy.forget()
-            raise
-
-    def _block(self, version: int, seconds: float, *, retry_s: float) -> None:
-        """Wait until there may be a version larger than `version`, at most `seconds`."""
-        client, versions = self._catalogue.client, self._catalogue.keys.versions
-
-        def attempt() -> None:
-            with client.connection() as connection:
-                silence = connection.socket_timeout
-                block_s = seconds if silence is None else min(seconds, silence / 2)
-                block_ms = max(1, round(block_s * 1000))
-                pipeline = Pipeline()
-                pipeline.add("XREAD", "BLOCK", block_ms, "STREAMS", versions, f"{version}-0")
-                pipeline.send(connection)
-                reply = read_reply(connection)
-            if isinstance(reply, Exception):
-                raise reply
-
-        client.retrying(attempt, retry_s=retry_s)
-
-    def _timeout(self, version: int, waited_s: float) -> WeightTimeout:
-        newest = self._catalogue.newer_than(0, retry_s=0)
-        return WeightTimeout(
-            name=self._name,
-            newer_than=version,
-            newest=newest.version if newest else None,
-            waited_s=waited_s,
-        )
-
-
-def _modules(target: Target) -> list[nn.Module]:
-    parts = [target] if isinstance(target, nn.Module) else target.values()
-    return [part for part in parts if isinstance(part, nn.Module)]
-
-
-def _is_models(target: Target) -> bool:
-    return isinstance(target, nn.Module) or len(_modules(target)) == len(target)
+            return fetch_retrying(self._name, lambda: attempt(pin), forget=copy.forget)

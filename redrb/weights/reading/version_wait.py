@@ -1,0 +1,70 @@
+"""Waiting for a version to be published, blocked on the server."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from redrb.connection.transport import Pipeline, read_reply
+from redrb.errors import WeightTimeout
+from redrb.weights.reading.catalogue import Catalogue
+from redrb.weights.wire.manifest import WeightVersion
+
+_BLOCK_S = 5.0
+"""Longest blocking read; far below the connection's timeout."""
+
+
+def wait_for_version(
+    catalogue: Catalogue, version: int, timeout: float | None, *, larger: bool
+) -> WeightVersion:
+    """Wait until another version than `version` is the newest, or, if `larger`, a larger one.
+
+    Raises:
+        WeightTimeout: No such version came in time.
+        StoreUnavailable: Redis stayed away.
+    """
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    look = catalogue.newer_than if larger else catalogue.other_than
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        retry_s = min(left, catalogue.client.retry_s)
+        found = look(version, retry_s=retry_s)
+        if found is not None:
+            return found
+        if not left:
+            newest = catalogue.newer_than(0, retry_s=0)
+            raise WeightTimeout(
+                name=catalogue.name,
+                newer_than=version,
+                newest=newest.version if newest else None,
+                waited_s=timeout or 0.0,
+            )
+        _block(catalogue, version, min(left, _BLOCK_S), retry_s=retry_s)
+
+
+def wait_once(catalogue: Catalogue, version: int, seconds: float) -> WeightVersion | None:
+    """Return the newest version if it is not `version`, after one wait of at most `seconds`."""
+    retry_s = min(seconds, catalogue.client.retry_s)
+    found = catalogue.other_than(version, retry_s=retry_s)
+    if found is None:
+        _block(catalogue, version, seconds, retry_s=retry_s)
+    return found or catalogue.other_than(version, retry_s=retry_s)
+
+
+def _block(catalogue: Catalogue, version: int, seconds: float, *, retry_s: float) -> None:
+    """Wait until there may be a version larger than `version`, at most `seconds`."""
+    client, versions = catalogue.client, catalogue.keys.versions
+
+    def attempt() -> None:
+        with client.connection() as connection:
+            silence = connection.socket_timeout
+            block_s = seconds if silence is None else min(seconds, silence / 2)
+            block_ms = max(1, round(block_s * 1000))
+            pipeline = Pipeline()
+            pipeline.add("XREAD", "BLOCK", block_ms, "STREAMS", versions, f"{version}-0")
+            pipeline.send(connection)
+            reply = read_reply(connection)
+        if isinstance(reply, Exception):
+            raise reply
+
+    client.retrying(attempt, retry_s=retry_s)
