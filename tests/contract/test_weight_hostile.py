@@ -137,7 +137,7 @@ def test_a_version_added_behind_the_publishers_back_is_not_overtaken(
         add_entry(client, namespace, 5, {"full": ""})
 
     monkeypatch.setattr(staging, "stage", stage)
-    with pytest.raises(ConfigError, match="not newer than 5"):
+    with pytest.raises(ConfigError, match="not larger than 5"):
         publisher.publish({"a": torch.zeros(1)})
     assert keys() == ["fence", "versions"]
 

@@ -146,7 +146,7 @@ def test_versions_only_grow(publisher, subscriber):
     assert publisher.publish(state).version == 1
     assert publisher.publish(state, version=10).version == 10
     for stale in (10, 9, 1):
-        with pytest.raises(ConfigError, match="not newer than 10"):
+        with pytest.raises(ConfigError, match="not larger than 10"):
             publisher.publish(state, version=stale)
     assert publisher.publish(state).version == 11
     assert publisher.publish(state, version=2**53 - 1).version == 2**53 - 1

@@ -89,7 +89,7 @@ def _with_pieces(known: TensorEntry, more: TensorEntry, rank: int) -> TensorEntr
     boxes = [(piece.start, piece.shape) for piece in known.pieces]
     if any((piece.start, piece.shape) in boxes for piece in more.pieces):
         raise EncodeError(
-            f"{more.name!r} is the same on rank {rank} and on an earlier rank: publish it on one of "
+            f"{more.name!r} is the same on rank {rank} and an earlier rank: publish it on one of "
             "them."
         )
     return replace(known, pieces=known.pieces + more.pieces)
