@@ -72,7 +72,7 @@ def test_errors_of_submit_come_through_its_future(make):
     with pytest.raises(EncodeError):
         publisher.submit({"a": 1})  # seen at once
     stale = publisher.submit(state, version=1)
-    with pytest.raises(ConfigError, match="not newer"):
+    with pytest.raises(ConfigError, match="not larger"):
         stale.result(20)
     make()
     fenced = publisher.submit(state)
