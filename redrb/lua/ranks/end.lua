@@ -1,14 +1,14 @@
 -- A rank's time is up: the attempt to form the next step ends for all ranks that asked for it.
 -- KEYS[1] stream
 -- ARGV    group, attempt, told    told: what the ranks are to hear about what was missing
--- Returns 1 when it ends by this call, or by one before; 0 when a step was formed, or it is unknown.
+-- Returns 'ended': by this call or an earlier one | 'formed': a step was formed, or there is no attempt
 --@include task attempts
 
 begin_writing()
 local group, crew = ARGV[1], key('crew', ARGV[1])
 local state, none = numbers(crew, 'attempt', 'ended')
 if none or state[1] ~= tonumber(ARGV[2]) then
-  return state[2] >= tonumber(ARGV[2]) and 1 or 0
+  return state[2] >= tonumber(ARGV[2]) and 'ended' or 'formed'
 end
 end_attempt(group, 'short', ARGV[3], missing_in(group, state[1]))
-return 1
+return 'ended'

@@ -1,17 +1,17 @@
--- Register a consumer group: from now on no entry is deleted before it is done there.
+-- Register a consumer group: from now on no entry is deleted before the group is done with it.
 -- KEYS[1] stream
--- ARGV    group, start    start: '' for all that is stored, '+' for nothing of it, or a seq: history
---                         too, from that one on
--- Returns 1, 0 when the task does not exist, 2 when there is more to do: the same again; 3 when the
--- task keeps no history to start in.
+-- ARGV    group, start
+--         start: '' for all stored groups, '+' for groups put later, or a seq: stored groups from it
+--         on, history included
+-- Returns 'joined' | 'more': run it again | 'plain': the task has no history to start in | 'gone'
 --@include task index membership
 
 begin_writing()
 if not exists() then
-  return 0
+  return 'gone'
 end
 local start = ARGV[2] == '+' and math.huge or tonumber(ARGV[2])
 if start and start < math.huge and not rules().indexed then
-  return 3
+  return 'plain'
 end
-return join(ARGV[1], start) and 1 or 2
+return join(ARGV[1], start) and 'joined' or 'more'

@@ -1,22 +1,23 @@
--- Move waiting entries to another status, in one consumer group.
+-- Move waiting groups to another status, in one consumer group. Leased groups are left alone.
 -- KEYS[1] stream
 -- ARGV    group, status, seq ...
--- Returns the number of entries that wait there now; those that are leased or gone are left alone.
--- -1: the consumer group is joining, the same again; -2: run `convert` until it is done
+-- Returns {'ok', entries}: how many of the entries wait in that status now
+--         | {'more'}: the consumer group is joining, run it again
+--         | {'plain'}: run convert.lua until it is done
 --@include task index room groups convert membership
 
 begin_writing()
 local group, status, moved = ARGV[1], ARGV[2], 0
 if not exists() then
-  return 0
+  return {'ok', 0}
 end
 if not is_nearly_indexed(groups()) then
-  return -2
+  return {'plain'}
 elseif not rules().indexed then
   index_all(groups())
 end
 if not join(group) then
-  return -1
+  return {'more'}
 end
 local target = pool_of(group, status)
 for i = 3, #ARGV do
@@ -36,4 +37,4 @@ end
 if moved > 0 then
   wake_pool(target, now_ms())
 end
-return moved
+return {'ok', moved}

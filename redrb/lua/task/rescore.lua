@@ -1,13 +1,17 @@
 -- Change the priority of entries, and with it their place in the order.
 -- KEYS[1] stream
--- ARGV    order, seq, priority, score, ...     order: that the scores are of
--- Returns the number of entries that are stored; -1 where the task is gone, or has another order
+-- ARGV    order, then for each entry: seq, priority, score
+--         order: name of the order that the scores are for
+-- Returns {'ok', entries}: how many of the entries are stored
+--         | {'gone'}: there is no such task | {'differs'}: it has another order
 --@include task index room groups
 
 begin_writing()
 local changed = 0
-if not exists() or rules().order ~= ARGV[1] then
-  return -1
+if not exists() then
+  return {'gone'}
+elseif rules().order ~= ARGV[1] then
+  return {'differs'}
 end
 for i = 2, #ARGV, 3 do
   local member, seq = member_of(ARGV[i]), ARGV[i]
@@ -28,4 +32,4 @@ for i = 2, #ARGV, 3 do
     changed = changed + 1
   end
 end
-return changed
+return {'ok', changed}

@@ -1,7 +1,7 @@
--- Delete history whose time is over, a part of it at a time: the caller repeats.
+-- Delete history that is too old or too much, about a thousand entries at a time: the caller repeats.
 -- KEYS[1] stream
--- Returns the number of entries deleted; 1000 and more: there may be more
+-- Returns 'more' | 'done'
 --@include task history
 
 begin_writing()
-return trim_history(1000)
+return trim_history(1000) >= 1000 and 'more' or 'done'

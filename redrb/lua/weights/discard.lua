@@ -3,7 +3,7 @@
 -- ARGV    token, version, elsewhere ('1': the keys are on other nodes, and will be deleted there
 --         when this has returned), full, pieces; chunks that an attempt shares with an earlier
 --         version are not to be among them
--- Returns the number of keys deleted, or -1 when it was committed.
+-- Returns {'ok', keys deleted} | {'committed'}
 --@include weights
 
 local committed = at(tonumber(ARGV[2]))
@@ -12,12 +12,12 @@ local function has_its_keys(ranges)
 end
 if committed and (committed.token == ARGV[1] or has_its_keys(committed.full)
     or has_its_keys(committed.pieces)) then
-  return -1
+  return {'committed'}
 end
 if ARGV[3] == '1' then
   begin_writing()
   redis.call('SADD', dropped, ARGV[1]) -- whoever commits meanwhile learns it
   redis.call('EXPIRE', dropped, 3600)
-  return 0
+  return {'ok', 0}
 end
-return on_keys('UNLINK', add_keys(add_keys({}, 'chunk', ARGV[4]), 'delta', ARGV[5]))
+return {'ok', on_keys('UNLINK', add_keys(add_keys({}, 'chunk', ARGV[4]), 'delta', ARGV[5]))}

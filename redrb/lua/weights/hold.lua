@@ -1,17 +1,18 @@
 -- Renew a reader's pin, or remove it.
 -- KEYS[1] versions
 -- ARGV    reader, milliseconds until it is forgotten (0: at once)
--- Returns 1 when the reader had a pin, else 0.
+-- Returns 'held' | 'gone': the reader had no pin
 --@include weights
 
 local pin = redis.call('HGET', pins, ARGV[1])
 local low, high = string.match(pin or '', '^(%d+) (%d+) ')
 if not low then
-  return 0
+  return 'gone'
 end
 if ARGV[2] == '0' then
-  return redis.call('HDEL', pins, ARGV[1])
+  redis.call('HDEL', pins, ARGV[1])
+  return 'held'
 end
 begin_writing()
 redis.call('HSET', pins, ARGV[1], string.format('%s %s %.0f', low, high, now_ms() + ARGV[2]))
-return 1
+return 'held'

@@ -184,8 +184,8 @@ class TakeScripts:
 
     def heartbeat(self, group: str, consumer: str, lease_ms: int) -> tuple[bool, int]:
         """Renew a consumer's deadline; returns whether it was known, and the groups taken over."""
-        known, taken_over = self._store.run("take/heartbeat", [group, consumer, lease_ms])
-        return bool(known), int(taken_over)
+        outcome, taken_over = self._store.run("take/heartbeat", [group, consumer, lease_ms])
+        return bool(outcome == b"held"), int(taken_over)
 
     def leave(self, group: str, consumer: str) -> int:
         """Give back what a consumer leases; returns the number of groups."""

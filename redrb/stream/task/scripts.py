@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
 from typing import Literal, TypeAlias
 
 from redrb.connection.transport import Argument
@@ -24,25 +23,6 @@ WIRE_FORMAT = 1
 
 MOVE_GROUPS = 1000
 """Most groups that one script call moves."""
-
-TRIM_GROUPS = 1000
-"""As many groups of history `redrb/lua/task/trim.lua` deletes at least, where there are so many."""
-
-
-class _Join(IntEnum):
-    """What `redrb/lua/task/join.lua` returns."""
-
-    NO_TASK = 0
-    JOINED = 1
-    MORE = 2
-    NO_HISTORY = 3
-
-
-class _Move(IntEnum):
-    """What `redrb/lua/task/move.lua` returns instead of a number of groups."""
-
-    JOINS = -1
-    PLAIN = -2
 
 
 class TaskScripts:
@@ -78,13 +58,13 @@ class TaskScripts:
                 self._store.task, {name: (stored[name], asked.get(name)) for name in stored}
             )
         if stored.pop("filling"):  # a staleness rule is new: what waits is indexed, page by page
-            while self._store.run("task/fill"):
+            while self._store.run("task/fill") == b"more":
                 pass
         return stored
 
     def convert(self) -> None:
         """Make a plain task ready to become an indexed one, page by page."""
-        while self._store.run("task/convert"):
+        while self._store.run("task/convert") == b"more":
             pass
 
     def join(self, group: str, start: str = "") -> bool:
@@ -98,12 +78,12 @@ class TaskScripts:
         Raises:
             ConfigError: It is to begin at an id, and the task keeps no history.
         """
-        outcome = _Join.MORE
-        while outcome == _Join.MORE:
-            outcome = _Join(self._store.run("task/join", [group, start]))
-        if outcome == _Join.NO_HISTORY:
+        outcome = b"more"
+        while outcome == b"more":
+            outcome = self._store.run("task/join", [group, start])
+        if outcome == b"plain":
             raise ConfigError("only a task with keep= or keep_groups= can be read from an id on.")
-        return outcome == _Join.JOINED
+        return bool(outcome == b"joined")
 
     def count(self, group: str, status: Status, where: str) -> int:
         """Return how many groups wait in a status; changes nothing.
@@ -125,12 +105,12 @@ class TaskScripts:
         moved = 0
         for start in range(0, len(ids), MOVE_GROUPS):
             part = ids[start : start + MOVE_GROUPS]
-            outcome: int = _Move.JOINS
-            while outcome < 0:
-                outcome = int(self._store.run("task/move", [group, status, *part]))
-                if outcome == _Move.PLAIN:
+            outcome, *found = b"more", 0
+            while outcome != b"ok":
+                outcome, *found = self._store.run("task/move", [group, status, *part])
+                if outcome == b"plain":
                     self.convert()
-            moved += outcome
+            moved += int(found[0])
         return moved
 
     def rescore(self, order: str, changes: Sequence[tuple[int, float, Score]]) -> int | None:
@@ -139,8 +119,8 @@ class TaskScripts:
         None: the task is gone, or has another order than that of the scores.
         """
         flat = [word for seq, priority, score in changes for word in (seq, priority, score)]
-        found = int(self._store.run("task/rescore", [order, *flat]))
-        return None if found < 0 else found
+        outcome, *found = self._store.run("task/rescore", [order, *flat])
+        return int(found[0]) if outcome == b"ok" else None
 
     def expire(
         self,
@@ -189,7 +169,7 @@ class TaskScripts:
 
     def trim(self) -> None:
         """Delete history whose time is over."""
-        while int(self._store.run("task/trim")) >= TRIM_GROUPS:
+        while self._store.run("task/trim") == b"more":
             pass
 
     def versions(self, group: str) -> list[tuple[str, int, int]]:
@@ -205,8 +185,12 @@ class TaskScripts:
         ]
 
     def advance(self, version: int) -> int:
-        """Tell the task the newest weight version; returns the one that it knows."""
-        return int(self._store.run("task/advance", [version]))
+        """Tell the task the newest weight version; returns the one that it knows.
+
+        Of a task that is gone: -1.
+        """
+        outcome, *known = self._store.run("task/advance", [version])
+        return int(known[0]) if outcome == b"ok" else -1
 
     def current_version(self) -> int | None:
         """Return the newest weight version that the task knows."""

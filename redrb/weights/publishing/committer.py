@@ -148,8 +148,8 @@ class Committer:
                 int(self.spread > 0),
                 *(("", "") if self.spread else (chunks, pieces)),
             )
-            committed = self._run("weights/discard", *arguments, retry_s=0) < 0
-            if self.spread and not committed:
+            outcome, *_ = self._run("weights/discard", *arguments, retry_s=0)
+            if self.spread and outcome != b"committed":
                 cluster_keys.delete(self._everywhere, attempt.staged_keys())
 
     def _settle(self, manifest: Manifest) -> None:
