@@ -105,16 +105,10 @@ def generate(
     )
     tokens, mask = read_prompts(prompts, pad_token_id=pad_token_id)
     device = device_of(model) or tokens.device
-    return _sample(
-        model,
-        tokens.to(device),
-        mask.to(device),
-        sampler,
-        room=_room(tokens.shape[1], max_length, max_new_tokens),
-        ends=_tokens(eos_token_id, device),
-        pad=0 if pad_token_id is None else pad_token_id,
-        before_token=before_token or (lambda: None),
-    )
+    tokens, mask = tokens.to(device), mask.to(device)
+    room = _room(tokens.shape[1], max_length, max_new_tokens)
+    ends = _tokens(eos_token_id, device)
+    return _sample(model, tokens, mask, sampler, room, ends, pad_token_id or 0, before_token)
 
 
 def _sample(
@@ -122,11 +116,10 @@ def _sample(
     tokens: Tensor,
     mask: Tensor,
     sampler: Sampler,
-    *,
     room: int,
     ends: Tensor,
     pad: int,
-    before_token: Callable[[], int | None],
+    before_token: Callable[[], int | None] | None,
 ) -> Completions:
     batch, start = tokens.shape
     next_token = decoder_of(model)
@@ -137,7 +130,7 @@ def _sample(
     versions: list[int | None] = []
     newest, end = tokens, start
     while end < start + room and running.any():
-        versions.append(before_token())
+        versions.append(None if before_token is None else before_token())
         chosen, log_probs = sampler.choose(next_token(newest, attention_mask[:, :end]))
         sequences[:, end] = chosen.masked_fill(~running, pad)
         attention_mask[:, end] = running

@@ -210,7 +210,7 @@ def test_a_wrong_option_is_named(actor: nn.Module, options: dict[str, Any], said
         (torch.zeros(0, 2, dtype=torch.int64), r"\[0, 2\]"),
         ({"input_ids": PROMPTS, "attention_mask": MASK[:1]}, r"attention_mask has shape \[1, 4\]"),
         ({"input_ids": PROMPTS, "attention_mask": MASK.flip(1)}, "padded on the left"),
-        ({"input_ids": PROMPTS, "attention_mask": 0 * MASK}, "have a token each"),
+        ({"input_ids": PROMPTS, "attention_mask": 0 * MASK}, "at least one token each"),
     ],
 )
 def test_other_prompts_are_named(actor: nn.Module, prompts: object, said: str) -> None:
