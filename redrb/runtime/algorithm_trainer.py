@@ -1,26 +1,70 @@
-"""What trainers with an algorithm of `redrb.algorithms` share: their step, and its optimizers."""
+"""Base of trainers whose training step is one of `redrb.algorithms`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from redrb.experience import Experience
+from redrb.runtime.callbacks import TrainerCallback
+from redrb.runtime.model_placement import PlacedModels
+from redrb.runtime.performance import TrainerPerformanceEvaluator
 from redrb.runtime.trainer import DetachedTrainer
 
 
 class AlgorithmTrainer(DetachedTrainer):
-    """Base of trainers whose training step is one call of an object; a subclass sets `_step`."""
+    """Trains by calling a step object, and sends all its models as one version.
 
-    _step: Callable[[Experience], dict[str, float]]
+    Args:
+        step: Trains on a batch and returns metrics.
+        placed: The models in training.
+        callbacks: As for `DetachedTrainer`.
+        eval_performance: Add a `TrainerPerformanceEvaluator`.
+        update_lora_weights: Send only `lora_A` and `lora_B` in updates that are not full.
+        device: Device on which batches are trained; default: the strategy's.
+        trainer_options: Further arguments of `DetachedTrainer`.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Experience], dict[str, float]],
+        placed: PlacedModels,
+        *,
+        callbacks: Sequence[TrainerCallback],
+        eval_performance: bool,
+        update_lora_weights: bool,
+        device: str | torch.device | None,
+        **trainer_options: Any,
+    ) -> None:
+        self._step = step
+        self._update_lora_weights = update_lora_weights
+        evaluators = []
+        if eval_performance:
+            evaluators = [TrainerPerformanceEvaluator(sum(placed.parameters))]
+        super().__init__(
+            callbacks=[*callbacks, *evaluators],
+            device=placed.strategy.device if device is None else device,
+            **trainer_options,
+        )
+
+    @abstractmethod
+    def models_to_send(self) -> dict[str, nn.Module]:
+        """Return the models that makers get, by name."""
 
     def build_optimizer(self, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
-        """Return the optimizer of a model's trained parameters; override it for another one."""
-        trained = [p for p in model.parameters() if p.requires_grad]
-        return torch.optim.AdamW(trained, lr=learning_rate)
+        """Return an optimizer of a model's trainable parameters; override it for another one."""
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        return torch.optim.AdamW(trainable, lr=learning_rate)
 
     def training_step(self, experience: Experience) -> dict[str, float]:
-        """Take one step of the algorithm; returns its metrics, `actor_loss` among them."""
+        """Take one step of the algorithm and return its metrics, `actor_loss` among them."""
         return self._step(experience)
+
+    def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:  # noqa: FBT001, ARG002
+        self.push_weights(
+            self.models_to_send(), fully_update=fully_update, lora=self._update_lora_weights
+        )

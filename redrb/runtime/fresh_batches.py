@@ -1,23 +1,23 @@
-"""Where a trainer's loop gets fresh batches: prepared beside the step, until it is asked to end."""
+"""Fresh batches for the training loop: prefetched while a step runs, until the loop is to end."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Self
 
 from redrb.errors import RecordError, WrongStep
 from redrb.experience import Experience
 from redrb.runtime.stopping import StopRequest
-from redrb.stream import Lease
+from redrb.runtime.trainer_settings import BatchSettings
+from redrb.stream import ExperienceStream, Lease
 from redrb.stream.feeding import ExperienceLoader
 
 _log = logging.getLogger("redrb")
 
 
 class FreshBatches:
-    """Takes so many batches, and stops waiting for one when the loop is to end.
+    """Takes a number of batches from a stream, without acknowledging them.
 
     Attributes:
         wait_for_batch_s: Seconds that the loop has waited for batches.
@@ -25,29 +25,37 @@ class FreshBatches:
 
     def __init__(
         self,
-        make_loader: Callable[[int, int | None], ExperienceLoader],
+        stream: ExperienceStream,
+        batch_size: int,
+        settings: BatchSettings,
         stop: StopRequest,
         *,
         batches: int | None,
-        on_misfits: Callable[[RecordError], None] = lambda _: None,
-        jump: Callable[[int], None] | None = None,
+        first_step: int,
+        may_skip_steps: bool,
+        on_misfits: Callable[[RecordError], None],
     ) -> None:
-        """Describe the batches.
+        """Describe the batches; none is taken yet.
 
         Args:
-            make_loader: Makes a loader of what is left, given the batches taken before and how many
-                more will be; it does not acknowledge by itself.
-            stop: Asks for the end.
-            batches: Fresh batches that will be asked for; None: nobody knows.
-            on_misfits: Told of groups that fit into no batch.
-            jump: Told from which step on ranks may take, where the first ones are done already;
-                None: that is an error.
+            stream: Stream of the trainer's buffer.
+            batch_size: Samples in a batch, over all ranks.
+            settings: How batches are taken and placed.
+            stop: Ends the wait for a batch.
+            batches: Number of batches; None: no limit.
+            first_step: Step of the first batch, where ranks share the stream.
+            may_skip_steps: Whether to go on at the ranks' next step where `first_step` was already
+                trained; otherwise that is an error.
+            on_misfits: Called with the error when groups do not fit into one batch.
         """
-        self._make_loader = make_loader
+        self._stream = stream
+        self._batch_size = batch_size
+        self._settings = settings
         self._stop = stop
-        self._on_misfits = on_misfits
-        self._jump = jump
         self._left = batches
+        self._first_step = first_step
+        self._may_skip_steps = may_skip_steps
+        self._on_misfits = on_misfits
         self._taken = 0
         self._loader: ExperienceLoader | None = None
         self._batches: Iterator[Experience] = iter(())
@@ -56,13 +64,8 @@ class FreshBatches:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._close()
+    def __exit__(self, *_: object) -> None:
+        self._close_loader()
 
     @property
     def wait_for_batch_s(self) -> float:
@@ -70,30 +73,31 @@ class FreshBatches:
         return self._waited_s + (self._loader.wait_for_batch_s if self._loader else 0.0)
 
     def next(self) -> tuple[Experience, Lease] | None:
-        """Return the next batch and its lease, None when the loop was asked to end meanwhile.
+        """Return the next batch and its lease; None if the loop is to end.
 
-        Samples that fit into no batch are among the dead letters then, and the others went back.
+        When samples do not fit into one batch, the misfits go to the dead letters, the others are
+        requeued, and another batch is taken.
 
         Raises:
             BatchTimeout: No full batch came in time.
         """
         while not self._stop:
-            loader = self._loader = self._loader or self._begin()
+            loader = self._loader = self._loader or self._open_loader()
             with self._stop.waking(loader.stop):
                 try:
                     batch = None if self._stop else next(self._batches, None)
                 except RecordError as error:
                     if not error.ids:
                         raise
-                    _log.error("groups %s fit into no batch: %s", list(error.ids), error)
-                    self._close()
+                    _log.error("groups %s do not fit into a batch: %s", list(error.ids), error)
+                    self._close_loader()
                     self._on_misfits(error)
                     continue
                 except WrongStep as error:
-                    if self._jump is None or self._taken:
+                    if not self._may_skip_steps or self._taken:
                         raise
-                    self._close()
-                    self._jump(error.next_step)
+                    self._close_loader()
+                    self._first_step = error.next_step
                     continue
             if batch is not None and loader.lease is not None:
                 self._taken += 1
@@ -101,12 +105,18 @@ class FreshBatches:
                 return batch, loader.lease
         return None
 
-    def _begin(self) -> ExperienceLoader:
-        loader = self._make_loader(self._taken, self._left)
+    def _open_loader(self) -> ExperienceLoader:
+        loader = ExperienceLoader(
+            self._stream,
+            self._batch_size,
+            steps=self._left,
+            acknowledge=False,
+            **self._settings.loader_options(self._first_step + self._taken),
+        )
         self._batches = iter(loader)
         return loader
 
-    def _close(self) -> None:
+    def _close_loader(self) -> None:
         loader, self._loader = self._loader, None
         if loader is not None:
             self._waited_s += loader.wait_for_batch_s

@@ -1,4 +1,4 @@
-"""How a maker hands over what it made: without end, and not for ever once it is asked to end."""
+"""Sending from a maker's loop: it waits for room, and gives up in time once the loop is to end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from redrb.connection.stopping import Stop as Hurry
 from redrb.connection.stopping import stoppable
 from redrb.errors import SendFailed
 from redrb.runtime.stopping import StopRequest
@@ -19,52 +18,49 @@ _NO_ROOM = "for which there was no room in time: trainers have ended, or are beh
 
 
 class GracefulSender:
-    """Waits for room in a maker's sender, for `stop_timeout` when the maker is asked to end.
+    """Sends without a deadline until the maker is asked to end, then within `stop_timeout`.
 
-    What finds no room by then is given up: trainers have ended, or are far behind.
+    Groups that find no room within `stop_timeout` are given up: trainers have ended, or are far
+    behind.
     """
 
-    def __init__(
-        self, sender: ExperienceSender, stop: StopRequest, hurry: Hurry, *, stop_timeout: float
-    ) -> None:
-        """Take over a sender.
+    def __init__(self, sender: ExperienceSender, stop: StopRequest, *, stop_timeout: float) -> None:
+        """Wrap a sender.
 
         Args:
-            sender: Sends.
-            stop: Whether the maker is asked to end.
-            hurry: Ends waits then.
-            stop_timeout: Seconds.
+            sender: Sends groups in the background.
+            stop: Asks the maker to end, and ends waits.
+            stop_timeout: Seconds for which a maker that was asked to end waits for room.
         """
         self._sender = sender
         self._stop = stop
-        self._hurry = hurry
         self._stop_timeout = stop_timeout
         self._deadline: float | None = None
         self._gave_up = False
         self._lost = 0  # groups that found no room in the sender
 
     def send(self, rows: GroupedRows) -> None:
-        """Hand over what was made.
+        """Hand groups to the sender.
 
         Raises:
-            SendFailed: Something made before could not be sent, or this found no room; what only
-                tells of what was given up before is offered once more.
+            SendFailed: Earlier groups could not be sent, or these found no room. If only earlier
+                ones failed, these were handed over.
         """
-        self._patiently(partial(self._sender.send, rows), lambda: len(rows.rows()))
+        self._send_or_give_up(partial(self._sender.send, rows), lambda: len(rows.rows()))
 
     def flush(self) -> None:
-        """Wait until all of it is in Redis.
+        """Wait until all groups are in Redis.
 
         Raises:
-            SendFailed: Something could not be sent.
+            SendFailed: Some groups could not be sent.
         """
-        self._patiently(self._sender.flush)
+        self._send_or_give_up(self._sender.flush)
 
     def close(self, name: str, timeout: float) -> None:
-        """Send what is not sent yet; what was given up is told in one warning.
+        """Send the remaining groups; a warning counts the groups that were given up.
 
         Raises:
-            SendFailed: Not everything could be sent in time, and not since it was given up.
+            SendFailed: Not all groups could be sent in time, and none was given up before.
         """
         failure: SendFailed | None = None
         try:
@@ -74,31 +70,38 @@ class GracefulSender:
         lost, self._lost = self._lost, 0
         if self._gave_up and (lost or failure):
             groups = lost + (failure.unsent + failure.dropped if failure else 0)
-            trouble = failure.__cause__ if failure else None
-            why = _NO_ROOM if trouble is None else f"which could not be put: {trouble}"
+            cause = failure.__cause__ if failure else None
+            why = _NO_ROOM if cause is None else f"which could not be put: {cause}"
             _log.warning("maker %r ends: %d groups are given up, %s", name, groups, why)
         if failure is not None and (failure.dropped or not self._gave_up):
             raise failure
 
-    def _patiently(self, send: Callable[..., None], in_hand: Callable[[], int] = lambda: 0) -> None:
-        """Run `send(timeout=...)`; when it only tells of earlier ones, offer what is `in_hand`."""
-        told = self._tried(send)
-        if told is None:
+    def _send_or_give_up(
+        self, send: Callable[..., None], in_hand: Callable[[], int] = lambda: 0
+    ) -> None:
+        """Run `send(timeout=...)`, once more if it failed for groups of earlier calls only.
+
+        Args:
+            send: Sends or flushes; raises SendFailed.
+            in_hand: Returns the number of groups that `send` hands over.
+        """
+        failure = self._attempt(send)
+        if failure is None:
             return
-        last = self._tried(send) if told.dropped else told
+        last = self._attempt(send) if failure.dropped else failure
         if last is not None:
             self._lost += in_hand()
             self._gave_up = bool(self._stop)
-            if last is not told:
-                told.dropped += last.dropped
-                told.add_note(f"{in_hand()} groups made last are given up as well: {last}")
-        if told.dropped or not self._stop:
-            raise told
+            if last is not failure:
+                failure.dropped += last.dropped
+                failure.add_note(f"{in_hand()} groups made last are given up as well: {last}")
+        if failure.dropped or not self._stop:
+            raise failure
 
-    def _tried(self, send: Callable[..., None]) -> SendFailed | None:
-        """Run `send(timeout=...)` as long as there is time, and return what failed."""
+    def _attempt(self, send: Callable[..., None]) -> SendFailed | None:
+        """Run `send(timeout=...)`, until the deadline once the loop is to end; return its error."""
         try:
-            with stoppable(self._hurry):
+            with stoppable(self._stop.waits):
                 send(timeout=None)
         except SendFailed as failure:
             if failure.dropped or not self._stop:

@@ -1,4 +1,4 @@
-"""`DetachedGRPOTrainer` and its maker: GRPO in the shape of the detached runtime."""
+"""`DetachedGRPOTrainer` and `GRPOMakerHolder`: GRPO on a detached trainer and its makers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,24 @@ from redrb.algorithms import GRPOExperienceMaker, GRPOStep
 from redrb.runtime.algorithm_trainer import AlgorithmTrainer
 from redrb.runtime.callbacks import TrainerCallback
 from redrb.runtime.maker import ExperienceMaker, ExperienceMakerHolder
-from redrb.runtime.models import parameters_of, set_environment
-from redrb.runtime.performance import TrainerPerformanceEvaluator
+from redrb.runtime.model_placement import place_models
 from redrb.runtime.strategy import Strategy
 
 
 class DetachedGRPOTrainer(AlgorithmTrainer):
-    """Trains an actor by GRPO (Shao et al. 2024, arXiv:2402.03300): there is no critic.
+    """Trains an actor by GRPO (Shao et al. 2024, arXiv:2402.03300), without a critic.
+
+    Args are those of `DetachedPPOTrainer`, except:
+
+    Args:
+        model_fn: Returns the actor.
+        train_batch_size: Groups in a batch: prompts with all their completions.
+        grpo_options: Further options of `redrb.algorithms.GRPOStep`, such as `beta`; `beta` above 0
+            needs makers with an initial model.
 
     Example:
         >>> trainer = DetachedGRPOTrainer(
-        ...     ["maker_0"], redrb.Strategy, lambda: actor, train_batch_size=8
+        ...     ["maker_0"], Strategy, lambda: actor, train_batch_size=8
         ... )
     """
 
@@ -46,41 +53,31 @@ class DetachedGRPOTrainer(AlgorithmTrainer):
         grpo_options: Mapping[str, Any] | None = None,
         **trainer_options: Any,
     ) -> None:
-        """Make the model, its optimizer, and the trainer's buffer.
-
-        Args are those of `DetachedPPOTrainer`, but `train_batch_size` counts groups (prompts with
-        all their completions), `model_fn` returns the actor alone, and `grpo_options` are further
-        options of `redrb.algorithms.GRPOStep`, such as `beta`: more than 0 needs makers with an
-        initial model.
-        """
-        set_environment(env_info)
-        strategy = strategy_fn() or Strategy(device)
-        with strategy.model_init_context():
-            actor = model_fn()
-        everything = list(callbacks)
-        if eval_performance:
-            everything.append(TrainerPerformanceEvaluator(parameters_of(actor)))
-        self.actor = strategy.prepare(actor)
+        placed = place_models(strategy_fn, model_fn, env_info, device=device)
+        [self.actor] = placed.models
         self.actor_optim = self.build_optimizer(self.actor, actor_lr)
-        self._lora = update_lora_weights
-        self._step = GRPOStep(self.actor, self.actor_optim, clip=eps_clip, **(grpo_options or {}))
         super().__init__(
-            experience_maker_holder_name_list,
-            train_batch_size,
-            buffer_limit,
-            dataloader_pin_memory,
-            everything,
-            debug,
-            device=strategy.device if device is None else device,
+            GRPOStep(self.actor, self.actor_optim, clip=eps_clip, **(grpo_options or {})),
+            placed,
+            experience_maker_holder_name_list=experience_maker_holder_name_list,
+            train_batch_size=train_batch_size,
+            buffer_limit=buffer_limit,
+            dataloader_pin_memory=dataloader_pin_memory,
+            callbacks=callbacks,
+            eval_performance=eval_performance,
+            debug=debug,
+            update_lora_weights=update_lora_weights,
+            device=device,
             **trainer_options,
         )
 
-    def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:  # noqa: FBT001, ARG002
-        self.push_weights({"actor": self.actor}, fully_update=fully_update, lora=self._lora)
+    def models_to_send(self) -> dict[str, nn.Module]:
+        """Return the actor."""
+        return {"actor": self.actor}
 
 
 class GRPOMakerHolder(ExperienceMakerHolder):
-    """Makes groups of completions of each prompt, scored against each other.
+    """Makes groups of completions of each prompt, each scored against its group.
 
     `model_fn` returns actor, None, reward model (or a function) and initial model (or None). Args
     are those of `ExperienceMakerHolder`, and:

@@ -1,58 +1,50 @@
-"""Progress bars of loops, on rank 0 and on a terminal; elsewhere nothing is written."""
+"""Progress bars of loops, on rank 0 and only on a terminal."""
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from redrb.runtime.checkpoint import Position
 from redrb.runtime.world import rank_here
 
 
-class Progress:
+class ProgressBar:
     """One bar; used as a context manager."""
 
-    def __init__(self, what: str, total: int | None, *, done: int = 0) -> None:
-        """Show how far `what` is.
+    def __init__(self, label: str, total: int | None, *, done: int = 0) -> None:
+        """Show how far a loop is.
 
         Args:
-            what: What is counted, such as "train".
-            total: How many there will be; None: nobody knows.
-            done: How many are done already.
+            label: Word before the bar, such as "train".
+            total: Number of steps; None if it is not known.
+            done: Number of steps already done.
         """
         console = Console(stderr=True)
-        self._shown = rank_here() == 0 and console.is_terminal
-        self._bars = Bars(
+        self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             console=console,
-            disable=not self._shown,
+            disable=rank_here() != 0 or not console.is_terminal,
             transient=True,
         )
-        self._what = what
-        self._task = self._bars.add_task(what, total=total, completed=done)
+        self._label = label
+        self._bar = self._progress.add_task(label, total=total, completed=done)
 
     def __enter__(self) -> Self:
-        self._bars.start()
+        self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bars.stop()
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
 
     def advance(self, position: Position | None = None) -> None:
-        """Count one more; tells the episode and epoch of a trainer."""
-        told = self._what
+        """Count one more step; `position` shows a trainer's episode and epoch in the label."""
+        label = self._label
         if position is not None:
-            told = f"{self._what} episode {position.episode} epoch {position.epoch}"
-        self._bars.update(self._task, advance=1, description=told)
+            label = f"{self._label} episode {position.episode} epoch {position.epoch}"
+        self._progress.update(self._bar, advance=1, description=label)

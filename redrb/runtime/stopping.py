@@ -1,4 +1,4 @@
-"""How a loop is asked to end: by its user, or by SIGTERM and Ctrl-C while it runs."""
+"""How a loop is asked to end: by a call of `stop`, or by SIGTERM and Ctrl-C while it runs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from redrb.connection.stopping import Stop
+
 
 @contextmanager
 def leaving_on_signals() -> Iterator[None]:
-    """In this block SIGTERM and Ctrl-C end the process, with status 0: it holds nothing yet.
+    """In this block SIGTERM and Ctrl-C end the process with status 0.
 
-    For what a process does before its loop listens to signals by itself. Main thread only.
+    For the start of a process, before it leases or makes anything. Main thread only.
     """
     numbers = (signal.SIGTERM, signal.SIGINT)
-    # no exception: one that is raised while garbage is collected would be lost
+    # an exception would not do: one that is raised during garbage collection is lost
     before = [signal.signal(number, lambda *_: os._exit(0)) for number in numbers]
     try:
         yield
@@ -28,25 +30,32 @@ def leaving_on_signals() -> Iterator[None]:
 
 
 class StopRequest:
-    """Becomes true when a loop is asked to end in good order."""
+    """A request that a loop ends after its current step; true once someone has asked.
+
+    Attributes:
+        reason: Why the loop was asked to end; "" before.
+        waits: Ends the waits of a thread that works in `stoppable(request.waits)`.
+    """
 
     def __init__(self) -> None:
+        self.reason = ""
+        self.waits = Stop()
         self._wake: Callable[[], None] | None = None
-        self.why = ""
 
     def __bool__(self) -> bool:
-        return bool(self.why)
+        return bool(self.reason)
 
-    def ask(self, why: str) -> None:
-        """Ask for the end; the first reason counts. A signal's handler may call it."""
-        if not self.why:
-            self.why = why or "it was asked to"
+    def ask(self, reason: str) -> None:
+        """Ask the loop to end; the first reason is kept. A signal handler may call it."""
+        if not self.reason:
+            self.reason = reason or "it was asked to"
+            self.waits.ask()
             if self._wake is not None:
                 self._wake()
 
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
-        """In this block, call `wake` when the end is asked for; it must not block."""
+        """In this block, call `wake` when the loop is asked to end; it must not block."""
         self._wake = wake
         try:
             yield
@@ -55,9 +64,9 @@ class StopRequest:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Take SIGTERM and Ctrl-C as a request to end; a second one ends the process at once.
+        """In this block SIGTERM and Ctrl-C ask the loop to end; a second one ends the process.
 
-        Only the main thread can listen to signals: elsewhere nothing changes.
+        Only the main thread can handle signals: in other threads this does nothing.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -66,11 +75,11 @@ class StopRequest:
 
         def handle(number: int, _frame: FrameType | None) -> None:
             self.ask(signal.Signals(number).name)
-            for other, handler in before.items():
-                signal.signal(other, handler)
+            for each, handler in before.items():
+                signal.signal(each, handler)
 
-        for ours in (signal.SIGTERM, signal.SIGINT):
-            before[ours] = signal.signal(ours, handle)
+        for handled in (signal.SIGTERM, signal.SIGINT):
+            before[handled] = signal.signal(handled, handle)
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""`DetachedTrainer`: trains on what makers put, and sends them new weights."""
+"""`DetachedTrainer`: trains on experience from makers and sends them new weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -21,21 +20,15 @@ from redrb.keys import check_name
 from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.buffer import DetachedReplayBuffer
 from redrb.runtime.callbacks import Callbacks, TrainerCallback
-from redrb.runtime.checkpoint import Checkpoints, Position, Stateful, stateful_parts
+from redrb.runtime.checkpoint import Stateful, stateful_parts
 from redrb.runtime.client import client_for
 from redrb.runtime.fresh_batches import FreshBatches
-from redrb.runtime.progress import Progress
+from redrb.runtime.predecessor import replace_predecessor
+from redrb.runtime.resuming import Resumption
 from redrb.runtime.stopping import StopRequest
-from redrb.runtime.training_loop import Acknowledge, LoopConfig, TrainingLoop
-from redrb.runtime.world import (
-    agreed,
-    default_device,
-    newest_common,
-    rank_here,
-    world_size_here,
-)
-from redrb.stream.feeding import ExperienceLoader
-from redrb.stream.ranks.rank_store import MOST_STEPS
+from redrb.runtime.trainer_settings import Acknowledge, BatchSettings, CheckpointSettings
+from redrb.runtime.training_loop import LoopConfig, TrainingLoop
+from redrb.runtime.world import any_rank, default_device
 from redrb.weights import WeightVersion
 
 _log = logging.getLogger("redrb")
@@ -45,10 +38,43 @@ class DetachedTrainer(ABC):
     """Base of trainers whose experience is made in other processes.
 
     Source: `coati.ray.detached_trainer_base`. There it is a Ray actor that makers find by name;
-    here it is an object in any process, and makers find its buffer, the task of its name, in Redis.
-    A subclass says what a training step is and what is sent to the makers; its attributes that have
-    a `state_dict` are what checkpoints hold. Delivery is at least once: a batch is acknowledged
-    after its step, or after the checkpoint that holds it.
+    here it is an object in any process, and makers find its buffer in Redis, as the task of the
+    trainer's name. A subclass defines the training step and sends the weights. Checkpoints hold
+    all attributes of the trainer that have a `state_dict`. Delivery is at least once: a batch is
+    acknowledged after its step, or after the checkpoint that holds the step.
+
+    Args:
+        experience_maker_holder_name_list: Makers that get the weights. It may be empty: makers that
+            no trainer names can follow this one by themselves.
+        train_batch_size: Samples in a batch, of each rank.
+        buffer_limit: Most batches waiting or in training; makers wait beyond it. 0: no limit.
+        dataloader_pin_memory: Pin batches for the copy to an accelerator.
+        callbacks: Objects whose hooks are called while `fit` runs.
+        debug: Log the metrics of each step.
+        name: Name under which makers find the trainer. A trainer that is started again under the
+            name of a dead one gets the dead one's batches at once.
+        client: Result of `redrb.connect`, or a URL; default: REDRB_URL.
+        task: Task of the buffer; default: the trainer's name.
+        namespace: Keeps experiments on one server apart.
+        device: Device on which batches are trained; default: the accelerator, if there is one.
+        prefetch: Batches prepared while a step runs; each makes batches one step staler.
+        timeout: Seconds that `fit` waits for a full batch. None waits for ever, and logs what is
+            missing.
+        ack: "step" acknowledges a batch after its step; a resumed run does not train it again.
+            "checkpoint" acknowledges it after the checkpoint that holds its step; a resumed run
+            trains again all batches after its checkpoint, so no trained sample is lost.
+        checkpoint_dir: Directory of the checkpoints; None: none are written.
+        checkpoint_every: Episodes between two checkpoints.
+        rank: Rank of this process among trainers that share one task; None: the task is its own.
+        world_size: Number of trainers that share the task.
+        weights_dtype: Dtype in which weights are sent, such as "bfloat16"; default: the models'.
+            `take_over` loads the weights as they were sent.
+        stream_options: Further options of `ExperienceStream`. `max_staleness=4` counts from the
+            version that this trainer has sent last.
+
+    Raises:
+        ConfigError: A name, number or option cannot be used.
+        StoreUnavailable: Redis could not be reached.
 
     Example:
         >>> class MyTrainer(redrb.DetachedTrainer):
@@ -62,10 +88,8 @@ class DetachedTrainer(ABC):
 
     Attributes:
         name: Name of the trainer.
-        buffer: Its buffer.
-        device: Where batches are trained.
-        weight_version: Version of the weights that makers were sent last, 0 before the first.
-        wait_for_batch_s: Seconds that `fit` has waited for batches.
+        buffer: The trainer's buffer.
+        device: Device on which batches are trained.
     """
 
     def __init__(
@@ -73,9 +97,9 @@ class DetachedTrainer(ABC):
         experience_maker_holder_name_list: Sequence[str],
         train_batch_size: int = 8,
         buffer_limit: int = 0,
-        dataloader_pin_memory: bool = True,  # noqa: FBT001 (a place of coati's)
+        dataloader_pin_memory: bool = True,  # noqa: FBT001 (coati has it by position)
         callbacks: Sequence[TrainerCallback] = (),
-        debug: bool = False,  # noqa: FBT001 (a place of coati's)
+        debug: bool = False,  # noqa: FBT001 (coati has it by position)
         *,
         name: str = "trainer_0",
         client: Client | str | None = None,
@@ -92,208 +116,109 @@ class DetachedTrainer(ABC):
         weights_dtype: str | torch.dtype | None = None,
         **stream_options: Any,
     ) -> None:
-        """Open the trainer's buffer.
-
-        Args:
-            experience_maker_holder_name_list: Makers that get its weights; those that nobody names
-                find it by themselves, so the list may be empty.
-            train_batch_size: Samples in a batch, of each rank.
-            buffer_limit: Most batches waiting or being trained; makers wait then. 0: no limit.
-            dataloader_pin_memory: Pin batches for the copy to an accelerator.
-            callbacks: Told what happens.
-            debug: Log the metrics of each step.
-            name: Name under which makers find it; one that is started again under it gets at once
-                what the one before held.
-            client: What `redrb.connect` returned, or a URL; default: REDRB_URL.
-            task: Task of its buffer; default: its name.
-            namespace: Keeps experiments on one server apart.
-            device: Where batches are trained; default: the accelerator, where there is one.
-            prefetch: Batches prepared beside the step; each makes what is trained a step staler.
-            timeout: Seconds that `fit` waits for a full batch; None waits for ever, and logs what
-                is missing.
-            ack: "step": what was trained is acknowledged at once, and is not trained again by a
-                resumed run. "checkpoint": after the checkpoint that holds it, and a resumed run
-                trains again what came after its checkpoint: nothing trained is lost.
-            checkpoint_dir: Where checkpoints go; None: there are none.
-            checkpoint_every: Episodes between checkpoints.
-            rank: This process's number among trainers that share one task; None: it has its own.
-            world_size: Number of these trainers.
-            weights_dtype: Dtype of the weights that makers are sent, such as "bfloat16"; default:
-                the models'. `take_over` goes on from what was sent.
-            stream_options: Further options of `ExperienceStream`, such as `max_staleness=4`, which
-                counts from the version that this trainer has sent last.
-
-        Raises:
-            ConfigError: A name, number or option is not usable.
-            StoreUnavailable: Redis could not be reached.
-        """
-        if isinstance(experience_maker_holder_name_list, str):
-            raise ConfigError("experience_maker_holder_name_list is a list of names, not one name.")
-        if ack not in ("step", "checkpoint") or (ack == "checkpoint" and checkpoint_dir is None):
-            raise ConfigError(
-                f'ack={ack!r}: use "step", or "checkpoint" together with a checkpoint_dir.'
-            )
-        if (rank is None) != (world_size is None):
-            raise ConfigError("give rank and world_size, both or none.")
-        checkpoint_every = checked_int("checkpoint_every", checkpoint_every, 1)
-        if "limit" in stream_options:
-            raise ConfigError("give buffer_limit, in batches, and no limit.")
         self.name = check_name("trainer", name)
         self.device = default_device() if device is None else torch.device(device)
-        self._stop = StopRequest()
+        pin = dataloader_pin_memory
+        self._batches = BatchSettings(self.device, pin, prefetch, timeout, rank, world_size)
+        self._checkpointing = CheckpointSettings(ack, checkpoint_dir, checkpoint_every)
+        task = name if task is None else task
+        checkpoints = self._checkpointing.open(f"trainer {name!r}, task {namespace}:{task}", rank)
+        self._resumption = Resumption(checkpoints)
         self._callbacks = Callbacks(callbacks, TrainerCallback)
-        self._pin_memory = dataloader_pin_memory
         self._debug = debug
-        self._prefetch = prefetch
-        self._timeout = timeout
-        self._ack: Acknowledge = ack
-        self._rank, self._world_size = rank, world_size
-        self._checkpoint_every = checkpoint_every
-        self._checkpoints = None
-        if checkpoint_dir is not None:
-            several = world_size_here() > 1 or rank is not None
-            own = rank_here() if rank is None else rank
-            self._checkpoints = Checkpoints(
-                Path(checkpoint_dir) / (f"rank-{own}" if several else ""),
-                owner=f"trainer {name!r}, task {namespace}:{name if task is None else task}",
-                keep=2 if several else 1,
-            )
-        self._position: Position | None = None
-        self._calls = 0
-        self._client, self._owned = client_for(client)
+        self._stop = StopRequest()
         self._waited_s = 0.0
-        self._source: FreshBatches | None = None
-        ranks = world_size or 1
+        self._fresh: FreshBatches | None = None
+        if isinstance(experience_maker_holder_name_list, str):
+            raise ConfigError("experience_maker_holder_name_list is a list of names, not one name.")
+        self._client, self._client_scope = client_for(client)
         with ExitStack() as undo:
-            undo.push(self._owned)
-            self.buffer = DetachedReplayBuffer(
-                train_batch_size * ranks,
-                buffer_limit,
-                client=self._client,
-                task=name if task is None else task,
-                namespace=namespace,
-                **stream_options,
+            undo.push(self._client_scope)
+            self.buffer = self._open_buffer(
+                train_batch_size, buffer_limit, task=task, namespace=namespace, **stream_options
             )
-            makers = list(experience_maker_holder_name_list) if not rank else []
+            makers = [] if rank else list(experience_maker_holder_name_list)  # rank 0 publishes
             self._broadcast = Broadcast(self._client, namespace, name, makers, dtype=weights_dtype)
             if rank is None:
-                self._replace_predecessor(namespace)
+                replace_predecessor(self._client, namespace, name, self.buffer.stream)
             undo.pop_all()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @abstractmethod
     def training_step(self, experience: Experience) -> Mapping[str, Any]:
-        """Train on one batch; returns metrics by name."""
+        """Train on one batch and return metrics by name."""
 
     @abstractmethod
     def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:  # noqa: FBT001
         """Send new weights to the makers: call `push_weights` with the models.
 
         Args:
-            fully_update: Send all of the weights, not only those that are trained.
-            config: What `sync_models_to_remote_makers` was given.
+            fully_update: Send all weights, not only the trained ones.
+            config: Arguments of `sync_models_to_remote_makers`.
         """
 
     @property
     def weight_version(self) -> int:
-        """Version of the weights that makers were sent last, 0 before the first."""
+        """Version of the weights that were sent last, 0 before the first."""
         return self._broadcast.version
 
     @property
     def published(self) -> tuple[WeightVersion, ...]:
-        """What the last update published: with LoRA both the weights and an adapter, else one."""
+        """Versions that the last update published: with LoRA weights and an adapter, else one."""
         return self._broadcast.published
 
     @property
     def wait_for_batch_s(self) -> float:
         """Seconds that `fit` has waited for batches until now."""
-        return self._waited_s + (self._source.wait_for_batch_s if self._source else 0.0)
+        return self._waited_s + (self._fresh.wait_for_batch_s if self._fresh else 0.0)
 
     @property
     def stopped(self) -> str:
-        """Why `fit` ended early, "" where it did not."""
-        return self._stop.why
+        """Why `fit` was asked to end; "" if it was not."""
+        return self._stop.reason
 
     def fit(self, total_steps: int | None, update_steps: int, train_epochs: int = 1) -> None:
-        """Train: `total_steps // update_steps` episodes, less what a checkpoint has done of them.
+        """Train `total_steps // update_steps` episodes; a resumed run trains the rest of them.
 
         An episode trains `update_steps` fresh batches as they come, then `train_epochs - 1` times
         the same batches in a new order, then updates the makers. SIGTERM, Ctrl-C and `stop` end it
-        in good order: after the step under way, with a checkpoint where there are any; a later call
-        then trains nothing. Called several times, each call trains so much; a resumed run leaves
-        out what its checkpoint has. Ranks of torch.distributed end at the same step.
+        after the current step, with a checkpoint if there are any; later calls then train nothing.
+        Each call trains this number of episodes; a resumed run leaves out the calls and episodes
+        that its checkpoint holds. Ranks of torch.distributed end at the same step.
 
         Args:
-            total_steps: Fresh batches in all; None: until it is asked to end.
-            update_steps: Fresh batches an episode.
+            total_steps: Fresh batches in all; None: train until asked to end.
+            update_steps: Fresh batches in an episode.
             train_epochs: Times that each batch is trained.
 
         Raises:
-            ConfigError: A number is not usable, or the buffer's limit is too small for what is
-                trained between two checkpoints.
+            ConfigError: A number cannot be used, or `buffer_limit` is too small for the batches
+                between two checkpoints.
             BatchTimeout: No full batch came within the trainer's `timeout`.
-            Whatever `training_step` or a callback raises; the batch goes back then.
+            Any error of `training_step` or of a callback; the batch is requeued then.
         """
         update_steps = checked_int("update_steps", update_steps, 1)
         train_epochs = checked_int("train_epochs", train_epochs, 1)
-        self._check_limit(update_steps)
+        self._checkpointing.check_limits(update_steps, self.buffer.limit, self._batches)
         self.resume()
-        if agreed(bool(self._stop)):
+        if any_rank(bool(self._stop)):
             return
-        position = self._position_of_call()
+        position = self._resumption.next_call()
         if position is None:
-            _log.info("trainer %r: this call of fit was over before it was resumed", self.name)
+            _log.info("trainer %r: an earlier run has finished this call of fit", self.name)
             return
         episodes = None if total_steps is None else total_steps // update_steps
-        fit = TrainingLoop(self._work(), position, update_steps, train_epochs)
-        first = position.taken
-
-        def jump(step: int) -> None:
-            nonlocal first
-            first = step
-
-        def loader(taken: int, left: int | None) -> ExperienceLoader:
-            return ExperienceLoader(
-                self.buffer.stream,
-                self.buffer.sample_batch_size,
-                prefetch=self._prefetch,
-                steps=left,
-                device=self.device,
-                pin_memory=self._pin_memory,
-                timeout=self._timeout,
-                acknowledge=False,
-                **self._ranks(first + taken),
-            )
-
-        fresh = steps = None
-        if episodes is not None:
-            fresh = episodes * update_steps - position.fresh(update_steps)
-            steps = episodes * update_steps * train_epochs
-        source = self._source = FreshBatches(
-            loader,
-            # ranks end at the same step: one that is asked to end trains the next batch as well
-            self._stop if world_size_here() == 1 else StopRequest(),
-            batches=fresh,
-            jump=jump if self._ack == "step" else None,
-            on_misfits=lambda error: self._callbacks.tell("on_misfits", error),
-        )
-        progress = Progress("train", steps, done=position.step)
+        loop = TrainingLoop(self._loop_config(), position, episodes, update_steps, train_epochs)
+        self._fresh = loop.fresh
         try:
-            with self._stop.on_signals(), source, progress:
-                fit.run(episodes, source, progress)
+            loop.run()
         finally:
-            self._waited_s, self._source = self.wait_for_batch_s, None
-            fit.release()
+            self._waited_s, self._fresh = self.wait_for_batch_s, None
         _log.info(
             "trainer %r: %d steps are done%s",
             self.name,
@@ -302,75 +227,61 @@ class DetachedTrainer(ABC):
         )
 
     def stop(self, why: str = "stop() was called") -> None:
-        """Ask `fit` to end after the step under way; may be called by a callback."""
+        """Ask `fit` to end after the current step; a callback may call it."""
         self._stop.ask(why)
 
     def resume(self) -> bool:
-        """Load the newest checkpoint, unless that was done; `fit` and updates do it first.
+        """Load the newest checkpoint, if it was not loaded yet; `fit` and updates call it first.
 
         Returns:
-            Whether there was one.
+            Whether there was a checkpoint.
 
         Raises:
-            DecodeError, ConfigError: It cannot be used; nothing was loaded.
+            DecodeError, ConfigError: The checkpoint cannot be used; nothing was loaded.
         """
-        if self._position is not None:
-            return self._position.step > 0
-        position = Position()
-        if self._checkpoints is not None:
-            parts = self.checkpointed()
-            if not parts:
-                raise ConfigError(
-                    "there is nothing for a checkpoint to hold: modules and optimizers are found "
-                    "in the trainer's attributes, and in lists and dicts there; or override "
-                    "checkpointed()."
-                )
-            step = newest_common(self._checkpoints.steps())
-            if step is not None:
-                position, mark = self._checkpoints.load(step, parts)
-                self._checkpoints.forget_after(step)
-                if self._rank is None:
-                    self.buffer.stream.settle(mark.as_mapping())
+        position = self._resumption.position
+        if position is None:
+            position = self._resumption.load(self.checkpointed, self._settle)
+            if position.step:
                 _log.info("trainer %r goes on after step %d", self.name, position.step)
-        self._position = position
         return position.step > 0
 
     def checkpointed(self) -> Mapping[str, Stateful]:
-        """Return what checkpoints hold, by name; default: attributes that have a `state_dict`."""
+        """Return the parts of a checkpoint, by name; default: attributes with a `state_dict`."""
         return stateful_parts(self)
 
     def sync_models_to_remote_makers(self, **config: Any) -> None:
-        """Send all weights to the makers; those that wait for their first ones begin."""
+        """Send all weights to the makers; makers that wait for their first weights begin."""
         self.resume()
         self._update_remote_makers(fully_update=True, **config)
 
     def take_over(self, models: Mapping[str, nn.Module]) -> int:
-        """Go on from the weights that a trainer of this name has published last.
+        """Load the weights that a trainer of this name has published last.
 
-        That trainer, if it still runs, may publish no more: it ends with `PublisherFenced`. Where
-        the same trainer goes on, a checkpoint is more, since it holds the optimizers as well.
+        If that trainer still runs, it can publish no more: it ends with `PublisherFenced`. To go on
+        with the same trainer, a checkpoint is better, because it holds the optimizers as well.
 
         Args:
-            models: As `push_weights` was given them.
+            models: The models by name, as for `push_weights`.
 
         Returns:
-            The version that was loaded; 0: there is none, and the models are as they were.
+            The version that was loaded; 0: none was published, and the models are unchanged.
 
         Raises:
-            WeightMismatch: The weights do not fit these models, which keep theirs.
+            WeightMismatch: The weights do not fit the models, which are unchanged.
             WeightError, DecodeError, StoreUnavailable: As `WeightSubscriber.poll` does.
         """
-        return self._broadcast.take_over(models, fence=not self._rank)
+        return self._broadcast.take_over(models, fence=not self._batches.rank)
 
     def push_weights(
         self, models: Mapping[str, nn.Module], *, fully_update: bool = False, lora: bool = False
     ) -> int:
-        """Publish weights as one version, and tell the makers.
+        """Publish weights as one version and announce them to the makers.
 
         Args:
-            models: By name, such as `{"actor": ..., "critic": ...}`.
-            fully_update: All of the weights, not only those that are trained.
-            lora: Of the trained ones only `lora_A` and `lora_B`.
+            models: The models by name, such as `{"actor": ..., "critic": ...}`.
+            fully_update: Send all weights, not only the trained ones.
+            lora: Of the trained weights send only `lora_A` and `lora_B`.
 
         Returns:
             The version. Of ranks only the first publishes.
@@ -379,10 +290,10 @@ class DetachedTrainer(ABC):
             PublisherFenced: Another trainer of this name was started after this one.
             StoreUnavailable, StoreFull: As `WeightPublisher.publish` does.
         """
-        if self._rank:
+        if self._batches.rank:
             return self._broadcast.version
         version = self._broadcast.push(models, fully=fully_update, lora_only=lora)
-        self.buffer.stream.advance(version)  # what max_staleness is counted from
+        self.buffer.stream.advance(version)  # max_staleness counts from it
         return version
 
     def buffer_get_length(self) -> int:
@@ -398,75 +309,36 @@ class DetachedTrainer(ABC):
         self.buffer.extend(items)
 
     def close(self) -> None:
-        """Give back what is leased, and close what was opened here."""
-        with self._owned:
+        """Requeue leased batches and close the buffer, and the client if the trainer opened it."""
+        with self._client_scope:
             self.buffer.close()
 
-    def _replace_predecessor(self, namespace: str) -> None:
-        """Give back at once what a trainer of this name held that died; ranks do it by `take`."""
-        stream = self.buffer.stream
-        key = f"redrb:{{{namespace}:trainer:{self.name}}}:consumer"
-        client = self._client.at(key)
-        before = client.execute("GET", key)
-        task, _, consumer = (before or b"").decode(errors="replace").partition(" ")
-        if consumer and task == stream.task and consumer != stream.consumer:
-            held = stream.dismiss(consumer)
-            if held:
-                _log.warning("trainer %r: the one before held %d groups", self.name, held)
-        client.execute("SET", key, f"{stream.task} {stream.consumer}")
+    def _open_buffer(self, batch_size: int, most: int, /, **options: Any) -> DetachedReplayBuffer:
+        if "limit" in options:
+            raise ConfigError("give buffer_limit, in batches, instead of limit.")
+        size = batch_size * (self._batches.world_size or 1)
+        return DetachedReplayBuffer(size, most, client=self._client, **options)
 
-    def _position_of_call(self) -> Position | None:
-        """Return where this call of `fit` begins; None where the run before has finished it."""
-        call, self._calls = self._calls, self._calls + 1
-        before = self._position or Position()
-        if call < before.fit:
-            return None
-        if call > before.fit:
-            self._position = Position(fit=call, step=before.step, taken=before.taken)
-        return self._position
+    def _settle(self, unacked: Mapping[int, int]) -> None:
+        """Acknowledge groups that a checkpoint holds as trained; ranks do so when they take."""
+        if self._batches.rank is None:
+            self.buffer.stream.settle(unacked)
+
+    def _loop_config(self) -> LoopConfig:
+        return LoopConfig(
+            buffer=self.buffer,
+            train=self._train,
+            update=self._update_remote_makers,
+            callbacks=self._callbacks,
+            stop=self._stop,
+            batches=self._batches,
+            checkpointing=self._checkpointing,
+            checkpoints=self._resumption.checkpoints,
+            parts=self.checkpointed(),
+        )
 
     def _train(self, experience: Experience) -> Mapping[str, Any]:
         metrics = self.training_step(experience)
         if self._debug:
             _log.info("trainer %r trained %d samples: %s", self.name, len(experience), metrics)
         return metrics
-
-    def _work(self) -> LoopConfig:
-        return LoopConfig(
-            train=self._train,
-            update=self._update_remote_makers,
-            callbacks=self._callbacks,
-            stop=self._stop,
-            device=self.device,
-            pin_memory=self._pin_memory,
-            acknowledge=self._ack,
-            checkpoints=self._checkpoints,
-            checkpoint_every=self._checkpoint_every,
-            parts=self.checkpointed(),
-        )
-
-    def _ranks(self, taken: int) -> dict[str, Any]:
-        if self._rank is None:
-            return {}
-        return {"rank": self._rank, "world_size": self._world_size, "first_step": taken}
-
-    def _check_limit(self, update_steps: int) -> None:
-        """Refuse to hold more until a checkpoint than the buffer may ever have."""
-        held = update_steps * self._checkpoint_every + 1
-        if self._ack == "checkpoint" and 0 < self.buffer.limit < held:
-            raise ConfigError(
-                f"buffer_limit={self.buffer.limit}: what is trained between two checkpoints stays "
-                f"leased, so with update_steps={update_steps} and checkpoint_every="
-                f"{self._checkpoint_every} at least {held} batches have to fit."
-            )
-        if (
-            self._ack == "checkpoint"
-            and self._rank is not None
-            and held + self._prefetch > MOST_STEPS
-        ):
-            raise ConfigError(
-                f"ranks hold at most {MOST_STEPS} steps that are not acknowledged, and "
-                f"update_steps={update_steps} with checkpoint_every={self._checkpoint_every} holds "
-                f"{held + self._prefetch} until a checkpoint: checkpoint more often, with fewer "
-                'update_steps, or use ack="step".'
-            )

@@ -1,4 +1,4 @@
-"""The loop of `DetachedTrainer.fit`: episodes of fresh batches, in epochs, then an update."""
+"""The loop of `DetachedTrainer.fit`: episodes of batches, trained in epochs, then an update."""
 
 from __future__ import annotations
 
@@ -6,164 +6,185 @@ import logging
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from redrb.errors import BatchTimeout, LeaseLost, StoreUnavailable
 from redrb.experience import Experience
+from redrb.runtime.buffer import DetachedReplayBuffer
 from redrb.runtime.callbacks import Callbacks
-from redrb.runtime.checkpoint import Checkpoints, Mark, Position, Stateful
-from redrb.runtime.progress import Progress
+from redrb.runtime.checkpoint import Checkpoints, Position, Stateful
+from redrb.runtime.fresh_batches import FreshBatches
+from redrb.runtime.progress import ProgressBar
 from redrb.runtime.stopping import StopRequest
-from redrb.runtime.world import agreed
+from redrb.runtime.trainer_settings import BatchSettings, CheckpointSettings
+from redrb.runtime.world import any_rank, world_size_here
 from redrb.stream import Lease
 
 _log = logging.getLogger("redrb")
 
-Acknowledge: TypeAlias = Literal["step", "checkpoint"]
-
-
-class Source(Protocol):
-    """Where fresh batches come from."""
-
-    def next(self) -> tuple[Experience, Lease] | None:
-        """Return the next batch and its lease, None when the loop was asked to end meanwhile."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopConfig:
-    """What a trainer does in its loop.
+    """The parts of a trainer that its loop uses.
 
     Attributes:
-        train: `training_step`.
+        buffer: The trainer's buffer.
+        train: Trains on one batch and returns metrics.
         update: Sends new weights to the makers.
-        callbacks: Whom to tell.
-        stop: Asks for the end.
-        device: Where batches are trained.
-        pin_memory: Whether kept batches are pinned.
-        acknowledge: After each step, or after each checkpoint.
-        checkpoints: Where they go; None: there are none.
-        checkpoint_every: Episodes between them.
-        parts: What they hold.
+        callbacks: The trainer's callbacks.
+        stop: Asks the loop to end.
+        batches: How batches are taken and placed.
+        checkpointing: When checkpoints are written and batches acknowledged.
+        checkpoints: The checkpoints; None: none are written.
+        parts: Modules, optimizers and the like that a checkpoint holds, by name.
     """
 
+    buffer: DetachedReplayBuffer
     train: Callable[[Experience], Mapping[str, Any]]
     update: Callable[[], None]
     callbacks: Callbacks
     stop: StopRequest
-    device: torch.device
-    pin_memory: bool
-    acknowledge: Acknowledge
+    batches: BatchSettings
+    checkpointing: CheckpointSettings
     checkpoints: Checkpoints | None
-    checkpoint_every: int
     parts: Mapping[str, Stateful]
 
 
 @dataclass(slots=True)
 class TrainingLoop:
-    """One call of `fit`."""
+    """One call of `fit`.
 
-    work: LoopConfig
+    Attributes:
+        config: The trainer's parts.
+        position: How far training has come; changed as the loop goes on.
+        episodes: Episodes of this call; None: train until asked to end.
+        update_steps: Fresh batches in an episode.
+        train_epochs: Times that each batch is trained.
+        fresh: The fresh batches of this call.
+        leased: Leases of batches that were trained and not acknowledged yet.
+        ended: Whether the loop was asked to end, on any rank.
+        in_step: Whether a step has begun and not ended, so that its effect is unknown.
+    """
+
+    config: LoopConfig
     position: Position
+    episodes: int | None
     update_steps: int
     train_epochs: int
-    held: list[Lease] = field(default_factory=list)
+    fresh: FreshBatches = field(init=False)
+    leased: list[Lease] = field(default_factory=list)
     ended: bool = False
-    stepping: bool = False  # in a step, of which nobody knows how much is done
+    in_step: bool = False
 
-    def run(self, episodes: int | None, source: Source, progress: Progress) -> None:
-        """Train until `episodes` are over, or the loop is asked to end.
+    def __post_init__(self) -> None:
+        config, batches = self.config, None
+        if self.episodes is not None:
+            batches = self.episodes * self.update_steps - self.position.fresh(self.update_steps)
+        self.fresh = FreshBatches(
+            config.buffer.stream,
+            config.buffer.sample_batch_size,
+            config.batches,
+            # ranks end at the same step: a rank that is asked to end still takes its next batch
+            config.stop if world_size_here() == 1 else StopRequest(),
+            batches=batches,
+            first_step=self.position.taken,
+            may_skip_steps=config.checkpointing.ack == "step",
+            on_misfits=lambda error: config.callbacks.call("on_misfits", error),
+        )
 
-        Ranks of torch.distributed agree at each step whether they end, so that none of them waits
-        in a collective operation for one that has.
+    def run(self) -> None:
+        """Train until all episodes are over, or the loop is asked to end.
+
+        Ranks of torch.distributed agree before each step whether they end, so that none of them
+        waits in a collective operation for a rank that has ended.
         """
-        tell = self.work.callbacks.tell
-        tell("on_fit_start")
+        steps = None
+        if self.episodes is not None:
+            steps = self.episodes * self.update_steps * self.train_epochs
+        progress = ProgressBar("train", steps, done=self.position.step)
         try:
-            while (episodes is None or self.position.episode < episodes) and not self._ends():
-                self._episode(source, progress)
+            with self.config.stop.on_signals(), self.fresh, progress:
+                self._run(progress)
+        finally:
+            self._release()
+
+    def _run(self, progress: ProgressBar) -> None:
+        call = self.config.callbacks.call
+        call("on_fit_start")
+        try:
+            while self._episodes_left() and not self._ends():
+                self._episode(progress)
         except BatchTimeout:
-            self.checkpoint()  # what was trained is not lost with this process
+            self._checkpoint()  # finished steps survive this process
             raise
         except StoreUnavailable:
-            if not self.stepping:
-                self.save()
+            if not self.in_step:
+                self._save()
             raise
-        if self.ended or self.position.episode % self.work.checkpoint_every or self.held:
-            self.checkpoint()
-        tell("on_fit_end")
+        unsaved = self.position.episode % self.config.checkpointing.every
+        if self.ended or unsaved or self.leased:
+            self._checkpoint()
+        call("on_fit_end")
 
-    def checkpoint(self) -> None:
-        """Write a checkpoint, where there are any, and then acknowledge what it has trained."""
-        self.save()
-        while self.held:
-            self._acknowledge(self.held[0])
-            del self.held[0]
-
-    def save(self) -> None:
-        """Write a checkpoint, where there are any, with a mark of what is not acknowledged."""
-        if self.work.checkpoints is not None:
-            trained = {
-                seq: layout.samples for lease in self.held for seq, layout in lease.layouts.items()
-            }
-            mark = Mark(tuple(trained), tuple(trained.values()))
-            self.work.checkpoints.save(self.work.parts, self.position, mark)
-
-    def _ends(self) -> bool:
-        """Return whether the loop ends here, on all ranks alike."""
-        self.ended = self.ended or agreed(bool(self.work.stop))
-        return self.ended
-
-    def release(self) -> None:
-        """Give back what was trained since the last checkpoint: a resumed run trains it again."""
-        held, self.held = self.held, []
-        for lease in filter(None, held):
+    def _release(self) -> None:
+        """Requeue batches that were not acknowledged: a resumed run trains them again."""
+        leased, self.leased = self.leased, []
+        for lease in filter(None, leased):
             try:
                 lease.release()
             except LeaseLost as error:
-                _log.warning("a batch was lost before it was given back: %s", error)
-            except StoreUnavailable as error:  # what ended the loop matters more
-                _log.warning("a batch goes back when Redis is there again: %s", error)
+                _log.warning("a batch was lost before it could be released: %s", error)
+            except StoreUnavailable as error:  # the error that ended the loop matters more
+                _log.warning("a batch is requeued when Redis is back: %s", error)
                 lease.abandon()
 
-    def _episode(self, source: Source, progress: Progress) -> None:
-        work, position = self.work, self.position
-        tell = work.callbacks.tell
-        tell("on_episode_start", position.episode)
+    def _episodes_left(self) -> bool:
+        return self.episodes is None or self.position.episode < self.episodes
+
+    def _ends(self) -> bool:
+        """Return whether the loop ends here; all ranks get the same answer."""
+        self.ended = self.ended or any_rank(bool(self.config.stop))
+        return self.ended
+
+    def _episode(self, progress: ProgressBar) -> None:
+        config, position = self.config, self.position
+        call = config.callbacks.call
+        call("on_episode_start", position.episode)
         while position.epoch < self.train_epochs:
-            tell("on_epoch_start", position.epoch)
+            call("on_epoch_start", position.epoch)
             if position.epoch == 0:
-                self._train_fresh(source, progress)
+                self._train_fresh(progress)
             else:
-                self._train_again(progress)
+                self._train_kept(progress)
             if self.ended:
                 return
-            tell("on_epoch_end", position.epoch)
+            call("on_epoch_end", position.epoch)
             position.epoch, position.batch, position.order = position.epoch + 1, 0, []
-        tell("on_update_start")
+        call("on_update_start")
         try:
-            work.update()
+            config.update()
         except StoreUnavailable as error:
             _log.error("makers keep their old weights until the next update: %s", error)
-        tell("on_update_end")
-        tell("on_episode_end", position.episode)
+        call("on_update_end")
+        call("on_episode_end", position.episode)
         position.episode, position.epoch, position.kept = position.episode + 1, 0, []
-        if work.checkpoints is not None and position.episode % work.checkpoint_every == 0:
-            self.checkpoint()
+        if config.checkpoints is not None and position.episode % config.checkpointing.every == 0:
+            self._checkpoint()
 
-    def _train_fresh(self, source: Source, progress: Progress) -> None:
-        """Train each batch as it comes, and keep it for later epochs."""
+    def _train_fresh(self, progress: ProgressBar) -> None:
+        """Train each batch as it comes; keep a copy of it for later epochs, if there are any."""
         position = self.position
         while position.batch < self.update_steps and not self._ends():
-            found = source.next()
+            found = self.fresh.next()
             if found is None:
                 self.ended = True
                 return
             experience, lease = found
             kept = None
-            if self.train_epochs > 1:  # a copy also where both are on the CPU
+            if self.train_epochs > 1:  # a step may change its batch, so copy it on the CPU as well
                 kept = deepcopy(experience).to_device("cpu")
             try:
                 self._step(experience)
@@ -173,51 +194,66 @@ class TrainingLoop:
             position.taken += 1
             if kept is not None:
                 position.kept.append(kept)
-            self.held.append(lease)
-            if self.work.acknowledge == "step":
+            self.leased.append(lease)
+            if self.config.checkpointing.ack == "step":
                 self._acknowledge(lease)
-                self.held.pop()
+                self.leased.pop()
             progress.advance(position)
 
-    def _train_again(self, progress: Progress) -> None:
-        """Train the kept batches in a new order."""
-        position = self.position
+    def _train_kept(self, progress: ProgressBar) -> None:
+        """Train the kept batches in a new random order."""
+        position, settings = self.position, self.config.batches
         if not position.order:
             position.order = torch.randperm(len(position.kept)).tolist()
         batches: DataLoader[Experience] = DataLoader(
             position.kept,  # type: ignore[arg-type]
             batch_size=None,
             sampler=position.order[position.batch :],
-            pin_memory=self.work.pin_memory and self.work.device.type != "cpu",
-            generator=torch.Generator(),  # else it would draw from torch's own, each time it starts
+            pin_memory=settings.pin_memory and settings.device.type != "cpu",
+            # by default each start draws from torch's generator, and a resumed run would differ
+            generator=torch.Generator(),
         )
         for kept in batches:
             if self._ends():
                 return
-            self._step(deepcopy(kept).to_device(self.work.device))
+            self._step(deepcopy(kept).to_device(settings.device))
             progress.advance(position)
 
     def _step(self, experience: Experience) -> None:
-        tell, self.stepping = self.work.callbacks.tell, True
-        tell("on_batch_start")
-        metrics = self.work.train(experience)
-        tell("on_batch_end", dict(metrics), experience)
+        call, self.in_step = self.config.callbacks.call, True
+        call("on_batch_start")
+        metrics = self.config.train(experience)
+        call("on_batch_end", dict(metrics), experience)
         self.position.batch += 1
         self.position.step += 1
-        self.stepping = False
+        self.in_step = False
+
+    def _checkpoint(self) -> None:
+        """Write a checkpoint, if there are any, then acknowledge the batches that it holds."""
+        self._save()
+        while self.leased:
+            self._acknowledge(self.leased[0])
+            del self.leased[0]
+
+    def _save(self) -> None:
+        """Write a checkpoint, if there are any; it names the groups not acknowledged yet."""
+        if self.config.checkpoints is not None:
+            unacked = {
+                seq: layout.samples
+                for lease in self.leased
+                for seq, layout in lease.layouts.items()
+            }
+            self.config.checkpoints.save(self.config.parts, self.position, unacked)
 
     def _acknowledge(self, lease: Lease) -> None:
-        """Acknowledge; while Redis is away, again and again until the loop is asked to end."""
+        """Acknowledge a batch; while Redis is away, repeat it until the loop is asked to end."""
         while lease:
             try:
                 lease.ack()
             except LeaseLost as error:
-                self._lost(error)
+                _log.warning("another trainer will train a batch again: %s", error)
+                self.config.callbacks.call("on_batch_lost", error)
             except StoreUnavailable as error:
-                if self.work.stop:
+                if self.config.stop:
                     raise
-                _log.warning("what was trained cannot be acknowledged yet: %s", error)
-
-    def _lost(self, error: LeaseLost) -> None:
-        _log.warning("a batch was trained here and will be trained again elsewhere: %s", error)
-        self.work.callbacks.tell("on_batch_lost", error)
+                _log.warning("a trained batch cannot be acknowledged yet: %s", error)

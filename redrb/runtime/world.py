@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import distributed
 
+from redrb import environment
 from redrb.errors import ConfigError
 
+_VARIABLES = ("local_rank", "rank", "world_size", "master_port", "master_addr")
 
-def _initialised() -> bool:
+
+def set_environment(values: Mapping[str, Any] | None) -> None:
+    """Set the environment variables from which torch.distributed starts.
+
+    Args:
+        values: Any of `local_rank`, `rank`, `world_size`, `master_port`, `master_addr`.
+
+    Raises:
+        ConfigError: There is another name.
+    """
+    unknown = set(values or ()) - set(_VARIABLES)
+    if unknown:
+        raise ConfigError(f"env_info has {sorted(unknown)}; it may have {list(_VARIABLES)}.")
+    for name, value in (values or {}).items():
+        environment.set_variable(name.upper(), str(value))
+
+
+def has_process_group() -> bool:
+    """Return whether this process has joined a process group."""
     return distributed.is_available() and distributed.is_initialized()
 
 
 def rank_here() -> int:
-    """Return this process's rank, 0 where there is no process group."""
-    return distributed.get_rank() if _initialised() else 0
+    """Return this process's rank, 0 without a process group."""
+    return distributed.get_rank() if has_process_group() else 0
 
 
 def world_size_here() -> int:
-    """Return the number of ranks, 1 where there is no process group."""
-    return distributed.get_world_size() if _initialised() else 1
+    """Return the number of ranks, 1 without a process group."""
+    return distributed.get_world_size() if has_process_group() else 1
 
 
 def mean_over_ranks(values: list[float]) -> list[float]:
@@ -34,34 +57,34 @@ def mean_over_ranks(values: list[float]) -> list[float]:
     return averaged
 
 
-def agreed(wish: bool) -> bool:  # noqa: FBT001
-    """Return whether any rank wishes it; every rank must call it at the same point."""
+def any_rank(condition: bool) -> bool:  # noqa: FBT001
+    """Return whether the condition holds on any rank; every rank must call it."""
     if world_size_here() == 1:
-        return wish
-    return mean_over_ranks([float(wish)])[0] > 0
+        return condition
+    return mean_over_ranks([float(condition)])[0] > 0
 
 
-def newest_common(own: list[int]) -> int | None:
-    """Return the largest number that every rank has, None where no rank has any; all must call it.
+def newest_common_step(steps: list[int]) -> int | None:
+    """Return the newest step that all ranks have, None if no rank has any; all must call it.
 
     Raises:
-        ConfigError: Some have numbers, and there is none that all have.
+        ConfigError: Some ranks have steps, and no step is common to all.
     """
     if world_size_here() == 1:
-        return max(own, default=None)
-    everyone: list[list[int]] = [[] for _ in range(world_size_here())]
-    distributed.all_gather_object(everyone, own)
-    common = set.intersection(*map(set, everyone))
-    if not common and any(everyone):
+        return max(steps, default=None)
+    by_rank: list[list[int]] = [[] for _ in range(world_size_here())]
+    distributed.all_gather_object(by_rank, steps)
+    common = set.intersection(*map(set, by_rank))
+    if not common and any(by_rank):
         raise ConfigError(
-            f"the ranks have checkpoints of steps {everyone}, and none that all have: give every "
-            "rank its checkpoint_dir back, or begin anew in an empty one."
+            f"the ranks have checkpoints of steps {by_rank}, and no step is common to all: give "
+            "every rank its old checkpoint_dir, or begin anew in an empty one."
         )
     return max(common, default=None)
 
 
 def default_device() -> torch.device:
-    """Return the current accelerator, or the CPU where there is none."""
+    """Return the current accelerator, or the CPU if there is none."""
     if torch.accelerator.is_available():
         found = torch.accelerator.current_accelerator()
         if found is not None:

@@ -486,7 +486,7 @@ def test_a_checkpoint_is_of_one_trainer_and_holds_something(
         first.fit(1, 1)
     with (
         make(checkpoint_dir=tmp_path, name="another") as second,
-        pytest.raises(ConfigError, match="its own"),
+        pytest.raises(ConfigError, match="separate checkpoint_dir"),
     ):
         second.resume()
     with make(checkpoint_dir=tmp_path / "empty") as third:
@@ -519,8 +519,8 @@ def test_named_groups_and_right_padding_are_kept_as_they_are(
         first.fit(4, 4, train_epochs=2)
     with make(checkpoint_dir=tmp_path) as second:
         second.resume()
-        assert second._position is not None
-        [kept, _] = second._position.kept
+        assert second._resumption.position is not None
+        [kept, _] = second._resumption.position.kept
         assert kept.group_id == ["p0", "p0"]
         assert kept.extras == [{"note": [1, "x"]}] * 2
         second.fit(4, 4, train_epochs=2)

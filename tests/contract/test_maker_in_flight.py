@@ -98,7 +98,12 @@ def test_updates_are_swapped_between_tokens(
             version = trainer.push({"actor": Versioned(token)}, fully=True)
             source = Versioned(version + 1)  # what makers see is the number of its version
             assert trainer.push({"actor": source}, fully=True) == version + 1
-            until(lambda: maker._follower.ready and maker._follower._full.ready == version + 1)
+            until(
+                lambda: (
+                    maker._weights._follower.ready
+                    and maker._weights._follower._full.ready == version + 1
+                )
+            )
 
     model.meanwhile = meanwhile
     maker.workingloop(lambda: [PROMPTS, PROMPTS])
@@ -122,7 +127,9 @@ def test_a_trainer_that_names_the_maker_in_mid_generation_is_followed(
             other = Broadcast(client, namespace, "other", ["m"])
             for number in (1, 2, 3):
                 other.push({"actor": Versioned(number)}, fully=True)
-            until(lambda: maker._follower.ready and maker._follower._full.ready == 3)
+            until(
+                lambda: maker._weights._follower.ready and maker._weights._follower._full.ready == 3
+            )
 
     model.meanwhile = meanwhile
     maker.workingloop(lambda: [PROMPTS])
@@ -309,10 +316,10 @@ def test_updates_that_do_not_fit_are_told_between_batches(
     def meanwhile(token: int) -> None:
         if token == 3:
             trainer.push({"actor": Versioned(2).parts}, fully=True)
-            until(lambda: maker._in_flight._error)
+            until(lambda: maker._weights._in_flight._error)
         if token == 15:
             trainer.push({"actor": Versioned(3)}, fully=True)
-            until(lambda: maker._follower.ready)
+            until(lambda: maker._weights._follower.ready)
 
     model.meanwhile = meanwhile
     maker.workingloop(lambda: [PROMPTS, PROMPTS])
@@ -328,7 +335,7 @@ def test_a_first_update_that_does_not_fit_ends_the_loop(
     trainer.push({"actor": Versioned(2).parts}, fully=True)
     model = Slow(7)
     maker = made(model)
-    model.meanwhile = lambda _: until(lambda: maker._in_flight._error)
+    model.meanwhile = lambda _: until(lambda: maker._weights._in_flight._error)
     with pytest.raises(WeightMismatch):
         maker.workingloop(lambda: [PROMPTS] * 3)
 
@@ -345,11 +352,11 @@ def test_a_maker_goes_on_in_flight_while_redis_is_away(
         def meanwhile(token: int) -> None:
             if token == 12:
                 server.kill()
-                until(lambda: maker._in_flight._error)
+                until(lambda: maker._weights._in_flight._error)
             if token == 40:
                 server.start()
                 until(lambda: trainer_is_back(trainer))
-                until(lambda: maker._follower.ready)
+                until(lambda: maker._weights._follower.ready)
 
         model.meanwhile = meanwhile
         maker = GRPOMakerHolder(

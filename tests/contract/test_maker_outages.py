@@ -294,11 +294,11 @@ def test_late_chunks_get_into_nobody_elses_update(holder: Callable[..., Holder])
         maker.update_experience_maker(chunk_end=True)
 
     begun, refused = threading.Event(), threading.Event()
-    maker._updates._timeout_s = 0.2
+    maker._weights.updates._timeout_s = 0.2
     thread = threading.Thread(target=other)
     thread.start()
     assert begun.wait(5)
-    maker._updates._timeout_s = 5
+    maker._weights.updates._timeout_s = 5
     for end in (False, True):
         try:
             maker.update_experience_maker(new_actor_state_dict=state, chunk_end=end)

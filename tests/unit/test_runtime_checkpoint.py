@@ -13,7 +13,7 @@ from torch import nn
 
 from redrb import BufferItem, make_experience_batch
 from redrb.errors import ConfigError, DecodeError
-from redrb.runtime.checkpoint import Checkpoints, Mark, Position, stateful_parts
+from redrb.runtime.checkpoint import Checkpoints, Position, stateful_parts
 
 
 class Trainer:
@@ -51,15 +51,14 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     trainer.step()
     kept = batch()
     position = Position(0, 2, 1, 3, 11, 7, [2, 0, 1], [kept])  # type: ignore[list-item]
-    mark = Mark((5, 9), (1, 4))
-    places = Checkpoints(tmp_path / "run", owner="me")
-    places.save(stateful_parts(trainer), position, mark)
+    unacked = {5: 1, 9: 4}
+    checkpoints = Checkpoints(tmp_path / "run", owner="me")
+    checkpoints.save(stateful_parts(trainer), position, unacked)
     drawn = (torch.rand(3), random.random(), np.random.rand())
     torch.rand(5)
-    assert places.steps() == [11]
-    found, found_mark = places.load(11, stateful_parts(other))
-    assert found_mark == mark
-    assert found_mark.as_mapping() == {5: 1, 9: 4}
+    assert checkpoints.steps() == [11]
+    found, found_unacked = checkpoints.load(11, stateful_parts(other))
+    assert found_unacked == unacked
     assert (found.episode, found.epoch, found.batch, found.step, found.taken) == (2, 1, 3, 11, 7)
     assert found.order == [2, 0, 1]
     assert torch.equal(found.kept[0].sequences, kept.sequences)  # type: ignore[attr-defined, arg-type]
@@ -73,11 +72,11 @@ def test_everything_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_newest_stay(tmp_path: Path) -> None:
-    places = Checkpoints(tmp_path, owner="me", keep=2)
-    assert places.steps() == []
+    checkpoints = Checkpoints(tmp_path, owner="me", keep=2)
+    assert checkpoints.steps() == []
     for step in (1, 5, 12, 100):
-        places.save({}, Position(step=step), Mark())
-    assert places.steps() == [12, 100]
+        checkpoints.save({}, Position(step=step), {})
+    assert checkpoints.steps() == [12, 100]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "checkpoint-100.pt",
         "checkpoint-12.pt",
@@ -85,10 +84,10 @@ def test_the_newest_stay(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_trainer_is_refused(tmp_path: Path) -> None:
-    places = Checkpoints(tmp_path, owner="me")
-    places.save(stateful_parts(Trainer()), Position(step=1), Mark())
+    checkpoints = Checkpoints(tmp_path, owner="me")
+    checkpoints.save(stateful_parts(Trainer()), Position(step=1), {})
     with pytest.raises(ConfigError, match="model"):
-        places.load(1, {})
+        checkpoints.load(1, {})
 
 
 class Bomb:
@@ -100,21 +99,21 @@ def test_damaged_files_are_refused_and_nothing_in_them_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    places = Checkpoints(tmp_path, owner="me")
-    places.save({}, Position(step=1), Mark())
+    checkpoints = Checkpoints(tmp_path, owner="me")
+    checkpoints.save({}, Position(step=1), {})
     path = tmp_path / "checkpoint-1.pt"
     whole = path.read_bytes()
     for content in (b"", b"text", whole[:100], whole[: len(whole) // 2], pickle.dumps(Bomb(), 2)):
         path.write_bytes(content)
         with pytest.raises(DecodeError, match=r"checkpoint-1\.pt"):
-            places.load(1, {})
+            checkpoints.load(1, {})
     torch.save({"format": 99}, path)
     with pytest.raises(DecodeError, match="format 99"):
-        places.load(1, {})
+        checkpoints.load(1, {})
     assert not Path("exploded").exists()
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="no checkpoint can be written"):
-        Checkpoints(tmp_path / "file" / "run", owner="me").save({}, Position(), Mark())
+        Checkpoints(tmp_path / "file" / "run", owner="me").save({}, Position(), {})

@@ -1,4 +1,4 @@
-"""What a maker says that ends before all that it made is in."""
+"""The warning of a maker that ends before all of its groups are in Redis."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import cast
 
 import pytest
 
-from redrb.connection.stopping import Stop as Hurry
 from redrb.errors import SendFailed, StoreUnavailable
 from redrb.runtime.graceful_sending import GracefulSender
 from redrb.runtime.stopping import StopRequest
@@ -39,15 +38,15 @@ class FullSender:
         (StoreUnavailable("Redis is away", where="h"), "which could not be put: Redis is away"),
     ],
 )
-def test_what_is_given_up_is_said_once(
+def test_groups_that_are_given_up_are_counted_in_one_warning(
     cause: Exception | None, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     stop = StopRequest()
     stop.ask("SIGTERM")
     sender = cast(ExperienceSender, FullSender(cause))
-    delivery = GracefulSender(sender, stop, Hurry(), stop_timeout=0.1)
-    delivery.flush()
-    delivery.close("maker-1", 1.0)
-    (told,) = caplog.messages
-    assert told.startswith(f"maker 'maker-1' ends: 32 groups are given up, {words}")
-    assert len(re.findall("32", told)) == len(re.findall("given up", told)) == 1
+    graceful = GracefulSender(sender, stop, stop_timeout=0.1)
+    graceful.flush()
+    graceful.close("maker-1", 1.0)
+    (message,) = caplog.messages
+    assert message.startswith(f"maker 'maker-1' ends: 32 groups are given up, {words}")
+    assert len(re.findall("32", message)) == len(re.findall("given up", message)) == 1

@@ -1,0 +1,161 @@
+"""Weights of a maker's models: loaded at first in full, then before each batch or token."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import Tensor, nn
+
+from redrb.connection import Client
+from redrb.connection.stopping import Stop, stoppable
+from redrb.errors import DecodeError, StoreUnavailable, WeightError
+from redrb.runtime.following import WeightFollower
+from redrb.runtime.in_flight import InFlightUpdates
+from redrb.runtime.maker_settings import WeightSettings
+from redrb.runtime.model_updates import ModelUpdates
+from redrb.runtime.stopping import StopRequest
+from redrb.stream.waiting import WARN_EVERY_S
+
+_log = logging.getLogger("redrb")
+
+_ONE_ATTEMPT = Stop()
+_ONE_ATTEMPT.ask()
+
+
+class MakerWeights:
+    """Keeps the models of a maker at the newest weights, also while Redis comes and goes.
+
+    Attributes:
+        updates: The models with their lock.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        maker: str,
+        models: Mapping[str, nn.Module | None],
+        settings: WeightSettings,
+        stop: StopRequest,
+    ) -> None:
+        """Follow a trainer; nothing is loaded yet.
+
+        Args:
+            client: Connection to Redis.
+            namespace: Namespace of maker and trainers.
+            maker: Name of the maker.
+            models: The models by name, such as actor and critic.
+            settings: How the maker gets weights.
+            stop: Ends waits.
+        """
+        self.updates = ModelUpdates(models, timeout_s=settings.update_timeout)
+        self._maker = maker
+        self._settings = settings
+        self._stop = stop
+        self._follower = WeightFollower(
+            client, namespace, maker, self.updates, chosen=settings.follow
+        )
+        self._in_flight = (
+            InFlightUpdates(self._follower, self.updates) if settings.in_flight else None
+        )
+        self._initialised = not settings.wait_for_first
+        self._outage_logged: float | None = None  # when it was logged that Redis is away
+
+    @property
+    def version(self) -> int | None:
+        """Version of the weights in the models; None before the first update."""
+        return self._follower.version
+
+    def prefetching(self) -> AbstractContextManager[None]:
+        """With in-flight updates, fetch them in a thread while this block runs."""
+        return self._in_flight.running() if self._in_flight else nullcontext()
+
+    def wait_until_initialised(self) -> bool:
+        """Wait for the first full update; False if the maker was asked to end before it came.
+
+        Raises:
+            WeightTimeout: No full update came in time.
+            WeightMismatch: The update does not fit the models.
+        """
+        if not self._initialised:
+            with stoppable(self._stop.waits):
+                self._follower.wait_until_complete(
+                    self._settings.first_timeout, lambda: bool(self._stop) or self._initialised
+                )
+            self._initialised = self._initialised or self._follower.complete
+        return self._initialised
+
+    def refresh(self) -> None:
+        """Load the newest weights; while Redis is unreachable, keep the current ones.
+
+        Raises:
+            WeightError, DecodeError: The first update cannot be loaded. Later ones are logged.
+        """
+        away = self._outage_logged is not None
+        try:
+            if self._in_flight is not None:
+                self._in_flight.check()
+            else:
+                with stoppable(_ONE_ATTEMPT if away else self._stop.waits):
+                    self._follower.follow()
+        except StoreUnavailable as error:
+            now = time.monotonic()
+            if self._stop or (self._outage_logged and now - self._outage_logged < WARN_EVERY_S):
+                return
+            self._outage_logged = now
+            _log.warning("maker %r goes on with the weights it has: %s", self._maker, error)
+        except (WeightError, DecodeError) as error:
+            if self._follower.version is None:
+                raise
+            _log.error("maker %r keeps the weights it has: %s", self._maker, error)
+        else:
+            self._outage_logged = None
+
+    def begin_batch(self) -> tuple[int | None, dict[str, Any]]:
+        """Return the version that a batch begins with, and options for its experience maker.
+
+        With in-flight updates, the option `before_token` loads new weights between two tokens.
+        """
+        if self._in_flight is None:
+            return self.version, {}
+        return self._in_flight.swap(), {"before_token": self._in_flight.swap}
+
+    def update(
+        self,
+        states: Mapping[str, Mapping[str, Tensor] | None],
+        lora_configs: Mapping[str, Mapping[str, Any] | None],
+        *,
+        full: bool,
+        first: bool | None,
+        last: bool | None,
+    ) -> None:
+        """Update the models from this process, in one call or in chunks.
+
+        Args:
+            states: Tensors by name, for each model; None: no tensors of this model.
+            lora_configs: Settings of LoRA layers by name, for each model.
+            full: Whether the models are complete after this update.
+            first: Whether this is the first of several chunks; None with `last` None: the only one.
+            last: Whether this is the last of several chunks.
+
+        Raises:
+            WeightError: This thread has no update under way, or makes experience just now.
+            WeightMismatch: A tensor does not fit the models, which keep their old weights.
+        """
+        single = first is None and last is None
+        if first or single:
+            self.updates.begin()
+        try:
+            for model, state in states.items():
+                if state is not None:
+                    self.updates.stage(model, state, None if full else lora_configs[model])
+        except BaseException:
+            self.updates.drop()
+            raise
+        if last or single:
+            self.updates.end()
+            self._initialised = self._initialised or full
