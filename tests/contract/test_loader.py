@@ -345,7 +345,7 @@ def test_closing_while_redis_is_away_leaves_batches_to_the_heartbeat(
     with caplog.at_level(logging.WARNING, "redrb"):
         loader.stop()
         soon(lambda: not threads())
-    assert "goes back later" in caplog.text
+    assert "requeued later" in caplog.text
     monkeypatch.setattr(stream._consumer, "finish", finish)
     stream._consumer.beat()
     assert ledger(stream) == (0, 2, 4, 0)

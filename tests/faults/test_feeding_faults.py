@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,7 +15,6 @@ from redrb.errors import SendFailed
 from redrb.stream.feeding import ExperienceLoader
 from redrb.stream.sending import ExperienceSender
 from tests.audit import audit
-from tests.conftest import REAL
 from tests.samples import numbered
 from tests.servers import Server
 
@@ -86,38 +80,3 @@ def test_a_loader_goes_on_when_its_server_was_away(own_server: Callable[..., Ser
         assert seen == list(range(80))
         assert stream.stats().ledger.acked == 80
         audit(stream)
-
-
-TRAINS = """
-import sys, redrb
-from torch.utils.data import DataLoader
-from redrb.stream.feeding import ExperienceDataset
-dataset = ExperienceDataset(sys.argv[1], "math", 2, namespace=sys.argv[2], lease_ms=60_000)
-for batch in DataLoader(dataset, batch_size=None, num_workers=1):
-    print("took", *(process.pid for process in __import__("multiprocessing").active_children()),
-          flush=True)
-"""
-
-
-def test_batches_of_a_trainer_that_was_killed_go_back_at_once(
-    server_urls: Callable[[str], str], namespace: str
-) -> None:
-    url = server_urls(list(REAL)[-1])
-    command = [sys.executable, "-c", TRAINS, url, namespace]
-    with (
-        redrb.connect(url) as client,
-        ExperienceStream(client, "math", namespace=namespace) as stream,
-    ):
-        stream.put_many([[numbered(n)] for n in range(6)])
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as trainer:
-            assert trainer.stdout is not None
-            workers = [int(pid) for pid in trainer.stdout.readline().split()[1:]]
-            assert workers
-            trainer.send_signal(signal.SIGKILL)
-            trainer.wait()
-            lease = stream.take(6, timeout=10)  # long before its lease_ms is over
-            assert len(lease) == 6
-            assert stream.stats().taken_over == 0
-            for worker in workers:  # torch ends them within five seconds
-                with suppress(ProcessLookupError):
-                    os.kill(worker, signal.SIGKILL)

@@ -1,7 +1,6 @@
-"""What trainers need so that data is there when the step ends."""
+"""The trainer's end of a stream: batches that are ready when the step ends."""
 
-from redrb.stream.feeding.dataset import ExperienceDataset
-from redrb.stream.feeding.lease_ref import LeasedExperience, Ticket
+from redrb.stream.feeding.dataset import ExperienceDataset, LeasedExperience
 from redrb.stream.feeding.loader import ExperienceLoader
 
-__all__ = ["ExperienceDataset", "ExperienceLoader", "LeasedExperience", "Ticket"]
+__all__ = ["ExperienceDataset", "ExperienceLoader", "LeasedExperience"]

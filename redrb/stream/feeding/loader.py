@@ -1,4 +1,4 @@
-"""`ExperienceLoader`: batches that are there when the step ends."""
+"""`ExperienceLoader`: batches that are ready when the step ends."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from redrb.experience.records import Side
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.arguments import AnyStatus, checked_least, checked_status
 from redrb.stream.feeding.placing import Placer
-from redrb.stream.feeding.prefetch_thread import Ahead
+from redrb.stream.feeding.prefetcher import Prefetcher
 
 
 class ExperienceLoader:
     """Yields padded batches; the next ones are taken, decoded and copied while the step runs.
 
-    A batch is acknowledged when the loop comes back for the next one, which is after its step. What
-    a loop did not come back for is given back unharmed: prefetched batches as soon as the loop is
-    over, the last batch by `close`, unless its user has ended it (`loader.lease.ack()`). Left by an
-    exception, a `with` block counts a failed delivery of the last batch only.
+    A batch is acknowledged when the loop comes back for the next one, which is after its step.
+    Other batches are requeued unharmed: prefetched batches as soon as the loop is over, the last
+    batch by `close`, unless it was ended (`loader.lease.ack()`). Left by an exception, a `with`
+    block counts a failed delivery of the last batch only.
 
     It holds up to `prefetch` + 1 batches, so a batch may be `prefetch` steps staler than one that
     is taken when it is needed. Belongs to one thread; a second loop ends the first.
@@ -67,18 +67,18 @@ class ExperienceLoader:
         """Describe the batches; a thread takes them from the first `for` on.
 
         Args:
-            stream: Where from; it stays the caller's, to be closed after the loader.
+            stream: The stream; close it after the loader.
             batch_size: Groups in a batch.
             prefetch: Most batches that are taken ahead, >= 1.
             steps: Batches of a loop; None: it goes on until a batch does not come in time.
-            device: Where batches are needed.
+            device: Device of the batches.
             pin_memory: Decode into pinned memory: copies to the device then go on beside the step.
             side: Where padding goes.
             timeout: Seconds that the loop waits for a batch, before a last look that may take one
                 more; None waits for ever, and logs every half minute what is missing.
             at_least, status, where: As for `stream.take`.
-            acknowledge: Whether the loop does it. Without it each lease belongs to the caller, who
-                keeps `loader.lease` and ends it, for instance after a checkpoint.
+            acknowledge: Whether the loop acknowledges batches. Otherwise the caller keeps each
+                `loader.lease` and ends it, for instance after a checkpoint.
             first_step: `step` of the first batch, where `rank` is given: it counts up by one a
                 batch, from loop to loop.
             take: Further keywords of `stream.take`, such as `rank` and `world_size`.
@@ -98,7 +98,7 @@ class ExperienceLoader:
         self._step = checked_int("first_step", first_step)
         status = checked_status(status)
         self._keywords = {**take, "at_least": least, "status": status, "where": where}
-        self._ahead: Ahead | None = None
+        self._prefetcher: Prefetcher | None = None
         self._pid = os.getpid()
         self.lease: Lease | None = None
         self.wait_for_batch_s = self.last_wait_for_batch_s = 0.0
@@ -114,7 +114,7 @@ class ExperienceLoader:
         trace: TracebackType | None,
     ) -> None:
         try:
-            lease = self._own_lease()
+            lease = self._unended_lease()
             if error is not None and lease is not None:
                 lease.__exit__(kind, error, trace)
         finally:
@@ -122,37 +122,37 @@ class ExperienceLoader:
 
     def __iter__(self) -> Iterator[Experience]:
         """Begin a loop; one that is under way ends."""
-        ahead = self._begin()
-        return _Loop(partial(self._next, ahead), ahead)
+        prefetcher = self._begin()
+        return _Loop(partial(self._next, prefetcher), prefetcher)
 
     @property
     def ready(self) -> int:
-        """Batches that are there and were not given yet."""
-        return 0 if self._ahead is None else self._ahead.ready
+        """Batches that are ready and were not given yet."""
+        return 0 if self._prefetcher is None else self._prefetcher.ready
 
     def stop(self) -> None:
         """Let the loop that is under way end at once, as if there were no more batches.
 
         Never blocks and may be called from anywhere, such as from a signal's handler.
         """
-        ahead = self._ahead
-        if ahead is not None:
-            ahead.stop()
+        prefetcher = self._prefetcher
+        if prefetcher is not None:
+            prefetcher.stop()
 
     def close(self) -> None:
-        """End the loop that is under way, and give back what is not ended; the thread ends too.
+        """End the loop that is under way and its thread, and requeue batches that were not ended.
 
-        With `acknowledge=False` the leases of batches that were given stay the caller's.
+        With `acknowledge=False` the caller ends the leases of batches that were given.
         """
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.close()
-        lease = self._own_lease()
+        prefetcher, self._prefetcher = self._prefetcher, None
+        if prefetcher is not None:
+            prefetcher.close()
+        lease = self._unended_lease()
         if lease is not None:
             with suppress(LeaseLost):  # others have it already
                 lease.release()
 
-    def _begin(self) -> Ahead:
+    def _begin(self) -> Prefetcher:
         self.close()
         if self._pid != os.getpid():  # a fork: the lease is its parent's
             self._pid, self.lease = os.getpid(), None
@@ -162,43 +162,43 @@ class ExperienceLoader:
             step: dict[str, Any] = {"step": first + number} if "rank" in keywords else {}
             return stream.take(count, **keywords, **step)
 
-        ahead = Ahead(take, self._placer, prefetch=self._prefetch, steps=self._steps)
-        self._ahead = ahead
-        return ahead
+        prefetcher = Prefetcher(take, self._placer, prefetch=self._prefetch, steps=self._steps)
+        self._prefetcher = prefetcher
+        return prefetcher
 
-    def _next(self, ahead: Ahead) -> Experience | None:
+    def _next(self, prefetcher: Prefetcher) -> Experience | None:
         """Acknowledge the batch before, and return the next one; None at the end."""
-        if self._ahead is not ahead:
+        if self._prefetcher is not prefetcher:
             return None
-        lease = self._own_lease()
+        lease = self._unended_lease()
         if lease is not None:
             lease.ack()
         began = time.monotonic()
         try:
-            given = ahead.next(self._timeout)
+            batch = prefetcher.next(self._timeout)
         finally:
             self.last_wait_for_batch_s = time.monotonic() - began
             self.wait_for_batch_s += self.last_wait_for_batch_s
-        if given is None:
+        if batch is None:
             return None
-        self.lease = given.lease
+        self.lease = batch.lease
         self.batches += 1
         self._step += 1
-        return given.placed.ready()
+        return batch.placed.ready()
 
-    def _own_lease(self) -> Lease | None:
-        """Return the last batch's lease if it is this object's to end; a fork of it ends none."""
+    def _unended_lease(self) -> Lease | None:
+        """Return the lease of the last batch if this object ends it; a forked copy ends none."""
         ours = self._acknowledge and self._pid == os.getpid()
         return self.lease if ours and self.lease else None
 
 
 class _Loop:
-    """One loop over a loader; its batches go back when nobody holds it any more."""
+    """One loop over a loader; its batches are requeued when the loop is dropped."""
 
-    def __init__(self, take: Callable[[], Experience | None], ahead: Ahead) -> None:
+    def __init__(self, take: Callable[[], Experience | None], prefetcher: Prefetcher) -> None:
         self._take = take
-        self._ahead = ahead
-        self._finalizer = weakref.finalize(self, ahead.stop)
+        self._prefetcher = prefetcher
+        self._finalizer = weakref.finalize(self, prefetcher.stop)
         self._finalizer.atexit = False
 
     def __iter__(self) -> Self:
@@ -210,7 +210,7 @@ class _Loop:
             batch = self._take()
         finally:
             if batch is None:  # the end, or an exception
-                self._ahead.stop()
+                self._prefetcher.stop()
         if batch is None:
             raise StopIteration
         return batch

@@ -1,4 +1,4 @@
-"""How a batch gets to where it is trained on, beside other work."""
+"""`Placer`: pads the groups of a lease into a batch and copies it to a device."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from redrb.stream import Lease
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A batch where it is wanted.
+class PlacedBatch:
+    """A batch on its device, or on its way there.
 
     Attributes:
-        batch: The batch; what copies it may still be under way.
-        copied: Happens on the device when it is there; None: it is.
+        batch: The batch; copies of its tensors may still be under way.
+        copied: Event on the device that marks the end of the copies; None: there are none.
     """
 
     batch: Experience
@@ -29,8 +29,8 @@ class Placed:
     def ready(self) -> Experience:
         """Return the batch, for work that is queued on the current stream from now on.
 
-        The CPU does not wait. The memory belongs to the stream of the copies; telling the allocator
-        who else uses it keeps it from being given to the next copy too early.
+        The CPU does not wait. The memory belongs to the stream of the copies; `record_stream`
+        keeps the allocator from giving it to the next copy too early.
         """
         if self.copied is not None:
             tensors = list(named_tensors(self.batch).values())
@@ -48,7 +48,7 @@ class Placer:
         """Choose the device.
 
         Args:
-            device: Where batches are wanted.
+            device: Device of the batches.
             side: Where padding goes.
             pin_memory: Decode into pinned memory: only from there does a copy to the device go on
                 beside other work.
@@ -58,7 +58,7 @@ class Placer:
         """
         try:
             self._device = torch.device(device)
-            # the current device is each thread's own: what it is here counts, not in the background
+            # each thread has a current device: the one of this thread counts
             self._cuda = _cuda_device(self._device, pin_memory=pin_memory)
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"device={device!r}: {str(error).splitlines()[0]}") from error
@@ -66,7 +66,7 @@ class Placer:
         self._pin_memory = pin_memory
         self._stream: torch.cuda.Stream | None = None
 
-    def place(self, lease: Lease) -> Placed:
+    def place(self, lease: Lease) -> PlacedBatch:
         """Return the batch of a lease."""
         if self._device.type == "cuda" and self._cuda is not None:
             return self._copied(lease, self._cuda)
@@ -74,21 +74,21 @@ class Placer:
         if self._pin_memory and self._device.type == "cpu":
             with torch.cuda.device(self._cuda) if self._cuda is not None else nullcontext():
                 batch.pin_memory()
-        return Placed(batch)
+        return PlacedBatch(batch)
 
-    def _copied(self, lease: Lease, device: torch.device) -> Placed:
-        """Copy on a stream of this thread's own, so that the copy waits for no training step."""
+    def _copied(self, lease: Lease, device: torch.device) -> PlacedBatch:
+        """Copy on a separate CUDA stream, so that the copy waits for no training step."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
             batch = lease.batch(device, side=self._side, pin_memory=self._pin_memory)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(self._stream)
-        return Placed(batch, copied)
+        return PlacedBatch(batch, copied)
 
 
 def _cuda_device(device: torch.device, *, pin_memory: bool) -> torch.device | None:
-    """Return the GPU that copies go to, or that memory is pinned for; None where there is none."""
+    """Return the GPU for copies or for pinned memory; None without one."""
     if device.type == "cuda" and device.index is not None:
         return device
     if device.type == "cuda" or (pin_memory and torch.cuda.is_available()):

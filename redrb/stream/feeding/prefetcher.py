@@ -1,4 +1,4 @@
-"""A thread that takes, decodes and places batches while others are trained on."""
+"""`Prefetcher`: a thread that takes, decodes and places batches while others are trained on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from redrb.connection.stopping import Stop, stoppable
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, StoreError, StoreUnavailable
 from redrb.stream import Lease
-from redrb.stream.feeding.placing import Placed, Placer
+from redrb.stream.feeding.placing import PlacedBatch, Placer
 
 _log = logging.getLogger("redrb")
 
@@ -23,25 +23,26 @@ JOIN_S = 30.0
 """How long `close` waits for the thread: longer than the silence after which a server is away."""
 
 AGAIN_S = 0.5
-"""Pause after Redis stayed away longer than the client's own retries last."""
+"""Pause after Redis stayed away longer than the client's retries last."""
 
 EXIT_S = 3.0
-"""How long the end of the process waits for it."""
+"""How long the end of the process waits for the thread."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Prefetched:
     """A batch and its lease."""
 
     lease: Lease
-    placed: Placed
+    placed: PlacedBatch
 
 
-class Ahead:
-    """Batches that are taken ahead, by one thread, in order.
+class Prefetcher:
+    """Batches that one thread takes ahead, in order.
 
-    The thread knows nothing of whoever reads the batches, so that it ends with him: `stop` may be
-    called from anywhere, also while garbage is collected. Then it gives back what nobody has.
+    The thread holds no reference to the reader of the batches, so that a loop that is dropped ends
+    the thread: `stop` may be called from anywhere, also while garbage is collected. The thread then
+    releases the batches that were not read.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Ahead:
             take: Takes the batch of a number, from 0 on; it waits for ever, or until the thread is
                 asked to stop.
             placer: Makes it a batch on its device.
-            prefetch: Most batches that are taken and not given out.
+            prefetch: Most batches that are taken and not read.
             steps: Batches in all; None: no end.
         """
         self._take = take
@@ -67,11 +68,11 @@ class Ahead:
         self._pid = os.getpid()
         self._stopped = False
         self._ended = False
-        self._placed = self._given = 0
-        self._wanted = -1  # number of the batch whose time is up
-        self._looking = Stop()  # of the take that is under way
+        self._placed_count = self._read_count = 0
+        self._overdue = -1  # number of the batch whose time is up
+        self._stop_take = Stop()  # of the take that is under way
         self._permits: SimpleQueue[bool] = SimpleQueue()
-        self._ready: SimpleQueue[Given | BaseException | None] = SimpleQueue()
+        self._ready: SimpleQueue[Prefetched | BaseException | None] = SimpleQueue()
         for _ in range(prefetch):
             self._permits.put(True)
         self._thread = threading.Thread(target=self._run, name="redrb-loader", daemon=True)
@@ -80,58 +81,58 @@ class Ahead:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more comes."""
+        """Whether no more batches come."""
         return self._stopped or self._ended
 
     @property
     def ready(self) -> int:
-        """Batches that could be given out now."""
-        return 0 if self.over else self._placed - self._given
+        """Batches that could be read now."""
+        return 0 if self.over else self._placed_count - self._read_count
 
-    def next(self, timeout: float | None) -> Given | None:
-        """Return the next batch, as soon as it is there; None at the end, and after `stop`.
+    def next(self, timeout: float | None) -> Prefetched | None:
+        """Return the next batch as soon as it is ready; None at the end, and after `stop`.
 
-        When the time is up the thread looks a last time, and takes what is there if it does. A
-        Redis that is away is waited for as long as for a batch.
+        When the time is up the thread looks a last time, and takes a batch that is there. Redis
+        may be away as long as a batch is waited for.
 
         Raises:
-            BatchTimeout: No batch came in time, and it is over.
-            StoreUnavailable: Redis was away when the time was up, and it is over.
-            ConfigError: This is another process than that which began.
-            BaseException: What went wrong after the batches before; then it is over.
+            BatchTimeout: No batch came in time, and no more will come.
+            StoreUnavailable: Redis was away when the time was up, and no more batches will come.
+            ConfigError: The process was forked since the thread was started.
+            BaseException: An error of the thread, after the batches before it; no more will come.
         """
         if self._pid != os.getpid():
             raise ConfigError(
-                "this loop was begun before the process forked: begin one of its own here."
+                "this loop was begun before the process forked: begin another loop in the child."
             )
         if self.over:
             return None
         try:
-            given = self._ready.get(timeout=timeout)
+            batch = self._ready.get(timeout=timeout)
         except Empty:
-            self._wanted = self._given
-            self._looking.ask()
-            given = self._ready.get()
-        self._ended = not isinstance(given, Given)
-        if isinstance(given, BaseException):
+            self._overdue = self._read_count
+            self._stop_take.ask()
+            batch = self._ready.get()
+        self._ended = not isinstance(batch, Prefetched)
+        if isinstance(batch, BaseException):
             try:
-                raise given
+                raise batch
             finally:
-                del given  # it holds this frame
-        if given is not None:
-            self._given += 1
+                del batch  # it references this frame
+        if batch is not None:
+            self._read_count += 1
             self._permits.put(True)
-        return given
+        return batch
 
     def stop(self) -> None:
         """Let the thread end; never blocks."""
         if self._pid == os.getpid():
             self._stopped = True
-            self._looking.ask()
+            self._stop_take.ask()
             self._permits.put(False)
 
     def close(self, timeout: float = JOIN_S) -> None:
-        """Let the thread end, and wait until everything that was not given out is given back."""
+        """Let the thread end, and wait until the batches that were not read are released."""
         self.stop()
         if self._pid == os.getpid() and threading.current_thread() is not self._thread:
             self._thread.join(timeout)
@@ -146,75 +147,74 @@ class Ahead:
             end = error
         self._ready.put(None if self._stopped else end)
         del end
-        while not self._stopped:  # what is ready stays so until somebody says stop
+        while not self._stopped:  # batches stay ready until the loop is over
             self._permits.get()
-        with stoppable(self._looking):
-            self._give_back()
+        with stoppable(self._stop_take):
+            self._release_unread()
 
     def _take_all(self) -> None:
         number = 0
         while (self._steps is None or number < self._steps) and self._permits.get():
             lease = self._taken(number)
             with ExitStack() as scope:
-                scope.push(lease)  # where decoding fails it ends as in `with lease`
-                given = Given(lease, self._placer.place(lease))
+                scope.push(lease)  # if decoding fails, the lease ends as in `with lease`
+                batch = Prefetched(lease, self._placer.place(lease))
                 scope.pop_all()
-            self._ready.put(given)
-            self._placed += 1
-            del given, lease  # what is ready belongs to whoever gets it
+            self._ready.put(batch)
+            self._placed_count += 1
+            del batch, lease  # the reader holds the only references
             number += 1
 
     def _taken(self, number: int) -> Lease:
         """Take a batch, however long it takes, and however long Redis is away.
 
         Raises:
-            BatchTimeout, StoreUnavailable: Its time is up, or nobody wants it any more.
+            BatchTimeout, StoreUnavailable: Its time is up, or the loop is over.
         """
         while True:
-            looking = self._looking = Stop()
-            if self._stopped or self._wanted == number:  # who said so saw the one before
-                looking.ask()
+            stop = self._stop_take = Stop()
+            if self._stopped or self._overdue == number:  # asked before this `Stop` was made
+                stop.ask()
             try:
-                with stoppable(looking):
+                with stoppable(stop):
                     return self._take(number)
             except (BatchTimeout, StoreUnavailable) as error:
-                if self._stopped or self._wanted == number:
+                if self._stopped or self._overdue == number:
                     raise
-                if looking.asked:  # who asked meant the batch before
+                if stop.asked:  # it was meant for the batch before
                     continue
                 if isinstance(error, BatchTimeout):
                     raise
                 _log.warning("a loader cannot take a batch yet: %s", error)
-                looking.wait(AGAIN_S)
+                stop.wait(AGAIN_S)
 
-    def _give_back(self) -> None:
-        """Release what was not given out."""
+    def _release_unread(self) -> None:
         while True:
             try:
-                given = self._ready.get_nowait()
+                batch = self._ready.get_nowait()
             except Empty:
                 break
-            if isinstance(given, Given):
-                _release(given.lease)
-        self._ready.put(None)  # for whoever waits at this moment
+            if isinstance(batch, Prefetched):
+                _release(batch.lease)
+        self._ready.put(None)  # for a reader that waits at this moment
 
 
 def _release(lease: Lease) -> None:
-    """Release a lease, or leave that to the consumer's thread when Redis is away."""
+    """Release a lease, or leave that to the heartbeat thread when Redis is away."""
     try:
         lease.release()
     except LeaseLost as error:
         _log.warning("a batch that was taken ahead was lost: %s", error)
     except StoreError as error:
-        _log.warning("a batch that was taken ahead goes back later: %s", error)
+        _log.warning("a batch that was taken ahead is requeued later: %s", error)
         lease.abandon()
 
 
-_running: weakref.WeakSet[Ahead] = weakref.WeakSet()
+_running: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 
 
 @atexit.register
 def _at_exit() -> None:
-    """Give back what loops hold that were not closed."""
-    for ahead in list(_running):
-        ahead.close(EXIT_S)
+    """Release the batches of loops that were not closed."""
+    for prefetcher in list(_running):
+        prefetcher.close(EXIT_S)
