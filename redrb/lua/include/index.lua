@@ -26,7 +26,7 @@ local function rules()
   if not known_rules then
     local told = redis.call('HMGET', task, 'indexed', 'order', 'sampled', 'max_staleness',
       'max_token_staleness', 'on_expired', 'version', 'max_reads', 'tags', 'keep_ms', 'keep_groups',
-      'converting')
+      'converting', 'default_max_reads')
     known_rules = {
       indexed = told[1] == '1',
       order = told[2] or 'fifo',
@@ -35,7 +35,7 @@ local function rules()
       max_token_staleness = tonumber(told[5] or ''),
       keep = told[6] == 'keep',
       version = tonumber(told[7] or ''),
-      max_reads = tonumber(told[8] or '1'),
+      max_reads = tonumber(told[8] or told[13]),
       names = told[9] and told[9] ~= '' and cjson.decode(told[9]) or {},
       keep_ms = tonumber(told[10] or ''),
       keep_groups = tonumber(told[11] or ''),

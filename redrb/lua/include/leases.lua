@@ -19,7 +19,8 @@ local function bury(group, seq, fields, reason, consumer)
 end
 
 local function max_deliveries()
-  return tonumber(redis.call('HGET', task, 'max_deliveries') or '5')
+  local told = redis.call('HMGET', task, 'max_deliveries', 'default_max_deliveries')
+  return tonumber(told[1] or told[2])
 end
 
 local function fields_of(seq)

@@ -17,12 +17,12 @@ end
 
 -- The four numbers of the rate, and how many reads one of `unread` is.
 local function rate_of()
-  local told = redis.call('HMGET', task, 'rate', 'max_reads')
+  local told = redis.call('HMGET', task, 'rate', 'max_reads', 'default_max_reads')
   if not told[1] or told[1] == '' then
     return nil
   end
   local spi, size, least, most = string.match(told[1], '^(%S+) (%S+) (%S+) (%S+)$')
-  local max_reads = tonumber(told[2] or '1')
+  local max_reads = tonumber(told[2] or told[3])
   local share = max_reads > 0 and spi / max_reads or 0
   return tonumber(spi), tonumber(size), tonumber(least), tonumber(most), share
 end

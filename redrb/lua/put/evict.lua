@@ -1,9 +1,10 @@
 -- Evict groups that wait and are not leased, until a put has room.
 -- Runs in the same transaction as that put, before it.
 -- KEYS[1] stream
--- ARGV    producer, operation, count, bytes, least
+-- ARGV    producer, operation, count, bytes, least, most
 --         of the put; nothing is evicted when it was done already
 --         least: evict at least so many, for a server at its memory limit; history goes first then
+--         most: evict no more than so many, `count` and `least` not counted, where a limit was lowered
 -- Returns the number of entries evicted.
 --@include task room evict
 
@@ -21,6 +22,5 @@ end
 if max_bytes > 0 then
   excess_bytes = number(task, 'bytes') + tonumber(ARGV[4]) - max_bytes
 end
--- a limit that was given later is reached by and by
-local most = math.max(tonumber(ARGV[5]), 1000 + tonumber(ARGV[3]))
+local most = math.max(tonumber(ARGV[5]), tonumber(ARGV[6]) + tonumber(ARGV[3]))
 return evict(math.min(excess, most), excess_bytes, history)

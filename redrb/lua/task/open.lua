@@ -1,6 +1,7 @@
 -- Create the task, or check that it has the settings asked for.
 -- KEYS[1] stream
 -- ARGV    name, value, ...   settings; one that nobody has given yet is taken over
+--                            default_<name>: the value while nobody gives one, kept from the first call
 -- Returns {'ok', name, value, ..., 'filling', place or nil} with all settings
 --         | {'differs', name, stored, ...} | {'unversioned'}: eviction by staleness without versions
 --         | {'plain'}: run `convert` until it is done, and then the same again
@@ -13,7 +14,9 @@ local differing, given, index, fill = {'differs'}, {}, false, false
 for i = 1, #ARGV, 2 do
   local name, value = ARGV[i], ARGV[i + 1]
   local stored = redis.call('HGET', task, name)
-  if name == 'indexed' then
+  if string.sub(name, 1, 8) == 'default_' then
+    value = stored or value
+  elseif name == 'indexed' then
     index = not stored
   elseif not stored and used and ((name == 'order' and value ~= 'fifo') or name == 'tags') then
     stored = name == 'order' and 'fifo' or '' -- what waits was put without

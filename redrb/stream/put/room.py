@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from redrb.errors import ConfigError, StoreFull
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.pending import PendingPut
-from redrb.stream.put.scripts import PutReply, PutScripts
+from redrb.stream.put.scripts import EVICTED, PutReply, PutScripts
 from redrb.stream.task.store import TaskStore
 from redrb.stream.waiting import QUEUE_TTL_MS, Wait
 
@@ -16,9 +16,6 @@ OnFull: TypeAlias = Literal["block", "drop_oldest", "error"]
 
 EVICTION_ATTEMPTS = 8
 """Attempts to make room by eviction before a put gives up."""
-
-EVICTED = 1000
-"""Groups that `redrb/lua/put/evict.lua` evicts in one call where so many exceed a limit."""
 
 
 @dataclass(slots=True)

@@ -17,6 +17,9 @@ from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.indexing import Indexer
 from redrb.stream.task.task import Task
 
+EVICTED = 1000
+"""Groups that one script call evicts where so many exceed a limit that was lowered."""
+
 PutOutcome: TypeAlias = Literal[
     "ok", "again", "full", "never", "gone", "indexed", "plain", "memory"
 ]
@@ -75,7 +78,7 @@ class PutScripts:
         samples = sum([group.samples for group in groups])
         pipeline = store.client.transaction(store.keys.none)
         if evict is not None:
-            room: list[Argument] = [producer, operation, len(groups), sum(sizes), evict]
+            room: list[Argument] = [producer, operation, len(groups), sum(sizes), evict, EVICTED]
             add_to(pipeline, load("put/evict"), store.script_keys, room, whole=True)
         for group in groups:
             pipeline.add_payload(self._xadd, 6, group.parts, group.nbytes)
@@ -102,9 +105,8 @@ class PutScripts:
         after a broken connection it may evict more.
         """
         nbytes = sum(group.nbytes for group in batch.groups)
-        return int(
-            self._store.run("put/evict", [producer, operation, len(batch.groups), nbytes, least])
-        )
+        put: list[Argument] = [producer, operation, len(batch.groups), nbytes]
+        return int(self._store.run("put/evict", [*put, least, EVICTED]))
 
     def room(self, producer: str, sizes: Sequence[int], *, ttl_ms: int) -> tuple[int, str]:
         """Queue for room; returns how many groups may be put now, and what stops the next one.

@@ -33,6 +33,7 @@ from redrb.stream.saving.snapshot import (
 )
 from redrb.stream.task.entries import ID_BASE
 from redrb.stream.task.facts import Facts
+from redrb.stream.task.settings import STORED_DEFAULTS
 from redrb.stream.task.store import TaskStore
 
 STAGE_TTL_MS = 600_000
@@ -191,7 +192,7 @@ class Restoring:
             differing["tags"] = (list(tag_names(own)), list(tag_names(saved)))
         if differing:
             raise TaskMismatch(self._store.task, differing)
-        return {**saved, **own}
+        return {**STORED_DEFAULTS, **saved, **own}
 
     def _is_indexed(self) -> bool:
         return self._settings.get("indexed") == "1"
@@ -224,7 +225,8 @@ class Restoring:
     def _counters_of_late(self, here: int) -> dict[str, int]:
         """Return counters of a consumer group that finds `here` groups, as joining makes them."""
         never_found = self.header.counters.get("put", 0) - here
-        unread = int(self._settings.get("max_reads", "1")) * never_found
+        reads = self._settings.get("max_reads") or self._settings["default_max_reads"]
+        unread = int(reads) * never_found
         counters = {"waiting": here}
         return {**counters, "unread": unread} if self._is_indexed() else counters
 

@@ -14,6 +14,7 @@ from redrb.connection.transport import Argument
 from redrb.errors import ConfigError, TaskMismatch
 from redrb.experience import Status
 from redrb.orders import Score
+from redrb.stream.task.settings import STORED_DEFAULTS
 from redrb.stream.task.store import TaskStore
 
 ExpireMode: TypeAlias = Literal["keep", "discard", "look"]
@@ -38,7 +39,7 @@ class TaskScripts:
             TaskMismatch: It exists with others.
             ConfigError: It is to evict the stalest, and indexes no versions.
         """
-        asked = {"format": str(WIRE_FORMAT), **settings}
+        asked = {"format": str(WIRE_FORMAT), **STORED_DEFAULTS, **settings}
         flat = [word for item in asked.items() for word in item]
         head, *reply = self._store.run("task/open", flat)
         if head == b"plain":

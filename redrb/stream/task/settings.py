@@ -18,6 +18,15 @@ from redrb.stream.task.tags import declare_tags
 Eviction: TypeAlias = Literal["oldest", "stalest", "last"]
 OnExpired: TypeAlias = Literal["discard", "keep"]
 
+DEFAULT_MAX_DELIVERIES = 5
+DEFAULT_MAX_READS = 1
+
+STORED_DEFAULTS = {
+    "default_max_deliveries": str(DEFAULT_MAX_DELIVERIES),
+    "default_max_reads": str(DEFAULT_MAX_READS),
+}
+"""Defaults that scripts need; each task remembers those of the redrb that created it."""
+
 _LEAST = {
     "limit": 0,
     "max_bytes": 0,
@@ -139,7 +148,8 @@ class TaskSettings:
 
     def _check_rate(self) -> None:
         """Refuse a rate at which both sides would wait for ever."""
-        rate, reads = self.rate, 1 if self.max_reads is None else self.max_reads
+        rate, reads = self.rate, self.max_reads
+        reads = DEFAULT_MAX_READS if reads is None else reads
         if rate is None:
             return
         if not isinstance(rate, RateLimit):
