@@ -1,14 +1,14 @@
--- Attempts of ranks to form the next step: who asks, who was lost, how they end.
+-- Attempts of ranks to form the next step: which ranks ask, which were lost, how an attempt ends.
 --@include task index ranks
 
--- Ranks that do not ask in an attempt yet.
+-- Ranks that have not asked for their part in an attempt yet.
 local function missing_in(group, attempt)
-  local asks, missing = {}, {}
-  for _, rank in ipairs(redis.call('ZRANGEBYSCORE', key('asks', group), attempt, attempt)) do
-    asks[tonumber(rank)] = true
+  local asked, missing = {}, {}
+  for _, rank in ipairs(redis.call('ZRANGEBYSCORE', key('rank_requests', group), attempt, attempt)) do
+    asked[tonumber(rank)] = true
   end
-  for rank = 0, number(key('crew', group), 'world') - 1 do
-    if not asks[rank] then
+  for rank = 0, number(key('ranks', group), 'world') - 1 do
+    if not asked[rank] then
       missing[#missing + 1] = rank
     end
   end
@@ -17,19 +17,20 @@ end
 
 local function forget_ranks(group, ranks)
   for _, rank in ipairs(ranks) do
-    redis.call('HDEL', key('crew', group), 'holder:' .. rank)
-    redis.call('ZREM', key('asks', group), rank)
+    redis.call('HDEL', key('ranks', group), 'holder:' .. rank)
+    redis.call('ZREM', key('rank_requests', group), rank)
   end
 end
 
--- Ranks that were lost before this one asked, and are not back: it is to be told too, once.
+-- Ranks that were lost since this rank last asked, and have not come back. A rank learns of each loss
+-- once.
 local function lost_before(group, rank)
-  local crew, lost = key('crew', group), {}
-  local told = numbers(crew, 'losses', 'told:' .. rank)
-  if told[1] > told[2] then
-    redis.call('HSET', crew, 'told:' .. rank, told[1])
-    for _, other in ipairs(words(redis.call('HGET', crew, 'gone') or '')) do
-      if redis.call('HEXISTS', crew, 'holder:' .. other) == 0 then
+  local ranks, lost = key('ranks', group), {}
+  local losses = numbers(ranks, 'losses', 'seen:' .. rank)
+  if losses[1] > losses[2] then
+    redis.call('HSET', ranks, 'seen:' .. rank, losses[1])
+    for _, other in ipairs(words(redis.call('HGET', ranks, 'lost') or '')) do
+      if redis.call('HEXISTS', ranks, 'holder:' .. other) == 0 then
         lost[#lost + 1] = other
       end
     end
@@ -37,13 +38,13 @@ local function lost_before(group, rank)
   return lost
 end
 
--- The attempt to form the next step ends, the same way for all who asked.
-local function end_attempt(group, why, told, ranks)
-  local crew = key('crew', group)
-  local state = numbers(crew, 'attempt', 'formed')
-  redis.call('HDEL', crew, 'former')
-  redis.call('HSET', crew, 'ended', string.format('%.0f', state[1]), 'why', why, 'told', told,
-    'lost', table.concat(ranks, ' '), 'attempt', string.format('%.0f', state[1] + 1))
+-- End the attempt to form the next step, with the same reply for all ranks that asked.
+local function end_attempt(group, reason, counts, missing)
+  local ranks = key('ranks', group)
+  local state = numbers(ranks, 'attempt', 'formed')
+  redis.call('HDEL', ranks, 'forming')
+  redis.call('HSET', ranks, 'ended', string.format('%.0f', state[1]), 'reason', reason, 'counts', counts,
+    'missing', table.concat(missing, ' '), 'attempt', string.format('%.0f', state[1] + 1))
   empty_slot(group, slot_of(state[2] + 1))
   wake_ranks(group)
 end

@@ -103,7 +103,7 @@ end
 -- Delete all that belongs to a consumer group.
 local function drop_keys(group)
   for _, kind in ipairs({'group', 'deliveries', 'consumers', 'leases', 'moved', 'expiries', 'reads', 'clock',
-    'mass', 'staleness', 'joining', 'crew', 'asks', 'parts'}) do
+    'mass', 'staleness', 'joining', 'ranks', 'rank_requests', 'rank_parts'}) do
     redis.call('DEL', key(kind, group))
   end
   for _, status in ipairs(STATUSES) do

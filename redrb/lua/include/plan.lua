@@ -116,7 +116,7 @@ local function plan(query, node, wanted)
 end
 
 -- First and last ranks, in a leaf's sorted set, of the members with a listed value, or of the others.
-local function ranks(leaf, listed)
+local function rank_spans(leaf, listed)
   local found, others, after = {}, {}, 0
   for i, part in ipairs(leaf.parts) do
     local first = redis.call('ZCOUNT', leaf.zset, '-inf', '(' .. part.low)

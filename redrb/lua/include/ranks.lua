@@ -1,19 +1,28 @@
 -- Ranks: processes that take the same steps together, each a part of every batch.
 --
--- crew:<group> is there while they do. It holds world (how many ranks), first (the first step that
--- not all have acknowledged), formed (the newest one that has parts), attempt (number of the try to
--- form the next; it counts up when one ends or succeeds), spec (what is asked for in which attempt),
--- former (who forms the step, until when), how the last attempt ended (ended, why, told, lost), how
--- often ranks were lost (losses) and which last (gone), and of each rank holder:<rank>, the consumer
--- that it is, and told:<rank>, the losses it knows. asks:<group> sorts the ranks by the attempt in
--- which they ask. parts:<group> holds of each formed step <step>, what was asked for, and of each part
--- <step>.<rank> (its seqs), and with that name :given (the consumer that has it), :acked (samples),
--- :weights (of an order that draws). A part is leased to the slot ranks/<step>.<rank>, a batch that has
--- no parts yet to ranks/<step>. Their consumer, `ranks`, never dies: a crew that starts again finds the
--- same parts.
+-- The hash ranks:<group> exists while they do:
+--   world           number of ranks
+--   first, formed   first step that not all ranks have acknowledged, newest step that has parts
+--   attempt         number of the attempt to form the next step; counts up when one ends or succeeds
+--   spec            "<attempt> <request>": the request of the ranks in that attempt
+--   forming         "<rank> <deadline>": the rank that forms the step
+--   ended, reason, counts, missing
+--                   the last attempt that ended: its number, why, counts for the error, ranks missing
+--   losses, lost    how often ranks were lost, and which ranks the last time
+--   holder:<rank>   consumer that is the rank
+--   seen:<rank>     losses that the rank has learnt of
+-- The sorted set rank_requests:<group> holds the ranks by the attempt in which they ask.
+-- The hash rank_parts:<group> holds of each formed step <step>, its request, and of each part
+--   <step>.<rank>   its seqs
+--   ...:given       consumer that has the part
+--   ...:acked       its samples, once acknowledged
+--   ...:weights     its weights, if the order draws
+--
+-- A part is leased to the slot ranks/<step>.<rank>, a batch that is not dealt yet to ranks/<step>. The
+-- consumer of these slots, `ranks`, never dies: ranks that start again find the same parts.
 --@include task leases
 
-local CREW = 'ranks'
+local RANKS = 'ranks'
 
 local function words(text)
   local found = {}
@@ -24,27 +33,27 @@ local function words(text)
 end
 
 local function slot_of(step, rank)
-  return rank and string.format('%s/%.0f.%.0f', CREW, step, rank) or string.format('%s/%.0f', CREW, step)
+  return rank and string.format('%s/%.0f.%.0f', RANKS, step, rank) or string.format('%s/%.0f', RANKS, step)
 end
 
 local function part_of(step, rank)
   return string.format('%.0f.%.0f', step, rank)
 end
 
--- The consumer that each rank is, false where there is none.
+-- The consumer of each rank, false if there is none.
 local function holders_of(group)
   local names = {}
-  for rank = 0, number(key('crew', group), 'world') - 1 do
+  for rank = 0, number(key('ranks', group), 'world') - 1 do
     names[rank + 1] = 'holder:' .. rank
   end
-  return #names > 0 and redis.call('HMGET', key('crew', group), unpack(names)) or {}
+  return #names > 0 and redis.call('HMGET', key('ranks', group), unpack(names)) or {}
 end
 
--- Ranks of which another process than `me` lives, and those of which it does not.
-local function look_round(group, me, now)
+-- Ranks whose consumer lives, and ranks whose consumer is dead; `except` is left out.
+local function living_ranks(group, except, now)
   local ranks, holders, living, dead = {}, {}, {}, {}
   for i, holder in ipairs(holders_of(group)) do
-    if holder and holder ~= me then
+    if holder and holder ~= except then
       ranks[#ranks + 1], holders[#holders + 1] = i - 1, holder
     end
   end
@@ -67,28 +76,28 @@ local function wake_ranks(group)
   end
 end
 
--- What a slot of the crew holds goes back, unharmed; the slot ends.
+-- Requeue the groups that a slot of the ranks leases, and end the slot.
 local function empty_slot(group, slot)
-  local returned = return_slot(group, slot, false, CREW)
+  local returned = return_slot(group, slot, false, RANKS)
   redis.call('HDEL', key('leases', group), slot)
   redis.call('XGROUP', 'DELCONSUMER', stream, group, slot)
   return returned
 end
 
--- The crew ends, and what it holds goes back unharmed.
-local function dissolve(group)
-  return_leases(group, CREW, false)
-  redis.call('DEL', key('crew', group), key('parts', group), key('asks', group))
+-- End the ranks of a consumer group, and requeue the groups that they lease.
+local function end_ranks(group)
+  return_leases(group, RANKS, false)
+  redis.call('DEL', key('ranks', group), key('rank_parts', group), key('rank_requests', group))
 end
 
--- Whether ranks take from a consumer group, so that nobody else may. A crew of which no process lives
--- ends here, as the leases of any dead consumer do.
-local function is_manned(group, slot, now)
-  if redis.call('EXISTS', key('crew', group)) == 0 or string.sub(slot, 1, #CREW + 1) == CREW .. '/' then
+-- Whether ranks take from a consumer group, so that other consumers may not. Ranks that are all dead end
+-- here, as the leases of any dead consumer do.
+local function has_ranks(group, slot, now)
+  if redis.call('EXISTS', key('ranks', group)) == 0 or string.sub(slot, 1, #RANKS + 1) == RANKS .. '/' then
     return false
-  elseif #look_round(group, '', now) > 0 then
+  elseif #living_ranks(group, '', now) > 0 then
     return true
   end
-  dissolve(group)
+  end_ranks(group)
   return false
 end

@@ -1,32 +1,33 @@
--- Steps that have parts: acknowledged by all ranks they end, failed too often they are formed anew.
+-- Steps that have parts: a step ends when all ranks have acknowledged it, and is formed anew when a part
+-- failed too often.
 --@include task index groups leases ranks endings
 
 local function forget_parts(group, step, world)
-  redis.call('HDEL', key('parts', group), string.format('%.0f', step))
+  redis.call('HDEL', key('rank_parts', group), string.format('%.0f', step))
   for rank = 0, world - 1 do
     local name = part_of(step, rank)
-    redis.call('HDEL', key('parts', group), name, name .. ':given', name .. ':acked', name .. ':weights')
+    redis.call('HDEL', key('rank_parts', group), name, name .. ':given', name .. ':acked', name .. ':weights')
     empty_slot(group, slot_of(step, rank))
   end
 end
 
--- The steps from this one on have parts no more: their groups wait again, unharmed.
+-- Take the parts of a step and of all later steps apart: their groups are requeued.
 local function unform(group, step)
-  local crew = key('crew', group)
-  local state = numbers(crew, 'world', 'formed')
+  local ranks = key('ranks', group)
+  local state = numbers(ranks, 'world', 'formed')
   for each = step, state[2] do
     forget_parts(group, each, state[1])
   end
-  redis.call('HSET', crew, 'formed', string.format('%.0f', step - 1))
-  redis.call('HINCRBY', crew, 'attempt', 1)
+  redis.call('HSET', ranks, 'formed', string.format('%.0f', step - 1))
+  redis.call('HINCRBY', ranks, 'attempt', 1)
   wake_ranks(group)
 end
 
--- Whether a rank that lives has a part of a step, so that it will not ask for it.
+-- Whether a living rank has its part of a step, so that it will not ask for it.
 local function is_given(group, step, living)
   for _, rank in ipairs(living) do
     local name = part_of(step, rank)
-    local found = redis.call('HMGET', key('parts', group), name .. ':given', name .. ':acked')
+    local found = redis.call('HMGET', key('rank_parts', group), name .. ':given', name .. ':acked')
     if found[1] or found[2] then
       return true
     end
@@ -34,10 +35,10 @@ local function is_given(group, step, living)
   return false
 end
 
--- A delivery of a part has failed. When that was too often for any of its groups, those are buried
--- and the step is to be formed anew. Returns whether it is.
+-- Count a failed delivery of a part. If any of its groups failed too often, such groups become dead
+-- letters and the step is taken apart. Returns whether it was.
 local function fail_part(group, step, rank, consumer)
-  local seqs, most, worn = words(redis.call('HGET', key('parts', group), part_of(step, rank)) or ''),
+  local seqs, most, worn = words(redis.call('HGET', key('rank_parts', group), part_of(step, rank)) or ''),
     max_deliveries(), false
   for _, seq in ipairs(seqs) do
     worn = worn or number(key('deliveries', group), member_of(seq)) + 1 >= most
@@ -55,10 +56,10 @@ local function fail_part(group, step, rank, consumer)
   return worn
 end
 
--- A rank has trained its part. When all have, the step is done.
+-- Note that a rank has trained its part; the last rank acknowledges the step.
 local function mark_acked(group, step, rank, samples)
-  local parts, crew, all = key('parts', group), key('crew', group), {}
-  local name, state = part_of(step, rank), numbers(crew, 'first', 'formed', 'world')
+  local parts, ranks, all = key('rank_parts', group), key('ranks', group), {}
+  local name, state = part_of(step, rank), numbers(ranks, 'first', 'formed', 'world')
   if redis.call('HEXISTS', parts, name) == 0 then
     return
   end
@@ -78,5 +79,5 @@ local function mark_acked(group, step, rank, samples)
   while state[1] <= state[2] and redis.call('HEXISTS', parts, string.format('%.0f', state[1])) == 0 do
     state[1] = state[1] + 1
   end
-  redis.call('HSET', crew, 'first', string.format('%.0f', state[1]))
+  redis.call('HSET', ranks, 'first', string.format('%.0f', state[1]))
 end

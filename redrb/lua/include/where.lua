@@ -70,7 +70,7 @@ local function search(query, wanted, sources, visit)
   for known, source in ipairs(sources) do
     local leaf, listed = source[1], source[2]
     leaf.certain = listed
-    for _, span in ipairs(ranks(leaf, listed)) do
+    for _, span in ipairs(rank_spans(leaf, listed)) do
       for first = span[1], span[2], CHUNK do
         local last = math.min(first + CHUNK - 1, span[2])
         local members = redis.call('ZRANGE', leaf.zset, first, last)

@@ -1,18 +1,21 @@
 -- Deal a batch that was leased for a step: every rank gets its part, once.
 -- KEYS[1] stream
 -- ARGV    group, step, attempt, spec, then of each rank: weights, entries, seq ...
--- Returns {'ok'} | {'again'}: the attempt is over, or the batch is another one by now
+--         attempt: the one in which the batch was leased; its number is the token of that lease
+--         spec: the request of all ranks
+--         weights: of an order that draws, as the rank will read them; else ''
+-- Returns {'ok'} | {'again'}: the attempt is over, or another batch is leased by now
 --@include task pending ranks
 
 begin_writing()
 local group, step, attempt = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local crew, parts, slot = key('crew', group), key('parts', group), slot_of(step)
+local ranks, parts, slot = key('ranks', group), key('rank_parts', group), slot_of(step)
 if not exists() then
   return {'again'}
 end
-local state = numbers(crew, 'attempt', 'formed', 'world')
+local state = numbers(ranks, 'attempt', 'formed', 'world')
 if state[2] + 1 ~= step or state[1] ~= tonumber(attempt) then
-  -- what came too late goes back
+  -- a batch that comes too late is requeued
   if state[2] + 1 ~= step or redis.call('HGET', key('leases', group), slot) == attempt then
     empty_slot(group, slot)
   end
@@ -36,14 +39,14 @@ for rank = 0, state[3] - 1 do
   at = last + 1
 end
 
--- Hand entries of the batch to a rank. Returns those that are there, as text.
+-- Hand entries of the batch to a rank. Returns the seqs of the entries that still exist, as text.
 local function hand(rank, seqs)
-  local own, found = slot_of(step, rank), {}
-  redis.call('HSET', key('leases', group), own, attempt)
+  local target, found = slot_of(step, rank), {}
+  redis.call('HSET', key('leases', group), target, attempt)
   for _, seq in ipairs(seqs) do
-    if #redis.call('XCLAIM', stream, group, own, 0, id_of(seq), 'JUSTID') > 0 then
+    if #redis.call('XCLAIM', stream, group, target, 0, id_of(seq), 'JUSTID') > 0 then
       found[#found + 1] = seq
-    else -- someone deleted it behind our back
+    else -- deleted from the stream by another client
       redis.call('XACK', stream, group, id_of(seq))
       redis.call('HDEL', key('facts'), member_of(seq))
       add(key('group', group), 'evicted', 1)
@@ -59,8 +62,8 @@ for rank = 0, state[3] - 1 do
   end
 end
 redis.call('HSET', parts, ARGV[2], ARGV[4])
-redis.call('HSET', crew, 'formed', ARGV[2], 'attempt', string.format('%.0f', state[1] + 1))
-redis.call('HDEL', crew, 'former')
-empty_slot(group, slot) -- what is not dealt goes back
+redis.call('HSET', ranks, 'formed', ARGV[2], 'attempt', string.format('%.0f', state[1] + 1))
+redis.call('HDEL', ranks, 'forming')
+empty_slot(group, slot) -- requeue entries that were not dealt
 wake_ranks(group)
 return {'ok'}

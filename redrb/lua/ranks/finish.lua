@@ -1,20 +1,22 @@
--- A rank ends its part of a step, or some of it. A step is acknowledged when all ranks have: until
--- then a crew that starts again finds every part.
+-- A rank ends its part of a step, or groups of it. The step is acknowledged when all ranks have
+-- acknowledged it: until then, ranks that start again find every part.
 -- KEYS[1] stream
 -- ARGV    group, consumer, rank, step, outcome, reason, samples, seq ...
---         outcome: ack (all of the part) | release (kept for this rank) | fail (kept, counts as a
---         failed delivery) | reject (at once, to the dead-letter stream) | expire (at once) | leave (the
---         rank goes; its parts are kept)
--- Returns {'ok'} | {'lost'}; the same call again changes nothing and returns {'ok'}.
+--         outcome: ack (the whole part) | release (kept for this rank) | fail (kept, counts as a failed
+--         delivery) | reject (to the dead-letter stream, at once) | expire (at once)
+--         | leave (the process of the rank ends; its parts are kept)
+--         reason: of reject, for the dead-letter stream; samples: of ack, number of samples trained
+-- Returns {'ok'} | {'lost'}: another process is this rank, or the step was formed anew
+--         Repeated, it changes nothing more and returns {'ok'}.
 --@include task index room waiters groups ranks endings steps
 
 begin_writing()
 local group, consumer, rank, step = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local outcome, crew, parts, now = ARGV[5], key('crew', ARGV[1]), key('parts', ARGV[1]), now_ms()
-if redis.call('HGET', crew, 'holder:' .. ARGV[3]) ~= consumer then
+local outcome, ranks, parts, now = ARGV[5], key('ranks', group), key('rank_parts', group), now_ms()
+if redis.call('HGET', ranks, 'holder:' .. ARGV[3]) ~= consumer then
   return {'lost'}
 end
-local state = numbers(crew, 'first', 'formed')
+local state = numbers(ranks, 'first', 'formed')
 if outcome == 'leave' then
   for each = state[1], state[2] do
     redis.call('HDEL', parts, part_of(each, rank) .. ':given')
@@ -28,12 +30,12 @@ elseif step < state[1] or redis.call('HEXISTS', parts, ARGV[4]) == 0 then
   return {'ok'} -- all have acknowledged it
 end
 
-local own, mine, left = {}, {}, {}
+local held, mine, left = {}, {}, {}
 for _, seq in ipairs(words(redis.call('HGET', parts, name))) do
-  own[seq] = true
+  held[seq] = true
 end
 for i = 8, #ARGV do
-  if own[ARGV[i]] then
+  if held[ARGV[i]] then
     mine[#mine + 1] = ARGV[i]
   elseif outcome ~= 'reject' and outcome ~= 'expire' then
     return {'lost'} -- the step was formed anew
@@ -54,10 +56,10 @@ else
     end_held(group, slot, mine, outcome, 0)
   end
   for _, seq in ipairs(mine) do
-    own[seq] = nil
+    held[seq] = nil
   end
   for _, seq in ipairs(words(redis.call('HGET', parts, name))) do
-    if own[seq] then
+    if held[seq] then
       left[#left + 1] = seq
     end
   end

@@ -32,7 +32,7 @@ end
 if not join(group) then
   return {'more', 0}
 end
-if is_manned(group, slot, now) then
+if has_ranks(group, slot, now) then
   return {'ranks'}
 end
 local taken_over = beat(group, consumer, tonumber(ARGV[9]), now)
