@@ -6,7 +6,7 @@ import re
 
 from redrb.errors import ConfigError
 from redrb.orders.fifo import Fifo, Lifo
-from redrb.orders.order import GroupFacts, Order, Score, check_order, check_score
+from redrb.orders.order import GroupFacts, Order, Score, check_order, checked_score
 from redrb.orders.priority import Prioritized, Priority, Uniform
 from redrb.orders.versions import Freshest, Stalest
 
@@ -22,7 +22,7 @@ __all__ = [
     "Stalest",
     "Uniform",
     "check_order",
-    "check_score",
+    "checked_score",
     "ignores_priority",
     "known_order",
     "order_named",

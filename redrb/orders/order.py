@@ -70,17 +70,18 @@ def check_order(order: object) -> None:
         )
 
 
-def check_score(order: Order, score: object) -> None:
-    """Refuse a score that Redis cannot sort by.
+def checked_score(order: Order, facts: GroupFacts) -> Score:
+    """Return the score that an order gives a group.
 
     Raises:
         ConfigError: It is neither a number nor a position of arrival, or a weight below 0.
     """
+    score: object = order.score(facts)
     if score in ("arrival", "-arrival") and not order.sampled:
-        return
+        return score
     number = score if isinstance(score, int | float) else math.nan
     if 0 <= number < math.inf or (not order.sampled and not math.isnan(number)):
-        return
+        return number
     raise ConfigError(
         f"order {order.name!r} returned the score {score!r}: return a number, which is finite and "
         ">= 0 in a sampled order."

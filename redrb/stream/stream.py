@@ -25,7 +25,6 @@ from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
 from redrb.keys import check_name
-from redrb.orders import ignores_priority
 from redrb.stream.arguments import (
     BEFORE_ANY,
     AnyStatus,
@@ -38,7 +37,7 @@ from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.filters import Filter, check_filters
 from redrb.stream.put.items import Groups, Items, groups_of, groups_of_many
 from redrb.stream.put.options import PutOptions
-from redrb.stream.put.preparing import Preparer
+from redrb.stream.put.preparer import Preparer
 from redrb.stream.put.producer import Producer
 from redrb.stream.put.room import OnFull
 from redrb.stream.put.writer import Writer
@@ -133,9 +132,8 @@ class ExperienceStream:
         self.task = task
         self.namespace = namespace
         self.group = check_name("consumer group", group)
-        self._narrow_floats = narrow_floats
-        self._filters = check_filters(filters)
-        self._closed = self._warned = False
+        checked_filters = check_filters(filters)
+        self._closed = False
         self._task = Task(
             client,
             task,
@@ -144,6 +142,7 @@ class ExperienceStream:
             weights=weights,
         )
         self._expiration = Expiration(self._task, group)
+        self._preparer = Preparer(self._task, narrow_floats, checked_filters)
         self._producer = Producer(self._task, on_full)
         self._consumer = Consumer(self._task.store, group, lease_ms)
         self._taker = Taker(self._task, self._consumer)
@@ -605,16 +604,7 @@ class ExperienceStream:
     def _prepare(self, groups: Groups, options: PutOptions) -> PutBatch:
         """Check and encode the groups of a put."""
         self._check_open()
-        if options.tags and not set(options.tags) <= set(self._task.description.tags):
-            self._task.reopen()  # another process may have declared these tags since
-        description = self._task.description
-        preparer = Preparer(
-            self._narrow_floats, self._filters, description.tags, description.by_token
-        )
-        batch = preparer.prepare(groups, options)
-        if options.priority is not None:
-            self._warn_of_priorities()
-        return batch
+        return self._preparer.prepare(groups, options)
 
     def _take_request(
         self,
@@ -643,14 +633,3 @@ class ExperienceStream:
             raise ConfigError(
                 f"this stream of task {self.task!r} is closed: open another ExperienceStream."
             )
-
-    def _warn_of_priorities(self) -> None:
-        """Warn, once, that the task's order does not look at priorities."""
-        if self._warned or not ignores_priority(self._task.description.order):
-            return
-        self._warned = True
-        _log.warning(
-            "task %r: priorities are stored, but its order does not go by them: open it with "
-            'order="priority" or "prioritized", or put without priority=',
-            self.task,
-        )

@@ -175,6 +175,17 @@ def test_bad_options_of_a_put_are_refused(
     refuses(stream, lambda: stream.put_many([[numbered(1)]], **given), ConfigError, match)
 
 
+def test_a_tag_that_the_task_does_not_declare_is_refused(stream: ExperienceStream) -> None:
+    kinds = (numbered(1), [numbered(1)], make_experience_batch([numbered(1), numbered(2)]))
+    for items in kinds:
+        refuses(
+            stream,
+            lambda items=items: stream.put(items, tags={"a": 1}),
+            ConfigError,
+            "declares none",
+        )
+
+
 def test_options_may_be_numpys_and_torchs(stream: ExperienceStream) -> None:
     stream.put(numbered(1), policy_version=np.int64(3), priority=np.float32(2))  # type: ignore[arg-type]
     ids = stream.put(numbered(2), priority=torch.tensor(3.0), status="completed")  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from typing import Self
 
 from redrb.codec import EncodedGroup
 from redrb.experience import Status
-from redrb.experience.records import Scalar
+from redrb.stream.put.index_values import NO_VALUES, IndexValues
 from redrb.stream.put.options import PutOptions
 
 NO_OPTIONS = PutOptions()
@@ -16,21 +16,19 @@ NO_OPTIONS = PutOptions()
 
 @dataclass(frozen=True, slots=True)
 class PutBatch:
-    """Encoded groups, with the values that a task may index beside their bytes.
+    """Encoded groups, with the facts that a task may keep beside their bytes.
 
     Attributes:
         groups: The groups.
         options: The options of the put.
-        newest: Version of each group's newest token; None where the task has no rule for it.
-        tags: Values of the declared tags of each group; None where the task declares none.
+        values: The values of the samples that the task indexes.
         filtered: Groups of the same put that a filter dropped.
         expired: Groups that their producer found too stale, and keeps back.
     """
 
     groups: Sequence[EncodedGroup]
     options: PutOptions = NO_OPTIONS
-    newest: Sequence[int | None] | None = None
-    tags: Sequence[Sequence[Scalar | None]] | None = None
+    values: IndexValues = NO_VALUES
     filtered: int = 0
     expired: int = 0
 
@@ -53,8 +51,7 @@ class PutBatch:
         return replace(
             self,
             groups=self.groups[start:end],
-            newest=None if self.newest is None else self.newest[start:end],
-            tags=None if self.tags is None else self.tags[start:end],
+            values=self.values.part(start, end),
             filtered=self.filtered if start == 0 else 0,
             expired=self.expired if start == 0 else 0,
         )

@@ -1,74 +1,62 @@
-"""The facts of groups that are put into an indexed task."""
+"""The facts of groups that are put into an indexed task, as `put_indexed.lua` takes them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import msgpack
 
+from redrb.connection.transport import Argument
 from redrb.errors import ConfigError
-from redrb.orders import GroupFacts, Order, check_score
+from redrb.orders import GroupFacts, Order, checked_score
 from redrb.stream.put.batch import PutBatch
+from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.facts import Facts
 
 
-@dataclass(frozen=True, slots=True)
-class Indexer:
-    """Describes groups to an indexed task.
+def index_arguments(description: TaskDescription, batch: PutBatch) -> list[Argument]:
+    """Return the arguments of `put_indexed.lua` that describe a batch.
 
-    Attributes:
-        order: The task's order; None where it is somebody's own.
-        names: Its declared tags.
+    They name the settings that the batch was prepared for, because the task may have others by now;
+    a batch without groups fits all settings.
+
+    Raises:
+        ConfigError: This process was not given the `Order` object of the task.
     """
+    order = description.order
+    if order is None:
+        raise ConfigError(
+            "this task has an order that is not built in: open the stream with the same Order "
+            "object as order= to put here."
+        )
+    by_token, names = int(batch.values.newest is not None), batch.values.tag_names
+    if not batch.groups:
+        by_token, names = 1, description.tags
+    return [batch.expired, order.name, by_token, " ".join(names), *_packed_facts(order, batch)]
 
-    order: Order | None
-    names: Sequence[str]
 
-    @property
-    def order_name(self) -> str:
-        """Name of the order that the scores are of."""
-        return "" if self.order is None else self.order.name
-
-    def facts(self, batch: PutBatch) -> list[bytes]:
-        """Return the packed facts of each group."""
-        if self.order is None:
-            raise ConfigError(
-                "this task has an order of somebody's own: give the same Order object to put here."
-            )
-        score, priority, pack = self.order.score, batch.options.priority, msgpack.Packer().pack
-        newest = batch.newest or [None] * len(batch.groups)
-        tags = batch.tags if batch.tags and self.names else [()] * len(batch.groups)
-        packed = []
-        for group, token, values in zip(batch.groups, newest, tags, strict=True):
-            version, status = group.policy_version, group.status
-            own = score(GroupFacts(version, priority, group.samples, group.nbytes, status))
-            check_score(self.order, own)
-            facts: Facts = {
-                "size": group.nbytes,
-                "samples": group.samples,
-                "status": status.value,
-                "score": own if isinstance(own, str) else float(own),
-            }
-            if priority is not None:
-                facts["priority"] = float(priority)
-            if version is not None:
-                facts["version"] = version
-            if token is not None:
-                facts["newest"] = token
-            named = zip(self.names, values, strict=False)
-            if indexed := {name: value for name, value in named if value is not None}:
-                facts["tags"] = indexed  # never an empty one, which Lua would pack as a list
-            packed.append(pack(facts))
-        return packed
-
-    def tags(self, batch: PutBatch) -> str:
-        """Return the names of the tags in the facts, with a space between them.
-
-        None where the groups were prepared before the task declared tags: it refuses them.
-        """
-        return "" if batch.tags is None and batch.groups else " ".join(self.names)
-
-    def by_token(self, batch: PutBatch) -> int:
-        """Return 1 where the newest token of each group was looked at, as some tasks ask for."""
-        return int(batch.newest is not None or not batch.groups)
+def _packed_facts(order: Order, batch: PutBatch) -> list[bytes]:
+    """Return the facts of each group, packed."""
+    priority, values, pack = batch.options.priority, batch.values, msgpack.Packer().pack
+    newest = values.newest or [None] * len(batch.groups)
+    tags = values.tags or [()] * len(batch.groups)
+    packed = []
+    for group, token, group_tags in zip(batch.groups, newest, tags, strict=True):
+        version, status = group.policy_version, group.status
+        seen = GroupFacts(version, priority, group.samples, group.nbytes, status)
+        score = checked_score(order, seen)
+        facts: Facts = {
+            "size": group.nbytes,
+            "samples": group.samples,
+            "status": status.value,
+            "score": score if isinstance(score, str) else float(score),
+        }
+        if priority is not None:
+            facts["priority"] = float(priority)
+        if version is not None:
+            facts["version"] = version
+        if token is not None:
+            facts["newest"] = token
+        named = zip(values.tag_names, group_tags, strict=True)
+        if indexed := {name: value for name, value in named if value is not None}:
+            facts["tags"] = indexed  # left out when empty, because Lua packs {} as a list
+        packed.append(pack(facts))
+    return packed

@@ -139,8 +139,7 @@ class Producer:
             pending.keep_payloads()
             if reply.outcome in ("gone", "indexed"):
                 self._task.reopen()
-                now = self._task.description
-                pending.batch = reindexed(pending.batch, now.tags, by_token=now.by_token)
+                pending.batch = reindexed(pending.batch, self._task.description)
             elif reply.outcome == "plain":
                 self._task.scripts.convert()
             else:

@@ -14,7 +14,7 @@ from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Reply, first_error, packed
 from redrb.lua.scripts import add_to, load
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.put.indexing import Indexer
+from redrb.stream.put.indexing import index_arguments
 from redrb.stream.task.task import Task
 
 EVICTED = 1000
@@ -87,10 +87,8 @@ class PutScripts:
             script = load("put/put")
             account += sizes
         else:
-            script, indexer = load("put/put_indexed"), Indexer(description.order, description.tags)
-            account += [batch.expired, indexer.order_name]
-            account += [indexer.by_token(batch), indexer.tags(batch)]
-            account += indexer.facts(batch)
+            script = load("put/put_indexed")
+            account += index_arguments(description, batch)
         add_to(pipeline, script, store.script_keys, account, whole=True)
         pipeline.add("EXEC")
         count = len(groups)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from redrb.errors import ConfigError
 from redrb.experience import Status
-from redrb.orders import GroupFacts, Order, Score, check_score
+from redrb.orders import GroupFacts, Order, Score, checked_score
 from redrb.stream.task.entries import member_of
 from redrb.stream.task.facts import Facts, unpack_facts
 from redrb.stream.task.store import TaskStore
@@ -71,8 +71,7 @@ def _scored(
             nbytes=facts["size"],
             status=Status(facts["status"]),
         )
-        score = order.score(seen)
-        check_score(order, score)
+        score = checked_score(order, seen)
         if isinstance(score, str):
             raise ConfigError(f"order {order.name!r} does not go by priority.")
         changes.append((seq, priority, score))
