@@ -319,7 +319,7 @@ def test_the_command_ends_when_its_server_does(how: str) -> None:
             psutil.Process(int(told.partition("process_id:")[2].split()[0])).kill()
         out, err = command.communicate(timeout=20)
     assert (command.returncode, out) == (1, "")
-    assert err.startswith(f"redrb: the server at {socket} has ended; it said last: ")
+    assert err.startswith(f"redrb: the server at {socket} has ended; the last line of its log: ")
     assert err.count("\n") == 1
     assert not socket.parent.exists()
 

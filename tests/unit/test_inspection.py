@@ -1,4 +1,4 @@
-"""Published weights in files and beside each other, and how tables show them."""
+"""Published weights in files and beside each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from redrb.commands.tables import age, counted, percent, size, table
 from redrb.errors import ConfigError, EncodeError
 from redrb.weights.files.safetensors import load_safetensors
 from redrb.weights.inspection.comparison import compare
@@ -159,28 +158,3 @@ def test_large_and_odd_tensors_are_compared() -> None:
     for dtype in (torch.complex64, torch.complex128):
         change = compare("a", *(part.to(dtype) for part in complex_))
         assert (change.changed, change.largest, change.largest_relative) == (1, 5.0, 1.0)
-
-
-def test_tables_are_aligned() -> None:
-    assert table(("name", "size"), [("a", "1"), ("long", "123456")], left=("name",)) == [
-        "name    size",
-        "a          1",
-        "long  123456",
-    ]
-
-
-def test_numbers_are_for_people() -> None:
-    assert [size(n) for n in (0, 999, 1000, 999_949, 999_950, 503_316_480, 2 * 10**15)] == [
-        *("0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "503.3 MB", "2000.0 TB")
-    ]
-    assert [counted(n, "tensor") for n in (0, 1, 2000)] == [
-        "0 tensors",
-        "1 tensor",
-        "2,000 tensors",
-    ]
-    assert [age(s) for s in (0.4, 99, 150, 7200, 200_000)] == [
-        *("0 s", "99 s", "2 min", "2.0 h", "2.3 d")
-    ]
-    assert [percent(*n) for n in ((0, 5), (1, 4), (1, 10**6), (0, 0))] == [
-        *("0.00%", "25.00%", "<0.01%", "0.00%")
-    ]

@@ -13,7 +13,7 @@ from redrb.cli import main
         ("diff", "divided by the largest magnitude that an element of the tensor has in A"),
         ("put", "default: all that are there"),
         ("rm", "Delete all versions of weights, without asking. A trainer that still publishes"),
-        ("get", "Exit status: 0 when it is done; 2 when something given is wrong"),
+        ("get", "Exit status: 0 when the command has done its work; 2 when an argument is wrong"),
     ],
 )
 def test_help_says_what_is_not_seen(

@@ -1,4 +1,4 @@
 """Published weights from outside: looked at, compared, and taken to files and back.
 
-What the commands `redrb weights ...` do; how they say it is in `redrb/commands/weights.py`.
+What the commands `redrb weights ...` do; their arguments and output are in `redrb/commands/weights/`.
 """

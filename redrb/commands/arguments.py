@@ -1,0 +1,60 @@
+"""Arguments that commands share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TypeAlias
+
+from redrb.options import variable_of
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001
+
+STATUS = (
+    "Exit status: 0 when the command has done its work; 2 when an argument is wrong: an option, an "
+    "unknown name, a file that is missing, of another kind or cannot be written; 1 when the work "
+    "could not be done: Redis is away or full, the time is over, stored data is damaged."
+)
+"""The exit status of every command, for --help."""
+
+TASK = ("task", "name of the task")
+WEIGHTS = ("name", "name of the weights")
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    text: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    subject: tuple[str, str] | None,
+    json_text: str = "print one line of JSON",
+) -> argparse.ArgumentParser:
+    """Add a command that looks at Redis, with the arguments that all of these have.
+
+    Args:
+        commands: Where to add it.
+        name: Its name.
+        text: What it does; its first sentence stands in the list of commands.
+        run: Runs it; returns the exit status.
+        subject: Name and help of the first argument, such as `TASK`; None: there is none.
+        json_text: Help of `--json`.
+    """
+    parser = commands.add_parser(
+        name,
+        help=text.partition(".")[0],
+        description=text[0].upper() + text[1:],
+        epilog=STATUS,
+    )
+    if subject is not None:
+        parser.add_argument(subject[0], metavar=subject[0].upper(), help=subject[1])
+    parser.add_argument("--namespace", default="default", help="its namespace (default: default)")
+    parser.add_argument("--url", help=f"where Redis is (default: {variable_of('url')})")
+    parser.add_argument("--json", action="store_true", help=json_text)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_group(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names a consumer group."""
+    parser.add_argument("--group", default="default", help="consumer group (default: default)")

@@ -1,0 +1,93 @@
+"""Prints the results of commands: one line of JSON, or tables, sizes and ages for people."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+_UNITS = ("kB", "MB", "GB", "TB")
+_WIDEST = 1_000_000
+
+
+def show(result: object, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print a result: as one line of JSON, or its lines for people."""
+    for line in [json.dumps(_finite(result), default=str)] if as_json else lines:
+        print(line, flush=True)
+
+
+def figures(named: Mapping[str, object]) -> Iterator[str]:
+    """Return a line for each figure: its name, then its value."""
+    for name, value in named.items():
+        yield f"{name:18} {value:,}" if type(value) is int else f"{name:18} {value!s}"
+
+
+def rounded(named: Mapping[str, object]) -> dict[str, object]:
+    """Return figures with two decimals."""
+    return {name: f"{v:.2f}" if isinstance(v, float) else v for name, v in named.items()}
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = ()
+) -> list[str]:
+    """Return the lines of a table: as wide as the terminal, or complete where there is none.
+
+    Args:
+        head: Names of the columns.
+        rows: Their cells.
+        left: Columns whose cells begin at the left; others end at the right.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDEST
+    grid = Table(box=None, pad_edge=False, padding=(0, 1))
+    for name in head:
+        grid.add_column(name, justify="left" if name in left else "right", overflow="fold")
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    with console.capture() as printed:
+        console.print(grid)
+    return [line.rstrip() for line in printed.get().splitlines()]
+
+
+def size(nbytes: int) -> str:
+    """Return a number of bytes as people read it, such as "503.3 MB"."""
+    if nbytes < 1000:
+        return f"{nbytes} B"
+    amount, unit = nbytes / 1000, 0
+    while amount >= 999.95 and unit < len(_UNITS) - 1:
+        amount, unit = amount / 1000, unit + 1
+    return f"{amount:.1f} {_UNITS[unit]}"
+
+
+def age(seconds: float) -> str:
+    """Return how long ago something was, such as "12 s" or "3.5 h"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} d"
+
+
+def percent(part: float, whole: float) -> str:
+    """Return a share, such as "1.25%"."""
+    share = 100 * part / whole if whole else 0.0
+    return f"{share:.2f}%" if share >= 0.01 or not share else "<0.01%"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, such as "1 tensor" or "2,000 tensors"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _finite(value: object) -> object:
+    """Return what JSON can hold: differences of float64 may be beyond it."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(_finite, value))
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,29 @@
+"""`redrb resume`: fills a new task from a file of `redrb save`."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from redrb.commands.arguments import TASK, Commands, add_command
+from redrb.commands.output import figures, show
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    parser = add_command(commands, "resume", "fill a new task from a file", _run, subject=TASK)
+    parser.add_argument("path", metavar="PATH", type=Path, help="file of `redrb save`")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from redrb.connection import connect
+    from redrb.keys import TaskKeys
+    from redrb.stream.saving.saving import resume_task
+    from redrb.stream.task.store import TaskStore
+
+    with connect(options.url) as client:
+        keys = TaskKeys.of(options.namespace, options.task)
+        resumed = asdict(resume_task(TaskStore(client, options.task, keys), options.path))
+    show(resumed, figures(resumed), as_json=options.json)
+    return 0

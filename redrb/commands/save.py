@@ -1,0 +1,29 @@
+"""`redrb save`: writes a task to a file."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from redrb.commands.arguments import TASK, Commands, add_command
+from redrb.commands.output import figures, show
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    parser = add_command(commands, "save", "write a task to a file", _run, subject=TASK)
+    parser.add_argument("path", metavar="PATH", type=Path, help="file; an older one is replaced")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from redrb.connection import connect
+    from redrb.keys import TaskKeys
+    from redrb.stream.saving.saving import save_task
+    from redrb.stream.task.store import TaskStore
+
+    with connect(options.url) as client:
+        keys = TaskKeys.of(options.namespace, options.task)
+        saved = asdict(save_task(TaskStore(client, options.task, keys), options.path))
+    show(saved, figures(saved), as_json=options.json)
+    return 0

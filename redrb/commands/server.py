@@ -1,0 +1,43 @@
+"""`redrb server`: runs a Redis for the processes of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from contextlib import closing, suppress
+
+from redrb.commands.arguments import Commands
+from redrb.errors import StoreUnavailable
+from redrb.options import variable_of
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "server",
+        help="run a Redis for this machine until Ctrl-C",
+        description="Run a Redis for the processes of this machine until Ctrl-C: it listens on a "
+        "unix socket, on no port. When it ends by itself, so does the command, with status 1.",
+    )
+    parser.add_argument(
+        "directory", nargs="?", default="", help="keep data here; default: keep none"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from redrb.connection.embedded import EmbeddedServer
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with closing(EmbeddedServer(options.directory)) as server, suppress(KeyboardInterrupt):
+        print(
+            f"{server.program.name} serves this machine at\n"
+            f"  {variable_of('url')}=unix://{server.socket}\nuntil Ctrl-C",
+            flush=True,
+        )
+        last_line = server.wait()
+        raise StoreUnavailable(
+            f"the server at {server.socket} has ended; the last line of its log: {last_line}",
+            where=str(server.socket),
+        )
+    return 0

@@ -1,0 +1,42 @@
+"""`redrb stats`: shows a task's ledger, and the consumers and producers that wait."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from redrb.commands.arguments import TASK, Commands, add_command, add_group
+from redrb.commands.output import show
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    text = "show a task's ledger, and the consumers and producers that wait"
+    add_group(add_command(commands, "stats", text, _run, subject=TASK))
+
+
+def _run(options: argparse.Namespace) -> int:
+    from redrb.connection import connect
+    from redrb.stream.task.inspection import task_stats
+
+    with connect(options.url) as client:
+        stats = task_stats(client, options.task, namespace=options.namespace, group=options.group)
+    if not stats.joined:
+        print(
+            f"redrb: consumer group {options.group!r} has taken nothing yet; the ledger shows "
+            "what it would find.",
+            file=sys.stderr,
+        )
+    result = {**asdict(stats), "ledger_balanced": stats.ledger.balanced}
+    show(result, _lines(result), as_json=options.json)
+    return 0
+
+
+def _lines(result: dict[str, Any]) -> Iterator[str]:
+    pools = {f"waiting {status}": groups for status, groups in result["waiting"].items()}
+    rest = {name: value for name, value in result.items() if name not in ("ledger", "waiting")}
+    for name, value in (result["ledger"] | pools | rest).items():
+        yield f"{name:18} {value:>12,}" if type(value) is int else f"{name:18} {value!s:>12}"

@@ -1,0 +1,77 @@
+"""`redrb weights show`: lists the versions of weights, or the tensors of one version."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from redrb.commands import output
+from redrb.commands.arguments import WEIGHTS, Commands, add_command
+from redrb.commands.output import age, percent, size, table
+
+if TYPE_CHECKING:
+    from redrb.weights.inspection.listing import KeptVersion, ListedTensor
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    text = "list the versions of weights, or the tensors of one"
+    parser = add_command(commands, "show", text, _run, subject=WEIGHTS)
+    parser.add_argument("--version", type=int, help="list the tensors of this version")
+    parser.add_argument("--tensors", action="store_true", help="list those of the newest version")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from redrb.connection import connect
+    from redrb.weights.inspection.listing import check_kept, tensors_of, versions_of
+
+    where = (options.name, options.namespace)
+    with connect(options.url) as client:
+        if options.version is None and not options.tensors:
+            versions = versions_of(client, *where)
+            result = {"name": options.name, "versions": list(map(asdict, versions))}
+            output.show(result, _versions(versions), as_json=options.json)
+            return 0
+        newest = check_kept(client, *where, options.version)
+        version = newest if options.version is None else options.version
+        tensors = tensors_of(client, *where, version)
+    result = {"name": options.name, "version": version, "tensors": list(map(asdict, tensors))}
+    output.show(result, _tensors(tensors), as_json=options.json)
+    return 0
+
+
+def _versions(versions: Iterable[KeptVersion]) -> list[str]:
+    head = ("version", "kind", "base", "size", "stored", "delta", "of size", "tensors", "age")
+    rows = [
+        (
+            str(kept.version),
+            kept.kind,
+            str(kept.base or "-"),
+            size(kept.nbytes),
+            size(kept.stored_bytes),
+            "-" if kept.delta_bytes is None else size(kept.delta_bytes),
+            "-" if kept.delta_bytes is None else percent(kept.delta_bytes, kept.nbytes),
+            str(kept.tensors),
+            age(kept.age_s),
+        )
+        for kept in versions
+    ]
+    return table(head, rows, left=("kind",))
+
+
+def _tensors(tensors: Iterable[ListedTensor]) -> list[str]:
+    head = ("tensor", "dtype", "shape", "bytes", "tied to", "shards")
+    rows = [
+        (
+            listed.name,
+            listed.dtype,
+            str(list(listed.shape)),
+            f"{listed.nbytes:,}",
+            listed.tied_to or "-",
+            str(listed.pieces),
+        )
+        for listed in tensors
+    ]
+    return table(head, rows, left=("tensor", "dtype", "shape", "tied to"))
