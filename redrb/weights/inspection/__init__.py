@@ -1,4 +1,4 @@
 """Published weights from outside: looked at, compared, and taken to files and back.
 
-What the commands `redrb weights ...` do; their arguments and output are in `redrb/commands/weights/`.
+Does the work of the commands in `redrb/commands/weights/`.
 """
