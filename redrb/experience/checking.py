@@ -66,7 +66,7 @@ def check_groups(groups: Sequence[Sequence[Any]]) -> dict[int, RecordError]:
 
 
 def check_batch(experience: Experience) -> dict[int, RecordError]:
-    """Do for the rows of a batch, a group each, what `check_groups` does for groups."""
+    """Check a batch whose rows are one group each; returns and raises as `check_groups` does."""
     batch_size(experience)
     versions = experience.policy_version
     for version in (versions,) if versions is None or isinstance(versions, int) else versions:

@@ -1,4 +1,4 @@
-"""Filters at put: groups that are not worth training on are dropped before they are stored."""
+"""Filters of puts: they drop groups that are not worth training on."""
 
 from __future__ import annotations
 

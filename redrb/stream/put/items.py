@@ -54,16 +54,17 @@ def groups_of(items: Items | GroupedRows) -> Groups:
         return items
     if isinstance(items, GroupedRows):
         return items.groups()
-    group = _as_list(items, "samples")
+    group = as_list(items, "samples")
     return [group] if group else []
 
 
 def groups_of_many(groups: Sequence[Sequence[BufferItem]]) -> list[list[BufferItem]]:
     """Return the groups of a `put_many`; raises as `groups_of` does."""
-    return [_as_list(group, "samples") for group in _as_list(groups, "lists of samples")]
+    return [as_list(group, "samples") for group in as_list(groups, "lists of samples")]
 
 
-def _as_list(items: object, content: str) -> list[Any]:
+def as_list(items: object, content: str) -> list[Any]:
+    """Return any iterable as a list; raises RecordError for types that are no list of samples."""
     if isinstance(items, list):
         return items
     if isinstance(items, _NO_LISTS) or not isinstance(items, Iterable):

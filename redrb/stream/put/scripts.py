@@ -1,7 +1,7 @@
-"""The scripts of `redrb/lua/put`: groups are stored exactly once, or wait for room.
+"""Runs the scripts of `redrb/lua/put`: groups are stored exactly once, or wait for room.
 
-Every method may be repeated with the same arguments when a connection breaks, and is: see the
-headers of the scripts.
+Every request is repeated with the same arguments when a connection breaks; the headers of the
+scripts say why that is safe.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from redrb.stream.put.indexing import index_arguments
 from redrb.stream.task.task import Task
 
 EVICTED = 1000
-"""Groups that one script call evicts where so many exceed a limit that was lowered."""
+"""Most groups beyond the limit that one call evicts; there are many after it was lowered."""
 
 PutOutcome: TypeAlias = Literal[
     "ok", "again", "full", "never", "gone", "indexed", "plain", "memory"
@@ -27,15 +27,15 @@ PutOutcome: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class PutReply:
-    """What became of a put.
+    """The reply to a put.
 
     Attributes:
-        outcome: "ok"; "again": an earlier attempt landed; "full"; "never": the groups exceed the
-            limits even when nothing is stored; "gone": the task was deleted; "indexed": the groups
-            were prepared for other settings than the task's; "plain": convert the task first;
-            "memory": the server is at its memory limit.
+        outcome: "ok"; "again": an earlier attempt was stored; "full"; "never": the groups exceed
+            the limits even when nothing is stored; "gone": the task was deleted; "indexed": the
+            groups were prepared for other settings than the task's; "plain": convert the task
+            first; "memory": the server is at its memory limit.
         last: Id of the last group stored.
-        stored: Groups stored; by an earlier attempt it may be another number.
+        stored: Groups stored; an earlier attempt may have stored another number.
         room: Groups that may still be put; -1 without a limit.
         setting: The setting that leaves no room: "limit", "rate" or "max_bytes".
         expired: Groups that were too stale on arrival.
@@ -69,9 +69,9 @@ class PutScripts:
 
         Args:
             producer: Name of the producer.
-            operation: Number of this put; counts up by one a put of this producer.
+            operation: Number of this put; the producer counts up by one.
             batch: The groups.
-            evict: Make room first by evicting, this many groups at least; None: do not.
+            evict: Least number of groups to evict first; None: evict nothing.
         """
         store, description, groups = self._store, self._task.description, batch.groups
         sizes = [group.nbytes for group in groups]
@@ -99,26 +99,26 @@ class PutScripts:
     def evict(self, producer: str, operation: int, batch: PutBatch, *, least: int) -> int:
         """Make room for a put before it is sent; returns the number of groups evicted.
 
-        At the server's memory limit a put is refused with everything in its transaction. Repeated
-        after a broken connection it may evict more.
+        At the server's memory limit the whole transaction of a put is refused, with its evictions.
+        A call that is repeated after a broken connection may evict more.
         """
         nbytes = sum(group.nbytes for group in batch.groups)
         put: list[Argument] = [producer, operation, len(batch.groups), nbytes]
         return int(self._store.run("put/evict", [*put, least, EVICTED]))
 
     def room(self, producer: str, sizes: Sequence[int], *, ttl_ms: int) -> tuple[int, str]:
-        """Queue for room; returns how many groups may be put now, and what stops the next one.
+        """Queue for room; returns how many groups may be put now, and the setting that limits them.
 
         Args:
             producer: The producer that is woken when there is room.
             sizes: Bytes of each group to put.
-            ttl_ms: How long the place in the queue, or what was granted, is kept; 0: leave.
+            ttl_ms: How long the place in the queue or the granted room is kept; 0: leave the queue.
         """
         granted, setting = self._store.run("put/room", [producer, ttl_ms, *sizes])
         return int(granted), setting.decode()
 
     def forget(self, producers: Sequence[str]) -> None:
-        """Forget the last operations of producers that put no more."""
+        """Delete the last operation numbers of producers that put no more."""
         self._store.client.execute("HDEL", self._store.keys.producers, *producers)
 
 

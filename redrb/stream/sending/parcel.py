@@ -13,7 +13,7 @@ from redrb.errors import RecordError
 from redrb.experience import BufferItem, Experience
 from redrb.experience.batching import METADATA
 from redrb.experience.records import TENSOR_FIELDS, batch_size, named_tensors, per_sample
-from redrb.stream.put.items import GroupedRows, Items
+from redrb.stream.put.items import GroupedRows, Items, as_list
 
 R = TypeVar("R", BufferItem, Experience)
 
@@ -45,8 +45,11 @@ class Parcel:
             return cls(items, batch_size(items), _nbytes(items))
         if isinstance(items, GroupedRows):
             return cls(items, len(items.rows()), _nbytes(items.experience))
-        samples = [items] if isinstance(items, BufferItem) else _listed(items)
-        return cls(samples, min(1, len(samples)), sum(map(_nbytes, samples)))
+        samples = [items] if isinstance(items, BufferItem) else as_list(items, "samples")
+        for item in samples:
+            if not isinstance(item, BufferItem):
+                raise RecordError(f"a group holds a {type(item).__name__}: give redrb.BufferItem.")
+        return cls(list(samples), min(1, len(samples)), sum(map(_nbytes, samples)))
 
     def copied(self) -> Parcel:
         """Return a copy on the CPU, which shares no tensor with the caller.
@@ -132,18 +135,6 @@ def _rows(
         values = per_sample(experience, name, size)
         setattr(chosen, name, [values[row] for row in rows])
     return chosen
-
-
-def _listed(items: object) -> list[BufferItem]:
-    if not isinstance(items, Sequence):
-        raise RecordError(
-            f"a {type(items).__name__} cannot be sent: give a redrb.BufferItem, a list of them, "
-            "which is one group, or a redrb.Experience."
-        )
-    for item in items:
-        if not isinstance(item, BufferItem):
-            raise RecordError(f"a group holds a {type(item).__name__}: give redrb.BufferItem.")
-    return list(items)
 
 
 def _nbytes(record: BufferItem | Experience) -> int:

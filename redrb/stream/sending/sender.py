@@ -66,7 +66,7 @@ class ExperienceSender:
                 it the caller must not change them, and they are encoded where they are.
 
         Raises:
-            ConfigError: No stream, or a bad limit.
+            ConfigError: There is no stream, or a limit is not usable.
         """
         several = [streams] if isinstance(streams, ExperienceStream) else list(streams)
         if not several or not all(isinstance(stream, ExperienceStream) for stream in several):
@@ -114,7 +114,7 @@ class ExperienceSender:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of their tensors."""
+        """Bytes of the tensors of groups that are not in yet."""
         return self._backlog.nbytes
 
     @property
@@ -124,7 +124,7 @@ class ExperienceSender:
 
     @property
     def sent_groups(self) -> int:
-        """Groups that are in, those that a filter dropped included."""
+        """Groups that are in, and groups that a filter dropped."""
         return self._backlog.put
 
     @property
