@@ -30,8 +30,8 @@ from redrb.stream.exchange.layout import (
     key_of,
     shard_name,
 )
-from redrb.stream.saving.records import tag_names
-from redrb.stream.saving.snapshot import GroupRecord, TaskReader
+from redrb.stream.saving.records import GroupRecord
+from redrb.stream.saving.snapshot import TaskReader
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.tags import BEYOND_NUMBERS
 from redrb.weights.files.safetensors import safetensors_torch
@@ -157,7 +157,7 @@ class _Export:
         self._directory = directory
         names = [own.name for own in reader.header.groups]
         self._place = names.index(group) if group in names else -1
-        self._names = tag_names(reader.header.settings)
+        self._names = reader.header.tags
         self._terms = self._read_terms() if self._names else {}
 
     def run(self) -> None:

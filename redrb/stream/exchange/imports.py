@@ -27,7 +27,7 @@ from redrb.stream.exchange.layout import (
     is_shard,
     key_of,
 )
-from redrb.stream.saving.records import tag_names
+from redrb.stream.saving.records import declared_tags
 from redrb.stream.saving.snapshot import PAGE_BYTES, PAGE_GROUPS
 from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.store import TaskStore
@@ -87,7 +87,7 @@ def import_task(
         order, tags = order or source.order, source.tags or None
     put = archived = 0
     with ExperienceStream(client, task, namespace=namespace, order=order, tags=tags) as stream:
-        declared = set(tag_names(scripts.open({}))).intersection(source.tags)
+        declared = set(declared_tags(scripts.open({}))).intersection(source.tags)
         waiting = (line for line in source.lines() if line.get("archived_ms") is None)
         for given, lines in groupby(waiting, lambda line: _given(line, declared)):
             options = json.loads(given)

@@ -1,13 +1,13 @@
-"""The file of a saved task: `docs/saving.md` says it in words.
+"""Frames of a saved task's file, written and read; `docs/saving.md` specifies them.
 
-It is read from an untrusted source: lengths are checked before anything is allocated for them.
+A file may come from an untrusted source: lengths are checked before memory is allocated for them.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from enum import IntEnum
 from typing import Any, BinaryIO, Final, NamedTuple, NoReturn
 
@@ -16,7 +16,7 @@ import xxhash
 
 from redrb.codec.wire import MAX_BLOB_BYTES, unpack
 from redrb.errors import DecodeError
-from redrb.stream.saving.snapshot import DeadRecord, GroupRecord, TaskHeader
+from redrb.stream.saving.records import DeadRecord, Ending, GroupRecord, TaskHeader
 
 MAGIC: Final = b"RDRBTASK"
 VERSION: Final = 1
@@ -31,7 +31,7 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 class Kind(IntEnum):
-    """What a frame holds."""
+    """The kind of record in a frame."""
 
     HEADER = 1
     GROUP = 2
@@ -42,30 +42,11 @@ class Kind(IntEnum):
 
 
 class Frame(NamedTuple):
-    """A frame as it was read; the payload is empty where it was only checked."""
+    """One record as it was read; its payload is empty where only its checksum was computed."""
 
     kind: Kind
     head: Any
     payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """What a file holds, as its end says.
-
-    Attributes:
-        groups: Groups, history included.
-        archived: Those of them that are history.
-        dead_letters: Dead letters.
-        waiting: Groups that each consumer group needs.
-        cursors: Where each consumer group of a plain task was: beyond it everything waits.
-    """
-
-    groups: int = 0
-    archived: int = 0
-    dead_letters: int = 0
-    waiting: list[int] = field(default_factory=list)
-    cursors: list[int] = field(default_factory=list)
 
 
 class SaveWriter:
@@ -85,7 +66,7 @@ class SaveWriter:
         self._frame(Kind.GROUP, record, payload)
 
     def dead_letter(self, record: DeadRecord) -> None:
-        """Write one dead letter; its payload is that of the group."""
+        """Write one dead letter, whose payload is the group."""
         *others, (name, value) = record.fields
         if name == b"g":
             self._frame(Kind.DEAD_LETTER, [record.entry_id, others, True], value)
@@ -93,12 +74,12 @@ class SaveWriter:
             self._frame(Kind.DEAD_LETTER, [record.entry_id, record.fields, False])
 
     def pairs(self, kind: Kind, pairs: dict[str, str]) -> None:
-        """Write a part of the strings of tags, or of what producers did last."""
+        """Write some strings of tags, or some last operations of producers."""
         if pairs:
             self._frame(kind, pairs)
 
     def end(self, ending: Ending) -> None:
-        """Write the end, and the checksum of everything."""
+        """Write the ending and the checksum of the file."""
         self._frame(Kind.END, asdict(ending))
         self._file.write(self._digest.digest())
 
@@ -117,10 +98,10 @@ class SaveReader:
     """Reads the frames of one file, in constant memory."""
 
     def __init__(self, file: BinaryIO, where: str) -> None:
-        """Read the beginning.
+        """Read magic and version.
 
         Raises:
-            DecodeError: It is not the file of a saved task, or newer than this redrb.
+            DecodeError: The file is no saved task, or its format is newer than this redrb.
         """
         self._file = file
         self._where = where
@@ -142,7 +123,7 @@ class SaveReader:
         """Yield all frames, and check the file to its end.
 
         Args:
-            payloads: Whether they are wanted; else they are only checked.
+            payloads: Whether frames hold their payloads, or only their checksum is computed.
 
         Raises:
             DecodeError: The file is damaged or incomplete.

@@ -1,7 +1,7 @@
-"""A saved task is put together out of sight, on a stage, and takes its place in one step.
+"""`Restoring`: builds a saved task on a stage, whose keys then replace those of the task.
 
-Parts go to the stage like puts: payload by XADD and what is told of it to a script, in one
-transaction, once however often it is sent.
+Parts go to the stage like puts: the payloads by XADD, and the records to a script, in one
+transaction that has its effect once however often it is sent.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Reply, first_error, packed
 from redrb.errors import ConfigError, StoreError, TaskMismatch
 from redrb.keys import TaskKeys
-from redrb.lua.scripts import add_to, load, run
-from redrb.stream.saving.file import Ending, Kind
-from redrb.stream.saving.records import tag_names
-from redrb.stream.saving.snapshot import (
-    PAGE_BYTES,
-    PAGE_GROUPS,
+from redrb.lua.scripts import add_to, load
+from redrb.stream.saving.file import Kind
+from redrb.stream.saving.records import (
     ConsumerGroup,
     DeadRecord,
+    Ending,
     GroupRecord,
     TaskHeader,
-    ledger_of,
+    declared_tags,
     settings_of,
 )
-from redrb.stream.task.entries import ID_BASE
+from redrb.stream.saving.snapshot import PAGE_BYTES, PAGE_GROUPS
+from redrb.stream.task.entries import entry_id
 from redrb.stream.task.facts import Facts
 from redrb.stream.task.settings import STORED_DEFAULTS
 from redrb.stream.task.store import TaskStore
 
 STAGE_TTL_MS = 600_000
-"""How long a stage lives on when nobody goes on with it."""
+"""Time after which Redis deletes a stage that no process continues."""
 
 _RESTORING_TTL_MS = 86_400_000
+"""Time for which the token of the newest attempt is kept."""
 
 
 @dataclass(slots=True)
 class _Page:
-    """Entries that go to the stage in one transaction, and what is told of each."""
+    """Entries that go to the stage in one transaction, and a description of each for the script."""
 
     commands: list[tuple[list[Argument], bytes]] = field(default_factory=list)
-    told: list[Any] = field(default_factory=list)
+    described: list[Any] = field(default_factory=list)
     nbytes: int = 0
 
     def fits(self, nbytes: int) -> bool:
         return len(self.commands) < PAGE_GROUPS and self.nbytes + nbytes <= PAGE_BYTES
 
-    def add(self, command: list[Argument], payload: bytes, told: Any = None) -> None:
+    def add(self, command: list[Argument], payload: bytes, described: Any = None) -> None:
         self.commands.append((command, payload))
-        self.told.append(told)
+        self.described.append(described)
         self.nbytes += len(payload)
 
 
 class Restoring:
-    """One attempt to restore a task: a stage of its own, and the parts that were put on it."""
+    """One attempt to restore a task: its stage, and the parts that were put on it."""
 
     def __init__(self, store: TaskStore, header: TaskHeader, ending: Ending) -> None:
         self.header = header
@@ -79,17 +79,19 @@ class Restoring:
         self._members: Counter[str] = Counter()
 
     def begin(self) -> None:
-        """Begin a stage, after a look at whether the task may be restored at all.
+        """Check that the task may be restored, and begin a stage.
 
         Raises:
-            ConfigError: It was used, or has other settings.
+            ConfigError: The task was used.
+            TaskMismatch: The task has another order or other tags.
         """
         put, stored, fields, *groups = self._run("saving/restore_begin", _RESTORING_TTL_MS)
         if put or stored:
             raise self._used()
-        own = {k.decode(): v.decode() for k, v in zip(fields[::2], fields[1::2], strict=True)}
-        self._settings = self._merged(settings_of(own))
-        # who has joined already would find all that is stored, and waits for it
+        pairs = zip(fields[::2], fields[1::2], strict=True)
+        given = settings_of({name.decode(): value.decode() for name, value in pairs})
+        self._settings = self._merged(given)
+        # consumer groups that have joined already find everything, and may wait for it
         self._late = sorted({name.decode() for name in groups} - set(self._names))
         self._send("task", {"task": self._task(), "groups": self._groups()})
 
@@ -102,9 +104,9 @@ class Restoring:
             name = str(need[0])
             self._members[name] += self._is_indexed() or record.seq <= self._cursors[name]
         facts = self._facts(record, payload) or ""
-        told = [record.seq, len(payload), facts, record.archived, needs]
+        described = [record.seq, len(payload), facts, record.archived, needs]
         command: list[Argument] = ["XADD", self._stage.stream, "NOMKSTREAM"]
-        self._add(Kind.GROUP, [*command, f"{ID_BASE}{record.seq}", "g"], payload, told)
+        self._add(Kind.GROUP, [*command, entry_id(record.seq), "g"], payload, described)
         self._last = record.seq
 
     def dead_letter(self, record: DeadRecord) -> None:
@@ -116,15 +118,15 @@ class Restoring:
         )
 
     def pairs(self, kind: Kind, pairs: Mapping[str, str]) -> None:
-        """Put strings of tags, or what producers did last, on the stage."""
+        """Put strings of tags, or last operations of producers, on the stage."""
         self._flush()
         self._send("terms" if kind is Kind.TERMS else "producers", pairs)
 
     def end(self) -> None:
-        """Let the stage take the place of the task.
+        """Replace the task's keys by those of the stage, in one script.
 
         Raises:
-            ConfigError: The task was used meanwhile, or given other settings.
+            ConfigError: The task was used meanwhile, or got other settings.
             StoreError: The stage is gone.
         """
         self._flush()
@@ -139,66 +141,68 @@ class Restoring:
         if outcome == b"differs":
             listed = ", ".join(name.decode() for name in names)
             raise ConfigError(
-                f"task {self._store.task!r} was given another {listed} while it was restored: "
+                f"task {self._store.task!r} got another {listed} while it was restored: "
                 "nothing was changed; resume it again."
             )
         if outcome == b"gone":
             raise self._gone()
 
     def give_up(self) -> None:
-        """Delete the stage; where Redis is away it expires by itself."""
+        """Delete the stage; while Redis is away it is left to expire."""
         try:
             self._run("saving/restore_begin", 0)
         except StoreError:
             return
 
-    def _add(self, kind: Kind, command: list[Argument], payload: bytes, told: Any = None) -> None:
+    def _add(
+        self, kind: Kind, command: list[Argument], payload: bytes, described: Any = None
+    ) -> None:
         if kind is not self._kind or not self._page.fits(len(payload)):
             self._flush()
         self._kind = kind
-        self._page.add(command, payload, told)
+        self._page.add(command, payload, described)
 
     def _flush(self) -> None:
         page, self._page = self._page, _Page()
         if page.commands:
             group = self._kind is Kind.GROUP
-            self._send("entries" if group else "dead", page.told if group else [], page)
+            self._send("entries" if group else "dead", page.described if group else [], page)
 
-    def _send(self, what: str, told: Any, page: _Page | None = None) -> None:
+    def _send(self, kind: str, records: Any, page: _Page | None = None) -> None:
         """Put the next part on the stage, once however often it is sent."""
         self._part += 1
         pipeline = self._store.client.transaction(self._stage.none)
         for command, payload in page.commands if page is not None else ():
             pipeline.add_payload(packed(*command), len(command) + 1, [payload], len(payload))
-        arguments: list[Argument] = [self._part, STAGE_TTL_MS, what, msgpack.packb(told)]
+        arguments: list[Argument] = [self._part, STAGE_TTL_MS, kind, msgpack.packb(records)]
         add_to(pipeline, load("saving/restore"), [self._stage.stream], arguments, whole=True)
         pipeline.add("EXEC")
         outcome = Request(self._store.client, pipeline, _outcome).result()
         if outcome == b"gone":
             raise self._gone()
 
-    def _merged(self, own: Mapping[str, str]) -> dict[str, str]:
-        """Return the settings of the task, and of the file where it has none.
+    def _merged(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Return the settings that the task was given, and those of the file for all others.
 
         Raises:
-            TaskMismatch: What groups were put with is another.
+            TaskMismatch: The task has another order, or other tags, than the saved groups.
         """
         saved = self.header.settings
         differing: dict[str, tuple[object, object]] = {}
         for name, default in (("format", "1"), ("order", "fifo"), ("sampled", "0")):
-            if name in own and own[name] != saved.get(name, default):
-                differing[name] = (own[name], saved.get(name, default))
-        if "tags" in own and tag_names(own) != tag_names(saved):
-            differing["tags"] = (list(tag_names(own)), list(tag_names(saved)))
+            if name in given and given[name] != saved.get(name, default):
+                differing[name] = (given[name], saved.get(name, default))
+        if "tags" in given and declared_tags(given) != self.header.tags:
+            differing["tags"] = (list(declared_tags(given)), list(self.header.tags))
         if differing:
             raise TaskMismatch(self._store.task, differing)
-        return {**STORED_DEFAULTS, **saved, **own}
+        return {**STORED_DEFAULTS, **saved, **given}
 
     def _is_indexed(self) -> bool:
         return self._settings.get("indexed") == "1"
 
     def _facts(self, record: GroupRecord, payload: bytes) -> Facts | None:
-        """Return a group's facts; in a plain task that becomes an indexed one, as it makes them."""
+        """Return a group's facts; made up for a saved plain task that becomes an indexed one."""
         if record.facts or not self._is_indexed():
             return record.facts
         return {"size": len(payload), "samples": 1, "status": "completed", "score": record.seq}
@@ -207,32 +211,32 @@ class Restoring:
         return {**self._settings, **_texts(self.header.counters)}
 
     def _groups(self) -> dict[str, dict[str, dict[str, str]]]:
-        """Return what the stage is told of each consumer group, and note where each one is."""
+        """Return the state of each consumer group for the stage, and note the cursors."""
         last, ending = self.header.last, self.ending
-        here = ending.groups - ending.archived
-        late = [ConsumerGroup(name, self._counters_of_late(here), here) for name in self._late]
-        waiting = [*ending.waiting, *[here] * len(late)]
+        found = ending.groups - ending.archived
+        late = [ConsumerGroup(name, self._counters_of_late(found), found) for name in self._late]
+        waiting = [*ending.waiting, *[found] * len(late)]
         cursors = [*ending.cursors, *[0] * len(late)]
         if self._is_indexed():
             cursors = [last] * len(cursors)
-        told = {}
-        for group, own, cursor in zip([*self.header.groups, *late], waiting, cursors, strict=True):
-            state = ledger_of(group, own, last=last, cursor=cursor)
-            told[group.name] = {"state": _texts(state), "staleness": _texts(group.staleness)}
+        states = {}
+        groups = [*self.header.groups, *late]
+        for group, needed, cursor in zip(groups, waiting, cursors, strict=True):
+            state = group.ledger(needed, last=last, cursor=cursor)
+            states[group.name] = {"state": _texts(state), "staleness": _texts(group.staleness)}
             self._cursors[group.name] = state["cursor"]
-        return told
+        return states
 
-    def _counters_of_late(self, here: int) -> dict[str, int]:
-        """Return counters of a consumer group that finds `here` groups, as joining makes them."""
-        never_found = self.header.counters.get("put", 0) - here
+    def _counters_of_late(self, found: int) -> dict[str, int]:
+        """Return the counters of a consumer group that joined late, and finds `found` groups."""
+        never_found = self.header.counters.get("put", 0) - found
         reads = self._settings.get("max_reads") or self._settings["default_max_reads"]
         unread = int(reads) * never_found
-        counters = {"waiting": here}
+        counters = {"waiting": found}
         return {**counters, "unread": unread} if self._is_indexed() else counters
 
-    def _run(self, name: str, *arguments: Argument) -> Reply:
-        keys = [self._store.keys.stream]
-        return run(self._store.client, load(name), keys, [self._token, *arguments])
+    def _run(self, script: str, *arguments: Argument) -> Reply:
+        return self._store.run(script, [self._token, *arguments])
 
     def _used(self) -> ConfigError:
         return ConfigError(
@@ -242,8 +246,8 @@ class Restoring:
 
     def _gone(self) -> StoreError:
         return StoreError(
-            f"what was restored of task {self._store.task!r} is gone: somebody else resumes it, or "
-            "Redis was away for too long. Nothing was changed; try again."
+            f"the restored part of task {self._store.task!r} is gone: another process resumes the "
+            "task, or Redis was away for too long. Nothing was changed; try again."
         )
 
 
@@ -252,7 +256,7 @@ def _texts(counts: Mapping[str, int]) -> dict[str, str]:
 
 
 def _outcome(replies: Sequence[Reply]) -> bytes:
-    """Return what became of a part; where it had come before, its entries are refused."""
+    """Return the outcome of a part; if it came before, Redis has refused its entries."""
     results = replies[-1]
     error = first_error(replies)
     if error is not None:

@@ -1,6 +1,6 @@
-"""Save a task to a file, and resume it from there.
+"""`save_task` writes a task to a file, `resume_task` builds the task anew from the file.
 
-On a resume nothing is changed until all is there, and whatever goes wrong leaves nothing behind
+A resume changes the task in its last step only; a resume that fails leaves nothing behind
 (`docs/decisions/0012-saving.md`).
 """
 
@@ -17,24 +17,26 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from redrb.errors import ConfigError, StoreError
-from redrb.stream.saving.file import Ending, Kind, SaveReader, SaveWriter
-from redrb.stream.saving.records import Contents
+from redrb.stream.saving.checking import CheckedContents
+from redrb.stream.saving.file import Kind, SaveReader, SaveWriter
+from redrb.stream.saving.records import DeadRecord, Ending, GroupRecord
 from redrb.stream.saving.restoring import Restoring
-from redrb.stream.saving.snapshot import ChangedMeanwhileError, DeadRecord, GroupRecord, TaskReader
+from redrb.stream.saving.snapshot import TaskChanged, TaskReader
 from redrb.stream.task.store import TaskStore
 
 AnyPath: TypeAlias = str | os.PathLike[str]
 
 _ATTEMPTS = 3
+"""Attempts to save a task that is cleared or converted meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedTask:
-    """What a file of a saved task holds.
+    """The contents of a saved task's file, in numbers.
 
     Attributes:
         path: The file.
-        groups: Groups in it that wait, history not counted.
+        groups: Waiting groups; leased groups are saved as waiting.
         archived: Groups of the history.
         dead_letters: Dead letters.
         nbytes: Bytes of the file.
@@ -48,37 +50,35 @@ class SavedTask:
 
 
 def save_task(store: TaskStore, path: AnyPath) -> SavedTask:
-    """Write a task to a file: a new one replaces an old one when it is complete.
+    """Write a task to a file, which replaces an older one when it is complete.
 
-    Makers and trainers may go on: what is stored from the beginning to the end is in the file,
-    once. What is leased is saved as waiting.
+    Makers and trainers may go on: groups that are stored from the beginning to the end are in the
+    file, once. Leased groups are saved as waiting.
 
     Raises:
         ConfigError: There is no such task, or the file cannot be written.
-        StoreUnavailable: Redis stayed away; an older file is as it was.
+        StoreUnavailable: Redis stayed away; an older file is unchanged.
     """
     target = Path(path)
     for _ in range(_ATTEMPTS):
         try:
             with _replacing(target) as file:
                 ending = _write(store, file)
-        except ChangedMeanwhileError:
+        except TaskChanged:
             continue
         return _saved(target, ending)
-    raise StoreError(f"task {store.task!r} became another one while it was saved: try again.")
+    raise StoreError(f"task {store.task!r} was cleared or converted while it was saved: try again.")
 
 
 def resume_task(store: TaskStore, path: AnyPath) -> SavedTask:
-    """Fill an empty task from a file: it is what it was, and what was leased waits.
-
-    Settings of the file are taken over where the task has none of its own. On any error the task is
-    as it was.
+    """Fill an empty task from a file; settings that the task was not given are those of the file.
 
     Raises:
         ConfigError: The file cannot be read, or the task was used: clear it first.
         TaskMismatch: The task has another order, or other tags.
         DecodeError: The file is damaged, or of a newer format.
-        StoreUnavailable: Redis stayed away; `uncertain` where the last step may have been done.
+        StoreUnavailable: Redis stayed away; `uncertain` is set if the last step may be done.
+        After each of them, unless it is uncertain, the task is unchanged.
     """
     source = Path(path)
     try:
@@ -86,7 +86,7 @@ def resume_task(store: TaskStore, path: AnyPath) -> SavedTask:
     except OSError as error:
         raise ConfigError(f"{source} cannot be read: {error}.") from error
     with file:
-        contents = _checked(file, source)
+        contents = _check(file, source)
         restoring = Restoring(store, contents.header, contents.ending)
         try:
             restoring.begin()
@@ -100,7 +100,7 @@ def resume_task(store: TaskStore, path: AnyPath) -> SavedTask:
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[BinaryIO]:
-    """Open a new file that takes the place of `target` when the block ends well."""
+    """Open a new file that replaces `target` when the block ends without an error."""
     fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         try:
@@ -128,22 +128,22 @@ def _write(store: TaskStore, file: BinaryIO) -> Ending:
     reader = TaskReader(store, time.time_ns() // 1_000_000)
     writer = SaveWriter(file)
     writer.header(reader.header)
-    counted: Counter[str] = Counter()
+    numbers: Counter[str] = Counter()
     waiting = [0] * len(reader.header.groups)
     for record, payload in reader.groups():
         writer.group(record, payload)
-        counted["groups"] += 1
-        counted["archived"] += record.archived != ""
+        numbers["groups"] += 1
+        numbers["archived"] += record.archived != ""
         for need in record.needs:
             waiting[need.place] += 1
     for letter in reader.dead_letters():
         writer.dead_letter(letter)
-        counted["dead_letters"] += 1
+        numbers["dead_letters"] += 1
     for terms in reader.terms():
         writer.pairs(Kind.TERMS, terms)
     for producers in reader.producers():
         writer.pairs(Kind.PRODUCERS, producers)
-    ending = Ending(**counted, waiting=waiting, cursors=reader.cursors)
+    ending = Ending(**numbers, waiting=waiting, cursors=reader.cursors)
     writer.end(ending)
     return ending
 
@@ -158,17 +158,17 @@ def _saved(path: Path, ending: Ending) -> SavedTask:
     )
 
 
-def _checked(file: BinaryIO, source: Path) -> Contents:
-    """Read all of a file once, to know that it is whole."""
-    contents = Contents(str(source))
+def _check(file: BinaryIO, source: Path) -> CheckedContents:
+    """Read all of a file once, to check that it is complete and undamaged."""
+    contents = CheckedContents(str(source))
     for frame in SaveReader(file, str(source)).frames(payloads=False):
         contents.add(frame)
     return contents
 
 
 def _restore(file: BinaryIO, source: Path, restoring: Restoring) -> None:
-    """Read a file again and put what it holds on the stage; it is checked again on the way."""
-    contents = Contents(str(source))
+    """Read a file again, check it again, and put its records on the stage."""
+    contents = CheckedContents(str(source))
     for frame in SaveReader(file, str(source)).frames(payloads=True):
         record = contents.add(frame)
         if isinstance(record, GroupRecord):
