@@ -1,4 +1,4 @@
-"""Numpy arrays and torch tensors to bytes and back, element types checked by name."""
+"""Numpy arrays and torch tensors as bytes, and back; element types are checked by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from redrb.codec.wire import BY_TORCH, MAX_ELEMENTS, MAX_RANK
 from redrb.errors import DecodeError, RecordError
 
 _NUMPY_KINDS = "biufcmMSU"
-"""Kinds of elements that are plain bytes: no objects, no structures."""
+"""Kinds of elements that are plain bytes: no objects and no structures."""
 
 _NUMPY_NAME = re.compile(rf"[<>|][{_NUMPY_KINDS}][0-9]{{1,9}}(\[[0-9A-Za-z]{{1,8}}\])?")
 
@@ -34,15 +34,15 @@ def pack_numpy(array: NDArray[Any] | np.generic, field: str) -> Packed:
     """Return a numpy array, or a scalar of shape [], as bytes."""
     if array.dtype.kind not in _NUMPY_KINDS or array.dtype.names is not None:
         raise RecordError(
-            f"{field} holds a numpy array of {array.dtype}: only plain numbers, strings and times "
-            "can be stored.",
+            f"{field} holds a numpy array of {array.dtype}: only numbers, strings and times can be "
+            "stored.",
             field=field,
         )
     return array.dtype.str, list(array.shape), array.tobytes()
 
 
 def unpack_numpy(dtype: object, shape: object, data: object) -> NDArray[Any]:
-    """Return the array that untrusted bytes say they are; it may be written to."""
+    """Return a writable array from untrusted bytes."""
     if not isinstance(dtype, str) or not _NUMPY_NAME.fullmatch(dtype):
         _malformed(f"elements of {dtype!r:.80}")
     try:
@@ -70,7 +70,7 @@ def pack_tensor(tensor: Tensor, field: str) -> Packed:
 
 
 def unpack_tensor(dtype: object, shape: object, data: object) -> Tensor:
-    """Return the tensor that untrusted bytes say they are."""
+    """Return a tensor from untrusted bytes."""
     kind = _TORCH.get(dtype) if isinstance(dtype, str) else None
     if kind is None:
         _malformed(f"a tensor of {dtype!r:.80}")

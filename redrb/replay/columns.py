@@ -1,6 +1,6 @@
-"""A rollout's numbers as tensors: lists and arrays that the codec narrows and compresses.
+"""Numbers of a rollout as tensors, which the codec stores in few bytes.
 
-A column is named `<field>:<container>:<dtype>`, so that the members of one group may hold a field
+A column is named `<field>:<container>:<dtype>`, so that the rollouts of one group may hold a field
 in different containers.
 """
 
@@ -20,7 +20,7 @@ _NUMPY_KINDS = "biuf"
 
 
 def pack_column(field: str, value: Any) -> tuple[str, Tensor] | None:
-    """Return a column's name and tensor, or None where the value is better kept as it is."""
+    """Return a column's name and tensor; None if the value is no list or array of numbers."""
     container, tensor = _container(value)
     if tensor is None or tensor.dtype not in BY_TORCH:
         return None
@@ -31,7 +31,7 @@ def unpack_column(name: str, tensor: Tensor) -> tuple[str, Any]:
     """Return a field and its value.
 
     Raises:
-        DecodeError: No column of a rollout is called so.
+        DecodeError: The name is not that of a column.
     """
     field, _, rest = name.partition(":")
     container, _, dtype = rest.partition(":")
@@ -42,7 +42,7 @@ def unpack_column(name: str, tensor: Tensor) -> tuple[str, Any]:
             return field, tensor.numpy()
         if container == "tensor":
             return field, tensor
-    raise DecodeError(f"the column {name!r:.80} of {tensor.dtype} is none of a rollout.")
+    raise DecodeError(f"the column {name!r:.80} of {tensor.dtype} is not part of a rollout.")
 
 
 def _container(value: Any) -> tuple[str, Tensor | None]:
@@ -60,7 +60,7 @@ def _container(value: Any) -> tuple[str, Tensor | None]:
 
 
 def _of_list(values: list[Any]) -> Tensor | None:
-    """Return a list of ints or of floats as a tensor, bit for bit; None where it is neither."""
+    """Return a list of ints or floats as a tensor, bit for bit; None for other lists."""
     kinds = set(map(type, values))
     if kinds <= {int}:
         try:

@@ -1,4 +1,4 @@
-"""A few threads that do what would block an event loop, and lose nothing when it stops waiting."""
+"""Runs blocking calls of a buffer in its threads; a cancelled call loses no result."""
 
 from __future__ import annotations
 
@@ -18,69 +18,69 @@ _log = logging.getLogger("redrb")
 
 
 class ReplayExecutor:
-    """A bounded number of threads of one buffer; the event loop's own are left alone.
+    """A pool of threads for one buffer; the default pool of the event loop stays free.
 
     Attributes:
-        closed: Whether it does no further jobs.
+        closed: Whether it accepts no further jobs.
     """
 
     def __init__(self, threads: int, name: str) -> None:
         self._threads = threads
         self._name = name
         self.closed = False
-        self._begin()
+        self._make_pool()
 
-    def _begin(self) -> None:
-        """Get threads: at first, and in a forked process, which has none of its parent's."""
+    def _make_pool(self) -> None:
+        """Make the threads; again in a forked process, which has none of its parent's threads."""
         self._pid = os.getpid()
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=self._name)
         self._lock = threading.Lock()
-        self._working: set[Future[Any]] = set()
+        self._running: set[Future[Any]] = set()
 
-    async def do(self, job: Callable[[], T]) -> T:
-        """Return what `job` does in a thread.
+    async def run(self, job: Callable[[], T]) -> T:
+        """Run a job in a thread and return its result.
 
-        Whoever is cancelled does not wait for it: a job that runs is done all the same.
+        A cancelled caller does not wait for it; a job that has begun is finished all the same.
         """
         return await asyncio.wrap_future(self._submit(job))
 
-    async def fetch(self, job: Callable[[], T], undo: Callable[[T], None]) -> T:
-        """Return what `job` brings; cancelled meanwhile, it is undone in a thread."""
-        handover = _Handover(job, undo)
-        future = self._submit(handover.run)
+    async def run_undoable(self, job: Callable[[], T], undo: Callable[[T], None]) -> T:
+        """Run a job and return its result; if the caller is cancelled, undo it in a thread."""
+        undoable = _UndoableJob(job, undo)
+        future = self._submit(undoable.run)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            if handover.abandon():
+            if undoable.cancel():
                 self._submit(lambda: undo(future.result()))
             raise
 
-    def start(self, job: Callable[[], None], what: str) -> None:
-        """Do a job that nobody waits for; what goes wrong is logged."""
+    def run_in_background(self, job: Callable[[], None], failure: str) -> None:
+        """Run a job for which no caller waits; an error is logged after the text `failure`."""
 
         def report(done: Future[None]) -> None:
             error = done.exception()
             if isinstance(error, RedrbError):
-                _log.warning("%s: %s", what, error)
+                _log.warning("%s: %s", failure, error)
             elif error is not None:
-                _log.error("%s", what, exc_info=error)
+                _log.error("%s", failure, exc_info=error)
 
         self._submit(job).add_done_callback(report)
 
-    async def settle(self) -> None:
-        """Wait until all that was begun is done."""
+    async def drain(self) -> None:
+        """Wait until all jobs that were begun are finished."""
         while True:
             with self._lock:
-                working = [asyncio.wrap_future(future) for future in self._working]
-            if not working:
+                running = [asyncio.wrap_future(future) for future in self._running]
+            if not running:
                 return
-            await asyncio.wait(working)
-            for done in working:
+            await asyncio.wait(running)
+            for done in running:
                 if not done.cancelled():
-                    done.exception()  # whoever waits for it gets it; here it only counts as seen
+                    done.exception()  # the job's caller gets the error; asyncio wants it read here
 
     def close(self) -> None:
-        """Let the threads end when they have done what is begun."""
+        """Accept no further jobs; the threads end after the jobs that were begun."""
         self.closed = True
         self._pool.shutdown(wait=False)
 
@@ -88,39 +88,39 @@ class ReplayExecutor:
         if self.closed:
             raise ConfigError("the buffer is closed: make another one.")
         if self._pid != os.getpid():
-            self._begin()
+            self._make_pool()
         future = self._pool.submit(job)
         with self._lock:
-            self._working.add(future)
+            self._running.add(future)
         future.add_done_callback(self._forget)
         return future
 
     def _forget(self, future: Future[Any]) -> None:
         with self._lock:
-            self._working.discard(future)
+            self._running.discard(future)
 
 
-class _Handover(Generic[T]):
-    """A result on its way to whoever waits for it, and back when nobody does any more."""
+class _UndoableJob(Generic[T]):
+    """A job whose result is undone if its caller was cancelled meanwhile."""
 
     def __init__(self, job: Callable[[], T], undo: Callable[[T], None]) -> None:
         self._job = job
         self._undo = undo
         self._lock = threading.Lock()
-        self._brought = False
-        self._abandoned = False
+        self._finished = False
+        self._cancelled = False
 
     def run(self) -> T:
         """Do the job, in a thread."""
         result = self._job()
         with self._lock:
-            self._brought = True
-        if self._abandoned:
+            self._finished = True
+        if self._cancelled:
             self._undo(result)
         return result
 
-    def abandon(self) -> bool:
-        """Note that nobody waits any more; True when there is a result that is to be undone."""
+    def cancel(self) -> bool:
+        """Note that the caller was cancelled; True if the caller has to undo the result."""
         with self._lock:
-            self._abandoned = not self._brought
-            return self._brought
+            self._cancelled = not self._finished
+            return self._finished

@@ -1,4 +1,4 @@
-"""What becomes of rollouts that arrive or expire: the caller's own objects are changed in place."""
+"""Changes to rollouts that arrive or expire; the caller's objects are changed in place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redrb.experience.status import group_status
 from redrb.replay.rollout_fields import has, length, read, status_of, steps_of, write, write_status
 from redrb.replay.staleness import EXPIRABLE, Thresholds, expired_members, staleness
 
-_LOST: tuple[tuple[str, Any], ...] = (
+_RESET: tuple[tuple[str, Any], ...] = (
     ("response", ""),
     ("response_ids", []),
     ("logprobs", []),
@@ -26,19 +26,19 @@ _LOST: tuple[tuple[str, Any], ...] = (
     ("input_ids", None),
     ("labels", None),
 )
-"""What a rollout loses that is to be made again, and what stands there afterwards."""
+"""Fields that are reset when a rollout is made again, and their new values."""
 
-_RELEASED: tuple[tuple[str, Any], ...] = (
+_HEAVY: tuple[tuple[str, Any], ...] = (
     ("prompt_ids", None),
     ("tokens", None),
     ("mm_info", None),
     ("extra_fields", {}),
 )
-"""What a rollout loses besides when it is discarded."""
+"""Further fields that are reset when a rollout is discarded, and their new values."""
 
 
 def fill_steps(group: Iterable[Any], model_step: int) -> None:
-    """Give every response token that has no model step this one."""
+    """Set the model step of all response tokens that have none."""
     for rollout in group:
         steps = steps_of(rollout)
         missing = length(rollout, "response_ids") - len(steps)
@@ -46,17 +46,17 @@ def fill_steps(group: Iterable[Any], model_step: int) -> None:
             write(rollout, "response_model_steps", [*steps, *[model_step] * missing])
 
 
-def refresh(group: Iterable[Any], train_step: int) -> None:
-    """Write every rollout's staleness at `train_step`, where it has a field for it."""
+def write_staleness(group: Iterable[Any], train_step: int) -> None:
+    """Write the staleness at `train_step` into every rollout that has a field for it."""
     for rollout in group:
         if has(rollout, "seq_staleness"):
             write(rollout, "seq_staleness", staleness(rollout, train_step))
 
 
 def too_stale(group: Sequence[Any], train_step: int | None, thresholds: Thresholds) -> list[Any]:
-    """Return the members for whose sake a group that arrives is expired; empty: it is not.
+    """Return the rollouts that are too stale when their group arrives; empty: it does not expire.
 
-    Groups that failed, were filtered, expired or archived before stay what they are.
+    Groups that failed, or were filtered, expired or archived before, keep their status.
     """
     if group_status(map(status_of, group)) not in EXPIRABLE:
         return []
@@ -64,27 +64,27 @@ def too_stale(group: Sequence[Any], train_step: int | None, thresholds: Threshol
 
 
 def expire(rollouts: Iterable[Any]) -> None:
-    """Make rollouts expired, and take them back to their prompts."""
+    """Set rollouts to expired and reset them to their prompts."""
     for rollout in rollouts:
         write_status(rollout, Status.EXPIRED)
-        reset(rollout)
+        reset_to_prompt(rollout)
 
 
 def discard(group: Iterable[Any]) -> None:
-    """Make rollouts expired that are not to be made again: nothing heavy is left in them."""
+    """Set rollouts to expired that are not made again, and drop their heavy fields."""
     for rollout in group:
         write_status(rollout, Status.EXPIRED)
-        reset(rollout)
-        release(rollout)
+        reset_to_prompt(rollout)
+        drop_heavy_fields(rollout)
 
 
-def reset(rollout: Any) -> None:
-    """Take a rollout back to its prompt, for a new response.
+def reset_to_prompt(rollout: Any) -> None:
+    """Reset a rollout to its prompt, for a new response.
 
-    Prompt, multimodal input, extra fields and what names it stay. `input_ids` and `labels`, which
-    hold the old response, go.
+    Prompt, multimodal input, extra fields and ids stay. `input_ids` and `labels` are reset, because
+    they hold the old response.
     """
-    for name, value in _LOST:
+    for name, value in _RESET:
         if has(rollout, name):
             write(rollout, name, copy.copy(value))
     if has(rollout, "tokens"):
@@ -94,9 +94,9 @@ def reset(rollout: Any) -> None:
         )
 
 
-def release(rollout: Any) -> None:
-    """Drop what else is heavy in a rollout that nobody will look at again."""
-    for name, value in _RELEASED:
+def drop_heavy_fields(rollout: Any) -> None:
+    """Drop the prompt and other heavy fields of a discarded rollout."""
+    for name, value in _HEAVY:
         if has(rollout, name):
-            with suppress(RecordError):  # a class that insists on its prompt keeps it
+            with suppress(RecordError):  # a class may refuse to lose its prompt
                 write(rollout, name, copy.copy(value))

@@ -1,4 +1,4 @@
-"""What a buffer does, one call after the other: every function here may wait for Redis."""
+"""The operations of a buffer: put, take, count and refresh; each blocks until Redis answers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from redrb.errors import BatchTimeout, DecodeError
 from redrb.experience import Status
 from redrb.experience.status import group_status
-from redrb.replay.expiry import discard, expire, fill_steps, refresh, too_stale
+from redrb.replay.expiry import discard, expire, fill_steps, too_stale, write_staleness
 from redrb.replay.rollout_classes import RolloutClasses
 from redrb.replay.rollout_fields import status_of
-from redrb.replay.rollout_packing import Unpacked, pack_group, unpack_group
+from redrb.replay.rollout_packing import StoredRollout, pack_group, unpack_group
 from redrb.replay.staleness import Thresholds, expired_members, version_to_order_by
 from redrb.replay.tasks import NEVER, Tasks
 from redrb.stream import Lease
@@ -23,13 +23,13 @@ _log = logging.getLogger("redrb")
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """What a put is told of its group.
+class PutOptions:
+    """Options of a put.
 
     Attributes:
-        model_step: Step of the model that made the tokens without a step.
-        train_step: The trainer's step.
-        thresholds: When rollouts expire.
+        model_step: Model step of response tokens that have no step; None: they keep none.
+        train_step: The trainer's step; None: rollouts keep their staleness.
+        thresholds: Staleness at which rollouts expire.
         retryable: Whether an expired group waits for new responses.
     """
 
@@ -39,8 +39,8 @@ class Arrival:
     retryable: bool
 
 
-class Taken(NamedTuple):
-    """Groups of one task that nobody was given yet, and the lease that holds them, if any."""
+class TakenGroups(NamedTuple):
+    """Groups of one task on their way to the caller, and their lease, if there are any."""
 
     groups: list[list[Any]]
     lease: Lease | None
@@ -52,35 +52,35 @@ class Operations:
     def __init__(self, tasks: Tasks, classes: RolloutClasses) -> None:
         self._tasks = tasks
         self._classes = classes
-        self._heard = 0
+        self._newest_train_step = 0
 
-    def put(self, group: list[Any], task: str, told: Arrival) -> None:
-        """Bring a group up to date and store it, or discard it."""
-        if told.model_step is not None:
-            fill_steps(group, told.model_step)
-        if told.train_step is not None:
+    def put(self, group: list[Any], task: str, options: PutOptions) -> None:
+        """Update the rollouts of a group and store it, or discard it if it is too stale."""
+        if options.model_step is not None:
+            fill_steps(group, options.model_step)
+        if options.train_step is not None:
             for rollout in group:
                 if isinstance(rollout, dict):
                     rollout.setdefault("seq_staleness", 0)
-            refresh(group, told.train_step)
-            self._hear(told.train_step)
-        stale = too_stale(group, told.train_step, told.thresholds)
+            write_staleness(group, options.train_step)
+            self._note_train_step(options.train_step)
+        stale = too_stale(group, options.train_step, options.thresholds)
         stream = self._tasks.open(task)
-        if stale and not told.retryable:
+        if stale and not options.retryable:
             stream.discard_expired(1)
             discard(group)
             return
-        version = version_to_order_by(group, told.train_step, self._heard)
+        version = version_to_order_by(group, options.train_step, self._newest_train_step)
         expire(stale)
         stream.put(
-            pack_group(group, told.train_step),
+            pack_group(group, options.train_step),
             status=Status.EXPIRED if stale else group_status(map(status_of, group)),
             priority=-version if self._tasks.order == "stalest" else None,
         )
 
-    def take(self, sizes: Mapping[str, int], status: Status) -> dict[str, Taken]:
-        """Lease groups of several tasks; on an error none."""
-        taken: dict[str, Taken] = {}
+    def take(self, sizes: Mapping[str, int], status: Status) -> dict[str, TakenGroups]:
+        """Lease groups of several tasks; after an error none is leased."""
+        taken: dict[str, TakenGroups] = {}
         try:
             for task, size in sizes.items():
                 taken[task] = self._take_one(task, size, status)
@@ -90,7 +90,7 @@ class Operations:
         return taken
 
     def count(self, task: str, status: Status) -> int:
-        """Return how many groups of a status wait in a task."""
+        """Return the number of groups of a status that wait in a task."""
         stream = self._tasks.find(task)
         return 0 if stream is None else stream.count(status)
 
@@ -101,8 +101,8 @@ class Operations:
         train_step: int,
         statuses: Collection[Status],
     ) -> dict[str, int]:
-        """Expire what has become too stale; returns how many groups of each task did."""
-        self._hear(train_step)
+        """Expire groups that have become too stale; return their number for each task."""
+        self._note_train_step(train_step)
         return {
             task: self._refresh_one(
                 task, rule, train_step, statuses, retryable=retryable.get(task, True)
@@ -110,28 +110,28 @@ class Operations:
             for task, rule in rules.items()
         }
 
-    def _hear(self, train_step: int) -> None:
-        self._heard = max(self._heard, train_step)
+    def _note_train_step(self, train_step: int) -> None:
+        self._newest_train_step = max(self._newest_train_step, train_step)
 
-    def _take_one(self, task: str, size: int, status: Status) -> Taken:
+    def _take_one(self, task: str, size: int, status: Status) -> TakenGroups:
         stream = self._tasks.find(task) if size > 0 else None
         if stream is None:
-            return Taken([], None)
+            return TakenGroups([], None)
         try:
             lease = stream.take(size, timeout=0, at_least=1, status=status)
         except BatchTimeout:
-            return Taken([], None)
+            return TakenGroups([], None)
         try:
             groups = self._read(task, lease, status)
         except BaseException:
             lease.release()
             raise
-        return Taken(groups, lease if lease else None)
+        return TakenGroups(groups, lease if lease else None)
 
     def _read(self, task: str, lease: Lease, status: Status) -> list[list[Any]]:
-        """Return the groups of a lease as rollouts, as stale as the last refresh found them.
+        """Return the groups of a lease as rollouts, with their staleness at the last refresh.
 
-        What is no group of rollouts goes to the dead letters, so that it is in nobody's way.
+        Groups that are no rollouts are rejected, so that the next take does not meet them again.
         """
         refreshed = self._tasks.refreshed(task, status)
         groups = []
@@ -144,9 +144,9 @@ class Operations:
                 continue
             expiry = lease.expiries.get(seq)
             if expiry is not None:
-                _expire_late(group, expiry.current_version + 1, _thresholds(expiry))
+                _finish_expiry(group, expiry.current_version + 1, _thresholds(expiry))
             elif refreshed is not None and seq <= refreshed.last:
-                _refresh_late(group, refreshed.train_step)
+                _finish_refresh(group, refreshed.train_step)
             groups.append([rollout.make(self._classes) for rollout in group])
         return groups
 
@@ -163,7 +163,7 @@ class Operations:
         if stream is None:
             return 0
         expired = stream.expire(
-            train_step - 1,  # on-policy, the train step leads the model step by one
+            train_step - 1,  # on-policy, the train step is one ahead of the model step
             max_staleness=None if rule.sequence is None else rule.sequence - 1,
             max_token_staleness=None if rule.token is None else rule.token - 1,
             statuses=tuple(statuses),
@@ -173,29 +173,29 @@ class Operations:
         return expired
 
 
-def release(taken: Mapping[str, Taken]) -> None:
-    """Give back what was taken."""
-    for own in taken.values():
-        if own.lease is not None:
-            own.lease.release()
+def release(taken: Mapping[str, TakenGroups]) -> None:
+    """Requeue groups that were taken."""
+    for each in taken.values():
+        if each.lease is not None:
+            each.lease.release()
 
 
 def _thresholds(expiry: Expiry) -> Thresholds:
     """Return the thresholds of the refresh that expired a group in Redis."""
-    most = (expiry.max_staleness, expiry.max_token_staleness)
-    return Thresholds(*(None if own is None or own >= NEVER else own + 1 for own in most))
+    limits = (expiry.max_staleness, expiry.max_token_staleness)
+    return Thresholds(*(None if most is None or most >= NEVER else most + 1 for most in limits))
 
 
-def _expire_late(group: Sequence[Unpacked], train_step: int, thresholds: Thresholds) -> None:
-    """Do to a group what the cut that expired it in Redis left to its reader."""
+def _finish_expiry(group: Sequence[StoredRollout], train_step: int, thresholds: Thresholds) -> None:
+    """Reset the rollouts of a group that a refresh expired in Redis, which cannot change them."""
     states = [rollout.state for rollout in group]
-    refresh(states, train_step)
+    write_staleness(states, train_step)
     expire(expired_members(states, train_step, thresholds))
 
 
-def _refresh_late(group: Sequence[Unpacked], train_step: int) -> None:
-    """Write the staleness as of the last refresh, unless the group was put at a later step."""
-    refresh(
+def _finish_refresh(group: Sequence[StoredRollout], train_step: int) -> None:
+    """Write the staleness at the last refresh, unless a rollout was put at a later step."""
+    write_staleness(
         [
             rollout.state
             for rollout in group

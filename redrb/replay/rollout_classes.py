@@ -1,7 +1,7 @@
-"""The classes that rollouts are rebuilt as: only ones that this process has shown us itself.
+"""The classes that rollouts may be rebuilt as: only classes that this process knows already.
 
-Names of classes come out of Redis, so nothing is imported by them: a name is looked up among the
-classes that were put by this process, and those that a `rollout_type` reaches by its annotations.
+Names of classes come from Redis, so they are never imported: a name is looked up among the classes
+that this process has put, and those that are reachable from `rollout_type` by annotations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOT_STATE = frozenset(("__dict__", "__weakref__"))
 
 
 def name_of(kind: type) -> str:
-    """Return the name that a class is stored under."""
+    """Return the name under which a class is stored."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
@@ -37,7 +37,7 @@ class RolloutClasses:
     """The classes that one buffer may rebuild.
 
     Attributes:
-        rollout_type: The class of all rollouts; None: that of which each was put.
+        rollout_type: The class of all rollouts; None: the class of which each was put.
     """
 
     def __init__(self, rollout_type: type | None = None) -> None:
@@ -46,46 +46,48 @@ class RolloutClasses:
         self.rollout_type = rollout_type
         reached = _reached_from(rollout_type)
         self._reachable = {name_of(kind): kind for kind in reached}
-        # a program run as a script calls its own classes __main__:..., who imports it does not
-        own = Counter(kind.__qualname__ for kind in reached)
-        self._alike = {kind.__qualname__: kind for kind in reached if own[kind.__qualname__] == 1}
+        # a script's class is named __main__:... in the script, and otherwise elsewhere
+        counts = Counter(kind.__qualname__ for kind in reached)
+        self._by_qualname = {
+            kind.__qualname__: kind for kind in reached if counts[kind.__qualname__] == 1
+        }
 
     def rollout(self, name: str) -> type:
-        """Return the class of a rollout that was put as one of the class `name`.
+        """Return the class for a rollout that was put as an object of the class `name`.
 
-        It is `rollout_type`, or a class below it that this process knows.
+        It is `rollout_type`, or a subclass of it that this process knows.
 
         Raises:
-            ConfigError: This process does not know it.
+            ConfigError: This process does not know the class.
         """
-        wanted, found = self.rollout_type, self._known(name)
-        if wanted is None:
+        base, found = self.rollout_type, self._known(name)
+        if base is None:
             return self.find(name)
-        return found if found is not None and issubclass(found, wanted) else wanted
+        return found if found is not None and issubclass(found, base) else base
 
     def find(self, name: str) -> type:
         """Return the class called `name`.
 
         Raises:
-            ConfigError: This process does not know it.
+            ConfigError: This process does not know the class.
         """
         found = self._known(name)
         if found is None:
             raise ConfigError(
                 f"rollouts hold a {name}, and this process does not know that class: give "
                 "ReplayBuffer(rollout_type=...) the class of your rollouts, with annotations that "
-                "name the classes of its fields, or rollout_type=dict to get dicts."
+                "name the classes of its fields, or rollout_type=dict for dicts."
             )
         return found
 
     def find_enum(self, name: str) -> type[Enum] | None:
-        """Return the enum called `name`; None where this process does not know it."""
+        """Return the enum called `name`; None if this process does not know it."""
         found = self._known(name)
         return found if found is not None and issubclass(found, Enum) else None
 
     def _known(self, name: str) -> type | None:
-        own = name.partition(":")[2]
-        return self._reachable.get(name) or _seen.get(name) or self._alike.get(own)
+        qualname = name.partition(":")[2]
+        return self._reachable.get(name) or _seen.get(name) or self._by_qualname.get(qualname)
 
 
 def is_record(value: object) -> bool:
@@ -95,10 +97,10 @@ def is_record(value: object) -> bool:
 
 
 def state_of(value: object) -> dict[str, Any]:
-    """Return the attributes of an object, those in slots included.
+    """Return the attributes of an object, including slots.
 
     Raises:
-        RecordError: It has none.
+        RecordError: The object has no attributes.
     """
     state = dict(getattr(value, "__dict__", {}))
     slots = list(_slots(type(value)))
@@ -113,10 +115,10 @@ def state_of(value: object) -> dict[str, Any]:
 
 
 def rebuild(kind: type, state: dict[str, Any]) -> Any:
-    """Return an object of a class with these attributes, its `__init__` not run again.
+    """Return an object of a class with these attributes, without running `__init__`.
 
     Raises:
-        RecordError: The class is not made of attributes, or has no such one.
+        RecordError: The class has no attributes, or not these.
     """
     try:
         made: Any = object.__new__(kind)
@@ -129,22 +131,23 @@ def rebuild(kind: type, state: dict[str, Any]) -> Any:
 
 def _slots(kind: type) -> Iterator[str]:
     for base in kind.__mro__:
-        own = base.__dict__.get("__slots__", ())
-        for name in (own,) if isinstance(own, str) else own:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
             if name not in _NOT_STATE:
                 is_private = name.startswith("__") and not name.endswith("__")
                 yield f"_{base.__name__.lstrip('_')}{name}" if is_private else name
 
 
 def _reached_from(kind: type | None) -> set[type]:
-    """Return a class and those that its annotations name, and so on."""
+    """Return a class, the classes in its annotations, and so on."""
     found: set[type] = set()
     waiting = [] if kind is None else [kind]
     while waiting:
-        own = waiting.pop()
-        if own not in found:
-            found.add(own)
-            waiting += [part for hint in _hints(own) for part in _parts(hint) if _is_ours(part)]
+        next_kind = waiting.pop()
+        if next_kind not in found:
+            found.add(next_kind)
+            hints = _hints(next_kind)
+            waiting += [part for hint in hints for part in _parts(hint) if _is_rebuilt(part)]
     return found
 
 
@@ -154,7 +157,7 @@ def _hints(kind: type) -> Iterable[Any]:
         return [field.annotation for field in models.values() if hasattr(field, "annotation")]
     try:
         return typing.get_type_hints(kind).values()
-    except (NameError, TypeError, AttributeError):  # annotations that only a type checker reads
+    except (NameError, TypeError, AttributeError):  # names that exist for type checkers only
         return ()
 
 
@@ -167,5 +170,5 @@ def _parts(hint: Any) -> Iterator[type]:
         yield from _parts(argument)
 
 
-def _is_ours(kind: type) -> bool:
+def _is_rebuilt(kind: type) -> bool:
     return dataclasses.is_dataclass(kind) or hasattr(kind, "model_fields") or issubclass(kind, Enum)

@@ -1,4 +1,4 @@
-"""Reading and writing a rollout's fields, whether it is a dict or an object of any class.
+"""Fields of a rollout, read and written in a dict or in an object of any class.
 
 The names of the fields are those of XTuner v1's `RolloutState`.
 """
@@ -25,24 +25,24 @@ TOKEN_FIELDS = (
     "labels",
     "position_ids",
 )
-"""Fields that hold a number a token, or an array."""
+"""Fields that hold one number a token, or an array."""
 
 STEPS_END = 2**53
-"""Steps below it are sorted exactly: Redis sorts by floats."""
+"""Steps must be below this: Redis sorts by doubles, which represent them exactly."""
 
 _MISSING = object()
 _STATUSES = {status.value: status for status in Status}
 
 
 def read(rollout: Any, name: str) -> Any:
-    """Return a field of a rollout; None where it has none."""
+    """Return a field of a rollout; None if there is no such field."""
     if isinstance(rollout, dict):
         return rollout.get(name)
     return getattr(rollout, name, None)
 
 
 def has(rollout: Any, name: str) -> bool:
-    """Return whether a rollout has a field, be it None."""
+    """Return whether a rollout has a field; its value may be None."""
     if isinstance(rollout, dict):
         return name in rollout
     return getattr(rollout, name, _MISSING) is not _MISSING
@@ -52,7 +52,7 @@ def write(rollout: Any, name: str, value: object) -> None:
     """Set a field of the caller's rollout.
 
     Raises:
-        RecordError: The object does not let it be set.
+        RecordError: The object does not allow it.
     """
     if isinstance(rollout, dict):
         rollout[name] = value
@@ -62,13 +62,13 @@ def write(rollout: Any, name: str, value: object) -> None:
     except (AttributeError, TypeError, ValueError) as error:  # frozen, read-only or validated
         raise RecordError(
             f"{name} of a {type(rollout).__name__} cannot be set to {value!r:.40}, and a replay "
-            f"buffer brings rollouts up to date: make the field assignable ({error}).",
+            f"buffer updates rollouts in place: make the field assignable ({error}).",
             field=name,
         ) from error
 
 
 def length(rollout: Any, name: str) -> int:
-    """Return the length of a field that holds one value a token; 0 where it is None."""
+    """Return the length of a field with one value a token; 0 if it is None."""
     value = read(rollout, name)
     if value is None:
         return 0
@@ -79,10 +79,10 @@ def length(rollout: Any, name: str) -> int:
 
 
 def steps_of(rollout: Any) -> list[int]:
-    """Return the model step of each response token; empty where none is known.
+    """Return the model step of each response token; empty if no step is known.
 
     Raises:
-        RecordError: A step is no number, or below 0.
+        RecordError: A step is no int, or below 0.
     """
     value = read(rollout, "response_model_steps")
     if value is None:
@@ -102,23 +102,23 @@ def steps_of(rollout: Any) -> list[int]:
 
 
 def mask_of(rollout: Any) -> list[bool] | None:
-    """Return which response tokens count; None: all."""
+    """Return whether each response token counts; None: all count."""
     value = read(rollout, "response_mask")
     return None if value is None else list(map(bool, _listed("response_mask", value)))
 
 
 def is_agentic(group: Sequence[Any]) -> bool:
-    """Return whether some member brings its own `input_ids` or `labels`."""
+    """Return whether any rollout of a group has `input_ids` or `labels`."""
     return any(
         read(rollout, name) is not None for rollout in group for name in ("input_ids", "labels")
     )
 
 
 def status_of(rollout: Any) -> Status:
-    """Return a rollout's status; completed where it has none.
+    """Return a rollout's status; completed if it has none.
 
     Raises:
-        RecordError: It is none of those that redrb knows.
+        RecordError: The status is unknown.
     """
     value = read(rollout, "status")
     found = Status.COMPLETED if value is None else find_status(value)
@@ -128,7 +128,7 @@ def status_of(rollout: Any) -> Status:
 
 
 def find_status(value: object) -> Status | None:
-    """Return the status that a string or a member of any enum stands for."""
+    """Return the status of a name or enum member; None if it is unknown."""
     names = (value.value, value.name) if isinstance(value, Enum) else (value,)
     for name in names:
         if isinstance(name, str) and name.lower() in _STATUSES:
@@ -137,7 +137,7 @@ def find_status(value: object) -> Status | None:
 
 
 def checked_status(value: object) -> Status:
-    """Return the status that an argument stands for, or raise ConfigError."""
+    """Return the status of a name or enum member, or raise ConfigError."""
     found = find_status(value)
     if found is None:
         raise ConfigError(f"status {value!r}: {_known_statuses()}")
@@ -145,7 +145,7 @@ def checked_status(value: object) -> Status:
 
 
 def checked_step(name: str, step: object) -> int | None:
-    """Return a step that an argument gives, or raise ConfigError."""
+    """Return a step as an int, or raise ConfigError."""
     if step is None:
         return None
     try:
@@ -158,11 +158,11 @@ def checked_step(name: str, step: object) -> int | None:
 
 
 def write_status(rollout: Any, status: Status) -> None:
-    """Set a rollout's status, in the type that its status has."""
-    own = read(rollout, "status")
-    if isinstance(own, Enum) and not isinstance(own, Status):
-        write(rollout, "status", _member(type(own), status))
-    elif isinstance(own, str) and not isinstance(own, Status):
+    """Set a rollout's status, in the type of its old status."""
+    old = read(rollout, "status")
+    if isinstance(old, Enum) and not isinstance(old, Status):
+        write(rollout, "status", _member(type(old), status))
+    elif isinstance(old, str) and not isinstance(old, Status):
         write(rollout, "status", status.value)
     else:
         write(rollout, "status", status)
@@ -183,7 +183,7 @@ def _known_statuses() -> str:
 
 
 def _listed(name: str, value: Any) -> list[Any]:
-    """Return a list, tuple, array or tensor of one dimension as a list."""
+    """Return a list, tuple, or one-dimensional array or tensor as a list."""
     if isinstance(value, list):
         return value
     try:
@@ -195,5 +195,5 @@ def _listed(name: str, value: Any) -> list[Any]:
     return listed
 
 
-def _wrong(name: str, value: object, wanted: str) -> RecordError:
-    return RecordError(f"{name} is {value!r:.80}, not {wanted}.", field=name)
+def _wrong(name: str, value: object, expected: str) -> RecordError:
+    return RecordError(f"{name} is {value!r:.80}, not {expected}.", field=name)

@@ -1,7 +1,7 @@
-"""A rollout as a `BufferItem`, and back: every field, of any type, comes back as it was.
+"""A rollout as a `BufferItem`, and back, with every field of any type.
 
-What orders and expires a group is where the stream looks for it: `policy_version` is the oldest
-model step, `token_versions` and `action_mask` say which step made each token and whether it counts.
+The fields by which the stream orders and expires a group are set too: `policy_version` is the
+oldest model step, `token_versions` is the step of each token, and `action_mask` says if it counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from redrb.replay.rollout_fields import TOKEN_FIELDS, is_agentic, mask_of, statu
 from redrb.replay.values import as_dict, pack_value, unpack_value
 
 META = "$replay"
-"""The extra that says what the others are; a rollout has no field of this name."""
+"""Name of the extra with the format and class; no rollout may have a field of this name."""
 
 FORMAT = 1
 
@@ -33,23 +33,23 @@ def pack_group(group: Sequence[Any], train_step: int | None) -> list[BufferItem]
 
     Args:
         group: Rollouts of one prompt.
-        train_step: The step at which their staleness was written; None: it is their own.
+        train_step: Train step at which their staleness was written; None: it was not written.
 
     Raises:
-        RecordError: A field holds what cannot be stored.
+        RecordError: A field cannot be stored.
     """
     agentic = is_agentic(group)
     return [_pack(rollout, train_step, agentic=agentic) for rollout in group]
 
 
 @dataclass(frozen=True, slots=True)
-class Unpacked:
-    """A rollout as it was stored, before it is an object again.
+class StoredRollout:
+    """The fields of a stored rollout, before the object is rebuilt.
 
     Attributes:
-        state: Its fields; they may be changed.
-        name: Name of its class; None: it is a dict.
-        train_step: The step at which its staleness was written; None: it is its own.
+        state: The fields; they may be changed.
+        name: Name of the class; None: the rollout is a dict.
+        train_step: Train step at which the staleness was written; None: it was not written.
     """
 
     state: dict[str, Any]
@@ -60,7 +60,7 @@ class Unpacked:
         """Return the rollout.
 
         Raises:
-            ConfigError: It is of a class that this process does not know.
+            ConfigError: This process does not know the class.
         """
         if self.name is None:
             return self.state
@@ -69,12 +69,12 @@ class Unpacked:
         return rebuild(classes.rollout(self.name), self.state)
 
 
-def unpack_group(items: Iterable[BufferItem], classes: RolloutClasses) -> list[Unpacked]:
-    """Return the rollouts that `pack_group` was given.
+def unpack_group(items: Iterable[BufferItem], classes: RolloutClasses) -> list[StoredRollout]:
+    """Return the rollouts of a group that `pack_group` has packed.
 
     Raises:
         DecodeError: The samples are not rollouts.
-        ConfigError: A field is an object of a class that this process does not know, or the
+        ConfigError: A field holds an object of a class that this process does not know, or the
             group was put by a newer redrb.
     """
     return [_unpack(item, classes) for item in items]
@@ -85,7 +85,7 @@ def _pack(rollout: Any, train_step: int | None, *, agentic: bool) -> BufferItem:
     meta: dict[str, Any] = {"format": FORMAT, "train_step": train_step}
     if not isinstance(rollout, dict):
         meta["class"] = remember(type(rollout))
-    item = _facts(rollout, agentic=agentic)
+    item = _item(rollout, agentic=agentic)
     item.extras[META] = meta
     for name, value in state.items():
         _check_name(name)
@@ -93,12 +93,12 @@ def _pack(rollout: Any, train_step: int | None, *, agentic: bool) -> BufferItem:
         if column is None:
             item.extras[name] = pack_value(value, name)
         elif name != _STEPS or item.token_versions is None or type(value) is not list:
-            item.tensors[column[0]] = column[1]  # a list of steps is what token_versions hold
+            item.tensors[column[0]] = column[1]  # a list of steps is in token_versions already
     return item
 
 
-def _facts(rollout: Any, *, agentic: bool) -> BufferItem:
-    """Return a sample that says what the stream needs to know of a rollout."""
+def _item(rollout: Any, *, agentic: bool) -> BufferItem:
+    """Return a sample with the fields by which the stream orders and expires a rollout."""
     steps, mask = steps_of(rollout), mask_of(rollout)
     item = BufferItem(None, None, None, None, None, None, status=status_of(rollout))
     item.policy_version = min(steps, default=None)
@@ -109,17 +109,17 @@ def _facts(rollout: Any, *, agentic: bool) -> BufferItem:
 
 
 def _counting(tokens: int, mask: list[bool] | None, *, agentic: bool) -> torch.Tensor | None:
-    """Return which tokens may expire a rollout; None: all."""
+    """Return a mask of the tokens that count for expiry; None: all."""
     if agentic:
         return torch.zeros(tokens, dtype=torch.bool)
     if mask is None:
         return None
-    known = mask[:tokens]
-    counts = np.array(known + [False] * (tokens - len(known)), dtype=np.bool_)
+    given = mask[:tokens]
+    counts = np.array(given + [False] * (tokens - len(given)), dtype=np.bool_)
     return torch.from_numpy(counts)
 
 
-def _unpack(item: BufferItem, classes: RolloutClasses) -> Unpacked:
+def _unpack(item: BufferItem, classes: RolloutClasses) -> StoredRollout:
     meta = _meta(item)
     state: dict[str, Any] = {
         name: unpack_value(value, classes) for name, value in item.extras.items() if name != META
@@ -130,7 +130,7 @@ def _unpack(item: BufferItem, classes: RolloutClasses) -> Unpacked:
     if item.token_versions is not None:
         state.setdefault(_STEPS, item.token_versions.tolist())
     kind, step = meta.get("class"), meta.get("train_step")
-    return Unpacked(
+    return StoredRollout(
         state, kind if isinstance(kind, str) else None, step if type(step) is int else None
     )
 
@@ -140,11 +140,11 @@ def _meta(item: BufferItem) -> dict[str, Any]:
     form = meta.get("format") if isinstance(meta, dict) else None
     if not isinstance(meta, dict) or type(form) is not int or form < FORMAT:
         raise DecodeError(
-            "it holds samples that are no rollouts of a ReplayBuffer: put these into another task."
+            "it holds samples that are no rollouts of a ReplayBuffer: put them into another task."
         )
     if form > FORMAT:
         raise ConfigError(
-            f"a group was put by a newer redrb, in format {form}; {FORMAT} is known here: upgrade."
+            f"a group was put by a newer redrb, in format {form}, not {FORMAT}: upgrade redrb."
         )
     return meta
 
@@ -153,5 +153,5 @@ def _check_name(name: object) -> None:
     if not isinstance(name, str) or name == META:
         raise RecordError(
             f"a rollout has the field {name!r:.80}: fields are named by strings, and {META!r} is "
-            "taken."
+            "reserved."
         )

@@ -1,6 +1,6 @@
-"""A buffer in a directory: a file of the wire format for each task, and an index that names them.
+"""A buffer saved in a directory: one file of the wire format for each task, and an index of them.
 
-The index is written last and replaced in one step, so a save that breaks off leaves the one before.
+The index is written last and replaced in one step, so an interrupted save leaves the earlier one.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
-    """What a directory holds.
+class SaveIndex:
+    """The index of a save.
 
     Attributes:
         order: Order of the buffer that was saved.
         files: Task -> name of its file.
-        refreshes: What `Tasks.refreshes` returned.
+        refreshes: Result of `Tasks.refreshes`.
     """
 
     order: str
@@ -37,11 +37,11 @@ class Index:
 
 
 def save(tasks: Tasks, directory: Path) -> None:
-    """Write every task of a buffer, and take away the files of an earlier save.
+    """Write every task of a buffer, then delete the files of an earlier save.
 
     Raises:
-        ConfigError: The directory cannot be written to; an earlier save is still whole.
-        StoreUnavailable: Redis stayed away; an earlier save is still whole.
+        ConfigError: The directory cannot be written to; an earlier save is unchanged.
+        StoreUnavailable: Redis could not be reached; an earlier save is unchanged.
     """
     stamp = uuid.uuid4().hex[:12]
     files = {task: f"{stamp}-{number}.redrb" for number, task in enumerate(tasks.names())}
@@ -51,7 +51,7 @@ def save(tasks: Tasks, directory: Path) -> None:
         try:
             for task, name in files.items():
                 tasks.open(task).save(directory / name)
-            _write_index(directory, stamp, Index(tasks.order, files, tasks.refreshes()))
+            _write_index(directory, stamp, SaveIndex(tasks.order, files, tasks.refreshes()))
         except BaseException:
             _remove(directory, files.values())
             raise
@@ -62,12 +62,12 @@ def save(tasks: Tasks, directory: Path) -> None:
 
 def _files_of(directory: Path) -> list[str]:
     """Return the names of the files of an earlier save."""
-    with suppress(ConfigError, DecodeError):  # there is none, or none that is known here
+    with suppress(ConfigError, DecodeError):  # there is no index, or it cannot be read
         return list(read_index(directory).files.values())
     return []
 
 
-def _write_index(directory: Path, stamp: str, index: Index) -> None:
+def _write_index(directory: Path, stamp: str, index: SaveIndex) -> None:
     fresh = directory / f"{stamp}.json"
     with fresh.open("w", encoding="utf-8") as file:
         json.dump({"format": FORMAT, **asdict(index)}, file, indent=1)
@@ -82,11 +82,11 @@ def _remove(directory: Path, names: Iterable[str]) -> None:
 
 
 def resume(tasks: Tasks, directory: Path) -> None:
-    """Fill an empty buffer with what was saved; on an error nothing is changed.
+    """Fill an empty buffer from a save; after an error nothing is changed.
 
     Raises:
         ConfigError: There is no save, it is of another order, or the buffer holds groups.
-        DecodeError: The index is malformed, or newer than this redrb.
+        DecodeError: The index is malformed, or of a newer redrb.
     """
     index = read_index(directory)
     if index.order != tasks.order:
@@ -103,14 +103,14 @@ def resume(tasks: Tasks, directory: Path) -> None:
             f"the buffer holds {stored} groups: resume into an empty one, or another namespace."
         )
     _fill(tasks, directory, index)
-    tasks.note_refreshes(index.refreshes)
+    tasks.replace_refreshes(index.refreshes)
 
 
-def _fill(tasks: Tasks, directory: Path, index: Index) -> None:
+def _fill(tasks: Tasks, directory: Path, index: SaveIndex) -> None:
     done: list[str] = []
     try:
         for task, name in index.files.items():
-            if tasks.open(task).stats().ledger.put:  # empty, and not new
+            if tasks.open(task).stats().ledger.put:  # empty, but it has counters
                 tasks.clear(task)
             tasks.open(task).resume(directory / name)
             done.append(task)
@@ -120,22 +120,27 @@ def _fill(tasks: Tasks, directory: Path, index: Index) -> None:
         raise
 
 
-def read_index(directory: Path) -> Index:
-    """Return what a directory holds."""
+def read_index(directory: Path) -> SaveIndex:
+    """Return the index of a save, checked.
+
+    Raises:
+        ConfigError: The directory holds no index.
+        DecodeError: The index is malformed, or of a newer redrb.
+    """
     try:
-        told = json.loads((directory / INDEX).read_text(encoding="utf-8"))
+        index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{directory} holds no {INDEX}: give the directory that save() was given."
+            f"{directory} holds no {INDEX}: give the directory that was given to save()."
         ) from error
     except ValueError as error:
         raise DecodeError(f"{directory / INDEX} is no index of a saved buffer: {error}.") from error
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
+    if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise DecodeError(
-            f"{directory / INDEX} is no index of a saved buffer in format {FORMAT}, the only one "
-            "known here: upgrade redrb, or give another directory."
+            f"{directory / INDEX} is no index of a saved buffer in format {FORMAT}: upgrade "
+            "redrb, or give another directory."
         )
-    order, files, refreshes = (told.get(name) for name in ("order", "files", "refreshes"))
+    order, files, refreshes = (index.get(name) for name in ("order", "files", "refreshes"))
     if not isinstance(order, str) or not isinstance(files, dict) or not isinstance(refreshes, dict):
         raise DecodeError(f"{directory / INDEX} is malformed: it has no order, files or refreshes.")
     for name in files.values():
@@ -146,4 +151,4 @@ def read_index(directory: Path) -> Index:
     for name, mark in refreshes.items():
         if not isinstance(mark, str) or not re.fullmatch(r"[0-9]{1,16} [0-9]{1,16}", mark):
             raise DecodeError(f"{directory / INDEX} is malformed: {name!r:.80} is {mark!r:.80}.")
-    return Index(order, files, refreshes)
+    return SaveIndex(order, files, refreshes)

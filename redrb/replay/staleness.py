@@ -1,7 +1,7 @@
-"""How stale a rollout is, and when it expires: XTuner v1's rules, without any store.
+"""Staleness of a rollout, and the rules by which it expires: those of XTuner v1.
 
-Fully on-policy, the train step leads the model step by one. So a rollout's staleness is
-`train step - oldest model step among its response tokens - 1`, and 0 where no token has a step.
+Fully on-policy, the train step is one ahead of the model step. So a rollout's staleness is
+`train step - oldest model step among its response tokens - 1`, and 0 if no token has a step.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from redrb.experience import Status
 from redrb.replay.rollout_fields import STEPS_END, is_agentic, mask_of, read, steps_of
 
 EXPIRABLE = (Status.INIT, Status.COMPLETED, Status.ABORTED)
-"""Statuses of groups that may expire on arrival; the others are over already."""
+"""Statuses of groups that may expire on arrival; groups of other statuses are finished."""
 
 FRESHEST = STEPS_END
-"""Stands for the version of a group that is not stale at all; a float holds it exactly."""
+"""Version of a group without staleness; a double represents it exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """When rollouts expire.
+    """Staleness at which rollouts expire.
 
     Attributes:
-        sequence: Staleness from which on a rollout expires; None: never.
-        token: Staleness of all its tokens from which on it expires; None: never.
+        sequence: A rollout of this staleness expires; None: none does.
+        token: A rollout expires if all its tokens are this stale; None: none does.
     """
 
     sequence: int | None = None
     token: int | None = None
 
     def __post_init__(self) -> None:
-        for what, value in (("stale", self.sequence), ("token_stale", self.token)):
+        for name, value in (("stale", self.sequence), ("token_stale", self.token)):
             if value is not None and value <= 0:
                 raise ConfigError(
-                    f"{what}_threshold={value}: it must be at least 1, since staleness 0 is "
+                    f"{name}_threshold={value}: it must be at least 1, because staleness 0 is "
                     "fully on-policy; None turns the rule off."
                 )
 
 
 def oldest_step(rollout: Any) -> int | None:
-    """Return the oldest model step among the response tokens; None where no token has one."""
+    """Return the oldest model step among the response tokens; None if no token has one."""
     return min(steps_of(rollout), default=None)
 
 
 def newest_step(rollout: Any) -> int | None:
-    """Return the newest model step among the tokens that count; None where none has one."""
+    """Return the newest model step among the tokens that count; None if none has one."""
     steps, mask = steps_of(rollout), mask_of(rollout)
     if mask is not None:
         steps = [step for step, counts in zip(steps, mask, strict=False) if counts]
@@ -56,33 +56,33 @@ def newest_step(rollout: Any) -> int | None:
 
 
 def step_staleness(step: int | None, train_step: int) -> int:
-    """Return the staleness of what the model made at `step`."""
+    """Return the staleness of a token that the model made at `step`."""
     return 0 if step is None else train_step - step - 1
 
 
 def staleness(rollout: Any, train_step: int | None) -> int:
-    """Return a rollout's staleness; without a train step what its own `seq_staleness` says."""
+    """Return a rollout's staleness; without a train step, its `seq_staleness`."""
     if train_step is not None:
         return step_staleness(oldest_step(rollout), train_step)
-    own = read(rollout, "seq_staleness")
-    if own is None:
+    stored = read(rollout, "seq_staleness")
+    if stored is None:
         return 0
-    if isinstance(own, bool) or not isinstance(own, int) or abs(own) >= STEPS_END:
+    if isinstance(stored, bool) or not isinstance(stored, int) or abs(stored) >= STEPS_END:
         raise RecordError(
-            f"seq_staleness is {own!r:.80}, not a number of steps.", field="seq_staleness"
+            f"seq_staleness is {stored!r:.80}, not a number of steps.", field="seq_staleness"
         )
-    return own
+    return stored
 
 
 def expired_members(
     group: Sequence[Any], train_step: int | None, thresholds: Thresholds
 ) -> list[Any]:
-    """Return the members that are too stale; one of them expires the group.
+    """Return the rollouts that are too stale; a single one expires the group.
 
     Args:
         group: Rollouts of one prompt.
-        train_step: The trainer's step; None: `seq_staleness` stands, and tokens have no staleness.
-        thresholds: When rollouts expire.
+        train_step: The trainer's step; None: `seq_staleness` counts, and tokens have no staleness.
+        thresholds: Staleness at which rollouts expire.
     """
     token = None if is_agentic(group) else thresholds.token
     return [
@@ -93,22 +93,24 @@ def expired_members(
     ]
 
 
-def version_to_order_by(group: Sequence[Any], train_step: int | None, heard: int) -> int:
-    """Return the policy version that the order "stalest" takes a group by; lowest first.
+def version_to_order_by(
+    group: Sequence[Any], train_step: int | None, newest_train_step: int
+) -> int:
+    """Return the policy version by which the order "stalest" sorts a group, lowest first.
 
-    It is the oldest model step of all members. Where the rollouts' own `seq_staleness` stands, it
-    is the version that has this staleness at the newest train step the buffer has heard of; a group
-    that neither has steps nor says it is stale comes last.
+    It is the oldest model step of all rollouts. If `put` gives no train step and `seq_staleness` is
+    above 0, it is the version of this staleness at `newest_train_step`. A group that has neither
+    steps nor staleness comes last.
 
     Args:
         group: Rollouts of one prompt, before any of them is reset.
-        train_step: What `put` was told.
-        heard: The newest train step that this buffer was told in any call.
+        train_step: The `current_train_step` of the put.
+        newest_train_step: The newest train step of all calls of this buffer.
     """
     if train_step is None:
-        own = max(staleness(rollout, None) for rollout in group)
-        if own > 0:
-            return heard - own - 1
+        stored = max(staleness(rollout, None) for rollout in group)
+        if stored > 0:
+            return newest_train_step - stored - 1
     steps = [step for rollout in group if (step := oldest_step(rollout)) is not None]
     if steps:
         return min(steps)

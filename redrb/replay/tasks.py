@@ -1,4 +1,4 @@
-"""The tasks of one buffer: a stream each, and a set in Redis that names those of all processes."""
+"""The tasks of one buffer: a stream for each, and a set in Redis with the names of all tasks."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ GROUP = "replay"
 """Consumer group of all buffers."""
 
 NEVER = 2**31
-"""A staleness that nothing reaches: the task keeps what `expire` needs, and expires nothing."""
+"""A staleness that no group reaches: the task indexes versions for `expire`, but expires none."""
 
 _STREAM_ORDERS = {"fifo": "fifo", "stalest": "priority"}
 
 
 class Refreshed(NamedTuple):
-    """A refresh: the trainer's step, and the newest group that was stored by then."""
+    """A refresh of staleness: its train step, and the newest group at that time."""
 
     train_step: int
     last: int
 
 
 class Tasks:
-    """Streams of one namespace, opened at their first use and kept; safe among threads."""
+    """Streams of one namespace, opened at their first use and kept; thread-safe."""
 
     def __init__(self, client: Client, namespace: str, order: ReplayOrder, lease_ms: int) -> None:
         if not isinstance(client, Client):
             raise ConfigError(
-                f"the client is a {type(client).__name__}: pass what redrb.connect(url) returns."
+                f"the client is a {type(client).__name__}: pass the result of redrb.connect(url)."
             )
         if order not in _STREAM_ORDERS:
             raise ConfigError(f'order={order!r}: use "fifo" or "stalest".')
@@ -49,71 +49,69 @@ class Tasks:
         prefix = TaskKeys.of(namespace, GROUP).prefix
         self._names = f"{prefix}tasks"
         self._refreshed = f"{prefix}refreshed"
-        self._own = client.at(prefix)
+        self._names_client = client.at(prefix)
 
     def open(self, task: str) -> ExperienceStream:
-        """Return the stream of a task, which is created when it is new.
+        """Return the stream of a task, which is created if it does not exist.
 
         Raises:
-            TaskMismatch: It exists with another order, or was not made by a buffer.
+            TaskMismatch: The task has another order, or was not made by a `ReplayBuffer`.
         """
         with self._lock:
             stream = self._streams.get(task)
             if stream is None:
                 stream = self._make(task)
-                self._own.execute("SADD", self._names, task)
+                self._names_client.execute("SADD", self._names, task)
                 self._streams[task] = stream
             return stream
 
     def find(self, task: str) -> ExperienceStream | None:
-        """Return the stream of a task; None where no process has made it yet."""
+        """Return the stream of a task; None if the task does not exist."""
         stream = self._streams.get(task)
-        if stream is None and self._own.execute("SISMEMBER", self._names, task):
+        if stream is None and self._names_client.execute("SISMEMBER", self._names, task):
             return self.open(task)
         return stream
 
     def names(self) -> list[str]:
-        """Return the names of all tasks of the namespace, of whichever process."""
-        return sorted(name.decode() for name in self._own.execute("SMEMBERS", self._names))
+        """Return the names of all tasks of the namespace, of all processes."""
+        return sorted(name.decode() for name in self._names_client.execute("SMEMBERS", self._names))
 
     def total(self) -> int:
-        """Return how many groups wait, over all tasks and statuses."""
+        """Return the number of waiting groups over all tasks and statuses."""
         return sum(len(self.open(task)) for task in self.names())
 
     def stored(self) -> int:
-        """Return how many groups are stored, those included that somebody has just got."""
+        """Return the number of stored groups, including leased ones."""
         return sum(self.open(task).stats().stored for task in self.names())
 
     def note_refresh(self, task: str, statuses: Iterable[Status], train_step: int) -> None:
-        """Note that what is stored by now has its staleness as of `train_step`."""
+        """Note that all groups stored now have their staleness at `train_step`."""
         keys = TaskKeys.of(self.namespace, task)
         last = int(self.client.at(keys.prefix).execute("HGET", f"{keys.prefix}task", "last") or 0)
-        told = [
+        pairs = [
             word for status in statuses for word in (f"{task} {status}", f"{train_step} {last}")
         ]
-        if told:
-            self._own.execute("HSET", self._refreshed, *told)
+        if pairs:
+            self._names_client.execute("HSET", self._refreshed, *pairs)
 
     def refreshed(self, task: str, status: Status) -> Refreshed | None:
-        """Return what the last refresh of a status was; None: there was none."""
-        told = self._own.execute("HGET", self._refreshed, f"{task} {status}")
-        if told is None:
-            return None
-        return Refreshed(*map(int, told.split()))
+        """Return the last refresh of a status; None if there was none."""
+        stored = self._names_client.execute("HGET", self._refreshed, f"{task} {status}")
+        return None if stored is None else Refreshed(*map(int, stored.split()))
 
     def refreshes(self) -> dict[str, str]:
-        """Return all refreshes, as `note_refreshes` takes them."""
-        told = iter(self._own.execute("HGETALL", self._refreshed))
-        return {name.decode(): mark.decode() for name, mark in zip(told, told, strict=True)}
+        """Return all refreshes, in the form of `replace_refreshes`."""
+        flat = iter(self._names_client.execute("HGETALL", self._refreshed))
+        return {name.decode(): mark.decode() for name, mark in zip(flat, flat, strict=True)}
 
-    def note_refreshes(self, refreshes: Mapping[str, str]) -> None:
-        """Forget all refreshes, and note these."""
-        self._own.execute("DEL", self._refreshed)
+    def replace_refreshes(self, refreshes: Mapping[str, str]) -> None:
+        """Replace all noted refreshes."""
+        self._names_client.execute("DEL", self._refreshed)
         for name, mark in refreshes.items():
-            self._own.execute("HSET", self._refreshed, name, mark)
+            self._names_client.execute("HSET", self._refreshed, name, mark)
 
     def clear(self, task: str) -> None:
-        """Delete a task; it is new when it is opened again."""
+        """Delete a task; the next `open` creates it again."""
         stream = self.open(task)
         with self._lock:
             stream.clear()
@@ -121,7 +119,7 @@ class Tasks:
             self._streams.pop(task, None)
 
     def close(self) -> None:
-        """Close the streams; what they lease goes back."""
+        """Close the streams; their leased groups are requeued."""
         with self._lock:
             streams, self._streams = self._streams, {}
         for stream in streams.values():
@@ -134,7 +132,7 @@ class Tasks:
             namespace=self.namespace,
             group=GROUP,
             order=_STREAM_ORDERS[self.order],
-            on_full="error",  # who waits for room would hold a thread that others need
+            on_full="error",  # a wait for room would occupy one of the few threads
             lease_ms=self._lease_ms,
             max_staleness=NEVER,
             max_token_staleness=NEVER,

@@ -1,7 +1,7 @@
-"""What a rollout's fields hold, as msgpack can hold it, and back.
+"""Values of a rollout's fields as msgpack can store them, and back.
 
-Lists, dicts with names as keys, numbers, text and bytes stay what they are. All else is a dict with
-the key `TAG`, which says what to make of the others; docs/decisions/0011 lists them.
+Lists, dicts with string keys, numbers, text and bytes are stored as they are. Any other value is
+stored as a dict whose key `TAG` names its kind; docs/decisions/0011 lists the kinds.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _UINT64_END = 2**64
 
 
 def pack_value(value: Any, field: str, depth: int = 0) -> Any:
-    """Return a value as msgpack can hold it.
+    """Return a value as msgpack can store it.
 
     Args:
         value: None, bool, int of 64 bits, float, str, bytes, list, tuple, set, dict, Enum, aware
             datetime, numpy array or scalar, torch tensor, or an object of a dataclass or model.
-        field: The rollout's field, for messages.
-        depth: How deep inside of it the value is.
+        field: The rollout's field, for error messages.
+        depth: Number of containers around the value.
 
     Raises:
-        RecordError: It is, or holds, something else.
+        RecordError: The value is, or contains, something else.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -61,20 +61,20 @@ def pack_value(value: Any, field: str, depth: int = 0) -> Any:
 
 
 def unpack_value(value: Any, classes: RolloutClasses) -> Any:
-    """Return what `pack_value` was given.
+    """Return the value that `pack_value` has packed.
 
     Raises:
-        DecodeError: The value is not what it returns.
+        DecodeError: The packed value is malformed.
         ConfigError: It is an object of a class that this process does not know.
     """
     if isinstance(value, list):
         if set(map(type, value)).isdisjoint((list, dict)):
             return value
-        return [unpack_value(own, classes) for own in value]
+        return [unpack_value(each, classes) for each in value]
     if not isinstance(value, dict):
         return value
     if TAG not in value:
-        return {key: unpack_value(own, classes) for key, own in value.items()}
+        return {key: unpack_value(each, classes) for key, each in value.items()}
     unpack = _UNPACK.get(value[TAG]) if isinstance(value[TAG], str) else None
     if unpack is None:
         _malformed(value)
@@ -82,7 +82,7 @@ def unpack_value(value: Any, classes: RolloutClasses) -> Any:
 
 
 def as_dict(state: dict[str, Any]) -> dict[str, Any]:
-    """Return an object's attributes without those that its class keeps for itself."""
+    """Return an object's attributes without dunder names, which belong to its class."""
     return {name: value for name, value in state.items() if not name.startswith("__")}
 
 
@@ -105,8 +105,8 @@ def _pack_list(values: list[Any], field: str, depth: int) -> list[Any]:
 
 def _pack_other(value: Any, field: str, depth: int) -> Any:
     if isinstance(value, Enum):
-        own = pack_value(value.value, field, depth)
-        return {TAG: "enum", "class": remember(type(value)), "value": own}
+        packed = pack_value(value.value, field, depth)
+        return {TAG: "enum", "class": remember(type(value)), "value": packed}
     if isinstance(value, dict):
         return _pack_dict(value, field, depth)
     if isinstance(value, np.generic) and not isinstance(value, np.object_ | np.void):
@@ -118,8 +118,8 @@ def _pack_other(value: Any, field: str, depth: int) -> Any:
         return {TAG: "tensor", **_named(pack_tensor(value, field))}
     for kind in (tuple, set, frozenset, list):
         if isinstance(value, kind) and not hasattr(value, "_fields"):
-            own = _pack_list(list(value), field, depth)
-            return own if kind is list else {TAG: kind.__name__, "of": own}
+            packed = _pack_list(list(value), field, depth)
+            return packed if kind is list else {TAG: kind.__name__, "of": packed}
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
         return value
     if is_record(value):
@@ -129,7 +129,7 @@ def _pack_other(value: Any, field: str, depth: int) -> Any:
 
 
 def _pack_subclass(value: Any, field: str) -> Any:
-    """Return a value of a subclass of a plain type as that type, or refuse it."""
+    """Return a value of a subclass of a plain type as that type, or raise RecordError."""
     if isinstance(value, int):
         return _checked_int(int(value), field)
     if isinstance(value, float):
@@ -141,7 +141,7 @@ def _pack_subclass(value: Any, field: str) -> Any:
     raise RecordError(
         f"{field} holds a {name_of(type(value)).replace(':', '.')}, which cannot be stored: use "
         "None, bool, int, float, str, bytes, lists, dicts, numpy arrays, torch tensors, enums, "
-        "dataclasses or models of these (a Ray ObjectRef: what ray.get makes of it).",
+        "dataclasses or models of these; resolve a Ray ObjectRef with ray.get first.",
         field=field,
     )
 
@@ -162,14 +162,14 @@ def _named(packed: tuple[str, list[int], bytes]) -> dict[str, Any]:
 
 
 def _unpack_enum(value: dict[str, Any], classes: RolloutClasses) -> Any:
-    own, name = unpack_value(value.get("value"), classes), _text(value, "class")
+    member, name = unpack_value(value.get("value"), classes), _text(value, "class")
     kind = Status if name == name_of(Status) else classes.find_enum(name)
     if kind is None:
-        return own  # equal to the member, where that was a str or an int
+        return member  # equal to the member if the enum is a str or an int as well
     try:
-        return kind(own)
+        return kind(member)
     except ValueError as error:
-        raise DecodeError(f"{own!r:.80} is no {name}: the enum has changed.") from error
+        raise DecodeError(f"{member!r:.80} is no {name}: the enum has changed.") from error
 
 
 def _unpack_object(value: dict[str, Any], classes: RolloutClasses) -> Any:
@@ -186,9 +186,9 @@ def _unpack_dict(value: dict[str, Any], classes: RolloutClasses) -> dict[Any, An
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         _malformed(value)
     try:
-        return {key: own for key, own in pairs}  # noqa: C416 - dict() would take strings as pairs
+        return {key: each for key, each in pairs}  # noqa: C416 (dict() would accept strings as pairs)
     except TypeError as error:  # a list as a key
-        raise DecodeError("a stored rollout is malformed: a key is no key.") from error
+        raise DecodeError("a stored rollout is malformed: a dict has a list as a key.") from error
 
 
 def _unpack_set(value: dict[str, Any], classes: RolloutClasses) -> set[Any]:
@@ -221,17 +221,17 @@ _UNPACK: dict[str, Callable[[dict[str, Any], RolloutClasses], Any]] = {
 
 
 def _list(value: dict[str, Any]) -> list[Any]:
-    own = value.get("of")
-    if not isinstance(own, list):
+    elements = value.get("of")
+    if not isinstance(elements, list):
         _malformed(value)
-    return own
+    return elements
 
 
 def _text(value: dict[str, Any], key: str) -> str:
-    own = value.get(key)
-    if not isinstance(own, str):
+    text = value.get(key)
+    if not isinstance(text, str):
         _malformed(value)
-    return own
+    return text
 
 
 def _malformed(value: object) -> NoReturn:

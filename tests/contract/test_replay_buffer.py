@@ -89,7 +89,7 @@ def play(client: Client, namespace: str) -> Callable[..., None]:
         async def main() -> None:
             async with ReplayBuffer(client, namespace=namespace, **options) as buffer:
                 await scenario(buffer)
-                await buffer._executor.settle()
+                await buffer._executor.drain()
                 for task in buffer._tasks.names():
                     stream = buffer._tasks.open(task)
                     audit(stream)
@@ -572,7 +572,7 @@ def test_another_order_is_refused(client: Client, namespace: str) -> None:
 def test_bad_settings_are_refused(client: Client, wrong: Any) -> None:
     with pytest.raises(ConfigError):
         ReplayBuffer(client, **wrong)
-    with pytest.raises(ConfigError, match="pass what redrb"):
+    with pytest.raises(ConfigError, match="pass the result of redrb"):
         ReplayBuffer("redis://localhost")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="not a class"):
         ReplayBuffer(client, rollout_type=Rollout(1))  # type: ignore[arg-type]
@@ -743,7 +743,7 @@ def test_a_cancelled_get_loses_nothing(
             await getting
         assert await buffer.size() < 4  # they are still held
         go_on.set()
-        await buffer._executor.settle()
+        await buffer._executor.drain()
         assert await buffer.size() == 4
         monkeypatch.setattr(ExperienceStream, "take", take_now)
         assert ids(await buffer.get(9, "a", "completed")) == [[1], [2]]
@@ -764,7 +764,7 @@ def test_a_get_cancelled_at_any_moment_loses_nothing(play: Any) -> None:
                 got += [number for (number,) in ids(groups)]
             except TimeoutError:
                 pass
-            await buffer._executor.settle()
+            await buffer._executor.drain()
             assert await buffer.size() == total - len(got)
         assert len(set(got)) == len(got)
 
@@ -778,7 +778,7 @@ def test_a_cancelled_put_is_whole_or_nothing(play: Any) -> None:
             await asyncio.sleep(number / 10_000)
             putting.cancel()
             await asyncio.gather(putting, return_exceptions=True)
-        await buffer._executor.settle()
+        await buffer._executor.drain()
         groups = await buffer.get(99, "task", "completed")
         assert all(len(group) == 2 for group in groups)
 

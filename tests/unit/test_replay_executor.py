@@ -1,4 +1,4 @@
-"""The threads of a buffer: what is cancelled is undone, what goes wrong is told."""
+"""The threads of a buffer: cancelled calls are undone, errors in the background are logged."""
 
 from __future__ import annotations
 
@@ -18,83 +18,85 @@ from redrb.replay.executor import ReplayExecutor
 
 def run(scenario: Callable[[ReplayExecutor], Awaitable[None]], threads: int = 2) -> None:
     async def main() -> None:
-        crew = ReplayExecutor(threads, "crew")
+        executor = ReplayExecutor(threads, "replay")
         try:
-            await scenario(crew)
-            await crew.settle()
+            await scenario(executor)
+            await executor.drain()
         finally:
-            crew.close()
+            executor.close()
 
     asyncio.run(main())
 
 
 def test_results_and_errors_come_back() -> None:
-    async def scenario(crew: ReplayExecutor) -> None:
-        assert await crew.do(lambda: threading.current_thread().name.startswith("crew"))
+    async def scenario(executor: ReplayExecutor) -> None:
+        assert await executor.run(lambda: threading.current_thread().name.startswith("replay"))
         with pytest.raises(ZeroDivisionError):
-            await crew.do(lambda: 1 // 0)
+            await executor.run(lambda: 1 // 0)
         undone: list[int] = []
-        assert await crew.fetch(lambda: 3, undone.append) == 3
+        assert await executor.run_undoable(lambda: 3, undone.append) == 3
         with pytest.raises(ZeroDivisionError):
-            await crew.fetch(lambda: 1 // 0, undone.append)
+            await executor.run_undoable(lambda: 1 // 0, undone.append)
         assert undone == []
 
     run(scenario)
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_fetch_that_nobody_waits_for_is_undone(*, finished: bool) -> None:
-    async def scenario(crew: ReplayExecutor) -> None:
-        began, go_on, brought = (threading.Event() for _ in range(3))
+def test_the_result_of_a_cancelled_call_is_undone(*, finished: bool) -> None:
+    async def scenario(executor: ReplayExecutor) -> None:
+        began, go_on, has_result = (threading.Event() for _ in range(3))
         undone: list[str] = []
 
         def job() -> str:
             began.set()
             assert go_on.wait(10)
-            brought.set()
+            has_result.set()
             return "result"
 
-        fetching = asyncio.ensure_future(crew.fetch(job, undone.append))
+        call = asyncio.ensure_future(executor.run_undoable(job, undone.append))
         await asyncio.to_thread(began.wait, 10)
         if finished:  # there is a result, and the waiting task has not seen it yet
             go_on.set()
-            brought.wait(10)
-        fetching.cancel()
+            has_result.wait(10)
+        call.cancel()
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
-            await fetching
-        await crew.settle()
+            await call
+        await executor.drain()
         assert undone == ["result"]
 
     run(scenario)
 
 
-def test_a_fetch_that_never_began_does_nothing() -> None:
-    async def scenario(crew: ReplayExecutor) -> None:
+def test_a_cancelled_call_that_never_began_does_nothing() -> None:
+    async def scenario(executor: ReplayExecutor) -> None:
         go_on = threading.Event()
         done: list[int] = []
-        busy = asyncio.ensure_future(crew.do(lambda: go_on.wait(10)))
-        waiting = asyncio.ensure_future(crew.fetch(lambda: done.append(1), lambda _: None))
+        busy = asyncio.ensure_future(executor.run(lambda: go_on.wait(10)))
+        waiting = asyncio.ensure_future(
+            executor.run_undoable(lambda: done.append(1), lambda _: None)
+        )
         await asyncio.sleep(0.02)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         go_on.set()
         assert await busy
-        await crew.settle()
+        await executor.drain()
         assert done == []
 
     run(scenario, threads=1)
 
 
-def test_what_nobody_waits_for_is_logged_when_it_fails(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(crew: ReplayExecutor) -> None:
+def test_an_error_in_the_background_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(executor: ReplayExecutor) -> None:
         def fail() -> None:
             raise StoreError("Redis is away")
 
-        crew.start(fail, "groups may come again")
-        crew.start(lambda: None, "fine")
-        await crew.settle()
+        executor.run_in_background(fail, "groups may come again")
+        executor.run_in_background(lambda: None, "fine")
+        await executor.drain()
 
     with caplog.at_level(logging.WARNING):
         run(scenario)
@@ -103,21 +105,21 @@ def test_what_nobody_waits_for_is_logged_when_it_fails(caplog: pytest.LogCapture
     ]
 
 
-def test_a_closed_crew_refuses_jobs() -> None:
+def test_a_closed_executor_refuses_jobs() -> None:
     async def main() -> None:
-        crew = ReplayExecutor(1, "crew")
-        crew.close()
+        executor = ReplayExecutor(1, "replay")
+        executor.close()
         with pytest.raises(ConfigError, match="closed"):
-            await crew.do(lambda: 1)
+            await executor.run(lambda: 1)
 
     asyncio.run(main())
 
 
-def test_a_forked_process_gets_threads_of_its_own() -> None:
-    crew = ReplayExecutor(1, "crew")
+def test_a_forked_process_makes_new_threads() -> None:
+    executor = ReplayExecutor(1, "replay")
 
     async def ask() -> int:
-        return await crew.do(os.getpid)
+        return await executor.run(os.getpid)
 
     assert asyncio.run(ask()) == os.getpid()
     with warnings.catch_warnings():
@@ -130,4 +132,4 @@ def test_a_forked_process_gets_threads_of_its_own() -> None:
         finally:
             os._exit(status)
     assert os.waitpid(pid, 0)[1] == 0
-    crew.close()
+    executor.close()

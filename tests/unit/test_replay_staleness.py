@@ -12,7 +12,7 @@ import torch
 
 from redrb import ConfigError, Status
 from redrb.errors import RecordError
-from redrb.replay.expiry import discard, expire, fill_steps, refresh, too_stale
+from redrb.replay.expiry import discard, expire, fill_steps, too_stale, write_staleness
 from redrb.replay.rollout_fields import (
     checked_status,
     find_status,
@@ -149,7 +149,7 @@ def test_missing_steps_are_filled_at_the_end() -> None:
 
 def test_refresh_writes_where_there_is_a_field() -> None:
     known, unknown = rollout(response_model_steps=[1]), {"response_model_steps": [1]}
-    refresh([known, unknown], 5)
+    write_staleness([known, unknown], 5)
     assert known["seq_staleness"] == 3
     assert "seq_staleness" not in unknown
 
@@ -266,7 +266,7 @@ def test_unknown_statuses_name_the_known_ones() -> None:
 
 def test_a_frozen_rollout_cannot_be_brought_up_to_date() -> None:
     with pytest.raises(RecordError, match="seq_staleness of a Frozen"):
-        refresh([Frozen()], 3)
+        write_staleness([Frozen()], 3)
 
 
 def test_the_order_goes_by_version_and_by_the_own_staleness_where_that_stands() -> None:
