@@ -28,12 +28,12 @@ _log = logging.getLogger("redrb")
 class Mixture:
     """Several tasks from which one batch is taken, in given ratios.
 
-    After every take, by whichever process of the same consumer group, the groups taken of each task
-    differ from its weight times all groups taken by less than one. A take that fails does not
-    count. For that the takes of a mixture go one after the other, in the order of their arrival:
-    while one waits for a task that starves, the others wait behind it, and one batch at most is
-    held idle. The count belongs to the consumer group and the ratio, whatever scale the weights
-    have; it is forgotten 30 days after the last take.
+    After every take, in any process of the same consumer group, the number of groups taken of each
+    task differs from its weight times all groups taken by less than one. A take that fails does
+    not count. To make this exact, the takes of a mixture run one after the other, in the order of
+    their arrival: while one waits for a task that starves, later takes wait behind it, and at most
+    one batch is held idle. The count belongs to the consumer group and the ratio, independent of
+    the scale of the weights; it is deleted 30 days after the last take.
 
     One object may be shared by threads, and used on both sides of a fork.
 
@@ -52,14 +52,14 @@ class Mixture:
         group: str = "default",
         lease_ms: int = 30_000,
     ) -> None:
-        """Open the tasks; those that are new are created.
+        """Open the tasks; new ones are created.
 
         Args:
-            client: What `redrb.connect` returned.
+            client: Client that `redrb.connect` returned.
             weights: Task -> its share, positive, in any scale.
-            namespace: Of all the tasks.
-            group: Consumer group, in all the tasks.
-            lease_ms: Silence of this consumer's heartbeat after which others take its leases over.
+            namespace: Namespace of all tasks.
+            group: Consumer group in all tasks.
+            lease_ms: Silence of the heartbeat after which other consumers take its leases over.
 
         Raises:
             ConfigError: A bad name, weight or setting.
@@ -109,9 +109,9 @@ class Mixture:
         Args:
             count: Groups in the batch, 1 to 2**20.
             timeout: Seconds to wait for a full batch; 0 only looks; None waits for ever, and logs
-                every half minute what is missing.
-            ack: The lease before this one: it is acknowledged first, also when the take itself
-                times out. This saves no round trip.
+                the shortage every half minute.
+            ack: The lease before this one: it is acknowledged first, also when the take times out.
+                This saves no round trip.
 
         Returns:
             A lease; `lease.batch()` pads the samples of all tasks to one batch.
@@ -119,8 +119,8 @@ class Mixture:
         Raises:
             BatchTimeout: `task` names the task, or tasks, that had too few groups in time; `wanted`
                 and `available` are theirs. None was taken of any task.
-            LeaseLost: Another consumer has groups of `ack` by now; nothing was taken.
-            ConfigError: A task's limit is below its share, so the batch could never be full.
+            LeaseLost: Another consumer has taken groups of `ack` over; nothing was taken.
+            ConfigError: A task's limit is below its share, so the batch can never be full.
             StoreUnavailable: Redis stayed away.
         """
         count = checked_int("count", count, 1, MOST_GROUPS)

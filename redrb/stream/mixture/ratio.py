@@ -1,4 +1,4 @@
-"""Weights as whole numbers, so that counting against them is exact."""
+"""`Ratio`: the weights of a mixture as whole numbers, so that counts against them are exact."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redrb.errors import ConfigError
 from redrb.keys import check_name
 
 MOST_PARTS = 1 << 32
-"""Largest sum of the parts: what the script multiplies stays below 2**53."""
+"""Largest sum of the parts: products in the script stay below 2**53."""
 
 _SIMPLE_DENOMINATOR = 10_000
 _FLOAT_ERROR = Fraction(1, 10**15)
@@ -21,10 +21,10 @@ _FLOAT_ERROR = Fraction(1, 10**15)
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """What each task's share of the whole is.
+    """Each task's share of a mixture.
 
     Attributes:
-        parts: Task -> whole number, by name; its share is that of the sum of all parts.
+        parts: Task -> whole number, sorted by name; its share is this number over the sum of all.
     """
 
     parts: dict[str, int]
@@ -57,7 +57,7 @@ class Ratio:
 
     @property
     def digest(self) -> str:
-        """A name for this ratio, the same whatever scale and order it was given in."""
+        """A name for this ratio, independent of the scale and the order of the weights."""
         text = " ".join(f"{task}={part}" for task, part in self.parts.items())
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -66,7 +66,7 @@ class Ratio:
 
 
 def _fraction(task: str, weight: object) -> Fraction:
-    """Return a weight as its user wrote it: 0.7 is 7/10."""
+    """Return a weight as it was written: 0.7 is 7/10."""
     exact, is_bool = Fraction(0), isinstance(weight, bool)
     if isinstance(weight, Rational) and not is_bool:
         exact = Fraction(int(weight.numerator), int(weight.denominator))

@@ -1,4 +1,4 @@
-"""Parts of a batch that cost about the same: as many groups each, and about as many tokens."""
+"""Splits a batch into parts of equal number, and of about equal tokens."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from redrb.codec import GroupLayout
 
 
 def dealt(count: int, parts: int) -> list[list[int]]:
-    """Deal places 0 to `count - 1` like cards, so that every part has its share of the first."""
+    """Deal places 0 to `count - 1` round-robin, so that every part has its share of the first."""
     return [list(range(part, count, parts)) for part in range(parts)]
 
 
 def balanced(weights: Sequence[int], parts: int) -> list[list[int]]:
-    """Split places into parts of equal number whose weights differ as little as is cheap to find.
+    """Split places into parts of equal number and of about equal weight.
 
     Heaviest first into the lightest part that has room (Graham 1969, with room as in Dell'Amico and
     Martello 2001), then the heaviest part swaps with others as long as that makes it lighter. The
     same weights give the same parts.
 
     Args:
-        weights: Of each place; their number is a multiple of `parts`.
-        parts: How many.
+        weights: Weight of each place; their number is a multiple of `parts`.
+        parts: Number of parts.
 
     Returns:
         The places of each part, ascending.
     """
     room = len(weights) // parts
-    own: list[list[tuple[int, int]]] = [[] for _ in range(parts)]
+    loads: list[list[tuple[int, int]]] = [[] for _ in range(parts)]
     sums = [0] * parts
     for place in sorted(range(len(weights)), key=lambda place: (-weights[place], place)):
-        part = min((sums[at], at) for at in range(parts) if len(own[at]) < room)[1]
-        own[part].append((weights[place], place))
+        part = min((sums[at], at) for at in range(parts) if len(loads[at]) < room)[1]
+        loads[part].append((weights[place], place))
         sums[part] += weights[place]
-    for pairs in own:
+    for pairs in loads:
         pairs.sort()
     for _ in range(2 * len(weights)):
-        if not _swap(own, sums):
+        if not _swap(loads, sums):
             break
-    return [sorted(place for _, place in pairs) for pairs in own]
+    return [sorted(place for _, place in pairs) for pairs in loads]
 
 
 def tokens_of(layout: GroupLayout) -> int:
-    """Return a group's tokens: those that its attention mask lets through, as far as it tells.
+    """Return the tokens of a group that its attention masks let through, without decoding them.
 
-    Zeros at the start and the end of a mask are known without decoding it; without a mask a sample
-    has as many tokens as its sequence.
+    Zeros at the start and the end of a mask are not counted, zeros inside it are; without a mask
+    the length of the sequence counts.
     """
     columns = {
         field.name: pieces for field, pieces in zip(layout.fields, layout.pieces, strict=True)
@@ -62,18 +62,18 @@ def tokens_of(layout: GroupLayout) -> int:
     return total
 
 
-def _swap(own: list[list[tuple[int, int]]], sums: list[int]) -> bool:
-    """Make the heaviest part lighter by one swap with another; False when none does.
+def _swap(loads: list[list[tuple[int, int]]], sums: list[int]) -> bool:
+    """Make the heaviest part lighter by one swap with another part; False when no swap does.
 
-    Each part is sorted, so the best partner of an entry is found by bisection.
+    Each part is sorted by weight, so the best partner of an entry is found by bisection.
     """
     heavy = max(range(len(sums)), key=lambda part: (sums[part], -part))
     best = (sums[heavy], 0, 0, 0)
-    for other, pairs in enumerate(own):
+    for other, pairs in enumerate(loads):
         gap = sums[heavy] - sums[other]
         if gap < 2:
             continue
-        for index, (weight, _) in enumerate(own[heavy]):
+        for index, (weight, _) in enumerate(loads[heavy]):
             at = bisect_left(pairs, (weight - gap // 2, -1))
             for partner in (at - 1, at):
                 if 0 <= partner < len(pairs):
@@ -83,11 +83,11 @@ def _swap(own: list[list[tuple[int, int]]], sums: list[int]) -> bool:
     heavier, other, index, partner = best
     if heavier == sums[heavy]:
         return False
-    one, another = own[heavy].pop(index), own[other].pop(partner)
-    own[heavy].append(another)
-    own[other].append(one)
-    own[heavy].sort()
-    own[other].sort()
+    one, another = loads[heavy].pop(index), loads[other].pop(partner)
+    loads[heavy].append(another)
+    loads[other].append(one)
+    loads[heavy].sort()
+    loads[other].sort()
     sums[heavy] += another[0] - one[0]
     sums[other] += one[0] - another[0]
     return True
