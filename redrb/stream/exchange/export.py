@@ -1,4 +1,4 @@
-"""Write what a task stores as JSON lines and safetensors, for tools that know nothing of redrb."""
+"""`export_task`: writes a task's groups as JSON lines and safetensors, for other tools."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ Line: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was exported.
+    """The contents of an exported directory, in numbers.
 
     Attributes:
-        directory: Where to.
+        directory: The directory.
         groups: Groups, history included.
-        archived: Those of them that are history.
+        archived: Groups of the history.
         shards: Files of tensors.
-        unreadable: Ids of groups that cannot be decoded: they are left out.
+        unreadable: Ids of groups that are left out because they cannot be decoded.
     """
 
     directory: Path
@@ -69,20 +69,21 @@ def export_task(
 ) -> Exported:
     """Write all groups of a task, history included, into a new directory.
 
-    Nothing is taken, and others may go on meanwhile: what is stored from the beginning to the end
-    is exported, once. Memory: twice one file of tensors, and the strings that tags had.
+    The groups are not leased, and makers and trainers may go on: groups that are stored from the
+    beginning to the end are exported, once. It needs memory for two files of tensors, and for the
+    strings that tags had.
 
     Args:
-        client: What `redrb.connect` returned.
+        client: The client that `redrb.connect` returned.
         task: Name of the task.
-        directory: Where to; it must not exist yet, or be empty. It appears when it is complete.
+        directory: A directory that is empty or does not exist; it appears when it is complete.
         namespace: The task's namespace.
-        group: Consumer group whose view of a group's status is told.
-        shard_bytes: Bytes of tensors a file.
+        group: Consumer group whose view of each group's status is exported.
+        shard_bytes: Bytes of tensors in one file.
 
     Raises:
-        ConfigError: No such task, a directory that holds something, or no safetensors.
-        StoreUnavailable: Redis stayed away; there is no directory then.
+        ConfigError: There is no such task, the directory is not empty, or safetensors is missing.
+        StoreUnavailable: Redis stayed away; no directory was made.
     """
     safetensors_torch()
     target = Path(directory)
@@ -105,7 +106,7 @@ def export_task(
 
 @contextmanager
 def _appearing(target: Path) -> Iterator[Path]:
-    """Make a directory that gets its name when the block ends well."""
+    """Make a directory that gets its name when the block ends without an error."""
     fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         fresh.mkdir()
@@ -119,7 +120,7 @@ def _appearing(target: Path) -> Iterator[Path]:
 
 
 class _Shards:
-    """Files of tensors, of bounded size; a group is never in two."""
+    """Writes files of tensors, of bounded size; all tensors of a group are in one file."""
 
     def __init__(self, directory: Path, shard_bytes: int) -> None:
         self.number = 0
@@ -129,17 +130,17 @@ class _Shards:
         self._nbytes = 0
 
     def add(self, tensors: Mapping[str, Tensor]) -> str:
-        """Take a group's tensors; returns the name of their file."""
+        """Add a group's tensors; returns the name of their file."""
         nbytes = sum(tensor.nbytes for tensor in tensors.values())
         if self._nbytes + nbytes > self._shard_bytes:
             self.flush()
         for name, tensor in tensors.items():
-            self._tensors[name] = tensor.clone().contiguous()  # decoded ones share their memory
+            self._tensors[name] = tensor.clone().contiguous()  # decoded tensors share memory
         self._nbytes += nbytes
         return shard_name(self.number)
 
     def flush(self) -> None:
-        """Write what was taken."""
+        """Write the tensors that were added since the last file."""
         if self._tensors:
             path = self._directory / shard_name(self.number)
             safetensors_torch().save_file(self._tensors, path)
@@ -148,6 +149,8 @@ class _Shards:
 
 
 class _Export:
+    """Writes one directory."""
+
     def __init__(self, reader: TaskReader, directory: Path, group: str, shard_bytes: int) -> None:
         self.groups = 0
         self.archived = 0
@@ -155,7 +158,7 @@ class _Export:
         self.shards = _Shards(directory, shard_bytes)
         self._reader = reader
         self._directory = directory
-        names = [own.name for own in reader.header.groups]
+        names = [each.name for each in reader.header.groups]
         self._place = names.index(group) if group in names else -1
         self._names = reader.header.tags
         self._terms = self._read_terms() if self._names else {}
@@ -215,7 +218,7 @@ class _Export:
     def _status(
         self, record: GroupRecord, facts: Mapping[str, Any], items: list[BufferItem]
     ) -> str:
-        """Return the status in which a group waits for the consumer group, or its own."""
+        """Return the status in which a group waits for the consumer group, else its own status."""
         for need in record.needs:
             if need.place == self._place and need.moved:
                 return need.moved

@@ -1,4 +1,4 @@
-"""Extras as JSON: what JSON cannot hold becomes an object with one key that begins with `$`."""
+"""Extras as JSON: values that JSON lacks become an object with one key that begins with `$`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redrb.errors import DecodeError
 
 
 def to_json(value: Any) -> Any:
-    """Return what stands for `value` in JSON.
+    """Return the JSON form of `value`.
 
     Bytes become `{"$bytes": base64}`, times `{"$datetime": ISO 8601}`, numbers that are not finite
     `{"$float": "nan" | "inf" | "-inf"}`, and maps with keys that are bytes or begin with `$`
@@ -42,10 +42,10 @@ def _map_to_json(value: dict[Any, Any]) -> dict[str, Any]:
 
 
 def from_json(value: Any) -> Any:
-    """Return the value that JSON stands for.
+    """Return the value of a JSON form that `to_json` returned.
 
     Raises:
-        DecodeError: An object with a key that begins with `$` is none of the above.
+        DecodeError: An object with a key that begins with `$` has no known form.
     """
     if isinstance(value, list):
         return [from_json(one) for one in value]
@@ -57,7 +57,7 @@ def from_json(value: Any) -> Any:
         ((kind, held),) = value.items()
         return _special(kind, held)
     except (ValueError, TypeError, binascii.Error) as error:
-        raise DecodeError(f"{value!s:.80} stands for nothing: {error}.") from error
+        raise DecodeError(f"{value!s:.80} is the form of no value: {error}.") from error
 
 
 def _special(kind: str, held: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What an exported directory holds."""
+"""Names and limits of the files in an exported directory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FORMAT: Final = 1
 ABOUT: Final = "export.json"
 GROUPS: Final = "groups.jsonl"
 SHARD_BYTES: Final = 256 << 20
-"""Bytes of tensors that a file holds at most, unless a single group is larger."""
+"""Most bytes of tensors in one file, unless a single group is larger."""
 MAX_LINE_BYTES: Final = 512 << 20
 
 _SHARD: Final = re.compile(r"tensors-[0-9]{5,9}\.safetensors")
