@@ -225,7 +225,7 @@ def test_what_a_given_up_take_leased_comes_back_with_the_next_one(
         assert numbers(stream.take(2, timeout=0)) == [2, 3]
 
 
-def test_a_put_that_is_given_up_tells_that_it_may_have_landed(
+def test_the_error_of_a_put_that_is_given_up_says_that_it_may_have_arrived(
     hasty: tuple[Client, Line], namespace: str
 ) -> None:
     client, line = hasty

@@ -1,4 +1,4 @@
-"""Back-pressure: what a put does when the task is full."""
+"""A put into a full task waits, drops old groups or raises."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_blocked_put_gives_up_in_time(open_stream: Opener, timeout: float) -> 
     stream.put(numbered(3), timeout=timeout)
 
 
-def test_a_blocked_put_tells_how_many_are_in(open_stream: Opener) -> None:
+def test_the_error_of_a_blocked_put_has_the_number_of_stored_groups(open_stream: Opener) -> None:
     stream = open_stream(limit=4)
     with pytest.raises(StoreFull) as caught:
         stream.put_many([[numbered(n)] for n in range(10)], timeout=0.1)

@@ -60,7 +60,7 @@ def test_a_group_is_as_old_as_its_oldest_token(client: Client, namespace: str) -
 
 
 @pytest.mark.parametrize("order", ["fifo", "lifo", "stalest", "freshest", "priority"])
-def test_what_comes_back_keeps_its_place(client: Client, namespace: str, order: str) -> None:
+def test_a_released_group_keeps_its_place(client: Client, namespace: str, order: str) -> None:
     stream = stream_of(client, namespace, order)
     for number in range(4):
         stream.put(numbered(number), policy_version=7, priority=2.0)
@@ -124,7 +124,7 @@ def test_uniform_draws_what_came_late_as_often(client: Client, namespace: str) -
     assert chi_square(first, [1 / 8] * 8) < 24.3  # p = 0.001 with 7 degrees of freedom
 
 
-def test_prioritized_draws_by_weight_and_tells_probabilities(
+def test_prioritized_draws_by_weight_and_gives_probabilities(
     client: Client, namespace: str
 ) -> None:
     order = Prioritized(alpha=0.5)
@@ -175,7 +175,7 @@ def test_only_orders_that_draw_tell_probabilities(client: Client, namespace: str
 
 @dataclass(frozen=True)
 class Largest:
-    """An order of somebody's own: largest groups first."""
+    """A user's order: largest groups first."""
 
     name: ClassVar[str] = "largest"
     sampled: ClassVar[bool] = False
@@ -253,7 +253,7 @@ def test_a_capacity_evicts_by_its_own_order(client: Client, namespace: str, evic
     lease = stream.take(3, timeout=0)
     assert sorted(numbers(lease)) == sorted({0, 1, 2, 3} - {gone})
     assert stream.stats().ledger.evicted == 1
-    stream.put(numbered(4), policy_version=9, priority=0.0)  # what is leased is not evicted
+    stream.put(numbered(4), policy_version=9, priority=0.0)  # leased groups are not evicted
     audit(stream)
     lease.ack()
     audit(stream)
@@ -308,7 +308,7 @@ def test_each_consumer_group_reads_max_reads_times(client: Client, namespace: st
 
 @dataclass(frozen=True)
 class Fixed:
-    """Gives whatever score it is told to give."""
+    """Gives every group the same score."""
 
     given: object
     sampled: bool = False
@@ -331,7 +331,9 @@ def test_a_score_that_cannot_be_sorted_is_refused_before_anything_is_stored(
 
 
 @pytest.mark.parametrize("order", [3, Fixed, object()])
-def test_what_is_no_order_is_refused(client: Client, namespace: str, order: object) -> None:
+def test_an_object_that_is_no_order_is_refused(
+    client: Client, namespace: str, order: object
+) -> None:
     with pytest.raises(ConfigError, match="an order is a name, or an object"):
         ExperienceStream(client, "own", namespace=namespace, order=order)  # type: ignore[arg-type]
 

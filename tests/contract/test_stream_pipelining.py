@@ -69,7 +69,7 @@ def break_replies(monkeypatch: pytest.MonkeyPatch, *, times: int) -> list[int]:
     return left
 
 
-def test_a_writer_puts_in_order_and_tells_ids_one_call_later(stream: ExperienceStream) -> None:
+def test_a_writer_puts_in_order_and_returns_ids_one_call_later(stream: ExperienceStream) -> None:
     with stream.writer() as writer:
         assert writer.put(numbered(0)) == ()
         assert writer.put([numbered(1), numbered(2)]) == (1,)
@@ -166,7 +166,7 @@ def test_a_writer_waits_for_room(client: Client, namespace: str) -> None:
     assert numbers(stream.take(1, timeout=0)) == [3]
 
 
-def test_a_put_that_can_never_be_in_is_told_once_and_given_up(
+def test_a_put_that_can_never_be_in_is_reported_once_and_given_up(
     client: Client, namespace: str
 ) -> None:
     stream = ExperienceStream(client, "math", namespace=namespace, max_bytes=2000)
@@ -175,7 +175,7 @@ def test_a_put_that_can_never_be_in_is_told_once_and_given_up(
     writer.put(numbered(0))
     writer.put([large])
     with pytest.raises(ConfigError, match=r"put 2 of this writer.*larger than max_bytes") as caught:
-        writer.put(numbered(2))  # not put: the error may be about it for all its caller knows
+        writer.put(numbered(2))  # not put: its caller cannot know which put the error is about
     assert caught.value.stored == 0
     assert writer.put(numbered(3)) == ()
     writer.put(make_experience_batch([numbered(4)]))
@@ -203,7 +203,7 @@ def test_a_block_that_raised_does_not_wait_for_room(
     assert stream.stats().producers_waiting == 0
 
 
-def test_what_is_malformed_leaves_the_put_before_alone(stream: ExperienceStream) -> None:
+def test_a_malformed_put_leaves_the_put_before_alone(stream: ExperienceStream) -> None:
     with stream.writer() as writer:
         writer.put(numbered(0))
         with pytest.raises(RecordError):

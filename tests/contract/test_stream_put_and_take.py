@@ -1,4 +1,4 @@
-"""What goes in comes out: groups, batches, leases and how they end."""
+"""Groups are put, taken as batches, and their leases end."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_take_is_full_or_takes_nothing(stream: ExperienceStream) -> None:
     assert numbers(stream.take(3, timeout=0)) == [0, 1, 2]
 
 
-def test_a_timeout_tells_how_long_it_waited(stream: ExperienceStream) -> None:
+def test_a_timeout_has_the_time_it_waited(stream: ExperienceStream) -> None:
     with pytest.raises(BatchTimeout) as caught:
         stream.take(1, timeout=0.15)
     assert 0.15 <= caught.value.waited_s < 2
@@ -307,7 +307,7 @@ def test_malformed_samples_store_nothing(stream: ExperienceStream) -> None:
     assert len(stream) == 0
 
 
-def test_a_lease_tells_what_its_groups_are_without_decoding_them(
+def test_a_lease_describes_its_groups_without_decoding_them(
     stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = numbered(1, group_id="a", tags={"source": "math"}, status=redrb.Status.FILTERED)

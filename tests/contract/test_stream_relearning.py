@@ -1,4 +1,4 @@
-"""Streams that were open before somebody gave their task more settings, or cleared it."""
+"""Streams that were opened before their task got more settings or was cleared."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def test_the_first_put_after_a_rule_of_tokens_was_given_goes_by_it(
     assert late.expire(10) == 3
     audit(late)
     left = numbers(late.take(1 + used, timeout=0))
-    assert left == ([0, 3] if used else [3])  # nobody has looked at the tokens of the first
+    assert left == ([0, 3] if used else [3])  # the tokens of the first group were not looked at
 
 
-def test_tensors_that_a_writer_took_over_are_read_from_what_was_sent(
+def test_a_writer_indexes_the_sent_bytes_and_not_the_changed_tensors(
     client: Client, namespace: str
 ) -> None:
     early = stream_of(client, namespace)
@@ -104,7 +104,7 @@ def test_a_rule_that_is_given_late_holds_for_what_waits(
     assert client.execute("HEXISTS", f"{later._task.store.keys.prefix}task", "filling") == 0
 
 
-def test_filling_goes_on_where_somebody_has_left_it(client: Client, namespace: str) -> None:
+def test_filling_goes_on_after_another_process_has_left_it(client: Client, namespace: str) -> None:
     stream = stream_of(client, namespace, order="lifo")
     stream.join_group()
     stream.put_many([[numbered(n, policy_version=n)] for n in range(600)])
