@@ -1,10 +1,10 @@
 """ColossalAI's usage examples of detached RLHF, line by line, on redrb.
 
-Lines of the original are comments above what they have become. Run it with a Redis of its own:
+The original lines are comments above the new ones. Run it with an embedded Redis:
 
     python examples/colossalai.py
 
-or on yours, with the same code in as many processes and on as many machines as you like:
+or with a server; the functions below may then run in any number of processes and machines:
 
     REDRB_URL=redis://host:6379/0 python examples/colossalai.py
 """
@@ -52,7 +52,7 @@ class Network(nn.Module):
 
 
 class RewardModel(nn.Module):
-    """Likes large tokens: float32 `[B]`."""
+    """Rewards large tokens, float32 `[B]`."""
 
     def forward(self, sequences: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Return the mean token of each sample, between 0 and 1."""
@@ -90,7 +90,7 @@ def detached_replay_buffer(experience: Experience) -> None:
 
 # @ray.remote(concurrency_groups={"buffer_length": 1, "buffer_append": 1, ...})
 class MyTrainer(DetachedTrainer):
-    """The example of `DetachedTrainer`; no decorator, it runs in any process."""
+    """The example of `DetachedTrainer`; without a decorator it runs in any process."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         torch.manual_seed(0)
@@ -112,7 +112,7 @@ class MyTrainer(DetachedTrainer):
 
 
 def trainer_process() -> None:
-    """What runs where the trainer is."""
+    """Run a trainer."""
     # trainer = MyTrainer.options(name="trainer_0").remote(
     #     experience_maker_holder_name_list=["maker_0"], train_batch_size=8)
     with MyTrainer(["maker_0"], train_batch_size=8, name="trainer_0", timeout=60) as trainer:
@@ -123,7 +123,7 @@ def trainer_process() -> None:
 
 
 def maker_process() -> None:
-    """What runs where a maker is."""
+    """Run a maker."""
     # maker = ExperienceMakerHolder.options(name="maker_0", num_gpus=1).remote(
     #     detached_trainer_name_list=["trainer_0"], strategy_fn=..., model_fn=..., kl_coef=0.1, ...)
     maker = ExperienceMakerHolder(
@@ -147,7 +147,7 @@ def maker_process() -> None:
 
 
 def main() -> None:
-    """Run all of it; each part could be a process of its own, on a machine of its own."""
+    """Run all examples; trainer and maker in two processes, which could be on two machines."""
     # ray.init()
     with redrb.connect(os.environ.get("REDRB_URL", "embedded://")) as client:
         os.environ["REDRB_URL"] = client.url

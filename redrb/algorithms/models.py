@@ -79,9 +79,9 @@ def action_values(
         RecordError: The module returned something else.
     """
     options = {"actions": actions} if "actions" in forward_names(critic) else {}
-    who = f"the critic {type(critic).__name__}"
+    role = f"the critic {type(critic).__name__}"
     values = output_tensor(
-        call(critic, sequences, attention_mask, **options), ("value", "values", "logits"), who
+        call(critic, sequences, attention_mask, **options), ("value", "values", "logits"), role
     )
     batch, length = sequences.shape
     came = list(values.shape)
@@ -93,7 +93,7 @@ def action_values(
         values = values.squeeze(1)
     if values.shape not in ((batch, actions), (batch,)):
         raise RecordError(
-            f"{who} answered with shape {came}, not [{batch}, {length}], "
+            f"{role} answered with shape {came}, not [{batch}, {length}], "
             f"[{batch}, {length}, 1] or [{batch}]: redrb.algorithms.ValueHead makes a critic of a "
             "causal model.",
             field="values",
@@ -109,26 +109,27 @@ def sequence_rewards(
     Raises:
         RecordError: The module returned something else.
     """
-    who = f"the reward model {type(reward_model).__name__}"
+    role = f"the reward model {type(reward_model).__name__}"
     rewards = output_tensor(
-        call(reward_model, sequences, attention_mask), ("reward", "rewards", "logits"), who
+        call(reward_model, sequences, attention_mask), ("reward", "rewards", "logits"), role
     )
     batch = sequences.shape[0]
     if rewards.shape not in ((batch,), (batch, 1)):
         raise RecordError(
-            f"{who} answered with shape {list(rewards.shape)}, not [{batch}]: one number a sample.",
+            f"{role} answered with shape {list(rewards.shape)}, not [{batch}]: one number "
+            "a sample.",
             field="reward",
         )
     return rewards.reshape(batch).float().to(sequences.device)
 
 
-def output_tensor(output: object, names: tuple[str, ...], who: str) -> Tensor:
+def output_tensor(output: object, names: tuple[str, ...], role: str) -> Tensor:
     """Return the tensor of a module's output.
 
     Args:
         output: A tensor, or a mapping or object that holds one.
         names: Names under which to look for the tensor; the first hit counts.
-        who: Role and class of the module, for error messages.
+        role: Role and class of the module, for error messages.
 
     Raises:
         RecordError: The output is no tensor and holds none under these names.
@@ -140,7 +141,7 @@ def output_tensor(output: object, names: tuple[str, ...], who: str) -> Tensor:
         if isinstance(found, Tensor):
             return found
     raise RecordError(
-        f"{who} answered with a {type(output).__name__}, not with a tensor or an output that has "
+        f"{role} answered with a {type(output).__name__}, not with a tensor or an output that has "
         f"{' or '.join(names)}."
     )
 

@@ -48,14 +48,14 @@ class ValueHead(nn.Module):
         Raises:
             RecordError: The trunk's hidden states have another shape.
         """
-        who = f"the trunk {type(self.trunk).__name__}"
+        role = f"the trunk {type(self.trunk).__name__}"
         hidden = output_tensor(
-            call(self.trunk, sequences, attention_mask), ("last_hidden_state",), who
+            call(self.trunk, sequences, attention_mask), ("last_hidden_state",), role
         )
         width = self.head.in_features
         if hidden.dim() != 3 or hidden.shape[2] != width:
             raise RecordError(
-                f"{who} answered with shape {list(hidden.shape)}, not "
+                f"{role} answered with shape {list(hidden.shape)}, not "
                 f"[{', '.join(map(str, sequences.shape))}, {width}]."
             )
         values: Tensor = self.head(hidden.to(self.head.weight.dtype))

@@ -92,5 +92,5 @@ def _checked(shape: object, data: object) -> tuple[Sequence[int], int, bytes]:
     return shape, math.prod(shape), data
 
 
-def _malformed(what: str) -> NoReturn:
-    raise DecodeError(f"a stored rollout is malformed: it holds {what}.")
+def _malformed(content: str) -> NoReturn:
+    raise DecodeError(f"a stored rollout is malformed: it holds {content}.")

@@ -108,7 +108,7 @@ class DetachedReplayBuffer:
         self.stream.put(experience, timeout=timeout)
 
     def extend(self, items: Sequence[BufferItem], *, timeout: float | None = None) -> None:
-        """Store samples, each as a group of one; timeout and errors are those of `append`."""
+        """Store samples, each as a group of one, as `append` does."""
         self.stream.put_many([[item] for item in items], timeout=timeout)
 
     def sample(

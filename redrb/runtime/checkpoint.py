@@ -83,7 +83,7 @@ class Position:
 
 
 def stateful_parts(owner: object) -> dict[str, Stateful]:
-    """Return the `Stateful` attributes of an object, also those in lists and dicts, by name."""
+    """Return the `Stateful` attributes of an object by name, also from lists and dicts."""
     found: dict[str, Stateful] = {}
     for name, value in vars(owner).items():
         inside: list[tuple[str, Any]] = [(name, value)]

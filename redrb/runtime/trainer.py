@@ -65,7 +65,7 @@ class DetachedTrainer(ABC):
             trains again all batches after its checkpoint, so no trained sample is lost.
         checkpoint_dir: Directory of the checkpoints; None: none are written.
         checkpoint_every: Episodes between two checkpoints.
-        rank: Rank of this process among trainers that share one task; None: the task is its own.
+        rank: Rank of this process among trainers that share one task; None: it shares no task.
         world_size: Number of trainers that share the task.
         weights_dtype: Dtype in which weights are sent, such as "bfloat16"; default: the models'.
             `take_over` loads the weights as they were sent.

@@ -27,7 +27,7 @@ class BatchSettings:
         pin_memory: Whether batches are pinned for the copy to an accelerator.
         prefetch: Batches prepared while a step runs.
         timeout: Seconds to wait for a full batch; None waits for ever.
-        rank: This trainer's rank among those that share its task; None: it has a task alone.
+        rank: Rank among the trainers that share a task; None: the trainer shares no task.
         world_size: Number of these trainers; None with `rank` None.
 
     Raises:
