@@ -1,9 +1,10 @@
--- Claims: entries go to the slot that leases them.
+-- Claims: entries are leased to a slot.
 --
--- A lease is {group, pool, slot} and what became of it: claimed, how many it has; lost, how many were
--- gone, since someone deleted them behind our back; members, and weights where they are drawn.
+-- A lease is a table of group, pool and slot, and the result so far: claimed and lost, numbers of
+-- entries leased and of entries that another client had deleted; members; weights if they are drawn.
 --@include task index groups expire
 
+-- Lease entries. Returns the ids of those that exist.
 local function claim(lease, ids)
   local held = ids
   if #ids > 0 then
@@ -19,6 +20,7 @@ local function claim(lease, ids)
   return held
 end
 
+-- Lease members of the pool of a lease.
 local function claim_members(lease, found)
   local ids = {}
   for i, member in ipairs(found) do

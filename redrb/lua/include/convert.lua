@@ -1,30 +1,30 @@
--- From a plain task to an indexed one, once in the life of a task, a page at a time.
+-- A plain task becomes an indexed one, once in its life and a page at a time.
 --
--- Until the last step the task is a plain one: a page of what a consumer group was never given goes
--- to its ready:<group>, as if it had come back, and its cursor goes on; facts are there beforehand.
--- The last step is as large as what is leased, and what was put since the last page.
+-- Until the last step the task is plain. A page of entries that a consumer group has never taken gets
+-- facts and goes to its ready:<group>, as if the entries had been requeued, and its cursor advances.
+-- The last step does the entries that are leased and those put since the last page.
 --@include task index pending room
 
 local PAGE = 1000
-local arriving = 0 -- entries that a put has just added, and that are not counted yet
+local arriving = 0 -- entries that a put has just added and not counted yet
 
--- Fill versions:<pool> and newest:<pool> with what waits already, for rules that were given later: a
--- page of the facts, from where the last page ended. Returns whether there is more.
+-- Add waiting groups to versions:<pool> and newest:<pool>, for staleness rules that the task was given
+-- later: the next page of the facts. Returns whether there is more.
 local function fill_versions()
   local at = redis.call('HGET', task, 'filling')
   if not at then
     return false
   end
-  local page, told, all = redis.call('HSCAN', key('facts'), at, 'COUNT', 500), rules(), groups()
+  local page, rule, all = redis.call('HSCAN', key('facts'), at, 'COUNT', 500), rules(), groups()
   for i = 1, #page[2], 2 do
     local member, facts = page[2][i], cmsgpack.unpack(page[2][i + 1])
     for _, group in ipairs(all) do
       local pool = home_of(group, member, facts)
       if redis.call('ZSCORE', key('ready', pool), member) then
-        if told.max_staleness and told.order ~= 'stalest' and facts.version then
+        if rule.max_staleness and rule.order ~= 'stalest' and facts.version then
           redis.call('ZADD', key('versions', pool), facts.version, member)
         end
-        if told.max_token_staleness and facts.newest then
+        if rule.max_token_staleness and facts.newest then
           redis.call('ZADD', key('newest', pool), facts.newest, member)
         end
       end
@@ -38,7 +38,7 @@ local function fill_versions()
   return true
 end
 
--- Give groups facts. A plain task that holds some has order fifo, no tags, and knows no versions.
+-- Give groups facts. A plain task that holds groups has order fifo, no tags, and knows no versions.
 local function describe(seqs)
   local sized, fields = number(task, 'max_bytes') > 0, {}
   for _, seq in ipairs(seqs) do
@@ -51,8 +51,8 @@ local function describe(seqs)
   in_parts('HSET', key('facts'), fields)
 end
 
--- Seqs of what is stored beyond one, a page of them, and the last that this page covers. `whole`: no
--- seq is missing, so none has to be looked at; else entries are read, which come with all their bytes.
+-- The next page of stored seqs beyond `after`, and the last seq that the page covers. `whole`: no seq is
+-- missing, so no entry is read; entries come with all their bytes.
 local function page_after(after, last, whole)
   local seqs, upto = {}, math.min(after + PAGE, last)
   if whole then
@@ -68,7 +68,7 @@ local function page_after(after, last, whole)
   return seqs, #seqs == most and seqs[most] or last
 end
 
--- Describe the next page for a consumer group, and let it wait in its pool. Returns whether there is more.
+-- Convert the next page of a consumer group. Returns whether there is more.
 local function convert_page(group)
   local state, ready, last = key('group', group), {}, number(task, 'last')
   local cursor = number(state, 'cursor')
@@ -84,7 +84,7 @@ local function convert_page(group)
   return upto < last
 end
 
--- The same where nobody has joined: all that is stored waits for whoever does.
+-- Convert the next page of a task that no consumer group has joined. Returns whether there is more.
 local function describe_page()
   local last, at = number(task, 'last'), number(task, 'described')
   local entry = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
@@ -96,19 +96,19 @@ local function describe_page()
   return upto < last
 end
 
--- Describe what a consumer group leases, and what came back from its leases.
-local function describe_taken(group, came_back)
+-- Describe entries that a consumer group leases and, with `requeued`, those it has requeued.
+local function describe_taken(group, requeued)
   local seqs = {}
   each_leased(group, nil, function(seq)
     seqs[#seqs + 1] = seq
   end)
-  for _, member in ipairs(came_back and redis.call('ZRANGE', key('ready', group), 0, -1) or {}) do
+  for _, member in ipairs(requeued and redis.call('ZRANGE', key('ready', group), 0, -1) or {}) do
     seqs[#seqs + 1] = tonumber(member)
   end
   describe(seqs)
 end
 
--- Go on a page. Returns whether there is more.
+-- Convert the next page of every consumer group. Returns whether there is more.
 local function convert(all)
   local more = false
   if redis.call('HSETNX', task, 'converting', '1') == 1 then
@@ -122,7 +122,7 @@ local function convert(all)
   return #all == 0 and describe_page() or more
 end
 
--- Is so little left that one script may do it?
+-- Whether so little is left to convert that one script may do it.
 local function is_nearly_indexed(all)
   if rules().indexed or redis.call('XLEN', stream) <= 2 * PAGE then
     return true
@@ -134,13 +134,13 @@ local function is_nearly_indexed(all)
   return last - at <= 2 * PAGE
 end
 
--- Make a plain task an indexed one: what waits has facts and its place in the order.
+-- Make a plain task an indexed one.
 local function index_all(all)
   while convert(all) do end
-  for _, came_back in ipairs({false, true}) do -- leased since it began, and given back since
+  for _, requeued in ipairs({false, true}) do -- entries that were leased since the conversion began
     for _, group in ipairs(all) do
       if redis.call('HLEN', key('facts')) < redis.call('XLEN', stream) - arriving then
-        describe_taken(group, came_back)
+        describe_taken(group, requeued)
       end
     end
   end

@@ -1,11 +1,12 @@
--- How entries that a slot holds end for good: acknowledged, expired or rejected.
+-- Leased entries end for good: acknowledged, expired or rejected.
 --@include task index history groups leases
 
--- An entry that a lease gave back before, by a call that is repeated, may be another's by now.
+-- Whether a slot leases an entry. In a repeated call, the entry may be another slot's by now.
 local function holds(group, slot, seq)
   return #redis.call('XPENDING', stream, group, id_of(seq), id_of(seq), 1, slot) > 0
 end
 
+-- Those of the seqs that the slot leases.
 local function held_yet(group, slot, seqs)
   local found = {}
   for _, seq in ipairs(seqs) do
@@ -16,11 +17,11 @@ local function held_yet(group, slot, seqs)
   return found
 end
 
--- What may be read again waits again; returns the others, less those that an earlier call has ended
--- where it matters: they may wait again by now, or be history.
+-- Requeue entries that may be read again. Returns the other entries; if entries are read several times
+-- or kept as history, without those that an earlier, repeated call has ended.
 local function read_again(group, slot, seqs)
-  local told, over = rules(), {}
-  if not told.indexed or told.max_reads == 1 and not keeps() then
+  local rule, over = rules(), {}
+  if not rule.indexed or rule.max_reads == 1 and not keeps() then
     return seqs
   end
   for _, seq in ipairs(seqs) do
@@ -29,10 +30,10 @@ local function read_again(group, slot, seqs)
     if facts then
       count_read(member, facts)
       local reads = redis.call('HINCRBY', key('reads', group), member, 1)
-      if told.max_reads == 0 or reads < told.max_reads then
+      if rule.max_reads == 0 or reads < rule.max_reads then
         redis.call('XACK', stream, group, id_of(seq))
         redis.call('HDEL', key('deliveries', group), member)
-        wait_again(group, seq)
+        requeue(group, seq)
         add(key('group', group), 'reads', 1)
       else
         over[#over + 1] = seq
@@ -42,7 +43,7 @@ local function read_again(group, slot, seqs)
   return over
 end
 
--- `outcome`: ack, of so many samples, or expire. Returns the number of entries.
+-- `outcome` is ack, of so many samples, or expire. Returns the number of entries ended.
 local function end_held(group, slot, seqs, outcome, samples)
   local state, all, ended, acked = key('group', group), #seqs, 0, outcome == 'ack'
   if acked then
@@ -73,17 +74,17 @@ local function end_held(group, slot, seqs, outcome, samples)
   return ended + again
 end
 
--- To the dead-letter stream. Returns the number of entries.
+-- Move entries to the dead-letter stream. Returns their number.
 local function reject_held(group, slot, seqs, reason, consumer)
-  local buried = {}
+  local rejected = {}
   for _, seq in ipairs(seqs) do
     local fields = fields_of(seq)
     if holds(group, slot, seq) and redis.call('XACK', stream, group, id_of(seq)) == 1 then
       left_unread(group, {seq}, true)
-      bury(group, seq, fields, reason, consumer)
-      buried[#buried + 1] = seq
+      add_dead_letter(group, seq, fields, reason, consumer)
+      rejected[#rejected + 1] = seq
     end
   end
-  forget(group, buried)
-  return #buried
+  forget(group, rejected)
+  return #rejected
 end

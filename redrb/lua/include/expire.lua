@@ -1,8 +1,9 @@
--- Groups that are too stale, and how stale what is taken is.
+-- Staleness: groups that are too stale expire, and the staleness of taken groups is counted.
 --@include task index groups
 
--- Members of a pool whose oldest version is at most `cut`, or whose newest token's at most `token_cut`.
--- Of one rule alone they are the lowest of a sorted set, whose name is returned too.
+-- At most `limit` members of a pool whose oldest version is at most `cut`, or the version of whose newest
+-- token is at most `token_cut`. With one rule alone they are the lowest members of a sorted set, whose
+-- name is returned, too.
 local function overdue(pool, cut, token_cut, limit)
   if (cut == nil) ~= (token_cut == nil) then
     local name, most = cut and versions_of(pool) or key('newest', pool), cut or token_cut
@@ -24,8 +25,8 @@ local function overdue(pool, cut, token_cut, limit)
   return found
 end
 
--- Expire at most `limit` groups of a pool: discard them, or move them to the pool of the expired,
--- with a note of what they expired by. Returns how many.
+-- Expire at most `limit` groups of a status. With a note, which says by which rule, they move to the
+-- status expired; else they are discarded. Returns their number.
 local function expire_pool(group, status, cut, token_cut, limit, note)
   local pool, expired = pool_of(group, status), pool_of(group, 'expired')
   if note and pool == expired then
@@ -61,27 +62,27 @@ local function expire_pool(group, status, cut, token_cut, limit, note)
   return #found
 end
 
--- Before a take: what the task's own rule says is too stale now, at most a thousand. Returns how many,
--- and whether there may be more.
+-- Expire at most a thousand groups of a status that are too stale by the task's rules. Returns their
+-- number, and whether there may be more.
 local function expire_overdue(group, status)
-  local told = rules()
-  if not told.version or status == 'expired' then
+  local rule = rules()
+  if not rule.version or status == 'expired' then
     return 0, false
   end
-  local cut = told.max_staleness and told.version - told.max_staleness - 1
-  local token_cut = told.max_token_staleness and told.version - told.max_token_staleness - 1
+  local cut = rule.max_staleness and rule.version - rule.max_staleness - 1
+  local token_cut = rule.max_token_staleness and rule.version - rule.max_token_staleness - 1
   if not cut and not token_cut then
     return 0, false
   end
-  local note = told.keep and table.concat({told.version, told.max_staleness or '-',
-    told.max_token_staleness or '-'}, ' ')
+  local note = rule.keep and table.concat({rule.version, rule.max_staleness or '-',
+    rule.max_token_staleness or '-'}, ' ')
   local expired = expire_pool(group, status, cut, token_cut, 1000, note)
   return expired, expired == 1000
 end
 
--- Count how stale groups are that are being taken, by their facts: o by the oldest token, n by the
--- newest; and of o the shares that came in flight (f: made with an older version than was current
--- when they were put) and in the queue (q: published while they waited).
+-- Count the staleness of groups that are being taken: o by the oldest token, n by the newest. Of o the
+-- shares that arose in flight (f: versions published before the group was put) and in the queue (q:
+-- versions published since).
 local function note_staleness(group, all)
   local now, counts = rules().version, {o = {}, n = {}, f = {}, q = {}}
   local function count(mark, stale)
@@ -112,15 +113,15 @@ end
 -- Count the staleness of groups that are being taken, and add the weights by which they were drawn.
 -- Returns their facts, where these were read.
 local function note_taken(group, pool, found, weights)
-  local told = rules()
-  if #found == 0 or not (told.version or told.sampled) then
+  local rule = rules()
+  if #found == 0 or not (rule.version or rule.sampled) then
     return nil
   end
   local all = facts_of_all(found)
-  if told.version then
+  if rule.version then
     note_staleness(group, all)
   end
-  if told.sampled then
+  if rule.sampled then
     for _, facts in ipairs(all) do
       weights[#weights + 1] = facts and string.format('%.17g', facts.score) or '0'
     end
@@ -129,7 +130,7 @@ local function note_taken(group, pool, found, weights)
     for _, at in ipairs(furthest) do
       clock = math.max(clock, tonumber(at or '0'))
     end
-    -- only a draw moves the clock: what was chosen by a query may lie far ahead
+    -- only a draw moves the clock: groups that a query has chosen may lie far ahead
     local near = redis.call('ZCOUNT', key('ready', pool), '-inf', string.format('%.17g', clock))
     if clock < math.huge and near == #found then
       redis.call('HSET', key('clock', group), pool, string.format('%.17g', clock))
@@ -138,8 +139,8 @@ local function note_taken(group, pool, found, weights)
   return all
 end
 
--- What an earlier attempt of a take has leased: as it would have told, but that drawn groups are not
--- in the order in which they were drawn.
+-- The reply to a take that an earlier attempt has done. Drawn groups are in the order of their weights,
+-- not in the order in which they were drawn.
 local function taken_before(group, pool, pending)
   local entries, members, weights, total = {}, {}, {}, 0
   if not rules().indexed then

@@ -1,9 +1,9 @@
--- What becomes of entries in the consumer groups.
+-- Entries in consumer groups.
 --
--- In a consumer group an entry is waiting, leased (in the pending list) or done. It is deleted, or
--- history, when it is done in all. In a plain task what waits are the entries beyond the cursor, and
--- those that came back, in the sorted set ready:<group>; in an indexed one what is in the group's
--- pools. group:<group> holds cursor and counters.
+-- In a consumer group an entry is waiting, leased (in the pending list) or done. When it is done in all
+-- groups it is deleted or becomes history. In a plain task the entries beyond the cursor wait, and those
+-- in the sorted set ready:<group>, which were requeued. In an indexed task the entries in the group's
+-- pools wait. group:<group> holds cursor and counters.
 --@include task index history room waiters
 
 local function is_leased(group, seq)
@@ -23,8 +23,8 @@ local function waits_in(group, seq)
   return redis.call('ZSCORE', key('ready', pool), member) and pool or nil
 end
 
--- Groups leave before they were read as often as they may be: a rate does not wait for the rest.
--- `leased`: they are being read now, and that counts.
+-- Count the reads that entries will never have because they end early: a rate does not wait for them.
+-- `leased`: the entries are being read, which counts as one read each.
 local function left_unread(group, seqs, leased)
   local most = rules().max_reads
   if not rules().indexed or most == 0 or #seqs == 0 then
@@ -39,7 +39,7 @@ local function left_unread(group, seqs, leased)
   add(key('group', group), 'unread', left)
 end
 
--- Evictions by arrival have gone past an entry that was leased, or history; now it may be evicted.
+-- Allow evictions by arrival to evict an entry that they have gone past, as it was leased or history.
 local function let_evict(seq)
   if tonumber(seq) < number(task, 'floor') then
     redis.call('ZADD', key('behind'), seq, member_of(seq))
@@ -50,7 +50,7 @@ local function needed_by(group, seq)
   return waits_in(group, seq) or is_leased(group, seq)
 end
 
--- Of entries that are done in a consumer group, those that no other one needs.
+-- Those of the entries, which are done in a consumer group, that no other consumer group needs.
 local function needed_by_none(group, seqs)
   local all, over = groups(), {}
   if #all == 1 and all[1] == group then
@@ -70,9 +70,9 @@ local function needed_by_none(group, seqs)
   return over
 end
 
--- Forget what this consumer group knew of entries that are done there, and the entries themselves
--- unless another group still needs them. They stay as history where the task keeps one and any
--- consumer group has acknowledged them: `acked` says that this one has. Returns how many were deleted.
+-- Entries are done in a consumer group: delete the group's notes on them, and the entries that no other
+-- group needs. If the task keeps history, entries that any group has acknowledged become history
+-- instead; `acked`: this group has. Returns the number of entries deleted.
 local function forget(group, seqs, acked)
   if rules().indexed
     and redis.call('EXISTS', key('moved', group), key('expiries', group), key('reads', group)) > 0 then
@@ -91,13 +91,13 @@ local function forget(group, seqs, acked)
   local read, gone = {}, {}
   for _, seq in ipairs(over) do
     local facts = facts_of(member_of(seq))
-    local own = facts and facts.reads and read or gone
-    own[#own + 1] = seq
+    local target = facts and facts.reads and read or gone
+    target[#target + 1] = seq
   end
   return delete(gone) + retire(read)
 end
 
--- Wake takes that wait: those of a full batch in a pool, and those with a condition, which look.
+-- Wake takes that wait for a pool: as many as it satisfies, and all takes with a query.
 local function wake_pool(pool, now)
   if redis.call('EXISTS', key('queue', pool)) == 1 then
     local group = string.match(pool, '^[^:]+')
@@ -114,6 +114,7 @@ local function wake_pool(pool, now)
   end
 end
 
+-- Wake takes that wait for any pool of a consumer group.
 local function wake_pools(group, now)
   wake_pool(group, now)
   if rules().indexed then

@@ -1,10 +1,10 @@
--- Entries that are done everywhere: deleted, or kept as history.
+-- Entries that are done in all consumer groups: deleted, or kept as history.
 --
--- archive sorts what is kept by the time of its end. It takes no room: it counts toward max_bytes
--- until a put needs the bytes (kept_bytes), and then the oldest gives way.
+-- The sorted set archive holds history by the time of its acknowledgement. History takes no room: its
+-- bytes (kept_bytes) count toward max_bytes, and the oldest is deleted when a put needs them.
 --@include task index
 
--- Forget entries for good. Returns the number of those that were there.
+-- Delete entries. Returns the number of entries that existed.
 local function delete(seqs)
   if #seqs == 0 then
     return 0
@@ -36,11 +36,12 @@ local function delete(seqs)
   return deleted
 end
 
+-- Whether the task keeps history.
 local function keeps()
   return rules().keep_ms or rules().keep_groups
 end
 
--- Entries become history (sign 1), or are it no more (-1).
+-- Count the bytes of entries that become history (sign 1) or stop being history (-1).
 local function count_history(seqs, sign)
   if #seqs == 0 or number(task, 'max_bytes') == 0 then
     return
@@ -55,7 +56,7 @@ local function count_history(seqs, sign)
   add(task, 'kept_bytes', sign * bytes)
 end
 
--- Delete history, by its members. Returns how many entries.
+-- Delete entries of the history, by member. Returns their number.
 local function drop_history(members)
   local seqs = {}
   for i, member in ipairs(members) do
@@ -66,15 +67,15 @@ local function drop_history(members)
   return delete(seqs)
 end
 
--- Delete history that is too old, or too much, at most `most` entries of either. Returns how many.
+-- Delete history that is too old or too much, at most `most` entries of either. Returns their number.
 local function trim_history(most)
-  local told, archive, over = rules(), key('archive'), {}
-  if told.keep_ms then
-    local latest = string.format('%.0f', now_ms() - told.keep_ms)
+  local rule, archive, over = rules(), key('archive'), {}
+  if rule.keep_ms then
+    local latest = string.format('%.0f', now_ms() - rule.keep_ms)
     over = redis.call('ZRANGEBYSCORE', archive, '-inf', latest, 'LIMIT', 0, most)
   end
-  if told.keep_groups then
-    local excess = math.min(redis.call('ZCARD', archive) - told.keep_groups - #over, most)
+  if rule.keep_groups then
+    local excess = math.min(redis.call('ZCARD', archive) - rule.keep_groups - #over, most)
     if excess > 0 then
       for _, member in ipairs(redis.call('ZRANGE', archive, #over, #over + excess - 1)) do
         over[#over + 1] = member
@@ -84,7 +85,7 @@ local function trim_history(most)
   return drop_history(over)
 end
 
--- Keep entries to be read again. Returns how many others had to go for that.
+-- Make entries history. Returns the number of older entries deleted for that.
 local function retire(seqs)
   local now, fresh = string.format('%.0f', now_ms()), {}
   for _, seq in ipairs(seqs) do
@@ -96,7 +97,7 @@ local function retire(seqs)
   return trim_history(1000 + #seqs)
 end
 
--- The oldest history gives way to a put that needs so many bytes more.
+-- Delete the oldest history until `excess` bytes are free.
 local function free_history(excess)
   while excess > 0 do
     local oldest, gone = redis.call('ZRANGE', key('archive'), 0, 99), {}

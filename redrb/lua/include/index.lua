@@ -15,31 +15,36 @@
 -- by a tag. A leased group is in no pool.
 --
 -- In a sampled order the score is a weight, and a group's place is clock + Exp(1) / weight, where
--- clock is the place of what was taken last: exponentials have no memory, so the lowest place is at
--- any time a draw with probability weight / sum of weights (Efraimidis and Spirakis 2006).
+-- clock is the place of the group taken last. Exponentials have no memory, so at any time the lowest
+-- place is a draw with probability weight / sum of weights (Efraimidis and Spirakis 2006).
 --@include task tags
 
 local STATUSES = {'init', 'completed', 'aborted', 'expired', 'failed', 'filtered', 'archived'}
 
+local RULES = {'indexed', 'order', 'sampled', 'max_staleness', 'max_token_staleness', 'on_expired',
+  'version', 'max_reads', 'default_max_reads', 'tags', 'keep_ms', 'keep_groups', 'converting'}
+
+-- Settings of the task that decide about groups, and the newest policy version that it knows.
 local known_rules
 local function rules()
   if not known_rules then
-    local told = redis.call('HMGET', task, 'indexed', 'order', 'sampled', 'max_staleness',
-      'max_token_staleness', 'on_expired', 'version', 'max_reads', 'tags', 'keep_ms', 'keep_groups',
-      'converting', 'default_max_reads')
+    local stored = {}
+    for i, value in ipairs(redis.call('HMGET', task, unpack(RULES))) do
+      stored[RULES[i]] = value
+    end
     known_rules = {
-      indexed = told[1] == '1',
-      order = told[2] or 'fifo',
-      sampled = told[3] == '1',
-      max_staleness = tonumber(told[4] or ''),
-      max_token_staleness = tonumber(told[5] or ''),
-      keep = told[6] == 'keep',
-      version = tonumber(told[7] or ''),
-      max_reads = tonumber(told[8] or told[13]),
-      names = told[9] and told[9] ~= '' and cjson.decode(told[9]) or {},
-      keep_ms = tonumber(told[10] or ''),
-      keep_groups = tonumber(told[11] or ''),
-      described = told[1] == '1' or told[12] == '1', -- there are facts
+      indexed = stored.indexed == '1',
+      order = stored.order or 'fifo',
+      sampled = stored.sampled == '1',
+      max_staleness = tonumber(stored.max_staleness or ''),
+      max_token_staleness = tonumber(stored.max_token_staleness or ''),
+      keep = stored.on_expired == 'keep',
+      version = tonumber(stored.version or ''),
+      max_reads = tonumber(stored.max_reads or stored.default_max_reads),
+      names = stored.tags and stored.tags ~= '' and cjson.decode(stored.tags) or {},
+      keep_ms = tonumber(stored.keep_ms or ''),
+      keep_groups = tonumber(stored.keep_groups or ''),
+      described = stored.indexed == '1' or stored.converting == '1', -- there are facts
     }
   end
   return known_rules
@@ -66,7 +71,7 @@ local function store_facts(member, facts)
   redis.call('HSET', key('facts'), member, cmsgpack.pack(facts))
 end
 
--- The group was read once more.
+-- Note in the facts that the group was read once more.
 local function count_read(member, facts)
   facts.reads = (facts.reads or 0) + 1
   store_facts(member, facts)
@@ -76,11 +81,12 @@ local function pool_of(group, status)
   return status == 'completed' and group or group .. ':' .. status
 end
 
--- The pool to which a group belongs while it waits: of its status, unless it was moved.
+-- The pool in which a group waits if it waits: of the status it was moved to, else of its facts.
 local function home_of(group, member, facts)
   return pool_of(group, redis.call('HGET', key('moved', group), member) or facts.status)
 end
 
+-- The sorted set that holds a pool by oldest policy version.
 local function versions_of(pool)
   return key(rules().order == 'stalest' and 'ready' or 'versions', pool)
 end
@@ -106,6 +112,7 @@ local function weigh(group, pool, all, sign)
   end
 end
 
+-- A group's place in the order; `clock` is given if places are drawn.
 local function place(facts, clock)
   if not clock then
     return facts.score
@@ -117,35 +124,35 @@ local function clock_of(group, pool)
   return rules().sampled and tonumber(redis.call('HGET', key('clock', group), pool) or '0')
 end
 
--- Groups begin to wait in a pool; `all` holds the facts of each, which are stored already.
+-- Add groups to a pool; `all` holds their facts.
 local function enter(group, pool, members, all)
-  local told, clock = rules(), clock_of(group, pool)
+  local rule, clock = rules(), clock_of(group, pool)
   local ready, versions, newest = {}, {}, {}
   for i, member in ipairs(members) do
     local facts = all[i]
     ready[#ready + 1], ready[#ready + 2] = place(facts, clock), member
-    if told.max_staleness and told.order ~= 'stalest' and facts.version then
+    if rule.max_staleness and rule.order ~= 'stalest' and facts.version then
       versions[#versions + 1], versions[#versions + 2] = facts.version, member
     end
-    if told.max_token_staleness and facts.newest then
+    if rule.max_token_staleness and facts.newest then
       newest[#newest + 1], newest[#newest + 2] = facts.newest, member
     end
   end
   in_parts('ZADD', key('ready', pool), ready)
   in_parts('ZADD', key('versions', pool), versions)
   in_parts('ZADD', key('newest', pool), newest)
-  if #told.names > 0 then
+  if #rule.names > 0 then
     tag_in(pool, members, all)
   end
-  if told.sampled then
+  if rule.sampled then
     weigh(group, pool, all, 1)
   end
 end
 
--- Groups wait no longer in a pool. `all` holds their facts if the caller has read them. `lowest_of` is
--- a sorted set whose lowest members they are, if the caller knows one: removing by rank is cheaper.
+-- Remove groups from a pool. `all` holds their facts if the caller has read them. `lowest_of` is a
+-- sorted set whose lowest members they are, if the caller knows one: removing by rank is cheaper.
 local function withdraw(group, pool, members, all, lowest_of)
-  local told = rules()
+  local rule = rules()
   local function remove(kind)
     local name = key(kind, pool)
     if name == lowest_of then
@@ -155,18 +162,18 @@ local function withdraw(group, pool, members, all, lowest_of)
     end
   end
   remove('ready')
-  if told.max_staleness and told.order ~= 'stalest' then
+  if rule.max_staleness and rule.order ~= 'stalest' then
     remove('versions')
   end
-  if told.max_token_staleness then
+  if rule.max_token_staleness then
     remove('newest')
   end
-  if #told.names > 0 then
-    tag_out(pool, told.names, members)
+  if #rule.names > 0 then
+    tag_out(pool, rule.names, members)
   end
-  if told.sampled then
+  if rule.sampled then
     weigh(group, pool, all or facts_of_all(members), -1)
-    if redis.call('EXISTS', key('ready', pool)) == 0 then -- floating sums drift: begin anew
+    if redis.call('EXISTS', key('ready', pool)) == 0 then -- floating sums drift: start again at 0
       redis.call('HDEL', key('mass', group), pool)
       redis.call('HDEL', key('clock', group), pool)
     end

@@ -1,4 +1,4 @@
--- Leases: how they end, and what becomes of those whose consumer died.
+-- Leases: groups are requeued, by their consumer or because it died, or become dead letters.
 --
 -- deliveries:<group> holds failed deliveries by seq, consumers:<group> the deadline of each
 -- consumer's heartbeat, leases:<group> a lease's token by slot. A slot is the consumer name under
@@ -6,7 +6,7 @@
 --@include task index pending groups
 
 -- Move a leased entry, already out of the pending list, to the dead-letter stream.
-local function bury(group, seq, fields, reason, consumer)
+local function add_dead_letter(group, seq, fields, reason, consumer)
   local deliveries = redis.call('HGET', key('deliveries', group), member_of(seq)) or '0'
   local letter = {'XADD', key('dead'), '*', 'seq', seq, 'group', group,
     'reason', reason, 'consumer', consumer, 'failed_deliveries', deliveries}
@@ -19,8 +19,8 @@ local function bury(group, seq, fields, reason, consumer)
 end
 
 local function max_deliveries()
-  local told = redis.call('HMGET', task, 'max_deliveries', 'default_max_deliveries')
-  return tonumber(told[1] or told[2])
+  local stored = redis.call('HMGET', task, 'max_deliveries', 'default_max_deliveries')
+  return tonumber(stored[1] or stored[2])
 end
 
 local function fields_of(seq)
@@ -29,13 +29,12 @@ local function fields_of(seq)
   return entry and entry[2] or {}
 end
 
--- An entry that is in no list any more waits again, in its old place or, where places are drawn, in
--- a new one.
-local function wait_again(group, seq)
+-- Let an entry wait that is neither leased nor waiting: in its old place, or in a newly drawn one.
+local function requeue(group, seq)
   local member = member_of(seq)
   if rules().indexed then
     local facts = facts_of(member)
-    if not facts then -- someone deleted the entry behind our back
+    if not facts then -- another client deleted the entry
       add(key('group', group), 'evicted', 1)
       return
     end
@@ -47,8 +46,8 @@ local function wait_again(group, seq)
   add(key('group', group), 'waiting', 1)
 end
 
--- Put a leased entry back to the waiting ones, or bury it when its deliveries failed too often.
--- Returns 1 when it was leased.
+-- End the lease of an entry: requeue it, or make it a dead letter if its deliveries failed too often.
+-- `counted`: this counts as a failed delivery. Returns 1 if the entry was leased, else 0.
 local function return_lease(group, seq, counted, consumer)
   local fields = counted and fields_of(seq)
   if redis.call('XACK', stream, group, id_of(seq)) == 0 then
@@ -61,17 +60,18 @@ local function return_lease(group, seq, counted, consumer)
     local failed = redis.call('HINCRBY', key('deliveries', group), member_of(seq), 1)
     if failed >= max_deliveries() then
       left_unread(group, {seq})
-      bury(group, seq, fields, 'delivered ' .. failed .. ' times without acknowledgement', consumer)
+      local reason = 'delivered ' .. failed .. ' times without acknowledgement'
+      add_dead_letter(group, seq, fields, reason, consumer)
       forget(group, {seq})
       return 1
     end
   end
-  wait_again(group, seq)
+  requeue(group, seq)
   add(key('group', group), 'returned', 1)
   return 1
 end
 
--- Return all that a slot holds. Returns the number of entries.
+-- End the lease in a slot. Returns the number of its entries.
 local function return_slot(group, slot, counted, consumer)
   local returned = 0
   each_leased(group, slot, function(seq)
@@ -80,7 +80,7 @@ local function return_slot(group, slot, counted, consumer)
   return returned
 end
 
--- Take every lease from a consumer. Returns the number of entries that it held.
+-- End all leases of a consumer. Returns the number of their entries.
 local function return_leases(group, consumer, counted)
   local returned = 0
   for _, slot in ipairs(redis.call('HKEYS', key('leases', group))) do
@@ -94,9 +94,9 @@ local function return_leases(group, consumer, counted)
   return returned
 end
 
--- Say that a consumer lives, and take the leases of those whose heartbeat stopped. One that comes
--- late itself judges nobody: most likely Redis was away, and the others are just coming back too.
--- Returns the number of entries taken over, and whether the consumer was known.
+-- Renew a consumer's deadline, and end the leases of consumers whose deadline is over. If the caller's
+-- deadline is over too, all deadlines are renewed instead: most likely Redis was away.
+-- Returns the number of entries taken over, and the caller's old deadline, if it had one.
 local function beat(group, consumer, lease_ms, now)
   local consumers = key('consumers', group)
   local deadline = redis.call('ZSCORE', consumers, consumer)

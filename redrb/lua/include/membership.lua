@@ -1,7 +1,7 @@
--- Consumer groups begin and end.
+-- Consumer groups join a task, and end.
 --@include task index history room groups
 
--- What a consumer group that joins late is behind the others of a rate: puts do not wait for that.
+-- Note how many reads a group that joins late is behind the others: a rate does not wait for them.
 local function give_lead(group)
   local spi, _, _, _, share = rate_of()
   local slowest = math.huge
@@ -17,9 +17,9 @@ local function give_lead(group)
   end
 end
 
--- The next page of an indexed task's groups begins to wait for a consumer group that joins.
--- joining:<group> holds the place in the facts, the last id before it joined, groups put until then,
--- those found since, and where it starts. Returns whether that was the last page.
+-- Add the next page of an indexed task's groups to the pools of a consumer group that joins. The hash
+-- joining:<group> holds `at`, the place in the facts; `last`, the last id before it joined; `put`, the
+-- groups put until then; `found`, the groups added; `start`. Returns whether this was the last page.
 local function join_page(group)
   local at, last, put, found, start = unpack(redis.call('HMGET', key('joining', group), 'at', 'last',
     'put', 'found', 'start'))
@@ -62,9 +62,9 @@ local function join_page(group)
   return true
 end
 
--- Make sure that the consumer group exists. A new one sees all that is stored, or with `start` the
--- entries from that seq on, also those that are only kept as history. Of an indexed task it gets a
--- thousand at a time: false says that there are more, and to call again before anything else is done.
+-- Make sure that a consumer group exists. A new one sees all stored groups, or with `start` the entries
+-- from that seq on, history included. In an indexed task they are added a page at a time: returns false
+-- if there are more pages, and the script must do nothing else.
 local function join(group, start)
   local state = key('group', group)
   if redis.call('SADD', key('groups'), group) == 0 then
@@ -100,7 +100,7 @@ local function join(group, start)
   return true
 end
 
--- Delete all that belongs to a consumer group.
+-- Delete the keys of a consumer group.
 local function drop_keys(group)
   for _, kind in ipairs({'group', 'deliveries', 'consumers', 'leases', 'moved', 'expiries', 'reads', 'clock',
     'mass', 'staleness', 'joining', 'ranks', 'rank_requests', 'rank_parts'}) do

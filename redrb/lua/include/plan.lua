@@ -1,9 +1,10 @@
--- How a query over tags finds what matches, before any member is looked at.
+-- Query plans: where the matches of a query over tags are, before any member is looked at.
 --
--- A query is a tree of {all = nodes}, {any = nodes} and {tag, values, inverted}: see where.py. Its
--- leaves are counted first, with a ZCOUNT a range. Then a plan says which members of which sorted
--- sets hold every match: of `all` the members of the child that has fewest, of `any` those of every
--- child. Its cost is their number; where that is not below the pool's size, the plan is the pool.
+-- A query is a tree of {all = nodes}, {any = nodes} and {tag, values, inverted}, which the module
+-- redrb.stream.task.queries builds. Its leaves are counted first, with one ZCOUNT a range. Then a plan
+-- names sorted sets, and ranges of them, that contain every match: for `all` those of the child with
+-- fewest members, for `any` those of every child. The number of their members is the plan's cost; if
+-- that is not below the size of the pool, the plan is the whole pool.
 --@include task tags
 
 -- Resolve the values of a leaf to scores: single scores are `points`, others `ranges`.
@@ -46,8 +47,8 @@ local function resolve(names, root)
   return {root = root, leaves = leaves}
 end
 
--- Count the members of a leaf's sorted set: `count` have a listed value, `known` any, `missing` are
--- in the pool and not in it. Ranges that no member has are dropped.
+-- Count the members of a leaf's sorted set: `count` have a listed value, `known` any value; `missing`
+-- groups of the pool have none. Ranges without members are dropped.
 local function count_leaf(leaf, pool, size)
   leaf.zset = key('tag', pool .. ':' .. leaf.tag)
   leaf.known, leaf.count, leaf.parts = redis.call('ZCARD', leaf.zset), 0, {}
@@ -84,8 +85,8 @@ local function prepare(pool, names, root)
   return query
 end
 
--- Where everything is for which `node` is `wanted`: how many members, and of which leaves, as pairs
--- {leaf, whether those with a listed value}.
+-- The plan for members for which `node` is `wanted`: its cost, and its sources as pairs {leaf, listed}:
+-- the members of the leaf's sorted set that have a listed value, or those that have another.
 local function plan(query, node, wanted)
   local walk = {{query.whole, false}}
   if node.tag then
@@ -115,7 +116,7 @@ local function plan(query, node, wanted)
   return query.size, walk
 end
 
--- First and last ranks, in a leaf's sorted set, of the members with a listed value, or of the others.
+-- First and last ranks, in a leaf's sorted set, of the members with a listed value or with another.
 local function rank_spans(leaf, listed)
   local found, others, after = {}, {}, 0
   for i, part in ipairs(leaf.parts) do

@@ -1,7 +1,7 @@
--- Puts: entries that a transaction has added to the stream, before the script that counts them.
+-- Puts: a transaction has added entries to the stream; a script counts them or takes them out again.
 --@include task
 
--- Take the last `count` entries, beyond the id `before`, out again; ids count on behind them.
+-- Delete the `count` entries beyond the id `before`; later ids count on behind them.
 local function undo(before, count)
   for seq = before + 1, before + count do
     redis.call('XDEL', stream, id_of(seq))
@@ -9,7 +9,7 @@ local function undo(before, count)
   redis.call('HSET', task, 'last', string.format('%.0f', before + count))
 end
 
--- What an earlier attempt of this operation of the producer has stored, as a reply; nil: nothing.
+-- The reply that says what an earlier attempt of the producer's operation has stored; nil if nothing.
 local function done_before(producer, operation)
   local earlier = redis.call('HGET', key('producers'), producer)
   if earlier then
@@ -21,8 +21,7 @@ local function done_before(producer, operation)
   return nil
 end
 
--- Count a put that is in, once for each operation of its producer; `known` are the task's counters
--- put, samples_put and bytes_put until now.
+-- Count a put that is stored; `known` are the counters put, samples_put and bytes_put until now.
 local function count_put(producer, operation, last, count, known, samples, bytes, filtered)
   redis.call('HSET', key('producers'), producer,
     string.format('%.0f %.0f %.0f', operation, last, count))

@@ -1,9 +1,9 @@
--- Part of weights_commit: which versions stay, and what becomes of the others' keys.
+-- Retention of published weights: which versions stay.
 --@include weights
 
--- Forget all versions but the newest `keep`, as many of them as `max_bytes` holds (0: any number;
--- always the newest), those that readers have pinned, and what any of them stands on.
--- Returns the keys of the forgotten.
+-- Delete the entries of old versions. These stay: the newest `keep` versions, as many as fit into
+-- `max_bytes` (0: all of them; the newest always stays), versions pinned by readers, and every version
+-- that one of these is a delta or an adapter of. Returns the keys of the deleted versions.
 local function forget(keep, max_bytes)
   local entries, places = {}, {}
   for _, found in ipairs(redis.call('XRANGE', versions, '-', '+')) do
@@ -11,7 +11,7 @@ local function forget(keep, max_bytes)
     places[entries[#entries].version] = #entries
   end
 
-  -- Mark what a version stands on; returns bytes that were not marked before, and the places.
+  -- Places of a version and of the versions that it is based on, and their bytes that are not marked.
   local marked = {}
   local function standing_on(place)
     local added, bytes = {place}, 0

@@ -1,10 +1,10 @@
--- Which consumer groups there are, how much room the task's limits leave, and how many reads its rate.
+-- Room: how many groups the limits of a task let in, and how many reads its rate allows.
 --
 -- rate is "<samples per insert> <min size> <min diff> <max diff>"; diff = inserts * samples per
--- insert - reads, of the slowest consumer group, stays between the two (Reverb's rate limiters).
--- In group:<g>, taken are its reads; unread those that nobody can make, since groups left before
--- they were read max_reads times: such a group is so much less of an insert. lead are reads that
--- puts do not wait for: by so much it was behind the others when it joined.
+-- insert - reads, of the slowest consumer group, stays between the last two (Reverb's rate limiters).
+-- In group:<g>, `taken` are its reads; `unread` are reads that can no longer happen, as groups ended
+-- before they were read max_reads times; `lead` are reads that puts do not wait for, as the group was
+-- so far behind the others when it joined.
 --@include task
 
 local function groups()
@@ -15,14 +15,14 @@ local function stored_groups()
   return redis.call('XLEN', stream) - redis.call('ZCARD', key('archive'))
 end
 
--- The four numbers of the rate, and how many reads one of `unread` is.
+-- The four numbers of the rate, and how much one unread read counts.
 local function rate_of()
-  local told = redis.call('HMGET', task, 'rate', 'max_reads', 'default_max_reads')
-  if not told[1] or told[1] == '' then
+  local stored = redis.call('HMGET', task, 'rate', 'max_reads', 'default_max_reads')
+  if not stored[1] or stored[1] == '' then
     return nil
   end
-  local spi, size, least, most = string.match(told[1], '^(%S+) (%S+) (%S+) (%S+)$')
-  local max_reads = tonumber(told[2] or told[3])
+  local spi, size, least, most = string.match(stored[1], '^(%S+) (%S+) (%S+) (%S+)$')
+  local max_reads = tonumber(stored[2] or stored[3])
   local share = max_reads > 0 and spi / max_reads or 0
   return tonumber(spi), tonumber(size), tonumber(least), tonumber(most), share
 end
@@ -33,7 +33,7 @@ local function reads_of(group, share)
   return counted[1] + counted[2] * share, counted[3]
 end
 
--- How many groups the rate lets in beyond `put` ever put.
+-- How many more groups the rate lets in after `put` groups.
 local function inserts_left(put)
   local spi, _, _, most, share = rate_of()
   if not spi then
@@ -48,7 +48,7 @@ local function inserts_left(put)
   return math.max(math.floor((most + slowest) / spi - put + 1e-6), 0)
 end
 
--- How many reads the rate lets a consumer group make now.
+-- How many reads the rate allows a consumer group now.
 local function reads_left(group)
   local spi, size, least, _, share = rate_of()
   if not spi then
@@ -61,6 +61,7 @@ local function reads_left(group)
   return math.max(math.floor(number(task, 'put') * spi - reads - least + 1e-6), 0)
 end
 
+-- How many groups the limits and the rate let in now.
 local function room_left()
   local known = numbers(task, 'limit', 'max_bytes', 'bytes', 'kept_bytes', 'put')
   if known[2] > 0 and known[3] - known[4] >= known[2] then -- history gives way to a put

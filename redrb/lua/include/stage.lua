@@ -1,12 +1,13 @@
--- The stage of a task: where a saved one is put together, out of sight, before it takes its place.
+-- The stage of a task: a saved task is assembled there, unseen, before it replaces the task.
 --
--- A stage is a task of its own below restoring:<token>: of the task's prefix, so whatever works on a
--- task works on it. Its keys expire unless more comes. restoring holds the token of the newest.
+-- A stage is itself a task whose keys begin with restoring:<token>: below the task's prefix, so every
+-- function works on it. Its keys expire unless more parts come. The string restoring holds the token of
+-- the newest stage.
 --@include task index room
 
 local home = prefix
 
--- From here on every key is one of the task with this prefix.
+-- From here on all functions work on the task with this prefix.
 local function work_at(other)
   prefix, stream, task = other, other .. 'stream', other .. 'task'
   known_rules = nil

@@ -1,8 +1,8 @@
--- Declared tags of indexed tasks: tag:<pool>:<name> sorts what waits in a pool by one tag.
+-- Declared tags of indexed tasks: tag:<pool>:<name> sorts the groups that wait in a pool by one tag.
 --
--- Numbers are their own score. Strings are numbered from 1 in the hash terms, by "<name>\n<string>",
--- and the n-th has the score n * 1e300: every number is nearer to zero (checked by the client), so
--- no range of numbers holds a string. There is room for 179 million strings.
+-- The score of a number is the number. Strings are numbered from 1 in the hash terms, by
+-- "<name>\n<string>", and the n-th has the score n * 1e300. Every number is nearer to zero (the client
+-- checks it), so no range of numbers contains a string. There is room for 179 million strings.
 --@include task
 
 -- The score of a string; nil if it is unknown and not to be created.
@@ -25,7 +25,7 @@ local function intern(tags)
   end
 end
 
--- Groups that begin to wait in a pool are sorted by their tags; `all` holds their facts.
+-- Sort groups of a pool by their tags; `all` holds their facts.
 local function tag_in(pool, members, all)
   local added = {}
   for i, facts in ipairs(all) do
@@ -40,6 +40,7 @@ local function tag_in(pool, members, all)
   end
 end
 
+-- Remove groups of a pool from the sorted sets of its tags.
 local function tag_out(pool, names, members)
   for _, name in ipairs(names) do
     in_parts('ZREM', key('tag', pool .. ':' .. name), members)

@@ -1,10 +1,10 @@
--- Part of every script of a task: its keys, its ids, its clock.
+-- The keys, ids and clock of a task; every script of a task includes this.
 --
--- KEYS[1] is the task's stream. All other keys of the task share its prefix and with it its hash
--- tag; they are derived here, since consumer groups and waiters come and go.
+-- KEYS[1] is the task's stream. All other keys of the task share its prefix, and so its hash tag. They
+-- are derived here, as consumer groups and waiters come and go.
 --
--- Ids of entries are <BASE>-<seq>. BASE lies in the future, so XADD with `*` counts seq up by one:
--- a script that runs in the same transaction knows the ids of what was just added.
+-- Ids of entries are <BASE><seq>. BASE lies in the future, so that XADD with `*` counts seq up by one:
+-- a script in the same transaction knows the ids of the entries that were just added.
 
 local BASE = '9999999999999-'
 local stream = KEYS[1]
@@ -32,7 +32,7 @@ local function number(hash, field)
   return tonumber(redis.call('HGET', hash, field) or '0')
 end
 
--- Several numbers with one call; a missing one is 0, `missing` tells whether the first is.
+-- Several numbers with one call, 0 for a missing one; and whether the first one is missing.
 local function numbers(hash, ...)
   local found = redis.call('HMGET', hash, ...)
   local missing = not found[1]
@@ -67,9 +67,9 @@ local function exists()
   return redis.call('EXISTS', task) == 1
 end
 
--- At the memory limit a script may write only after a write that frees memory. This one frees
--- nothing and opens the way for those that do. In a cluster whose node is giving the slot away it
--- fails, as everything that names a key which is not there: so nothing is done by half.
+-- Begin to write. At the memory limit a script may write only after a command that can free memory, such
+-- as this DEL. In a cluster, while the slot moves to another node, it fails as every command does that
+-- names a missing key: before anything was written.
 local function begin_writing()
   redis.call('DEL', prefix .. 'none')
 end

@@ -1,11 +1,12 @@
 -- Queues of waiters, first come first served: consumers of a group wait for groups (queue named
 -- like the consumer group), producers for room (queue '#room').
 --
--- queue:<name> sorts waiters by ticket; needs:<name> holds "<need> <deadline ms> <woken 0|1>". A
--- waiter blocks on its own list wake:<waiter>, and what it needs is kept for it while it is queued.
--- One that died is dropped at its deadline.
+-- queue:<name> sorts waiters by their number in the queue; needs:<name> holds of each waiter
+-- "<need> <deadline ms> <woken 0|1>". A waiter blocks on the list wake:<waiter>. While it is queued, the
+-- groups or the room it needs are reserved for it. A dead waiter is dropped at its deadline.
 --@include task
 
+-- What a waiter needs, its deadline, and whether it was woken; nil if it is not queued or dead.
 local function need_of(name, waiter, now)
   local stored = redis.call('HGET', key('needs', name), waiter)
   if stored then
@@ -26,13 +27,13 @@ end
 local function enqueue(name, waiter, need, ttl_ms, now)
   local queue = key('queue', name)
   if not redis.call('ZSCORE', queue, waiter) then
-    redis.call('ZADD', queue, redis.call('HINCRBY', task, 'tickets', 1), waiter)
+    redis.call('ZADD', queue, redis.call('HINCRBY', task, 'queued', 1), waiter)
   end
   local entry = string.format('%.0f %.0f 0', need, now + ttl_ms)
   redis.call('HSET', key('needs', name), waiter, entry)
 end
 
--- What the live waiters before this one need together; of all, when it is not queued.
+-- The sum of the needs of all waiters before this one, or of all waiters if it is not queued.
 local function reserved_before(name, waiter, now)
   local total = 0
   for _, other in ipairs(redis.call('ZRANGE', key('queue', name), 0, -1)) do
@@ -49,7 +50,7 @@ local function reserved_before(name, waiter, now)
   return total
 end
 
--- Wake as many waiters as `available` satisfies, in their order.
+-- Wake as many waiters as `available` satisfies, first come first served.
 local function wake(name, available, now)
   if redis.call('EXISTS', key('queue', name)) == 0 then
     return

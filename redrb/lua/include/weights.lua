@@ -1,7 +1,7 @@
--- Part of every script of published weights: their keys, versions and chunks.
+-- The keys, versions and chunks of published weights; every script of weights includes this.
 --
 -- KEYS[1] is the stream of versions; its ids are <version>-0. All other keys share its prefix and
--- with it its hash tag; chunks are derived here, since a version may have thousands.
+-- with it its hash tag; keys of chunks are derived here, as a version may have thousands.
 -- fence is a hash: owner, the publisher that may publish; token, a number for each of its attempts.
 -- manifests is a hash: version -> manifest. pins is a hash: reader -> "<low> <high> <deadline>".
 -- dropped is a set: tokens whose keys are being deleted on other nodes.
@@ -60,7 +60,7 @@ local function newest_state()
   end
 end
 
--- Run EXISTS, PERSIST or UNLINK on keys. Returns for how many it was true.
+-- Run EXISTS, PERSIST or UNLINK on keys. Returns the number of keys that it found.
 local function on_keys(command, names)
   local found = 0
   if command == 'PERSIST' then
@@ -75,11 +75,11 @@ local function on_keys(command, names)
   return found
 end
 
--- Append the keys "<kind>:<token>:<first>"... that `ranges` tells, but those that `spared` wants.
-local function add_keys(names, kind, ranges, spared)
+-- Append the keys <kind>:<token>:<n> of `ranges`, except those for which `is_spared` is true.
+local function add_keys(names, kind, ranges, is_spared)
   for token, first, count in string.gmatch(ranges or '', '(%d+) (%d+) (%d+)') do
     for index = tonumber(first), math.min(tonumber(first) + tonumber(count), MOST_CHUNKS) - 1 do
-      if not (spared and spared(token, index)) then
+      if not (is_spared and is_spared(token, index)) then
         names[#names + 1] = prefix .. kind .. ':' .. token .. ':' .. index
       end
     end
@@ -92,8 +92,8 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- At the memory limit a script may write only after a write that frees memory. This one frees
--- nothing and opens the way for those that do.
+-- Begin to write: at the memory limit a script may write only after a command that can free memory, such
+-- as this DEL.
 local function begin_writing()
   redis.call('DEL', prefix .. 'none')
 end

@@ -1,9 +1,9 @@
--- Queries over the tags of what waits in a pool; they only read.
+-- Queries over the tags of the groups that wait in a pool; they only read.
 --
--- count_where: one condition is its ZCOUNTs. Otherwise it looks at the members of the cheaper plan,
--- the query's or its negation's.
--- select_where: walks the pool in its order until n match. Once it has looked at as many members as
--- the plan has, it looks at those instead and sorts them: twice the cheaper way at most.
+-- count_where: a query of one condition costs its ZCOUNTs. Any other looks at the members of the
+-- cheaper plan, the query's or its negation's.
+-- select_where: walks the pool in its order until n groups match. Once it has looked at as many members
+-- as the plan has, it looks at the plan's members instead and sorts them: at most twice the cheaper way.
 --@include plan
 
 local CHUNK = 1000
@@ -43,8 +43,8 @@ local function satisfies(node, i)
   return node.every
 end
 
--- Those of at most CHUNK members for which the query is `wanted`, and that are none of the first
--- `known` sources', where these are given.
+-- The members, of at most CHUNK, for which the query is `wanted`, without members of the first `known`
+-- sources, if these are given.
 local function matching(query, members, wanted, sources, known)
   local scores, found = {}, {}
   for _, leaf in ipairs(#members > 0 and query.leaves or {}) do
@@ -65,7 +65,7 @@ local function matching(query, members, wanted, sources, known)
   return found
 end
 
--- Call `visit` with what matches among the members of a plan, part by part, each member once.
+-- Call `visit` with the matches among the members of a plan, part by part, each member once.
 local function search(query, wanted, sources, visit)
   for known, source in ipairs(sources) do
     local leaf, listed = source[1], source[2]

@@ -1,10 +1,11 @@
--- Evict groups that wait and are not leased, until a put has room.
--- Runs in the same transaction as that put, before it.
+-- Evict waiting groups until a put has room. Runs before the put, in the same transaction.
 -- KEYS[1] stream
 -- ARGV    producer, operation, count, bytes, least, most
---         of the put; nothing is evicted when it was done already
---         least: evict at least so many, for a server at its memory limit; history goes first then
---         most: evict no more than so many, `count` and `least` not counted, where a limit was lowered
+--         producer, operation: the put; if it was done already, nothing is evicted
+--         count, bytes: groups of the put and their bytes
+--         least: evict at least so many, for a server at its memory limit; then history goes first
+--         most: evict at most so many beyond `count` and `least`: a lowered limit is reached over
+--         several puts
 -- Returns the number of entries evicted.
 --@include task room evict
 

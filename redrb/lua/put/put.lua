@@ -1,12 +1,15 @@
--- Account for entries that the same transaction has just added to a plain task, or take them out.
+-- Count entries that the same transaction has just added to a plain task, or take them out again.
 -- Runs in MULTI after n times XADD stream NOMKSTREAM * g <group>.
 -- KEYS[1] stream
 -- ARGV    producer, operation, samples, filtered, bytes of each entry ...
---         operation counts up by one a put of this producer: a repeated one is not stored again;
---         room that was granted to the producer is used up
---         filtered: groups that a filter has dropped before these
--- Returns {'ok', last seq, room left} | {'again', last seq, entries stored then} | {'full', setting} | {'never'} | {'gone'} | {'indexed'}
---         setting: limit | max_bytes, whichever leaves no room
+--         operation: counts up by one a put of this producer; a repeated put is not stored again
+--         samples: number of samples in all entries
+--         filtered: groups that a filter dropped
+-- Returns {'ok', last seq, room left}: room left is -1 without a limit
+--       | {'again', last seq, entries}: an earlier attempt has stored so many entries
+--       | {'full', setting}: limit or max_bytes leaves no room
+--       | {'never'}: the entries exceed the limits of an empty task
+--       | {'gone'}: there is no such task | {'indexed'}: the task is indexed, use put_indexed.lua
 --@include task room waiters puts
 
 begin_writing()
@@ -25,7 +28,7 @@ if again then
   return again
 end
 
-if known[8] == 1 then -- it has become one meanwhile
+if known[8] == 1 then -- it became indexed after the producer opened it
   undo(before, count)
   return {'indexed'}
 end

@@ -1,4 +1,4 @@
--- Account for entries that the same transaction has just added to an indexed task, or take them out.
+-- Count entries that the same transaction has just added to an indexed task, or take them out again.
 -- Runs in MULTI after n times XADD stream NOMKSTREAM * g <group>.
 -- KEYS[1] stream
 -- ARGV    producer, operation, samples, filtered, expired, order, by_token, tags, facts of each entry ...
@@ -31,7 +31,7 @@ if again then
   return again
 end
 
--- settings that somebody gave after this producer had opened the task
+-- settings that the task was given after this producer had opened it
 if ARGV[6] ~= rules().order or (rules().max_token_staleness and ARGV[7] ~= '1')
   or ARGV[8] ~= table.concat(rules().names, ' ') then
   undo(before, count)
@@ -89,29 +89,29 @@ if not rules().indexed then
   arriving = count
   index_all(groups())
 end
-local told, all = rules(), groups()
+local rule, all = rules(), groups()
 
--- what is too stale on arrival expires at once
+-- groups that are too stale on arrival expire at once
 local function is_overdue(facts)
   local function is_over(version, staleness)
-    return version and staleness and told.version - version > staleness
+    return version and staleness and rule.version - version > staleness
   end
-  return told.version
-    and (is_over(facts.version, told.max_staleness) or is_over(facts.newest, told.max_token_staleness))
+  return rule.version
+    and (is_over(facts.version, rule.max_staleness) or is_over(facts.newest, rule.max_token_staleness))
 end
 
-local stored, stale_ones, pools, overdue_seqs, facts_args, notes = 0, 0, {}, {}, {}, {}
+local stored, stale_ones, pools, discarded, facts_args, notes = 0, 0, {}, {}, {}, {}
 for i = 1, count do
   local facts, member = entries[i], member_of(before + i)
   local stale = is_overdue(facts) and facts.status ~= 'expired'
   stale_ones = stale_ones + (stale and 1 or 0)
-  if stale and not told.keep then
-    overdue_seqs[#overdue_seqs + 1] = before + i
+  if stale and not rule.keep then
+    discarded[#discarded + 1] = before + i
   else
     if stale then
       facts.status = 'expired'
-      notes[member] = table.concat({told.version, told.max_staleness or '-',
-        told.max_token_staleness or '-'}, ' ')
+      notes[member] = table.concat({rule.version, rule.max_staleness or '-',
+        rule.max_token_staleness or '-'}, ' ')
     end
     if facts.score == 'arrival' then
       facts.score = before + i
@@ -119,25 +119,25 @@ for i = 1, count do
       facts.score = -before - i
     end
     intern(facts.tags or {})
-    facts.current = told.version
+    facts.current = rule.version
     facts_args[#facts_args + 1], facts_args[#facts_args + 2] = member, cmsgpack.pack(facts)
-    local own = pools[facts.status] or {members = {}, facts = {}}
-    pools[facts.status] = own
-    own.members[#own.members + 1] = member
-    own.facts[#own.facts + 1] = facts
+    local pool = pools[facts.status] or {members = {}, facts = {}}
+    pools[facts.status] = pool
+    pool.members[#pool.members + 1] = member
+    pool.facts[#pool.facts + 1] = facts
     stored = stored + 1
   end
 end
 in_parts('HSET', key('facts'), facts_args)
-delete(overdue_seqs)
+delete(discarded)
 
 count_put(producer, operation, last, count, {known[6], known[7], known[8]}, tonumber(ARGV[3]), bytes,
   filtered)
-add(task, 'arrived_stale', #overdue_seqs + expired)
+add(task, 'arrived_stale', #discarded + expired)
 for _, group in ipairs(all) do
   local state = key('group', group)
-  for status, own in pairs(pools) do
-    enter(group, pool_of(group, status), own.members, own.facts)
+  for status, pool in pairs(pools) do
+    enter(group, pool_of(group, status), pool.members, pool.facts)
   end
   for member, note in pairs(notes) do
     redis.call('HSET', key('expiries', group), member, note)
@@ -145,15 +145,15 @@ for _, group in ipairs(all) do
   redis.call('HSET', state, 'cursor', string.format('%.0f', last))
   add(state, 'put', count + filtered + expired)
   add(state, 'filtered', filtered)
-  add(state, 'expired', #overdue_seqs + expired)
-  left_unread(group, overdue_seqs)
+  add(state, 'expired', #discarded + expired)
+  left_unread(group, discarded)
   add(state, 'waiting', stored)
 end
-if known[9] > 0 then -- one that was given later is reached by and by
+if known[9] > 0 then -- a capacity that was given later is reached over several puts
   evict(math.min(stored_groups() - known[9], 1000 + count), 0)
 end
 for _, group in ipairs(all) do
-  if spi then -- it may let in takes of other statuses too
+  if spi then -- the rate may now allow takes of other statuses, too
     wake_pools(group, now)
   else
     for status in pairs(pools) do

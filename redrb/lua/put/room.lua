@@ -1,8 +1,9 @@
--- Queue for room; whoever is woken asks again.
+-- Queue a producer for room. A producer that is woken runs this again.
 -- KEYS[1] stream
--- ARGV    producer, ttl_ms, bytes of each entry ...    ttl_ms 0 leaves the queue
--- Returns {how many of these entries may be put now (kept for the producer until ttl_ms) or 0,
---         the setting that leaves no room for more: limit | rate | max_bytes}
+-- ARGV    producer, ttl_ms, bytes of each entry ...
+--         ttl_ms: how long the place in the queue and the granted room are kept; 0: leave the queue
+-- Returns {entries, setting}: how many of the entries may be put now, and which setting leaves no room
+--         for more: limit | rate | max_bytes, or ''
 --@include task room waiters
 
 begin_writing()
@@ -22,9 +23,9 @@ local inserts = inserts_left(number(task, 'put')) - reserved_before('#room', pro
 if inserts < granted then
   granted, setting = math.max(inserts, 0), 'rate'
 end
--- an entry that is larger than max_bytes is let through, to be refused by the put
+-- an entry larger than max_bytes is granted room: the put refuses it
 if max_bytes > 0 and granted > 0 and tonumber(ARGV[3]) <= max_bytes then
-  local free = max_bytes - number(task, 'bytes') + number(task, 'kept_bytes') -- history gives way
+  local free = max_bytes - number(task, 'bytes') + number(task, 'kept_bytes') -- history is deleted for a put
   for i = 1, granted do
     free = free - tonumber(ARGV[2 + i])
     if free < 0 then

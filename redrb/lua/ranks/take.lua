@@ -83,7 +83,8 @@ if step < first or step <= formed and redis.call('HEXISTS', parts, ARGV[5]) == 0
 elseif step <= formed then
   local name = part_of(step, rank)
   local given = redis.call('HGET', parts, name .. ':given')
-  local elsewhere = given and given ~= consumer and is_given(group, step, (living_ranks(group, consumer, now)))
+  local living = living_ranks(group, consumer, now)
+  local elsewhere = given and given ~= consumer and is_given(group, step, living)
   if not given or given == consumer or not fail_part(group, step, rank, consumer) then
     local seqs = words(redis.call('HGET', parts, name))
     if #seqs > 0 then -- else all its groups were rejected, and the part is done

@@ -1,10 +1,12 @@
--- End a lease, or a part of it.
+-- End a lease, or groups of it.
 -- KEYS[1] stream
 -- ARGV    group, consumer, slot, token, outcome, reason, samples, ends, seq ...
---         outcome: ack | expire (done, as too stale) | release (back, unharmed) | fail (back, counts
---         as a failed delivery) | reject (to the dead-letter stream); ends is 1 when nothing of the
---         lease is left
--- Returns {'ok', entries} | {'lost'}; the same call again changes nothing and returns {'ok', 0}.
+--         outcome: ack | expire (too stale) | release (requeue) | fail (requeue, counts as a failed
+--         delivery) | reject (to the dead-letter stream)
+--         reason: of reject, for the dead-letter stream; samples: of ack, number of samples trained
+--         ends: 1 when nothing of the lease is left
+-- Returns {'ok', entries ended} | {'lost'}: another consumer has the lease
+--         Repeated, it changes nothing more and returns {'ok', 0}.
 --@include task index room waiters groups leases endings
 
 begin_writing()
@@ -19,7 +21,7 @@ end
 
 local seqs, ended = {}, 0
 for i = 9, #ARGV do
-  seqs[i - 8] = ARGV[i] -- as text: to write a number costs ten times as much
+  seqs[i - 8] = ARGV[i] -- as text: formatting a number costs ten times as much
 end
 
 if outcome == 'ack' or outcome == 'expire' then

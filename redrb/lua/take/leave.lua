@@ -1,7 +1,7 @@
--- A consumer ends: what it still leases goes back, unharmed.
+-- A consumer ends: its leased groups are requeued.
 -- KEYS[1] stream
 -- ARGV    group, consumer
--- Returns the number of entries that went back.
+-- Returns the number of entries requeued.
 --@include task groups leases
 
 begin_writing()

@@ -1,16 +1,21 @@
--- Lease a full batch, or nothing and queue for it. Payload is then read with
+-- Lease a full batch, or lease nothing and queue for it. Payload is then read with
 -- XREADGROUP GROUP group slot STREAMS stream 0.
 -- KEYS[1] stream
 -- ARGV    group, consumer, slot, token, count, least, waiter, ttl_ms, lease_ms, status, where
---         token names the lease: a repeated take with the same one finds what it leased
---         least: entries accepted instead of `count`; ttl_ms 0: do not queue, leave the queue
---         tokens of a slot count up: a take that comes late, behind another one, changes nothing
+--         token: name of the lease, a number that counts up in its slot; repeated with the same token, a
+--         take returns the batch that it leased
+--         least: fewest entries that are accepted instead of `count`
+--         waiter: name in the queue; ttl_ms: how long its place is kept, 0: do not queue, leave the queue
+--         lease_ms: the consumer is dead after so long without a heartbeat
 --         where: JSON of a query, or ''
--- Returns {'taken', entries, {member ...} in the task's order, or {}, {weight ..., sum of weights}}
---       | {'short', waiting, producers that wait for room, groups that just expired,
---         groups that wait with another status} | {'never', limit} | {'gone'} | {'late'}
---       | {'ranks'}: ranks take from this consumer group, and nobody else may
---       | {'more', groups that just expired}: there is more to do before, the same again
+-- Returns {'taken', entries, {member ...}, {weight ..., sum of weights}}: of an indexed task the members in
+--         the task's order, of an order that draws their weights and the weight of all groups that waited
+--       | {'short', waiting, producers that wait for room, groups that just expired, groups that wait
+--         with another status}
+--       | {'never', limit}: the limit is smaller than the batch
+--       | {'gone'}: there is no such task | {'late'}: a later take of the slot came first
+--       | {'ranks'}: ranks take from this consumer group, so other consumers may not
+--       | {'more', groups that just expired}: run it again, there is more to do before
 --@include task index history room waiters groups leases ranks expire claims membership where
 
 begin_writing()
@@ -36,7 +41,7 @@ if has_ranks(group, slot, now) then
   return {'ranks'}
 end
 local taken_over = beat(group, consumer, tonumber(ARGV[9]), now)
--- what an earlier take leased here, and its consumer never heard of, goes back
+-- requeue a batch that an earlier take leased and whose reply was lost
 local returned = 0
 if leased and not string.find(leased, ' ended', 1, true) then
   returned = return_slot(group, slot, false, consumer)
@@ -65,7 +70,7 @@ if most > 0 and least > most then
   return {'never', most}
 end
 
--- what this take may have: not what waits for those before it in the queue
+-- how many groups this take may have: groups are reserved for takes before it in the queue
 local here, free, chosen
 local queue = pool
 if where ~= '' then
@@ -107,12 +112,12 @@ if chosen then
     claim_members(lease, {unpack(chosen, first, math.min(first + 999, count))})
   end
 else
-  local back -- in a plain task: what came back is older than what was never delivered
+  local next_members -- in a plain task: requeued entries come first, they are older
   repeat
-    back = redis.call('ZRANGE', key('ready', pool), 0, math.min(count - lease.claimed, 1000) - 1)
-    claim_members(lease, back)
-  until #back == 0 or lease.claimed == count
-  while lease.claimed < count and cursor < last do -- of a plain task; puts that were undone left gaps
+    next_members = redis.call('ZRANGE', key('ready', pool), 0, math.min(count - lease.claimed, 1000) - 1)
+    claim_members(lease, next_members)
+  until #next_members == 0 or lease.claimed == count
+  while lease.claimed < count and cursor < last do -- of a plain task; undone puts left gaps
     local upto = math.min(cursor + math.min(count - lease.claimed, 1000), last)
     local ids = {}
     for seq = cursor + 1, upto do
@@ -128,7 +133,7 @@ end
 redis.call('HSET', state, 'cursor', string.format('%.0f', cursor),
   'waiting', string.format('%.0f', waiting - lease.claimed - lease.lost))
 redis.call('HSET', key('leases', group), slot, token)
--- entries that someone deleted behind our back
+-- entries that another client deleted
 add(state, 'evicted', lease.lost)
 if indexed then
   add(state, 'taken', lease.claimed)

@@ -15,7 +15,7 @@ COUNTERS = (
 )
 """Fields of a task that are counters; other fields are settings, unless they are transient."""
 
-_TRANSIENT = frozenset({"bytes", "kept_bytes", "tickets", "restored", "part"})
+_TRANSIENT = frozenset({"bytes", "kept_bytes", "queued", "restored", "part"})
 """Fields of a task that are not saved."""
 
 _ENDED = ("acked", "expired", "filtered", "evicted", "dead")

@@ -1,0 +1,97 @@
+-- Candidates for eviction: functions that return one seq after another, nil at the end. A candidate may
+-- turn out to be leased or deleted: the caller then passes false to the next call.
+--@include task index room
+
+-- The first stored entry beyond `seq`; reading it costs its bytes.
+local function stored_after(seq, last)
+  local entry = redis.call('XRANGE', stream, '(' .. id_of(seq), '+', 'COUNT', 1)[1]
+  return entry and seq_of(entry[1]) or last + 1
+end
+
+-- Candidates in a plain task: requeued entries, and entries that some group has never taken.
+local function plain_candidates(all, last)
+  local requeued, seen, fresh = {}, {}, last
+  for _, group in ipairs(all) do
+    fresh = math.min(fresh, number(key('group', group), 'cursor'))
+    if redis.call('ZCARD', key('ready', group)) > 4000 then
+      last = 0 -- later entries are left to the next call
+    end
+    for _, member in ipairs(redis.call('ZRANGE', key('ready', group), 0, 3999)) do
+      if not seen[member] then
+        seen[member] = true
+        requeued[#requeued + 1] = tonumber(member)
+      end
+    end
+  end
+  table.sort(requeued)
+  local index, looked = 1, #all == 0 and 0 or fresh
+  fresh = #all == 0 and stored_after(0, last) or fresh + 1
+  return function(gone)
+    if gone == false and looked == fresh - 1 then -- leased by some, or a gap
+      fresh = stored_after(looked, last)
+    end
+    local seq = requeued[index]
+    if seq and seq <= fresh then
+      index, looked = index + 1, nil
+      return seq
+    end
+    looked, fresh = fresh, fresh + 1
+    return looked <= last and looked or nil
+  end
+end
+
+-- Candidates in an indexed task, by arrival. Entries below `floor`, which the task keeps, are deleted,
+-- history or leased, and are not looked at again; the sorted set behind holds those that were requeued
+-- since. After LOOKS looks the rest is left to the next call.
+local LOOKS = 10000
+local function oldest_candidates(last)
+  local found, at, looks, window = {}, 0, 0, 4
+  local next_seq = number(task, 'floor')
+  if next_seq == 0 then
+    next_seq = stored_after(0, last)
+  end
+  local function look()
+    local members, first = {}, next_seq
+    next_seq = math.min(first + window, last + 1)
+    for seq = first, next_seq - 1 do
+      members[#members + 1] = member_of(seq)
+    end
+    local facts = redis.call('HMGET', key('facts'), unpack(members))
+    local kept = redis.call('ZMSCORE', key('archive'), unpack(members))
+    local stored = false
+    found, at = {}, 0
+    for i = 1, #members do
+      stored = stored or facts[i]
+      if facts[i] and not kept[i] then
+        found[#found + 1] = first + i - 1
+      end
+    end
+    if not stored and window > 100 then -- a wide gap
+      next_seq = stored_after(next_seq - 1, last)
+    end
+    looks, window = looks + #members, math.min(window * 2, 128)
+  end
+  return function()
+    local behind = redis.call('ZPOPMIN', key('behind'))
+    if behind[1] then
+      return tonumber(behind[1])
+    end
+    while at == #found and next_seq <= last and looks < LOOKS do
+      look()
+    end
+    at = at + 1
+    local seq = found[at]
+    redis.call('HSET', task, 'floor', string.format('%.0f', (seq or next_seq - 1) + 1))
+    return seq
+  end
+end
+
+-- Candidates from a sorted set: by ZRANGE the first ones, by ZREVRANGE the last ones.
+local function sorted_candidates(name, command)
+  local rank = 0
+  return function(gone)
+    rank = rank + (gone == false and 1 or 0)
+    local member = redis.call(command, name, rank, rank)[1]
+    return member and tonumber(member)
+  end
+end
