@@ -91,6 +91,32 @@ def test_a_script_loads_with_the_parts_that_it_names(name: str) -> None:
             assert script.text.count(first) == 1
 
 
+def included(name: str) -> list[str]:
+    lines = re.findall(r"^--@include (.*)$", _LUA[name], re.M)
+    return [f"include/{each}" for line in lines for each in line.split()]
+
+
+def all_included(name: str) -> set[str]:
+    return {each for one in included(name) for each in {one, *all_included(one)}}
+
+
+def code_of(name: str) -> str:
+    return re.sub(r"--.*|'[^']*'", "", _LUA[name])
+
+
+def defined(name: str) -> set[str]:
+    """Names that a file defines for files that include it."""
+    found = re.findall(r"^local (?:function )?([\w, ]+)", code_of(name), re.M)
+    return {each.strip() for names in found for each in names.split(",")}
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, *PARTS])
+def test_a_file_includes_what_it_uses_and_nothing_else(name: str) -> None:
+    used = set(re.findall(r"(?<![.\w])[A-Za-z_]\w*", code_of(name))) - defined(name)
+    needed = {each for each in all_included(name) if defined(each) & used}
+    assert set(included(name)) == needed
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_of_a_task_that_writes_begins_so(name: str) -> None:
     """At the memory limit, or while a cluster moves the slot, nothing of it is done."""

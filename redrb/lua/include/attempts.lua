@@ -1,5 +1,5 @@
 -- Attempts of ranks to form the next step: which ranks ask, which were lost, how an attempt ends.
---@include task index ranks
+--@include task ranks
 
 -- Ranks that have not asked for their part in an attempt yet.
 local function missing_in(group, attempt)

@@ -1,6 +1,6 @@
 -- Candidates for eviction: functions that return one seq after another, nil at the end. A candidate may
 -- turn out to be leased or deleted: the caller then passes false to the next call.
---@include task index room
+--@include task
 
 -- The first stored entry beyond `seq`; reading it costs its bytes.
 local function stored_after(seq, last)

@@ -1,5 +1,5 @@
 -- Leased entries end for good: acknowledged, expired or rejected.
---@include task index history groups leases
+--@include task facts history groups leases
 
 -- Whether a slot leases an entry. In a repeated call, the entry may be another slot's by now.
 local function holds(group, slot, seq)

@@ -1,5 +1,5 @@
 -- Eviction: waiting groups are deleted to make room; leased groups never are.
---@include task index history room groups candidates
+--@include task facts index history room groups candidates
 
 -- Evict one group if it waits: 'stored', else false. A group of the history, which makes room for bytes
 -- only, is deleted if `history` is set: 'history'.

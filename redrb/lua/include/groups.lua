@@ -4,7 +4,7 @@
 -- groups it is deleted or becomes history. In a plain task the entries beyond the cursor wait, and those
 -- in the sorted set ready:<group>, which were requeued. In an indexed task the entries in the group's
 -- pools wait. group:<group> holds cursor and counters.
---@include task index history room waiters
+--@include task facts index history room waiters
 
 local function is_leased(group, seq)
   local id = id_of(seq)

@@ -2,7 +2,7 @@
 --
 -- The sorted set archive holds history by the time of its acknowledgement. History takes no room: its
 -- bytes (kept_bytes) count toward max_bytes, and the oldest is deleted when a put needs them.
---@include task index
+--@include task facts
 
 -- Delete entries. Returns the number of entries that existed.
 local function delete(seqs)

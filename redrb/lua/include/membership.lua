@@ -1,5 +1,5 @@
 -- Consumer groups join a task, and end.
---@include task index history room groups
+--@include task facts index history room groups
 
 -- Note how many reads a group that joins late is behind the others: a rate does not wait for them.
 local function give_lead(group)

@@ -1,6 +1,6 @@
 -- Steps that have parts: a step ends when all ranks have acknowledged it, and is formed anew when a part
 -- failed too often.
---@include task index groups leases ranks endings
+--@include task groups leases ranks endings
 
 local function forget_parts(group, step, world)
   redis.call('HDEL', key('rank_parts', group), string.format('%.0f', step))

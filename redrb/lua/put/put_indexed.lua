@@ -12,7 +12,7 @@
 -- Returns what put.lua returns, and with 'ok' the number of groups that were too stale on arrival
 --         | {'indexed'}: the arguments were made for other settings than the task's
 --         | {'plain'}: run convert.lua until it is done
---@include task tags index history room waiters groups convert evict puts
+--@include task facts tags index history room waiters groups convert evict puts
 
 begin_writing()
 local known, gone = numbers(task, 'last', 'limit', 'max_bytes', 'bytes', 'kept_bytes', 'put',

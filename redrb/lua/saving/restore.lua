@@ -9,7 +9,7 @@
 --         terms, producers    {field = value}
 --         end        [last id of the task, id of the last entry]
 -- Returns 'ok' | 'again' | 'gone'
---@include task index stage
+--@include task facts index stage
 
 begin_writing()
 local part, ttl_ms, what, told = tonumber(ARGV[1]), ARGV[2], ARGV[3], cmsgpack.unpack(ARGV[4])

@@ -8,7 +8,7 @@
 --         entries: {last, 1 where indexed, {cursor of each consumer group}, then of each entry
 --             {facts or '', archived ms or '', and for each consumer group that is not done with it:
 --              its place, where it was moved or '', what it expired by or '', failed deliveries, reads}}
---@include task index room groups
+--@include task facts room groups
 
 if not exists() then
   return {}

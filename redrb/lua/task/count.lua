@@ -4,7 +4,7 @@
 -- Returns {entries, place}; of those that are archived, the kept history too. A consumer group that
 --         has not joined is told what it would see, a page of it at a time: the caller goes on from
 --         `place` until that is '0', and adds.
---@include task tags index where
+--@include task facts index where plan
 
 local group, status, where = ARGV[1], ARGV[2], ARGV[3]
 local pool, told = pool_of(group, status), rules()

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    group, seq ...
 -- Returns the number of entries that waited.
---@include task index room waiters groups
+--@include task facts index room waiters groups
 
 begin_writing()
 local group, found = ARGV[1], {}

@@ -5,7 +5,7 @@
 -- Returns {'ok', groups expired, seq ... by look} | {'unversioned'} | {'gone'} | {'more'}: the consumer
 -- group is joining, the same again; repeated, it expires
 -- what is left.
---@include task index room waiters groups expire membership
+--@include task facts index room waiters groups expire membership
 
 begin_writing()
 if not exists() then

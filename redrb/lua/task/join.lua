@@ -4,7 +4,7 @@
 --         start: '' for all stored groups, '+' for groups put later, or a seq: stored groups from it
 --         on, history included
 -- Returns 'joined' | 'more': run it again | 'plain': the task has no history to start in | 'gone'
---@include task index membership
+--@include task facts membership
 
 begin_writing()
 if not exists() then

@@ -6,7 +6,7 @@
 --         | {'differs', name, stored, ...} | {'unversioned'}: eviction by staleness without versions
 --         | {'plain'}: run `convert` until it is done, and then the same again
 --         filling: run `fill` until it is done
---@include task index room convert settings
+--@include task facts room convert settings
 
 begin_writing()
 local used = number(task, 'put') > 0

@@ -3,7 +3,7 @@
 -- ARGV    group, seq, samples, seq, samples, ...
 -- Returns the number of entries that were not done; the same call again returns 0. Where entries are
 -- read several times nothing is done: they would be read again anyway.
---@include task index history room waiters groups
+--@include task facts index history room waiters groups
 
 begin_writing()
 local group, over, samples = ARGV[1], {}, 0

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    group
 -- Returns a flat list name, number, ... ; {} when the task does not exist.
---@include task index room
+--@include task facts index room
 
 local found = {}
 local function tell(name, value)

@@ -4,7 +4,7 @@
 -- Returns a flat list kind, version, groups, ...; kinds: w waiting, l leased, t taken (by staleness
 -- when it was taken), each by o, the oldest, or n, the newest token; of those taken also the share of
 -- o that came in flight, f, and in the queue, q.
---@include task index pending room
+--@include task facts index pending
 
 local group, found = ARGV[1], {}
 local function tell(kind, version, count)
