@@ -1,4 +1,4 @@
-"""A trainer's side of weight updates: published once, announced to all who follow it."""
+"""A trainer's side of weight updates: published once, and announced to all its makers."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ LoraAdapter: TypeAlias = tuple[Mapping[str, Tensor], Mapping[str, LoraConfig]]
 
 
 def partial_name(trainer: str) -> str:
-    """Return the name under which a trainer publishes updates of a part of its weights."""
+    """Return the name of a trainer's partial updates."""
     return f"{trainer}.partial"
 
 
 class Broadcast:
-    """Publishes the models of one trainer as one version, so that no maker ever mixes them.
+    """Publishes the models of one trainer as one version, so that no maker mixes versions of them.
 
-    Full updates are published as weights `<trainer>`, those of the trained part alone as
-    `<trainer>.partial`, LoRA as an adapter there; versions count up through both. Tensors and
+    Full updates are published as weights `<trainer>`. Updates of the trained tensors, and LoRA
+    adapters, are published as `<trainer>.partial`. Versions count up through both. Tensors and
     layers are named `<model>.<name>`.
 
     Attributes:
         version: The newest version, 0 before the first.
-        published: What the last `push` published.
+        published: The versions that the last `push` published.
     """
 
     def __init__(
@@ -54,33 +54,33 @@ class Broadcast:
         *,
         dtype: str | torch.dtype | None = None,
     ) -> None:
-        published_dtype(dtype)  # is checked before anything is done
+        published_dtype(dtype)  # checked before anything is sent
         self._client = client
         self._dtype = dtype
         self.published: tuple[WeightVersion, ...] = ()
         self._namespace = namespace
         self._trainer = trainer
         self._names = (trainer, partial_name(trainer))
-        self._boxes = [maker_key(namespace, maker) for maker in makers]
+        self._keys = [maker_key(namespace, maker) for maker in makers]
         self._publishers: dict[str, WeightPublisher] = {}
         self._uncertain = False
-        self._run = uuid.uuid4().hex  # an Announcement's
-        self._news = Announcement(trainer, 0, run=self._run)
-        self.version = self._newest_version()  # of a run before
-        # makers that are named here know it before there are weights, and follow nobody else's
-        self._outbox = trainer_key(namespace, trainer)
+        self._run = uuid.uuid4().hex  # as in Announcement
+        self._announcement = Announcement(trainer, 0, run=self._run)
+        self.version = self._newest_version()  # of an earlier run
+        # before there are weights, so that named makers follow no other trainer
+        self._trainer_key = trainer_key(namespace, trainer)
         if makers:
-            announce(client, self._boxes, self._announced())
-        self._boxes.append(self._outbox)
+            announce(client, self._keys, self._newest_announcement())
+        self._keys.append(self._trainer_key)
 
     def take_over(self, models: Mapping[str, nn.Module], *, fence: bool) -> int:
-        """Load what was published last; `fence`: and keep others of this name from publishing.
+        """Load the newest published update; with `fence`, also fence earlier trainers of this name.
 
         Returns:
-            Its version, 0 where there is none.
+            Its version, 0 if nothing is published.
 
         Raises:
-            WeightMismatch: It does not fit the models; they keep their weights.
+            WeightMismatch: The update does not fit the models, which keep their weights.
             WeightError, DecodeError, StoreUnavailable: As `WeightSubscriber.poll` does.
         """
         for name in self._names if fence else ():
@@ -92,19 +92,21 @@ class Broadcast:
         newest = partial.latest()
         if newest is not None and newest.version > (full.version or 0):
             partial.poll(inner, strict=False)
-        if fence and self._announced().full < (full.version or 0):  # it died before it could say so
-            news = Announcement(self._trainer, full.version or 0, run=self._run)
-            announce(self._client, self._boxes, news)
+        if fence and self._newest_announcement().full < (
+            full.version or 0
+        ):  # the earlier trainer died before it announced it
+            announcement = Announcement(self._trainer, full.version or 0, run=self._run)
+            announce(self._client, self._keys, announcement)
         return max(full.version or 0, partial.version or 0)
 
     def push(self, models: Mapping[str, nn.Module], *, fully: bool, lora_only: bool = False) -> int:
-        """Publish the models' weights and tell the makers; returns the version.
+        """Publish the models' weights and announce them to makers; return the version.
 
         Args:
-            models: By name, such as actor and critic.
-            fully: All of the weights, else those that are trained (`requires_grad`); the first
+            models: Models by name, such as actor and critic.
+            fully: Publish all weights; otherwise only trained ones (`requires_grad`). The first
                 update is always full.
-            lora_only: Of the trained ones only `lora_A` and `lora_B`, which makers merge.
+            lora_only: Publish only `lora_A` and `lora_B` of the trained weights; makers merge them.
 
         Raises:
             ConfigError: `lora_only`, and no model has LoRA layers.
@@ -112,34 +114,36 @@ class Broadcast:
             StoreUnavailable, StoreFull: As `WeightPublisher.publish` does.
         """
         inner = {name: unwrapped(model) for name, model in models.items()}
-        fully = fully or not self._news.full
+        fully = fully or not self._announcement.full
         everything = models_tensors(inner)
         trained = everything if fully else _trained(inner)
         adapter = _adapter(inner) if lora_only else None
         self.published = ()
         if trained.keys() == everything.keys() and not (lora_only and not fully):
             self._publish(self._trainer, everything)
-            self._news = Announcement(self._trainer, self.version, run=self._run)
-        if adapter is not None:  # also after a full update: makers without LoRA layers merge it
+            self._announcement = Announcement(self._trainer, self.version, run=self._run)
+        if adapter is not None:  # after a full update too: makers without LoRA layers merge it
             self._publish_adapter(adapter, _trained(inner))
-            self._news = replace(self._news, partial=self.version)
+            self._announcement = replace(self._announcement, partial=self.version)
         elif trained.keys() != everything.keys():
             self._publish(partial_name(self._trainer), trained)
-            self._news = replace(self._news, partial=self.version)
-        announce(self._client, self._boxes, self._news)
+            self._announcement = replace(self._announcement, partial=self.version)
+        announce(self._client, self._keys, self._announcement)
         return self.version
 
     def _publish_adapter(self, adapter: LoraAdapter, trained: Mapping[str, Tensor]) -> None:
         name = partial_name(self._trainer)
         before = self._subscriber(name).latest()
         part = 0 if before is None else before.base if before.kind == "lora" else before.version
-        if 0 < part < self._news.full:  # readers merge into the part, and a full update came since
+        if (
+            0 < part < self._announcement.full
+        ):  # readers would merge into a part from before the full update
             self._publish(name, trained)
         self._publish(name, adapter)
 
     def _publish(self, name: str, state: Mapping[str, Tensor] | LoraAdapter) -> None:
         publisher = self._publisher(name)
-        if self._uncertain:  # an update that nobody heard of may have been published
+        if self._uncertain:  # an update that was not announced may have been published
             self.version = max(self.version, self._newest_version())
         self._uncertain = True
         publish = publisher.publish_lora if isinstance(state, tuple) else publisher.publish
@@ -149,17 +153,19 @@ class Broadcast:
         self._uncertain = False
 
     def _publisher(self, name: str) -> WeightPublisher:
-        """Return the one publisher of `name`; making it fences the one before."""
+        """Return the publisher of `name`; creating it fences an earlier one."""
         if name not in self._publishers:
             self._publishers[name] = WeightPublisher(
                 self._client, name, namespace=self._namespace, dtype=self._dtype
             )
-            self.version = max(self.version, self._newest_version())  # it may just have published
+            self.version = max(
+                self.version, self._newest_version()
+            )  # the earlier one may just have published
         return self._publishers[name]
 
-    def _announced(self) -> Announcement:
-        """Return what a trainer of this name has announced last."""
-        newest = AnnouncementReader(self._client, self._outbox).newest()
+    def _newest_announcement(self) -> Announcement:
+        """Return the newest announcement of a trainer of this name."""
+        newest = AnnouncementReader(self._client, self._trainer_key).newest()
         return newest or Announcement(self._trainer, 0, run=self._run)
 
     def _subscriber(self, name: str) -> WeightSubscriber:
@@ -183,12 +189,12 @@ def _adapter(models: Mapping[str, nn.Module]) -> LoraAdapter:
     tensors: dict[str, Tensor] = {}
     configs: dict[str, LoraConfig] = {}
     for model, module in models.items():
-        own, settings = lora_of(module)
-        tensors.update({f"{model}.{name}": tensor for name, tensor in own.items()})
+        layers, settings = lora_of(module)
+        tensors.update({f"{model}.{name}": tensor for name, tensor in layers.items()})
         configs.update({f"{model}.{layer}": config for layer, config in settings.items()})
     if not tensors:
         raise ConfigError(
-            "only LoRA weights were to be sent, and no model has any: a LoRA layer has lora_A and "
-            "lora_B. Leave update_lora_weights out."
+            "update_lora_weights sends only LoRA weights, but no model has LoRA layers (lora_A and "
+            "lora_B): leave update_lora_weights out."
         )
     return tensors, configs

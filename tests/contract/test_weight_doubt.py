@@ -320,13 +320,13 @@ def breaking(monkeypatch, error, *, after=3):
     """Break off when some values were received."""
     received = []
 
-    def take(connection, value, original=redrb.weights.wire.chunks._take):
+    def take(connection, value, original=redrb.weights.wire.chunks._receive):
         if len(received) >= after:
             raise error
         received.append(value.key)
         original(connection, value)
 
-    monkeypatch.setattr("redrb.weights.wire.chunks._take", take)
+    monkeypatch.setattr("redrb.weights.wire.chunks._receive", take)
     return received
 
 

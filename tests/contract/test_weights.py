@@ -151,7 +151,7 @@ def test_versions_only_grow(publisher, subscriber):
     assert publisher.publish(state).version == 11
     assert publisher.publish(state, version=2**53 - 1).version == 2**53 - 1
     assert subscriber.poll({"a": torch.ones(1)}).version == 2**53 - 1
-    with pytest.raises(ConfigError, match="not newer"):
+    with pytest.raises(ConfigError, match="not larger"):
         publisher.publish(state)
 
 

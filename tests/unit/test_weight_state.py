@@ -173,7 +173,7 @@ def test_a_state_without_memory_has_no_other_tensors():
 def test_a_state_that_no_memory_holds_is_told():
     entry = TensorEntry("a", "uint8", (1 << 52,), (Piece((0,), (1 << 52,), 0),))
     layout = Layout((entry,), 1 << 52, 1 << 46)
-    with pytest.raises(WeightError, match="no memory"):
+    with pytest.raises(WeightError, match="not enough memory"):
         State(layout)
 
 

@@ -12,7 +12,7 @@ from redrb.commands.arguments import WEIGHTS, Commands, add_command
 from redrb.commands.output import counted, percent, show, table
 
 if TYPE_CHECKING:
-    from redrb.weights.inspection.comparison import Difference
+    from redrb.weights.inspection.comparison import VersionDifference
 
 _COLUMNS = (
     "Columns: elements of the tensor; changed, how many of them have other bits; share, these of "
@@ -46,7 +46,7 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _lines(found: Difference) -> Iterator[str]:
+def _lines(found: VersionDifference) -> Iterator[str]:
     yield (
         f"{found.name}, version {found.before} -> {found.after}: "
         f"{found.changed:,} of {counted(found.elements, 'element')} changed "
@@ -68,7 +68,7 @@ def _lines(found: Difference) -> Iterator[str]:
             yield f"{title}: {', '.join(names)}"
 
 
-def _table(found: Difference) -> list[str]:
+def _table(found: VersionDifference) -> list[str]:
     head = ("tensor", "elements", "changed", "share", "largest", "relative", "L2 norm")
     rows = [
         (

@@ -1,1 +1,1 @@
-"""Safetensors files and PEFT's folders."""
+"""Weights in files: safetensors, and PEFT's adapter folders."""

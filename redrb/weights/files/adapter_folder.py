@@ -1,6 +1,6 @@
 """LoRA as a PEFT adapter folder: `adapter_model.safetensors` and `adapter_config.json`.
 
-`PeftModel.from_pretrained` reads it, and engines that swap adapters (vLLM, SGLang).
+`PeftModel.from_pretrained` reads such folders, and so do engines that swap adapters (vLLM, SGLang).
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ def save_adapter(
     base_model: str | None = None,
     task_type: str | None = None,
 ) -> None:
-    """Write LoRA into a folder, which appears, or replaces the one before, when it is complete.
+    """Write LoRA into a folder, which appears, or replaces an earlier one, when it is complete.
 
-    Engines give all layers of an adapter one scale, and read neither `rank_pattern` nor
-    `alpha_pattern`. So where scales differ, B is written multiplied (in float32) so that one scale
-    is right for all layers; else the tensors are written as they are. Dropout is the largest.
+    Engines use one scale for all layers of an adapter, and read neither `rank_pattern` nor
+    `alpha_pattern`. So if scales differ, B is multiplied (in float32) such that one scale is right
+    for all layers; otherwise the tensors are written unchanged. The dropout is the largest of all.
 
-    An engine that reads while the folder is replaced may take its settings from the old one and
-    its tensors from the new one: where settings change, give each version a path of its own.
+    An engine that reads while the folder is replaced may take the old settings and the new tensors:
+    if settings change, give each version another path.
 
     Args:
-        path: Of the folder; other files in it stay if it holds an adapter.
+        path: The folder; if it holds an adapter, its other files stay.
         tensors: From `lora_of` or a subscriber: `<layer>.lora_A`, `<layer>.lora_B`.
         configs: Settings by layer.
         base_model: Name or path of the model that the adapter belongs to.
-        task_type: PEFT's, such as "CAUSAL_LM"; None works with `PeftModel.from_pretrained`.
+        task_type: PEFT's task type, such as "CAUSAL_LM"; `PeftModel.from_pretrained` accepts None.
 
     Raises:
         EncodeError: The tensors are not plain LoRA, settings are missing, or layers differ in
-            `fan_in_fan_out`, of which an adapter has one.
-        ConfigError: The folder holds something else or cannot be written, or safetensors is not
-            installed.
+            `fan_in_fan_out`, which an adapter has only once.
+        ConfigError: The folder holds other files than an adapter's, or cannot be written, or
+            safetensors is not installed.
     """
     target = Path(path).resolve()
     layers = _layers(tensors, configs)
@@ -76,11 +76,11 @@ def save_adapter(
 
 
 def load_adapter(path: str | Path) -> tuple[dict[str, Tensor], dict[str, LoraConfig]]:
-    """Return what `lora_of` would of the adapter in a folder, PEFT's or ours; on the CPU.
+    """Return A, B and settings of the adapter in a folder of PEFT or redrb, on the CPU.
 
     Raises:
-        ConfigError: There is none, or safetensors is not installed.
-        DecodeError: It is damaged, or not plain LoRA of linear layers.
+        ConfigError: The folder has no adapter, or safetensors is not installed.
+        DecodeError: The adapter is damaged, or not plain LoRA of linear layers.
     """
     folder = Path(path)
     if not (folder / TENSORS).is_file():
@@ -100,13 +100,13 @@ class _Layer:
 
 
 def _layers(tensors: Mapping[str, Tensor], configs: Mapping[str, LoraConfig]) -> dict[str, _Layer]:
-    """Return layers by name, all with one scale and one kind of scale."""
+    """Return layers by name, B multiplied such that all layers have the same scale."""
     try:
         found = pairs(tensors)
     except WeightMismatch as error:
         raise EncodeError(str(error)) from error
     if not found:
-        raise EncodeError("an adapter has at least one layer: there are no LoRA tensors.")
+        raise EncodeError("there are no LoRA tensors: an adapter needs at least one layer.")
     for layer, (a, _) in found.items():
         if layer not in configs or configs[layer].r != a.shape[0]:
             raise EncodeError(f"LoRA of layer {layer!r} has no settings with r={a.shape[0]}.")
@@ -124,23 +124,26 @@ def _widest(layers: Mapping[str, _Layer]) -> LoraConfig:
 
 
 def _with_scale(layer: _Layer, like: LoraConfig) -> _Layer:
-    """Return a layer with the same product, and the scale of `like`."""
-    own = layer.config
-    if own.use_rslora == like.use_rslora and math.isclose(own.scale, like.scale):
+    """Return a layer with the same scaled product, and the scale of `like`."""
+    config = layer.config
+    if config.use_rslora == like.use_rslora and math.isclose(config.scale, like.scale):
         return layer
     if not like.scale:
-        raise EncodeError("a layer has lora_alpha=0, and others do not: leave it out.")
-    alpha = like.scale * (math.sqrt(own.r) if like.use_rslora else own.r)
-    config = LoraConfig(own.r, alpha, own.lora_dropout, own.fan_in_fan_out, like.use_rslora)
-    same = math.isclose(own.scale, like.scale)
-    return _Layer(layer.a, layer.b if same else layer.b.float() * (own.scale / like.scale), config)
+        raise EncodeError("a layer has lora_alpha=0, but other layers do not: leave it out.")
+    alpha = like.scale * (math.sqrt(config.r) if like.use_rslora else config.r)
+    scaled = LoraConfig(
+        config.r, alpha, config.lora_dropout, config.fan_in_fan_out, like.use_rslora
+    )
+    same = math.isclose(config.scale, like.scale)
+    b = layer.b if same else layer.b.float() * (config.scale / like.scale)
+    return _Layer(layer.a, b, scaled)
 
 
 def _settings(
     layers: Mapping[str, _Layer], base_model: str | None, task_type: str | None
 ) -> dict[str, Any]:
-    """Return the fields of `peft.LoraConfig` that say what a reader needs."""
-    widest = _widest(layers)  # engines reserve room for r
+    """Return the fields of `peft.LoraConfig` that readers need."""
+    widest = _widest(layers)  # engines allocate memory for r
     configs = {f"^{re.escape(name)}": layer.config for name, layer in layers.items()}
     return {
         "peft_type": "LORA",
@@ -169,13 +172,13 @@ def _settings(
 
 
 def _plain(number: float) -> float:
-    """Return an integer where it is one: PEFT's `lora_alpha` is declared so."""
+    """Return a whole number as an int, since PEFT declares `lora_alpha` as int."""
     return int(number) if float(number).is_integer() else number
 
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """Give a new folder, which takes the place of `target` when the block ends well."""
+    """Yield a new folder, which replaces `target` if the block ends well."""
     fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         others = _others(target)
@@ -192,20 +195,24 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 
 def _others(target: Path) -> list[Path]:
-    """Return the files beside the adapter in a folder that is about to be replaced."""
+    """Return the files that a folder has beside its adapter.
+
+    Raises:
+        ConfigError: It holds no adapter, or other folders.
+    """
     if not target.exists():
         return []
     inside = list(target.iterdir()) if target.is_dir() else None
     if inside is None or (inside and not (target / SETTINGS).is_file()):
-        raise ConfigError(f"{target} is there already, and is no adapter: choose another path.")
+        raise ConfigError(f"{target} exists and is no adapter: choose another path.")
     folders = [other.name for other in inside if other.is_dir()]
     if folders:
-        raise ConfigError(f"{target} has the folder {folders[0]!r} in it: choose another path.")
+        raise ConfigError(f"{target} contains the folder {folders[0]!r}: choose another path.")
     return [other for other in inside if other.name not in _OLD]
 
 
 def _keep(other: Path, new: Path) -> None:
     try:
         os.link(other, new, follow_symlinks=False)
-    except OSError:  # not on this file system
+    except OSError:  # this file system has no links
         shutil.copy2(other, new, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""A folder takes the place of another in one step."""
+"""Replacing a folder by another one in a single step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _UNKNOWN = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 def exchange(fresh: Path, target: Path) -> None:
-    """Give `fresh` the name of `target`; what had it before is at `fresh`, if anything.
+    """Exchange the folders `fresh` and `target`; if `target` does not exist, only rename `fresh`.
 
-    Nobody sees a moment without `target`, except on file systems without `renameat2` (Linux's
-    manual, rename(2)), such as NFS: there it is gone between two renames.
+    `target` exists at every moment, except on file systems without `renameat2` (Linux's manual,
+    rename(2)), such as NFS: there it is missing between two renames.
 
     Raises:
-        OSError: It could not be done; `target` is what it was.
+        OSError: The exchange failed; `target` is unchanged.
     """
     if not target.exists():
         fresh.rename(target)

@@ -1,4 +1,4 @@
-"""Weights in safetensors files: one file, or the folder of shards that Hugging Face writes."""
+"""Weights in safetensors files: one file, or Hugging Face's folder of shards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_JSON_BYTES: Final = 64 << 20
 
 
 def safetensors_torch() -> ModuleType:
-    """Return the module `safetensors.torch`, which only files need.
+    """Import and return `safetensors.torch`, which only this package needs.
 
     Raises:
         ConfigError: It is not installed.
@@ -31,29 +31,27 @@ def safetensors_torch() -> ModuleType:
     try:
         import safetensors.torch
     except ImportError as error:
-        raise ConfigError(
-            "safetensors files need the package: pip install 'redrb[export]'."
-        ) from error
+        raise ConfigError("safetensors is not installed: pip install 'redrb[export]'.") from error
     return safetensors.torch
 
 
 def save_safetensors(
     path: str | Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors into one file, which appears, or replaces the one before, when it is complete.
+    """Write tensors into one file, which appears, or replaces an earlier one, when it is complete.
 
-    Tied tensors (the same memory, read the same way) are written once, under the first of their
-    names in the alphabet; `metadata` then has `{other name: this name}`, as
-    `safetensors.torch.save_model` does. Memory: contiguous CPU tensors are written from where they
-    are; all others are copied first.
+    Tied tensors (the same view of one memory) are written once, under the first of their names in
+    the alphabet; as with `safetensors.torch.save_model`, the header then has
+    `{other name: this name}`. Contiguous CPU tensors are written without a copy in memory, all
+    others are copied first.
 
     Args:
-        path: Of the file.
-        tensors: By name.
+        path: The file.
+        tensors: Tensors by name.
         metadata: Further texts for the file's header, such as `{"step": "12"}`; "format" is "pt".
 
     Raises:
-        EncodeError: A tensor cannot be written: sharded, sparse, or of a dtype safetensors lacks.
+        EncodeError: A tensor is sharded, sparse, or of a dtype that safetensors does not support.
         ConfigError: The file cannot be written, `metadata` reads as a tied tensor, or safetensors
             is not installed.
     """
@@ -70,7 +68,7 @@ def save_safetensors(
 
 
 def load_safetensors(path: str | Path) -> dict[str, Tensor]:
-    """Return all tensors of a file or folder, on the CPU; tied ones are one tensor.
+    """Return all tensors of a file or folder, on the CPU; tied tensors are one object.
 
     Raises:
         ConfigError, DecodeError: As `iterate_safetensors` does.
@@ -79,17 +77,17 @@ def load_safetensors(path: str | Path) -> dict[str, Tensor]:
 
 
 def iterate_safetensors(path: str | Path) -> Iterator[tuple[str, Tensor]]:
-    """Give the tensors of a file or folder one by one, as vLLM's `load_weights` takes them.
+    """Yield the tensors of a file or folder one by one, as vLLM's `load_weights` takes them.
 
-    One file is open at a time, and tensors are mapped from it: what the caller does not keep takes
-    no memory. A tied tensor comes right after the one that it is tied to, and is the same object.
+    One file is open at a time, and tensors are mapped from it: tensors that the caller does not
+    keep use no memory. A tied tensor follows the tensor that it is tied to, and is the same object.
 
     Args:
         path: A file, or a folder with `model.safetensors.index.json` or `model.safetensors`.
 
     Raises:
-        ConfigError: There is no such file, or safetensors is not installed.
-        DecodeError: A file is damaged, is missing, or is not inside the folder.
+        ConfigError: The file does not exist, or safetensors is not installed.
+        DecodeError: A file is damaged, missing, or outside of the folder.
     """
     safetensors_torch()
     found = Path(path)
@@ -98,16 +96,16 @@ def iterate_safetensors(path: str | Path) -> Iterator[tuple[str, Tensor]]:
     if (found / INDEX).exists():
         return _of_index(found)
     if not (found / SINGLE).exists():
-        raise ConfigError(f"{found} has neither {INDEX} nor {SINGLE}: give the file itself.")
+        raise ConfigError(f"{found} has neither {INDEX} nor {SINGLE}: give the path of the file.")
     return _of_file(found / SINGLE, None)
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Give a new file's path; it gets the name of `target` when the block ends well.
+    """Yield the path of a new file, which is renamed to `target` if the block ends well.
 
     Raises:
-        ConfigError: It cannot be written.
+        ConfigError: The file cannot be written.
     """
     fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     errors: tuple[type[Exception], ...] = (OSError, _library_error())
@@ -116,7 +114,7 @@ def replacing(target: Path) -> Iterator[Path]:
             fresh.touch()
             mode = fresh.stat().st_mode
             yield fresh
-            fresh.chmod(mode)  # as any new file: safetensors makes them for this user only
+            fresh.chmod(mode)  # the mode of a new file; safetensors sets one for this user only
             with fresh.open("rb") as file:
                 os.fsync(file.fileno())
             fresh.replace(target)
@@ -130,8 +128,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the map in a JSON file.
 
     Raises:
-        ConfigError: It cannot be read.
-        DecodeError: It is too large, or not a map.
+        ConfigError: The file cannot be read.
+        DecodeError: The file is too large, or is not a map.
     """
     try:
         with path.open("rb") as file:
@@ -155,19 +153,19 @@ def _of_index(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _shards(folder: Path) -> dict[str, list[str]]:
-    """Return the names of each shard of a folder, after checking where shards are."""
+    """Return the tensor names of each shard of a folder, after checking the shards' paths."""
     places = read_json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict):
         raise DecodeError(f"{folder / INDEX} has no weight_map.")
     shards: dict[str, list[str]] = {}
     for name, shard in places.items():
-        # not resolved: in the cache of Hugging Face the files are links to another folder
+        # not resolved: in Hugging Face's cache the files are links to another folder
         if not isinstance(shard, str) or not _is_inside(shard):
             raise DecodeError(f"{folder / INDEX}: {shard!r:.80} is not a file inside the folder.")
         shards.setdefault(shard, []).append(name)
     for shard in shards:
         if not (folder / shard).is_file():
-            raise DecodeError(f"{folder} is not complete: {shard!r:.80} is missing.")
+            raise DecodeError(f"{folder} is incomplete: {shard!r:.80} is missing.")
     return shards
 
 
@@ -179,7 +177,7 @@ def _is_inside(shard: str) -> bool:
 def _of_file(
     path: Path, wanted: list[str] | None, elsewhere: Collection[str] = ()
 ) -> Iterator[tuple[str, Tensor]]:
-    """Give `wanted` of a file, or all of it, and what is tied to these and not `elsewhere`."""
+    """Yield the tensors `wanted` of a file (None: all), and those tied to them, not `elsewhere`."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -191,7 +189,7 @@ def _of_file(
                     ties.setdefault(kept, []).append(name)
             if wanted is not None and not names.issuperset(wanted):
                 missing = min(set(wanted) - names)
-                raise DecodeError(f"{path} does not have {missing!r:.80}, which the index says.")
+                raise DecodeError(f"{path} lacks {missing!r:.80}, which the index says it has.")
             for name in sorted(names) if wanted is None else wanted:
                 tensor = file.get_tensor(name)
                 yield name, tensor
@@ -204,7 +202,7 @@ def _of_file(
 
 
 def _untied(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return what is to be written, checked, and for each tied tensor the name of its owner."""
+    """Return the checked tensors to write, and for each tied tensor the name it is tied to."""
     owners: dict[tuple[object, ...], str] = {}
     ties: dict[str, str] = {}
     for name in sorted(tensors):
@@ -224,8 +222,8 @@ def _check(name: str, tensor: Tensor) -> None:
         raise EncodeError(f"{name!r} is sparse or on the meta device: there are no plain bytes.")
     if not _holds(tensor.dtype):
         raise EncodeError(
-            f"{name!r} is {tensor.dtype}, which this version of safetensors cannot hold: cast it, "
-            "or leave it out."
+            f"{name!r} is {tensor.dtype}, which this version of safetensors does not support: cast "
+            "it, or leave it out."
         )
 
 
@@ -245,7 +243,7 @@ def _holds(dtype: torch.dtype) -> bool:
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors that are contiguous and share no memory: copies of those that are not."""
+    """Return contiguous tensors that share no memory; others are copied."""
     apart: dict[str, Tensor] = {}
     ends: dict[tuple[torch.device, int], int] = {}
     by_place = sorted(tensors.items(), key=lambda item: (item[1].data_ptr(), -item[1].nbytes))
@@ -253,7 +251,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         plain = tensor.detach().resolve_conj().resolve_neg()
         memory = (plain.device, plain.untyped_storage().data_ptr())
         if plain.is_contiguous():
-            if plain.data_ptr() < ends.get(memory, 0):  # inside of another one
+            if plain.data_ptr() < ends.get(memory, 0):  # inside of another tensor
                 plain = plain.clone()
             else:
                 ends[memory] = plain.data_ptr() + plain.nbytes

@@ -1,4 +1,4 @@
-"""Published weights from outside: looked at, compared, and taken to files and back.
+"""Published weights listed, compared, watched, deleted, and copied from and to files.
 
-Does the work of the commands in `redrb/commands/weights/`.
+The commands in `redrb/commands/weights/` print the results.
 """

@@ -1,4 +1,4 @@
-"""What changed between two versions of published weights."""
+"""The changes between two versions of published weights, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from redrb.errors import ConfigError
 from redrb.weights import WeightSubscriber
 from redrb.weights.inspection.listing import check_kept
 
-_ITEMS = 1 << 20  # compared at a time
+_ITEMS = 1 << 20  # elements that are compared at a time
 _WIDTHS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What changed in a tensor.
+class TensorChange:
+    """The changes of one tensor.
 
     Attributes:
-        name: The tensor, of tied ones the first.
-        elements: How many it has.
-        changed: How many have other bits.
-        largest: Largest absolute change; from or to infinity and NaN is left out, here and below.
-        largest_relative: `largest`, divided by the largest magnitude that an element of the tensor
-            had before; infinite where all were 0.
+        name: Name of the tensor; of tied tensors the first name.
+        elements: Number of elements.
+        changed: Number of elements with other bits.
+        largest: Largest absolute change. This and the next two leave out elements that are
+            infinite or NaN in either version.
+        largest_relative: `largest`, divided by the largest magnitude of the tensor's elements in
+            the earlier version; infinite if all of them are 0.
         norm: L2 norm of the change.
-        not_finite: Elements that changed, and are infinite or NaN in either version.
+        not_finite: Number of changed elements that are infinite or NaN in either version.
     """
 
     name: str
@@ -43,31 +44,31 @@ class Change:
 
     @property
     def share(self) -> float:
-        """Share of elements that changed."""
+        """Share of changed elements."""
         return self.changed / self.elements if self.elements else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """What changed between two versions.
+class VersionDifference:
+    """The changes between two versions.
 
     Attributes:
         name: Name of the weights.
         before: The earlier version.
-        after: The later one.
-        changes: Tensors with an element that changed.
-        unchanged: How many tensors have the same bits.
-        elements: Elements of all tensors that both have.
+        after: The later version.
+        changes: Tensors with changed elements.
+        unchanged: Number of tensors with the same bits.
+        elements: Number of elements of all tensors that both versions have.
         norm: L2 norm of all changes together.
-        added: Tensors that only the later one has.
-        removed: Tensors that only the earlier one has.
-        other: Tensors whose shape or dtype is another, with both.
+        added: Tensors that only the later version has.
+        removed: Tensors that only the earlier version has.
+        other: Tensors whose shape or dtype differs, with both shapes and dtypes.
     """
 
     name: str
     before: int
     after: int
-    changes: tuple[Change, ...]
+    changes: tuple[TensorChange, ...]
     unchanged: int
     elements: int
     norm: float
@@ -77,29 +78,29 @@ class Difference:
 
     @property
     def changed(self) -> int:
-        """Elements that changed."""
+        """Number of changed elements."""
         return sum(change.changed for change in self.changes)
 
     @property
     def share(self) -> float:
-        """Share of elements that changed."""
+        """Share of changed elements."""
         return self.changed / self.elements if self.elements else 0.0
 
 
 def compare_versions(
     client: Client, name: str, before: int, after: int | None = None, *, namespace: str = "default"
-) -> Difference:
-    """Compare two versions; both are in memory meanwhile.
+) -> VersionDifference:
+    """Compare two kept versions; both are in memory meanwhile.
 
     Args:
         client: From `redrb.connect`.
         name: Name of the weights.
-        before: One that is kept.
-        after: Another one; default: the newest.
-        namespace: That of the publisher.
+        before: The earlier version.
+        after: The later version; default: the newest.
+        namespace: Namespace of the publisher.
 
     Raises:
-        ConfigError: One is not kept, or they are one an adapter and one not.
+        ConfigError: A version is not kept, or only one of them is an adapter.
         WeightCorrupt, DecodeError, StoreUnavailable: As `WeightSubscriber.fetch` does.
     """
     newest = check_kept(client, name, namespace, before, after)
@@ -108,16 +109,16 @@ def compare_versions(
     old, new = subscriber.fetch(before), subscriber.fetch(later)
     if not old.keys() & new.keys():
         raise ConfigError(
-            f"versions {before} and {later} of weights {name!r} have no tensor in common: is one "
-            "an adapter? See redrb weights show."
+            f"versions {before} and {later} of weights {name!r} have no tensor in common: is "
+            "one of them an adapter? `redrb weights show` lists their kinds."
         )
     return _difference(name, before, later, old, new)
 
 
 def _difference(
     name: str, before: int, after: int, old: Mapping[str, Tensor], new: Mapping[str, Tensor]
-) -> Difference:
-    changes: list[Change] = []
+) -> VersionDifference:
+    changes: list[TensorChange] = []
     other: list[str] = []
     seen: set[tuple[int, int]] = set()
     elements = unchanged = 0
@@ -125,7 +126,7 @@ def _difference(
         two = new.get(tensor_name)
         if two is None or (id(one), id(two)) in seen:
             continue
-        seen.add((id(one), id(two)))  # tied ones are one tensor
+        seen.add((id(one), id(two)))  # tied tensors are compared once
         if (one.dtype, one.shape) != (two.dtype, two.shape):
             other.append(f"{tensor_name} ({_about(one)} -> {_about(two)})")
             continue
@@ -135,7 +136,7 @@ def _difference(
             changes.append(change)
         else:
             unchanged += 1
-    return Difference(
+    return VersionDifference(
         name,
         before,
         after,
@@ -149,8 +150,8 @@ def _difference(
     )
 
 
-def compare(name: str, old: Tensor, new: Tensor) -> Change:
-    """Compare two tensors of one shape and dtype, a part at a time."""
+def compare(name: str, old: Tensor, new: Tensor) -> TensorChange:
+    """Compare two tensors of equal shape and dtype, a part at a time."""
     changed = not_finite = 0
     largest = squares = 0.0
     flat = _indexable(old.reshape(-1)), _indexable(new.reshape(-1))
@@ -171,11 +172,11 @@ def compare(name: str, old: Tensor, new: Tensor) -> Change:
             squares += float(gaps.square().sum())
     relative = _ratio(largest, flat[0]) if largest else 0.0
     norm = math.sqrt(squares)
-    return Change(name, old.numel(), changed, largest, relative, norm, not_finite)
+    return TensorChange(name, old.numel(), changed, largest, relative, norm, not_finite)
 
 
 def _ratio(largest: float, values: Tensor) -> float:
-    """Return a change divided by the largest magnitude of those of `values` that are finite."""
+    """Return a change divided by the largest magnitude of the finite `values`."""
     magnitude = 0.0
     for start in range(0, values.numel(), _ITEMS):
         sizes = _wide(values[start : start + _ITEMS]).abs()
@@ -192,12 +193,12 @@ def _differs(one: Tensor, two: Tensor) -> Tensor:
 
 
 def _indexable(values: Tensor) -> Tensor:
-    """Return values of a dtype that can be computed with; of packed ones their bytes."""
+    """Return values of a dtype that torch can index; of packed dtypes the bytes."""
     return values.view(torch.uint8) if str(values.dtype) == "torch.float4_e2m1fn_x2" else values
 
 
 def _wide(values: Tensor) -> Tensor:
-    """Return numbers that can be subtracted."""
+    """Return the values as float64 or complex128."""
     if values.dtype.is_complex:
         return values.to(torch.complex128)
     return values.to(torch.float64)

@@ -1,4 +1,4 @@
-"""Versions of weights to files, and files to versions."""
+"""Versions of weights into files, and files into versions: `redrb weights get` and `put`."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from redrb.weights.wire.manifest import MAX_VERSION
 
 _KEEP_ALL = MAX_VERSION
 _SUFFIX = ".safetensors"
-_HEAD = 8  # bytes before the header, which is JSON, of a safetensors file
+_HEAD = 8  # bytes before the JSON header of a safetensors file
 
 
 @dataclass(frozen=True, slots=True)
 class SavedVersion:
-    """A version that was written.
+    """A version that was written into a file or folder.
 
     Attributes:
         path: The file, or an adapter's folder.
         name: Name of the weights.
         version: The version.
-        kind: "full", "delta" (what is written is whole) or "lora".
-        tensors: Tensors that were written, tied ones counted by each name.
-        nbytes: Their bytes.
-        seconds: How long it took.
+        kind: Kind of the version, "full", "delta" or "lora"; the file of a delta is whole.
+        tensors: Number of tensors, tied ones counted by each name.
+        nbytes: Bytes of all tensors.
+        seconds: Duration.
     """
 
     path: Path
@@ -55,17 +55,17 @@ class SavedVersion:
 
 @dataclass(frozen=True, slots=True)
 class PublishedFile:
-    """A version that was published.
+    """A version that was published from a file or folder.
 
     Attributes:
         name: Name of the weights.
         version: The version.
         kind: "full" or "lora".
-        tensors: Tensors in it.
-        nbytes: Their bytes.
-        dropped: Versions that were deleted, since `keep` left no room for them.
-        took_over: Whether there was a publisher before, which is fenced now if it still runs.
-        seconds: How long it took.
+        tensors: Number of tensors.
+        nbytes: Bytes of all tensors.
+        dropped: Versions that were deleted because of `keep`.
+        took_over: Whether there was a publisher before; if it still runs, it is fenced now.
+        seconds: Duration.
     """
 
     name: str
@@ -87,30 +87,30 @@ def get_weights(
     version: int | None = None,
     base_model: str | None = None,
 ) -> SavedVersion:
-    """Write a version into a safetensors file, an adapter into a PEFT folder.
+    """Write a version into a safetensors file, or an adapter into a PEFT folder.
 
-    It appears, or replaces the one before, when it is complete and checked. Tensors are received
-    straight into the file, so that little memory is taken; those that ranks published in shards,
-    and an adapter, are in memory first.
+    The file appears, or replaces an earlier one, when it is complete and checked. Tensors are
+    received straight into the file, which takes little memory; adapters, and tensors that ranks
+    published in shards, are in memory first.
 
     Args:
         client: From `redrb.connect`.
         name: Name of the weights.
         path: The file, such as `policy.safetensors`, or the adapter's folder.
-        namespace: That of the publisher.
-        version: One that is kept; default: the newest.
+        namespace: Namespace of the publisher.
+        version: A kept version; default: the newest.
         base_model: Name or path of the model that an adapter belongs to.
 
     Raises:
-        ConfigError: There is no such version, or the file cannot be written, or an adapter is
-            to be a file, or other weights a folder.
-        EncodeError: safetensors has no such dtype.
+        ConfigError: There is no such version, the file cannot be written, `path` is a file for an
+            adapter, or a folder for other weights.
+        EncodeError: safetensors does not support a dtype.
         WeightCorrupt, DecodeError, StoreUnavailable: As `WeightSubscriber.fetch` does.
     """
     begin = time.monotonic()
     wanted = check_kept(client, name, namespace, version) if version is None else version
     found = catalogue_of(client, name, namespace).entry(wanted)
-    if found is None:  # it is told which there are; unless one has just gone, or come
+    if found is None:  # the error lists the kept versions, unless versions have just changed
         check_kept(client, name, namespace, wanted)
         raise WeightError(
             f"version {wanted} of weights {name!r} has just been replaced: try again."
@@ -135,26 +135,26 @@ def put_weights(
     dtype: str | None = None,
     keep: int | None = None,
 ) -> PublishedFile:
-    """Publish what is in files as the next version. Takes over from any other publisher.
+    """Publish the tensors in files as the next version; take over from any other publisher.
 
     Args:
         client: From `redrb.connect`.
         name: Name of the weights.
         path: A safetensors file, a folder as Hugging Face writes it (one file or an index of
             shards), or a PEFT adapter's folder.
-        namespace: Where to.
+        namespace: Namespace to publish in.
         dtype: Publish floating-point tensors as this dtype; default: as they are.
-        keep: Versions to keep; older ones are deleted, as by `WeightPublisher`. Default: all that
-            are there, and the new one.
+        keep: Versions to keep; older ones are deleted, as by `WeightPublisher`. Default: all
+            versions.
 
     Raises:
-        ConfigError: There is no such file, it is of another kind, or an argument is not usable.
+        ConfigError: The file does not exist or is of another kind, or an argument is not usable.
         DecodeError: A file is damaged.
         EncodeError, StoreFull, StoreUnavailable: As `WeightPublisher.publish` does.
     """
     begin = time.monotonic()
     found = Path(path)
-    # files are read before the publisher before is fenced
+    # files are read first, so that a bad file fences no publisher
     _check_source(found)
     adapter: Any = load_adapter(found) if (found / SETTINGS).is_file() else None
     tensors = load_safetensors(found) if adapter is None else {}
@@ -169,7 +169,7 @@ def put_weights(
         keep=_KEEP_ALL if keep is None else keep,
         deltas=False,
     )
-    before = _numbers(catalogue)  # from here on nobody else commits any
+    before = _numbers(catalogue)  # the new publisher is the owner: no other commits from here on
     try:
         published = _publish(publisher, tensors, adapter)
     finally:
@@ -191,7 +191,11 @@ def _numbers(catalogue: Catalogue) -> set[int]:
 
 
 def _check_target(target: Path, *, is_adapter: bool) -> None:
-    """Say what is wrong with a path before anything is fetched."""
+    """Check, before anything is fetched, that a path can be written.
+
+    Raises:
+        ConfigError: It cannot; the message says why.
+    """
     folder = target.resolve().parent
     if is_adapter and target.suffix == _SUFFIX:
         raise ConfigError(
@@ -211,7 +215,11 @@ def _check_target(target: Path, *, is_adapter: bool) -> None:
 
 
 def _check_source(found: Path) -> None:
-    """Say what is wrong with a file; what is in a folder is read as it is."""
+    """Check that a path is a safetensors file or a folder.
+
+    Raises:
+        ConfigError: It is neither.
+    """
     if not found.exists():
         raise ConfigError(f"{found} cannot be read: it does not exist.")
     if found.is_dir():
@@ -223,8 +231,8 @@ def _check_source(found: Path) -> None:
         raise ConfigError(f"{found} cannot be read: {error.strerror}.") from error
     if begin[_HEAD:] != b"{":
         raise ConfigError(
-            f"{found} is no safetensors file: only these are read, folders of them, and adapters' "
-            "folders as PEFT's. Write its tensors with safetensors.torch.save_file first."
+            f"{found} is no safetensors file. Give one, a folder of them, or a PEFT adapter's "
+            "folder; safetensors.torch.save_file writes other tensors into such a file."
         )
 
 
@@ -246,7 +254,9 @@ def _receive(catalogue: Catalogue, version: int, target: Path) -> None:
                 wanted = LoadTarget(target_shards(tensors), strict=True)
                 current = InPlaceCopy(catalogue, wanted).follow(pin, steps, lambda _: None)
                 if current.state is None:
-                    raise DecodeError(f"version {version} of weights {catalogue.name!r} has none.")
+                    raise DecodeError(
+                        f"version {version} of weights {catalogue.name!r} has no state."
+                    )
                 wanted.load(current.state)
 
     fetch_retrying(catalogue.name, attempt, forget=lambda: None)

@@ -1,4 +1,4 @@
-"""Which weights are published, and which versions and tensors of them."""
+"""The published weights of a namespace, their versions, and a version's tensors."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _LISTED = 10
 
 @dataclass(frozen=True, slots=True)
 class KeptVersion:
-    """A version that is kept.
+    """A kept version.
 
     Attributes:
         version: Its number.
         kind: "full", "delta" or "lora".
-        base: Of a delta the version before, of an adapter the one that it belongs to; else 0.
+        base: Of a delta, the version before; of an adapter, the version that it belongs to; else 0.
         nbytes: Bytes of all tensors.
-        stored_bytes: Bytes in Redis; what it shares with an earlier version is counted in both.
-        delta_bytes: What a reader of the version before fetches, None where that is all of it.
+        stored_bytes: Bytes in Redis; chunks that several versions share are counted in each.
+        delta_bytes: Bytes that a reader of the version before fetches; None if there is no delta.
         tensors: Number of tensors, tied ones counted by each name.
         age_s: Seconds since its commit, by the server's clock.
     """
@@ -45,13 +45,13 @@ class KeptVersion:
 
 @dataclass(frozen=True, slots=True)
 class PublishedWeights:
-    """Weights that are published.
+    """The published weights of one name.
 
     Attributes:
         name: Their name.
         newest: The newest version.
-        versions: How many versions are kept.
-        stored_bytes: Bytes of all of them in Redis, without manifests.
+        versions: Number of kept versions.
+        stored_bytes: Bytes of all versions in Redis, without manifests.
     """
 
     name: str
@@ -68,9 +68,9 @@ class ListedTensor:
         name: Its name.
         dtype: Torch's name of its dtype.
         shape: Its shape.
-        tied_to: The tensor whose bytes it shares, if any.
-        nbytes: Its bytes; they are stored once, with the tensor that it is tied to.
-        pieces: Shards that it was published in, 1 for a whole one.
+        tied_to: The tensor whose bytes it shares, or None.
+        nbytes: Its bytes; tied tensors are stored once.
+        pieces: Number of shards that it was published in, 1 for a whole tensor.
     """
 
     name: str
@@ -95,12 +95,12 @@ def published_in(client: Client, namespace: str) -> list[PublishedWeights]:
 
 
 def catalogue_of(client: Client, name: str, namespace: str) -> Catalogue:
-    """Return the versions of `name`, which may be none."""
+    """Return the catalogue of `name`, which may have no versions."""
     return Catalogue(client, WeightKeys.of(namespace, name), name)
 
 
 def kept(catalogue: Catalogue) -> list[KeptVersion]:
-    """Return the versions that are kept, the newest last."""
+    """Return the kept versions, the newest last."""
     found = catalogue.kept()
     seconds, microseconds = catalogue.client.execute("TIME")
     now_s = int(seconds) + int(microseconds) / 1e6
@@ -108,10 +108,10 @@ def kept(catalogue: Catalogue) -> list[KeptVersion]:
 
 
 def versions_of(client: Client, name: str, namespace: str) -> list[KeptVersion]:
-    """Return the versions of `name` that are kept, the newest last.
+    """Return the kept versions of `name`, the newest last.
 
     Raises:
-        ConfigError: There are none; it says which weights there are.
+        ConfigError: There are none; the message lists the published weights.
     """
     found = kept(catalogue_of(client, name, namespace))
     if not found:
@@ -120,35 +120,37 @@ def versions_of(client: Client, name: str, namespace: str) -> list[KeptVersion]:
 
 
 def check_kept(client: Client, name: str, namespace: str, *versions: int | None) -> int:
-    """Return the newest version, after checking that these are kept.
+    """Return the newest version, after checking that the given versions are kept.
 
     Raises:
-        ConfigError: One is not; it says which are.
+        ConfigError: A version is not kept; the message lists the kept ones.
     """
     numbers = [found.version for found in versions_of(client, name, namespace)]
     for version in versions:
         if version is not None and version not in numbers:
             shown = ", ".join(map(str, numbers[-_LISTED:]))
             shown = f"..., {shown}" if len(numbers) > _LISTED else shown
-            raise ConfigError(f"version {version} of weights {name!r} is not kept: {shown} are.")
+            raise ConfigError(
+                f"version {version} of weights {name!r} is not kept; kept are {shown}."
+            )
     return numbers[-1]
 
 
 def nothing_published(client: Client, name: str, namespace: str) -> str:
-    """Return what to say of weights that are not there: which ones are."""
+    """Return the message about missing weights, which lists the published ones."""
     everywhere = sorted(_names(client, None))
     here = [found for where, found in everywhere if where == namespace]
     others = sorted({where for where, _ in everywhere})
-    told = f"there are no weights {name!r} in namespace {namespace!r} at {client.where}: "
+    message = f"there are no weights {name!r} in namespace {namespace!r} at {client.where}"
     if here:
-        return f"{told}there are {_shown(here)}."
+        return f"{message}: there are {_shown(here)}."
     if others:
-        return f"{told}none at all there; namespaces that have some: {_shown(others)}."
-    return f"{told}nobody has published any."
+        return f"{message}, and no others; namespaces with weights: {_shown(others)}."
+    return f"{message}: no weights are published there."
 
 
 def tensors_of(client: Client, name: str, namespace: str, version: int) -> list[ListedTensor]:
-    """Return the tensors of a version that is kept; of an adapter its own."""
+    """Return the tensors of a kept version; of an adapter, its A and B."""
     with Pin(catalogue_of(client, name, namespace)) as pin:
         steps = pin.route(have=0, wanted=version)
     return [
@@ -168,16 +170,16 @@ def layout_of(steps: list[Step]) -> Layout:
     """Return the layout of the version that steps lead to.
 
     Raises:
-        ConfigError: It is not kept any more.
+        ConfigError: The version is not kept any more.
     """
-    told = [step.manifest.layout for step in steps if step.manifest.layout is not None]
-    if not told:
+    layouts = [step.manifest.layout for step in steps if step.manifest.layout is not None]
+    if not layouts:
         raise ConfigError("this version is not kept any more: take a newer one.")
-    return told[-1]
+    return layouts[-1]
 
 
 def _names(client: Client, namespace: str | None) -> set[tuple[str, str]]:
-    """Return namespaces and names of what is published, on all servers of a cluster."""
+    """Return namespaces and names of all published weights, on all nodes of a cluster."""
     pattern = f"redrb:{{{namespace or '*'}:weights:*}}:versions"
     return {
         (matched[1].decode(), matched[2].decode())
@@ -188,7 +190,7 @@ def _names(client: Client, namespace: str | None) -> set[tuple[str, str]]:
 
 
 def scan(client: Client, pattern: str) -> Iterator[bytes]:
-    """Give the keys of one server whose names fit a pattern."""
+    """Yield the keys of one server that match a pattern."""
     cursor = b"0"
     while True:
         cursor, found = client.execute("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
@@ -211,7 +213,7 @@ def _aged(version: WeightVersion, now_s: float) -> KeptVersion:
 
 
 def stored_bytes(catalogue: Catalogue) -> int:
-    """Return the bytes of all versions but their manifests; what several have is counted once."""
+    """Return the bytes of all versions without manifests; shared chunks are counted once."""
     chunks: dict[tuple[int, int], int] = {}
     deltas = 0
     for _, listed in catalogue.client.execute("XRANGE", catalogue.keys.versions, "-", "+"):

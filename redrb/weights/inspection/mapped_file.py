@@ -1,4 +1,4 @@
-"""A safetensors file whose tensors are written in place: what is received lands in the file."""
+"""A safetensors file that is mapped into memory, so that tensors are received straight into it."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ _DTYPES: Final[Mapping[str, str]] = {
     "float32": "F32",
     "float64": "F64",
 }
-"""Safetensors' words, of dtypes that every version of it reads."""
+"""Names in safetensors of the dtypes that every version of it reads."""
 
-_HEAD = 8  # the header's length, before the header
-_WORD = 8  # to a multiple of which the header is padded
+_HEAD = 8  # bytes of the header's length, before the header
+_WORD = 8  # the header is padded to a multiple of this
 
 
 @contextmanager
 def mapped_file(
     target: Path, layout: Layout, *, metadata: Mapping[str, str]
 ) -> Iterator[dict[str, Tensor]]:
-    """Give the tensors of a new file, which gets the name of `target` when the block ends well.
+    """Yield the tensors of a new file, which is renamed to `target` if the block ends well.
 
-    Tied ones are one tensor, kept under the first of their names in the alphabet as
+    Tied tensors are stored once, under the first of their names in the alphabet, as
     `save_safetensors` does.
 
     Args:
-        target: Of the file.
-        layout: What is in it.
-        metadata: Texts for its header.
+        target: Path of the file.
+        layout: Layout of the tensors.
+        metadata: Texts for the file's header.
 
     Raises:
-        EncodeError: safetensors has no such dtype.
+        EncodeError: safetensors does not support a dtype.
         ConfigError: The file cannot be written, or safetensors is not installed.
     """
     safetensors_torch()
@@ -65,7 +65,7 @@ def mapped_file(
     header, places, nbytes = _header(layout, kept, metadata)
     with replacing(target) as fresh:
         with fresh.open("r+b") as file:
-            # room for all of it: a write to a mapping on a full disk would kill the process
+            # allocated first: a write to a map on a full disk would kill the process (SIGBUS)
             os.posix_fallocate(file.fileno(), 0, len(header) + nbytes)
             file.write(header)
             file.flush()
@@ -75,7 +75,7 @@ def mapped_file(
 
 
 def _kept(layout: Layout) -> dict[str, str]:
-    """Return for each tensor the name under which it is written."""
+    """Return the name under which each tensor is written."""
     first: dict[str, str] = {}
     for entry in layout.tensors:
         owner = entry.alias or entry.name
@@ -86,11 +86,13 @@ def _kept(layout: Layout) -> dict[str, str]:
 def _header(
     layout: Layout, kept: Mapping[str, str], metadata: Mapping[str, str]
 ) -> tuple[bytes, dict[str, int], int]:
-    """Return the file's first bytes, where tensors begin after them, and how many bytes follow."""
+    """Return the header, each tensor's offset after it, and the bytes of all tensors."""
     written = [entry for entry in layout.tensors if kept[entry.name] == entry.name]
     for entry in written:
         if entry.dtype not in _DTYPES:
-            raise EncodeError(f"{entry.name!r} is {entry.dtype}: safetensors files have no such.")
+            raise EncodeError(
+                f"{entry.name!r} is {entry.dtype}, which safetensors files do not support."
+            )
     about = {key: text for key, text in metadata.items() if text not in kept and key not in kept}
     ties = {name: owner for name, owner in kept.items() if name != owner}
     listed: dict[str, Any] = {"__metadata__": {"format": "pt", **about, **ties}}

@@ -1,4 +1,4 @@
-"""All versions of published weights, deleted."""
+"""Deletion of all versions of published weights: `redrb weights rm`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RemovedWeights:
 
     Attributes:
         name: Their name.
-        versions: The versions that there were.
+        versions: The deleted versions.
         stored_bytes: Their bytes in Redis, without manifests.
     """
 
@@ -39,38 +39,38 @@ class RemovedWeights:
 
 
 def remove_weights(client: Client, name: str, *, namespace: str = "default") -> RemovedWeights:
-    """Delete all versions of `name`, and what its publisher has sent of the next one.
+    """Delete all versions of `name`, and staged chunks of the next one.
 
-    A publisher that still runs is fenced, as by a new `WeightPublisher`. So that it stays so, the
-    key `fence` remains, a hundred bytes. Whoever publishes under this name afterwards begins with
-    version 1. Readers keep what they have, and a fetch that is under way fails.
+    A publisher that still runs is fenced, as by a new `WeightPublisher`; for that the key `fence`
+    stays, about a hundred bytes. The next publisher begins with version 1. Readers keep their
+    weights, and a fetch that is under way fails.
 
-    What a fenced publisher sends after this, and what ranks say to each other, expires by itself.
+    Chunks that a fenced publisher sends after this, and messages between ranks, expire.
 
     Raises:
-        ConfigError: There are no such weights; it says which there are.
-        StoreUnavailable: Redis stayed away; what is left is deleted by the next call.
+        ConfigError: There are no such weights; the message lists the published ones.
+        StoreUnavailable: Redis stayed away; the next call deletes the rest.
     """
     catalogue = catalogue_of(client, name, namespace)
-    keys, own = catalogue.keys, catalogue.client
+    keys, node = catalogue.keys, catalogue.client
     listed = [found.version for found in kept(catalogue)]
-    if not listed and not own.execute("EXISTS", keys.trash):
+    if not listed and not node.execute("EXISTS", keys.trash):
         raise ConfigError(nothing_published(client, name, namespace))
     nbytes, spread = stored_bytes(catalogue), cluster_keys.spread_of(client)
     token, *deleted = scripts.run(
-        *(own, scripts.load("weights/remove"), [keys.versions]),
+        *(node, scripts.load("weights/remove"), [keys.versions]),
         [uuid.uuid4().hex, int(spread > 0)],
     )
     if spread:
         cluster_keys.clean(client, keys, spread)
     for primary in client.primaries():
         cluster_keys.delete(client, _staged(primary, keys, token))
-    # a repeated request is told only of what the first one had not deleted
+    # if the request was repeated, the reply lacks the versions that the first one deleted
     return RemovedWeights(name, tuple(sorted({*listed, *deleted})), nbytes)
 
 
 def _staged(primary: Client, keys: WeightKeys, last_token: int) -> Iterator[str]:
-    """Give what attempts have left on one server; those of later publishers are not among them."""
+    """Yield the keys that attempts have left on one server, without those of later publishers."""
     for key in scan(primary, f"{keys.prefix.removesuffix('}:')}[}}:]*"):
         matched = _STAGED.fullmatch(key)
         if matched is not None and int(matched[1]) <= last_token:

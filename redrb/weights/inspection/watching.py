@@ -1,4 +1,4 @@
-"""Versions as they are committed."""
+"""New versions, as they are committed: `redrb weights watch`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ def new_versions(
 ) -> Iterator[WeightVersion]:
     """Yield each version as it is committed; waits without polling.
 
-    Of versions that follow each other faster than they are read, those that are deleted meanwhile
-    are left out.
+    Versions that are deleted before they are read are left out.
 
     Args:
         client: From `redrb.connect`.
-        name: Name of the weights; nothing need be published yet.
-        newer_than: Of versions larger than this.
-        namespace: That of the publisher.
-        timeout: Seconds for the next one to come; None waits for ever.
+        name: Name of the weights, of which there may be no version yet.
+        newer_than: Yield versions larger than this.
+        namespace: Namespace of the publisher.
+        timeout: Seconds to wait for each version; None waits for ever.
 
     Raises:
-        WeightTimeout: None came in time.
+        WeightTimeout: No version came in time.
         StoreUnavailable: Redis stayed away.
     """
     subscriber = WeightSubscriber(client, name, namespace=namespace)

@@ -1,4 +1,4 @@
-"""LoRA adapters: their settings, a model's layers, and the exact merge into base weights."""
+"""LoRA adapters: settings, a model's layers, checks, and the exact merge into base weights."""
 
 from redrb.weights.lora.adapter import adapter_of
 from redrb.weights.lora.adapter_state import lora_of_state

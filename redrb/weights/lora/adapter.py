@@ -1,4 +1,4 @@
-"""What A, B and settings of an adapter must be, for those who publish it and those who read it."""
+"""Checks of an adapter's A, B and settings, for publishers and for readers."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from redrb.weights.tensors.mismatch_message import listed
 
 
 def adapter_of(model: Any) -> tuple[dict[str, Tensor], dict[str, LoraConfig]]:
-    """Return an adapter that is to be published, after checking all that readers will check of it.
+    """Return the adapter to publish, after all checks that readers will make.
 
     Args:
-        model: With LoRA layers, of which `lora_of` finds A and B; or tensors by name, as ColossalAI
-            or PEFT names them, and settings by layer, as `LoraMerger.plan` takes them.
+        model: A model with LoRA layers, see `lora_of`; or a pair: tensors by name, as ColossalAI or
+            PEFT names them, and settings by layer, as `LoraMerger.plan` takes them.
 
     Returns:
-        The tensors under the names that they had, and settings by layer.
+        The tensors under their given names, and settings by layer.
 
     Raises:
-        ConfigError: It is neither, or there are no LoRA layers.
-        EncodeError: More than plain LoRA is in it, a layer misses its other half or its settings,
-            or something does not fit: every reader would refuse it.
+        ConfigError: `model` is neither, or has no LoRA layers.
+        EncodeError: Every reader would refuse the adapter: it is more than plain LoRA, a layer
+            lacks A, B or its settings, or shapes do not fit.
     """
-    tensors, settings = lora_of(model) if isinstance(model, nn.Module) else _given(model)
+    tensors, settings = lora_of(model) if isinstance(model, nn.Module) else _from_pair(model)
     if not tensors:
-        raise ConfigError("there are no LoRA layers: a layer that has some has lora_A and lora_B.")
+        raise ConfigError("there are no LoRA layers: a LoRA layer has lora_A and lora_B.")
     try:
         layers = layers_of(tensors, settings)
-        configs = {layer: needed(layer, config) for layer, (_, _, config) in layers.items()}
+        configs = {
+            layer: required_config(layer, config) for layer, (_, _, config) in layers.items()
+        }
         configs_from_wire(configs_to_wire(configs))
     except (WeightMismatch, DecodeError) as error:
         raise EncodeError(f"{error} Nothing was published.") from error
     more = [layer for layer in settings if layer_name(layer) not in layers]
     if more:
         raise EncodeError(
-            f"there are settings of {listed(more)}, and no lora_A and lora_B: the adapter would "
-            f"miss layers, or names differ; those with lora_A and lora_B are {listed(layers)}. "
-            "Nothing was published."
+            f"there are settings of {listed(more)}, but no lora_A and lora_B of the same name; "
+            f"layers with lora_A and lora_B are {listed(layers)}. Nothing was published."
         )
     return dict(tensors), {layer: configs[layer_name(layer)] for layer in settings}
 
@@ -51,10 +52,10 @@ def adapter_of(model: Any) -> tuple[dict[str, Tensor], dict[str, LoraConfig]]:
 def layers_of(
     state: Mapping[str, Tensor], configs: Mapping[str, Any]
 ) -> dict[str, tuple[Tensor, Tensor, LoraConfig | None]]:
-    """Return A `[r, in]`, B `[out, r]` and the settings, None where there are none, by layer.
+    """Return A `[r, in]`, B `[out, r]` and the settings (or None) of each layer.
 
     Raises:
-        WeightMismatch: A layer's other half is missing, or shapes or settings do not fit.
+        WeightMismatch: A layer lacks A or B, or shapes or settings do not fit.
     """
     settings = {layer_name(layer): config for layer, config in configs.items()}
     found = {}
@@ -66,11 +67,11 @@ def layers_of(
     return found
 
 
-def needed(layer: str, config: LoraConfig | None) -> LoraConfig:
-    """Return the settings of a layer that is to be merged.
+def required_config(layer: str, config: LoraConfig | None) -> LoraConfig:
+    """Return the settings of a layer to merge.
 
     Raises:
-        WeightMismatch: It has none.
+        WeightMismatch: The layer has none.
     """
     if config is None:
         raise WeightMismatch(f"LoRA of layer {layer!r} cannot be merged: it has no settings.")
@@ -78,18 +79,18 @@ def needed(layer: str, config: LoraConfig | None) -> LoraConfig:
 
 
 def check_rank(layer: str, rank: int, wanted: object) -> None:
-    """Check that A and B have the rank that the settings say.
+    """Check that A and B have the rank of the settings.
 
     Raises:
-        WeightMismatch: They have not.
+        WeightMismatch: They do not.
     """
     if rank != wanted:
         raise WeightMismatch(
-            f"LoRA of layer {layer!r} has rank {rank}, and its settings say r={wanted!r:.40}."
+            f"LoRA of layer {layer!r} has rank {rank}, but its settings say r={wanted!r:.40}."
         )
 
 
-def _given(adapter: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+def _from_pair(adapter: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
     is_pair = isinstance(adapter, tuple | list) and len(adapter) == 2
     if not is_pair or not all(isinstance(part, Mapping) for part in adapter):
         raise ConfigError(
@@ -100,7 +101,9 @@ def _given(adapter: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
     tensors, settings = adapter
     for name in (*tensors, *settings):
         if not isinstance(name, str):
-            raise ConfigError(f"{name!r:.80} is no name of an adapter's tensor or layer.")
+            raise ConfigError(
+                f"{name!r:.80}: names of an adapter's tensors and layers are strings."
+            )
     return tensors, settings
 
 

@@ -1,4 +1,4 @@
-"""LoRA from tensors alone: an adapter's state dict, and the settings in PEFT's words."""
+"""LoRA from an adapter's state dict and PEFT's settings, without a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redrb.weights.lora.adapter import check_rank
 from redrb.weights.lora.config import LoraConfig
 from redrb.weights.lora.names import lora_name, pairs
 
-# what makes an adapter more than A and B of linear layers, as fields of peft.LoraConfig
+# fields of peft.LoraConfig that make an adapter more than A and B of linear layers
 _MORE: Final = (
     "use_dora",
     "use_qalora",
@@ -35,11 +35,11 @@ _CHANGE_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
 def lora_of_state(
     state: Mapping[str, Tensor], config: LoraConfig | Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, LoraConfig]]:
-    """Return what `lora_of` does, for those who hold only an adapter's tensors.
+    """Return A, B and settings as `lora_of` does, from an adapter's tensors alone.
 
     Args:
-        state: Tensors as ColossalAI or PEFT names them, of one adapter.
-        config: Settings of all layers, or what PEFT writes as `adapter_config.json`: `r`,
+        state: Tensors of one adapter, as ColossalAI or PEFT names them.
+        config: Settings of all layers, or the content of PEFT's `adapter_config.json`: `r`,
             `lora_alpha`, `rank_pattern`, `alpha_pattern` ...
 
     Raises:
@@ -86,20 +86,20 @@ def _of_peft(ranks: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str,
 
 def _check_plain(settings: Mapping[str, Any]) -> None:
     if settings.get("peft_type", "LORA") != "LORA":
-        raise ConfigError(f"the adapter is {settings['peft_type']!r:.40}: only LORA is understood.")
+        raise ConfigError(f"the adapter is {settings['peft_type']!r:.40}: only LORA is supported.")
     more = [name for name in _MORE if settings.get(name)]
     if settings.get("bias", "none") != "none":
         more.append("bias")
     if more:
         raise ConfigError(
             f"the adapter has {', '.join(more)}: it is more than lora_A and lora_B of linear "
-            "layers. Train it without, or publish all of the weights."
+            "layers. Train it without them, or publish all weights."
         )
     start = settings.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_CHANGE_BASE):
         raise ConfigError(
-            f"the adapter began as {start!r:.40}, which changed the base weights too: convert it "
-            "first, as PEFT's path_initial_model_for_weight_conversion does."
+            f"the adapter was initialized by {start!r:.40}, which changed the base weights too: "
+            "convert it first, as PEFT's path_initial_model_for_weight_conversion does."
         )
 
 
@@ -111,7 +111,7 @@ def _patterns(settings: Mapping[str, Any], which: str) -> list[tuple[re.Pattern[
     try:
         return [(re.compile(rf"(.*\.)?({key})$"), value) for key, value in patterns.items()]
     except (re.error, RecursionError, OverflowError) as error:
-        raise ConfigError(f"{which} of the adapter is not of patterns: {error}.") from error
+        raise ConfigError(f"{which} of the adapter is not a map of patterns: {error}.") from error
 
 
 def _matching(patterns: list[tuple[re.Pattern[str], Any]], layer: str, default: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Settings of LoRA layers: checked when they are made, and when they come from elsewhere."""
+"""`LoraConfig`, the settings of a LoRA layer: checked, and to plain values and back."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class LoraConfig:
 
     Attributes:
         r: Rank, >= 1.
-        lora_alpha: Scale: the product counts `lora_alpha / r`.
-        lora_dropout: Of training; a merged weight has none.
-        fan_in_fan_out: The layer's weight is stored transposed, `[in, out]`.
-        use_rslora: The product counts `lora_alpha / sqrt(r)` instead (Kalajdzievski 2023,
+        lora_alpha: The product of B and A is scaled by `lora_alpha / r`.
+        lora_dropout: Dropout in training; merged weights have none.
+        fan_in_fan_out: Whether the layer's weight is stored transposed, `[in, out]`.
+        use_rslora: Whether the scale is `lora_alpha / sqrt(r)` instead (Kalajdzievski 2023,
             arXiv:2312.03732).
 
     Raises:
-        ConfigError: A setting has another type, or is out of its range.
+        ConfigError: A setting has a wrong type, or is out of its range.
     """
 
     r: int
@@ -49,7 +49,7 @@ class LoraConfig:
 
     @property
     def scale(self) -> float:
-        """What the product of B and A is multiplied with (Hu et al. 2021, section 4.1)."""
+        """Factor of the product of B and A (Hu et al. 2021, section 4.1)."""
         return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
     @classmethod
@@ -57,7 +57,7 @@ class LoraConfig:
         """Return the settings in any object with attributes of these names, such as coati's.
 
         Raises:
-            ConfigError: `r` or `lora_alpha` is missing, or one is wrong.
+            ConfigError: `r` or `lora_alpha` is missing, or a value is wrong.
         """
         if isinstance(settings, cls):
             return settings
@@ -79,7 +79,7 @@ _FIELDS: Final = tuple(field.name for field in fields(LoraConfig))
 
 
 def configs_to_wire(configs: Mapping[str, LoraConfig]) -> dict[str, list[Any]]:
-    """Return settings by layer as plain values: `LoraConfig`'s, in the order of its fields."""
+    """Return settings by layer as lists of plain values, in the order of `LoraConfig`'s fields."""
     return {
         layer: [
             config.r,
@@ -93,7 +93,7 @@ def configs_to_wire(configs: Mapping[str, LoraConfig]) -> dict[str, list[Any]]:
 
 
 def configs_from_wire(obj: object) -> dict[str, LoraConfig]:
-    """Return settings by layer, after all of them were checked: they came over the network.
+    """Return settings by layer from plain values of the network, after checking all of them.
 
     Raises:
         DecodeError: They are damaged or hostile.

@@ -1,6 +1,6 @@
-"""A model's LoRA layers, ColossalAI's or PEFT's: found, read, and refused where LoRA is not all.
+"""A model's LoRA layers, ColossalAI's or PEFT's: found, read, refused if they are more than LoRA.
 
-Neither library is imported: layers are known by what they have.
+Neither library is imported: layers are recognized by their attributes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LoraLayer:
         a: The live `lora_A`, `[r, in]`.
         b: The live `lora_B`, `[out, r]`.
         config: Settings.
-        merged: Whether the layer has the product in its weight just now.
+        merged: Whether the layer's weight includes the product at present.
     """
 
     a: Tensor
@@ -36,19 +36,18 @@ class LoraLayer:
 
 
 def lora_of(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, LoraConfig]]:
-    """Return A and B of each LoRA layer, as `<layer>.lora_A`, and each layer's settings.
+    """Return the live A and B of each LoRA layer, as `<layer>.lora_A`, and each layer's settings.
 
-    A LoRA layer has `lora_A` and `lora_B`, as parameters (ColossalAI) or by adapter (PEFT, of
-    which the active adapter counts); `<layer>` is its name in the model without LoRA. The tensors
-    are the live ones, and wrappers such as `torch.compile`'s make no difference. ColossalAI's
-    embeddings are `fan_in_fan_out` here.
+    A LoRA layer has `lora_A` and `lora_B`, as parameters (ColossalAI) or by adapter (PEFT, whose
+    active adapter counts). `<layer>` is its name in the model without LoRA and without wrappers
+    such as `torch.compile`. ColossalAI's embeddings are returned as `fan_in_fan_out`.
 
-    An initialization that changes the base weights (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) is no
-    matter where the base weights are published too.
+    Initializations that change the base weights (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) are allowed;
+    publish the base weights too.
 
     Raises:
-        EncodeError: More than A and B of linear layers is trained by LoRA (DoRA, PEFT's embeddings,
-            convolutions, biases, several adapters ...): A and B alone would be another model.
+        EncodeError: LoRA trains more than A and B of linear layers (DoRA, PEFT's embeddings,
+            convolutions, biases, several adapters ...), so that A and B alone are not the model.
     """
     tensors: dict[str, Tensor] = {}
     configs: dict[str, LoraConfig] = {}
@@ -59,13 +58,13 @@ def lora_of(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, LoraConfig]
 
 
 def lora_layers(module: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
-    """Give each LoRA layer with its name in the model without LoRA.
+    """Yield each LoRA layer with its name in the model without LoRA.
 
     Raises:
         EncodeError: As `lora_of` does.
     """
     for path, layer in unwrapped(module).named_modules():
-        if inside(layer) is not None:  # it would seem to have what the layer inside has
+        if inside(layer) is not None:  # a wrapper seems to have the attributes of the layer inside
             continue
         name = layer_name(plain_name(path))
         _check_beside(name, layer)
@@ -89,8 +88,8 @@ def _read(name: str, layer: nn.Module) -> LoraLayer | None:
             _check_embedding(name, layer)
             return None
     if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1]:
-        told = f"has A {list(a.shape)} and B {list(b.shape)}, not [r, in] and [out, r]"
-        raise _refused(name, told, "target_modules without convolutions and the like")
+        why = f"has A {list(a.shape)} and B {list(b.shape)}, not [r, in] and [out, r]"
+        raise _refused(name, why, "target_modules without convolutions and the like")
     try:
         config = _config(layer, adapter, a)
     except ConfigError as error:
@@ -100,7 +99,7 @@ def _read(name: str, layer: nn.Module) -> LoraLayer | None:
 
 
 def _active(name: str, layer: nn.Module) -> str | None:
-    """Return the one active adapter of a PEFT layer, or None where it has no such."""
+    """Return the active adapter of a PEFT layer, or None."""
     active: Any = getattr(layer, "active_adapters", None) or ["default"]
     embeddings: Any = getattr(layer, "lora_embedding_A", {})
     used = [name for name in active if name in layer.lora_A or name in embeddings]  # type: ignore[operator]
@@ -110,7 +109,7 @@ def _active(name: str, layer: nn.Module) -> str | None:
 
 
 def _check_adapter(name: str, layer: nn.Module, adapter: str) -> None:
-    """Refuse what PEFT's other methods add to A and B."""
+    """Refuse layers to which other methods of PEFT add more than A and B."""
     if adapter in getattr(layer, "lora_embedding_A", {}):
         _check_embedding(name, layer)
     if adapter in getattr(layer, "lora_magnitude_vector", {}) or _of(layer, "use_dora", adapter):
@@ -130,7 +129,7 @@ def _check_embedding(name: str, layer: nn.Module) -> None:
 
 
 def _check_beside(name: str, layer: nn.Module) -> None:
-    """Refuse what PEFT trains beside LoRA layers."""
+    """Refuse modules that PEFT trains beside LoRA layers."""
     if len(_dict(layer, "modules_to_save")):
         raise _refused(name, "is trained as a whole", "modules_to_save=None")
     if len(_dict(layer, "trainable_tokens_delta")):
@@ -150,14 +149,14 @@ def _check_weight(name: str, layer: nn.Module, a: Tensor, b: Tensor, *, transpos
         raise _refused(name, f"is a {type(base).__name__}", "target_modules without it")
     weight = getattr(base, "weight", None)
     if not isinstance(weight, Tensor) or not weight.is_floating_point() or not weight.numel():
-        return  # quantized ones are packed
+        return  # quantized weights are packed
     if hasattr(weight, "quant_state"):
         return
     product = (b.shape[0], a.shape[1])
     wanted = product[::-1] if transposed else product
     if tuple(weight.shape) != wanted:
-        told = f"makes {list(wanted)}, and its weight is {list(weight.shape)}"
-        raise _refused(name, told, "the right fan_in_fan_out")
+        why = f"makes {list(wanted)}, and its weight is {list(weight.shape)}"
+        raise _refused(name, why, "the right fan_in_fan_out")
 
 
 def _config(layer: nn.Module, adapter: str, a: Tensor) -> LoraConfig:
@@ -174,12 +173,12 @@ def _config(layer: nn.Module, adapter: str, a: Tensor) -> LoraConfig:
     scaling = _of(layer, "scaling", adapter, config.scale)
     if not isinstance(scaling, int | float) or math.isclose(scaling, config.scale):
         return config
-    # PEFT's set_scale changes what counts, and leaves lora_alpha
+    # PEFT's set_scale changes the scale, but not lora_alpha
     return replace(config, lora_alpha=float(scaling) * r, use_rslora=False)
 
 
 def _of(layer: nn.Module, name: str, adapter: str, default: Any = None) -> Any:
-    """Return a setting of a layer: PEFT has each by adapter."""
+    """Return a setting of a layer, which PEFT keeps by adapter."""
     found: Any = getattr(layer, name, default)
     if not isinstance(found, dict | nn.ModuleDict):
         return found
@@ -197,8 +196,8 @@ def _rate(dropout: Any) -> float:
     return float(dropout or 0.0)
 
 
-def _refused(name: str, what: str, instead: str) -> EncodeError:
+def _refused(name: str, why: str, instead: str) -> EncodeError:
     return EncodeError(
-        f"LoRA of layer {name!r} cannot be published: it {what}, and only lora_A and lora_B of "
-        f"linear layers travel. Use {instead}, or publish all of the weights."
+        f"LoRA of layer {name!r} cannot be published: it {why}, but only lora_A and lora_B of "
+        f"linear layers are published. Use {instead}, or publish all weights."
     )

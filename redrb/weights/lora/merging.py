@@ -1,9 +1,9 @@
-"""LoRA between trainers and makers: what travels, and how it becomes part of the base weights.
+"""The exact merge of LoRA into base weights, or its loading into a model's LoRA layers.
 
-Only `lora_A` and `lora_B` travel (Hu et al. 2021, arXiv:2106.09685), with the settings of each
-layer. A maker's weight is always `base + T(B @ A) * scale` with the newest A and B, where `scale`
-is `alpha / r` and T transposes if `fan_in_fan_out`: the product of the update before is not in it
-any more.
+A publisher sends only `lora_A` and `lora_B` (Hu et al. 2021, arXiv:2106.09685) and the settings of
+each layer. The merged weight is always `base + T(B @ A) * scale` with the newest A and B, where
+`scale` is `alpha / r` and T transposes if `fan_in_fan_out`. The base is kept, so that nothing of
+earlier updates stays in the weight.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from redrb.errors import EncodeError, WeightMismatch
-from redrb.weights.lora.adapter import layers_of, needed
+from redrb.weights.lora.adapter import layers_of, required_config
 from redrb.weights.lora.config import LoraConfig
 from redrb.weights.lora.layers import LoraLayer, lora_layers
 from redrb.weights.lora.names import layer_name
@@ -29,7 +29,7 @@ _MERGEABLE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.floa
 def merged(base: Tensor, a: Tensor, b: Tensor, config: LoraConfig) -> Tensor:
     """Return `base + T(B @ A) * scale` in the dtype and on the device of `base`.
 
-    It is computed in float32 (in float64 if `base` is), whatever autocast says, and rounded once.
+    The computation is in float32 (float64 if `base` is), without autocast, and rounded once.
 
     Args:
         base: The weight without LoRA, `[out, in]`, or `[in, out]` if `fan_in_fan_out`.
@@ -45,14 +45,14 @@ def merged(base: Tensor, a: Tensor, b: Tensor, config: LoraConfig) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Change:
-    """What an update does to one layer: A and B are loaded, or merged into a weight.
+class LayerUpdate:
+    """The update of one layer: A and B are loaded, or merged into a weight.
 
     Attributes:
         a: The new `lora_A`.
         b: The new `lora_B`.
         into: The model's LoRA layer, or the name of the weight that A and B are merged into.
-        config: Settings of the layer; None where A and B are loaded.
+        config: Settings of the layer; None if A and B are loaded.
     """
 
     a: Tensor
@@ -62,9 +62,9 @@ class Change:
 
 
 class LoraMerger:
-    """Brings LoRA into one model: into its LoRA layers, and where it has none into its weights.
+    """Loads LoRA into one model's LoRA layers, or merges it into weights without LoRA layers.
 
-    Of each weight that something is merged into, its base is kept beside it.
+    The base of each merged weight is kept beside it.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -72,57 +72,57 @@ class LoraMerger:
         self._bases: dict[str, Tensor] = {}
 
     def forget(self, loaded: Container[str] | None = None) -> None:
-        """Take weights as they are as the base: an update has just loaded them.
+        """Take the present weights as new bases, after they were loaded.
 
         Args:
-            loaded: Names of the weights; default: all.
+            loaded: Names of the loaded weights; default: all.
         """
         kept = self._bases.items() if loaded is not None else ()
         self._bases = {name: base for name, base in kept if name not in (loaded or ())}
 
-    def plan(self, state: Mapping[str, Tensor], configs: Mapping[str, Any]) -> list[Change]:
-        """Return what will change, after checking all of it.
+    def plan(self, state: Mapping[str, Tensor], configs: Mapping[str, Any]) -> list[LayerUpdate]:
+        """Return the updates of all layers, after checking all of them.
 
         Args:
-            state: `<layer>.lora_A` `[r, in]` and `<layer>.lora_B` `[out, r]`, as ColossalAI or
-                PEFT names them, whichever of them the model has.
-            configs: Settings by layer: `LoraConfig`, or anything with its attributes.
+            state: `<layer>.lora_A` `[r, in]` and `<layer>.lora_B` `[out, r]`, as ColossalAI or PEFT
+                names them.
+            configs: Settings by layer: `LoraConfig`, or any object with its attributes.
 
         Raises:
-            WeightMismatch: A layer, its other half or its settings are missing, or shapes differ.
+            WeightMismatch: A layer, its A or B, or its settings are missing, or shapes differ.
         """
         layers = layers_of(state, configs)
         try:
-            own = dict(lora_layers(self._module))
+            of_model = dict(lora_layers(self._module))
         except EncodeError as error:
             raise WeightMismatch(f"the model's LoRA layers cannot be updated: {error}") from error
         weights = _weights(self._module)
-        changes: list[Change] = []
+        changes: list[LayerUpdate] = []
         for layer, (a, b, config) in layers.items():
-            if layer in own:
-                _check_same(layer, own[layer], a, b, config)
-                changes.append(Change(a, b, own[layer], None))
+            if layer in of_model:
+                _check_same(layer, of_model[layer], a, b, config)
+                changes.append(LayerUpdate(a, b, of_model[layer], None))
             elif layer not in weights:
                 raise WeightMismatch(
                     f"LoRA of layer {layer!r} cannot be merged: the model has no such layer."
                 )
             else:
-                config = needed(layer, config)
+                config = required_config(layer, config)
                 _check_fits(layer, weights[layer], a, b, config)
-                changes.append(Change(a, b, weights[layer].names[0], config))
-        kept = own.keys() - layers.keys()
-        if kept and len(kept) < len(own):
+                changes.append(LayerUpdate(a, b, weights[layer].names[0], config))
+        kept = of_model.keys() - layers.keys()
+        if kept and len(kept) < len(of_model):
             raise WeightMismatch(
-                f"LoRA of layer {min(kept)!r} is not among what came: the model would have parts "
-                "of two adapters. Publish all layers, or make the model with the same ones."
+                f"the update lacks LoRA of layer {min(kept)!r}: the model would have parts of two "
+                "adapters. Publish all layers, or give the model the same LoRA layers."
             )
         return changes
 
-    def apply(self, planned: list[Change]) -> None:
-        """Do what was planned; one weight at a time is in memory beside the model."""
+    def apply(self, planned: list[LayerUpdate]) -> None:
+        """Apply planned updates; one weight at a time is in memory beside the model."""
         live = {plain_name(name): tensor for name, tensor in self._module.named_parameters()}
         merged_into = {change.into for change in planned if isinstance(change.into, str)}
-        for name in self._bases.keys() - merged_into:  # layers that the newest adapter has not
+        for name in self._bases.keys() - merged_into:  # layers that the newest adapter lacks
             _set(live[name], self._bases.pop(name))
         for change in planned:
             if isinstance(change.into, LoraLayer):
@@ -134,40 +134,42 @@ class LoraMerger:
                     self._bases[name] = live[name].detach().clone()
                 _set(live[name], merged(self._bases[name], change.a, change.b, change.config))
         for device in {tensor.device for tensor in live.values()}:
-            if device.type == "cuda":  # what is under way there: others may use other streams
+            if device.type == "cuda":  # other code may use other streams
                 torch.cuda.current_stream(device).synchronize()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Weight:
     tensor: Tensor
-    names: list[str]  # one in each module that has it
+    names: list[str]  # one for each module that has the tensor
 
 
 def _weights(module: nn.Module) -> dict[str, _Weight]:
     """Return the weight of each layer, by the layer's name in the model without LoRA.
 
-    Names of weights are those that `module_tensors` gives.
+    Weights have the names that `module_tensors` gives them.
     """
     names: dict[int, list[str]] = {}
     found: dict[str, _Weight] = {}
     for path, part in module.named_modules():
-        for own, parameter in part.named_parameters(recurse=False):
+        for name, parameter in part.named_parameters(recurse=False):
             tied = names.setdefault(id(parameter), [])
-            tied.append(plain_name(f"{path}.{own}" if path else own))
-            if own == "weight":
+            tied.append(plain_name(f"{path}.{name}" if path else name))
+            if name == "weight":
                 layer = layer_name(plain_name(path)).removesuffix(".base_layer")
                 found[layer] = _Weight(parameter, tied)
     return found
 
 
 def _check_fits(layer: str, weight: _Weight, a: Tensor, b: Tensor, config: LoraConfig) -> None:
-    """Check that A and B can be merged into a weight, and that it is only this layer's."""
+    """Check that A and B can be merged into a weight that no other layer shares."""
     shape, dtype = list(weight.tensor.shape), weight.tensor.dtype
     made = [b.shape[0], a.shape[1]]
     made = made[::-1] if config.fan_in_fan_out else made
     if made != shape:
-        raise WeightMismatch(f"LoRA of layer {layer!r} makes {made}, and its weight is {shape}.")
+        raise WeightMismatch(
+            f"the product of LoRA of layer {layer!r} is {made}, but the weight is {shape}."
+        )
     if dtype not in _MERGEABLE or hasattr(weight.tensor, "quant_state"):
         raise WeightMismatch(
             f"LoRA of layer {layer!r} cannot be merged into {dtype}: load the model in a "
@@ -181,24 +183,24 @@ def _check_fits(layer: str, weight: _Weight, a: Tensor, b: Tensor, config: LoraC
 
 
 def _check_same(
-    layer: str, own: LoraLayer, a: Tensor, b: Tensor, config: LoraConfig | None
+    layer: str, present: LoraLayer, a: Tensor, b: Tensor, config: LoraConfig | None
 ) -> None:
-    """Check that A and B mean in the model's layer what they mean where they come from."""
-    shapes = [list(tensor.shape) for tensor in (a, b, own.a, own.b)]
+    """Check that shapes and scale equal those of the model's layer, and that it is not merged."""
+    shapes = [list(tensor.shape) for tensor in (a, b, present.a, present.b)]
     if shapes[:2] != shapes[2:]:
         raise WeightMismatch(
             f"LoRA of layer {layer!r} is {shapes[0]} and {shapes[1]}, the model's {shapes[2]} and "
             f"{shapes[3]}. Nothing was loaded."
         )
-    if config is not None and not math.isclose(config.scale, own.config.scale):
+    if config is not None and not math.isclose(config.scale, present.config.scale):
         raise WeightMismatch(
             f"LoRA of layer {layer!r} has the scale {config.scale:g}, the model's layer "
-            f"{own.config.scale:g}: make it with the same lora_alpha and use_rslora."
+            f"{present.config.scale:g}: create it with the same lora_alpha and use_rslora."
         )
-    if own.merged:
+    if present.merged:
         raise WeightMismatch(
-            f"LoRA of layer {layer!r}: the model's layer is merged, so new A and B would not be "
-            "seen. Unmerge it first."
+            f"LoRA of layer {layer!r}: the model's layer is merged, so that new A and B would have "
+            "no effect. Unmerge it first."
         )
 
 

@@ -1,4 +1,4 @@
-"""Names of LoRA's tensors: ColossalAI's, PEFT's, and the ones that travel."""
+"""Names of LoRA's tensors: ColossalAI's, PEFT's, and the names that are published."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _NAME = re.compile(r"(?:(.+)\.)?lora_([AB])(?:(?:\.[^.]+)?\.weight)?")
 
 
 def lora_name(layer: str, half: str) -> str:
-    """Return the name under which `half`, "A" or "B", of a layer travels: `<layer>.lora_A`."""
+    """Return the published name of a layer's `half`, "A" or "B": `<layer>.lora_A`."""
     return f"{layer}.lora_{half}" if layer else f"lora_{half}"
 
 
 def layer_name(name: str) -> str:
-    """Return a layer's name in the model without LoRA: PEFT puts two modules around it."""
+    """Return a layer's name in the model without LoRA, without PEFT's prefix."""
     return f"{name}.".removeprefix(PEFT_PREFIX).removesuffix(".")
 
 
@@ -30,11 +30,11 @@ def pairs(state: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     """Return A `[r, in]` and B `[out, r]` by layer.
 
     Args:
-        state: Tensors as ColossalAI or PEFT names them, of one adapter.
+        state: Tensors of one adapter, as ColossalAI or PEFT names them.
 
     Raises:
-        WeightMismatch: One is no tensor or not LoRA's, comes twice, misses its other half, or does
-            not fit it.
+        WeightMismatch: A value is no tensor or not LoRA's, a name comes twice, or a layer lacks A
+            or B, or their shapes do not fit.
     """
     halves: dict[str, dict[str, Tensor]] = {}
     for name, tensor in state.items():
@@ -42,7 +42,9 @@ def pairs(state: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
             raise WeightMismatch(f"{name!r} is a {type(tensor).__name__}, not a tensor.")
         found = _NAME.fullmatch(name)
         if found is None:
-            raise WeightMismatch(f"{name!r} is not a LoRA tensor: only lora_A and lora_B travel.")
+            raise WeightMismatch(
+                f"{name!r} is not a LoRA tensor: only lora_A and lora_B are published."
+            )
         half = halves.setdefault(layer_name(found[1] or ""), {})
         if found[2] in half:
             raise WeightMismatch(f"{name!r} comes twice: give the tensors of one adapter.")
@@ -57,6 +59,6 @@ def _pair(layer: str, half: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1] or not a.shape[0]:
         raise WeightMismatch(
             f"LoRA of layer {layer!r} is {list(a.shape)} and {list(b.shape)}, not [r, in] and "
-            "[out, r]: only linear layers are understood."
+            "[out, r]: only linear layers are supported."
         )
     return a, b

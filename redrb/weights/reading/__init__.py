@@ -1,1 +1,1 @@
-"""From Redis into a maker's models: which way, where the copy is kept, when it is swapped in."""
+"""From Redis into a reader's models: find versions, fetch and check them, load or swap them in."""

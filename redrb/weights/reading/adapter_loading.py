@@ -1,4 +1,4 @@
-"""Adapters into a reader's models: into their LoRA layers, or merged into their weights."""
+"""Loading adapters: into a model's LoRA layers, or merged into its weights."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from redrb.weights.tensors.shard import TensorShard
 
 
 class AdapterLoader:
-    """Brings adapters into one target; remembers the weights that it merged them into."""
+    """Loads adapters into one target, and keeps the base of each weight that it merged one into."""
 
     def __init__(self) -> None:
         self._mergers: dict[str, tuple[nn.Module, LoraMerger]] = {}
 
     def plan(
-        self, target: Target, wanted: LoadTarget, current: FetchedVersion
+        self, target: Target, selection: LoadTarget, fetched: FetchedVersion
     ) -> Callable[[], None]:
-        """Check what is to be loaded, and return what does it, after the state was loaded.
+        """Check an adapter; return a function that loads it, for use after the state is loaded.
 
         Raises:
             WeightMismatch: The adapter does not fit.
         """
         models = _models(target)
-        if current.adapter is None:
-            return lambda: self._forget(current)
+        if fetched.adapter is None:
+            return lambda: self._forget(fetched)
         if not models:
-            return _loading(wanted, current.adapter)
-        adapter = current.adapter
+            return _loading(selection, fetched.adapter)
+        adapter = fetched.adapter
         planned = []
         for model, module in models.items():
             begin = f"{model}." if model else ""
@@ -52,23 +52,23 @@ class AdapterLoader:
             if tensors:
                 planned.append((merger, merger.plan(tensors, configs)))
         if not planned:
-            raise WeightMismatch(f"the adapter has no layers of {', '.join(models)}.")
+            raise WeightMismatch(f"the adapter has no layers of the models {', '.join(models)}.")
 
         def apply() -> None:
-            self._forget(current)
+            self._forget(fetched)
             for merger, changes in planned:
                 merger.apply(changes)
 
         return apply
 
-    def _forget(self, current: FetchedVersion) -> None:
-        """Take weights that were just loaded as those that adapters are merged into."""
-        if current.state is not None:
-            loaded = [entry.name for entry in current.state.layout.tensors]
+    def _forget(self, fetched: FetchedVersion) -> None:
+        """Take the weights that were just loaded as the new bases for adapters."""
+        if fetched.state is not None:
+            loaded = [entry.name for entry in fetched.state.layout.tensors]
             for model, (_, merger) in self._mergers.items():
                 begin = f"{model}." if model else ""
-                own = {name.removeprefix(begin) for name in loaded if name.startswith(begin)}
-                merger.forget(own)
+                names = {name.removeprefix(begin) for name in loaded if name.startswith(begin)}
+                merger.forget(names)
 
     def _merger(self, name: str, module: nn.Module) -> LoraMerger:
         known = self._mergers.get(name)
@@ -83,25 +83,24 @@ def _models(target: Target) -> dict[str, nn.Module]:
     return {name: part for name, part in target.items() if isinstance(part, nn.Module)}
 
 
-def _loading(wanted: LoadTarget, adapter: Adapter) -> Callable[[], None]:
-    """Return what loads A and B into a dict that has them by name."""
-    missing = [name for name in adapter.tensors if name not in wanted.targets]
-    if missing:  # whatever `strict` says: without them it would not be this version
+def _loading(selection: LoadTarget, adapter: Adapter) -> Callable[[], None]:
+    """Return a function that loads A and B into a dict of tensors."""
+    missing = [name for name in adapter.tensors if name not in selection.targets]
+    if missing:  # whatever `strict` is: without A and B the dict would not hold this version
         raise WeightMismatch(
             f"the newest version is an adapter, and the dict has no {missing[0]!r}: give a module, "
-            "so that it can be merged."
+            "into which it can be merged."
         )
-    values = {n: t for n, t in adapter.tensors.items() if n in wanted.targets}
+    values = {n: t for n, t in adapter.tensors.items() if n in selection.targets}
     for name, value in values.items():
-        if tuple(value.shape) != wanted.targets[name].shape:
-            raise WeightMismatch(
-                f"{name!r} is {list(value.shape)}, in the dict {list(wanted.targets[name].shape)}."
-            )
+        shape = selection.targets[name].shape
+        if tuple(value.shape) != shape:
+            raise WeightMismatch(f"{name!r} is {list(value.shape)}, in the dict {list(shape)}.")
 
     def load() -> None:
         for name, value in values.items():
-            target: TensorShard = wanted.targets[name]
+            target: TensorShard = selection.targets[name]
             load_in_place(target, value, (0,) * value.dim())
-        synchronize(wanted.targets[name] for name in values)
+        synchronize(selection.targets[name] for name in values)
 
     return load

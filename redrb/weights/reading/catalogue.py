@@ -1,4 +1,4 @@
-"""How a reader gets from the version that it has to the one that it wants."""
+"""The versions of one name, and a reader's steps from the version that it has to another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from redrb.weights.wire.manifest_codec import decode_manifest
 How = Literal["full", "delta", "lora", "same"]
 
 PIN_S = 60
-"""Seconds after which a reader that died holds versions no more."""
+"""Seconds that versions stay pinned after a reader has died."""
 
 _ID = re.compile(rb"([1-9][0-9]{0,15})-0")
 _ENTRY_BYTES = 1 << 20
@@ -31,13 +31,13 @@ _REMEMBERED = 16
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One version on the way.
+    """One version on the way to the wanted version.
 
     Attributes:
-        how: What to take of it: the whole state, the delta to it, an adapter; "same": nothing,
-            the reader has it.
-        manifest: Its manifest.
-        described: What users see of it.
+        how: What to fetch: "full", the whole state; "delta", the delta to it; "lora", an adapter;
+            "same", nothing, since the reader has the version.
+        manifest: The version's manifest.
+        described: The version as users see it.
     """
 
     how: How
@@ -46,7 +46,7 @@ class Step:
 
 
 class Catalogue:
-    """The versions of one name, as a reader sees them."""
+    """The published versions of one name."""
 
     def __init__(self, client: Client, keys: WeightKeys, name: str) -> None:
         self.client = client.at(keys.versions)
@@ -54,11 +54,11 @@ class Catalogue:
         self.keys = keys
         self.name = name
         self._layouts: dict[int, Layout] = {}
-        self._led: dict[int, int] = {}  # milliseconds at which versions on the way were created
-        self._created_ms: dict[int, int] = {}  # the same of the one that is used
+        self._routed: dict[int, int] = {}  # version that `route` led to -> its creation time
+        self._created_ms: dict[int, int] = {}  # the same for the version in use
 
     def newer_than(self, version: int, *, retry_s: float | None = None) -> WeightVersion | None:
-        """Return the newest version if it is larger than `version`."""
+        """Return the newest version if it is larger than `version`, else None."""
         least = f"{version + 1}-0"
         found = self.client.execute(
             "XREVRANGE", self.keys.versions, "+", least, "COUNT", 1, retry_s=retry_s
@@ -66,10 +66,10 @@ class Catalogue:
         return self._described(found[0]) if found else None
 
     def other_than(self, version: int, *, retry_s: float | None = None) -> WeightVersion | None:
-        """Return the newest version if it is not `version`.
+        """Return the newest version if it is another one than `version`, else None.
 
-        A smaller one is newer, too, and so is the same number of another time: the server lost
-        what it had, and counts from 1 again.
+        After a server has lost its data, versions count from 1 again. So a smaller number is
+        another version, and so is the same number with another creation time.
         """
         newest = self.newer_than(0, retry_s=retry_s)
         if newest is None or newest.version != version:
@@ -78,17 +78,17 @@ class Catalogue:
         return newest if known_ms and known_ms != round(newest.created_s * 1000) else None
 
     def loaded(self, version: int) -> None:
-        """Note that a version to which `route` has led is used from now on."""
-        self._created_ms = {version: self._led[version]} if version in self._led else {}
+        """Note that a version that `route` led to is in use from now on."""
+        self._created_ms = {version: self._routed[version]} if version in self._routed else {}
 
     def entry(self, version: int) -> WeightVersion | None:
-        """Return what is known of a version, None where it is gone."""
+        """Return a version by its number, None if it is deleted."""
         at = f"{version}-0"
         found = self.client.execute("XRANGE", self.keys.versions, at, at)
         return self._described(found[0]) if found else None
 
     def kept(self) -> list[WeightVersion]:
-        """Return the versions that are kept, the newest last, 1,000 at most."""
+        """Return the kept versions, the newest last, at most 1,000."""
         found = self.client.execute("XREVRANGE", self.keys.versions, "+", "-", "COUNT", _LISTED)
         return [self._described(entry) for entry in reversed(found)]
 
@@ -96,19 +96,21 @@ class Catalogue:
         """Return the steps to a version, and pin them for `PIN_S`.
 
         Args:
-            reader: Who asks.
-            have: Version of the state that it has, 0 for none.
-            wanted: The version, 0 for the newest if that is not `used`.
-            used: Version that it uses.
+            reader: Random id of the reader.
+            have: Version of the state that the reader has, 0 for none.
+            wanted: The version to reach; 0 for the newest, unless that is `used`.
+            used: Version that the reader uses.
         """
         used_ms = self._created_ms.get(used, 0)
         arguments = (reader, have, wanted, used, used_ms, PIN_S * 1000)
         steps = [self._step(*step) for step in self.run("weights/pin", *arguments)]
         if steps:
             last = steps[-1].described
-            self._led[last.version] = round(last.created_s * 1000)
-            if len(self._led) > _REMEMBERED:
-                self._led.pop(next(iter(self._led)), None)  # two threads may find the same
+            self._routed[last.version] = round(last.created_s * 1000)
+            if len(self._routed) > _REMEMBERED:
+                self._routed.pop(
+                    next(iter(self._routed)), None
+                )  # another thread may have removed it
         if any(step.manifest.spread for step in steps):
             self._settle(steps)
         return steps
@@ -119,17 +121,17 @@ class Catalogue:
         return scripts.run(self.client, scripts.load(script), keys, arguments, retry_s=retry_s)
 
     def _settle(self, steps: list[Step]) -> None:
-        """Make permanent what a publisher committed that died before it could."""
+        """Make keys permanent that a publisher committed before it died."""
         left = cluster_keys.unsettled(self.everywhere, self.keys)
         for step in steps:
             if step.manifest.version in left:
                 cluster_keys.settle(self.everywhere, self.keys, step.manifest)
 
     def decode(self, stored: bytes) -> Manifest:
-        """Return a manifest; a list of tensors that was in one before is not read again.
+        """Return a manifest; layouts that were decoded before are not decoded again.
 
         Raises:
-            DecodeError: It is damaged.
+            DecodeError: The manifest is damaged.
         """
         manifest = decode_manifest(stored, self._layouts)
         if manifest.layout is not None and manifest.layout_id not in self._layouts:
@@ -157,7 +159,9 @@ class Catalogue:
         fields = dict(zip(entry[1][::2], entry[1][1::2], strict=True))
         kind = fields.get(b"kind")
         if number is None or kind not in (b"full", b"delta", b"lora"):
-            raise DecodeError(f"weights {self.name!r}: {entry[0]!r:.40} is not a version's entry.")
+            raise DecodeError(
+                f"weights {self.name!r}: the stream entry {entry[0]!r:.40} is not a version."
+            )
         delta = fields.get(b"delta", b"")
         return WeightVersion(
             self.name,
@@ -173,7 +177,7 @@ class Catalogue:
 
 
 class Pin:
-    """Keeps what one fetch needs from being deleted, while it lasts."""
+    """Keeps the versions that one fetch needs from being deleted, until the end of its `with`."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
@@ -186,20 +190,22 @@ class Pin:
         try:
             self._catalogue.run("weights/hold", self.reader, 0, retry_s=0)
         except StoreError:
-            return  # it ends by itself
+            return  # the pin expires
 
     def route(self, *, have: int, wanted: int = 0, used: int = 0) -> list[Step]:
-        """Return the steps to a version, which are pinned from now on."""
+        """Return the steps to a version, and pin them."""
         return self._catalogue.route(self.reader, have=have, wanted=wanted, used=used)
 
     def renew(self) -> None:
-        """Go on holding."""
+        """Renew the pin."""
         self._catalogue.run("weights/hold", self.reader, PIN_S * 1000)
 
 
 def _whole(stored: object) -> int:
     if not isinstance(stored, bytes) or not stored.isdigit() or len(stored) > 16:
-        raise DecodeError(f"an entry of published weights holds {stored!r:.40}, not a number.")
+        raise DecodeError(
+            f"an entry of published weights holds {stored!r:.40} in place of a number."
+        )
     number = int(stored)
     if number > MAX_VERSION:
         raise DecodeError(f"an entry of published weights holds {number}, beyond 2**53 - 1.")

@@ -1,4 +1,4 @@
-"""From a state's bytes to a reader's tensors: which are wanted, and how they get there."""
+"""The tensors that a reader loads, and copying a state's bytes into them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from redrb.weights.wire.layout import Layout, Piece, TensorEntry
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """What a reader loads.
+    """The tensors that a reader loads weights into.
 
     Attributes:
-        targets: Its tensors, by name.
-        strict: Which names have to agree.
+        targets: The tensors, by name.
+        strict: Which names must be on both sides, see `Strict`.
     """
 
     targets: Mapping[str, TensorShard]
@@ -33,12 +33,12 @@ class LoadTarget:
         """Return the names to load.
 
         Raises:
-            WeightMismatch: They do not fit.
+            WeightMismatch: Names, shapes or dtypes do not fit.
         """
         return check_fits(layout, self.targets, strict=self.strict)
 
     def chunks(self, layout: Layout) -> frozenset[int]:
-        """Return the chunks that hold what is wanted.
+        """Return the chunks that hold bytes of the targets.
 
         Raises:
             WeightMismatch: Names, shapes or dtypes do not fit.
@@ -58,9 +58,9 @@ class LoadTarget:
         return frozenset(found)
 
     def live(self, layout: Layout) -> dict[str, Tensor]:
-        """Return tensors that a state can be in: whole, of its dtype, with elements together.
+        """Return the targets that can hold the state itself: whole, contiguous, of its dtype.
 
-        A cast would lose what a delta needs to be right: such tensors get a copy beside them.
+        A cast loses bits that a delta needs, so the state of other targets is kept beside them.
         """
         found: dict[str, Tensor] = {}
         entries = {entry.name: entry for entry in layout.tensors}
@@ -74,20 +74,22 @@ class LoadTarget:
         return found
 
     def load(self, state: State, *, adopt: bool = False) -> None:
-        """Set all tensors that the state is not in already; the caller holds the lock.
+        """Set all targets that do not hold the state already; the caller holds the lock.
 
         Args:
-            state: From where.
-            adopt: Put tensors into the state's memory, where they can be, instead of copying.
+            state: The state to load.
+            adopt: Move tensors into the state's memory instead of copying, if that is possible.
         """
         entries = {entry.name: entry for entry in state.layout.tensors}
         loaded = self.names(state.layout)
         for name in loaded:
             entry = entries[entries[name].alias or name]
             for piece in entry.pieces:
-                with torch.inference_mode(mode=False):  # else parameters would become of that kind
+                with torch.inference_mode(
+                    mode=False
+                ):  # inference tensors must not become parameters' data
                     value = state.value(entry, piece)
-                if adopt and _can_be(self.targets[name], value):
+                if adopt and _can_adopt(self.targets[name], value):
                     self.targets[name].tensor.data = value
                 elif not _same_memory(value, self.targets[name].tensor):
                     load_in_place(self.targets[name], value, piece.start)
@@ -95,7 +97,7 @@ class LoadTarget:
 
 
 def named_tensors(state: State) -> list[tuple[str, Tensor]]:
-    """Return all tensors of a state by name; those of one piece share its memory."""
+    """Return all tensors of a state by name; unsharded tensors share its memory."""
     whole: dict[str, Tensor] = {}
     for entry in state.layout.tensors:
         if entry.alias is not None:
@@ -122,23 +124,23 @@ def _is_whole(entry: TensorEntry) -> bool:
 
 
 def _rows(piece: Piece, target: TensorShard) -> range:
-    """Return which of the piece's first dimension holds something that the target has."""
+    """Return the rows of a piece, along its first dimension, that overlap the target."""
     if not piece.elements:
         return range(0)
     box = zip(piece.start, piece.shape, target.start, target.tensor.shape, strict=True)
     overlaps = [
-        range(max(first, own) - first, min(first + size, own + own_size) - first)
-        for first, size, own, own_size in box
+        range(max(first, target_first) - first, min(first + size, target_first + rows) - first)
+        for first, size, target_first, rows in box
     ]
     if not all(overlaps):
         return range(0)
     return overlaps[0] if overlaps else range(1)
 
 
-def _can_be(target: TensorShard, value: Tensor) -> bool:
-    """Return whether a target's elements may be a value's from now on.
+def _can_adopt(target: TensorShard, value: Tensor) -> bool:
+    """Whether a target may use a value's memory from now on.
 
-    Not where others have the same memory: processes, or the tensor that it is a part of.
+    It may not if other processes, or the tensor that it is a view of, use its present memory.
     """
     tensor: Any = target.tensor
     return bool(

@@ -1,4 +1,4 @@
-"""A reader's copy of the state: brought from version to version, and checked at each step."""
+"""A reader's copy of a state: updated step by step, and checked at each step."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import Blob, Delta, Manifest, hash_of
 
 _WINDOW_BYTES = 64 << 20
-"""Of a delta that are held at a time."""
+"""Bytes of a delta that are in memory at a time."""
 
 
 class Transfer:
-    """Fetches from Redis, and calls `renew` often enough meanwhile."""
+    """Fetches chunks and delta pieces from Redis, and renews the pin meanwhile."""
 
     def __init__(self, client: Client, keys: WeightKeys, renew: Callable[[], None]) -> None:
         self._client = client
@@ -31,7 +31,7 @@ class Transfer:
         self._renewed = time.monotonic()
 
     def chunks(self, manifest: Manifest, state: State, needed: Collection[int] | None) -> None:
-        """Fetch chunks of a whole state, each straight to where it belongs.
+        """Fetch the needed chunks of a whole state, each straight to its place.
 
         Raises:
             ChunkGoneError, WeightCorrupt, StoreError: As `chunks.fetch` does.
@@ -40,7 +40,7 @@ class Transfer:
         state.finish()
 
     def blob(self, manifest: Manifest, blob: Blob, delta: Delta, wanted: range) -> Bytes:
-        """Return the bytes `wanted` of a delta's blob."""
+        """Return the byte range `wanted` of a delta's blob."""
         size = manifest.chunk_bytes
         pieces = range(wanted.start // size, -(-wanted.stop // size))
         begin = pieces.start * size
@@ -87,17 +87,17 @@ class Transfer:
 
 
 class Replica:
-    """The state of one version in `state`, as far as its chunks are needed.
+    """The needed chunks of one version's state.
 
     Attributes:
         state: The bytes.
-        needed: Chunks that are kept up, None for all.
-        version: The version, 0 while it is none.
-        changes: How often something began to write to the state.
+        needed: Chunks that are kept up to date, None for all.
+        version: The version; 0 while the state holds none, or a mixture.
+        changes: How often a write to the state was begun.
     """
 
     def __init__(self, state: State, needed: Collection[int] | None) -> None:
-        """Make a replica of no version yet."""
+        """Begin without a version."""
         self.state = state
         self.needed = needed
         self.version = 0
@@ -107,17 +107,17 @@ class Replica:
 
     @property
     def layout(self) -> Layout:
-        """Places of its tensors."""
+        """Layout of the state."""
         return self.state.layout
 
     def follow(self, step: Step, transfer: Transfer) -> None:
-        """Go one step; when it fails, the replica is of no version any more.
+        """Go one step; if it fails, the replica has no version any more.
 
-        Only when Redis stays away before anything was changed it is still of the version before.
+        If Redis stays away before the first byte changed, it keeps the version before.
 
         Raises:
-            ChunkGoneError: Something was evicted meanwhile.
-            WeightCorrupt: Something does not match its checksum.
+            ChunkGoneError: A chunk was evicted meanwhile.
+            WeightCorrupt: A chunk does not match its checksum.
             StoreError: Redis stayed away.
         """
         try:
@@ -143,27 +143,29 @@ class Replica:
             self.state.finish()
 
     def adopt(self, manifest: Manifest) -> None:
-        """Note that the state is that of a version."""
+        """Note that the state is the one of `manifest`."""
         self.version = manifest.version
         self._layout_id = manifest.layout_id
         self._checksums = manifest.checksums
 
     def continue_from(self, other: Replica) -> None:
-        """Note that the state is what the other replica was."""
+        """Note that the state has the version of another replica."""
         self.version = other.version
         self._layout_id, self._checksums = other._layout_id, other._checksums
 
     def _check_same(self, manifest: Manifest) -> None:
         if (self.version, self._checksums) != (manifest.version, manifest.checksums):
-            raise WeightCorrupt(f"version {manifest.version} is another one than was loaded.")
+            raise WeightCorrupt(
+                f"version {manifest.version} is not the version of this number that was loaded."
+            )
 
     def _check_base(self, manifest: Manifest, delta: Delta) -> None:
-        # a server that was emptied counts versions anew: the hash tells one from the other
+        # an emptied server counts versions from 1 again: the hash distinguishes equal numbers
         fits = delta.base == self.version and delta.before == hash_of(self._checksums)
         layout = (manifest.layout_id, manifest.nbytes, manifest.chunk_bytes)
         if not fits or layout != (self._layout_id, self.layout.nbytes, self.layout.chunk_bytes):
             raise WeightCorrupt(
-                f"the delta to version {manifest.version} does not belong to what was loaded."
+                f"the delta to version {manifest.version} does not start from the loaded version."
             )
 
     def _change(self) -> None:
@@ -171,7 +173,7 @@ class Replica:
         self.changes += 1
 
     def _windows(self, delta: Delta, blob: Blob) -> Iterator[dict[int, range]]:
-        """Yield places of chunks in a blob, so many at a time that it need not be held whole."""
+        """Yield the byte ranges of chunks in a blob, in groups of bounded size."""
         places: dict[int, range] = {}
         first: int | None = None
         end = 0
@@ -203,8 +205,8 @@ class Replica:
             chunk = self.state.read(index)
             if checksum_of([chunk]) != self._checksums[index]:
                 raise WeightCorrupt(
-                    f"chunk {index} is not that of version {delta.base} any more: something else "
-                    "has changed it."
+                    f"chunk {index} is not that of version {delta.base} any more: other code has "
+                    "changed it."
                 )
             if not place:
                 if manifest.checksums[index] != self._checksums[index]:

@@ -1,4 +1,4 @@
-"""A reader's state in the host's shared memory: one fetches, the others read."""
+"""A state in the host's shared memory: one process fetches it, the others map it."""
 
 from __future__ import annotations
 
@@ -31,46 +31,47 @@ from redrb.weights.wire.manifest_codec import encode_manifest
 
 _log = logging.getLogger("redrb")
 
-_PATIENCE_S = 60.0
-"""How long another process may take with an update before this one does without it."""
+_LEADER_S = 60.0
+"""How long this process waits for another one's fetch before it fetches by itself."""
 
 _HEAD_START_S = 0.01
-"""For whoever has led before: to map a buffer for the first time takes as long as to fill it."""
+"""Delay for processes that never led: mapping a buffer for writing the first time takes as long as
+writer it, so a process that has led before should lead again."""
 
-_TIMES = 100
+_ATTEMPTS = 100
 
 
 class SharedCopy:
     """The state that all readers of these weights on this host share.
 
-    Whoever finds the newest version missing and nobody at work fetches it into the buffer that is
-    not the newest, by deltas from what that one or the newest has; the others wait for it. A
-    buffer that somebody still has is left to them, and made anew for the rest.
+    A reader that finds the newest version missing, and no leader, leads: it fetches the version
+    into the older buffer, by deltas if that buffer or the newer one has an earlier version. The
+    other readers wait. A buffer that readers still use is left to them, and a new file replaces it.
     """
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
         keys = catalogue.keys
         self._cache = HostCache(f"{catalogue.everywhere.where} {keys.prefix}")
-        self._own: PrivateCopy | None = None
+        self._private: PrivateCopy | None = None
         self._damaged = False
         self._used: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
     def current(
         self, pin: Pin, *, used: int, needed: Needed
     ) -> AbstractContextManager[FetchedVersion | None]:
-        """Return the newest version, if it is newer than `used`, while nobody writes over it."""
+        """Return the newest version unless it is `used`; nobody writes to it inside the `with`."""
         return self._current(pin, used, needed)
 
     def forget(self) -> None:
-        """Begin anew: what is shared may be damaged."""
+        """Treat the shared buffers as damaged, so that the next version is fetched in full."""
         self._damaged = True
-        if self._own is not None:
-            self._own.forget()
+        if self._private is not None:
+            self._private.forget()
 
     @contextmanager
     def _current(self, pin: Pin, used: int, needed: Needed) -> Iterator[FetchedVersion | None]:
-        for attempt in range(_TIMES):
+        for attempt in range(_ATTEMPTS):
             newest = self._catalogue.other_than(used)
             if newest is None:
                 yield None
@@ -81,10 +82,10 @@ class SharedCopy:
                 held.close()
             elif held is not None:
                 with held:
-                    # a version that was the newest when this began will do, if newer ones come
-                    # faster than they are fetched
-                    will_do = attempt > 1 and newest.kind != "lora"
-                    current = self._use(held, pin, used, needed, will_do=will_do)
+                    # if versions come faster than they are fetched, accept one that was the newest
+                    # when this call began
+                    accept_older = attempt > 1 and newest.kind != "lora"
+                    current = self._use(held, pin, used, needed, accept_older=accept_older)
                     if current is not None:
                         before = list(self._used)
                         self._used.add(held.mapped)
@@ -100,28 +101,28 @@ class SharedCopy:
                 if found is not None:
                     yield found
                     return
-            elif not self._cache.wait(_PATIENCE_S):
+            elif not self._cache.wait(_LEADER_S):
                 break
         _log.warning(
-            "weights %r: another process on this host did not come to an end with an update; this "
-            "one fetches it by itself",
+            "weights %r: another process on this host does not finish its fetch; this process "
+            "fetches the version by itself",
             self._catalogue.name,
         )
         with self._alone().current(pin, used=used, needed=needed) as current:
             yield current
 
     def _alone(self) -> PrivateCopy:
-        self._own = self._own or PrivateCopy(self._catalogue)
-        return self._own
+        self._private = self._private or PrivateCopy(self._catalogue)
+        return self._private
 
     def _use(
-        self, held: HeldBuffer, pin: Pin, used: int, needed: Needed, *, will_do: bool
+        self, held: HeldBuffer, pin: Pin, used: int, needed: Needed, *, accept_older: bool
     ) -> FetchedVersion | None:
-        """Return what is held if it is the newest version, or will do."""
+        """Return the held buffer's version if it is the newest, or may be used instead of it."""
         manifest = self._catalogue.decode(held.meta)
         steps = pin.route(have=manifest.version, used=used)
         states, adapter = split(steps)
-        if will_do and states and not adapter and not self._damaged:
+        if accept_older and states and not adapter and not self._damaged:
             entry = self._catalogue.entry(manifest.version)
             if entry is not None and not _is_at(manifest, states[-1]):
                 layout = _layout(manifest)
@@ -143,39 +144,39 @@ class SharedCopy:
     def _fill(
         self, lead: CacheLeader, pin: Pin, used: int, needed: Needed
     ) -> FetchedVersion | None:
-        """Bring a buffer to the newest version; return it only if there is no state to share."""
+        """Write the newest version into a buffer; return it only if it has no state to share."""
         steps = pin.route(have=0, used=used)
         states, adapter = split(steps)
-        if not states:  # an adapter for weights that were never published; or nothing is newer
+        if not states:  # an adapter without published base weights, or nothing newer
             return self._with(None, steps, adapter, pin) if steps else None
         layout = _layout(states[0].manifest)
         needed(layout)
         with ExitStack() as scope:
             base = self._base(lead, scope, states[-1].manifest)
             if base is not None and _is_at(self._catalogue.decode(base.meta), states[-1]):
-                return None  # another one has led since this one looked
-            filling = lead.buffer(layout.nbytes)
-            own, known = self._known(filling, base, layout)
+                return None  # another process has led meanwhile
+            writer = lead.buffer(layout.nbytes)
+            in_buffer, known = self._known(writer, base, layout)
             if known is not None:
                 states, _ = split(pin.route(have=known.version, used=used))
             if not states or (states[0].how == "full" and _layout(states[0].manifest) != layout):
-                return None  # another version has come since, or all are gone: begin anew
-            filling.begin()
-            replica = Replica(State(layout, memory=filling.data), None)
+                return None  # versions have changed meanwhile: try again
+            writer.begin()
+            replica = Replica(State(layout, memory=writer.data), None)
             if known is not None and states[0].how != "full":
-                if base is not None and not own:
-                    filling.data[:] = base.data
+                if base is not None and not in_buffer:
+                    writer.data[:] = base.data
                 replica.adopt(known)
             transfer = Transfer(self._catalogue.everywhere, self._catalogue.keys, pin.renew)
             for step in states:
                 replica.follow(step, transfer)
             self._damaged = False
             last = states[-1].manifest
-            filling.commit(last.version, _meta(last, layout))
+            writer.commit(last.version, _meta(last, layout))
         return None
 
     def _base(self, lead: CacheLeader, scope: ExitStack, newest: Manifest) -> HeldBuffer | None:
-        """Return the newest buffer if it may be of use, after forgetting those of other times."""
+        """Return the newest buffer if a delta can start from it; forget outdated buffers."""
         while (held := self._cache.newest()) is not None:
             manifest = self._catalogue.decode(held.meta)
             another = manifest.version == newest.version and manifest.checksums != newest.checksums
@@ -186,21 +187,21 @@ class SharedCopy:
         return None
 
     def _known(
-        self, filling: BufferWriter, base: HeldBuffer | None, layout: Layout
+        self, writer: BufferWriter, base: HeldBuffer | None, layout: Layout
     ) -> tuple[bool, Manifest | None]:
-        """Return the version that the next one can be made of: the buffer's own, or the newest."""
-        own = self._catalogue.decode(filling.meta) if filling.version else None
-        if own is not None and own.layout == layout and not self._damaged:
-            return True, own
+        """Return the version that deltas can start from, and whether it is in the buffer itself."""
+        in_buffer = self._catalogue.decode(writer.meta) if writer.version else None
+        if in_buffer is not None and in_buffer.layout == layout and not self._damaged:
+            return True, in_buffer
         newer = self._catalogue.decode(base.meta) if base is not None else None
         return False, newer if newer is not None and newer.layout == layout else None
 
 
 def _retire(used: list[mmap.mmap]) -> None:
-    """Unmap, in a thread, what nobody has an array of any more.
+    """Unmap old buffers in a thread, if no array uses them.
 
-    That takes 0.03 s a GB, and would be done where the last tensor leaves it: while the tensors'
-    lock is held.
+    Unmapping takes 0.03 s a GB, and would otherwise happen when the last tensor leaves the buffer,
+    while the tensors' lock is held.
     """
     if used:
         threading.Thread(target=_unmap, args=(used,), name="redrb-unmap", daemon=True).start()
@@ -208,7 +209,7 @@ def _retire(used: list[mmap.mmap]) -> None:
 
 def _unmap(used: list[mmap.mmap]) -> None:
     while used:
-        with suppress(BufferError):  # who has an array of it still, unmaps it with that
+        with suppress(BufferError):  # an array still uses it, and unmaps it when it is freed
             used.pop().close()
 
 
@@ -224,7 +225,7 @@ def _layout(manifest: Manifest) -> Layout:
 
 
 def _meta(manifest: Manifest, layout: Layout) -> bytes:
-    """Return the manifest of a state that is whole, whatever led to it."""
+    """Return the manifest of the whole state in a buffer, in the form that buffers keep."""
     whole = replace(
         manifest,
         kind="full",

@@ -1,4 +1,4 @@
-"""Where a reader keeps the state: in memory of its own, or in the live tensors themselves."""
+"""Copies of a state that a reader keeps: in private memory, or in the live tensors themselves."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import WeightVersion
 
 Needed = Callable[[Layout], Collection[int] | None]
-"""Says which chunks of a layout are needed, None for all, or raises WeightMismatch."""
+"""Returns the chunks of a layout that are needed, None for all, or raises WeightMismatch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """LoRA that was fetched: `<layer>.lora_A`, `<layer>.lora_B`, and settings by layer."""
+    """A fetched LoRA adapter: `<layer>.lora_A` and `<layer>.lora_B` by name, settings by layer."""
 
     tensors: dict[str, Tensor]
     configs: dict[str, LoraConfig]
@@ -33,14 +33,14 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class FetchedVersion:
-    """The newest version, fetched.
+    """A version that was fetched and checked.
 
     Attributes:
-        described: The version.
-        state: Its state; None where it is an adapter for weights that were never published.
-        adapter: The adapter that belongs on top, if it is one.
-        shared: Its memory is the host's, and stays as it is as long as a tensor has it: tensors may
-            be put there instead of copied to.
+        described: The version as users see it.
+        state: Its state; None for an adapter whose base was never published.
+        adapter: The adapter that belongs on top of the state, if the version is one.
+        shared: Whether the state is in the host's shared memory, which nobody writes to while a
+            tensor uses it: tensors may use that memory instead of being copied to.
     """
 
     described: WeightVersion
@@ -50,19 +50,19 @@ class FetchedVersion:
 
 
 class StateCopy(Protocol):
-    """Keeps a state from version to version."""
+    """A copy of the state that is updated from version to version."""
 
     def current(
         self, pin: Pin, *, used: int, needed: Needed
     ) -> AbstractContextManager[FetchedVersion | None]:
-        """Fetch the newest version, if it is newer than `used`; it stays as it is meanwhile."""
+        """Fetch the newest version unless it is `used`; it does not change inside the `with`."""
 
     def forget(self) -> None:
-        """Begin anew: something was wrong with it."""
+        """Drop the content, because it is damaged: the next version is fetched in full."""
 
 
 class _FetchedCopy(ABC):
-    """Follows versions with a replica of its own."""
+    """A copy that follows versions with a private replica."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
@@ -71,18 +71,18 @@ class _FetchedCopy(ABC):
     def current(
         self, pin: Pin, *, used: int, needed: Needed
     ) -> AbstractContextManager[FetchedVersion | None]:
-        """Fetch the newest version, if it is newer than `used`."""
+        """Fetch the newest version unless it is `used`."""
         have = self._replica.version if self._replica is not None else 0
         steps = pin.route(have=have, used=used)
         return nullcontext(self.follow(pin, steps, needed) if steps else None)
 
     def forget(self) -> None:
-        """Begin anew, in the same memory if it fits."""
+        """Drop the content; the memory is used again if the layout fits."""
         if self._replica is not None:
             self._replica.version = 0
 
     def follow(self, pin: Pin, steps: Sequence[Step], needed: Needed) -> FetchedVersion:
-        """Fetch what the steps lead to."""
+        """Fetch the version that the steps lead to."""
         transfer = Transfer(self._catalogue.everywhere, self._catalogue.keys, pin.renew)
         states, adapter = split(steps)
         state = None
@@ -97,11 +97,11 @@ class _FetchedCopy(ABC):
 
     @abstractmethod
     def _fitting(self, layout: Layout, needed: Collection[int] | None) -> Replica:
-        """Return a replica for a layout: the one there is, if it has what is needed."""
+        """Return a replica for a layout: the present one if it has the needed chunks."""
 
 
 class PrivateCopy(_FetchedCopy):
-    """A state in memory of this reader."""
+    """A state in private memory."""
 
     def _fitting(self, layout: Layout, needed: Collection[int] | None) -> Replica:
         old = self._replica
@@ -109,13 +109,13 @@ class PrivateCopy(_FetchedCopy):
             return Replica(State(layout), needed)
         if old.needed is None or (needed is not None and set(needed) <= set(old.needed)):
             return old
-        if old.version:  # all of it comes anew: what it has not is not known to be of its version
-            raise WeightCorrupt("more tensors are wanted than before.")
+        if old.version:  # the chunks that it lacks are not known to be of its version
+            raise WeightCorrupt("more chunks are needed than before: all are fetched.")
         return Replica(old.state, needed)
 
 
 class InPlaceCopy(_FetchedCopy):
-    """A state in the live tensors themselves, as far as it can be; the caller holds their lock."""
+    """A state in the live tensors themselves, if they can hold it; the caller holds their lock."""
 
     def __init__(self, catalogue: Catalogue, selection: LoadTarget) -> None:
         super().__init__(catalogue)
@@ -128,7 +128,7 @@ class InPlaceCopy(_FetchedCopy):
         return self._replica is not None and self._replica.changes != self._settled
 
     def settle(self) -> None:
-        """Note that the live tensors hold what they should."""
+        """Note that the live tensors hold one whole version."""
         self._settled = self._replica.changes if self._replica is not None else 0
 
     @property
@@ -137,10 +137,10 @@ class InPlaceCopy(_FetchedCopy):
         return self._replica is not None
 
     def follow(self, pin: Pin, steps: Sequence[Step], needed: Needed) -> FetchedVersion:
-        """Fetch what the steps lead to.
+        """Fetch the version that the steps lead to.
 
         Raises:
-            ConfigError: It is an adapter for weights that were published; nothing was changed.
+            ConfigError: It is an adapter for published weights; nothing was changed.
         """
         if len(steps) > 1 and steps[-1].how == "lora":
             raise ConfigError(
@@ -151,7 +151,7 @@ class InPlaceCopy(_FetchedCopy):
 
     def _fitting(self, layout: Layout, needed: Collection[int] | None) -> Replica:
         old = self._replica if self._replica and self._replica.layout == layout else None
-        # tensors are looked up each time: a model may have got others meanwhile
+        # looked up each time, since the model may have new tensors
         live = self.selection.live(layout)
         replica = Replica(State(layout, live, memory=old.state.memory if old else None), needed)
         replica.changes = self._replica.changes if self._replica else 0
@@ -161,7 +161,7 @@ class InPlaceCopy(_FetchedCopy):
 
 
 def split(steps: Sequence[Step]) -> tuple[list[Step], Step | None]:
-    """Return the steps to a state, and the adapter that belongs on top of it."""
+    """Return the steps to a state, and the step to the adapter on top of it, if there is one."""
     adapter = steps[-1] if steps and steps[-1].how == "lora" else None
     return [step for step in steps if step is not adapter], adapter
 
@@ -170,7 +170,7 @@ def layout_of(states: Sequence[Step], replica: Replica | None) -> Layout:
     """Return the layout of the state that steps lead to.
 
     Raises:
-        WeightCorrupt: It is told by a version that the reader has not.
+        WeightCorrupt: The reader does not have the version whose layout the first delta uses.
     """
     layout = states[0].manifest.layout if states[0].how != "delta" else None
     if layout is None and replica is not None:
@@ -184,7 +184,7 @@ def fetch_adapter(step: Step, transfer: Transfer) -> Adapter:
     """Return an adapter.
 
     Raises:
-        DecodeError: Its settings are damaged.
+        DecodeError: The adapter's settings are damaged.
     """
     manifest = step.manifest
     configs = configs_from_wire(manifest.adapter)

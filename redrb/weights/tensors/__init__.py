@@ -1,1 +1,1 @@
-"""Between models and bytes: tensors by name, their layout, their bytes without a copy."""
+"""Tensors between models and bytes: by name, laid out, checked, copied, or used in place."""

@@ -1,4 +1,4 @@
-"""Bytes into and out of tensors, without a copy where they lie together."""
+"""Bytes of tensors without a copy, and copies of values into live tensors."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from redrb.weights.wire.delta import Bytes
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """Return a tensor whose elements lie together; itself if they do."""
+    """Return a contiguous tensor; the same tensor if it is contiguous."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def flat_view(tensor: Tensor) -> Bytes:
-    """Return the bytes of a contiguous CPU tensor, not a copy of them."""
+    """Return a view of the bytes of a contiguous CPU tensor."""
     view: Bytes = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return view
 
 
 def load_in_place(target: TensorShard, value: Tensor, start: tuple[int, ...]) -> None:
-    """Copy what a box of values has of a target's elements; `check_fits` was asked before.
+    """Copy the elements that a box of values and a target share; `check_fits` was called before.
 
     Args:
-        target: All of a tensor or a shard of it.
+        target: A whole tensor or a shard.
         value: A box of the same tensor, on the CPU.
-        start: Index of its first element in the whole tensor.
+        start: Index of the box's first element in the whole tensor.
     """
     live = target.tensor
     with torch.inference_mode(live.is_inference()), torch.no_grad():
@@ -38,17 +38,18 @@ def load_in_place(target: TensorShard, value: Tensor, start: tuple[int, ...]) ->
             return
         ends = zip(start, value.shape, target.start, live.shape, strict=True)
         into, out = [], []
-        for first, size, own_first, own_size in ends:
-            low, high = max(first, own_first), min(first + size, own_first + own_size)
+        for first, size, target_first, target_size in ends:
+            low = max(first, target_first)
+            high = min(first + size, target_first + target_size)
             if low >= high:
                 return
-            into.append(slice(low - own_first, high - own_first))
+            into.append(slice(low - target_first, high - target_first))
             out.append(slice(low - first, high - first))
         live[tuple(into)].copy_(value[tuple(out)])
 
 
 def synchronize(targets: Iterable[TensorShard]) -> None:
-    """Wait for copies to accelerators: casts are still under way there."""
+    """Wait for copies and casts that are under way on accelerators."""
     for device in {target.tensor.device for target in targets}:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
@@ -59,7 +60,7 @@ def _copy(value: Tensor, target: Tensor) -> None:
     if target.device.type != "cpu" or target.dtype != value.dtype or not ordinary:
         target.copy_(value)
         return
-    # where cores are busy, the barrier of torch's threads takes 20 times as long as the copy
+    # not copy_: on busy cores the barrier of torch's threads takes 20 times as long as the copy
     flat_view(target)[:] = flat_view(value)
     if not target.is_inference():
         increment_version(target)

@@ -1,4 +1,4 @@
-"""Dtypes of the wire and torch's: by name, and which are cast into each other."""
+"""Names of torch's dtypes on the wire, and the dtypes that are cast into each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from redrb.errors import ConfigError, WeightError
 from redrb.weights.wire.layout import ITEM_BYTES, TensorEntry
 
-# some of float8 and float4 came with later versions of torch
+# older versions of torch lack some of float8 and float4
 DTYPE_NAMES: dict[torch.dtype, str] = {
     getattr(torch, name): name for name in ITEM_BYTES if hasattr(torch, name)
 }
@@ -16,30 +16,30 @@ CASTABLE = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
 def published_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """Return the dtype to which tensors are cast before they are published.
+    """Return the dtype that tensors are cast to before they are published.
 
     Args:
-        dtype: torch's, or its name.
+        dtype: A torch.dtype or its name; None for no cast.
 
     Raises:
-        ConfigError: It is not a floating-point dtype.
+        ConfigError: `dtype` is not float16, bfloat16, float32 or float64.
     """
     if dtype is None:
         return None
     name = DTYPE_NAMES.get(dtype) if isinstance(dtype, torch.dtype) else dtype
     if not isinstance(name, str) or name not in CASTABLE:
-        raise ConfigError(
-            f"dtype={dtype!r}: floating-point tensors are cast to {sorted(CASTABLE)}."
-        )
+        raise ConfigError(f"dtype={dtype!r}: give one of {sorted(CASTABLE)}.")
     return _DTYPES[name]
 
 
 def dtype_of(entry: TensorEntry) -> torch.dtype:
-    """Return torch's dtype of a tensor.
+    """Return the torch.dtype of a published tensor.
 
     Raises:
-        WeightError: This torch does not know it.
+        WeightError: This version of torch does not have it.
     """
     if entry.dtype not in _DTYPES:
-        raise WeightError(f"{entry.name!r} is {entry.dtype}: this version of torch has none.")
+        raise WeightError(
+            f"{entry.name!r} is {entry.dtype}, which this version of torch does not have."
+        )
     return _DTYPES[entry.dtype]

@@ -1,4 +1,4 @@
-"""Whether published tensors fit a reader's: names, shapes, dtypes."""
+"""Whether published tensors fit a reader's target: names, shapes, dtypes."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from redrb.weights.tensors.shard import TensorShard, is_dtensor, local_shard
 from redrb.weights.wire.layout import Layout, TensorEntry
 
 Strict: TypeAlias = bool | Literal["model"]
-"""What names must agree: on both sides, on none, or all of the model's must be published."""
+"""Names that must agree: True, all of both sides; "model", all of the model. False loads the names
+that both sides have."""
 
 _TARGETS = "give a module, several by name, or a dict of tensors"
 
 
 def checked_strict(strict: object) -> Strict:
-    """Return `strict` as it is.
+    """Return `strict` after checking it.
 
     Raises:
-        ConfigError: It is none of its three values.
+        ConfigError: It is not True, False or "model".
     """
     if strict is True or strict is False:
         return strict
     if isinstance(strict, str) and strict == "model":
         return "model"
-    raise ConfigError(f'strict={strict!r:.40}: it is True, False or "model".')
+    raise ConfigError(f'strict={strict!r:.40}: give True, False or "model".')
 
 
 def target_shards(target: Target) -> dict[str, TensorShard]:
     """Return the live tensors of a model, of several, or of a dict of tensors.
 
     Raises:
-        ConfigError: It is none of these, or without tensors.
-        EncodeError: Two names of a wrapped module are one without the wrappers.
+        ConfigError: The target is none of these, or has no tensors.
+        EncodeError: Two names of a wrapped module are equal without the wrappers' parts.
     """
     if not isinstance(target, nn.Module | Mapping):
         raise ConfigError(f"cannot load weights into {describe_type(target)}: {_TARGETS}.")
@@ -63,14 +64,14 @@ def target_shards(target: Target) -> dict[str, TensorShard]:
 
 
 def check_fits(layout: Layout, targets: Mapping[str, TensorShard], *, strict: Strict) -> list[str]:
-    """Return the names to load, after checking that every one of them can be.
+    """Return the names to load, after checking that each of them can be loaded.
 
-    float16, bfloat16, float32 and float64 are cast into each other; every other dtype, and every
-    shape, must be equal.
+    float16, bfloat16, float32 and float64 are cast into each other; other dtypes, and all shapes,
+    must be equal.
 
     Raises:
-        ConfigError: `strict` is none of its values.
-        WeightMismatch: With all that is missing, unexpected and different.
+        ConfigError: `strict` is not True, False or "model".
+        WeightMismatch: The message lists missing, unexpected and different tensors.
     """
     checked_strict(strict)
     entries = {entry.name: entry for entry in layout.tensors}
@@ -82,23 +83,23 @@ def check_fits(layout: Layout, targets: Mapping[str, TensorShard], *, strict: St
         problems["published but not in the model"] = [n for n in entries if n not in targets]
     if not strict and not common:
         problems["no name in common; published"] = list(entries)
-    differences = {name: _difference(entries[name], targets[name]) for name in common}
-    differing = {name: found for name, found in differences.items() if found}
-    problems["different"] = [f"{name} ({found})" for name, found in differing.items()]
-    told = "; ".join(f"{what}: {listed(names)}" for what, names in problems.items() if names)
-    if told:
+    reasons = {name: _difference(entries[name], targets[name]) for name in common}
+    differing = {name: reason for name, reason in reasons.items() if reason}
+    problems["different"] = [f"{name} ({reason})" for name, reason in differing.items()]
+    found = "; ".join(f"{kind}: {listed(names)}" for kind, names in problems.items() if names)
+    if found:
         on_meta = {name for name, target in targets.items() if target.tensor.is_meta}
         advice = advice_for(
             entries, targets, strict=strict, on_meta=on_meta, differing=differing.keys() - on_meta
         )
         raise WeightMismatch(
-            f"these weights do not fit the model: {told}. Nothing was loaded. {advice}"
+            f"these weights do not fit the model: {found}. Nothing was loaded. {advice}"
         )
     return common
 
 
 def _difference(entry: TensorEntry, shard: TensorShard) -> str:
-    """Return why a published tensor cannot be loaded into `shard`, or nothing."""
+    """Return why a published tensor cannot be loaded into `shard`, "" if it can."""
     target = shard.tensor
     dtype = DTYPE_NAMES.get(target.dtype, str(target.dtype))
     if entry.shape != shard.shape or (
@@ -109,5 +110,5 @@ def _difference(entry: TensorEntry, shard: TensorShard) -> str:
         return f"the model's is {'on the meta device' if target.is_meta else 'sparse'}"
     steps = zip(target.shape, target.stride(), strict=True)
     if any(size > 1 and step == 0 for size, step in steps):
-        return "the model's is expanded: several elements share one place"
+        return "the model's is expanded: several elements share memory"
     return ""

@@ -1,4 +1,4 @@
-"""Tensors by name, of modules, state dicts and pairs."""
+"""The tensors of modules, state dicts and pairs, by name."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NAMED = "give the module, its state dict, or named_parameters()"
 
 
 def module_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and persistent buffers of a module: the live ones, not copies.
+    """Return the live parameters and persistent buffers of a module, not copies.
 
-    A wrapped one (`torch.compile`, `DistributedDataParallel` ...) has the names of the plain one.
+    A wrapped module (`torch.compile`, `DistributedDataParallel` ...) has the plain module's names.
 
     Raises:
-        EncodeError: Two names are one without the wrappers.
+        EncodeError: Two names are equal without the wrappers' parts.
     """
     module = unwrapped(module)
     live = {id(tensor) for tensor in module.parameters()}
@@ -41,7 +41,7 @@ def module_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def models_tensors(models: Models) -> dict[str, Tensor]:
-    """Return the live tensors of a module; of several, with their models' names before theirs."""
+    """Return the live tensors of a module, or of several, named `<model>.<tensor>`."""
     if isinstance(models, nn.Module):
         return module_tensors(models)
     return {
@@ -65,7 +65,11 @@ def named_values(state: StateLike) -> Iterator[tuple[Any, Any]]:
 
 
 def _pairs(state: Any) -> Iterator[tuple[Any, Any]]:
-    """Give what should be pairs of a name and a tensor."""
+    """Yield pairs of a name and a value from any other iterable.
+
+    Raises:
+        EncodeError: An item is no pair.
+    """
     if isinstance(state, Tensor | str | bytes) or not isinstance(state, Iterable):
         raise EncodeError(f"cannot publish {describe_type(state)}: {_STATES}.")
     for pair in state:

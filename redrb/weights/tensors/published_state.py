@@ -1,4 +1,4 @@
-"""The tensors to publish: checked, and given their places in a version."""
+"""The tensors of a version to publish: checked, and laid out in chunks."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from redrb.weights.wire.manifest import MAX_NAME_LENGTH, MAX_TENSORS
 
 
 def state_shards(state: StateLike) -> dict[str, TensorShard]:
-    """Return what is to be published, checked; of a `DTensor` what this rank has of it.
+    """Return the checked tensors of a state; of a `DTensor`, this rank's part.
 
     Raises:
-        EncodeError: Something in it cannot be published.
+        EncodeError: A value cannot be published.
     """
     shards: dict[str, TensorShard] = {}
     names = 0
     for name, value in named_values(state):
         if name in shards:
-            raise EncodeError(f"tensor {name!r} comes twice.")
+            raise EncodeError(f"the state has two tensors named {name!r}.")
         _check_name(name)
         names += 1
         shard = value if isinstance(value, TensorShard) else _shard_of(name, value)
-        if shard is None:  # another rank has the same
+        if shard is None:  # another rank publishes it
             continue
         _check_publishable(name, shard.tensor)
         shards[name] = shard
@@ -42,12 +42,12 @@ def state_shards(state: StateLike) -> dict[str, TensorShard]:
 def lay_out(
     shards: Mapping[str, TensorShard], chunk_bytes: int, cast: torch.dtype | None = None
 ) -> Layout:
-    """Give each tensor its place; tied ones (the same memory, read the same way) share one.
+    """Give each tensor its place; tied tensors (the same view of one memory) share one.
 
     Args:
         shards: From `state_shards`.
         chunk_bytes: Bytes of a chunk.
-        cast: Dtype of floating-point tensors in the state; default: their own.
+        cast: Dtype that floating-point tensors are published as; default: their present dtype.
     """
     entries: list[TensorEntry] = []
     owners: dict[tuple[object, ...], TensorEntry] = {}
@@ -91,7 +91,7 @@ def _check_name(name: object) -> None:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH:
         raise EncodeError(f"{name!r:.80} is not a tensor's name: 1 to {MAX_NAME_LENGTH} letters.")
     if name.encode(errors="ignore").decode() != name:
-        raise EncodeError(f"{name!r:.80} is not a tensor's name: UTF-8 cannot hold it.")
+        raise EncodeError(f"{name!r:.80} is not a tensor's name: it is not valid in UTF-8.")
 
 
 def _check_publishable(name: str, tensor: Tensor) -> None:

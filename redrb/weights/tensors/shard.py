@@ -1,4 +1,4 @@
-"""A box of a larger tensor: the part that one rank has."""
+"""`TensorShard`: a box of a larger tensor, such as one rank's part."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from redrb.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorShard:
-    """A box of a larger tensor: what one rank has of it.
+    """A box of a larger tensor: the part that one rank has.
 
-    `DTensor`s are understood by themselves; this is for shards that are plain tensors.
+    `DTensor`s need no `TensorShard`; it is for shards that are plain tensors.
 
     Args:
-        tensor: The elements `start` to `start + tensor.shape`.
-        shape: Of the whole tensor.
-        start: Index of the first element.
+        tensor: The elements from `start` to `start + tensor.shape`.
+        shape: Shape of the whole tensor.
+        start: Index of the first element in the whole tensor.
 
     Raises:
-        ConfigError: It is no tensor, or the box is not inside.
+        ConfigError: `tensor` is not a tensor, or the box is not inside of `shape`.
     """
 
     tensor: Tensor
@@ -31,7 +31,7 @@ class TensorShard:
 
     def __post_init__(self) -> None:
         if not isinstance(self.tensor, Tensor):
-            raise ConfigError(f"a shard of a {type(self.tensor).__name__}: give it a tensor.")
+            raise ConfigError(f"TensorShard of a {type(self.tensor).__name__}: give it a tensor.")
         sizes = tuple(self.tensor.shape)
         fits = len(sizes) == len(self.start) == len(self.shape) and all(
             at >= 0 and at + size <= whole
@@ -45,12 +45,12 @@ class TensorShard:
 
     @classmethod
     def whole(cls, tensor: Tensor) -> TensorShard:
-        """Return all of a tensor."""
+        """Return the shard that is the whole tensor."""
         return cls(tensor, tuple(tensor.shape), (0,) * tensor.dim())
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is all of the tensor."""
+        """Whether the shard is the whole tensor."""
         return tuple(self.tensor.shape) == self.shape
 
 

@@ -1,4 +1,4 @@
-"""The bytes of a state, chunk by chunk, wherever its tensors are."""
+"""The bytes of a state, chunk by chunk, in live tensors or in private memory."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from redrb.weights.wire.layout import Layout, Piece, Span, TensorEntry, runs_of
 
 
 class State:
-    """Reads and writes a state's chunks in live tensors, in memory of its own, or in both.
+    """Reads and writes a state's chunks in live tensors, in private memory, or in both.
 
-    Live tensors may have another dtype than the state (float16, bfloat16, float32 and float64 are
-    cast on the way) and be on any device; chunks of those in CPU memory are views where no cast is
-    needed. What is not live is in one block of memory, at the place that the layout gives it: pages
-    of it that nobody writes take no room.
+    Live tensors may be on any device and have another dtype than the state: float16, bfloat16,
+    float32 and float64 are cast. Chunks of live tensors on the CPU are views if no cast is needed.
+    All other tensors are in one block of memory, at the places of the layout; pages of it that
+    nobody writes to use no memory.
 
     Attributes:
         layout: Places of all tensors.
-        memory: What is not live, None where all is.
+        memory: The block for tensors that are not live, None if all are live.
     """
 
     def __init__(
@@ -37,15 +37,15 @@ class State:
         *,
         memory: Bytes | None = None,
     ) -> None:
-        """Make a state over tensors.
+        """Combine live tensors and memory into a state.
 
         Args:
             layout: Places of all tensors.
-            live: Contiguous tensors by name, each in one piece; of tied ones the first.
-            memory: For those that are not live, `layout.nbytes` bytes; default: new.
+            live: Whole contiguous tensors by name; of tied tensors the first.
+            memory: `layout.nbytes` bytes for tensors that are not live; default: new memory.
 
         Raises:
-            WeightError: There is no memory for it.
+            WeightError: There is not enough memory.
         """
         self.layout = layout
         self._spans = layout.spans()
@@ -68,7 +68,7 @@ class State:
         self._written: set[int] = set()
 
     def segments(self, index: int) -> list[Bytes] | None:
-        """Return memory that makes up a chunk, in order; None where there is none, for a cast."""
+        """Return the parts of memory that make up a chunk; None if a cast is needed."""
         spans = self._spans[index]
         size = self.layout.size(index)
         if self.memory is not None and not any(span.piece in self._live for span in spans):
@@ -88,15 +88,15 @@ class State:
         return found
 
     def read(self, index: int, scratch: Bytes | None = None) -> Bytes:
-        """Return the bytes of a chunk: a view where they lie together, else in `scratch`.
+        """Return the bytes of a chunk: a view if they are contiguous, else a copy in `scratch`.
 
-        Without `scratch` they are in memory that this thread's next call uses again.
+        Without `scratch` the copy is in memory that the next call of this thread overwrites.
         """
         segments = self.segments(index)
         if segments is not None and len(segments) == 1:
             return segments[0]
         if scratch is None:
-            scratch = self._own_scratch()
+            scratch = self._thread_scratch()
         chunk = scratch[: self.layout.size(index)]
         end = 0
         for span in self._spans[index]:
@@ -107,13 +107,13 @@ class State:
         return chunk
 
     def write(self, index: int, data: Bytes) -> None:
-        """Set the bytes of a chunk; `data` may be what `read` returned."""
+        """Set the bytes of a chunk; `data` may be the view that `read` returned."""
         for span in self._spans[index]:
             part = data[span.in_chunk : span.in_chunk + span.nbytes]
             if span.piece not in self._live or span.piece in self._plain:
-                own = self._bytes(index, span)
-                if own.ctypes.data != part.ctypes.data:
-                    own[:] = part
+                place = self._bytes(index, span)
+                if place.ctypes.data != part.ctypes.data:
+                    place[:] = part
             else:
                 entry, _ = self._pieces[span.piece]
                 begin, end = _elements(span, entry)
@@ -124,16 +124,16 @@ class State:
         self.touched(index)
 
     def touched(self, index: int) -> None:
-        """Note that a chunk's segments were written."""
+        """Note that the caller has written to a chunk's segments."""
         self._written.update(span.piece for span in self._spans[index])
 
     def finish(self) -> None:
-        """Let autograd know which live tensors were written."""
+        """Tell autograd which live tensors were written; wait for casts on accelerators."""
         for number in self._written & self._live.keys():
             tensor = self._live[number]
             if not tensor.is_inference():
                 increment_version(tensor)
-            if tensor.device.type == "cuda":  # casts are still under way there
+            if tensor.device.type == "cuda":  # casts may be under way
                 torch.cuda.current_stream(tensor.device).synchronize()
         self._written.clear()
 
@@ -146,13 +146,13 @@ class State:
         if not piece.elements:
             return torch.empty(piece.shape, dtype=dtype_of(entry))
         if self.memory is None:
-            raise WeightError("this state has no memory of its own.")
+            raise WeightError("this state has no memory beside its live tensors.")
         nbytes = piece.elements * entry.item_bytes
         flat = torch.from_numpy(self.memory[piece.offset : piece.offset + nbytes])
         return flat.view(dtype_of(entry)).reshape(piece.shape)
 
     def runs(self, index: int) -> list[Run]:
-        """Return where in a chunk items of one width follow each other."""
+        """Return the runs of items of equal width in a chunk."""
         return runs_of(self._spans[index])
 
     def _bytes(self, index: int, span: Span) -> Bytes:
@@ -165,11 +165,11 @@ class State:
             begin, end = _elements(span, entry)
             return flat_view(live[begin:end].to(dtype_of(entry)).cpu())
         if self.memory is None:
-            raise WeightError("this state has no memory of its own.")
+            raise WeightError("this state has no memory beside its live tensors.")
         begin = index * self.layout.chunk_bytes + span.in_chunk
         return self.memory[begin : begin + span.nbytes]
 
-    def _own_scratch(self) -> Bytes:
+    def _thread_scratch(self) -> Bytes:
         found: Bytes | None = getattr(self._scratch, "chunk", None)
         if found is None:
             found = self._scratch.chunk = np.empty(self.layout.chunk_bytes, np.uint8)
@@ -177,12 +177,12 @@ class State:
 
 
 def _elements(span: Span, entry: TensorEntry) -> tuple[int, int]:
-    """Return which elements of its piece a span holds."""
+    """Return the range of elements of its piece that a span holds."""
     return span.in_piece // entry.item_bytes, (span.in_piece + span.nbytes) // entry.item_bytes
 
 
 def _allocate(nbytes: int) -> Bytes:
     try:
-        return np.zeros(nbytes, np.uint8)  # of the system: pages take room when they are written
+        return np.zeros(nbytes, np.uint8)  # zeros, not empty: pages use memory only after a write
     except MemoryError as error:
-        raise WeightError(f"no memory for weights of {nbytes} bytes.") from error
+        raise WeightError(f"not enough memory for weights of {nbytes} bytes.") from error

@@ -1,1 +1,1 @@
-"""What lies in Redis: manifests, chunks, deltas."""
+"""Published weights as they are stored in Redis: manifests, chunks, deltas."""

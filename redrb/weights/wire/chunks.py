@@ -1,4 +1,4 @@
-"""Chunks on the wire: sent as pieces of live memory, received into live memory, and checked."""
+"""Chunks on the wire: sent from live memory, received into live memory, and checked."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from redrb.weights.wire.delta import Bytes
 T = TypeVar("T")
 
 BATCH = 16
-"""Chunks between two looks at the replies; each batch has the client's whole time for retries."""
+"""Chunks that are sent before their replies are read; each batch is retried by itself."""
 
-_IN_FLIGHT = 3  # replies of one connection that are under way; more of them gain nothing
-_PIECE = 512 << 10  # is hashed, then sent while it is in the cache
-_SMALL = 64 << 10  # pieces below are joined: a system call costs more than the copy
+_IN_FLIGHT = 3  # requests before the first reply is read; more of them gain nothing
+_PIECE = 512 << 10  # bytes that are hashed, then sent while they are in the processor's cache
+_SMALL = 64 << 10  # smaller segments are joined: a system call costs more than the copy
 _CRLF = b"\r\n"
 
 
 class ChunkGoneError(WeightError):
-    """A chunk was evicted while it was fetched."""
+    """A chunk was deleted or evicted while it was fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Outgoing:
     Attributes:
         key: Its key.
         segments: Its bytes; they must not change until `stage` returns.
-        seen: Called with each part of it just before that is sent the first time, in order: what
-            hashes it finds it in memory, and leaves it in the cache for the socket.
+        seen: Called with each part, in order, just before it is sent for the first time. A hash
+            computed here leaves the bytes in the processor's cache for the socket.
     """
 
     key: str
@@ -58,9 +58,9 @@ class Incoming:
 
     Attributes:
         key: Its key.
-        segments: Where it goes.
+        segments: Memory to receive it into.
         checksum: xxh3_64 of all segments together.
-        done: Called when it is there and right.
+        done: Called after it was received and checked.
     """
 
     key: str
@@ -90,16 +90,16 @@ def batches(items: Iterable[T], size: int = BATCH) -> Iterator[list[T]]:
 
 
 def stage(client: Client, values: Iterable[Outgoing], *, expire_s: int) -> None:
-    """Store values that vanish after `expire_s` seconds unless they are made permanent.
+    """Store values that expire unless they are made permanent.
 
     Args:
-        client: Where to.
-        values: What; the segments of `BATCH` values at a time must stay as they are. On one server
-            each is asked for just before it is sent.
-        expire_s: When they vanish.
+        client: The server or cluster.
+        values: The values. The segments of `BATCH` values at a time must not change. On one server
+            each value is taken from the iterable just before it is sent.
+        expire_s: Seconds after which the values expire.
 
     Raises:
-        StoreError: Redis refused one, or stayed away.
+        StoreError: Redis refused a value, or stayed away.
     """
     remaining = iter(values)
     for first in remaining:
@@ -107,39 +107,39 @@ def stage(client: Client, values: Iterable[Outgoing], *, expire_s: int) -> None:
         if client.at(first.key) is client:
             client.retrying(_staging(client, batch, expire_s))
             continue
-        for own, part in _by_node(client, list(batch), lambda value: value.key):
-            own.retrying(_staging(own, part, expire_s))
+        for node, part in _by_node(client, list(batch), lambda value: value.key):
+            node.retrying(_staging(node, part, expire_s))
 
 
 def fetch(client: Client, values: Sequence[Incoming]) -> None:
-    """Fetch values into memory, and check each.
+    """Fetch values into memory and check each of them.
 
     Raises:
-        ChunkGoneError: One is not there any more.
-        WeightCorrupt: One has another checksum or size than was said.
+        ChunkGoneError: A value does not exist any more.
+        WeightCorrupt: A value has another checksum or size than expected.
         StoreError: Redis stayed away.
     """
-    for own, batch in _by_node(client, values, lambda value: value.key):
-        own.retrying(_fetching(own, batch))
+    for node, batch in _by_node(client, values, lambda value: value.key):
+        node.retrying(_fetching(node, batch))
 
 
 def _by_node(
     client: Client, values: Sequence[T], key_of: Callable[[T], str]
 ) -> Iterator[tuple[Client, list[T]]]:
-    """Return values with the client that serves their keys; keys with one tag have one client."""
+    """Group values by hash tag, each group with the client of its node."""
     tags: dict[str, list[T]] = {}
     for value in values:
         tags.setdefault(key_of(value).partition("}")[0], []).append(value)
-    for own in tags.values():
-        yield client.at(key_of(own[0])), own
+    for tagged in tags.values():
+        yield client.at(key_of(tagged[0])), tagged
 
 
 def _staging(client: Client, values: Iterable[Outgoing], expire_s: int) -> Callable[[], None]:
-    # NX: what a broken connection delivers late, after the same was sent again and its version
-    # committed, would give the key its time to live back
+    # NX: a command that a broken connection delivers late, after the version was committed, must
+    # not make the key expire again
     tail = _CRLF + packed("EX", expire_s, "NX")
     coming = iter(values)
-    sent: list[Outgoing] = []  # for the case that all has to be sent again
+    sent: list[Outgoing] = []  # to be sent again after an error
 
     def attempt() -> None:
         with client.connection() as connection:
@@ -151,7 +151,7 @@ def _staging(client: Client, values: Iterable[Outgoing], expire_s: int) -> Calla
                 try:
                     _send(connection, parts)
                 except BaseException:
-                    deque(parts, maxlen=0)  # the rest is to be seen as well: it is sent again
+                    deque(parts, maxlen=0)  # `seen` gets the rest too, since it is sent again
                     raise
             replies = [read_reply(connection) for _ in sent]
         error = first_error(replies)
@@ -189,22 +189,22 @@ def _fetching(client: Client, values: Sequence[Incoming]) -> Callable[[], None]:
                 while asked < len(values) and asked - received < _IN_FLIGHT:
                     _send(connection, [b"*2\r\n" + packed("GET", values[asked].key)])
                     asked += 1
-                _take(connection, value)
+                _receive(connection, value)
 
     return attempt
 
 
-def _take(connection: Any, value: Incoming) -> None:
+def _receive(connection: Any, value: Incoming) -> None:
     checksum = xxhash.xxh3_64()
     segments = [segment.data for segment in value.segments]
-    # a value of another size is not received: it may be huge
+    # a value of another size is not received, since it may be huge
     length = read_into(connection, segments, value.nbytes, seen=checksum.update)
     if length <= 0 < value.nbytes:
-        raise ChunkGoneError(f"{value.key} is not there any more.")
+        raise ChunkGoneError(f"{value.key} does not exist any more.")
     if length != value.nbytes or checksum.intdigest() != value.checksum:
         raise WeightCorrupt(
-            f"{value.key} does not match its checksum. See who else writes to that key, and let a "
-            "new WeightPublisher publish: its first version is sent whole."
+            f"{value.key} does not match its checksum. Check whether other programs write to that "
+            "key, and publish with a new WeightPublisher, whose first version is sent in full."
         )
     if value.done is not None:
         value.done()

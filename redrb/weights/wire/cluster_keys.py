@@ -1,9 +1,9 @@
-"""On a cluster a version's keys are on many nodes, and no script sees them all.
+"""Commits on a cluster, where a version's keys are on many nodes and no script sees all of them.
 
-What a script does elsewhere in one step is done here in several, none of which leaves anything
-behind when it is the last: chunks are given an hour (`prepare`), the version is committed and noted
-as unsettled, its chunks are made permanent (`settle`, which every reader does for a publisher that
-died), and what it replaced is deleted from a list of what is to be deleted (`clean`).
+One script cannot commit a version there, so several steps do, and a process that dies after any of
+them leaves nothing behind: `prepare` lets staged keys expire in an hour, a script commits the
+version and notes it as unsettled, `settle` makes its keys permanent (readers do this for a
+publisher that died), and `clean` deletes the keys of dropped versions, which the script has listed.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from redrb.weights.wire.manifest import Manifest
 from redrb.weights.wire.manifest_codec import decode_manifest
 
 SPREAD = 64
-"""Slots that keys of one name are spread over: enough for the nodes of a large cluster."""
+"""Slots that the keys of one name are spread over: enough for the nodes of a large cluster."""
 
 _PREPARED_S = 3600
 _AT_ONCE = 1000
 
 
 def spread_of(client: Client) -> int:
-    """Return over how many slots keys are spread: 0 where there is one server."""
+    """Return the number of slots that keys are spread over, 0 on one server."""
     return SPREAD if isinstance(client, Cluster) else 0
 
 
-def prepare(client: Client, keys: WeightKeys, manifest: Manifest, own: range) -> bool:
-    """Give staged keys, whose tokens are in `own`, time; returns whether all keys are there."""
-    staged = list(_keys_of(keys, manifest, lambda token: token in own))
-    earlier = list(_keys_of(keys, manifest, lambda token: token not in own))
+def prepare(client: Client, keys: WeightKeys, manifest: Manifest, tokens: range) -> bool:
+    """Renew the expiry of staged keys, which have these tokens; return whether all keys exist."""
+    staged = list(_keys_of(keys, manifest, lambda token: token in tokens))
+    earlier = list(_keys_of(keys, manifest, lambda token: token not in tokens))
     found = _each(client, staged, "EXPIRE", _PREPARED_S) + _each(client, earlier, "EXISTS")
     return sum(found) == len(staged) + len(earlier)
 
@@ -45,10 +45,10 @@ def settle(client: Client, keys: WeightKeys, manifest: Manifest) -> None:
 
 
 def settle_all(client: Client, keys: WeightKeys) -> None:
-    """Do it for every version whose publisher could not."""
+    """Settle every version whose publisher could not."""
     for version in unsettled(client, keys):
         stored = client.at(keys.versions).execute("HGET", keys.manifests, version)
-        if stored is None:  # it was forgotten meanwhile
+        if stored is None:  # the version was deleted meanwhile
             client.at(keys.versions).execute("SREM", keys.unsettled, version)
         else:
             settle(client, keys, decode_manifest(stored))
@@ -61,11 +61,11 @@ def unsettled(client: Client, keys: WeightKeys) -> set[int]:
 
 
 def clean(client: Client, keys: WeightKeys, spread: int) -> None:
-    """Delete the keys of versions that were forgotten."""
-    own = client.at(keys.versions)
-    for batch in batches(own.execute("SMEMBERS", keys.trash), _AT_ONCE):
+    """Delete the keys of dropped versions."""
+    node = client.at(keys.versions)
+    for batch in batches(node.execute("SMEMBERS", keys.trash), _AT_ONCE):
         delete(client, [keys.spread_key(name.decode(), spread) for name in batch])
-        own.execute("SREM", keys.trash, *batch)
+        node.execute("SREM", keys.trash, *batch)
 
 
 def delete(client: Client, names: Iterable[str]) -> None:
@@ -87,13 +87,13 @@ def _keys_of(
 
 
 def _each(client: Client, names: Iterable[str], command: str, *arguments: Argument) -> list[Reply]:
-    """Run a command that is safe to repeat on each key; slot by slot."""
+    """Run a command that is safe to repeat on each key, slot by slot."""
     tags: dict[str, list[str]] = {}
     for name in names:
         tags.setdefault(name.partition("}")[0], []).append(name)
     replies: list[Reply] = []
-    for own in tags.values():
-        for batch in batches(own, _AT_ONCE):
+    for tagged in tags.values():
+        for batch in batches(tagged, _AT_ONCE):
             replies += _run(client.at(batch[0]), batch, command, *arguments)
     return replies
 

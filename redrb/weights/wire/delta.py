@@ -1,10 +1,10 @@
-"""What changed between two versions of a block of weights: without loss, in few bytes.
+"""Deltas: the changes between two versions of a block of weights, without loss, in few bytes.
 
-An optimizer step moves most published weights by nothing and the rest by a unit or two in the last
-place: so changed items are told by the gaps between them, and how they changed by the difference of
-their bit patterns read as integers. `docs/weight-delta.md` describes the bytes.
+An optimizer step leaves most published weights as they are and moves the others by a unit or two in
+the last place. So a delta holds the gaps between changed items, and the differences of their bit
+patterns, read as integers. `docs/weight-delta.md` describes the bytes.
 
-The work is numpy's and zstd's on whole arrays, which release the GIL: threads may share it.
+numpy and zstd do the work on whole arrays and release the GIL, so that threads run in parallel.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ FORMAT: Final = 1
 
 _WIDTHS: Final = (1, 2, 4, 8)
 _WORD: Final = 8
-_GO_ON: Final = 255  # as a gap: 255 items further, and none here
+_GO_ON: Final = 255  # as a gap: skip 255 items, none of which changes
 _DENSE: Final = 0xFFFF_FFFF  # instead of a count of gaps
-_DENSE_SHARE: Final = 0.5  # of changed items, beyond which gaps cost more than they save
-_SAMPLE: Final = 1024  # items looked at to tell that share
+_DENSE_SHARE: Final = 0.5  # share of changed items beyond which gaps cost more than they save
+_SAMPLE: Final = 1024  # items from which that share is estimated
 _LEVEL: Final = 1
-# How much is worked on at a time, so that it stays in the cache:
+# Sizes of the parts that are worked on at a time, so that they stay in the processor's cache:
 _SEARCHED: Final = 1 << 19  # bytes that are compared
 _GAPS: Final = 1 << 13  # gaps that are followed
 _PIECE: Final = 1 << 15  # items where all change
@@ -67,12 +67,12 @@ class Run:
 
 
 def encode_block(base: Bytes, new: Bytes, runs: Sequence[Run]) -> bytes:
-    """Return what turns `base` into `new`, or nothing where they are equal.
+    """Return the changes that turn `base` into `new`, b"" if they are equal.
 
     Args:
-        base: What readers have: `uint8 [n]`.
-        new: What they shall have: `uint8 [n]`.
-        runs: Every byte that may differ lies in one; in order, not overlapping.
+        base: The block that readers have, `uint8 [n]`.
+        new: The new block, `uint8 [n]`.
+        runs: Runs that cover every byte that may differ; in order, not overlapping.
 
     Raises:
         ValueError: The blocks have different sizes, or a run reaches beyond them.
@@ -87,7 +87,9 @@ def encode_block(base: Bytes, new: Bytes, runs: Sequence[Run]) -> bytes:
         counts.append(count)
     if not any(counts):
         return b""
-    compressor = zstandard.ZstdCompressor(level=_LEVEL)  # not to be shared by threads
+    compressor = zstandard.ZstdCompressor(
+        level=_LEVEL
+    )  # one a call, since threads must not share it
     frames = [_compress(compressor, parts) for parts in (gaps, *planes)]
     return b"".join((_head(runs).pack(FORMAT, *map(len, frames), *counts), *frames))
 
@@ -95,14 +97,13 @@ def encode_block(base: Bytes, new: Bytes, runs: Sequence[Run]) -> bytes:
 def apply_block(block: Bytes, encoded: bytes | memoryview, runs: Sequence[Run]) -> None:
     """Turn the base in `block` into the new version, in place.
 
-    All is checked and decompressed before the first byte changes, in memory that the runs bound,
-    whoever wrote the bytes. Whether the block holds the right base cannot be seen here: compare
-    checksums.
+    All is checked and decompressed before the first byte changes; the runs bound the memory for it,
+    whatever the bytes are. The base itself cannot be checked here: compare checksums.
 
     Args:
         block: The base: `uint8 [n]`.
         encoded: From `encode_block`.
-        runs: Those that it was encoded with.
+        runs: The runs that the delta was encoded with.
 
     Raises:
         DecodeError: The bytes are damaged or meant for other runs. The block is unchanged.
@@ -115,8 +116,8 @@ def apply_block(block: Bytes, encoded: bytes | memoryview, runs: Sequence[Run]) 
     sizes = [0 if count == _DENSE else count for count in counts]
     gaps = _cut(_decompress(frames[0], sum(sizes)), sizes)
     changes = [
-        _Change(target, None if count == _DENSE else own)
-        for count, target, own in zip(counts, targets, gaps, strict=True)
+        _Change(target, None if count == _DENSE else part)
+        for count, target, part in zip(counts, targets, gaps, strict=True)
     ]
     for index, frame in enumerate(frames[1:]):
         having = [change for change in changes if change.target.itemsize > index]
@@ -129,18 +130,18 @@ def apply_block(block: Bytes, encoded: bytes | memoryview, runs: Sequence[Run]) 
 
 
 def largest_encoding(runs: Sequence[Run]) -> int:
-    """Return how many bytes an encoding of these runs may have at most."""
+    """Return the largest number of bytes that an encoding of these runs may have."""
     items = sum(run.items for run in runs)
     content = items + sum(run.nbytes for run in runs)
-    # what zstd may add to content that it cannot compress
+    # the last two terms: zstd's overhead for content that it cannot compress
     return _head(runs).size + content + content // 256 + 64 * (1 + _widest(runs))
 
 
 class _Change:
-    """What is decoded of one run: `size` of its items change."""
+    """The decoded changes of one run, `size` of whose items change."""
 
     def __init__(self, target: Items, gaps: Bytes | None) -> None:
-        """Check that `gaps` stay in `target`; None stands for all items."""
+        """Check that `gaps` stay inside of `target`; None: all items change."""
         self.target = target
         self.planes: list[Bytes] = []
         self._gaps = gaps
@@ -171,7 +172,7 @@ class _Change:
 
 
 def _encode_run(old: Items, new: Items, gaps: list[Bytes], planes: list[list[Bytes]]) -> int:
-    """Append what changed to the streams, and return what the head says of the run."""
+    """Append a run's changes to the streams; return its number of gap bytes for the head."""
     if _mostly_changed(old, new):
         values = _split_all(old, new)
         count = _DENSE
@@ -188,7 +189,7 @@ def _encode_run(old: Items, new: Items, gaps: list[Bytes], planes: list[list[Byt
 
 
 def _mostly_changed(old: Items, new: Items) -> bool:
-    step = old.size // _SAMPLE | 1  # odd: not in step with the rows of a matrix
+    step = old.size // _SAMPLE | 1  # odd, so that it is not in step with the rows of a matrix
     sample = old[::step] != new[::step]
     return bool(np.count_nonzero(sample) > _DENSE_SHARE * sample.size)
 
@@ -207,7 +208,7 @@ def _find(old: Items, new: Items) -> tuple[Places, Items]:
 
 
 def _find_piece(old: Items, new: Items) -> tuple[Places, Items]:
-    # words first: of most pieces few differ, and looking at the items in these costs little
+    # words first: in most pieces few words differ, so that few items have to be compared
     shift = (_WORD // old.itemsize).bit_length() - 1
     whole = old.size >> shift << shift
     before, after = old[:whole].view("<u8"), new[:whole].view("<u8")
@@ -226,12 +227,12 @@ def _find_piece(old: Items, new: Items) -> tuple[Places, Items]:
 
 
 def _gaps(places: Places) -> Bytes:
-    """Return the items that are skipped before each place, 255 at a time."""
+    """Return the gap bytes: the items that are skipped before each place, 255 at a time."""
     skipped = np.diff(places, prepend=-1) - 1
     gaps = skipped.astype(np.uint8)
     far = np.flatnonzero(skipped >= _GO_ON)
     go_ons = skipped.take(far) // _GO_ON
-    gaps[far] += go_ons.astype(np.uint8)  # modulo 256: what is left of each after its go-ons
+    gaps[far] += go_ons.astype(np.uint8)  # modulo 256: the rest of each gap after its 255s
     before = np.repeat(far, go_ons)
     here = np.ones(gaps.size + before.size, np.bool_)
     here[before + np.arange(before.size)] = False
@@ -262,7 +263,7 @@ def _split_all(old: Items, new: Items) -> Bytes:
 
 
 def _join(planes: Sequence[Bytes], dtype: np.dtype[Any]) -> Items:
-    """Return the differences that `_split` made `planes` of."""
+    """Return the differences from their planes; the inverse of `_split`."""
     joined: Items = planes[-1].astype(dtype)
     for plane in planes[-2::-1]:
         joined <<= 8
@@ -281,7 +282,8 @@ def _parse(
     head = _head(runs)
     if data[0] != FORMAT:
         raise DecodeError(
-            f"delta of format {data[0]}, not {FORMAT}. Update redrb here, or publish in full."
+            f"delta of format {data[0]}; this redrb reads format {FORMAT}: update it, or publish "
+            "in full."
         )
     if not head.size <= data.nbytes <= largest_encoding(runs):
         raise DecodeError(f"delta of {data.nbytes} bytes: too short or too long for its runs.")
@@ -290,9 +292,9 @@ def _parse(
     lengths, counts = numbers[:frames], numbers[frames:]
     ends = list(accumulate(lengths, initial=head.size))
     if ends[-1] != data.nbytes:
-        raise DecodeError(f"delta of {data.nbytes} bytes says that it has {ends[-1]}.")
+        raise DecodeError(f"delta of {data.nbytes} bytes, whose head says {ends[-1]}.")
     for count, run in zip(counts, runs, strict=True):
-        if count > run.items and count != _DENSE:  # each gap is at least one item further
+        if count > run.items and count != _DENSE:  # each gap byte leads at least one item further
             raise DecodeError(f"delta with {count} gaps for {run.items} items.")
     return counts, [data[start:end] for start, end in pairwise(ends)]
 
@@ -310,11 +312,11 @@ def _compress(compressor: zstandard.ZstdCompressor, parts: Sequence[Bytes]) -> b
 
 
 def _decompress(frame: memoryview, size: int) -> Bytes:
-    """Return exactly `size` bytes, and allocate no more whatever the frame says."""
+    """Return exactly `size` bytes; more are never allocated, whatever the frame says."""
     try:
-        said = zstandard.frame_content_size(frame) if frame.nbytes else 0
-        if said != size or bool(size) != bool(frame.nbytes):
-            raise DecodeError(f"delta with a frame of {said} bytes where {size} belong.")
+        declared = zstandard.frame_content_size(frame) if frame.nbytes else 0
+        if declared != size or bool(size) != bool(frame.nbytes):
+            raise DecodeError(f"delta with a frame of {declared} bytes in place of {size}.")
         if not size:
             return np.empty(0, np.uint8)
         content = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)

@@ -1,4 +1,4 @@
-"""Where the bytes of each tensor lie in a version, and in which of its chunks."""
+"""The layout of a version: the place of each tensor's bytes, and its chunks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from redrb.weights.wire.delta import Run
 
 ALIGNMENT: Final = 64
 CHUNK_BYTES: Final = (4 << 20) - 4096
-"""A server's allocator gives a value with its header 4 MiB then, and 5 where it has a byte more;
-servers fall to a third of their speed from 8 MiB on. A multiple of `ALIGNMENT`, so that no element
-lies in two chunks."""
+"""Bytes of a chunk: with its header it fits into 4 MiB, the size class of a server's allocator (the
+next one is 5 MiB). From 8 MiB on servers fall to a third of their speed. A multiple of `ALIGNMENT`,
+so that no element lies in two chunks."""
 
 ITEM_BYTES: Final[Mapping[str, int]] = {
     "bool": 1,
@@ -38,17 +38,17 @@ ITEM_BYTES: Final[Mapping[str, int]] = {
     "complex64": 8,
     "complex128": 16,
 }
-"""Dtypes of the wire, by torch's names, and bytes of one element."""
+"""Dtypes on the wire, by torch's names, and the bytes of one element."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box of a tensor whose bytes lie together: all of it, or one rank's shard.
+    """A box of a tensor whose bytes are contiguous: the whole tensor, or one rank's shard.
 
     Attributes:
-        start: Index of its first element.
-        shape: Its shape.
-        offset: Of its first byte in the concatenation, a multiple of `ALIGNMENT`.
+        start: Index of its first element in the tensor.
+        shape: Shape of the box.
+        offset: Offset of its first byte in the state, a multiple of `ALIGNMENT`.
     """
 
     start: tuple[int, ...]
@@ -63,14 +63,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where one tensor's bytes are.
+    """One tensor of a version, and the places of its bytes.
 
     Attributes:
-        name: Its name in the state dict.
-        dtype: One of `ITEM_BYTES`.
-        shape: Its shape.
-        pieces: Boxes that make it up; one, unless it was published in shards.
-        alias: The earlier tensor that it is tied to, if any; its bytes are stored once.
+        name: Name in the state dict.
+        dtype: A key of `ITEM_BYTES`.
+        shape: Shape of the whole tensor.
+        pieces: Boxes that make up the tensor: one, or several if it was published in shards.
+        alias: The earlier tensor that it is tied to, or None. Tied tensors are stored once.
     """
 
     name: str
@@ -98,11 +98,11 @@ class Span:
     """Bytes of one piece inside one chunk.
 
     Attributes:
-        piece: Index of the piece among all pieces of tensors that are not tied to earlier ones.
+        piece: Index of the piece in `Layout.pieces`.
         width: Bytes of one number.
-        in_piece: First byte, in the piece.
-        in_chunk: First byte, in the chunk.
-        nbytes: How many.
+        in_piece: Offset of the first byte in the piece.
+        in_chunk: Offset of the first byte in the chunk.
+        nbytes: Number of bytes.
     """
 
     piece: int
@@ -114,7 +114,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Order and place of all tensors of a version."""
+    """Order and places of all tensors of a version."""
 
     tensors: tuple[TensorEntry, ...]
     nbytes: int
@@ -130,7 +130,7 @@ class Layout:
         return min(self.chunk_bytes, self.nbytes - index * self.chunk_bytes)
 
     def pieces(self) -> list[tuple[TensorEntry, Piece]]:
-        """Return every piece of which bytes are stored, in the order of `Span.piece`."""
+        """Return the pieces of all tensors that are not tied to an earlier one."""
         return [
             (tensor, piece)
             for tensor in self.tensors
@@ -139,7 +139,7 @@ class Layout:
         ]
 
     def spans(self) -> list[list[Span]]:
-        """Return for each chunk what lies in it, by place."""
+        """Return the spans in each chunk, in order."""
         by_chunk: list[list[Span]] = [[] for _ in range(self.chunks)]
         for number, (tensor, piece) in enumerate(self.pieces()):
             for span, index in self._spans_of(number, tensor, piece):
@@ -162,12 +162,12 @@ class Layout:
 
 
 def runs_of(spans: Sequence[Span]) -> list[Run]:
-    """Return where in a chunk items of one width follow each other."""
+    """Return the runs of items of equal width that a chunk's spans make up."""
     runs: list[Run] = []
     for span in spans:
         last = runs[-1] if runs else None
         if last is not None and last.width == span.width:
-            # what is between two tensors is zeros on both sides
+            # the padding between two tensors is zeros in every version
             runs[-1] = Run(last.start, span.in_chunk + span.nbytes - last.start, span.width)
         else:
             runs.append(Run(span.in_chunk, span.nbytes, span.width))
@@ -175,9 +175,9 @@ def runs_of(spans: Sequence[Span]) -> list[Run]:
 
 
 def tile(shape: tuple[int, ...], pieces: Sequence[Piece]) -> bool:
-    """Return whether boxes inside of `shape` cover all of it, each element once.
+    """Whether boxes inside of `shape` cover each element exactly once.
 
-    Boxes of ranks lie on a grid: each is found by its place between the cuts of every dimension.
+    Ranks' boxes lie on a grid, so each box must fill the gap between two cuts in every dimension.
     """
     if sum(piece.elements for piece in pieces) != math.prod(shape):
         return False
@@ -186,7 +186,8 @@ def tile(shape: tuple[int, ...], pieces: Sequence[Piece]) -> bool:
         return True
     cuts = [sorted({piece.start[axis] for piece in boxes}) for axis in range(len(shape))]
     ends = [
-        dict(zip(own, [*own[1:], size], strict=True)) for own, size in zip(cuts, shape, strict=True)
+        dict(zip(starts, [*starts[1:], size], strict=True))
+        for starts, size in zip(cuts, shape, strict=True)
     ]
     for piece in boxes:
         for axis, (start, size) in enumerate(zip(piece.start, piece.shape, strict=True)):

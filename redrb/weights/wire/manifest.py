@@ -1,4 +1,4 @@
-"""The manifest of a version: what it holds, where the bytes are, and their checksums.
+"""The manifest of a version: its tensors, the keys of its bytes, and their checksums.
 
 The state of a version is the concatenation of all its tensors' bytes (little-endian, row-major),
 each at a multiple of 64, cut into chunks of equal size. The manifest is a msgpack map:
@@ -26,8 +26,8 @@ each at a multiple of 64, cut into chunks of equal size. The manifest is a msgpa
     spread        int, number of slots of a cluster that the keys are spread over, else 0
     lora          map: settings of an adapter's layers
 
-Readers ignore keys that they do not know. What is read here came over the network: nothing is
-allocated, and nothing believed, before all of it was checked.
+Readers ignore keys that they do not know. Manifests come over the network: `manifest_codec` checks
+all of a manifest before anything is allocated for it.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class WeightVersion:
     Attributes:
         name: Name of the weights.
         version: Its number, >= 1; each is larger than the one before.
-        kind: "full": all tensors, complete; "delta": what changed since the version before;
-            "lora": an adapter.
-        base: Of a delta the version before, of an adapter the one that it belongs to; else 0.
+        kind: "full": all tensors; "delta": the changes since the version before; "lora": an
+            adapter.
+        base: Of a delta, the version before; of an adapter, the version that it belongs to; else 0.
         nbytes: Bytes of all tensors.
         stored_bytes: Bytes in Redis, without the manifest.
-        delta_bytes: What a reader of the version before fetches, where that is enough.
+        delta_bytes: Bytes that a reader of the version before fetches; None if there is no delta.
         tensors: Number of tensors, tied ones counted by each name.
         created_s: Seconds since the epoch at the commit, by the server's clock.
     """
@@ -94,7 +94,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Encoded differences of consecutive chunks, joined, and checksums of its pieces in Redis."""
+    """Encoded differences of consecutive chunks, joined; checksums of their pieces in Redis."""
 
     token: int
     first: int
@@ -104,13 +104,13 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What leads from the version before to this one.
+    """The changes from the version before.
 
     Attributes:
         base: The version before.
-        before: Hash of its checksums.
-        sizes: Encoded bytes of each chunk's difference; 0: it did not change.
-        blobs: Where they are.
+        before: Hash of that version's checksums.
+        sizes: Bytes of each chunk's encoded difference, 0 for unchanged chunks.
+        blobs: Keys of the differences.
     """
 
     base: int
@@ -133,9 +133,9 @@ class Manifest:
     """All that a reader needs to fetch a version and to check it.
 
     Attributes:
-        layout: None in a delta: it is that of the version before.
+        layout: None for a delta, which has the layout of the version before.
         layout_id: Hash of the list of tensors.
-        adapter: Settings of an adapter's layers, as they came: `redrb.weights.lora` checks them.
+        adapter: Settings of an adapter's layers; `redrb.weights.lora` checks them.
     """
 
     version: int
@@ -154,11 +154,11 @@ class Manifest:
 
     @property
     def state_hash(self) -> int:
-        """Hash of the checksums of the state."""
+        """Hash of the state, made of the checksums of its chunks."""
         return hash_of(self.checksums)
 
     def describe(self, name: str, created_s: float) -> WeightVersion:
-        """Return what users see of this version."""
+        """Return the version as users see it."""
         delta_bytes = None if self.delta is None else self.delta.nbytes
         whole = 0 if self.kind == "delta" else self.nbytes
         base = self.delta.base if self.kind == "delta" and self.delta is not None else self.base

@@ -31,7 +31,7 @@ from redrb.weights.wire.tensor_list import check_places, layout_hash, list_tenso
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the manifest as stored."""
+    """Return a manifest as msgpack."""
     fields: dict[str, Any] = {
         "format": FORMAT,
         "kind": manifest.kind,
@@ -151,7 +151,7 @@ def _layout(
 
 
 def _unpacked(stored: bytes) -> Any:
-    """Return what msgpack has: bounded, since a byte of it may be a list of 75 bytes."""
+    """Return the unpacked value; the number of lists is bounded, since each takes 75 bytes."""
     room = [MAX_LISTS]
 
     def counted(found: Any) -> Any:
@@ -169,21 +169,21 @@ def _checksums(value: object, chunks: int) -> tuple[int, ...]:
     return struct.unpack(f">{chunks}Q", value)
 
 
-def _ranges(value: object, fields: int, chunks: int, what: str) -> list[list[Any]]:
-    """Return lists of `fields` items that start with token, first, count and cover all chunks."""
+def _ranges(value: object, fields: int, chunks: int, name: str) -> list[list[Any]]:
+    """Return lists of `fields` items that begin with token, first, count and cover all chunks."""
     if not isinstance(value, list) or len(value) > MAX_CHUNKS:
-        raise DecodeError(f"manifest: {what} is no list.")
+        raise DecodeError(f"manifest: {name} is not a list.")
     next_chunk = 0
     for item in value:
         if not isinstance(item, list) or len(item) != fields:
-            raise DecodeError(f"manifest: {what} has {shortened(item)}.")
+            raise DecodeError(f"manifest: {name} has {shortened(item)}.")
         numbers = dict(zip(("token", "first", "count"), item, strict=False))
         integer_field(numbers, "token", 1, MAX_VERSION)
         if integer_field(numbers, "first", 0, chunks) != next_chunk:
-            raise DecodeError(f"manifest: {what} leaves chunks out, or has some twice.")
+            raise DecodeError(f"manifest: {name} leaves chunks out, or lists some twice.")
         next_chunk += integer_field(numbers, "count", 0, chunks - next_chunk)
     if next_chunk != chunks:
-        raise DecodeError(f"manifest: {what} has {next_chunk} of {chunks} chunks.")
+        raise DecodeError(f"manifest: {name} has {next_chunk} of {chunks} chunks.")
     return value
 
 
@@ -193,7 +193,7 @@ def _sources(value: object, chunks: int) -> tuple[Source, ...]:
 
 def _delta(value: object, chunks: int, nbytes: int, chunk_bytes: int) -> Delta:
     if not isinstance(value, dict):
-        raise DecodeError("manifest: delta is no map.")
+        raise DecodeError("manifest: delta is not a map.")
     packed = value.get("sizes")
     if not isinstance(packed, bytes) or len(packed) != 4 * chunks:
         raise DecodeError(f"manifest: sizes are not 4 bytes for each of {chunks} chunks.")

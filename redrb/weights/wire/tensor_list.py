@@ -21,12 +21,12 @@ from redrb.weights.wire.manifest import (
 
 
 def layout_hash(layout: Layout) -> int:
-    """Return the hash of the names, dtypes, shapes and places of tensors."""
+    """Return the hash of the names, dtypes, shapes and places of all tensors."""
     return xxhash.xxh3_64_intdigest(msgpack.packb(list_tensors(layout)))
 
 
 def list_tensors(layout: Layout) -> list[dict[str, Any]]:
-    """Return the list of tensors as it is stored."""
+    """Return the list of tensors in the form that manifests store."""
     tensors = []
     for tensor in layout.tensors:
         entry: dict[str, Any] = {
@@ -51,10 +51,14 @@ def _is_whole(tensor: TensorEntry) -> bool:
 
 
 def read_tensors(value: object, *, whole: bool = True) -> tuple[TensorEntry, ...]:
-    """Return a stored list of tensors; `whole`: their pieces make them up.
+    """Return the tensors in a stored list, after checking every number.
+
+    Args:
+        value: The list, as it came from Redis.
+        whole: Whether the pieces of each tensor must cover all of it.
 
     Raises:
-        DecodeError: It is damaged.
+        DecodeError: The list is damaged.
     """
     if not isinstance(value, list) or len(value) > MAX_TENSORS:
         raise DecodeError(f"manifest: tensors is not a list of at most {MAX_TENSORS}.")
@@ -128,7 +132,7 @@ def _sizes(name: str, value: object, dimensions: int | None = None) -> tuple[int
 
 def _shape(name: str, value: object, item_bytes: int) -> tuple[int, ...]:
     sizes = _sizes(name, value)
-    # sizes beside a 0 count too: strides are made of them
+    # sizes beside a 0 count too, since strides are computed from them
     if math.prod(max(size, 1) for size in sizes) * item_bytes > MAX_VERSION:
         raise DecodeError(
             f"manifest: tensor {shortened(name)} has too large a shape: {shortened(sizes)}."
@@ -138,13 +142,21 @@ def _shape(name: str, value: object, item_bytes: int) -> tuple[int, ...]:
 
 def _check_alias(tensor: TensorEntry, owner: TensorEntry | None) -> None:
     if owner is None or owner.alias is not None:
-        raise DecodeError(f"manifest: {shortened(tensor.name)} is tied to no tensor before it.")
+        raise DecodeError(
+            f"manifest: {shortened(tensor.name)} is tied to a tensor that is not before it."
+        )
     if (owner.dtype, owner.shape, owner.pieces) != (tensor.dtype, tensor.shape, tensor.pieces):
-        raise DecodeError(f"manifest: {shortened(tensor.name)} differs from what it is tied to.")
+        raise DecodeError(
+            f"manifest: {shortened(tensor.name)} differs from the tensor that it is tied to."
+        )
 
 
 def check_places(layout: Layout) -> None:
-    """Every byte belongs to one tensor at most, and lies inside."""
+    """Check that tensors do not overlap, leave no chunk empty, and end inside of the state.
+
+    Raises:
+        DecodeError: They do not.
+    """
     end = 0
     pieces = ((piece, tensor) for tensor in layout.tensors for piece in tensor.pieces)
     for piece, tensor in sorted(pieces, key=lambda pair: pair[0].offset):
@@ -155,11 +167,13 @@ def check_places(layout: Layout) -> None:
             if piece.offset < end:
                 raise DecodeError(f"manifest: tensor {shortened(tensor.name)} overlaps another.")
             if piece.offset - end >= layout.chunk_bytes:
-                raise DecodeError(f"manifest: nothing is before tensor {shortened(tensor.name)}.")
+                raise DecodeError(
+                    f"manifest: the chunk before tensor {shortened(tensor.name)} is empty."
+                )
             end = piece.offset + nbytes
         if max(end, piece.offset) > layout.nbytes:
             raise DecodeError(
                 f"manifest: tensor {shortened(tensor.name)} ends beyond the last byte."
             )
-    if layout.nbytes - end >= layout.chunk_bytes:  # each rank's part fills its last chunk
+    if layout.nbytes - end >= layout.chunk_bytes:  # a rank's part is padded to whole chunks
         raise DecodeError(f"manifest: {layout.nbytes} bytes, but the tensors end at {end}.")
