@@ -184,11 +184,11 @@ def test_a_partial_update_is_loaded_again_over_a_full_one_that_is_heard_of_later
     push(1.0, fully=True)
     follower.follow()
     push(2.0, fully=False)
-    heard = trainer._news
+    heard = trainer._announcement
     push(7.0, fully=True)
-    late = trainer._news
+    late = trainer._announcement
     push(8.0, fully=False)
-    newest = trainer._news
+    newest = trainer._announcement
     for news in (heard, late, newest):
         announce(client, [maker_key(namespace, "m")], news)
         follower.follow()

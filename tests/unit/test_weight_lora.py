@@ -414,7 +414,7 @@ GOOD = {"0.lora_A": torch.zeros(2, 3), "0.lora_B": torch.zeros(5, 2)}
         ({**GOOD, "0.lora_A.weight": torch.zeros(2, 3)}, "comes twice"),
         ({"0.lora_A": torch.zeros(2, 3)}, "only lora_A"),
         ({"9.lora_A": torch.zeros(2, 3), "9.lora_B": torch.zeros(3, 2)}, "no such layer"),
-        ({**GOOD, "0.lora_A": torch.zeros(2, 4)}, "makes \\[5, 4\\]"),
+        ({**GOOD, "0.lora_A": torch.zeros(2, 4)}, "is \\[5, 4\\], but"),
         ({**GOOD, "0.lora_A": torch.zeros(3, 3)}, "not \\[r, in\\]"),
         ({**GOOD, "0.lora_A": torch.zeros(2, 3, 1, 1)}, "not \\[r, in\\]"),
         ({"0.lora_A": torch.zeros(4, 3), "0.lora_B": torch.zeros(5, 4)}, "r=2"),
@@ -470,7 +470,7 @@ TWO = LoraConfig(2, 2.0)
     ("tensors", "settings", "told"),
     [
         ({**GOOD, "0.lora_A": torch.zeros(4, 16)}, {"0": TWO}, "not \\[r, in\\]"),
-        (GOOD, {"0": LoraConfig(4, 2.0)}, "has rank 2, and its settings say r=4"),
+        (GOOD, {"0": LoraConfig(4, 2.0)}, "has rank 2, but its settings say r=4"),
         (GOOD, {}, "'0' cannot be merged: it has no settings"),
         (GOOD, {"0": None}, "'0' cannot be merged: it has no settings"),
         (GOOD, {"1": TWO}, "'0' cannot be merged: it has no settings"),
@@ -479,7 +479,7 @@ TWO = LoraConfig(2, 2.0)
         ({"0.A": torch.zeros(2, 3), "0.B": torch.zeros(5, 2)}, {"0": TWO}, "not a LoRA tensor"),
         ({**GOOD, "0.lora_A.weight": torch.zeros(2, 3)}, {"0": TWO}, "comes twice"),
         ({**GOOD, "0.lora_B": None}, {"0": TWO}, "a NoneType, not a tensor"),
-        (GOOD, {"0": TWO, "1": TWO}, "settings of 1, and no lora_A.* are 0"),
+        (GOOD, {"0": TWO, "1": TWO}, "settings of 1, but no lora_A.* are 0"),
         (
             {f"{'x' * 1025}{name[1:]}": tensor for name, tensor in GOOD.items()},
             {"x" * 1025: TWO},
@@ -502,8 +502,8 @@ def test_what_readers_would_refuse_is_not_published(
         (GOOD, "of a dict"),
         ((GOOD,), "of a tuple"),
         ((GOOD, LoraConfig(2, 2.0)), "a LoraConfig by layer"),
-        (({0: GOOD["0.lora_A"]}, {}), "0 is no name"),
-        ((GOOD, {0: LoraConfig(2, 2.0)}), "0 is no name"),
+        (({0: GOOD["0.lora_A"]}, {}), "0: names of an adapter"),
+        ((GOOD, {0: LoraConfig(2, 2.0)}), "0: names of an adapter"),
         (({}, {}), "no LoRA layers"),
         (nn.Linear(2, 2), "no LoRA layers"),
     ],
@@ -532,7 +532,7 @@ def test_what_readers_take_is_published_as_it_is(naming: str, layer: str) -> Non
 
 def test_a_layer_of_another_rank_than_its_settings_is_not_loaded_either() -> None:
     merger = LoraMerger(peft_model(PeftLinear()))
-    with pytest.raises(WeightMismatch, match="rank 2, and its settings say r=4"):
+    with pytest.raises(WeightMismatch, match="rank 2, but its settings say r=4"):
         merger.plan(GOOD, {"0": LoraConfig(4, 12.0)})
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from redrb.connection import Client
 from redrb.errors import ConfigError, DecodeError, WeightError
-from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
+from redrb.weights import WeightPublisher, WeightSubscriber
 from redrb.weights.files.adapter_folder import SETTINGS, load_adapter, save_adapter
 from redrb.weights.files.safetensors import load_safetensors
 from redrb.weights.inspection.listing import catalogue_of, check_kept, kept, layout_of
@@ -170,10 +167,8 @@ def put_weights(
         deltas=False,
     )
     before = _numbers(catalogue)  # the new publisher is the owner: no other commits from here on
-    try:
-        published = _publish(publisher, tensors, adapter)
-    finally:
-        publisher.close()
+    with publisher:
+        published = publisher.publish_lora(adapter) if adapter else publisher.publish(tensors)
     return PublishedFile(
         name,
         published.version,
@@ -234,14 +229,6 @@ def _check_source(found: Path) -> None:
             f"{found} is no safetensors file. Give one, a folder of them, or a PEFT adapter's "
             "folder; safetensors.torch.save_file writes other tensors into such a file."
         )
-
-
-def _publish(
-    publisher: WeightPublisher, tensors: Mapping[str, Tensor], adapter: Any
-) -> WeightVersion:
-    if adapter is not None:
-        return publisher.publish_lora(adapter)
-    return publisher.publish(tensors)
 
 
 def _receive(catalogue: Catalogue, version: int, target: Path) -> None:

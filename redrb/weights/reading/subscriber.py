@@ -14,9 +14,7 @@ from redrb.connection import Client, check_client
 from redrb.errors import (
     ConfigError,
     DecodeError,
-    RedrbError,
     WeightError,
-    WeightsTorn,
 )
 from redrb.keys import WeightKeys
 from redrb.weights.reading.catalogue import Catalogue, Pin
@@ -28,7 +26,6 @@ from redrb.weights.reading.standby import WeightStandby
 from redrb.weights.reading.state_copies import (
     Adapter,
     FetchedVersion,
-    InPlaceCopy,
     PrivateCopy,
     StateCopy,
 )
@@ -144,7 +141,7 @@ class WeightSubscriber:
         with self._exclusive_copy():
             self._loader.set_target(target)
             if in_place:
-                return self._poll_in_place(target, selection)
+                return self._loader.poll_in_place(target, selection, self.lock, self._retrying)
             return self._retrying(self._copy, lambda pin: self._poll(pin, target, selection))
 
     def standby(self, target: Target, *, strict: Strict = True) -> WeightStandby:
@@ -319,32 +316,6 @@ class WeightSubscriber:
             with self.lock:
                 self._loader.run(load, fetched)
             return fetched.described
-
-    def _poll_in_place(self, target: Target, selection: LoadTarget) -> WeightVersion | None:
-        loader = self._loader
-        copy = loader.in_place = loader.in_place or InPlaceCopy(self._catalogue, selection)
-        copy.selection = selection
-        if not copy.torn and self._catalogue.other_than(self.version or 0) is None:
-            return None  # without waiting for the lock
-        with self.lock:
-            try:
-                found = self._retrying(copy, lambda pin: loader.load_in_place(copy, pin, target))
-            except BaseException as error:
-                if copy.torn:
-                    loader.version = None
-                if self.version is None and copy.written and isinstance(error, RedrbError):
-                    raise self._torn(str(error)) from error
-                raise
-            if copy.torn:  # and no version is left that could mend it
-                loader.version = None
-                raise self._torn("Nothing is published any more.")
-            return found
-
-    def _torn(self, why: str) -> WeightsTorn:
-        return WeightsTorn(
-            f"weights {self._name!r}: an update in place broke off, so that the model holds a "
-            f"mixture of versions: poll again before it is used. {why}"
-        )
 
     def _fetch_shared(self, pin: Pin) -> tuple[FetchedVersion | None, ExitStack]:
         """Return the newest version for `named_tensors`, and the scope that releases it."""

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TypeAlias
 
 from torch import nn
 
-from redrb.errors import WeightMismatch
+from redrb.errors import RedrbError, WeightMismatch, WeightsTorn
 from redrb.weights.reading.adapter_loading import AdapterLoader
 from redrb.weights.reading.catalogue import Catalogue, Pin
 from redrb.weights.reading.load_target import LoadTarget
 from redrb.weights.reading.state_copies import FetchedVersion, InPlaceCopy
 from redrb.weights.tensors.names import Target
 from redrb.weights.wire.manifest import WeightVersion
+
+Retrying: TypeAlias = Callable[
+    [InPlaceCopy, Callable[[Pin], WeightVersion | None]], WeightVersion | None
+]
 
 
 class TargetLoader:
@@ -68,12 +74,58 @@ class TargetLoader:
             raise
         self.loaded(fetched.described.version)
 
-    def load_in_place(self, copy: InPlaceCopy, pin: Pin, target: Target) -> WeightVersion | None:
-        """Receive the newest version into the target's tensors; the caller holds their lock.
+    def poll_in_place(
+        self,
+        target: Target,
+        selection: LoadTarget,
+        lock: AbstractContextManager[object],
+        retrying: Retrying,
+    ) -> WeightVersion | None:
+        """Receive the newest version into the target's tensors, under `lock`.
+
+        Args:
+            target: The target.
+            selection: Its tensors.
+            lock: The lock of the tensors.
+            retrying: Runs an attempt, and repeats it if chunks were gone or damaged.
 
         Returns:
             The version, or None if nothing is newer.
+
+        Raises:
+            WeightsTorn: The fetch broke off after the first tensor had changed.
         """
+        copy = self.in_place = self.in_place or InPlaceCopy(self._catalogue, selection)
+        copy.selection = selection
+        if not copy.torn and self._catalogue.other_than(self.version or 0) is None:
+            return None  # without waiting for the lock
+        with lock:
+            try:
+                found = retrying(copy, lambda pin: self._receive(copy, pin, target))
+            except BaseException as error:
+                if copy.torn:
+                    self.version = None
+                if self.version is None and copy.written and isinstance(error, RedrbError):
+                    raise self._torn(str(error)) from error
+                raise
+            if copy.torn:  # and no version is left that could mend it
+                self.version = None
+                raise self._torn("Nothing is published any more.")
+            return found
+
+    def loaded(self, version: int | None) -> None:
+        """Note the version that the target has from now on; None for a mixture."""
+        self.note(version)
+        if version is not None and self.in_place is not None:
+            self.in_place.settle()
+
+    def note(self, version: int | None) -> None:
+        """Note the version, of which an engine may have taken the tensors."""
+        self.version = version
+        if version is not None:
+            self._catalogue.loaded(version)
+
+    def _receive(self, copy: InPlaceCopy, pin: Pin, target: Target) -> WeightVersion | None:
         used = self.version or 0
         with copy.current(pin, used=used, needed=copy.selection.chunks) as fetched:
             if fetched is None:
@@ -88,17 +140,11 @@ class TargetLoader:
             self.loaded(fetched.described.version)
             return fetched.described
 
-    def loaded(self, version: int | None) -> None:
-        """Note the version that the target has from now on; None for a mixture."""
-        self.note(version)
-        if version is not None and self.in_place is not None:
-            self.in_place.settle()
-
-    def note(self, version: int | None) -> None:
-        """Note the version, of which an engine may have taken the tensors."""
-        self.version = version
-        if version is not None:
-            self._catalogue.loaded(version)
+    def _torn(self, why: str) -> WeightsTorn:
+        return WeightsTorn(
+            f"weights {self._catalogue.name!r}: an update in place broke off, so that the model "
+            f"holds a mixture of versions: poll again before it is used. {why}"
+        )
 
 
 def _modules(target: Target) -> list[nn.Module]:
