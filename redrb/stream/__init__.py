@@ -1,4 +1,4 @@
-"""The experience stream of a task."""
+"""The experience stream of a task: `ExperienceStream`, its settings, and the types it returns."""
 
 from redrb.stream.put.filters import finite_rewards, reward_variance
 from redrb.stream.saving.saving import SavedTask
@@ -10,6 +10,7 @@ from redrb.stream.task.expiration import Staleness, StalenessReport
 from redrb.stream.task.history import StoredGroup
 from redrb.stream.task.ledger import Ledger, StreamStats
 from redrb.stream.task.rate import RateLimit
+from redrb.stream.task.settings import TaskSettings
 
 __all__ = [
     "DeadLetter",
@@ -23,6 +24,7 @@ __all__ = [
     "StalenessReport",
     "StoredGroup",
     "StreamStats",
+    "TaskSettings",
     "finite_rewards",
     "reward_variance",
 ]

@@ -1,4 +1,4 @@
-"""What calls are given: checked before anything is asked of Redis, so that nothing is half done."""
+"""Checks of the arguments of stream methods, made before any request to Redis."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from redrb.errors import ConfigError
 from redrb.experience import Status
 
 AnyStatus: TypeAlias = Status | str
-"""A status, or its name."""
+"""A status or its name."""
 
 BEFORE_ANY = -1
-"""A current weight version before the first: nothing is stale yet."""
+"""Current weight version before the first publication: no group is stale."""
 
 
 def checked_ids(ids: object) -> tuple[int, ...]:
-    """Return ids of groups that were given.
+    """Return the ids of groups as ints.
 
     Raises:
-        ConfigError: They are no list of ints >= 1.
+        ConfigError: `ids` is no list of ints >= 1.
     """
     if isinstance(ids, str | bytes | Mapping) or not isinstance(ids, Iterable):
         raise ConfigError(f"ids={ids!r:.80}: give a list of ids, such as those that put returned.")
@@ -28,10 +28,10 @@ def checked_ids(ids: object) -> tuple[int, ...]:
 
 
 def checked_status(status: object) -> Status:
-    """Return a status that was given, also by its name.
+    """Return a status, given as one or by its name.
 
     Raises:
-        ConfigError: There is none of that name.
+        ConfigError: There is no status of that name.
     """
     try:
         return Status(status)  # type: ignore[arg-type]
@@ -41,14 +41,14 @@ def checked_status(status: object) -> Status:
 
 
 def checked_statuses(statuses: Any) -> tuple[Status, ...]:
-    """Return one or several statuses that were given; raises as `checked_status` does."""
+    """Return one or several statuses as a tuple; raises as `checked_status` does."""
     if isinstance(statuses, str) or not isinstance(statuses, Iterable):
         return (checked_status(statuses),)
     return tuple(map(checked_status, statuses))
 
 
 def checked_least(count: object, at_least: object) -> tuple[int, int]:
-    """Return how many groups to take, and how few would do.
+    """Return the number of groups to take, and the fewest to accept.
 
     Raises:
         ConfigError: Not 1 <= at_least <= count.

@@ -1,4 +1,4 @@
-"""How anyone waits here: woken by what he waits for, at most a slice at a time, never silently."""
+"""`Wait`: one wait of a put or a take, in slices, with a deadline and a log line."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from redrb.checks import checked_timeout
 from redrb.connection import stopping
 
 SLICE_S = 1.0
-"""Longest block before a waiter looks again, in case whoever should wake it has died."""
+"""Longest block before a waiter looks again, in case the process that should wake it has died."""
 
 QUEUE_TTL_MS = 3000
-"""How long a waiter that no longer looks keeps its place in the queue."""
+"""Time for which a waiter that stopped looking keeps its place in the queue."""
 
 SHORT_OUTAGE_S = 1.0
-"""An outage that is bridged whatever the timeout: a connection may have to be made again."""
+"""Outage of Redis that every request survives, however short its timeout: time to reconnect."""
 
 WARN_EVERY_S = 30.0
+"""Interval of repeated warnings."""
 
 _log = logging.getLogger("redrb")
 
 
 class Wait:
-    """One wait: its deadline, and a log line every half minute that names what is missing."""
+    """One wait: its deadline, and a log line every half minute that names the missing thing."""
 
     def __init__(self, timeout: float | None) -> None:
-        """Start waiting, for `timeout` seconds; None: for ever."""
+        """Start waiting, for `timeout` seconds; None waits for ever."""
         self._started = time.monotonic()
         self._timeout = checked_timeout(timeout)
         self._warned = self._started
@@ -45,19 +46,19 @@ class Wait:
 
     @property
     def retry_s(self) -> float | None:
-        """Seconds for which Redis may be away; None: as long as the client's own limit says."""
+        """Seconds for which Redis may be away; None: the limit of the client."""
         if self._timeout is None:
             return None
         return max(SHORT_OUTAGE_S, self._timeout - self.waited_s)
 
     def slice_s(self) -> float:
-        """Return how long to block before looking again."""
+        """Return the seconds to block before looking again."""
         if self._timeout is None:
             return SLICE_S
         return max(0.0, min(SLICE_S, self._timeout - self.waited_s))
 
-    def tell(self, missing: str) -> None:
-        """Log what is missing, every `WARN_EVERY_S` seconds."""
+    def log(self, missing: str) -> None:
+        """Log the missing thing, once every `WARN_EVERY_S` seconds."""
         now = time.monotonic()
         if now - self._warned >= WARN_EVERY_S:
             self._warned = now

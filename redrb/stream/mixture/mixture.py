@@ -188,7 +188,7 @@ class Mixture:
                     starving=starving,
                 )
             if starving:
-                wait.tell(
+                wait.log(
                     f"mixture {self._ratio}, consumer group {self.group!r}: the take before this "
                     f"one waits for task {reply.waits_for!r}"
                 )

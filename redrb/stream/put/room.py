@@ -130,7 +130,7 @@ class Room:
         if wait.over:
             self._scripts.room(name, [], ttl_ms=0)
             raise self._full(attempt, reply)
-        wait.tell(f"task {self._store.task!r} has no room: a put waits")
+        wait.log(f"task {self._store.task!r} has no room: a put waits")
         self._store.wait_for_wake(wait.slice_s(), name)
 
     def _full(self, attempt: Attempt, reply: PutReply) -> StoreFull:

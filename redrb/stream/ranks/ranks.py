@@ -118,7 +118,7 @@ class Ranks:
         if wait.over:
             return
         ranks = ", ".join(map(str, reply.ranks)) or "none"
-        wait.tell(
+        wait.log(
             f"task {self._store.task!r}, consumer group {self._consumer.group!r}, step "
             f"{request.place.step}: rank {request.place.rank} waits ({reply.outcome}); for ranks: "
             f"{ranks}"

@@ -58,7 +58,7 @@ class Backlog:
                 if wait.over:
                     problem = f"left no room for more within {wait.waited_s:.1f} s"
                     raise self.late(self.groups, problem)
-                wait.tell(f"a sender is full with {self.groups} groups")
+                wait.log(f"a sender is full with {self.groups} groups")
                 self.changed.wait(wait.slice_s())
             self._count(parcel.groups, parcel.nbytes)
 

@@ -68,7 +68,7 @@ class StreamSenders:
                 if wait.over:
                     problem = f"are not in after {wait.waited_s:.1f} s"
                     raise backlog.late(backlog.groups, problem)
-                wait.tell(f"a sender waits until {backlog.groups} groups are in")
+                wait.log(f"a sender waits until {backlog.groups} groups are in")
                 backlog.changed.wait(wait.slice_s())
 
     def end(self) -> None:

@@ -145,7 +145,7 @@ class Taker:
                     others=reply.others,
                 )
             if reply.outcome == "short":
-                wait.tell(
+                wait.log(
                     f"task {self._store.task!r}, consumer group {self._consumer.group!r}: "
                     f"{reply.amount} of {request.count} groups are waiting, {expired} were too "
                     f"stale, and {reply.blocked} producers wait for room"

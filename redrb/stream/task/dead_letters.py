@@ -1,4 +1,4 @@
-"""Groups that are trained no more: read, and told why."""
+"""`dead_letters`: reads the dead-letter stream of a task."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from redrb.stream.task.store import TaskStore
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A group that is trained no more, and why.
+    """A group that a consumer group gave up.
 
     Attributes:
-        id: Id that it had in the task.
+        id: Id that the group had in the task.
         group: Consumer group that gave it up.
-        reason: Why: what `reject` was told, or that deliveries failed.
-        failed_deliveries: Leases of it that ended without acknowledgement.
-        items: Its samples; None when they cannot be decoded.
+        reason: The reason given to `reject`, or that deliveries failed.
+        failed_deliveries: Deliveries that ended without acknowledgement.
+        items: Samples of the group; None when they cannot be decoded.
     """
 
     id: int
@@ -52,5 +52,5 @@ def _dead_letter(fields: dict[bytes, bytes]) -> DeadLetter:
         )
     except (KeyError, ValueError) as error:
         raise StoreError(
-            f"the dead-letter stream holds an entry that is not ours: {error}"
+            f"the dead-letter stream holds an entry that redrb did not write: {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""A look at a task from outside, which creates nothing."""
+"""`task_stats`: the counters of a task, for commands that must not create it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened to every group that was put: the ledger, and what else `stats()` tells."""
+"""`StreamStats`: ledger and counters of a task, as `stats()` returns them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from redrb.experience import Status
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Counts of groups, from one moment, as one consumer group sees them.
+    """The fate of every group, at one moment, as one consumer group sees it.
 
     Attributes:
-        put: Groups stored since the consumer group joined, and those that it found.
-        acked: Trained and acknowledged.
-        expired: Discarded as too stale.
-        filtered: Dropped by a filter at put.
-        evicted: Dropped to make room.
-        dead: Moved to the dead-letter stream.
-        leased: Taken and not ended yet, counted from Redis' pending list.
-        waiting: Not taken yet.
+        put: Groups that the consumer group found when it joined, and groups put since then.
+        acked: Groups acknowledged.
+        expired: Groups discarded as too stale.
+        filtered: Groups dropped by a filter at put.
+        evicted: Groups dropped to make room.
+        dead: Groups moved to the dead-letter stream.
+        leased: Groups in leases, counted from Redis' pending list.
+        waiting: Groups not taken yet.
     """
 
     put: int = 0
@@ -34,7 +34,7 @@ class Ledger:
 
     @property
     def balanced(self) -> bool:
-        """Whether every group is accounted for."""
+        """Whether `put` is the sum of all others, so that no group is lost or counted twice."""
         ended = self.acked + self.expired + self.filtered + self.evicted + self.dead
         return self.put == ended + self.leased + self.waiting
 
@@ -45,29 +45,29 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class StreamStats:
-    """One consistent look at a task from one consumer group.
+    """Counters of a task at one moment, as one consumer group sees it.
 
     Attributes:
-        ledger: What happened to the groups.
-        joined: 1 when the consumer group has joined; until then the ledger shows what it would
-            find.
-        stored: Groups in the stream, for whichever consumer group, without the kept history.
+        ledger: The fate of every group.
+        joined: 1 when the consumer group has joined; 0 before that, when the ledger counts what it
+            would find.
+        stored: Groups in the stream that any consumer group needs; history is not counted.
         archived: Acknowledged groups that are kept as history.
         limit: Most groups that may be stored; 0: no limit.
         max_bytes: Most bytes that may be stored; 0: no limit.
         capacity: Most groups stored, beyond which puts evict; 0: no capacity.
         version: Newest weight version that the task knows; 0: none.
-        reads: Acknowledgements after which a group was to be taken again.
+        reads: Acknowledgements after which the group waited to be taken again.
         samples_put: Samples in all groups ever put.
         bytes_put: Bytes of all groups ever put, as stored.
         samples_acked: Samples in the acknowledged groups.
-        returned: Leases of groups that went back to waiting, for whatever reason.
-        taken_over: Leases of groups taken from consumers whose heartbeat stopped.
+        returned: Times that a leased group returned to the queue, for any reason.
+        taken_over: Times that a leased group was taken from a consumer whose heartbeat stopped.
         dead_letters: Groups in the dead-letter stream, from all consumer groups.
         consumers: Consumers whose heartbeat is fresh.
         consumers_waiting: Takes that wait for a full batch.
         producers_waiting: Puts that wait for room.
-        waiting: Groups that wait, by status; without those of which there are none.
+        waiting: Waiting groups by status; a status without groups is left out.
     """
 
     ledger: Ledger
@@ -92,14 +92,14 @@ class StreamStats:
 
     @classmethod
     def of(cls, counters: Mapping[str, int]) -> StreamStats:
-        """Return the stats that a flat set of counters stands for; missing ones are 0."""
+        """Return the stats of a flat map of counters; missing ones are 0."""
         ledger = Ledger(**{name: counters.get(name, 0) for name in Ledger.__slots__})
-        own = [name for name in cls.__slots__ if name not in ("ledger", "waiting")]
+        others = [name for name in cls.__slots__ if name not in ("ledger", "waiting")]
         waiting = {status: counters.get(f"waiting_{status}", 0) for status in Status}
         if not any(waiting.values()):  # a plain task holds completed groups only
             waiting[Status.COMPLETED] = ledger.waiting
         return cls(
             ledger=ledger,
             waiting={status: groups for status, groups in waiting.items() if groups},
-            **{name: counters.get(name, 0) for name in own},
+            **{name: counters.get(name, 0) for name in others},
         )

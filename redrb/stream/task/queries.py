@@ -1,14 +1,14 @@
-"""Queries over a task's tags: read in either spelling, checked, and brought into one form.
+"""`parse_where`: parses a query over a task's tags, and returns it in one normal form.
 
     {"source": "math", "scores_gt": 0.8}
     {"source": "math", "scores": {"$gt": 0.8}, "$or": [{"difficulty": 1}, {"difficulty": 2}]}
 
-What `include/plan.lua` gets is JSON: a tree of `{"all": [...]}`, `{"any": [...]}` and conditions on
-one tag, `{"tag": "source", "values": ["math", [0.0, 1.0]], "inverted": false}`. Each value is a
-string, or a range of numbers with both its ends: every double has a next one, so `> 0` begins at
-5e-324.
-`inverted` matches whatever is not listed, groups without the tag too. All that a query says about
-one tag in one place becomes one condition, which Redis can count with a ZCOUNT a value.
+The normal form, for `include/plan.lua`, is JSON: a tree of `{"all": [...]}`, `{"any": [...]}` and
+conditions on one tag, `{"tag": "source", "values": ["math", [0.0, 1.0]], "inverted": false}`. Each
+value is a string, or a range of numbers that includes both ends: every double has a next one, so
+`> 0` begins at 5e-324. An inverted condition matches all other values, and groups without the tag.
+All conditions on one tag in one place become one condition, which Redis counts with one ZCOUNT for
+each value.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from redrb.errors import ConfigError
 from redrb.stream.task.tags import BEYOND_NUMBERS, as_number
 
 MOST_DEPTH = 16
-"""Most `$and` and `$or` inside one another."""
+"""Most levels of `$and` and `$or`."""
 
 MOST_CONDITIONS = 256
 """Most conditions in one query."""
 
 MOST_VALUES = 1024
-"""Most values that all `$in` and `$not_in` of one query list together."""
+"""Most values in all lists of `$in` and `$not_in` of one query together."""
 
 Ranges: TypeAlias = tuple[tuple[float, float], ...]
-"""Doubles from `low` to below `high`, as pairs; in order, and none touches another."""
+"""Pairs `low, high` of doubles, from `low` to below `high`; sorted, and apart from each other."""
 
 _LOGIC = {"$and": True, "$or": False}
 
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """A set of values of one tag; inverted: all others, and none at all."""
+    """A set of values of one tag; inverted, all other values, and groups without the tag."""
 
     ranges: Ranges = ()
     strings: frozenset[str] = frozenset()
@@ -69,7 +69,7 @@ class _Values:
 
 @dataclass(frozen=True, slots=True)
 class _Condition:
-    """A tag has one of these values."""
+    """A condition: the tag has one of these values."""
 
     tag: str
     values: _Values
@@ -82,7 +82,7 @@ class _Condition:
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """All of these hold, or any of them."""
+    """Conditions of which all must hold (`every`), or one."""
 
     every: bool
     parts: tuple[_Condition | _Joined, ...]
@@ -92,15 +92,15 @@ class _Joined:
 
 
 def parse_where(where: Mapping[str, Any], tags: Sequence[str]) -> str:
-    """Return a query as JSON for the scripts `take` and `count`; "" when it asks for nothing.
+    """Return a query as JSON for the scripts `take` and `count`; "" for a query without conditions.
 
     Args:
-        where: The query, in either spelling; several entries of one dict must all hold.
+        where: The query, in either spelling; all entries of one dict must hold.
         tags: The declared tags.
 
     Raises:
-        ConfigError: It names an unknown tag or operator, an operand has the wrong type, or it is
-            too large.
+        ConfigError: The query names an unknown tag or operator, an operand has the wrong type, or
+            the query is too large.
     """
     parsed = _Parser(tags).parse(where)
     if parsed == _Joined(every=True, parts=()):
@@ -116,7 +116,7 @@ def parse_where(where: Mapping[str, Any], tags: Sequence[str]) -> str:
 
 
 class _Parser:
-    """Reads one query, and counts what it holds."""
+    """Parses one query, and counts its conditions and values."""
 
     def __init__(self, tags: Sequence[str]) -> None:
         self.tags = tuple(tags)
@@ -137,7 +137,7 @@ class _Parser:
         if suffix or not isinstance(value, Mapping):
             return self._condition(name, suffix or "eq", str(key), value)
         if not value:
-            raise ConfigError(f"{name}: {{}} asks for nothing: {self._known()}")
+            raise ConfigError(f"{name}: {{}} holds no operator: {self._known()}")
         return _join([self._operator(name, key, each) for key, each in value.items()], every=True)
 
     def _logic(self, key: str, value: object, depth: int) -> _Condition | _Joined:
@@ -163,7 +163,7 @@ class _Parser:
         return _Condition(name, values)
 
     def _split(self, key: object) -> tuple[str, str]:
-        """Return a key's tag and suffix; the longest name that is declared wins."""
+        """Return tag and suffix of a key; the longest declared name wins."""
         if isinstance(key, str):
             for suffix in ("", *sorted(_OPERATORS, key=len)):
                 name = key.removesuffix(f"_{suffix}") if suffix else key
@@ -183,7 +183,7 @@ class _Parser:
 
 
 def _join(parts: Sequence[_Condition | _Joined], *, every: bool) -> _Condition | _Joined:
-    """Join conditions; those on one tag become one, and joins of the same kind are flattened."""
+    """Join conditions; conditions on one tag are merged, and joins of the same kind flattened."""
     values: dict[str, _Values] = {}
     rest: list[_Joined] = []
     for part in _flat(parts, every=every):
@@ -221,7 +221,7 @@ def _union(first: Ranges, second: Ranges) -> Ranges:
 
 
 def _rest(ranges: Ranges) -> Ranges:
-    """Return all numbers that lie in no range."""
+    """Return the ranges between and beside the given ones."""
     cuts = [-BEYOND_NUMBERS, *(cut for each in ranges for cut in each), BEYOND_NUMBERS]
     pairs = zip(cuts[::2], cuts[1::2], strict=True)
     return tuple((low, high) for low, high in pairs if low < high)
@@ -239,12 +239,12 @@ def _after(number: float) -> float:
 
 def _number(spelled: str, operand: object) -> float:
     if not isinstance(operand, int | float):
-        raise ConfigError(f"{spelled} compares numbers, and {operand!r} is none.")
+        raise ConfigError(f"{spelled} compares numbers, and {operand!r} is no number.")
     number = as_number(operand)
     if number is None:
         raise ConfigError(
-            f"{spelled}: {operand!r} cannot be compared: numbers but nan, and integers up to 2**53 "
-            "can."
+            f"{spelled}: {operand!r} cannot be compared: give a number other than nan, an "
+            "integer of at most 2**53."
         )
     return float(number)
 
@@ -254,8 +254,8 @@ def _equal(spelled: str, operand: object) -> _Values:
         return _Values(strings=frozenset((operand,)))
     if not isinstance(operand, int | float):
         raise ConfigError(
-            f"{spelled} compares with one str, number or bool, and {operand!r} is none: for "
-            "several values use $in or the suffix _in."
+            f"{spelled} compares with one str, number or bool, not with {operand!r}: for several "
+            "values use $in or the suffix _in."
         )
     number = _number(spelled, operand)
     return _range(number, _after(number))
@@ -263,7 +263,7 @@ def _equal(spelled: str, operand: object) -> _Values:
 
 def _one_of(spelled: str, operand: object) -> _Values:
     if not isinstance(operand, list | tuple | set | frozenset) or not operand:
-        raise ConfigError(f"{spelled} wants a list of values, at least one, not {operand!r}.")
+        raise ConfigError(f"{spelled} needs a list with at least one value, not {operand!r}.")
     found = [_equal(spelled, each) for each in operand]
     ranges = _union((), tuple(each for values in found for each in values.ranges))
     return _Values(ranges, frozenset().union(*(values.strings for values in found)))
@@ -271,7 +271,7 @@ def _one_of(spelled: str, operand: object) -> _Values:
 
 def _between(spelled: str, operand: object) -> _Values:
     if not isinstance(operand, list | tuple) or len(operand) != 2:
-        raise ConfigError(f"{spelled} wants two numbers, [lowest, highest], not {operand!r}.")
+        raise ConfigError(f"{spelled} needs two numbers, [lowest, highest], not {operand!r}.")
     low, high = (_number(spelled, each) for each in operand)
     if low > high:
         raise ConfigError(f"{spelled}: {low!r} is above {high!r}: give the lowest first.")
@@ -289,4 +289,4 @@ _OPERATORS: dict[str, Callable[[str, object], _Values]] = {
     "not_in": lambda spelled, operand: _one_of(spelled, operand).invert(),
     "between": _between,
 }
-"""Each operator: of the condition as it is spelled and its operand, the values that match."""
+"""Operator -> function that returns the values that match, of the spelling and the operand."""

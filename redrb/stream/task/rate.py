@@ -1,4 +1,4 @@
-"""How reads and inserts of a task hold each other back: Reverb's rate limiters."""
+"""`RateLimit`: keeps reads and inserts of a task in proportion, as Reverb's rate limiters do."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _UNBOUNDED = 1e15
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """Keeps `inserts * samples_per_insert - reads` between two bounds, by blocking one side.
+    """Keeps `inserts * samples_per_insert - reads` between two bounds, by blocking puts or takes.
 
-    Counted in groups; with several consumer groups the slowest one counts. The terms are those of
-    Reverb (Cassirer et al. 2021, arXiv:2102.04736).
+    Inserts and reads are counted in groups; with several consumer groups the slowest one counts.
+    The terms are those of Reverb (Cassirer et al. 2021, arXiv:2102.04736).
 
     Attributes:
         samples_per_insert: Reads for each insert.
-        min_size: Groups that must be stored before anything is taken.
-        min_diff: Takes block below it.
-        max_diff: Puts block above it.
+        min_size: Groups that must be stored before a group is taken.
+        min_diff: Lower bound, at which takes block.
+        max_diff: Upper bound, at which puts block.
     """
 
     samples_per_insert: float
@@ -43,7 +43,7 @@ class RateLimit:
 
     @classmethod
     def at_least(cls, size: int) -> Self:
-        """Return Reverb's MinSize: nothing is taken before `size` groups are stored."""
+        """Return Reverb's MinSize: takes block until `size` groups are stored."""
         return cls(1.0, size, -_UNBOUNDED, _UNBOUNDED)
 
     @classmethod
@@ -51,19 +51,19 @@ class RateLimit:
         """Return Reverb's SampleToInsertRatio.
 
         Args:
-            samples_per_insert: How often each group is read on the average.
-            min_size: Groups that must be stored before anything is taken.
-            error_buffer: By how many reads the ratio may be off, either way.
+            samples_per_insert: Reads of each group on the average.
+            min_size: Groups that must be stored before a group is taken.
+            error_buffer: Reads by which the ratio may be exceeded in either direction.
         """
         offset = samples_per_insert * min_size
         return cls(samples_per_insert, min_size, offset - error_buffer, offset + error_buffer)
 
     @classmethod
     def queue(cls, size: int) -> Self:
-        """Return Reverb's Queue; with order "lifo" its Stack: each group is read once."""
+        """Return Reverb's Queue: each group is read once. With the order "lifo" it is a Stack."""
         return cls(1.0, 1, 0.0, float(size))
 
     def __str__(self) -> str:
-        """Return what the task remembers."""
+        """Return the form in which Redis keeps the rate."""
         bounds = (self.samples_per_insert, self.min_size, self.min_diff, self.max_diff)
         return " ".join(f"{bound:.17g}" for bound in bounds)

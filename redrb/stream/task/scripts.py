@@ -1,7 +1,6 @@
-"""The scripts of `redrb/lua/task`: a task is opened, looked at, changed and deleted.
+"""`TaskScripts`: a typed method for each script of `redrb/lua/task`.
 
-Every method may be repeated with the same arguments when a connection breaks, and is: see the
-headers of the scripts.
+Each method repeats its script with the same arguments while Redis is away, which the scripts allow.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class TaskScripts:
         """Create the task, or compare its settings; returns all of them, "" for those not given.
 
         Raises:
-            TaskMismatch: It exists with others.
-            ConfigError: It is to evict the stalest, and indexes no versions.
+            TaskMismatch: The task exists with other settings.
+            ConfigError: `eviction="stalest"` is asked of a task that indexes no versions.
         """
         asked = {"format": str(WIRE_FORMAT), **STORED_DEFAULTS, **settings}
         flat = [word for item in asked.items() for word in item]
@@ -58,7 +57,7 @@ class TaskScripts:
             raise TaskMismatch(
                 self._store.task, {name: (stored[name], asked.get(name)) for name in stored}
             )
-        if stored.pop("filling"):  # a staleness rule is new: what waits is indexed, page by page
+        if stored.pop("filling"):  # a new staleness rule: waiting groups are indexed in pages
             while self._store.run("task/fill") == b"more":
                 pass
         return stored
@@ -72,12 +71,12 @@ class TaskScripts:
         """Register a consumer group, page by page; False when the task does not exist.
 
         Args:
-            group: Its name.
-            start: "" to see all that is stored, "+" nothing of it, or an id: from it on, history
-                too.
+            group: Name of the consumer group.
+            start: "" to see every stored group, "+" to see only later ones, or the first id to see,
+                history included.
 
         Raises:
-            ConfigError: It is to begin at an id, and the task keeps no history.
+            ConfigError: `start` is an id, and the task keeps no history.
         """
         outcome = b"more"
         while outcome == b"more":
@@ -89,7 +88,7 @@ class TaskScripts:
     def count(self, group: str, status: Status, where: str) -> int:
         """Return how many groups wait in a status; changes nothing.
 
-        For a consumer group that has not joined: what it would see.
+        For a consumer group that has not joined: all stored groups of that status.
         """
         total, at = 0, b"0"
         while True:
@@ -101,7 +100,7 @@ class TaskScripts:
     def move(self, group: str, status: Status, ids: Sequence[int]) -> int:
         """Move waiting groups to another status; returns how many wait there now.
 
-        Atomic for each group: many are moved a part at a time.
+        Each group moves atomically; many groups move in several script calls.
         """
         moved = 0
         for start in range(0, len(ids), MOVE_GROUPS):
@@ -117,7 +116,7 @@ class TaskScripts:
     def rescore(self, order: str, changes: Sequence[tuple[int, float, Score]]) -> int | None:
         """Change priority and score of groups; returns how many are stored.
 
-        None: the task is gone, or has another order than that of the scores.
+        None: the task was deleted, or has another order than the scores.
         """
         flat = [word for seq, priority, score in changes for word in (seq, priority, score)]
         outcome, *found = self._store.run("task/rescore", [order, *flat])
@@ -134,10 +133,10 @@ class TaskScripts:
         max_token_staleness: int | None,
         statuses: Sequence[Status],
     ) -> tuple[int, tuple[int, ...]] | None:
-        """Expire at most `limit` groups, or look which ones would; None: versions are not indexed.
+        """Expire at most `limit` groups; None when the task does not index versions.
 
         Returns:
-            How many expired, and the ids of those that would.
+            How many groups expired; with the mode "look" none, and the ids of groups to expire.
         """
         rules = ["-" if rule is None else rule for rule in (max_staleness, max_token_staleness)]
         arguments: list[Argument] = [group, limit, mode, version, *rules, *statuses]
@@ -149,11 +148,11 @@ class TaskScripts:
         return (int(found[0]), tuple(found[1:])) if found else (0, ())
 
     def discard(self, group: str, ids: Sequence[int]) -> int:
-        """Expire these groups where they wait; returns how many."""
+        """Discard groups as expired if they wait; returns how many did."""
         return int(self._store.run("task/discard", [group, *ids]))
 
     def settle(self, group: str, trained: Mapping[int, int]) -> int:
-        """Acknowledge groups, wherever they are; returns how many were not done.
+        """Acknowledge groups, leased or waiting; returns how many were not acknowledged yet.
 
         Args:
             group: Consumer group.
@@ -163,21 +162,21 @@ class TaskScripts:
         return int(self._store.run("task/settle", [group, *pairs]))
 
     def archived(self, since: str, after: str, until: str, count: int) -> list[tuple[int, str]]:
-        """Return id and time in ms of kept groups, from a time and the group of it before on."""
+        """Return ids and times, in ms, of archived groups: a page that follows `since`, `after`."""
         reply = self._store.run("task/archived", [since, after, until, count])
         pairs = zip(reply[::2], reply[1::2], strict=True)
         return [(int(member), at.decode()) for member, at in pairs]
 
     def trim(self) -> None:
-        """Delete history whose time is over."""
+        """Delete history beyond the period and the number that the task keeps."""
         while self._store.run("task/trim") == b"more":
             pass
 
     def versions(self, group: str) -> list[tuple[str, int, int]]:
-        """Return groups by version: kind, version (of those taken: staleness), and how many.
+        """Return kind, version and number of groups; for taken groups staleness and number.
 
-        Kinds are `wo wn lo ln to tn`: waiting, leased or taken, by oldest or newest token; and
-        `tf tq`, shares of `to`: in flight, in the queue.
+        The first letter of a kind says waiting, leased or taken, the second one by oldest or newest
+        token. The kinds `tf` and `tq` are parts of `to`: stale at put, and by waiting.
         """
         reply = self._store.run("task/versions", [group])
         return [
@@ -186,15 +185,15 @@ class TaskScripts:
         ]
 
     def advance(self, version: int) -> int:
-        """Tell the task the newest weight version; returns the one that it knows.
+        """Give the task the newest weight version; returns the version that it knows now.
 
-        Of a task that is gone: -1.
+        Without a task: -1.
         """
         outcome, *known = self._store.run("task/advance", [version])
         return int(known[0]) if outcome == b"ok" else -1
 
     def current_version(self) -> int | None:
-        """Return the newest weight version that the task knows."""
+        """Return the newest weight version that the task knows; None when it knows none."""
         version = self._store.client.execute("HGET", f"{self._store.keys.prefix}task", "version")
         return None if version is None else int(version)
 

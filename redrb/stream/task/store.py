@@ -1,4 +1,4 @@
-"""`TaskStore`: one task in Redis, which all modules that run scripts for the task share."""
+"""`TaskStore`: a client bound to one task; everything that runs scripts for the task shares it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHORTEST_BLOCK_S = 0.002
 class TaskStore:
     """A client bound to the keys of one task; safe among threads.
 
-    The typed functions for the scripts of `redrb/lua/put`, `take` and `task` are in the modules
+    The typed methods for the scripts of `redrb/lua/put`, `take` and `task` are in the modules
     `scripts` of the packages with these names.
 
     Attributes:

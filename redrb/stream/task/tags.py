@@ -1,4 +1,4 @@
-"""Tags of a group: one value for each name that the task declared, so that Redis can index it."""
+"""Tags of a group: for each declared name one value, which Redis indexes for queries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from redrb.experience.records import BufferItem, Scalar
 from redrb.keys import check_name
 
 TagValue: TypeAlias = int | float | str | None
-"""What the index holds for one tag of one group; None: the group has no such tag."""
+"""Value of one tag of one group in the index; None: the group has no such tag."""
 
 MOST_TAGS = 32
 """Most tags that a task may declare: each costs a sorted set for every pool."""
@@ -20,17 +20,17 @@ MOST_BYTES = 1024
 """Most UTF-8 bytes of a string that is indexed."""
 
 MOST_INTEGER = 2**53
-"""Redis compares doubles; beyond this they do not tell one integer from the next."""
+"""Largest integer that Redis' doubles hold exactly."""
 
 BEYOND_NUMBERS = 1e300
-"""Every indexed number is nearer to zero: the index keeps strings beyond (`include/tags.lua`)."""
+"""Indexed numbers are nearer to zero; numbers beyond stand for strings (`include/tags.lua`)."""
 
 
 def declare_tags(names: Iterable[str] | None) -> tuple[str, ...]:
     """Return the names of the tags that a task indexes.
 
     Raises:
-        ConfigError: A name is unusable or there twice, or there are more than 32.
+        ConfigError: A name is not usable or given twice, or there are more than 32.
     """
     if isinstance(names, str):
         raise ConfigError(f"tags={names!r} is one string: give a list, tags=[{names!r}].")
@@ -51,13 +51,13 @@ def tag_values(
 ) -> list[TagValue]:
     """Return one value for each declared tag of a group, in the order of `names`.
 
-    A value given at put wins; None there says that the group has no such tag. Otherwise it comes
-    from the samples that have the tag: the value that they share, or the mean of their numbers.
-    True counts as 1 and False as 0, so that the mean of a verdict is its rate.
+    A value given at put wins; None there means that the group has no such tag. Otherwise the value
+    comes from the samples that have the tag: the value that they share, or the mean of their
+    numbers. True counts as 1 and False as 0, so that the mean of verdicts is the success rate.
 
     Args:
         names: The declared tags.
-        items: Samples of the group; tags that are not declared stay in them and are not indexed.
+        items: Samples of the group; tags that are not declared are not indexed.
         given: Values given at put.
 
     Raises:
@@ -78,7 +78,7 @@ def tag_values(
 
 
 def as_number(value: float) -> float | None:
-    """Return a number that Redis' doubles hold exactly, True as 1; None when they do not."""
+    """Return a number that a double holds exactly, with True as 1; None for others."""
     if isinstance(value, int):
         return int(value) if abs(value) <= MOST_INTEGER else None
     return None if math.isnan(value) else float(value)
@@ -104,7 +104,7 @@ def _common(name: str, items: Sequence[BufferItem]) -> TagValue:
 
 
 def _checked(name: str, value: Scalar | None) -> TagValue:
-    """Return a tag's value as it is indexed, or raise RecordError."""
+    """Return the value to index, or raise RecordError."""
     if value is None:
         return None
     if isinstance(value, str):
