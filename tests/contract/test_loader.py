@@ -63,8 +63,8 @@ def rewards(batch: Experience) -> list[int]:
 
 
 def ledger(stream: ExperienceStream) -> tuple[int, int, int, int]:
-    told = stream.stats().ledger
-    return told.acked, told.leased, told.waiting, told.dead
+    counts = stream.stats().ledger
+    return counts.acked, counts.leased, counts.waiting, counts.dead
 
 
 def test_a_batch_is_acknowledged_when_the_loop_comes_back(stream: ExperienceStream) -> None:
@@ -91,7 +91,7 @@ def test_each_loop_gives_its_steps(stream: ExperienceStream) -> None:
     assert ledger(stream) == (8, 0, 0, 0)
 
 
-def test_it_holds_no_more_than_it_says(stream: ExperienceStream) -> None:
+def test_it_leases_at_most_prefetch_plus_one_batches(stream: ExperienceStream) -> None:
     filled(stream, 20)
     with ExperienceLoader(stream, 2, prefetch=3) as loader:
         batches = iter(loader)
@@ -107,7 +107,7 @@ def test_it_holds_no_more_than_it_says(stream: ExperienceStream) -> None:
 
 
 @pytest.mark.parametrize("leave", ["break", "forget", "close", "new loop"])
-def test_what_was_not_given_out_goes_back_unharmed(
+def test_batches_that_were_not_read_are_requeued_unharmed(
     client: Client, namespace: str, leave: str
 ) -> None:
     stream = filled(ExperienceStream(client, "math", namespace=namespace, max_deliveries=1), 10)
@@ -184,7 +184,7 @@ def test_without_acknowledging_leases_are_the_callers(stream: ExperienceStream) 
     assert ledger(stream) == (4, 0, 2, 0)
 
 
-def test_the_end_of_data_comes_after_what_came_before(stream: ExperienceStream) -> None:
+def test_the_end_of_data_comes_after_the_batches_before_it(stream: ExperienceStream) -> None:
     filled(stream, 5)
     seen = []
     loader = ExperienceLoader(stream, 2, timeout=0.05, at_least=1)
@@ -208,7 +208,7 @@ def test_a_step_longer_than_the_timeout_ends_nothing(stream: ExperienceStream) -
     assert seen == [[0, 1], [2, 3]]
 
 
-def test_samples_that_fit_into_no_batch_are_told_in_their_place(stream: ExperienceStream) -> None:
+def test_misfits_are_an_error_in_their_place(stream: ExperienceStream) -> None:
     filled(stream, 3)
     stream.put(numbered(3, sequences=torch.tensor([1, 2, 3], dtype=torch.int32)))
     stream.put_many([[numbered(n)] for n in range(4, 7)])
@@ -224,7 +224,7 @@ def test_samples_that_fit_into_no_batch_are_told_in_their_place(stream: Experien
     assert [rewards(batch) for batch in ExperienceLoader(stream, 3, steps=1)] == [[4, 5, 6]]
 
 
-def test_a_lost_lease_is_told_when_the_loop_comes_back(stream: ExperienceStream) -> None:
+def test_a_lost_lease_is_an_error_when_the_loop_comes_back(stream: ExperienceStream) -> None:
     filled(stream, 6)
     with ExperienceLoader(stream, 2, prefetch=1) as loader:
         batches = iter(loader)
@@ -270,7 +270,7 @@ def test_waits_are_measured(stream: ExperienceStream) -> None:
     put.join()
 
 
-def test_redis_that_stays_away_is_told_after_what_came_before(
+def test_an_outage_is_an_error_after_the_batches_before_it(
     stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(stream, 4)
@@ -291,7 +291,7 @@ def test_redis_that_stays_away_is_told_after_what_came_before(
 
 
 @pytest.mark.parametrize("timeout", [None, 20])
-def test_redis_that_comes_back_in_time_ends_no_loop(
+def test_an_outage_shorter_than_the_timeout_ends_no_loop(
     stream: ExperienceStream,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -372,8 +372,8 @@ def test_ranks_get_the_same_number_of_batches(client: Client, namespace: str) ->
 
     def train(rank: int) -> None:
         with (
-            ExperienceStream(client, "math", namespace=namespace) as own,
-            ExperienceLoader(own, 4, rank=rank, world_size=2, steps=4, timeout=20) as loader,
+            ExperienceStream(client, "math", namespace=namespace) as one,
+            ExperienceLoader(one, 4, rank=rank, world_size=2, steps=4, timeout=20) as loader,
         ):
             seen[rank] = [rewards(batch) for batch in loader]
 
@@ -397,7 +397,7 @@ def test_arguments_are_checked(stream: ExperienceStream) -> None:
         ExperienceLoader("math", 2)  # type: ignore[arg-type]
 
 
-def test_batches_are_padded_where_asked(stream: ExperienceStream) -> None:
+def test_batches_are_padded_on_the_side_asked_for(stream: ExperienceStream) -> None:
     stream.put(numbered(0))
     stream.put(numbered(1, sequences=torch.tensor([7, 8, 9, 10])))
     with ExperienceLoader(stream, 2, side="right", pin_memory=True, steps=1) as loader:
@@ -418,7 +418,7 @@ def test_batches_are_copied_beside_the_step(stream: ExperienceStream) -> None:
             assert rewards(batch) == list(range(4 * number, 4 * number + 4))
 
 
-def test_a_fork_has_no_part_in_a_loop(real_url: str, namespace: str) -> None:
+def test_a_forked_process_cannot_read_its_parents_loop(real_url: str, namespace: str) -> None:
     with (
         redrb.connect(real_url) as client,
         ExperienceStream(client, "math", namespace=namespace) as stream,
@@ -459,7 +459,7 @@ while loader.ready < 2:
 """
 
 
-def test_a_process_that_ends_gives_back_what_it_took_ahead(
+def test_a_process_that_ends_requeues_prefetched_batches(
     server_urls: Callable[[str], str], namespace: str
 ) -> None:
     real_url = server_urls(next(iter(REAL)))

@@ -1,4 +1,4 @@
-"""Batches from several tasks: exact ratios, whole or not at all, and who starves is named."""
+"""Batches from several tasks: exact ratios, all or nothing, and errors name tasks that starve."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WEIGHTS = {"math": 0.7, "code": 0.3}
 
 
 class Tasks:
-    """The two tasks of most tests, and what makers do with them."""
+    """The two tasks of most tests, and puts into them."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self.streams = {
@@ -87,7 +87,7 @@ def assert_exact(taken: dict[str, int], weights: dict[str, Any]) -> None:
 
 
 def until(condition: Callable[[], bool], seconds: float = 10) -> None:
-    """Wait for what somebody else is about to do."""
+    """Wait for an effect of another thread or process."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -137,12 +137,12 @@ def test_a_weight_that_is_no_positive_number_is_refused(weight: Any) -> None:
 
 
 @pytest.mark.parametrize("weights", [{}, None, ["math"], "math", {"ma:th": 1}, {"": 1}, {3: 1}])
-def test_what_names_no_tasks_is_refused(weights: Any) -> None:
+def test_weights_without_valid_task_names_are_refused(weights: Any) -> None:
     with pytest.raises(ConfigError):
         Ratio.of(weights)
 
 
-def test_a_weight_that_would_never_have_its_turn_is_refused() -> None:
+def test_a_weight_below_the_resolution_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'b'.*2\*\*-32"):
         Ratio.of({"a": 1e20, "b": 1})
 
@@ -157,32 +157,32 @@ def test_any_takes_in_any_ratio_stay_within_one_group(
 ) -> None:
     with redrb.connect("fake://ratios") as client:
         ratio = Ratio.of({f"t{index}": weight for index, weight in enumerate(weights)})
-        own = Turns(client, f"n{random.randrange(2**60)}", "default", ratio)
+        turn_queue = Turns(client, f"n{random.randrange(2**60)}", "default", ratio)
         operation = Operation()
         for count in counts:
             operation.begin(count)
-            operation.shares = own.ask(operation, queue=False, retry_s=0).shares
+            operation.shares = turn_queue.ask(operation, queue=False, retry_s=0).shares
             assert min(operation.shares.values()) >= 0
             assert sum(operation.shares.values()) == count
-            assert own.keep(operation, retry_s=0)
-            taken = {task: figures.taken for task, figures in own.look().items()}
+            assert turn_queue.keep(operation, retry_s=0)
+            taken = {task: figures.taken for task, figures in turn_queue.look().items()}
             whole = sum(ratio.parts.values())
             for task, part in ratio.parts.items():
                 assert abs(part * sum(taken.values()) - whole * taken[task]) < whole
 
 
-def test_a_long_run_of_small_takes_never_strays(client: Client, namespace: str) -> None:
+def test_many_small_takes_stay_within_one_group(client: Client, namespace: str) -> None:
     weights = {"a": 0.5, "b": 0.29, "c": 0.2, "d": 0.0099, "e": 0.0001}
-    own = Turns(client, namespace, "default", Ratio.of(weights))
+    turn_queue = Turns(client, namespace, "default", Ratio.of(weights))
     operation, taken = Operation(), Counter(dict.fromkeys(weights, 0))
     dice = random.Random(7)
     for _ in range(400):
         operation.begin(dice.choice([1, 1, 2, 3, 31]))
-        operation.shares = own.ask(operation, queue=False, retry_s=0).shares
-        assert own.keep(operation, retry_s=0)
+        operation.shares = turn_queue.ask(operation, queue=False, retry_s=0).shares
+        assert turn_queue.keep(operation, retry_s=0)
         taken.update(operation.shares)
         assert_exact(taken, weights)
-    assert {task: figures.taken for task, figures in own.look().items()} == taken
+    assert {task: figures.taken for task, figures in turn_queue.look().items()} == taken
 
 
 @pytest.mark.parametrize(
@@ -197,70 +197,70 @@ def test_takes_that_largest_remainders_would_split_wrongly(
     client: Client, namespace: str, parts: list[int], counts: list[int]
 ) -> None:
     weights = {f"t{index}": part for index, part in enumerate(parts)}
-    own = Turns(client, namespace, "default", Ratio.of(weights))
+    turn_queue = Turns(client, namespace, "default", Ratio.of(weights))
     operation, taken = Operation(), Counter(dict.fromkeys(weights, 0))
     for count in counts:
         operation.begin(count)
-        operation.shares = own.ask(operation, queue=False, retry_s=0).shares
-        assert own.keep(operation, retry_s=0)
+        operation.shares = turn_queue.ask(operation, queue=False, retry_s=0).shares
+        assert turn_queue.keep(operation, retry_s=0)
         taken.update(operation.shares)
         assert_exact(taken, weights)
 
 
-def test_a_turn_goes_to_who_waits_and_not_to_who_comes(client: Client, namespace: str) -> None:
-    own = Turns(client, namespace, "default", Ratio.of(WEIGHTS))
+def test_a_turn_goes_to_the_queue_before_new_operations(client: Client, namespace: str) -> None:
+    turn_queue = Turns(client, namespace, "default", Ratio.of(WEIGHTS))
     first, second, third = Operation(), Operation(), Operation()
     for operation in (first, second, third):
         operation.begin(1)
-    assert own.ask(first, queue=True, retry_s=0).granted
-    assert not own.ask(second, queue=True, retry_s=0).granted
-    own.give(first)
-    assert not own.ask(third, queue=True, retry_s=0).granted
-    assert own.ask(second, queue=True, retry_s=0).granted
-    own.give(second)
-    assert own.ask(third, queue=True, retry_s=0).granted
+    assert turn_queue.ask(first, queue=True, retry_s=0).granted
+    assert not turn_queue.ask(second, queue=True, retry_s=0).granted
+    turn_queue.give(first)
+    assert not turn_queue.ask(third, queue=True, retry_s=0).granted
+    assert turn_queue.ask(second, queue=True, retry_s=0).granted
+    turn_queue.give(second)
+    assert turn_queue.ask(third, queue=True, retry_s=0).granted
 
 
-def test_who_lost_the_turn_can_neither_keep_nor_hold(client: Client, namespace: str) -> None:
-    own = Turns(client, namespace, "default", Ratio.of(WEIGHTS))
+def test_an_operation_that_lost_the_turn_can_neither_keep_nor_hold(
+    client: Client, namespace: str
+) -> None:
+    turn_queue = Turns(client, namespace, "default", Ratio.of(WEIGHTS))
     slow, quick = Operation(), Operation()
     for operation in (slow, quick):
         operation.begin(1)
-        operation.shares = own.ask(operation, queue=False, retry_s=0).shares
-        client.execute("DEL", own._store.keys.stream.removesuffix("stream") + "turn")
-    assert own.ask(quick, queue=False, retry_s=0).granted
-    assert not own.keep(slow, retry_s=0)
-    assert not own.hold(slow)
-    assert own.keep(quick, retry_s=0)
-    own.give(slow)
-    assert own.look()["math"].taken == 1
+        operation.shares = turn_queue.ask(operation, queue=False, retry_s=0).shares
+        client.execute("DEL", turn_queue._store.keys.stream.removesuffix("stream") + "turn")
+    assert turn_queue.ask(quick, queue=False, retry_s=0).granted
+    assert not turn_queue.keep(slow, retry_s=0)
+    assert not turn_queue.hold(slow)
+    assert turn_queue.keep(quick, retry_s=0)
+    turn_queue.give(slow)
+    assert turn_queue.look()["math"].taken == 1
 
 
-def test_an_attempt_that_comes_late_blocks_nobody(client: Client, namespace: str) -> None:
-    own = Turns(client, namespace, "default", Ratio.of(WEIGHTS))
+def test_a_late_attempt_blocks_no_operation(client: Client, namespace: str) -> None:
+    turn_queue = Turns(client, namespace, "default", Ratio.of(WEIGHTS))
     late, next_ = Operation(), Operation()
     late.begin(1)
     next_.begin(1)
-    assert own.ask(late, queue=False, retry_s=0).granted
-    own.give(late)
-    assert not own.ask(late, queue=True, retry_s=0).granted
-    assert own.ask(next_, queue=False, retry_s=0).granted
+    assert turn_queue.ask(late, queue=False, retry_s=0).granted
+    turn_queue.give(late)
+    assert not turn_queue.ask(late, queue=True, retry_s=0).granted
+    assert turn_queue.ask(next_, queue=False, retry_s=0).granted
 
 
-def test_a_turn_does_not_inherit_what_the_one_before_waited_for(
-    client: Client, namespace: str
-) -> None:
-    own = Turns(client, namespace, "default", Ratio.of(WEIGHTS))
+def test_a_turn_does_not_inherit_the_task_waited_for(client: Client, namespace: str) -> None:
+    turn_queue = Turns(client, namespace, "default", Ratio.of(WEIGHTS))
     first, second, third = Operation(), Operation(), Operation()
     for operation in (first, second, third):
         operation.begin(10)
-    first.shares = own.ask(first, queue=False, retry_s=0).shares
-    assert own.hold(first, waits_for="code")
-    answer = own.ask(second, queue=True, retry_s=0)
+    first.shares = turn_queue.ask(first, queue=False, retry_s=0).shares
+    assert turn_queue.hold(first, waits_for="code")
+    answer = turn_queue.ask(second, queue=True, retry_s=0)
     assert (answer.granted, answer.waits_for, answer.need) == (False, "code", 3)
-    own.give(first)
-    assert own.ask(second, queue=True, retry_s=0).granted
-    answer = own.ask(third, queue=True, retry_s=0)
+    turn_queue.give(first)
+    assert turn_queue.ask(second, queue=True, retry_s=0).granted
+    answer = turn_queue.ask(third, queue=True, retry_s=0)
     assert (answer.granted, answer.waits_for, answer.need) == (False, "", 0)
 
 
@@ -342,7 +342,7 @@ def test_the_lease_before_is_acknowledged_first(tasks: Tasks, mixture: Mixture) 
     assert [stream.stats().ledger.acked for stream in tasks.streams.values()] == [14, 6]
 
 
-def test_some_groups_or_all_are_acknowledged_or_given_back(tasks: Tasks, mixture: Mixture) -> None:
+def test_some_groups_or_all_are_acknowledged_or_released(tasks: Tasks, mixture: Mixture) -> None:
     tasks.put(math=7, code=3)
     lease = mixture.take(10, timeout=0)
     with pytest.raises(ConfigError, match="not in this lease"):
@@ -362,7 +362,9 @@ def test_some_groups_or_all_are_acknowledged_or_given_back(tasks: Tasks, mixture
         lease.batch()
 
 
-def test_reject_buries_in_each_task(client: Client, namespace: str) -> None:
+def test_reject_moves_groups_to_the_dead_letters_of_each_task(
+    client: Client, namespace: str
+) -> None:
     tasks = Tasks(client, namespace)
     tasks.put(math=7, code=3)
     with Mixture(client, WEIGHTS, namespace=namespace) as mixture:
@@ -373,7 +375,7 @@ def test_reject_buries_in_each_task(client: Client, namespace: str) -> None:
 
 
 @pytest.mark.parametrize(("error", "failed"), [(ValueError, 1), (KeyboardInterrupt, 0)])
-def test_what_goes_wrong_in_the_block_gives_all_back(
+def test_an_exception_in_the_block_requeues_all_groups(
     tasks: Tasks, mixture: Mixture, error: type[BaseException], failed: int
 ) -> None:
     tasks.put(math=7, code=3)
@@ -387,7 +389,7 @@ def test_what_goes_wrong_in_the_block_gives_all_back(
         stream.clear()
 
 
-def test_groups_that_do_not_fit_are_buried_and_the_others_go_back(
+def test_misfits_become_dead_letters_and_the_others_are_requeued(
     client: Client, namespace: str
 ) -> None:
     tasks = Tasks(client, namespace)
@@ -403,7 +405,7 @@ def test_groups_that_do_not_fit_are_buried_and_the_others_go_back(
         assert tasks.streams["math"].dead_letters() == []
 
 
-def test_an_error_of_one_task_s_own_batch_does_not_bury_another_s_groups(
+def test_misfits_of_one_task_s_batch_reject_no_group_of_another_task(
     client: Client, namespace: str
 ) -> None:
     tasks = Tasks(client, namespace)
@@ -453,7 +455,9 @@ def test_a_task_that_starves_is_named_and_nothing_is_taken(tasks: Tasks, mixture
     lease.ack()
 
 
-def test_what_was_held_meanwhile_goes_back_unharmed(tasks: Tasks, mixture: Mixture) -> None:
+def test_shares_leased_before_a_timeout_are_requeued_unharmed(
+    tasks: Tasks, mixture: Mixture
+) -> None:
     tasks.put(math=2, code=3)
     for _ in range(7):  # more often than max_deliveries
         with pytest.raises(BatchTimeout) as caught:
@@ -496,18 +500,18 @@ def test_a_share_that_exceeds_a_limit_is_an_error_and_not_a_wait(
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, "3", None, True, 2**20 + 1])
-def test_a_count_that_is_none_is_refused(mixture: Mixture, count: Any) -> None:
+def test_a_bad_count_is_refused(mixture: Mixture, count: Any) -> None:
     with pytest.raises(ConfigError):
         mixture.take(count)
 
 
-def test_what_is_no_client_is_refused() -> None:
+def test_a_wrong_client_is_refused() -> None:
     with pytest.raises(ConfigError, match="connect"):
         Mixture("redis://", WEIGHTS)  # type: ignore[arg-type]
 
 
 class Waiters:
-    """Takes in threads of their own, that end by being woken only."""
+    """Takes on threads, which end only when they are woken."""
 
     def __init__(self, tasks: Tasks, pool: ThreadPoolExecutor) -> None:
         self._tasks = tasks
@@ -583,7 +587,7 @@ def test_takes_go_one_after_the_other_in_their_order(
         assert mixture.starvation()["code"].short == 3
 
 
-def test_a_take_behind_one_that_starves_names_its_task(
+def test_a_take_behind_a_starving_take_names_its_task(
     client: Client, namespace: str, tasks: Tasks, mixture: Mixture, waiters: Waiters
 ) -> None:
     tasks.put(math=20, code=1)
@@ -648,9 +652,9 @@ def test_the_log_names_the_task_that_starves(
             other.take(1, timeout=0.05)
         tasks.put(math=7, code=3)
         first.result(timeout=5).ack()
-    told = "\n".join(record.getMessage() for record in caplog.records)
-    assert "task 'code', consumer group 'default': 0 of 3 groups are waiting" in told
-    assert "the take before this one waits for task 'code'" in told
+    printed = "\n".join(record.getMessage() for record in caplog.records)
+    assert "task 'code', consumer group 'default': 0 of 3 groups are waiting" in printed
+    assert "the take before this one waits for task 'code'" in printed
 
 
 # Many at once
@@ -667,10 +671,10 @@ def test_threads_keep_the_ratio_at_every_moment(
 
     def take(thread: int) -> None:
         dice = random.Random(thread)
-        own = mixture if thread % 2 else others[thread % len(others)]
+        each = mixture if thread % 2 else others[thread % len(others)]
         while sum(taken.values()) < total:
             try:
-                lease = own.take(dice.randint(1, 6), timeout=dice.choice([0.01, 0.3]))
+                lease = each.take(dice.randint(1, 6), timeout=dice.choice([0.01, 0.3]))
             except BatchTimeout:
                 continue
             if dice.random() < 0.2:
@@ -697,8 +701,8 @@ def test_threads_keep_the_ratio_at_every_moment(
         for future in (watching, *takers):
             future.result(timeout=30)
     assert len(seen) == len(set(seen)) == sum(taken.values())
-    for own in others:
-        own.close()
+    for each in others:
+        each.close()
 
 
 def test_processes_keep_the_ratio(real_url: str, namespace: str) -> None:
@@ -711,10 +715,10 @@ def test_processes_keep_the_ratio(real_url: str, namespace: str) -> None:
                 tasks.put(**{dice.choice(["math", "math", "code"]): dice.randint(1, 20)})
                 assert_exact(mixture.taken(), WEIGHTS)
                 time.sleep(0.003)
-            told = [worker.end() for worker in workers]
+            printed = [worker.end() for worker in workers]
             taken = mixture.taken()
             assert_exact(taken, WEIGHTS)
-            seen = [number for words in told for number in map(int, words)]
+            seen = [number for words in printed for number in map(int, words)]
             assert len(seen) == len(set(seen)) == sum(taken.values())
             assert sum(number >= 1000 for number in seen) == taken["code"]
         for stream in tasks.streams.values():
@@ -802,8 +806,8 @@ class Line:
 
     def once(self, *arguments: Any) -> Any:
         reply = self._once(*arguments)
-        own = arguments[0] in ("EVALSHA", "EVAL") and ":mixture:" in str(arguments[3])
-        if own and self.lose(arguments[4]):
+        of_mixture = arguments[0] in ("EVALSHA", "EVAL") and ":mixture:" in str(arguments[3])
+        if of_mixture and self.lose(arguments[4]):
             raise Broken("the reply is lost")
         return reply
 
@@ -829,7 +833,7 @@ def test_repeated_requests_count_once(
         assert_exact(taken, WEIGHTS)
 
 
-def test_a_take_that_nobody_heard_of_is_taken_back(
+def test_a_take_whose_reply_is_lost_is_cancelled(
     client: Client, namespace: str, tasks: Tasks, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks.put(math=14, code=6)
@@ -850,23 +854,23 @@ def test_a_take_that_nobody_heard_of_is_taken_back(
 
 
 def test_figures_count_once_however_often_a_take_is_ended(client: Client, namespace: str) -> None:
-    own = Turns(client, namespace, "default", Ratio.of(WEIGHTS))
+    turn_queue = Turns(client, namespace, "default", Ratio.of(WEIGHTS))
     operation = Operation()
     operation.begin(10)
-    operation.shares = own.ask(operation, queue=False, retry_s=0).shares
+    operation.shares = turn_queue.ask(operation, queue=False, retry_s=0).shares
     operation.shortages.add("code", 1.5)
     waited = Starvation(short=1, waited_s=1.5, waiting_s=0)
     for _ in range(2):
-        assert own.keep(operation, retry_s=0)
-        assert own.look()["code"] == turns.Figures(3, waited)
+        assert turn_queue.keep(operation, retry_s=0)
+        assert turn_queue.look()["code"] == turns.Figures(3, waited)
     for _ in range(2):
-        own.give(operation)
-        assert own.look()["code"] == turns.Figures(0, waited)
-    assert not own.keep(operation, retry_s=0)
-    assert not own.hold(operation)
+        turn_queue.give(operation)
+        assert turn_queue.look()["code"] == turns.Figures(0, waited)
+    assert not turn_queue.keep(operation, retry_s=0)
+    assert not turn_queue.hold(operation)
 
 
-def test_what_callers_leave_expires(client: Client, namespace: str, tasks: Tasks) -> None:
+def test_keys_of_dead_callers_expire(client: Client, namespace: str, tasks: Tasks) -> None:
     tasks.put(math=7, code=3)
     with Mixture(client, WEIGHTS, namespace=namespace) as mixture:
         mixture.take(10, timeout=0).ack()
@@ -885,15 +889,18 @@ def test_what_callers_leave_expires(client: Client, namespace: str, tasks: Tasks
 # Forks
 
 
-def test_parent_and_child_of_a_fork_take_for_themselves(real_url: str, namespace: str) -> None:
-    with redrb.connect(real_url) as client, Mixture(client, WEIGHTS, namespace=namespace) as own:
+def test_parent_and_child_of_a_fork_take_separately(real_url: str, namespace: str) -> None:
+    with (
+        redrb.connect(real_url) as client,
+        Mixture(client, WEIGHTS, namespace=namespace) as mixture,
+    ):
         tasks = Tasks(client, namespace)
         tasks.put(math=21, code=9)
-        lease = own.take(10, timeout=5)
-        in_a_child(lambda: own.take(10, timeout=5).ack())
+        lease = mixture.take(10, timeout=5)
+        in_a_child(lambda: mixture.take(10, timeout=5).ack())
         lease.ack()
-        own.take(10, timeout=5).ack()
-        assert own.taken() == {"code": 9, "math": 21}
+        mixture.take(10, timeout=5).ack()
+        assert mixture.taken() == {"code": 9, "math": 21}
         for stream in tasks.streams.values():
             assert stream.stats().ledger.acked == stream.stats().ledger.put
 
@@ -925,7 +932,7 @@ class Worker:
         )
 
     def end(self) -> list[str]:
-        """Wait for its end and return the words that it said."""
+        """Wait until it ends and return the words that it printed."""
         return self.process.communicate(timeout=60)[0].split()
 
 

@@ -42,7 +42,7 @@ def test_it_is_acknowledged_even_when_the_take_times_out(client: Client, namespa
         lease.ack()
 
 
-def test_only_what_is_left_of_it_is_acknowledged(client: Client, namespace: str) -> None:
+def test_only_groups_that_are_left_are_acknowledged(client: Client, namespace: str) -> None:
     stream = filled(client, namespace, 4)
     lease = stream.take(2, timeout=0)
     lease.reject("odd", [lease.ids[0]])
@@ -55,7 +55,7 @@ def test_only_what_is_left_of_it_is_acknowledged(client: Client, namespace: str)
     audit(stream)
 
 
-def test_a_lost_lease_is_told_and_nothing_is_taken(client: Client, namespace: str) -> None:
+def test_a_lost_lease_is_an_error_and_nothing_is_taken(client: Client, namespace: str) -> None:
     slow, other = filled(client, namespace, 3), filled(client, namespace, 0)
     lease = slow.take(1, timeout=0)
     kill_consumer(slow)

@@ -47,7 +47,7 @@ def filled(stream: ExperienceStream, count: int) -> ExperienceStream:
 
 
 def soon(holds: Callable[[], bool]) -> None:
-    """Wait for what is on its way on another connection."""
+    """Wait for an effect of another connection."""
     end = time.monotonic() + 5
     while not holds():
         assert time.monotonic() < end
@@ -275,7 +275,7 @@ def test_the_next_batch_is_leased_while_this_one_is_trained_on(stream: Experienc
 
 
 @pytest.mark.parametrize("leave", ["break", "raise", "forget"])
-def test_what_the_loop_does_not_come_back_for_goes_back_unharmed(
+def test_batches_that_a_loop_leaves_are_requeued_unharmed(
     stream: ExperienceStream, leave: str
 ) -> None:
     filled(stream, 6)
@@ -348,7 +348,7 @@ def test_a_take_whose_reply_was_lost_is_found_again(
     audit(stream)
 
 
-def test_what_cannot_be_decoded_is_skipped(stream: ExperienceStream) -> None:
+def test_groups_that_cannot_be_decoded_are_skipped(stream: ExperienceStream) -> None:
     filled(stream, 2)
     bad = EncodedGroup((b"\xff" * 9,), 9, 1, None, Status.COMPLETED)
     stream._producer._scripts.put("broken", 1, PutBatch([bad])).result()
@@ -365,7 +365,7 @@ def test_what_cannot_be_decoded_is_skipped(stream: ExperienceStream) -> None:
     audit(stream)
 
 
-def test_a_lost_lease_is_told_one_batch_later(stream: ExperienceStream) -> None:
+def test_a_lost_lease_is_an_error_one_batch_later(stream: ExperienceStream) -> None:
     filled(stream, 8)
     loop = stream.leases(2, timeout=1)
     next(loop)

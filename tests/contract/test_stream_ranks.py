@@ -80,7 +80,7 @@ def take(stream: ExperienceStream, rank: int, world_size: int, step: int, count:
     return stream.take(count, rank=rank, world_size=world_size, step=step, timeout=5)
 
 
-def test_every_rank_gets_its_own_part_of_each_step(open_stream: Opener) -> None:
+def test_every_rank_gets_one_part_of_each_step(open_stream: Opener) -> None:
     ranks = [open_stream() for _ in range(3)]
     fill(ranks[0], 18)
     for step in range(3):
@@ -169,7 +169,7 @@ def test_a_rank_that_starts_again_finds_its_part(open_stream: Opener) -> None:
     assert numbers(take(ranks[1], 1, 2, 1, 4)) == numbers(ahead[1])
 
 
-def test_a_crew_that_starts_again_finds_its_parts_also_of_what_some_acknowledged(
+def test_ranks_that_restart_find_their_parts_also_of_steps_that_some_acknowledged(
     open_stream: Opener,
 ) -> None:
     ranks = [open_stream(lease_ms=100) for _ in range(2)]
@@ -192,7 +192,7 @@ def test_a_crew_that_starts_again_finds_its_parts_also_of_what_some_acknowledged
     assert [numbers(part) for part in leases(ranks, 4, 1)] == [[4, 6], [5, 7]]
 
 
-def test_a_rank_that_starts_at_a_step_has_trained_those_before(open_stream: Opener) -> None:
+def test_a_rank_that_starts_at_a_step_acknowledges_the_steps_before(open_stream: Opener) -> None:
     ranks = [open_stream(), open_stream()]
     fill(ranks[0], 8)
     for step in range(2):
@@ -318,7 +318,7 @@ def test_many_ranks_take_and_lose_one(open_stream: Opener) -> None:
             with pytest.raises(RankLost) as caught:
                 each.result(10)
             assert (caught.value.step, caught.value.ranks) == (2, (7,))
-    with pytest.raises(RankLost):  # one that comes later is told too, once
+    with pytest.raises(RankLost):  # a rank that asks later gets the error too, once
         take(ranks[11], 11, 20, 2, 20)
     ranks[7] = open_stream()
     assert [numbers(part) for part in leases(ranks, 20, 2)] == [[40 + rank] for rank in range(20)]
@@ -354,7 +354,7 @@ def test_a_rank_that_leaves_early_is_lost_too(open_stream: Opener) -> None:
         take(ranks[0], 0, 2, 1, 2)
 
 
-def test_of_two_processes_with_one_rank_the_older_one_is_told(open_stream: Opener) -> None:
+def test_of_two_processes_with_one_rank_the_older_one_gets_an_error(open_stream: Opener) -> None:
     ranks = [open_stream(), open_stream()]
     fill(ranks[0], 8)
     old = leases(ranks, 4, 0)[1]
@@ -368,7 +368,7 @@ def test_of_two_processes_with_one_rank_the_older_one_is_told(open_stream: Opene
     new.ack()
 
 
-def test_ranks_and_others_do_not_share_a_consumer_group(open_stream: Opener) -> None:
+def test_ranks_and_other_takes_do_not_share_a_consumer_group(open_stream: Opener) -> None:
     ranks, other = [open_stream(), open_stream()], open_stream()
     apart = open_stream(group="apart")
     apart.join_group()
@@ -391,7 +391,7 @@ def test_ranks_and_others_do_not_share_a_consumer_group(open_stream: Opener) -> 
     audit(other)
 
 
-def test_with_another_number_of_ranks_the_crew_starts_anew(open_stream: Opener) -> None:
+def test_another_number_of_ranks_starts_anew(open_stream: Opener) -> None:
     ranks = [open_stream() for _ in range(3)]
     fill(ranks[0], 12)
     for part in leases(ranks, 6, 0):
@@ -409,7 +409,7 @@ def test_with_another_number_of_ranks_the_crew_starts_anew(open_stream: Opener) 
     assert fewer[0].stats().ledger.acked == 6
 
 
-def test_with_another_batch_size_the_crew_starts_anew(open_stream: Opener) -> None:
+def test_another_batch_size_starts_anew(open_stream: Opener) -> None:
     ranks = [open_stream(), open_stream()]
     fill(ranks[0], 8)
     leases(ranks, 4, 0)
@@ -419,7 +419,7 @@ def test_with_another_batch_size_the_crew_starts_anew(open_stream: Opener) -> No
     assert [numbers(part) for part in leases(ranks, 6, 0)] == [[0, 2, 4], [1, 3, 5]]
 
 
-def test_ranks_that_ask_for_different_batches_are_told(open_stream: Opener) -> None:
+def test_ranks_that_ask_for_different_batches_get_an_error(open_stream: Opener) -> None:
     ranks = [open_stream(), open_stream()]
     fill(ranks[0], 8)
     with ThreadPoolExecutor(1) as pool:
@@ -470,7 +470,7 @@ def test_groups_that_are_rejected_or_expired_leave_at_once(open_stream: Opener) 
         ranks[0].take(2, rank=0, world_size=2, step=1, timeout=0)
 
 
-def test_groups_that_fit_into_no_batch_are_buried_and_the_part_is_kept(
+def test_misfits_become_dead_letters_and_the_part_is_kept(
     open_stream: Opener,
 ) -> None:
     ranks = [open_stream(), open_stream()]
@@ -504,7 +504,9 @@ def test_a_step_that_fails_too_often_is_formed_anew(open_stream: Opener) -> None
     assert [numbers(part) for part in leases(ranks, 4, 0)] == [[1, 4], [3, 5]]
 
 
-def test_a_part_that_kills_its_rank_again_and_again_is_buried(open_stream: Opener) -> None:
+def test_a_part_that_kills_its_rank_again_and_again_becomes_dead_letters(
+    open_stream: Opener,
+) -> None:
     ranks = [open_stream(max_deliveries=3), open_stream()]
     fill(ranks[0], 8)
     leases(ranks, 4, 0)
@@ -668,7 +670,7 @@ def test_drawn_parts_know_their_probabilities(open_stream: Opener) -> None:
     assert sorted(probabilities, key=lambda number: probabilities[number]) == [1, 2, 3, 4]
 
 
-def test_what_ranks_hold_is_saved_as_waiting(
+def test_groups_that_ranks_lease_are_saved_as_waiting(
     open_stream: Opener, client: Client, tmp_path: Any
 ) -> None:
     ranks = [open_stream(), open_stream()]
@@ -681,22 +683,26 @@ def test_what_ranks_hold_is_saved_as_waiting(
         audit(copy)
 
 
-def test_a_crew_ends_with_its_task_and_its_group(open_stream: Opener) -> None:
+def test_ranks_end_with_their_task_and_their_consumer_group(open_stream: Opener) -> None:
     ranks = [open_stream(), open_stream()]
     fill(ranks[0], 8)
+
+    def keys_of_ranks() -> list[bytes]:
+        keys = ranks[0]._task.store.client.execute("KEYS", "*")
+        return [key for key in keys if ranks[0].namespace.encode() in key and b":rank" in key]
+
     for end in (ranks[0].drop_group, ranks[0].clear):
         parts = leases(ranks, 4, 3)
+        assert keys_of_ranks()
         end()
         with pytest.raises(LeaseLost):
             parts[0].ack()
-        keys = ranks[0]._task.store.client.execute("KEYS", "*")
-        own = [key for key in keys if ranks[0].namespace.encode() in key]
-        assert not [key for key in own if b":crew:" in key or b":parts:" in key]
+        assert not keys_of_ranks()
         fill(ranks[0], 8)
     assert len(leases(ranks, 4, 0)) == 2
 
 
-def test_ranks_wait_on_while_their_task_is_cleared(open_stream: Opener) -> None:
+def test_ranks_keep_waiting_while_their_task_is_cleared(open_stream: Opener) -> None:
     ranks, maker = [open_stream(), open_stream()], open_stream()
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(take, each, rank, 2, 0, 4) for rank, each in enumerate(ranks)]
@@ -774,7 +780,7 @@ class Rank:
         self.stream = self.open_stream(lease_ms=1000)
 
 
-def test_whatever_dies_every_group_is_given_to_one_rank_of_one_step(open_stream: Opener) -> None:
+def test_every_group_goes_to_one_rank_of_one_step_whatever_dies(open_stream: Opener) -> None:
     watcher = open_stream(max_deliveries=1000)
     fill(watcher, STEPS * COUNT)
     ranks = [Rank(rank, open_stream, seed=rank) for rank in range(WORLD)]
@@ -794,7 +800,7 @@ def test_whatever_dies_every_group_is_given_to_one_rank_of_one_step(open_stream:
         watching.result(10)
     given = []
     for rank in ranks:
-        assert all(told == asked for told, asked in rank.lost)
+        assert all(named == asked for named, asked in rank.lost)
         assert sorted(rank.got) == list(range(STEPS))
         for takes in rank.got.values():
             assert all(each == takes[0] for each in takes)

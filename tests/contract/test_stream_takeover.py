@@ -68,7 +68,7 @@ def test_a_waiting_take_takes_over_when_a_heartbeat_stops(open_stream: Opener) -
 
 
 @pytest.mark.parametrize("end", ["ack", "release", "reject"])
-def test_what_was_taken_over_cannot_be_ended_by_the_late_consumer(
+def test_groups_taken_over_cannot_be_ended_by_the_late_consumer(
     open_stream: Opener, end: str
 ) -> None:
     late, other = open_stream(), open_stream()
@@ -171,7 +171,7 @@ def test_releases_do_not_count_as_failed_deliveries(open_stream: Opener) -> None
     assert stream.stats().ledger.dead == 1
 
 
-def test_a_lease_that_is_dropped_comes_back(
+def test_groups_of_a_dropped_lease_are_requeued(
     open_stream: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream, other = open_stream(lease_ms=200), open_stream()
@@ -214,7 +214,7 @@ def test_a_dropped_lease_needs_no_garbage_collection(
         gc.enable()
 
 
-def test_what_a_dropped_lease_released_before_stays_with_its_new_consumer(
+def test_groups_that_a_dropped_lease_had_released_stay_with_their_new_consumer(
     open_stream: Opener,
 ) -> None:
     stream, other = open_stream(), open_stream()
@@ -231,7 +231,7 @@ def test_what_a_dropped_lease_released_before_stays_with_its_new_consumer(
     assert numbers(other.take(1, timeout=0)) == [1]
 
 
-def test_a_stream_that_is_dropped_beats_no_more(
+def test_a_dropped_stream_has_no_heartbeat(
     client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = ExperienceStream(client, "math", namespace=namespace, lease_ms=100)
@@ -253,7 +253,7 @@ def garbage(size: int = 20) -> EncodedGroup:
     return EncodedGroup((b"\xff" * size,), size, 1, None, Status.COMPLETED)
 
 
-def test_what_cannot_be_decoded_becomes_a_dead_letter_and_the_batch_is_still_full(
+def test_an_undecodable_group_becomes_a_dead_letter_and_the_batch_is_still_full(
     open_stream: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = open_stream()
@@ -271,7 +271,7 @@ def test_what_cannot_be_decoded_becomes_a_dead_letter_and_the_batch_is_still_ful
     lease.ack()
 
 
-def test_when_what_cannot_be_decoded_leaves_too_few_nothing_is_taken(open_stream: Opener) -> None:
+def test_when_undecodable_groups_leave_too_few_nothing_is_taken(open_stream: Opener) -> None:
     stream = open_stream()
     stream._producer._scripts.put("broken", 1, PutBatch([garbage()])).result()
     stream.put(numbered(1))
@@ -282,7 +282,7 @@ def test_when_what_cannot_be_decoded_leaves_too_few_nothing_is_taken(open_stream
     assert stream.stats().ledger.dead == 1
 
 
-def test_only_garbage_is_no_batch(open_stream: Opener) -> None:
+def test_undecodable_groups_alone_are_no_batch(open_stream: Opener) -> None:
     stream = open_stream()
     stream._producer._scripts.put("broken", 1, PutBatch([garbage(), garbage()])).result()
     with pytest.raises(BatchTimeout):
@@ -290,9 +290,7 @@ def test_only_garbage_is_no_batch(open_stream: Opener) -> None:
     assert stream.stats().ledger.dead == 2
 
 
-def test_entries_deleted_behind_our_back_are_accounted_for(
-    client: Client, open_stream: Opener
-) -> None:
+def test_entries_deleted_by_others_are_accounted_for(client: Client, open_stream: Opener) -> None:
     stream = open_stream()
     stream.put_many([[numbered(n)] for n in range(5)])
     client.execute("XDEL", stream._task.store.keys.stream, "9999999999999-2")
@@ -301,10 +299,10 @@ def test_entries_deleted_behind_our_back_are_accounted_for(
         stream.take(1, timeout=0, at_least=1)
 
 
-def test_after_an_outage_longer_than_the_lease_everyone_keeps_what_he_has(
+def test_after_an_outage_longer_than_lease_ms_consumers_keep_their_leases(
     open_stream: Opener, client: Client
 ) -> None:
-    """Deadlines passed while Redis was away: whoever comes back first must not judge the others."""
+    """Deadlines pass while Redis is away: the first consumer back must not take others over."""
     first, second = open_stream(), open_stream()
     first.put_many([[numbered(n)] for n in range(4)])
     mine, theirs = first.take(2, timeout=0), second.take(2, timeout=0)
