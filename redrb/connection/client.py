@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import redis
 from redis.exceptions import RedisError
@@ -28,13 +28,6 @@ T = TypeVar("T")
 _log = logging.getLogger("redrb")
 
 
-class Closable(Protocol):
-    """Something that is closed with its client."""
-
-    def close(self) -> None:
-        """Close it."""
-
-
 class Client:
     """A connection to Redis, shared by streams, publishers and subscribers; safe among threads.
 
@@ -47,8 +40,6 @@ class Client:
         url: URL under which other processes reach the same server; it holds the password.
         server_version: The server's version, such as (7, 0, 15).
         retry_s: Seconds for which a request is repeated while Redis is away.
-        opened: What is kept open for users between their calls, by a key of its kind; closed with
-            the client.
     """
 
     def __init__(
@@ -67,7 +58,6 @@ class Client:
         self.url = url
         self.server_version = server_version
         self.retry_s = retry_s
-        self.opened: dict[Hashable, Closable] = {}
 
     def __repr__(self) -> str:
         return f"<redrb.Client {self.where}>"
@@ -84,13 +74,9 @@ class Client:
         What is used over it afterwards raises `StoreClosed`, and heartbeats end: leases that were
         not ended go to others once they have expired. So close streams first.
         """
-        try:
-            while self.opened:
-                self.opened.popitem()[1].close()
-        finally:
-            self._lender.close()
-            if self._on_close is not None:
-                self._on_close()
+        self._lender.close()
+        if self._on_close is not None:
+            self._on_close()
 
     def retrying(self, attempt: Callable[[], T], *, retry_s: float | None = None) -> T:
         """Run `attempt`, and again while Redis is away; it must be safe to repeat.

@@ -215,7 +215,6 @@ class _SlotClient(Client):
             server_version=cluster.server_version,
             retry_s=cluster.retry_s,
         )
-        self.opened = cluster.opened
         self._cluster = cluster
         self._slot = slot
 

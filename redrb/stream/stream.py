@@ -340,7 +340,7 @@ class ExperienceStream:
             ...     train(lease.batch())
         """
         request = self._take_request(count, at_least, status, where)
-        loop = leases(self._taker, self._consumer, request, checked_timeout(timeout))
+        loop = leases(self._taker, request, checked_timeout(timeout))
         return self._while_open(loop)
 
     @property

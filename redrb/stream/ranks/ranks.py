@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import NoReturn
 
 from redrb.errors import ConfigError, DecodeError, LeaseLost
 from redrb.stream.ranks.dealing import deal, part_draw
@@ -105,7 +106,7 @@ class Ranks:
             self._joined[rank] = consumer
         return reply
 
-    def _refuse(self, request: PartRequest, reply: RankReply, wait: Wait) -> None:
+    def _refuse(self, request: PartRequest, reply: RankReply, wait: Wait) -> NoReturn:
         refuse(self._store.task, self._consumer.group, request, reply, wait.waited_s)
 
     def _end(self, request: PartRequest, attempt: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from redrb.connection.request import Request
-from redrb.stream.take.consumer import Consumer, Slot
+from redrb.stream.take.consumer import Slot
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.lease_part import LeasePart
 from redrb.stream.take.scripts import TakeReply, TakeRequest
@@ -76,12 +76,14 @@ class InFlightTake:
                 self._slot.free()
                 raise
 
+    def abandon(self) -> None:
+        """Let the heartbeat thread read the reply and release the batch; never blocks."""
+        self._slot.consumer.abandon_take(self)
 
-def leases(
-    taker: Taker, consumer: Consumer, request: TakeRequest, timeout: float | None
-) -> Generator[Lease]:
+
+def leases(taker: Taker, request: TakeRequest, timeout: float | None) -> Generator[Lease]:
     """Yield leases; see `ExperienceStream.leases`."""
-    loop = _LeaseLoop(taker, consumer, request, timeout)
+    loop = _LeaseLoop(taker, request, timeout)
     try:
         while True:
             yield loop.next()
@@ -92,11 +94,8 @@ def leases(
 class _LeaseLoop:
     """Holds the lease that is trained on, and the take in flight of the next one."""
 
-    def __init__(
-        self, taker: Taker, consumer: Consumer, request: TakeRequest, timeout: float | None
-    ) -> None:
+    def __init__(self, taker: Taker, request: TakeRequest, timeout: float | None) -> None:
         self._taker = taker
-        self._consumer = consumer
         self._request = request
         self._timeout = timeout
         self._lease: Lease | None = None
@@ -129,4 +128,4 @@ class _LeaseLoop:
             self._lease.abandon()
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is not None:
-            self._consumer.abandon_take(in_flight)
+            in_flight.abandon()
