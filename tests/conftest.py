@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import pytest
 import torch
 
 import redrb
 from redrb.connection import Client
+from tests.audit import audit
 from tests.servers import Server, programs
 
 torch.set_num_threads(1)
 
 REAL = programs()
+
+Opener: TypeAlias = Callable[..., redrb.ExperienceStream]
+"""Opens the same task with other arguments of `ExperienceStream`."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -87,3 +92,19 @@ def client(url: str) -> Iterator[Client]:
 def namespace() -> str:
     """A namespace that no other test uses."""
     return uuid.uuid4().hex
+
+
+@pytest.fixture
+def open_stream(client: Client, namespace: str) -> Iterator[Opener]:
+    """Open the same task several times; every stream is audited at the end."""
+    opened: list[redrb.ExperienceStream] = []
+
+    def open_it(**settings: Any) -> redrb.ExperienceStream:
+        opened.append(redrb.ExperienceStream(client, "math", namespace=namespace, **settings))
+        return opened[-1]
+
+    yield open_it
+    for stream in opened:
+        audit(stream)
+        assert stream.stats().ledger.balanced
+        stream.close()

@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 
-from redrb import BatchTimeout, ExperienceStream
-from redrb.connection import Client
-from tests.audit import audit
+from redrb import BatchTimeout
+from tests.conftest import Opener
 from tests.samples import numbered, numbers
 
-Opener = Callable[[str], ExperienceStream]
 
-
-@pytest.fixture
-def open_group(client: Client, namespace: str) -> Iterator[Opener]:
-    """Open the task with a consumer group; it is audited at the end."""
-    opened: list[ExperienceStream] = []
-
-    def open_it(group: str) -> ExperienceStream:
-        opened.append(ExperienceStream(client, "math", namespace=namespace, group=group))
-        return opened[-1]
-
-    yield open_it
-    for stream in opened:
-        audit(stream)
-        assert stream.stats().ledger.balanced
-        stream.close()
-
-
-def test_each_group_sees_every_entry_and_the_last_one_deletes_it(open_group: Opener) -> None:
-    actor, critic = open_group("actor"), open_group("critic")
+def test_each_group_sees_every_entry_and_the_last_one_deletes_it(open_stream: Opener) -> None:
+    actor, critic = open_stream(group="actor"), open_stream(group="critic")
     actor.join_group()
     critic.join_group()
     actor.put_many([[numbered(n)] for n in range(4)])
@@ -45,11 +24,11 @@ def test_each_group_sees_every_entry_and_the_last_one_deletes_it(open_group: Ope
     assert critic.stats().ledger.acked == 3
 
 
-def test_a_group_that_joins_late_sees_what_is_stored(open_group: Opener) -> None:
-    actor = open_group("actor")
+def test_a_group_that_joins_late_sees_what_is_stored(open_stream: Opener) -> None:
+    actor = open_stream(group="actor")
     actor.put_many([[numbered(n)] for n in range(4)])
     actor.take(2, timeout=0).ack()
-    critic = open_group("critic")
+    critic = open_stream(group="critic")
     critic.join_group()
     critic.join_group()
     assert critic.stats().ledger.put == 2
@@ -58,8 +37,8 @@ def test_a_group_that_joins_late_sees_what_is_stored(open_group: Opener) -> None
     assert numbers(critic.take(2, timeout=0)) == [2, 3]
 
 
-def test_a_group_also_sees_what_another_one_holds_or_gave_back(open_group: Opener) -> None:
-    actor, critic = open_group("actor"), open_group("critic")
+def test_a_group_also_sees_what_another_one_holds_or_gave_back(open_stream: Opener) -> None:
+    actor, critic = open_stream(group="actor"), open_stream(group="critic")
     actor.put_many([[numbered(n)] for n in range(4)])
     held = actor.take(2, timeout=0)
     actor.take(1, timeout=0).release()
@@ -71,8 +50,8 @@ def test_a_group_also_sees_what_another_one_holds_or_gave_back(open_group: Opene
     assert actor.stats().stored == 2
 
 
-def test_rejecting_in_one_group_leaves_the_entry_to_the_other(open_group: Opener) -> None:
-    actor, critic = open_group("actor"), open_group("critic")
+def test_rejecting_in_one_group_leaves_the_entry_to_the_other(open_stream: Opener) -> None:
+    actor, critic = open_stream(group="actor"), open_stream(group="critic")
     critic.join_group()
     actor.put(numbered(1))
     actor.take(1, timeout=0).reject("nan loss")
@@ -81,8 +60,8 @@ def test_rejecting_in_one_group_leaves_the_entry_to_the_other(open_group: Opener
     assert [letter.group for letter in critic.dead_letters()] == ["actor"]
 
 
-def test_dropping_a_group_deletes_what_only_it_needed(open_group: Opener) -> None:
-    actor, critic = open_group("actor"), open_group("critic")
+def test_dropping_a_group_deletes_what_only_it_needed(open_stream: Opener) -> None:
+    actor, critic = open_stream(group="actor"), open_stream(group="critic")
     critic.join_group()
     actor.put_many([[numbered(n)] for n in range(6)])
     actor.take(4, timeout=0).ack()
@@ -94,18 +73,18 @@ def test_dropping_a_group_deletes_what_only_it_needed(open_group: Opener) -> Non
     assert numbers(actor.take(2, timeout=0)) == [4, 5]
 
 
-def test_dropping_the_only_group_keeps_the_entries(open_group: Opener) -> None:
-    actor = open_group("actor")
+def test_dropping_the_only_group_keeps_the_entries(open_stream: Opener) -> None:
+    actor = open_stream(group="actor")
     actor.put_many([[numbered(n)] for n in range(3)])
     actor.take(1, timeout=0).ack()
     actor.take(1, timeout=0)
     assert actor.drop_group() == 0
     assert actor.stats().stored == 2
-    assert numbers(open_group("critic").take(2, timeout=0)) == [1, 2]
+    assert numbers(open_stream(group="critic").take(2, timeout=0)) == [1, 2]
 
 
-def test_before_anyone_joins_everything_waits(open_group: Opener) -> None:
-    actor = open_group("actor")
+def test_before_anyone_joins_everything_waits(open_stream: Opener) -> None:
+    actor = open_stream(group="actor")
     actor.put_many([[numbered(n)] for n in range(3)])
     ledger = actor.stats().ledger
     assert (ledger.put, ledger.waiting) == (3, 3)

@@ -4,35 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
 
 from redrb import ConfigError, ExperienceStream, StoreFull
-from redrb.connection import Client
-from tests.audit import audit
+from tests.conftest import Opener
 from tests.samples import numbered, numbers
-
-Opener = Callable[..., ExperienceStream]
-
-
-@pytest.fixture
-def open_stream(client: Client, namespace: str) -> Iterator[Opener]:
-    """Open the task; it is audited at the end."""
-    opened: list[ExperienceStream] = []
-
-    def open_it(**settings: Any) -> ExperienceStream:
-        opened.append(ExperienceStream(client, "math", namespace=namespace, **settings))
-        return opened[-1]
-
-    yield open_it
-    for stream in opened:
-        audit(stream)
-        assert stream.stats().ledger.balanced
-        stream.close()
 
 
 def size_of_a_group(stream: ExperienceStream) -> int:

@@ -27,6 +27,7 @@ from redrb.connection.client import Sent
 from redrb.errors import RecordError
 from redrb.experience import Status
 from redrb.stream.put.batch import PutBatch
+from redrb.stream.put.options import PutOptions
 from redrb.stream.take.scripts import TakeRequest
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
@@ -152,6 +153,18 @@ def test_a_put_that_found_no_room_stays_with_the_writer(client: Client, namespac
     assert writer.flush() == (3,) or stream.stats().ledger.put == 3
     assert numbers(stream.take(2, timeout=0)) == [1, 2]
     audit(stream)
+
+
+def test_one_put_is_in_flight_until_it_is_finished_or_dropped(stream: ExperienceStream) -> None:
+    in_flight = stream.writer().in_flight
+    batch = in_flight.prepare([[numbered(0)]], PutOptions())
+    in_flight.send(batch)
+    with pytest.raises(ConfigError, match="still in flight"):
+        in_flight.send(batch)
+    assert in_flight.finish() == (1,)
+    assert (in_flight.finish(), in_flight.drop()) == ((), 0)
+    in_flight.send(batch)
+    assert in_flight.drop() == 1
 
 
 def test_a_writer_waits_for_room(client: Client, namespace: str) -> None:

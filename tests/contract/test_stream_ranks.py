@@ -7,7 +7,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,26 +21,10 @@ from redrb.errors import DecodeError, RankLost, WrongStep
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.ranks.rank_store import MOST_STEPS
 from tests.audit import audit, kill_consumer
+from tests.conftest import Opener
 from tests.samples import numbered, numbers
 
-Opener = Callable[..., ExperienceStream]
 Outcome = Lease | RedrbError
-
-
-@pytest.fixture
-def open_stream(client: Client, namespace: str) -> Iterator[Opener]:
-    """Open the task; it is audited at the end."""
-    opened: list[ExperienceStream] = []
-
-    def open_it(**settings: Any) -> ExperienceStream:
-        opened.append(ExperienceStream(client, "math", namespace=namespace, **settings))
-        return opened[-1]
-
-    yield open_it
-    for stream in opened:
-        audit(stream)
-        assert stream.stats().ledger.balanced
-        stream.close()
 
 
 def fill(stream: ExperienceStream, count: int, first: int = 0) -> None:

@@ -6,7 +6,6 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,25 +18,8 @@ from redrb.connection.transport import Pipeline
 from redrb.experience import Status
 from redrb.stream.put.batch import PutBatch
 from tests.audit import audit, kill_consumer
+from tests.conftest import Opener
 from tests.samples import numbered, numbers
-
-Opener = Callable[..., ExperienceStream]
-
-
-@pytest.fixture
-def open_stream(client: Client, namespace: str) -> Iterator[Opener]:
-    """Open the task; it is audited at the end."""
-    opened: list[ExperienceStream] = []
-
-    def open_it(**settings: Any) -> ExperienceStream:
-        opened.append(ExperienceStream(client, "math", namespace=namespace, **settings))
-        return opened[-1]
-
-    yield open_it
-    for stream in opened:
-        audit(stream)
-        assert stream.stats().ledger.balanced
-        stream.close()
 
 
 def test_a_heartbeat_keeps_a_lease_longer_than_lease_ms(open_stream: Opener) -> None:
