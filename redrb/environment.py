@@ -1,4 +1,4 @@
-"""The only place that reads or sets the environment: every variable of redrb's, by name."""
+"""Reads and sets environment variables; nothing else in redrb does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def set_variable(name: str, value: str) -> None:
 
 
 def search_path() -> str:
-    """Return the PATH on which servers are looked for."""
+    """Return the PATH that is searched for servers."""
     return os.environ.get("PATH", os.defpath)
 
 
@@ -30,7 +30,7 @@ def child_environment(*, without: str = "", **changes: str) -> dict[str, str]:
 
     Args:
         without: Variables whose names begin with this are not inherited; "": all are.
-        changes: Variables that the process gets besides or instead.
+        changes: Variables that are added or replaced.
     """
     inherited = {
         name: value

@@ -3,20 +3,20 @@
     RedrbError
     ├── ConfigError (ValueError)        an argument, URL or task setting is wrong
     │   ├── TaskMismatch                the task exists with other settings
-    │   └── WrongStep                   a rank asks for a step that is done, or not the next
+    │   └── WrongStep                   a rank asks for a step that is over, or not the next
     ├── RecordError (ValueError)        an item or batch of experience is malformed
     ├── EncodeError (ValueError)        a group cannot be written in the wire format
     ├── DecodeError (ValueError)        bytes are not a valid group or manifest
-    ├── StoreError                      Redis
-    │   ├── StoreUnavailable            not reached within the retries, or not in time
-    │   ├── StoreDenied                 password or ACL says no
+    ├── StoreError                      Redis answered with an error
+    │   ├── StoreUnavailable            Redis was not reached within the retries, or too slow
+    │   ├── StoreDenied                 wrong password, or the ACL forbids it
     │   ├── StoreFull                   the task's limit or the server's memory is reached
     │   ├── StoreClosed                 this process has closed the client
-    │   └── UnsupportedServer           too old, or no Redis at all
-    ├── SendFailed                      a sender could not put all that it was given
+    │   └── UnsupportedServer           the server is too old, or not a Redis
+    ├── SendFailed                      a sender could not put all its groups
     ├── BatchTimeout (TimeoutError)     no full batch in time; nothing was taken
-    ├── RankLost                        a rank died; none of the others got a part
-    ├── LeaseLost                       the lease was taken over; another consumer has it
+    ├── RankLost                        a rank died; no rank got a part of the step
+    ├── LeaseLost                       another consumer has taken over the lease
     └── WeightError
         ├── WeightMismatch (ValueError) names, shapes or dtypes differ from the model's
         ├── WeightTimeout (TimeoutError) no newer version in time
@@ -24,7 +24,7 @@
         ├── WeightsTorn                 an update in place broke off
         └── PublisherFenced             a newer publisher of this name took over
 
-Every message says what to do next; what a program may want to know is in attributes.
+Every message says what to do next; attributes have the facts for programs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RedrbError(Exception):
     """The root of every error that redrb raises on purpose.
 
     Attributes:
-        stored: Of a put: how many of its groups, from the first, were surely stored before.
+        stored: Of a put: number of its groups, from the first, that are stored for certain.
     """
 
     stored: int = 0
@@ -45,28 +45,28 @@ class ConfigError(RedrbError, ValueError):
 
 
 class TaskMismatch(ConfigError):
-    """The task exists in Redis with other settings than the ones asked for.
+    """The task exists in Redis with other settings than the arguments.
 
     Attributes:
         task: Name of the task.
-        differences: Setting -> (stored, asked for).
+        differences: Setting -> (stored value, argument).
     """
 
     def __init__(self, task: str, differences: dict[str, tuple[object, object]]) -> None:
         self.task = task
         self.differences = differences
         listed = ", ".join(
-            f"{name} is {stored!r}, asked for {asked!r}"
-            for name, (stored, asked) in sorted(differences.items())
+            f"{name} is {stored!r}, not {given!r}"
+            for name, (stored, given) in sorted(differences.items())
         )
         super().__init__(
             f"task {task!r} exists with other settings: {listed}. "
-            "Open it with the stored ones, use another task name, or clear() it first."
+            "Open it with the stored settings, use another task name, or clear() the task first."
         )
 
 
 class WrongStep(ConfigError):
-    """A rank asks for a step that all ranks have acknowledged, or that is not the next.
+    """A rank asked for a step that all ranks have acknowledged, or that is not the next one.
 
     Attributes:
         task: Name of the task.
@@ -85,8 +85,8 @@ class RecordError(RedrbError, ValueError):
     """An item or a batch of experience is malformed.
 
     Attributes:
-        field: The field at fault, or None when it is the whole record.
-        ids: Ids of the groups at fault, where they came from a lease.
+        field: The field at fault, or None if it is the whole record.
+        ids: Ids of the groups at fault, if they are from a lease.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class DecodeError(RedrbError, ValueError):
 
 
 class StoreError(RedrbError):
-    """Redis could not do what was asked."""
+    """Redis could not do the request."""
 
 
 class StoreUnavailable(StoreError):
@@ -114,7 +114,7 @@ class StoreUnavailable(StoreError):
 
     Attributes:
         where: Host and port, or socket path; never a password.
-        uncertain: True when an attempt may have taken effect before the connection broke.
+        uncertain: True if an attempt may have taken effect before the connection broke.
     """
 
     def __init__(self, message: str, *, where: str, uncertain: bool = False) -> None:
@@ -128,11 +128,11 @@ class StoreDenied(StoreError):
 
 
 class StoreFull(StoreError):
-    """The task's limit or the server's memory is reached; this group was not stored.
+    """The task's limit or the server's memory is reached; the group was not stored.
 
     Attributes:
         task: Name of the task.
-        stored: How many groups of a `put_many` were stored before this.
+        stored: Number of groups of a `put_many` that were stored before.
         reason: "limit", "max_bytes" or "memory".
     """
 
@@ -154,12 +154,12 @@ class UnsupportedServer(StoreError):
 
 
 class SendFailed(RedrbError):
-    """Experience could not be put; the cause is the first error that a stream raised.
+    """A sender could not put its groups; the cause is the first error that a stream raised.
 
     Attributes:
-        dropped: Groups that are given up.
-        unsent: Groups that are still with the sender, which goes on trying; after `close` they are
-            given up too, and of those that were just on their way some may have landed.
+        dropped: Groups that were given up.
+        unsent: Groups that the sender still holds and tries to put; after `close` they are given up
+            too, and groups of the last request may have been stored.
     """
 
     def __init__(self, message: str, *, dropped: int = 0, unsent: int = 0) -> None:
@@ -173,13 +173,13 @@ class BatchTimeout(RedrbError, TimeoutError):
 
     Attributes:
         task: Name of the task.
-        wanted: Groups asked for.
-        available: Groups that were waiting at the last look.
+        wanted: Size of the batch, in groups.
+        available: Groups that waited at the last check.
         waited_s: Seconds waited.
-        blocked: Producers that waited for room at the last look.
-        expired: Groups that turned out to be too stale meanwhile.
-        others: Groups that waited with another status, or did not match, at the last look.
-        missing_ranks: Of a take of ranks: those that had not asked for the step.
+        blocked: Producers that waited for room at the last check.
+        expired: Groups that became too stale meanwhile.
+        others: Groups that waited with another status, or did not match, at the last check.
+        missing_ranks: Of a take of ranks: the ranks that did not ask for the step.
     """
 
     def __init__(
@@ -205,19 +205,21 @@ class BatchTimeout(RedrbError, TimeoutError):
         advice = "Check that makers are alive (`redrb stats`), or ask for fewer."
         if blocked:
             advice = (
-                f"{blocked} producers wait for room: the task is full, so acknowledge what is "
-                "leased, ask for fewer, or raise limit / max_bytes."
+                f"{blocked} producers wait for room: the task is full. Acknowledge leased groups, "
+                "ask for fewer, or raise limit / max_bytes."
             )
         if expired:
             advice = (
-                f"{expired} groups were too stale meanwhile: raise max_staleness, publish weights "
-                "less often, or make groups faster."
+                f"{expired} groups became too stale meanwhile: raise max_staleness, publish "
+                "weights less often, or make groups faster."
             )
         if available >= wanted:
             advice = "The task's rate holds reads back until makers have put more."
         if missing_ranks:
             listed = ", ".join(map(str, missing_ranks))
-            advice = f"Ranks {listed} had not asked for this step: do they live? Or wait longer."
+            advice = (
+                f"Ranks {listed} did not ask for the step: check that they run, or wait longer."
+            )
         more = f" {others} more wait with another status or do not match." if others else ""
         super().__init__(
             f"task {task!r}: {available} of {wanted} groups were waiting after {waited_s:.1f} s. "
@@ -226,14 +228,14 @@ class BatchTimeout(RedrbError, TimeoutError):
 
 
 class RankLost(RedrbError):
-    """A rank's heartbeat stopped while others waited for it; none of them got a part of the step.
+    """A rank's heartbeat stopped while others waited for it; no rank got a part of the step.
 
-    Start the missing ranks again, and let all ask for this step.
+    Start the lost ranks again, and take this step on all ranks.
 
     Attributes:
         task: Name of the task.
         step: The step, the same on all ranks.
-        ranks: The ranks that are lost.
+        ranks: The lost ranks.
     """
 
     def __init__(self, *, task: str, step: int, ranks: tuple[int, ...]) -> None:
@@ -248,13 +250,13 @@ class RankLost(RedrbError):
 
 
 class LeaseLost(RedrbError):
-    """The lease was taken over because this consumer's heartbeat stopped, or it ended already.
+    """The lease was taken over because this consumer's heartbeat stopped, or it has ended.
 
-    Its groups are trained by another consumer: drop what came of them, and take again.
+    Another consumer trains its groups: discard the batch and its gradients, and take again.
 
     Attributes:
         task: Name of the task.
-        ids: Ids of the groups that are lost.
+        ids: Ids of the lost groups.
     """
 
     def __init__(self, *, task: str, ids: tuple[int, ...], why: str) -> None:
@@ -276,8 +278,8 @@ class WeightTimeout(WeightError, TimeoutError):
 
     Attributes:
         name: Name of the weights.
-        newer_than: The version that a newer one was waited for.
-        newest: The newest published version, None when there is none.
+        newer_than: The wait was for a version newer than this.
+        newest: The newest published version, None if there is none.
         waited_s: Seconds waited.
     """
 
@@ -286,10 +288,10 @@ class WeightTimeout(WeightError, TimeoutError):
         self.newer_than = newer_than
         self.newest = newest
         self.waited_s = waited_s
-        seen = "none is published yet" if newest is None else f"the newest is {newest}"
+        state = "none is published yet" if newest is None else f"the newest is {newest}"
         super().__init__(
             f"weights {name!r}: no version newer than {newer_than} within {waited_s:.1f} s; "
-            f"{seen}. Check that a trainer runs and publishes under this name and namespace, or "
+            f"{state}. Check that a trainer runs and publishes under this name and namespace, or "
             "wait longer."
         )
 
@@ -299,11 +301,11 @@ class WeightCorrupt(WeightError):
 
 
 class WeightsTorn(WeightError):
-    """An update in place broke off: the model holds a mixture of versions.
+    """An update in place broke off: the model holds parts of two versions.
 
-    Load again before it is used; until then the subscriber's version is None.
+    Load again before the model is used; until then the subscriber's version is None.
     """
 
 
 class PublisherFenced(WeightError):
-    """A newer publisher of this name has taken over; this one may publish no more."""
+    """A newer publisher of this name has taken over; this publisher may not publish any more."""

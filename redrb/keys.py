@@ -1,4 +1,4 @@
-"""Names of keys: all keys of a task share one hash tag, so that they live on one node."""
+"""Names of keys in Redis: all keys of a task share one hash tag, so that they are on one node."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from redrb.errors import ConfigError
 _NAME = re.compile(r"[A-Za-z0-9._/@+-]{1,128}")
 
 
-def check_name(what: str, name: str) -> str:
-    """Return `name`, or raise ConfigError unless it may stand in a key."""
+def check_name(argument: str, name: str) -> str:
+    """Return `name`, or raise ConfigError if a key may not contain it."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{what} {name!r} is not usable: 1 to 128 of letters, digits and . _ / @ + - are."
+            f"{argument} {name!r} is not usable: write 1 to 128 letters, digits and . _ / @ + -"
         )
     return name
 
@@ -53,7 +53,7 @@ class TaskKeys:
 
     @property
     def none(self) -> str:
-        """A key that is never made."""
+        """A key that never exists."""
         return f"{self.prefix}none"
 
     def wake(self, waiter: str) -> str:

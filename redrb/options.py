@@ -25,11 +25,11 @@ def option(
     """Return a dataclass field that becomes an option.
 
     Args:
-        default: Its value unless it is given.
-        text: What `--help` says of it.
-        least: Smallest value that is allowed.
-        above: Values must be larger than this.
-        most: Largest value that is allowed.
+        default: Its value without flag and variable.
+        text: Its text in `--help`.
+        least: The smallest allowed value.
+        above: The value must be larger.
+        most: The largest allowed value.
     """
     ranges = {"at least": least, "more than": above, "at most": most}
     return field(default=default, metadata={"help": text, "ranges": ranges})
@@ -37,7 +37,7 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Base of a command's settings: whoever makes one gets values in range, or ConfigError."""
+    """Base of a command's settings: making one with a value out of range raises ConfigError."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -58,23 +58,23 @@ _IS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def add_options(parser: argparse.ArgumentParser, *settings: type) -> None:
-    """Add a flag for each field of these dataclasses; its default may come from a variable.
+    """Add a flag for each field of these dataclasses.
 
-    Field `group_size` becomes `--group-size`, and `REDRB_GROUP_SIZE` gives its default.
+    Field `group_size` becomes `--group-size`; the variable `REDRB_GROUP_SIZE` replaces its default.
     """
-    for owner in settings:
-        hints = get_type_hints(owner)
-        for item in fields(owner):
+    for each in settings:
+        hints = get_type_hints(each)
+        for item in fields(each):
             _add(parser, item, hints[item.name])
 
 
-def settings_from(options: argparse.Namespace, owner: type[T]) -> T:
-    """Return the dataclass `owner` as the parsed options say.
+def settings_from(options: argparse.Namespace, settings: type[T]) -> T:
+    """Return the dataclass `settings` with the values of the parsed options.
 
     Raises:
         ConfigError: A value is out of its range.
     """
-    return owner(**{item.name: getattr(options, item.name) for item in fields(owner)})  # type: ignore[arg-type]
+    return settings(**{item.name: getattr(options, item.name) for item in fields(settings)})  # type: ignore[arg-type]
 
 
 def flag_of(name: str) -> str:
@@ -83,7 +83,7 @@ def flag_of(name: str) -> str:
 
 
 def variable_of(name: str) -> str:
-    """Return the variable that gives the default of field `name`."""
+    """Return the variable that replaces the default of field `name`."""
     return environment.PREFIX + name.upper()
 
 
@@ -98,7 +98,7 @@ def _add(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) -> None:
     parser.add_argument(
         flag_of(item.name),
         dest=item.name,
-        # argparse converts a default that is a string, and complains like about a flag
+        # argparse converts a default that is a string, and rejects it like a flag's value
         default=environment.variable(variable, default),
         type=_yes_or_no if kind is bool else kind,
         metavar="YES|NO" if kind is bool else kind.__name__.upper(),

@@ -21,27 +21,27 @@ from workers.settings import MakerSettings, RolloutSettings, RunSettings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a maker until it is told to end; returns the exit status."""
+    """Run a maker until its steps are done or a signal comes; returns the exit status."""
     parser = argparse.ArgumentParser(prog="redrb-maker", description=__doc__)
     add_options(parser, RunSettings, MakerSettings, RolloutSettings)
     options = parser.parse_args(arguments)
     try:
         run = settings_from(options, RunSettings)
-        own = settings_from(options, MakerSettings)
+        settings = settings_from(options, MakerSettings)
         rollout = settings_from(options, RolloutSettings)
     except ConfigError as error:
         print(f"redrb-maker: {error}", file=sys.stderr)
         return 2
-    name = own.worker or _new_name()
+    name = settings.worker or _new_name()
     try:
-        _work(name, run, own, rollout)
+        _work(name, run, settings, rollout)
     except RedrbError as error:
         print(f"redrb-maker {name}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     return 0
 
 
-def _work(name: str, run: RunSettings, own: MakerSettings, rollout: RolloutSettings) -> None:
+def _work(name: str, run: RunSettings, settings: MakerSettings, rollout: RolloutSettings) -> None:
     from redrb.runtime.stopping import leaving_on_signals
 
     with ExitStack() as scope:
@@ -56,21 +56,21 @@ def _work(name: str, run: RunSettings, own: MakerSettings, rollout: RolloutSetti
             metrics = scope.enter_context(MetricsLog(run.metrics, worker=name))
             generator = torch.Generator().manual_seed(_seed(run.seed, name))
             metrics.write("start")
-            maker = SortingMakerHolder(client, name, run, own, rollout, metrics, generator)
+            maker = SortingMakerHolder(client, name, run, settings, rollout, metrics, generator)
             scope.enter_context(maker)
         maker.workingloop(
-            lambda: prompt_batches(generator, own.prompts, rollout.group_size),
-            num_steps=own.steps,
+            lambda: prompt_batches(generator, settings.prompts, rollout.group_size),
+            num_steps=settings.steps,
         )
 
 
 def _new_name() -> str:
-    """Return a name that no other maker has: containers repeat host names and process ids."""
+    """Return a unique name: containers repeat host names and process ids."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def _seed(seed: int, name: str) -> int:
-    """Return a seed of its own for each maker, the same for the same name."""
+    """Return a seed for each maker, the same for the same name."""
     return zlib.crc32(f"{seed} {name}".encode())
 
 

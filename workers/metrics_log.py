@@ -1,4 +1,4 @@
-"""Metrics as JSON lines: one object a line, for people with jq and for programs."""
+"""Writes metrics as JSON lines: one object a line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redrb.errors import ConfigError
 
 
 class MetricsLog:
-    """Appends one line an event; safe among threads.
+    """Appends one line for each event; safe among threads.
 
     Every line has `time` (seconds since the epoch), `worker` and `event`.
     """
@@ -67,7 +67,7 @@ class MetricsLog:
 
 
 def _number(value: object) -> object:
-    """Return a float or text for what JSON does not know, such as a tensor of one element."""
+    """Return a float or text for a value that JSON does not know, such as a tensor."""
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""What makers and trainers can be told, by flags or REDRB_* variables. No torch in here."""
+"""The options of makers and trainers: flags or REDRB_* variables. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redrb.options import Settings, flag_of, option
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(Settings):
-    """What all workers of one run share."""
+    """Options that all workers of one run share."""
 
     url: str = option("", "where Redis is, e.g. redis://[user:password@]host:6379/0")
     namespace: str = option("default", "keeps experiments on one server apart")
@@ -34,19 +34,19 @@ class RunSettings(Settings):
 
     @property
     def reference(self) -> str:
-        """Name of the weights that divergence is measured from."""
+        """Name of the weights of the reference policy, for the KL divergence."""
         return f"{self.policy}-reference"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MakerSettings(Settings):
-    """What a maker does."""
+    """Options of a maker."""
 
     worker: str = option(
-        "", "name of this maker, which its sampling follows; default: host, process id and chance"
+        "", "name of this maker; seeds its sampling; default: host, process id and random digits"
     )
     prompts: int = option(32, "prompts a step; each becomes one group", least=1)
-    steps: int = option(0, "steps after which the maker ends; 0: when it is told to", least=0)
+    steps: int = option(0, "steps after which the maker ends; 0: never by itself", least=0)
     weights_timeout: float = option(120.0, "seconds to wait for the first weights", least=0)
     in_flight_updates: bool = option(
         False, "change weights between tokens, not only between batches of prompts"
@@ -55,7 +55,7 @@ class MakerSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings(Settings):
-    """What the trainer does."""
+    """Options of the trainer."""
 
     worker: str = option("trainer", "name of this trainer")
     groups: int = option(32, "groups a batch", least=1)
@@ -68,20 +68,22 @@ class TrainerSettings(Settings):
     steps: int = option(0, "steps after which training ends; 0: no such end", least=0)
     max_seconds: float = option(0.0, "seconds after which training ends; 0: no such end", least=0)
     lease_ms: int = option(
-        10_000, "silence after which others take this trainer's leases over", least=100
+        10_000,
+        "ms without a heartbeat after which other trainers take over this one's leases",
+        least=100,
     )
     idle_timeout: float = option(
-        300.0, "seconds without a full batch after which it gives up", least=0
+        300.0, "seconds without a full batch after which training fails", least=0
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSettings(Settings):
-    """How experience is made."""
+    """Options for making experience."""
 
     group_size: int = option(4, "completions of each prompt", least=1)
     kl_coef: float = option(
-        0.01, "price of the divergence from the reference, in rewards a nat", least=0
+        0.01, "weight of the KL divergence from the reference policy, in rewards a nat", least=0
     )
     gamma: float = option(1.0, "discount a token", least=0, most=1)
     lam: float = option(
@@ -91,15 +93,15 @@ class RolloutSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class PPOSettings(Settings):
-    """How a trainer learns from a batch."""
+    """Options of PPO."""
 
     actor_learning_rate: float = option(1e-3, "of Adam, for the actor", least=0)
     critic_learning_rate: float = option(2e-3, "of Adam, for the critic", least=0)
     clip: float = option(0.2, "clipping range of the ratio, PPO's epsilon", above=0)
     value_clip: float = option(
-        0.5, "how far a value may move from the one that the maker noted", above=0
+        0.5, "how far a value may move from the value at the time of making", above=0
     )
     entropy_coef: float = option(0.0, "weight of the entropy bonus", least=0)
     max_grad_norm: float = option(
-        1.0, "gradients of actor and critic are scaled down to it, each", above=0
+        1.0, "largest norm of the gradients of actor and critic, each", above=0
     )

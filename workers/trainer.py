@@ -1,6 +1,6 @@
-"""`redrb-trainer`: takes full batches, trains PPO on them, acknowledges, publishes the weights.
+"""`redrb-trainer`: takes full batches, trains PPO on them, acknowledges them, publishes weights.
 
-It goes on from the newest published weights; the first trainer of a run makes the warm start.
+It starts from the newest published weights; the first trainer of a run makes the warm start.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from workers.settings import PPOSettings, RunSettings, TrainerSettings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train until the target is reached or it is told to end; returns the exit status."""
+    """Train until the target is reached or a signal comes; returns the exit status."""
     parser = argparse.ArgumentParser(prog="redrb-trainer", description=__doc__)
     add_options(parser, RunSettings, TrainerSettings, PPOSettings)
     options = parser.parse_args(arguments)
     try:
         run = settings_from(options, RunSettings)
-        own = settings_from(options, TrainerSettings)
+        settings = settings_from(options, TrainerSettings)
         ppo = settings_from(options, PPOSettings)
     except ConfigError as error:
         print(f"redrb-trainer: {error}", file=sys.stderr)
         return 2
     try:
-        why = _work(run, own, ppo)
+        reason = _work(run, settings, ppo)
     except RedrbError as error:
-        print(f"redrb-trainer {own.worker}: {error}", file=sys.stderr)
+        print(f"redrb-trainer {settings.worker}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
-    print(f"redrb-trainer {own.worker} ends: {why}", file=sys.stderr)
+    print(f"redrb-trainer {settings.worker} ends: {reason}", file=sys.stderr)
     return 0
 
 
-def _work(run: RunSettings, own: TrainerSettings, ppo: PPOSettings) -> str:
-    """Train, and return why it ended."""
+def _work(run: RunSettings, settings: TrainerSettings, ppo: PPOSettings) -> str:
+    """Train, and return why training ended."""
     from redrb.runtime.stopping import leaving_on_signals
 
     with ExitStack() as scope:
@@ -50,13 +50,13 @@ def _work(run: RunSettings, own: TrainerSettings, ppo: PPOSettings) -> str:
 
             torch.set_num_threads(run.threads)
             client = scope.enter_context(redrb.connect(run.url))
-            metrics = scope.enter_context(MetricsLog(run.metrics, worker=own.worker))
-            trainer = scope.enter_context(SortingTrainer(client, run, own, ppo, metrics))
+            metrics = scope.enter_context(MetricsLog(run.metrics, worker=settings.worker))
+            trainer = scope.enter_context(SortingTrainer(client, run, settings, ppo, metrics))
             trainer.begin()
         trainer.work()
-        why = trainer.why_over()
-        metrics.write("end", why=why)
-    return why
+        reason = trainer.why_over()
+        metrics.write("end", why=reason)
+    return reason
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Large replies straight into memory that is there, past the parser and its copies."""
+"""Receives large replies straight into given memory, without the parser and its copies."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def read_into(
     """Read a string reply into `segments`, which are `nbytes` long together.
 
     Args:
-        connection: Where the reply comes next.
-        segments: Where it goes.
-        nbytes: The length that it should have.
-        seen: Called with each part of it as it comes, in order, while it is in the cache.
+        connection: The next reply on it is the string.
+        segments: The memory to fill.
+        nbytes: The length that the string should have.
+        seen: Called with each part as it is received, in order, while it is in the CPU's cache.
 
     Returns:
-        The length of the string. When it is not `nbytes`, the segments hold nothing of use, and
-        the connection has to be dropped: replies are left unread on it.
+        The length of the string. If it is not `nbytes`, the segments hold nothing of use, and the
+        connection must be closed: replies are left unread on it.
 
     Raises:
         redis.exceptions.RedisError: An error reply, or the connection broke.
@@ -69,7 +69,7 @@ def read_into(
 
 
 def _channel(connection: Any) -> socket.socket | None:
-    """Return the socket if the parser has read nothing ahead; a fake server has none."""
+    """Return the socket if the parser has read nothing ahead; None for a fake server."""
     channel = connection._sock  # noqa: SLF001 (redis-py has no way to receive without a copy)
     reader = getattr(connection._parser, "_reader", None)  # noqa: SLF001
     if not isinstance(channel, socket.socket) or reader is None or reader.has_data():
@@ -92,14 +92,14 @@ def _from_reply(reply: object, segments: Sequence[memoryview], nbytes: int, seen
 
 
 def _line(channel: socket.socket, expected: int) -> bytes:
-    """Read the line before a string; where it has the length that is expected, no byte more."""
+    """Read the line before a string, and no byte more if it has the expected length."""
     line = b""
     while b"\r\n" not in line:
         more = channel.recv(max(1, expected - len(line)) if line[:1] != b"-" else 1)
         line += more
         if not more or len(line) > _LINE:
             raise RedisConnectionError("the server closed the connection")
-    # of a shorter string some was read by now: that ends the connection
+    # of a shorter string a part was read: the caller closes the connection
     return line.partition(b"\r\n")[0]
 
 
@@ -108,7 +108,7 @@ def _length(connection: Any, line: bytes) -> int:
         error = connection._parser.parse_error(line[1:].decode(errors="replace"))  # noqa: SLF001
         raise error
     if line[:1] != b"$" or not line[1:].removeprefix(b"-").isdigit():
-        raise RedisConnectionError(f"the server answered {line!r:.80} in place of a string")
+        raise RedisConnectionError(f"the server answered {line!r:.80} instead of a string")
     return int(line[1:])
 
 
@@ -119,7 +119,7 @@ def _fill(
     left: int = 0,
     wake_at: WakeAt = _at_once,
 ) -> None:
-    """Fill a segment; `left` bytes come, those behind it included."""
+    """Fill a segment; `left` is the number of bytes of this and all later segments."""
     while segment:
         wake_at(left)
         received = channel.recv_into(segment)
@@ -132,9 +132,9 @@ def _fill(
 
 @contextmanager
 def _woken_seldom(channel: socket.socket) -> Iterator[WakeAt]:
-    """Let the kernel wake this thread only when much has come: a sixth faster on loopback.
+    """Let the kernel wake this thread only when many bytes are there: a sixth faster on loopback.
 
-    Not with TLS, which may have taken from the socket already what is waited for.
+    Not with TLS, which may hold bytes that it has taken from the socket already.
     """
     if type(channel) is not socket.socket or channel.family not in _TCP:
         yield _at_once

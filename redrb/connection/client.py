@@ -1,4 +1,4 @@
-"""A client of Redis: connections, retries and our own errors around them."""
+"""A client of Redis: sends requests, repeats them while Redis is away, raises redrb's errors."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _log = logging.getLogger("redrb")
 
 
 class Client:
-    """A connection to Redis, shared by streams, publishers and subscribers; safe among threads.
+    """A connection to Redis that streams, publishers and subscribers share; safe among threads.
 
-    Made by `redrb.connect`. Everything that goes through `retrying` is safe to repeat: redis-py's
-    own retries, which replay writes, are off.
+    Made by `redrb.connect`. `retrying` repeats only requests that are safe to repeat; the retries
+    of redis-py, which replay writes, are off.
 
     Attributes:
-        where: Host and port, of a cluster those that were named, or the socket's path; never a
+        where: Host and port (of a cluster: of the nodes in the URL), or the socket's path; never a
             password.
         url: URL under which other processes reach the same server; it holds the password.
         server_version: The server's version, such as (7, 0, 15).
@@ -69,20 +69,20 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close every connection, and end the server where this client is its owner.
+        """Close every connection, and end the embedded server if this client started one.
 
-        What is used over it afterwards raises `StoreClosed`, and heartbeats end: leases that were
-        not ended go to others once they have expired. So close streams first.
+        Later requests through it raise `StoreClosed`. Heartbeats end too, so leases that are still
+        held expire and go to other consumers: close streams first.
         """
         self._lender.close()
         if self._on_close is not None:
             self._on_close()
 
     def retrying(self, attempt: Callable[[], T], *, retry_s: float | None = None) -> T:
-        """Run `attempt`, and again while Redis is away; it must be safe to repeat.
+        """Run `attempt`, and repeat it while Redis is away; it must be safe to repeat.
 
         Args:
-            attempt: What to do; raises redis-py's exceptions.
+            attempt: Sends a request and returns its result; raises redis-py's exceptions.
             retry_s: Seconds after which no further attempt starts; default: the client's.
 
         Raises:
@@ -90,17 +90,18 @@ class Client:
             StoreError: Redis answered with an error.
         """
         try:
-            return attempt()  # the ordinary case; what follows costs more than a small request
+            return attempt()  # the code below costs more than a small request
         except RedisError as error:
             if not is_transient(error):
                 raise translate(error, self.where) from error
             if self._lender.closed:
                 refuse_closed()
             again = _FailedOnce(error, attempt)
-        patience = stop_after_delay(self.retry_s if retry_s is None else min(retry_s, self.retry_s))
+        seconds = self.retry_s if retry_s is None else min(retry_s, self.retry_s)
+        time_is_up = stop_after_delay(seconds)
         retries = Retrying(
             retry=retry_if_exception(is_transient),
-            stop=lambda state: stopping.asked() or patience(state),
+            stop=lambda state: stopping.asked() or time_is_up(state),
             wait=wait_random_exponential(multiplier=0.02, max=1.0),
             sleep=stopping.pause,
             before_sleep=self._log_retry,
@@ -112,32 +113,32 @@ class Client:
             failure = translate(error, self.where)
             if isinstance(failure, StoreUnavailable):
                 failure.uncertain = again.may_have_landed
-            raise failure from error.with_traceback(None)  # tenacity's frames tell nothing
+            raise failure from error.with_traceback(None)  # tenacity's frames are of no use
         finally:
-            del retries  # it knows what was raised, and that holds the frames of all callers
+            del retries  # it holds the exception, and so the frames of all callers
 
     def connection(self) -> AbstractContextManager[redis.Connection]:
-        """Lend one connection; it is dropped when an exception leaves replies unread on it."""
+        """Lend a connection; it is closed if an exception leaves replies unread on it."""
         return self._lender.lend()
 
     def at(self, _key: str | bytes) -> Client:
-        """Return the client for requests on `key` and on others of its hash tag.
+        """Return the client for requests on `key` and on other keys of its hash tag.
 
-        One server has all keys: there it is this client. On a cluster it is one whose connections
-        are those of the node that serves the key's slot at the moment.
+        On one server this is the client itself, on a cluster a client that sends to the node that
+        serves the key's slot at the moment.
         """
         return self
 
     def primaries(self) -> list[Client]:
-        """Return a client for each server that has keys, for what looks at all keys."""
+        """Return a client for each server that has keys, for commands that look at all keys."""
         return [self]
 
     def transaction(self, _absent: str) -> Pipeline:
-        """Return a pipeline that begins a transaction; EXEC is the caller's to add.
+        """Return a pipeline that begins a transaction; the caller adds EXEC.
 
         Args:
-            _absent: A key of the transaction's slot that is never made. On a cluster it keeps a
-                part of the transaction from being done while the slot moves to another node.
+            _absent: A key of the transaction's slot that never exists. On a cluster it keeps the
+                node from doing a part of the transaction while the slot moves to another node.
         """
         pipeline = Pipeline()
         pipeline.add("MULTI")
@@ -191,19 +192,20 @@ class Client:
 
 
 def check_client(client: object) -> None:
-    """Refuse what is no client.
+    """Refuse an argument that is not a client.
 
     Raises:
-        ConfigError: It is none; what it is is not told, for it may be a URL with a password.
+        ConfigError: It names the type only: the value may be a URL with a password.
     """
     if not isinstance(client, Client):
         raise ConfigError(
-            f"a {type(client).__name__} is given as client: redrb.connect(url) makes one."
+            f"the client is a {type(client).__name__}: pass the client that redrb.connect(url) "
+            "returns."
         )
 
 
 class Sent:
-    """A pipeline on its way: it keeps its connection until the replies are read, or dropped."""
+    """A pipeline that was sent: it holds its connection until the replies are read or dropped."""
 
     def __init__(self, connection: redis.Connection, commands: int, scope: ExitStack) -> None:
         self._connection = connection
@@ -211,25 +213,25 @@ class Sent:
         self._scope = scope
 
     def replies(self) -> list[Reply]:
-        """Read the replies, once; an error reply is an item of the list."""
+        """Read the replies; call it once. An error reply is an item of the list."""
         with self._scope:
             return [read_reply(self._connection) for _ in range(self._commands)]
 
     def drop(self) -> None:
-        """Close the connection: what was sent may be done, and nobody will know."""
+        """Close the connection without reading: the server may have done the commands or not."""
         with suppress(_Dropped), self._scope:
             raise _Dropped
 
 
 class _Dropped(Exception):
-    """Makes a connection be closed, since its replies were not read."""
+    """Raised so that the connection, whose replies were not read, is closed."""
 
 
 class _FailedOnce(Generic[T]):
-    """An attempt as a retry loop sees it that starts after the first failure.
+    """An attempt whose first call raises an error that has happened already.
 
     Attributes:
-        may_have_landed: Whether the server may have done what any of the attempts asked for.
+        may_have_landed: Whether the server may have done the request in any of the attempts.
     """
 
     def __init__(self, first: RedisError, attempt: Callable[[], T]) -> None:

@@ -1,9 +1,9 @@
-"""A Redis Cluster: which node serves a key's slot, and clients that follow it when it moves.
+"""A Redis Cluster: knows which node serves a slot, and clients follow a slot that moves.
 
-All keys of a task share a hash tag, so they are on one node. A slot that moves to another node is
-for a while on both: scripts would see some of their keys. So no request goes on at the new node
-(`ASK`) before all is there: it is refused whole by the old one, see `begin_writing` in
-`redrb/lua/include/task.lua` and `Client.transaction`, and repeated until the new node has the slot.
+All keys of a task share a hash tag, so they are on one node. While a slot moves, its keys are on
+two nodes and a script would see only some of them. So `ASK` is not followed: the old node refuses
+the whole request (see `begin_writing` in `redrb/lua/include/task.lua` and `Client.transaction`),
+and the client repeats it until the new node has the slot.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 Dial: TypeAlias = Callable[[Endpoint], redis.ConnectionPool]
 
 _MOVES = 5
-"""How often a request follows its slot at once; then it waits between two attempts."""
+"""How often a request follows its slot without a pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Node:
 
     Attributes:
         endpoint: Host and port.
-        connections: To it.
+        connections: Connections to it.
     """
 
     endpoint: Endpoint
@@ -48,18 +48,19 @@ class Node:
 
 
 class Topology:
-    """Which node serves which slot; safe among threads, and on both sides of a fork.
+    """Knows which node serves which slot; safe among threads, and on both sides of a fork.
 
-    It has no lock, which a fork could find taken: threads that learn at once learn the same.
+    It has no lock, which a fork could copy while it is held: threads that ask at the same time get
+    the same answer.
     """
 
     def __init__(self, named: tuple[Endpoint, ...], dial: Dial, timeout: float) -> None:
-        """Know of some nodes; nothing is asked.
+        """Remember the nodes in the URL; nothing is sent.
 
         Args:
-            named: Nodes of which one at least has to answer.
+            named: The nodes in the URL; at least one has to answer.
             dial: Makes the connections to a node.
-            timeout: Seconds for a node to answer where slots are.
+            timeout: Seconds within which a node must answer.
         """
         self._named = named
         self._dial = dial
@@ -88,30 +89,33 @@ class Topology:
         return list({node.endpoint: node for node in self._slots if node is not None}.values())
 
     def doubt(self, slot: int) -> None:
-        """Learn anew before the next request: the node of this slot may serve it no more."""
+        """Ask again before the next request: the node of this slot may have lost it."""
         node = self._slots[slot] if self._slots else None
         self._suspect = node.endpoint if node is not None else None
         self._doubted = True
 
     def follow(self, slot: int, moved: MovedError) -> None:
-        """Take the word of a node for where a slot is now."""
+        """Note the node that a MOVED reply names for a slot."""
         before = self._slots[slot]
         host = moved.host or (before.endpoint[0] if before is not None else "")
         self._slots[slot] = self._node((host, moved.port))
 
     def learn(self) -> None:
-        """Ask any node where slots are; raises redis-py's exceptions."""
+        """Ask the nodes, until one answers, which node serves which slot.
+
+        Raises redis-py's exceptions.
+        """
         if self.closed:
             refuse_closed()
         self._doubted = False
         failure: Exception = Broken("Error connecting to any node of the cluster.")
         for endpoint in self._candidates():
             try:
-                told = self._ask(endpoint)
+                ranges = self._ask(endpoint)
             except (RedisError, OSError) as error:
                 failure = error
             else:
-                self._note(told, endpoint[0])
+                self._note(ranges, endpoint[0])
                 return
         self._doubted = True
         if isinstance(failure, RedisError):
@@ -119,15 +123,15 @@ class Topology:
         raise Broken(f"Error connecting to the cluster. {failure}") from failure
 
     def close(self) -> None:
-        """Close all connections; none is lent from now on."""
+        """Close all connections, and lend none from now on."""
         self.closed = self._doubted = True
         for node in list(self._nodes.values()):
             node.connections.close()
 
     def _candidates(self) -> list[Endpoint]:
-        """Return the nodes to ask, the one that failed last."""
+        """Return the nodes to ask; the node that failed comes last."""
         others = {*self._members, *self._named} - {self._suspect}
-        # not always the same: it may be cut off from the others and know nothing new
+        # in random order: a node that is cut off from the others would answer with old slots
         suspect = [self._suspect] if self._suspect is not None else []
         return [*random.sample(sorted(others), len(others)), *suspect]
 
@@ -141,11 +145,11 @@ class Topology:
         finally:
             connection.disconnect()
 
-    def _note(self, told: Reply, asked: str) -> None:
-        """Note the ranges of slots, each with its primary and that one's replicas."""
+    def _note(self, ranges: Reply, asked: str) -> None:
+        """Note ranges of slots, each with its primary and the primary's replicas."""
         slots: list[Node | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         members: set[Endpoint] = set()
-        for first, last, *servers in told:
+        for first, last, *servers in ranges:
             endpoints = [_endpoint(server, asked) for server in servers]
             members.update(endpoints)
             slots[first : last + 1] = [self._node(endpoints[0])] * (last + 1 - first)
@@ -162,7 +166,7 @@ class Topology:
 
 
 class Cluster(Client):
-    """A client of a Redis Cluster. Requests go through `at`, which names their keys' place."""
+    """A client of a Redis Cluster. `at` returns the client for a key's node."""
 
     def __init__(
         self,
@@ -173,7 +177,7 @@ class Cluster(Client):
         server_version: tuple[int, ...],
         retry_s: float,
     ) -> None:
-        lender = _Nowhere(topology)
+        lender = _NoLender(topology)
         super().__init__(
             lender, where=where, url=url, server_version=server_version, retry_s=retry_s
         )
@@ -181,7 +185,7 @@ class Cluster(Client):
         self._bound: dict[int, Client] = {}
 
     def at(self, key: str | bytes) -> Client:
-        """Return the client for requests on `key` and on others of its hash tag."""
+        """Return the client for requests on `key` and on other keys of its hash tag."""
         slot: int = key_slot(key.encode() if isinstance(key, str) else key)
         bound = self._bound.get(slot)
         return bound or self._bound.setdefault(slot, _SlotClient(self, slot))
@@ -205,7 +209,7 @@ class Cluster(Client):
 
 
 class _SlotClient(Client):
-    """A cluster's client for the keys of one slot, wherever that is at the moment."""
+    """A client for the keys of one slot of a cluster, on whichever node it is at the moment."""
 
     def __init__(self, cluster: Cluster, slot: int) -> None:
         super().__init__(
@@ -219,7 +223,7 @@ class _SlotClient(Client):
         self._slot = slot
 
     def at(self, key: str | bytes) -> Client:
-        """Return the client for requests on `key`, in whichever slot."""
+        """Return the client for requests on `key`, in any slot."""
         return self._cluster.at(key)
 
     def primaries(self) -> list[Client]:
@@ -227,17 +231,17 @@ class _SlotClient(Client):
         return self._cluster.primaries()
 
     def transaction(self, absent: str) -> Pipeline:
-        """Begin a transaction that is refused, whole, while the slot moves to another node.
+        """Begin a transaction that the node refuses as a whole while the slot moves.
 
-        A node refuses what asks for keys that it has not, from the moment on at which it begins to
-        give a slot away. What it has still would be changed, and a script that comes after fail.
+        From the begin of a move on, the node refuses commands on keys that it does not have.
+        Without this command it would run those on keys that it still has, and refuse the script.
         """
         pipeline = super().transaction(absent)
         pipeline.add("EXISTS", absent)
         return pipeline
 
     def retrying(self, attempt: Callable[[], T], *, retry_s: float | None = None) -> T:
-        """Run `attempt` as any client does, and at once where the slot has moved to."""
+        """Run `attempt` as any client does, and repeat it at once after a MOVED reply."""
         return super().retrying(lambda: self._followed(attempt), retry_s=retry_s)
 
     def _followed(self, attempt: Callable[[], T]) -> T:
@@ -272,8 +276,8 @@ class _SlotLender:
         self._topology.close()
 
 
-class _Nowhere:
-    """Lends nothing: which node it would be depends on the key."""
+class _NoLender:
+    """Refuses to lend: the node depends on the key."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -284,8 +288,8 @@ class _Nowhere:
 
     def lend(self) -> AbstractContextManager[redis.Connection]:
         raise ConfigError(
-            "a cluster has a node for each key: send requests by client.at(key), or to each of "
-            "client.primaries()."
+            "on a cluster the node depends on the key: send requests through client.at(key), or to "
+            "each of client.primaries()."
         )
 
     def close(self) -> None:
@@ -293,6 +297,6 @@ class _Nowhere:
 
 
 def _endpoint(server: Reply, asked: str) -> Endpoint:
-    """Return host and port; a node that does not know its host has the one that was asked."""
+    """Return host and port; a node that does not know its host is at the host that was asked."""
     host = server[0].decode() if server[0] else ""
     return (asked if host in ("", "?") else host, int(server[1]))

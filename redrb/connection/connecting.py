@@ -1,4 +1,4 @@
-"""From a URL to a client: the server is reached, checked, and its version known."""
+"""Connects to the server of a URL, or starts one, and checks its kind and version."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from redrb.connection.url import CLUSTER, Address, parse_address
 from redrb.errors import ConfigError, RedrbError, StoreUnavailable, UnsupportedServer
 
 SOCKET_TIMEOUT_S = 20.0
-"""Longest silence of a server before a connection counts as broken; blocking waits are shorter."""
+"""Seconds without a byte after which a connection counts as broken; blocking waits are shorter."""
 
 MAX_CONNECTIONS = 10_000
-"""Of one client; each thread that waits holds one."""
+"""Most connections of a client; each waiting thread holds one."""
 
 _READ_SIZE = 1 << 20
 
@@ -40,21 +40,21 @@ def connect(
     Args:
         url: `redis://[user:password@]host[:port][/database]`, the same with `rediss://` for TLS,
             `unix:///path/redis.sock`; `redis+cluster://[user:password@]host:port,host:port` and
-            `rediss+cluster://` reach all nodes of a Redis Cluster through any of those named, with
-            one user, password and options; `embedded://` starts a private real server that ends
-            with this process, `embedded:///directory` keeps its data there; `fake://name` is
-            fakeredis. Default: the variable REDRB_URL.
+            `rediss+cluster://` reach all nodes of a Redis Cluster through any of these nodes, with
+            one user, password and options; `embedded://` starts a private server that ends with
+            this process, `embedded:///directory` keeps its data there; `fake://name` is fakeredis.
+            Default: the variable REDRB_URL.
         connect_timeout: Seconds within which the server must be reached and answer.
-        retry_s: Seconds for which later requests are repeated while Redis is away. Nothing is
-            stored twice by that.
+        retry_s: Seconds for which later requests are repeated while Redis is away. A repeated
+            request stores nothing twice.
 
     Returns:
         A client; close it, or use it in a `with` statement.
 
     Raises:
-        ConfigError: The URL is wrong or missing, or for a cluster what is none, or the reverse; or
-            a number of seconds is none.
-        StoreUnavailable: Nothing answers there.
+        ConfigError: The URL is wrong or missing; it is a cluster's URL and the server is not in a
+            cluster, or the reverse; or `connect_timeout` or `retry_s` is out of range.
+        StoreUnavailable: No server answers.
         StoreDenied: Wrong user or password.
         UnsupportedServer: The server is older than Redis 7.0, or not a Redis.
     """
@@ -89,11 +89,11 @@ def connect(
 
 
 def _check_seconds(connect_timeout: object, retry_s: object) -> None:
-    """Check both; sockets know no longer timeout than locks, and repeating may go on for ever."""
+    """Check both: a socket's timeout has the same maximum as a lock's, `retry_s` has none."""
     if not _is_number(connect_timeout) or not 0 < connect_timeout <= threading.TIMEOUT_MAX:
-        raise ConfigError(f"connect_timeout={connect_timeout!r:.40}: it is seconds, more than 0.")
+        raise ConfigError(f"connect_timeout={connect_timeout!r:.40}: it must be above 0 seconds.")
     if not _is_number(retry_s) or not retry_s >= 0:
-        raise ConfigError(f"retry_s={retry_s!r:.40}: it is seconds, 0 to repeat nothing.")
+        raise ConfigError(f"retry_s={retry_s!r:.40}: it must be 0 seconds or more.")
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -101,7 +101,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _connect_cluster(address: Address, url: str, connect_timeout: float, retry_s: float) -> Client:
-    """Reach a cluster through the first of the named nodes that answers."""
+    """Connect to a cluster through the first node of the URL that answers."""
     topology = Topology(
         address.nodes,
         lambda endpoint: _pool(address.node(endpoint), connect_timeout),
@@ -124,7 +124,7 @@ def _connect_cluster(address: Address, url: str, connect_timeout: float, retry_s
                 topology, where=address.where, url=url, server_version=version, retry_s=retry_s
             )
     raise StoreUnavailable(
-        f"no node of the cluster {address.where} is reachable; of the last: {away[-1]}",
+        f"no node of the cluster {address.where} is reachable; the last one: {away[-1]}",
         where=address.where,
     ) from away[-1]
 
@@ -163,18 +163,18 @@ def _pool(address: Address, connect_timeout: float) -> redis.ConnectionPool:
         connection_class=connection_class,
         **options,
         protocol=2,
-        retry=Retry(NoBackoff(), 0),  # redis-py's own retries replay writes
+        retry=Retry(NoBackoff(), 0),  # redis-py's retries replay writes
         socket_read_size=_READ_SIZE,
-        driver_info=_first_words(connection_class),
+        driver_info=_driver_info(connection_class),
     )
 
 
-def _first_words(connection_class: type[redis.Connection]) -> DriverInfo | None:
-    """Return what a new connection says first: nothing, which saves a round trip, but over TLS.
+def _driver_info(connection_class: type[redis.Connection]) -> DriverInfo | None:
+    """Return the CLIENT SETINFO of a new connection: only over TLS, it costs a round trip.
 
-    There the server sends session tickets unasked, and redis-py takes what can be read on a new
-    connection for a reply that somebody left. They come before the reply to the first command,
-    CLIENT SETINFO, whose error on servers before 7.2 is ignored.
+    Over TLS the server sends session tickets unasked, which redis-py would take for an unread reply
+    on the new connection. They come before the reply to the first command, CLIENT SETINFO, whose
+    error on servers before 7.2 is ignored.
     """
     return DriverInfo("redrb", "") if issubclass(connection_class, SSLConnection) else None
 
@@ -182,7 +182,7 @@ def _first_words(connection_class: type[redis.Connection]) -> DriverInfo | None:
 def _check_server(
     pool: redis.ConnectionPool, address: Address, timeout: float, *, in_cluster: bool = False
 ) -> tuple[int, ...]:
-    """Return the server's version, asked for with the one command that needs no permission."""
+    """Return the server's version, by HELLO: the one command that needs no permission."""
     where = address.where
     connection: Any = pool.make_connection()
     connection.socket_timeout = timeout
@@ -201,14 +201,14 @@ def _check_server(
     finally:
         connection.disconnect()
     if not isinstance(answer, list):
-        raise UnsupportedServer(f"what answers at {where} does not speak Redis' protocol.")
-    told = dict(zip(answer[::2], answer[1::2], strict=False))
-    _check_mode(told.get(b"mode", b""), address, in_cluster=in_cluster)
-    return _version(told.get(b"version", b""), where)
+        raise UnsupportedServer(f"the server at {where} does not speak Redis' protocol.")
+    facts = dict(zip(answer[::2], answer[1::2], strict=False))
+    _check_mode(facts.get(b"mode", b""), address, in_cluster=in_cluster)
+    return _version(facts.get(b"version", b""), where)
 
 
 def _check_mode(mode: bytes, address: Address, *, in_cluster: bool) -> None:
-    """Refuse a cluster's node as if it were all, and what is no cluster's node as one."""
+    """Refuse a cluster's node under a single server's URL, and the reverse."""
     where, scheme = address.where.partition("/")[0], address.scheme
     if mode == b"cluster" and not in_cluster:
         use = "redis+cluster://host:port" if scheme == "unix" else f"{scheme}{CLUSTER}://{where}"
@@ -218,15 +218,15 @@ def _check_mode(mode: bytes, address: Address, *, in_cluster: bool) -> None:
         )
     if mode != b"cluster" and in_cluster:
         raise ConfigError(
-            f"the server at {where} is no node of a Redis Cluster: use {scheme}://{where} (with "
+            f"the server at {where} is not a node of a Redis Cluster: use {scheme}://{where} (with "
             "user and password as before)."
         )
 
 
-def _version(told: bytes, where: str) -> tuple[int, ...]:
-    version = tuple(int(part) for part in told.decode().split(".") if part.isdigit())
+def _version(reply: bytes, where: str) -> tuple[int, ...]:
+    version = tuple(int(part) for part in reply.decode().split(".") if part.isdigit())
     if version < OLDEST_SERVER:
-        raise UnsupportedServer(_too_old(where, told.decode() or "of unknown version"))
+        raise UnsupportedServer(_too_old(where, reply.decode() or "of unknown version"))
     return version
 
 

@@ -1,4 +1,4 @@
-"""What an exception of redis-py means to us: the one place where they are mapped."""
+"""Maps redis-py's exceptions to redrb's errors; nothing else does."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def note_script(sha: str, sources: tuple[str, ...]) -> None:
 
 
 def name_scripts(error: upstream.ResponseError, shas: Sequence[str]) -> None:
-    """Name in a script's error the scripts that were sent: Valkey 9 tells only the line."""
+    """Add the SHA-1s of the scripts to a script's error: Valkey 9 sends only the line."""
     message = str(error)
     if _SCRIPT_LINE.search(message) and not _SCRIPT_SHA.search(message):
         error.args = (f"{message.rstrip('.')} of script {' '.join(shas)}",)
@@ -61,7 +61,7 @@ def is_transient(error: BaseException) -> bool:
         return False
     if isinstance(error, (*_UNREACHABLE, *_NOT_NOW)):
         return True
-    # what a script meets in a command comes as a plain ResponseError with the code in its text
+    # an error of a command in a script is a plain ResponseError with the code in its text
     return isinstance(error, upstream.ResponseError) and (
         str(error).startswith(_NOT_NOW_CODES)
         or "-READONLY " in str(error)
@@ -71,14 +71,14 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_moving(error: BaseException) -> bool:
-    """Return whether keys were not found since their slot is on its way to another node."""
+    """Return whether keys were not found because their slot moves to another node."""
     return isinstance(error, _MOVING) or (
         isinstance(error, upstream.ResponseError) and _MISSED_IN_SCRIPT in str(error)
     )
 
 
 def may_have_landed(error: BaseException) -> bool:
-    """Return whether the server may have done what the broken attempt asked for."""
+    """Return whether the server may have done the request before the connection broke."""
     return isinstance(error, _UNREACHABLE) and " connecting to " not in str(error)
 
 
@@ -90,16 +90,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_missing_script(error: BaseException) -> bool:
-    """Return whether the server does not know the script: after a restart or failover."""
+    """Return whether the server does not have the script, as after a restart or failover."""
     return isinstance(error, upstream.NoScriptError)
 
 
 def translate(error: upstream.RedisError, where: str) -> RedrbError:
-    """Return the error of our own tree that stands for `error`."""
-    told = _first_line(error)
+    """Return redrb's error for an exception of redis-py."""
+    reply = _first_line(error)
     if isinstance(error, _DENIED):
         return StoreDenied(
-            f"Redis at {where} refused access: {told}. Check user and password in the URL "
+            f"Redis at {where} refused access: {reply}. Check user and password in the URL "
             "(or REDRB_URL), and that this user may run scripts and use keys `redrb:*`."
         )
     if is_out_of_memory(error):
@@ -108,22 +108,22 @@ def translate(error: upstream.RedisError, where: str) -> RedrbError:
             reason="memory",
         )
     if isinstance(error, upstream.InvalidResponse):
-        return UnsupportedServer(f"what answers at {where} does not speak Redis' protocol.")
+        return UnsupportedServer(f"the server at {where} does not speak Redis' protocol.")
     if is_moving(error):
         return StoreUnavailable(
             f"Redis at {where} is moving the keys from one node of the cluster to another and has "
-            f"not finished in time: {told}. Look at `redis-cli --cluster check`, and raise retry_s "
-            "where slots are that large.",
+            f"not finished in time: {reply}. Look at `redis-cli --cluster check`, and raise "
+            "retry_s if slots are that large.",
             where=where,
         )
     if is_transient(error):
         return StoreUnavailable(
-            f"Redis at {where} is not reachable: {told}. Check that the server runs there "
+            f"Redis at {where} is not reachable: {reply}. Check that the server runs there "
             "(`redis-cli ping`), and that no firewall is between.",
             where=where,
             uncertain=may_have_landed(error),
         )
-    return StoreError(f"Redis at {where} answered with an error: {told}")
+    return StoreError(f"Redis at {where} answered with an error: {reply}")
 
 
 def _first_line(error: BaseException) -> str:

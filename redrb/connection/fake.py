@@ -1,4 +1,4 @@
-"""fakeredis behind the same client: for tests of code that uses redrb, without a server."""
+"""fakeredis behind the same client, for tests without a server."""
 
 from __future__ import annotations
 

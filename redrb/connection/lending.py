@@ -1,4 +1,4 @@
-"""Connections of one server, each lent to one thread at a time."""
+"""Lends the connections to one server, each to one thread at a time."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from redrb.errors import StoreClosed
 
 
 class Lender(Protocol):
-    """Where a client has its connections from."""
+    """Lends connections to a client."""
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
 
     def lend(self) -> AbstractContextManager[redis.Connection]:
-        """Lend one connection; it is dropped when an exception leaves replies unread on it."""
+        """Lend a connection; it is closed if an exception leaves replies unread on it."""
 
     def close(self) -> None:
-        """Close every connection; none is lent from now on."""
+        """Close every connection, and lend none from now on."""
 
 
 def refuse_closed() -> NoReturn:
-    """Say that nothing is lent any more."""
-    raise StoreClosed("the client is closed: connect again, and open what is used over it anew.")
+    """Raise the error for a request through a closed client."""
+    raise StoreClosed(
+        "the client is closed: connect again, and open streams, publishers and subscribers anew."
+    )
 
 
 class Connections:
@@ -48,10 +50,10 @@ class Connections:
 
     @contextmanager
     def lend(self) -> Iterator[redis.Connection]:
-        """Lend one connection; it is dropped when an exception leaves replies unread on it.
+        """Lend a connection; it is closed if an exception leaves replies unread on it.
 
-        Connections that were given back are lent again without asking the pool, whose checks cost
-        more than a small request. One that broke meanwhile fails at its use, like any other.
+        Returned connections are lent again without asking the pool, whose checks cost more than a
+        small request. A connection that broke meanwhile fails when it is used.
 
         Raises:
             StoreClosed: `close` was called.
@@ -73,7 +75,7 @@ class Connections:
             idle.append(connection)
 
     def close(self) -> None:
-        """Close every connection, those that are lent too; none is lent from now on."""
+        """Close every connection, lent ones too, and lend none from now on."""
         self._closed = True
         self._pool.disconnect()
 

@@ -1,4 +1,4 @@
-"""A request that may be sent before its replies are wanted, and is repeated while Redis is away."""
+"""A request whose reply is read later, and which is repeated while Redis is away."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Request(Generic[T]):
-    """A pipeline that is safe to repeat, and what its replies mean.
+    """A pipeline that is safe to repeat, and the function that reads its replies.
 
     Attributes:
         pipeline: The commands.
@@ -29,9 +29,9 @@ class Request(Generic[T]):
         """Make a request; nothing is sent.
 
         Args:
-            client: Where to.
-            pipeline: What to send.
-            read: Makes the result of the replies; raises redis-py's exceptions.
+            client: Sends it.
+            pipeline: The commands.
+            read: Turns the replies into the result; raises redis-py's exceptions.
         """
         self._client = client
         self.pipeline = pipeline
@@ -42,7 +42,7 @@ class Request(Generic[T]):
         self.attempts = 0
 
     def begin(self) -> None:
-        """Send it once, now. That a connection broke is found by `result`, which sends it again."""
+        """Send it now, once; if the connection breaks, `result` sends it again."""
         self.attempts += 1
         self._pid = os.getpid()
         self.pipeline.freeze()
@@ -52,7 +52,7 @@ class Request(Generic[T]):
             self._broke = error
 
     def result(self, *, retry_s: float | None = None) -> T:
-        """Return what became of it; what was not sent yet, or got lost, is sent.
+        """Return its result; sends it if it was not sent yet, or if the connection broke.
 
         Args:
             retry_s: Seconds after which no further attempt starts; default: the client's.
@@ -64,7 +64,7 @@ class Request(Generic[T]):
         return self._client.retrying(self._attempt, retry_s=retry_s)
 
     def drop(self) -> None:
-        """Forget it: it may be done or not."""
+        """Give up the reply: the server may have done the request or not."""
         sent, self._sent = self._sent, None
         if sent is not None and self._pid == os.getpid():
             sent.drop()

@@ -1,4 +1,4 @@
-"""A wish that a thread ends its waiting: for Redis that is away, for a batch, for room."""
+"""Ends the waits of a thread early: for Redis that is away, for a batch, for room."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from queue import Empty, SimpleQueue
 
 
 class Stop:
-    """A wish to stop that one thread heeds while it works in `stoppable(stop)`.
+    """Asks a thread that works in `stoppable(stop)` to wait no longer.
 
-    `ask` may be called from anywhere, also while garbage is collected; that is why this is no
-    `threading.Event`, whose lock the collecting thread may hold itself.
+    `ask` may be called from anywhere, also while garbage is collected. A `threading.Event` would
+    not do: the collecting thread may hold its lock.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Stop:
 
     @property
     def asked(self) -> bool:
-        """Whether somebody has asked."""
+        """Whether `ask` was called."""
         return self._asked
 
     def ask(self) -> None:
@@ -31,7 +31,7 @@ class Stop:
         self._wakes.put(None)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until somebody asks, so long at most; returns whether somebody has."""
+        """Wait for a call of `ask`, but not longer than `seconds`; returns whether it came."""
         if not self._asked:
             try:
                 self._wakes.get(timeout=seconds)
@@ -47,8 +47,8 @@ _here = threading.local()
 def stoppable(stop: Stop) -> Iterator[None]:
     """Let `stop` end the waits of this thread in this block.
 
-    A request that failed is then not tried again, and a wait's time is up at its next look: within
-    a second, or when a connection attempt has timed out.
+    A failed request is then not repeated, and a wait times out at its next check: within a second,
+    or when a connection attempt has timed out.
     """
     before = getattr(_here, "stop", None)
     _here.stop = stop
@@ -65,7 +65,7 @@ def asked() -> bool:
 
 
 def pause(seconds: float) -> None:
-    """Wait between two attempts."""
+    """Wait between two attempts of a request, or until the thread is asked to stop."""
     stop: Stop | None = getattr(_here, "stop", None)
     if stop is None:
         time.sleep(seconds)  # noqa: TID251 (the pause of a retry, whose length is the point)

@@ -1,7 +1,7 @@
-"""Commands and replies on one connection: pipelines that carry payload without copying it twice.
+"""Pipelines of commands on one connection, which carry payload without copying it twice.
 
-redis-py's own pipeline packs every argument by itself; here the parts of all commands are joined to
-one buffer, which sends 15 KB payloads about 1.7 times as fast.
+redis-py packs every argument by itself; here the parts of all commands are joined to one buffer,
+which sends 15 KB payloads about 1.7 times as fast.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CRLF = b"\r\n"
 
 
 class Pipeline:
-    """Commands to be sent together; replies come in the same order.
+    """Commands that are sent together; replies come in the same order.
 
     Attributes:
         commands: Number of commands.
@@ -47,10 +47,10 @@ class Pipeline:
         """Append one command whose last argument is made of `parts`.
 
         Args:
-            head: The arguments before it, as `packed` returns them.
-            arguments: How many there are, the last included.
-            parts: Pieces of the last argument.
-            nbytes: Their bytes together.
+            head: The arguments before the last, as `packed` returns them.
+            arguments: Number of arguments, the last included.
+            parts: Parts of the last argument.
+            nbytes: Length of the last argument.
         """
         before = b"*%d\r\n%b$%d\r\n" % (arguments, head, nbytes)
         begin = self._nbytes + len(before)
@@ -66,7 +66,7 @@ class Pipeline:
         connection.send_packed_command([self.freeze()])  # type: ignore[no-untyped-call]
 
     def freeze(self) -> bytes:
-        """Return all commands as one buffer: from now on the parts may be changed."""
+        """Return all commands as one buffer; the memory of the parts may change afterwards."""
         joined = b"".join(self._parts)
         self._parts = [joined]
         return joined
@@ -80,7 +80,7 @@ class Pipeline:
         """Send all commands and return their replies; an error reply is an item of the list.
 
         Raises:
-            redis.exceptions.RedisError: The connection broke; what was sent may have been done.
+            redis.exceptions.RedisError: The connection broke; the commands may have been done.
         """
         self.send(connection)
         return [read_reply(connection) for _ in range(self.commands)]
@@ -92,12 +92,12 @@ def packed(*arguments: Argument) -> bytes:
 
 
 def read_reply(connection: redis.Connection) -> Reply:
-    """Return the next reply, an error reply as the exception that stands for it."""
+    """Return the next reply, or redis-py's exception for an error reply."""
     try:
         return connection.read_response()
     except ResponseError as error:
-        # without its traceback: that holds the frames of all callers, and so what they return,
-        # until garbage is collected. A lease would not go back when it is dropped.
+        # without its traceback, which holds the frames of all callers, and so their objects, until
+        # garbage is collected: a lease that is dropped would not be released
         return error.with_traceback(None)
 
 

@@ -1,4 +1,4 @@
-"""Where Redis is: one URL, checked, and a form of it that may be shown to people."""
+"""Parses and checks the URL of Redis, and makes a form of it that shows no password."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redrb.errors import ConfigError
 SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster", "unix", "embedded", "fake")
 
 CLUSTER = "+cluster"
-"""How the schemes of a cluster end."""
+"""End of the schemes for a cluster."""
 
 Endpoint: TypeAlias = tuple[str, int]
 """Host and port."""
@@ -26,10 +26,10 @@ class Address:
 
     Attributes:
         scheme: One of `SCHEMES`.
-        where: Host, port and database, or path; never a user's password.
-        options: Arguments of a redis-py connection, the password among them.
+        where: Host, port and database, or path; never a password.
+        options: Arguments of a redis-py connection, with the password.
         path: The part after `embedded://` or `fake://`.
-        nodes: Of a cluster, the nodes that are named.
+        nodes: The nodes in the URL of a cluster.
     """
 
     scheme: str
@@ -52,15 +52,15 @@ def parse_address(url: str) -> Address:
     """Parse a URL.
 
     Raises:
-        ConfigError: Unknown scheme, no host, bad port, database or option. It never shows the
-            password.
+        ConfigError: Unknown scheme, no host, bad port, database or option. The message never has
+            the password.
     """
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         if not scheme:
             raise ConfigError(
-                f"the Redis URL has no scheme: write redis://host:6379/0. Known are {known}."
+                f"the Redis URL has no scheme: write redis://host:6379/0. Known schemes: {known}."
             )
         raise ConfigError(f"unknown scheme {scheme!r} in the Redis URL: use one of {known}.")
     if scheme in ("embedded", "fake"):
@@ -78,7 +78,7 @@ def parse_address(url: str) -> Address:
 
 
 def _parse_cluster(scheme: str, url: str) -> Address:
-    """Parse a URL that names several nodes, each as if it were alone in it."""
+    """Parse a URL with several nodes: each like a URL with this node only."""
     authority, *path = re.split(r"(?=[/?#])", url.partition("://")[2], maxsplit=1)
     user, at, hosts = authority.rpartition("@")
     single = scheme.removesuffix(CLUSTER)
@@ -87,7 +87,7 @@ def _parse_cluster(scheme: str, url: str) -> Address:
     options = each[0]
     if options.get("db"):
         raise ConfigError("a cluster has database 0 only: leave the number out of the URL.")
-    nodes = tuple((own["host"], own["port"]) for own in each)
+    nodes = tuple((node["host"], node["port"]) for node in each)
     return Address(scheme, ",".join(f"{host}:{port}" for host, port in nodes), options, nodes=nodes)
 
 

@@ -1,1 +1,1 @@
-"""`redrb demo`: a server, two makers and a trainer on this machine, watched until they are done."""
+"""`redrb demo`: runs a server, makers and a trainer on this machine, and shows their progress."""

@@ -1,4 +1,4 @@
-"""What the workers of a run reported: kept while it runs, summed up at the end."""
+"""Collects the events that the workers of a run report, and sums them up."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 RATE_WINDOW = 20
-"""Steps over which the current rate is taken."""
+"""Steps over which the current rate is measured."""
 
 
 @dataclass
 class History:
-    """Fed by reader threads, read by the screen.
+    """The events of a run; reader threads add them, the screen and the report read them.
 
     Attributes:
         rewards: (seconds, held-out reward) of each evaluation.
@@ -22,13 +22,13 @@ class History:
         samples: Samples trained.
         weight_version: Newest published version.
         versions_by_kind: Versions published: "full" and "delta".
-        weights_bytes_full: Bytes that all these would have been in full.
-        weights_bytes_sent: Bytes that were sent.
+        weights_bytes_full: Bytes of these versions if each were published in full.
+        weights_bytes_sent: Bytes that were published.
         steps: Optimizer steps.
-        wait_for_batch_s: Seconds for which the trainer waited for batches, from its first one on.
-        maker_s: Seconds of the makers' steps, of all makers together.
-        send_s: Seconds of them in which sending held the makers up, waiting for room included.
-        backpressure_s: Seconds of these in which they waited for room.
+        wait_for_batch_s: Seconds for which the trainer waited for batches, after its first batch.
+        maker_s: Seconds of all makers' steps.
+        send_s: The part of `maker_s` in which sending blocked the makers.
+        backpressure_s: The part of `send_s` in which they waited for room.
     """
 
     rewards: list[tuple[float, float]] = field(default_factory=list)
@@ -48,7 +48,7 @@ class History:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Take in one event of a trainer or maker."""
+        """Add one event of a trainer or maker."""
         with self._lock:
             if event["event"] == "evaluation":
                 self.rewards.append((event["seconds"], event["reward"]))
@@ -70,7 +70,7 @@ class History:
         self.weight_version = max(self.weight_version, event["weight_version"])
         self.ages.append((event["seconds"], event["staleness_mean"], event["staleness_max"]))
         self._weighted_age += event["staleness_mean"] * event["samples"]
-        if self.steps > 1:  # makers start while it waits for its first
+        if self.steps > 1:  # the first wait is for the makers to start
             self.wait_for_batch_s += event["wait_for_batch_s"]
         self._recent.append((event["seconds"], event["samples"]))
 
@@ -85,18 +85,18 @@ class History:
 
     @property
     def trainer_wait_share(self) -> float:
-        """Share of the trainer's time for which it waited for data, from its first batch on."""
+        """Share of the trainer's time in which it waited for data, after its first batch."""
         seconds = self.ages[-1][0] - self.ages[0][0] if self.ages else 0.0
         return self.wait_for_batch_s / seconds if seconds else 0.0
 
     @property
     def maker_send_share(self) -> float:
-        """Share of the makers' time in which sending held them up, waiting for room included."""
+        """Share of the makers' time in which sending blocked them, waiting for room included."""
         return self.send_s / self.maker_s if self.maker_s else 0.0
 
     @property
     def maker_room_share(self) -> float:
-        """Share of the makers' time for which they waited for room, since the trainer is behind."""
+        """Share of the makers' time in which they waited for room: the trainer is slower."""
         return self.backpressure_s / self.maker_s if self.maker_s else 0.0
 
     @property

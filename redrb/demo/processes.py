@@ -1,4 +1,4 @@
-"""Worker processes of the demo: started by the commands that a cluster uses, and ended by us."""
+"""Worker processes of the demo: started with the commands that a cluster uses, and ended."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 
 
 class Worker:
-    """One worker process, whose metrics are handed to `on_event` as they come.
+    """One worker process; a thread passes its metrics to `on_event`.
 
     Attributes:
-        name: What it is called in tables.
+        name: Its name on the screen and in file names.
         command: The arguments after `python -m`.
     """
 
@@ -40,49 +40,49 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            # the URL is no argument, since it may hold a password; nothing else is inherited, since
-            # what is set for other runs must not change this one
+            # the URL may have a password, so it is not an argument; other variables of redrb are not
+            # inherited, so that settings for other runs do not change this one
             env=child_environment(without=PREFIX, REDRB_URL=url),
-            start_new_session=True,  # Ctrl-C is ours; they get SIGTERM from us
+            start_new_session=True,  # the demo handles Ctrl-C, and sends SIGTERM to the workers
         )
-        self._asked = False
+        self._terminated = False
         self._reader = threading.Thread(target=self._read, args=(on_event,), daemon=True)
         self._reader.start()
 
     @property
     def running(self) -> bool:
-        """Whether the process has not ended yet."""
+        """Whether the process still runs."""
         return self._process.poll() is None
 
     def wait(self, timeout: float) -> bool:
-        """Wait for the end; returns whether it came in time."""
+        """Wait for the process; returns whether it ended in time."""
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return False
         return True
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         """Send SIGTERM."""
         if self.running:
-            self._asked = True
+            self._terminated = True
             self._process.terminate()
 
     def end(self) -> tuple[int, str]:
-        """Make sure that it ended; returns its exit status and its last words.
+        """Wait for the process, or kill it; returns exit status and the end of its error output.
 
-        The status is 0 also where SIGTERM came before the worker was ready to handle it.
+        The status is 0 also if SIGTERM came before the worker was ready to handle it.
         """
         if not self.wait(GRACE_S):
             self._process.kill()
             self._process.wait()
         self._reader.join(GRACE_S)
         self._errors.seek(0)
-        said = self._errors.read()
+        errors = self._errors.read()
         self._errors.close()
         self._metrics.close()
         status = self._process.returncode
-        return 0 if self._asked and status == -signal.SIGTERM else status, said[-2000:]
+        return 0 if self._terminated and status == -signal.SIGTERM else status, errors[-2000:]
 
     def _read(self, on_event: OnEvent) -> None:
         output: IO[str] | None = self._process.stdout

@@ -1,4 +1,4 @@
-"""What is left of a run: a table, a curve and one line of JSON."""
+"""The report of a run: a table, a curve and one line of JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redrb.demo.history import History
 from redrb.stream import StreamStats
 
 _REMARKS = {"waiting": ", made but not trained by the end"}
-"""What is said besides of a figure of the ledger."""
+"""Remarks beside figures of the ledger."""
 
 
 def summary(seconds: float, history: History, stats: StreamStats) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def summary(seconds: float, history: History, stats: StreamStats) -> dict[str, A
 
 
 def table(figures: Mapping[str, Any], history: History, stats: StreamStats) -> Table:
-    """Return what happened, for people."""
+    """Return the figures of a run as a table."""
     shown = Table(title="what happened", title_justify="left", show_header=False)
     shown.add_column(style="dim")
     shown.add_column(justify="right")
@@ -81,7 +81,7 @@ def _sent(history: History) -> str:
 
 
 def draw_curve(path: Path, history: History, *, workers: str) -> None:
-    """Draw held-out reward and staleness over time to a PNG file; `workers` says of whom."""
+    """Draw held-out reward and staleness over time to a PNG file, with `workers` in its title."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,4 +1,4 @@
-"""Runs the demo: server, workers, screen, report."""
+"""Runs the demo: starts server and workers, shows the screen, prints the report."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from redrb.stream import ExperienceStream, StreamStats
 TASK = "sort"
 REFRESH_S = 0.25
 HARD_END_S = 20.0
-"""Seconds after the trainer's own limit at which the demo gives up on it."""
+"""Seconds after the trainer's time limit at which the demo ends a trainer that still runs."""
 
 
 def run_demo(settings: DemoSettings, *, as_json: bool) -> int:
-    """Run the demo; returns 0 when the workers ended well and the ledger balances."""
+    """Run the demo; returns 0 if all workers ended with status 0 and the ledger balances."""
     if find_spec("matplotlib") is None:
         raise ConfigError("the demo draws a curve: pip install 'redrb[demo]'.")
     console = Console()
@@ -50,14 +50,16 @@ def run_demo(settings: DemoSettings, *, as_json: bool) -> int:
             try:
                 _watch(workers, stream, history, console, settings, started, interrupted)
             finally:
-                complaints = _end_workers(workers)
+                failures = _end_workers(workers)
             seconds = time.perf_counter() - started
             stats = stream.stats()
             _delete_run(stream, client, namespace)
-    for name, status, said in complaints:
-        console.print(f"[red]{name} ended with status {status}[/red]\n{said}", highlight=False)
+    for name, status, errors in failures:
+        console.print(f"[red]{name} ended with status {status}[/red]\n{errors}", highlight=False)
     if history.reward_last is None:
-        console.print(f"[red]no reward was measured[/red]; the workers' words are in {out}/*.err")
+        console.print(
+            f"[red]no reward was measured[/red]; errors of the workers are in {out}/*.err"
+        )
         return 1
     figures = summary(seconds, history, stats)
     console.print(table(figures, history, stats))
@@ -65,13 +67,13 @@ def run_demo(settings: DemoSettings, *, as_json: bool) -> int:
     console.print(f"curve: {out / 'curve.png'}")
     if as_json:
         print(json.dumps(figures), flush=True)
-    return 0 if not complaints and stats.ledger.balanced else 1
+    return 0 if not failures and stats.ledger.balanced else 1
 
 
 def _start_workers(
     settings: DemoSettings, client: Client, namespace: str, out: Path, history: History
 ) -> list[Worker]:
-    """Start the trainer, then the makers, by the commands that a cluster would use."""
+    """Start the trainer, then the makers, with the commands that a cluster would use."""
     shared = ["--namespace", namespace, "--task", TASK, "--seed", str(settings.seed)]
     ends = ["--target-reward", str(settings.target_reward)]
     ends += ["--max-seconds", str(settings.max_seconds)]
@@ -111,19 +113,19 @@ def _look(stream: ExperienceStream) -> StreamStats | None:
     try:
         return stream.stats()
     except StoreError:
-        return None  # the screen shows none; the workers report what is wrong
+        return None  # the screen leaves them out; the workers report the error
 
 
 def _end_workers(workers: list[Worker]) -> list[tuple[str, int, str]]:
-    """End all workers; returns name, status and last words of those that failed."""
+    """End all workers; returns name, exit status and error output of each that failed."""
     for worker in workers:
-        worker.ask_to_end()
+        worker.terminate()
     ended = [(worker.name, *worker.end()) for worker in workers]
-    return [(name, status, said) for name, status, said in ended if status != 0]
+    return [(name, status, errors) for name, status, errors in ended if status != 0]
 
 
 def _delete_run(stream: ExperienceStream, client: Client, namespace: str) -> None:
-    """Leave nothing behind on a Redis that is not ours."""
+    """Delete all keys of the run: the Redis may be the user's."""
     stream.close()
     pattern = f"redrb:{{{namespace}:*"
     for server in client.primaries():
@@ -136,9 +138,9 @@ def _delete_run(stream: ExperienceStream, client: Client, namespace: str) -> Non
 
 @contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """Turn Ctrl-C and SIGTERM into an event, so that workers are ended and nothing is left behind.
+    """Turn Ctrl-C and SIGTERM into an event: the demo then ends its workers, deletes its keys.
 
-    A second signal does what signals do otherwise.
+    A second signal has its ordinary effect.
     """
     event = threading.Event()
 

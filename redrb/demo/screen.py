@@ -1,4 +1,4 @@
-"""What a person sees while the demo runs."""
+"""Shows the progress of the demo: a panel on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from redrb.demo.settings import DemoSettings
 from redrb.stream import StreamStats
 
 LINE_EVERY_S = 5.0
-"""Seconds between lines where the output is not a terminal."""
+"""Seconds between lines if the output is not a terminal."""
 
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 class Screen:
-    """Redraws one panel on a terminal; prints a line now and then elsewhere."""
+    """Redraws one panel on a terminal; prints a line every few seconds elsewhere."""
 
     def __init__(self, console: Console, settings: DemoSettings) -> None:
         self._console = console

@@ -1,4 +1,4 @@
-"""What the demo can be told. Nothing heavy is imported here: `redrb --help` reads it."""
+"""The options of `redrb demo`. Nothing heavy is imported here: `redrb --help` needs it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from redrb.options import Settings, option
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings(Settings):
-    """What the demo can be told; everything else is what the workers do by default."""
+    """The options of `redrb demo`; the workers run with their defaults otherwise."""
 
     url: str = option("", "use this Redis; default: start an embedded one")
     makers: int = option(2, "maker processes", least=1)
@@ -20,5 +20,5 @@ class DemoSettings(Settings):
 
     @property
     def workers(self) -> str:
-        """How many workers of which kind there are, for people."""
+        """Number of workers of each kind, for people."""
         return f"{self.makers} maker{'s' if self.makers > 1 else ''}, 1 trainer"

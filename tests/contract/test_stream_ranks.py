@@ -244,7 +244,7 @@ def test_ranks_that_do_not_ask_are_named(open_stream: Opener) -> None:
             for rank, limit in ((0, 0.2), (2, 30))
         ]
         for each in asked:
-            with pytest.raises(BatchTimeout, match="Ranks 1 had not asked") as caught:
+            with pytest.raises(BatchTimeout, match="Ranks 1 did not ask") as caught:
                 each.result(5)
             assert caught.value.missing_ranks == (1,)
             assert caught.value.available == 6

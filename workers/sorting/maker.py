@@ -1,4 +1,4 @@
-"""The demo's maker on `ExperienceMakerHolder`: what it makes, and what it reports."""
+"""The demo's maker: makes experience on `ExperienceMakerHolder`, and reports each step."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from workers.sorting.rollout import GENERATION, SortingMaker, prompt_batch
 from workers.sorting.task import sample_prompts
 
 STOP_TIMEOUT_S = 2.0
-"""Longest wait for room for what is made, once a maker was asked to end."""
+"""Longest wait for room for unsent groups after a maker was asked to end."""
 
 
 class SortingMakerHolder(ExperienceMakerHolder):
     """Makes groups of scored completions with the newest published policy.
 
-    It holds at most one step's groups that are on their way, so that they do not become stale.
+    At most the groups of one step are unsent, so that they do not become stale.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class SortingMakerHolder(ExperienceMakerHolder):
         client: Client,
         name: str,
         run: RunSettings,
-        own: MakerSettings,
+        settings: MakerSettings,
         rollout: RolloutSettings,
         metrics: MetricsLog,
         generator: torch.Generator,
@@ -47,7 +47,7 @@ class SortingMakerHolder(ExperienceMakerHolder):
 
         def models() -> tuple[Any, Any, Any, Any]:
             policy = ActorCritic()
-            return policy.actor, policy.critic, rewards, reference_policy(client, run, own)
+            return policy.actor, policy.critic, rewards, reference_policy(client, run, settings)
 
         super().__init__(
             [run.task],
@@ -60,10 +60,10 @@ class SortingMakerHolder(ExperienceMakerHolder):
             client=client,
             namespace=run.namespace,
             follow=run.policy,
-            weights_timeout=own.weights_timeout,
+            weights_timeout=settings.weights_timeout,
             stop_timeout=STOP_TIMEOUT_S,
-            max_unsent=own.prompts,
-            in_flight_updates=own.in_flight_updates,
+            max_unsent=settings.prompts,
+            in_flight_updates=settings.in_flight_updates,
             stream_options={"limit": run.limit},
             generator=generator,
             **GENERATION,
@@ -73,23 +73,23 @@ class SortingMakerHolder(ExperienceMakerHolder):
         self,
         actor: Any,
         critic: Any,
-        reward_model: Any,  # noqa: ARG002 (the task's own)
+        reward_model: Any,  # noqa: ARG002 (the task has its reward)
         initial_model: Any,
         kl_coef: float,  # noqa: ARG002 (among the settings)
     ) -> SortingMaker:
-        """Return what samples and scores."""
+        """Return the maker that samples and scores."""
         return SortingMaker(actor, critic, initial_model, self._rollout, name=self.name)
 
 
-def reference_policy(client: Client, run: RunSettings, own: MakerSettings) -> Actor:
-    """Wait for the policy that divergence is measured from, and return it.
+def reference_policy(client: Client, run: RunSettings, settings: MakerSettings) -> Actor:
+    """Wait for the reference policy of the KL divergence, and return it.
 
     Raises:
         WeightTimeout: No trainer published it in time.
     """
     model = ActorCritic()
     weights = WeightSubscriber(client, run.reference, namespace=run.namespace)
-    weights.wait(newer_than=0, timeout=own.weights_timeout)
+    weights.wait(newer_than=0, timeout=settings.weights_timeout)
     weights.poll(model)
     return model.actor
 
@@ -97,16 +97,16 @@ def reference_policy(client: Client, run: RunSettings, own: MakerSettings) -> Ac
 def prompt_batches(
     generator: torch.Generator, prompts: int, group_size: int
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield batches of new prompts without end."""
+    """Yield batches of new prompts for ever."""
     while True:
         yield prompt_batch(sample_prompts(generator, prompts), group_size)
 
 
 class Report(MakerCallback):
-    """Writes an event `put` for each step: what was made and sent, and how long both took.
+    """Writes an event `put` for each step: its groups, and the times for making and sending them.
 
-    `step_s` is all of the step's time, loading weights included; `send_s` is what sending held up
-    the loop, and `backpressure_s` the part of it that was spent waiting for room.
+    `step_s` is the time of the whole step, loading weights included; `send_s` is the time for which
+    sending blocked the loop, and `backpressure_s` the part of it that was a wait for room.
     """
 
     def __init__(self, maker: ExperienceMakerHolder, metrics: MetricsLog) -> None:
@@ -125,7 +125,7 @@ class Report(MakerCallback):
         self._began = time.perf_counter()
 
     def on_make_experience_end(self, experience: Experience) -> None:
-        """Note what was made."""
+        """Note the groups of the step."""
         reward = experience.reward
         self._event = {
             "groups": len(set(experience.group_id or ())),
@@ -140,7 +140,7 @@ class Report(MakerCallback):
         self._began, self._pressed_s = time.perf_counter(), self._maker.backpressure_s
 
     def on_send_end(self) -> None:
-        """Note what sending cost."""
+        """Note the times of sending."""
         self._event["send_s"] = time.perf_counter() - self._began
         self._event["backpressure_s"] = self._maker.backpressure_s - self._pressed_s
 

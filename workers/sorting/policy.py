@@ -41,7 +41,7 @@ class KeyValues:
         self._held: tuple[Tensor, Tensor] | None = None
 
     def add(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the newest tokens' and return those of all tokens."""
+        """Append keys and values of the newest tokens; return those of all tokens."""
         if self._held is not None:
             key = torch.cat([self._held[0], key], 2)
             value = torch.cat([self._held[1], value], 2)
@@ -97,10 +97,10 @@ class Decoder(nn.Module):
     def forward(
         self, tokens: Tensor, attention_mask: Tensor, past: list[KeyValues] | None = None
     ) -> Tensor:
-        """Return hidden states, float32 `[B, T, width]`; those of padding mean nothing.
+        """Return hidden states, float32 `[B, T, width]`; they have no meaning at padding.
 
         Args:
-            tokens: Token ids, int64 `[B, T]`: the whole sequence, or what `past` does not hold.
+            tokens: Token ids, int64 `[B, T]`: the whole sequence, or its tokens after `past`.
             attention_mask: 1 where a token of the whole sequence counts, int64 or bool `[B, S]`.
             past: One for each block, empty before the first call with it.
         """
@@ -139,14 +139,14 @@ class Actor(nn.Module):
 
         Args:
             newest: Token ids that `past` does not hold yet, int64 `[B, T]`.
-            attention_mask: 1 where a token counts, those in `past` included, int64 `[B, S]`.
+            attention_mask: 1 where a token counts, tokens in `past` included, int64 `[B, S]`.
             past: From `no_past`, and from then on the same at each call.
         """
         logits: Tensor = self.head(self.decoder(newest, attention_mask, past)[:, -1])
         return logits
 
     def no_past(self) -> list[KeyValues]:
-        """Return what `next_token` starts from."""
+        """Return the empty cache that `next_token` starts from."""
         return [KeyValues() for _ in self.decoder.blocks]
 
 

@@ -62,7 +62,7 @@ class SortingMaker(NaiveExperienceMaker):
     def make_experience(
         self, inputs: object, *, policy_version: int | None = None, **generate_kwargs: Any
     ) -> Experience:
-        """Return the experience of what `prompt_batch` made of prompts.
+        """Return the experience for a batch of `prompt_batch`.
 
         Rows `i * group_size` to `(i + 1) * group_size - 1` belong to prompt i. Prompts end at
         S - A, padded on the left; completions start there, padded on the right with both masks 0.

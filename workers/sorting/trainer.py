@@ -1,4 +1,4 @@
-"""The demo's trainer on `DetachedPPOTrainer`: how it begins, when it ends, and what it reports."""
+"""The demo's trainer: starts and ends training on `DetachedPPOTrainer`, and reports each step."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ NOTHING_TO_TRAIN = (
 
 
 class SortingTrainer(DetachedPPOTrainer):
-    """Trains the policy on what makers put, and evaluates it on held-out prompts."""
+    """Trains the policy on the makers' groups, and evaluates it on held-out prompts."""
 
     def __init__(
         self,
         client: Client,
         run: RunSettings,
-        own: TrainerSettings,
+        settings: TrainerSettings,
         ppo: PPOSettings,
         metrics: MetricsLog,
     ) -> None:
         """Open the task."""
         self._run = run
-        self._own = own
+        self._settings = settings
         self._connection = client
         model = ActorCritic()
-        self._reports = Report(self, model.actor, own, metrics)
+        self._reports = Report(self, model.actor, settings, metrics)
         # the task remembers its limit, which here is in groups and need not be whole batches
         ExperienceStream(client, run.task, namespace=run.namespace, limit=run.limit).close()
         super().__init__(
-            [],  # makers find it
+            [],  # makers find the trainer by its name
             lambda: Strategy("cpu"),
             lambda: (model.actor, model.critic),
-            train_batch_size=own.groups,
+            train_batch_size=settings.groups,
             eps_clip=ppo.clip,
             value_clip=ppo.value_clip,
             callbacks=[self._reports],
@@ -67,9 +67,9 @@ class SortingTrainer(DetachedPPOTrainer):
             task=run.task,
             client=client,
             namespace=run.namespace,
-            timeout=own.idle_timeout,
-            lease_ms=own.lease_ms,
-            weights_dtype=own.weights_dtype,
+            timeout=settings.idle_timeout,
+            lease_ms=settings.lease_ms,
+            weights_dtype=settings.weights_dtype,
         )
 
     def build_optimizer(self, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
@@ -77,7 +77,7 @@ class SortingTrainer(DetachedPPOTrainer):
         return torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True)
 
     def begin(self) -> None:
-        """Go on from the newest published policy, or publish a warm start; then evaluate it."""
+        """Load the newest published policy, or publish a warm start; then evaluate it."""
         if not self.take_over({"actor": self.actor, "critic": self.critic}):
             model = warm_start(self._run.seed)
             self.actor.load_state_dict(model.actor.state_dict())
@@ -90,20 +90,20 @@ class SortingTrainer(DetachedPPOTrainer):
         self._reports.begin()
 
     def work(self) -> None:
-        """Train until an end is reached; what was trained is published and evaluated.
+        """Train until the end; publish and evaluate the last weights.
 
         Raises:
             BatchTimeout: No full batch came for `idle_timeout` seconds.
             PublisherFenced: Another trainer began to publish under the same name.
         """
-        own = self._own
-        reason = f"{own.max_seconds:g} seconds are over,"
-        over = threading.Timer(own.max_seconds, self.stop, [reason])
+        settings = self._settings
+        reason = f"{settings.max_seconds:g} seconds are over,"
+        over = threading.Timer(settings.max_seconds, self.stop, [reason])
         over.daemon = True
-        if own.max_seconds:
+        if settings.max_seconds:
             over.start()
         try:
-            self.fit(None, own.publish_every)
+            self.fit(None, settings.publish_every)
         except BatchTimeout:
             self._publish()
             raise
@@ -125,13 +125,13 @@ class SortingTrainer(DetachedPPOTrainer):
         self._reports.published(self.published)
 
     def _publish(self) -> None:
-        """Publish what was trained since the last version, if anything was."""
+        """Publish the weights if they were trained since the last version."""
         if self._reports.unpublished:
             self.sync_models_to_remote_makers()
 
 
 def ppo_options(settings: PPOSettings) -> dict[str, Any]:
-    """Return options of `PPOStep`: values learn returns, each action of a batch weighs the same."""
+    """Return options of `PPOStep`: values learn returns, all actions of a batch weigh the same."""
     return {
         "value_target": "returns",
         "entropy_coef": settings.entropy_coef,
@@ -142,7 +142,7 @@ def ppo_options(settings: PPOSettings) -> dict[str, Any]:
 
 
 class Report(TrainerCallback):
-    """Writes an event for each step and evaluation, and asks for the end when it is reached.
+    """Writes an event for each step and evaluation, and stops the trainer at the target.
 
     Attributes:
         steps: Steps trained.
@@ -151,13 +151,13 @@ class Report(TrainerCallback):
     """
 
     def __init__(
-        self, trainer: SortingTrainer, actor: Actor, own: TrainerSettings, metrics: MetricsLog
+        self, trainer: SortingTrainer, actor: Actor, settings: TrainerSettings, metrics: MetricsLog
     ) -> None:
         self._actor = actor
         self.steps = self.unpublished = 0
         self.reached = False
         self._trainer = trainer
-        self._own = own
+        self._settings = settings
         self._metrics = metrics
         self._held_out = held_out_prompts()
         self._evaluated: int | None = None
@@ -165,12 +165,12 @@ class Report(TrainerCallback):
         self._waited_s = 0.0
 
     def begin(self) -> None:
-        """Begin to measure; evaluate what training begins with."""
+        """Begin to measure; evaluate the first weights."""
         self._started = time.perf_counter()
         self._evaluate()
 
     def end(self) -> None:
-        """Evaluate what training ended with."""
+        """Evaluate the last weights."""
         if self._evaluated != self.steps:
             self._evaluate()
 
@@ -179,8 +179,8 @@ class Report(TrainerCallback):
         self._began = time.perf_counter()
 
     def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:
-        """Write the step; evaluate, unless weights are published first."""
-        trainer, own = self._trainer, self._own
+        """Write the step; evaluate, unless weights are published before."""
+        trainer, settings = self._trainer, self._settings
         self.steps += 1
         self.unpublished += 1
         before, self._waited_s = self._waited_s, trainer.wait_for_batch_s
@@ -198,9 +198,9 @@ class Report(TrainerCallback):
             seconds=now - self._started,
             **metrics,
         )
-        if 0 < own.steps <= self.steps:
+        if 0 < settings.steps <= self.steps:
             trainer.stop(f"{self.steps} steps are done,")
-        elif self.unpublished < own.publish_every:
+        elif self.unpublished < settings.publish_every:
             self._evaluate_if_due()
 
     def on_batch_lost(self, error: LeaseLost) -> None:
@@ -208,33 +208,33 @@ class Report(TrainerCallback):
         self._metrics.write("lease_lost", step=self.steps, why=str(error))
 
     def on_misfits(self, error: RecordError) -> None:
-        """Write which groups fit into no batch."""
+        """Write the ids of groups that fit into no batch."""
         self._metrics.write("misfits", step=self.steps, groups=list(error.ids), why=str(error))
 
     def published(self, versions: Sequence[WeightVersion]) -> None:
-        """Write what was published, and its size: in full, and as it was sent."""
-        for one in versions:
+        """Write each published version, with its size in full and as sent."""
+        for version in versions:
             self._metrics.write(
                 "publish",
                 step=self.steps,
-                weight_version=one.version,
-                kind=one.kind,
-                bytes_full=one.nbytes,
-                bytes_sent=one.stored_bytes,
+                weight_version=version.version,
+                kind=version.kind,
+                bytes_full=version.nbytes,
+                bytes_sent=version.stored_bytes,
             )
 
     def on_update_end(self) -> None:
-        """Evaluate what was published."""
+        """Evaluate the published weights."""
         self.unpublished = 0
         self._evaluate_if_due()
 
     def _evaluate_if_due(self) -> None:
-        if self.steps % self._own.evaluate_every == 0:
+        if self.steps % self._settings.evaluate_every == 0:
             self._evaluate()
 
     def _evaluate(self) -> None:
-        """Write the mean reward on held-out prompts, and ask for the end when it is enough."""
-        trainer, target = self._trainer, self._own.target_reward
+        """Write the mean reward on held-out prompts, and stop the trainer at the target."""
+        trainer, target = self._trainer, self._settings.target_reward
         reward = evaluate(self._actor, self._held_out)
         seconds = time.perf_counter() - self._started
         self._evaluated = self.steps

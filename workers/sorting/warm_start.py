@@ -1,7 +1,7 @@
 """The supervised start: a policy that sorts a quarter of the prompts, for PPO to improve.
 
-A few steps on right answers, far from enough: for most prompts it samples right and wrong
-completions, and so an exact and sparse reward has something to tell apart.
+A few steps on right answers only: for most prompts the policy then samples both right and wrong
+completions, so that an exact and sparse reward can distinguish them.
 """
 
 from __future__ import annotations
