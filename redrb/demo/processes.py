@@ -40,7 +40,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            # the URL may have a password, so it is not an argument; other variables of redrb are not
+            # the URL may have a password, so it is not an argument; redrb's other variables are not
             # inherited, so that settings for other runs do not change this one
             env=child_environment(without=PREFIX, REDRB_URL=url),
             start_new_session=True,  # the demo handles Ctrl-C, and sends SIGTERM to the workers

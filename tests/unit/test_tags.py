@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from redrb import BufferItem, ConfigError, RecordError
+from redrb import BufferItem, ConfigError
+from redrb.errors import RecordError
 from redrb.stream.task.tags import MOST_TAGS, declare_tags, tag_values
 from tests.samples import numbered
 
