@@ -1,4 +1,4 @@
-"""PPO and GRPO learn on the detached runtime, with models of one's own and of transformers."""
+"""PPO and GRPO learn on the detached runtime, with plain modules and models of transformers."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_only_lora_travels_and_makers_merge_it(client: Client, namespace: str) -
         GRPOMakerHolder(
             ["trainer_0"],
             cpu,
-            lambda: (Network(VOCABULARY), None, wanted, None),  # no LoRA layers of its own
+            lambda: (Network(VOCABULARY), None, wanted, None),  # without LoRA layers
             sync_models_from_trainers=True,
             update_lora_weights=True,
             max_new_tokens=6,

@@ -102,13 +102,13 @@ def test_a_batch_is_acknowledged_later_where_redis_was_away(
         ledger = buffer.stream.stats().ledger
         assert (ledger.acked, ledger.leased, ledger.waiting) == (2, 2, 2)
         buffer.sample()
-        for _ in range(2):  # what it acknowledged is not offered again
+        for _ in range(2):  # an acknowledged batch is not delivered again
             with pytest.raises(BatchTimeout):
                 buffer.sample(timeout=0)
         assert buffer.stream.stats().ledger.acked == 6
 
 
-def test_an_exception_gives_the_batch_back(
+def test_an_exception_requeues_the_batch(
     open_buffer: Callable[..., DetachedReplayBuffer],
 ) -> None:
     with pytest.raises(ZeroDivisionError), open_buffer(2) as buffer:
@@ -160,7 +160,7 @@ def test_sample_blocks_until_a_batch_is_full(
         thread.join(20)
 
 
-def test_clear_empties_it_also_of_what_is_being_trained(
+def test_clear_deletes_leased_batches_too(
     open_buffer: Callable[..., DetachedReplayBuffer],
 ) -> None:
     with open_buffer(2, 4) as buffer:
@@ -204,10 +204,11 @@ def test_orders_and_staleness_are_options(
 
 
 @pytest.mark.parametrize(
-    ("size", "limit", "told"), [(0, 0, "sample_batch_size"), (2, "3", "limit"), (1.5, 0, "batch")]
+    ("size", "limit", "message"),
+    [(0, 0, "sample_batch_size"), (2, "3", "limit"), (1.5, 0, "batch")],
 )
-def test_bad_numbers_are_refused(client: Client, size: int, limit: int, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_bad_numbers_are_refused(client: Client, size: int, limit: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         DetachedReplayBuffer(size, limit, client=client)
 
 

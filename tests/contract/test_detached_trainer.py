@@ -44,7 +44,7 @@ def item(number: int) -> BufferItem:
 
 
 class Trainer(DetachedTrainer):
-    """Notes what it trains; its model depends on all of it, in order, and on randomness."""
+    """Notes its batches; its model depends on all of them, on their order, and on randomness."""
 
     def __init__(self, *args: Any, die_at: int = -1, **options: Any) -> None:
         torch.manual_seed(1)
@@ -74,39 +74,39 @@ class Notes(TrainerCallback):
     """Notes every hook."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.hooks: list[str] = []
 
     def on_fit_start(self) -> None:
-        self.told.append("fit_start")
+        self.hooks.append("fit_start")
 
     def on_fit_end(self) -> None:
-        self.told.append("fit_end")
+        self.hooks.append("fit_end")
 
     def on_episode_start(self, episode: int) -> None:
-        self.told.append(f"episode_start {episode}")
+        self.hooks.append(f"episode_start {episode}")
 
     def on_episode_end(self, episode: int) -> None:
-        self.told.append(f"episode_end {episode}")
+        self.hooks.append(f"episode_end {episode}")
 
     def on_epoch_start(self, epoch: int) -> None:
-        self.told.append(f"epoch_start {epoch}")
+        self.hooks.append(f"epoch_start {epoch}")
 
     def on_epoch_end(self, epoch: int) -> None:
-        self.told.append(f"epoch_end {epoch}")
+        self.hooks.append(f"epoch_end {epoch}")
 
     def on_batch_start(self) -> None:
-        self.told.append("batch_start")
+        self.hooks.append("batch_start")
 
     def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:
         assert metrics.keys() == {"loss"}
         assert len(experience) == 2
-        self.told.append("batch_end")
+        self.hooks.append("batch_end")
 
     def on_update_start(self) -> None:
-        self.told.append("update_start")
+        self.hooks.append("update_start")
 
     def on_update_end(self) -> None:
-        self.told.append("update_end")
+        self.hooks.append("update_end")
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_callbacks_come_in_their_order(make: Callable[..., Trainer]) -> None:
     notes = Notes()
     with make(callbacks=[notes]) as trainer:
         feed(trainer, 4)
-        trainer.fit(5, 2, train_epochs=2)  # two episodes: what is left over is not trained
+        trainer.fit(5, 2, train_epochs=2)  # two episodes: the fifth batch is not trained
     batches = ["batch_start", "batch_end"] * 2
     epochs = [
         f"epoch_start {e}" if not end else f"epoch_end {e}" for e in range(2) for end in range(2)
@@ -140,7 +140,7 @@ def test_callbacks_come_in_their_order(make: Callable[..., Trainer]) -> None:
         expected += [f"episode_start {episode}", epochs[0], *batches, epochs[1]]
         expected += [epochs[2], *batches, epochs[3], "update_start", "update_end"]
         expected += [f"episode_end {episode}"]
-    assert notes.told == [*expected, "fit_end"]
+    assert notes.hooks == [*expected, "fit_end"]
 
 
 def test_later_epochs_train_the_same_batches_in_a_new_order(make: Callable[..., Trainer]) -> None:
@@ -155,7 +155,7 @@ def test_later_epochs_train_the_same_batches_in_a_new_order(make: Callable[..., 
         assert (ledger.acked, ledger.leased, ledger.waiting) == (32, 0, 0)
 
 
-def test_makers_are_told_of_full_updates_and_of_each_episode(
+def test_full_updates_and_the_end_of_each_episode_are_announced(
     make: Callable[..., Trainer], client: Client, namespace: str
 ) -> None:
     with make(name="learner") as trainer:
@@ -173,7 +173,7 @@ def test_makers_are_told_of_full_updates_and_of_each_episode(
     assert len(entries) == 1  # the newest alone is kept
 
 
-def test_a_step_that_fails_gives_its_batch_back(make: Callable[..., Trainer]) -> None:
+def test_a_failed_step_requeues_its_batch(make: Callable[..., Trainer]) -> None:
     with make(die_at=2) as trainer:
         feed(trainer, 4)
         with pytest.raises(ZeroDivisionError):
@@ -200,7 +200,7 @@ def test_fit_may_be_called_again_and_resumes_in_the_call_it_was_in(
         assert first.trained + second.trained == [[2 * n, 2 * n + 1] for n in range(9)]
 
 
-def test_no_batch_in_time_is_said_with_the_whole_wait(make: Callable[..., Trainer]) -> None:
+def test_a_batch_timeout_names_the_whole_wait(make: Callable[..., Trainer]) -> None:
     with make(timeout=1.2) as trainer:
         trainer.buffer_extend([item(0)])
         with pytest.raises(BatchTimeout) as caught:
@@ -228,7 +228,7 @@ def test_buffer_calls_are_safe_while_training_runs(make: Callable[..., Trainer])
         assert trainer.buffer.stream.stats().ledger.acked == 160
 
 
-def test_a_stop_ends_after_the_step_under_way(make: Callable[..., Trainer]) -> None:
+def test_a_stop_ends_fit_after_the_current_step(make: Callable[..., Trainer]) -> None:
     class StopAtThird(TrainerCallback):
         batches = 0
 
@@ -243,7 +243,7 @@ def test_a_stop_ends_after_the_step_under_way(make: Callable[..., Trainer]) -> N
         trainer.fit(8, 4)
         assert trainer.stopped == "enough"
         assert len(trainer.trained) == 3
-        assert notes.told[-1] == "fit_end"
+        assert notes.hooks[-1] == "fit_end"
         ledger = trainer.buffer.stream.stats().ledger
         assert (ledger.acked, ledger.leased, ledger.waiting) == (6, 0, 10)
 
@@ -272,7 +272,7 @@ def reference_run(
 
 @pytest.mark.parametrize("epochs", [1, 2])
 @pytest.mark.parametrize("stop_after", [1, 4, 7])
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(
+def test_a_stopped_run_resumes_bit_for_bit(
     make: Callable[..., Trainer], tmp_path: Path, epochs: int, stop_after: int
 ) -> None:
     class StopAfter(TrainerCallback):
@@ -294,7 +294,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(
         assert second.buffer.stream.stats().ledger.acked == 24
 
 
-def test_with_ack_checkpoint_nothing_trained_is_lost_to_the_resumed_run(
+def test_with_ack_checkpoint_no_trained_sample_is_lost(
     make: Callable[..., Trainer], tmp_path: Path
 ) -> None:
     trained, weights = reference_run(make, 1)
@@ -312,10 +312,10 @@ def test_with_ack_checkpoint_nothing_trained_is_lost_to_the_resumed_run(
         assert second.buffer.stream.stats().ledger.acked == 24
 
 
-def test_what_a_checkpoint_has_trained_is_not_trained_again(
+def test_batches_of_a_checkpoint_are_not_trained_again(
     make: Callable[..., Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It dies after the checkpoint is written, and before what it has trained is acknowledged."""
+    """The process dies after the checkpoint is written, before its batches are acknowledged."""
     trained, weights = reference_run(make, 1)
     options: dict[str, Any] = {"checkpoint_dir": tmp_path, "ack": "checkpoint"}
     with make(**options) as first:
@@ -338,13 +338,13 @@ def test_ack_step_trains_nothing_twice(make: Callable[..., Trainer], tmp_path: P
             first.fit(12, 3)
     with make(checkpoint_dir=tmp_path) as second:
         feed(second, 4, first=12)
-        second.fit(12, 3)  # from its checkpoint after six batches on, with what is left
+        second.fit(12, 3)  # goes on after the six batches of its checkpoint
         together = first.trained + second.trained
         assert sorted(map(tuple, together)) == sorted({*map(tuple, together)})
         assert len(second.trained) == 6
 
 
-def test_a_trainer_gets_at_once_what_the_one_before_held(
+def test_a_trainer_gets_the_batches_of_its_predecessor_at_once(
     make: Callable[..., Trainer], tmp_path: Path
 ) -> None:
     first = make(timeout=5)
@@ -358,7 +358,7 @@ def test_a_trainer_gets_at_once_what_the_one_before_held(
     first.close()
 
 
-def test_a_trainers_versions_are_those_that_staleness_counts_from(
+def test_staleness_counts_from_the_trainers_version(
     make: Callable[..., Trainer],
 ) -> None:
     with make(max_staleness=2) as trainer:
@@ -372,7 +372,7 @@ def test_a_trainers_versions_are_those_that_staleness_counts_from(
         assert trainer.buffer.stream.stats().ledger.expired == 2
 
 
-def test_what_was_trained_when_data_ended_is_not_trained_again_by_the_same_trainer(
+def test_batches_before_a_timeout_are_not_trained_again_by_the_same_trainer(
     make: Callable[..., Trainer], tmp_path: Path
 ) -> None:
     with make(checkpoint_dir=tmp_path, ack="checkpoint", timeout=0.3) as trainer:
@@ -389,7 +389,7 @@ def away(*_: Any, **__: Any) -> None:
     raise StoreUnavailable("Redis is away", where="there", uncertain=True)
 
 
-def test_an_update_that_landed_unheard_does_not_hinder_the_next(
+def test_an_update_without_a_reply_does_not_hinder_the_next(
     make: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish = WeightPublisher.publish
@@ -408,10 +408,10 @@ def test_an_update_that_landed_unheard_does_not_hinder_the_next(
         assert trainer.weight_version == 2
 
 
-def test_an_error_in_a_step_outlives_a_redis_that_is_away(
+def test_an_error_in_a_step_is_raised_also_while_redis_is_away(
     make: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """And no checkpoint is written of a step of which nobody knows how much is done."""
+    """No checkpoint is written of an unfinished step."""
     with make(checkpoint_dir=tmp_path, ack="checkpoint", die_at=2) as trainer:
         feed(trainer, 3)
         with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
@@ -427,7 +427,7 @@ def test_an_error_in_a_step_outlives_a_redis_that_is_away(
 
 
 @pytest.mark.parametrize("ack", ["step", "checkpoint"])
-def test_ranks_go_on_after_a_crash(make: Callable[..., Trainer], tmp_path: Path, ack: str) -> None:
+def test_ranks_resume_after_a_crash(make: Callable[..., Trainer], tmp_path: Path, ack: str) -> None:
     def run(die_at: int) -> list[Trainer]:
         def work(trainer: Trainer) -> None:
             with trainer, suppress(ZeroDivisionError):
@@ -478,7 +478,7 @@ def test_a_stop_is_for_all_calls_of_fit_that_follow(
         assert len(second.trained) == 9
 
 
-def test_a_checkpoint_is_of_one_trainer_and_holds_something(
+def test_a_checkpoint_belongs_to_one_trainer_and_is_not_empty(
     make: Callable[..., Trainer], tmp_path: Path
 ) -> None:
     with make(checkpoint_dir=tmp_path) as first:
@@ -512,8 +512,8 @@ def test_named_groups_and_right_padding_are_kept_as_they_are(
                 first.stop()
 
     items = [item(number) for number in range(8)]
-    for number, own in enumerate(items):
-        own.group_id, own.tags, own.extras = f"p{number // 2}", {"n": number}, {"note": [1, "x"]}
+    for number, each in enumerate(items):
+        each.group_id, each.tags, each.extras = f"p{number // 2}", {"n": number}, {"note": [1, "x"]}
     with make(checkpoint_dir=tmp_path, callbacks=[StopAtSecond()]) as first:
         first.buffer_extend(items)
         first.fit(4, 4, train_epochs=2)
@@ -527,9 +527,7 @@ def test_named_groups_and_right_padding_are_kept_as_they_are(
         assert len(second.trained) == 6
 
 
-def test_what_was_trained_is_saved_when_data_ends(
-    make: Callable[..., Trainer], tmp_path: Path
-) -> None:
+def test_a_timeout_writes_a_checkpoint(make: Callable[..., Trainer], tmp_path: Path) -> None:
     options: dict[str, Any] = {"checkpoint_dir": tmp_path, "ack": "checkpoint", "timeout": 0.3}
     with make(**options) as first:
         feed(first, 5)
@@ -543,7 +541,7 @@ def test_what_was_trained_is_saved_when_data_ends(
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"checkpoint_every": 0}, "at least 1"),
         ({"limit": 3}, "buffer_limit"),
@@ -556,9 +554,9 @@ def test_what_was_trained_is_saved_when_data_ends(
     ],
 )
 def test_bad_options_are_refused(
-    make: Callable[..., Trainer], options: dict[str, Any], told: str
+    make: Callable[..., Trainer], options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         make(**options)
 
 
@@ -592,7 +590,7 @@ def test_trainer_and_buffer_share_a_task_by_the_trainers_name(
         assert trainer.trained == [[0, 1]]
 
 
-def test_fit_without_a_number_of_steps_goes_on_until_it_is_stopped(
+def test_fit_without_total_steps_trains_until_it_is_stopped(
     make: Callable[..., Trainer],
 ) -> None:
     class StopAtFifth(TrainerCallback):
@@ -611,11 +609,11 @@ def test_fit_without_a_number_of_steps_goes_on_until_it_is_stopped(
         timer.join()
         assert (len(trainer.trained), trainer.weight_version) == (5, 2)
         assert trainer.wait_for_batch_s >= 0.3
-        assert sorted(StopAtFifth.waited) == StopAtFifth.waited  # told while it goes on
+        assert sorted(StopAtFifth.waited) == StopAtFifth.waited  # counted while the wait goes on
         assert StopAtFifth.waited[1] < 0.3 <= StopAtFifth.waited[2]
 
 
-def test_a_trainer_takes_over_from_one_of_its_name(
+def test_a_trainer_takes_over_the_weights_of_its_name(
     make: Callable[..., Trainer], client: Client, namespace: str
 ) -> None:
     with make() as first, make() as second:
@@ -632,7 +630,7 @@ def test_a_trainer_takes_over_from_one_of_its_name(
         assert second.weight_version == 3
 
 
-def test_a_trainer_publishes_after_one_of_its_name_that_still_does(
+def test_a_trainer_publishes_newer_versions_than_a_running_one_of_its_name(
     make: Callable[..., Trainer],
 ) -> None:
     with make() as first:
@@ -643,7 +641,7 @@ def test_a_trainer_publishes_after_one_of_its_name_that_still_does(
             assert second.weight_version == 3
 
 
-def test_what_a_trainer_published_and_did_not_announce_is_found(
+def test_a_version_that_was_published_and_not_announced_is_found(
     make: Callable[..., Trainer], client: Client, namespace: str
 ) -> None:
     with make(name="t") as trainer:
@@ -655,7 +653,7 @@ def test_what_a_trainer_published_and_did_not_announce_is_found(
     assert len(client.execute("XRANGE", announcements, "-", "+")) == 1
 
 
-def test_makers_may_be_sent_less_precise_weights(
+def test_weights_may_be_sent_in_another_dtype(
     make: Callable[..., Trainer], client: Client, namespace: str
 ) -> None:
     with make(name="t", weights_dtype="bfloat16") as trainer:
@@ -670,8 +668,8 @@ def test_makers_may_be_sent_less_precise_weights(
         assert torch.equal(sent["actor.weight"], trainer.actor.weight.to(torch.bfloat16))
 
 
-def test_callbacks_hear_of_lost_batches_and_misfits(make: Callable[..., Trainer]) -> None:
-    told: list[str] = []
+def test_callbacks_are_called_for_lost_batches_and_misfits(make: Callable[..., Trainer]) -> None:
+    events: list[str] = []
 
     class Hears(TrainerCallback):
         def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:
@@ -679,7 +677,7 @@ def test_callbacks_hear_of_lost_batches_and_misfits(make: Callable[..., Trainer]
                 trainer.buffer.stream.clear()
 
         def on_batch_lost(self, error: LeaseLost) -> None:
-            told.append("lost")
+            events.append("lost")
             feed(trainer, 1)
             wide = item(7)
             wide.kl = torch.zeros(())
@@ -687,10 +685,10 @@ def test_callbacks_hear_of_lost_batches_and_misfits(make: Callable[..., Trainer]
             feed(trainer, 1, first=5)
 
         def on_misfits(self, error: RecordError) -> None:
-            told.append(f"misfits {len(error.ids)}")
+            events.append(f"misfits {len(error.ids)}")
 
     with make(callbacks=[Hears()]) as trainer:
         feed(trainer, 1)
         trainer.fit(3, 3)
-        assert told == ["lost", "misfits 1"]
+        assert events == ["lost", "misfits 1"]
         assert trainer.trained[1:] == [[0, 1], [6, 10]]

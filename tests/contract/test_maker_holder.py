@@ -135,19 +135,19 @@ def stored(buffer: DetachedReplayBuffer) -> list[int]:
 
 
 def test_hooks_come_in_their_order(holder: Callable[..., Holder]) -> None:
-    told: list[str] = []
+    hooks: list[str] = []
 
     class Notes(MakerCallback):
         def __getattribute__(self, name: str) -> Any:
             if name.startswith("on_"):
-                return lambda *_: told.append(name[3:])
+                return lambda *_: hooks.append(name[3:])
             return super().__getattribute__(name)
 
     maker = holder(callbacks=[Notes()])
     maker.workingloop(lambda: [prompts(1), prompts(2)])
     step = ["batch_start", "make_experience_start", "make_experience_end", "send_start"]
     step += ["send_end", "batch_end"]
-    assert told == ["loop_start", *step, *step, "loop_end"]
+    assert hooks == ["loop_start", *step, *step, "loop_end"]
 
 
 def test_samples_go_round_robin_and_the_cursor_is_kept_across_steps(
@@ -230,7 +230,7 @@ def test_a_maker_waits_for_its_first_full_update(
     sample = buffer().sample(timeout=5)
     assert sample.reward is not None
     assert (float(sample.reward[0]), sample.policy_version) == (1.0, [1])
-    late = holder(sync_models_from_trainers=True)  # it finds what was announced before it came
+    late = holder(sync_models_from_trainers=True)  # it finds the earlier announcement
     late.workingloop(lambda: [prompts(1)])
     assert late.policy_version == 1
 
@@ -289,7 +289,7 @@ def test_a_maker_follows_the_trainer_that_names_it_from_then_on(
     assert float(alone.experience_maker.actor.trained.detach()) == 7.0  # type: ignore[attr-defined]
 
 
-def test_without_weights_it_says_so_or_ends_when_asked(
+def test_without_weights_a_maker_times_out_or_ends_when_asked(
     holder: Callable[..., Holder], buffer: Callable[..., DetachedReplayBuffer]
 ) -> None:
     maker = holder(sync_models_from_trainers=True, weights_timeout=0.7, name="m1")
@@ -396,7 +396,7 @@ def test_chunks_with_lora_and_without(holder: Callable[..., Holder]) -> None:
     assert torch.equal(model[0].weight, torch.eye(2) + 2)
 
 
-def test_what_is_not_trained_is_sent_once(
+def test_frozen_weights_are_sent_once(
     holder: Callable[..., Holder], trainer: Callable[..., Trainer], client: Client, namespace: str
 ) -> None:
     learner = trainer(name="t")
@@ -490,7 +490,7 @@ def test_a_signal_ends_the_loop_when_all_is_sent(
 
 
 @pytest.mark.parametrize("room", [True, False])
-def test_a_loop_that_is_asked_to_end_waits_for_room_so_long_only(
+def test_a_loop_that_is_asked_to_end_waits_for_room_until_stop_timeout(
     holder: Callable[..., Holder],
     buffer: Callable[..., DetachedReplayBuffer],
     caplog: pytest.LogCaptureFixture,
@@ -519,7 +519,7 @@ def test_a_loop_that_is_asked_to_end_waits_for_room_so_long_only(
     read.close()
 
 
-def test_what_was_handed_over_may_be_changed(
+def test_experience_that_was_sent_may_be_changed(
     holder: Callable[..., Holder], buffer: Callable[..., DetachedReplayBuffer]
 ) -> None:
     maker, tokens = holder(stream_options={"limit": 1}), prompts(1)
@@ -561,7 +561,7 @@ def test_performance_is_measured(holder: Callable[..., Holder]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"trainers": []}, "at least one"),
         ({"name": "a b"}, "maker"),
@@ -570,9 +570,9 @@ def test_performance_is_measured(holder: Callable[..., Holder]) -> None:
     ],
 )
 def test_bad_options_are_refused(
-    holder: Callable[..., Holder], options: dict[str, Any], told: str
+    holder: Callable[..., Holder], options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         holder(**options)
 
 

@@ -1,4 +1,4 @@
-"""Makers whose weights change between two tokens: which update made which, and what holds it up."""
+"""Makers whose weights change between two tokens: versions of tokens, errors, outages."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_updates_are_swapped_between_tokens(
     def meanwhile(token: int) -> None:
         if token in (3, 6):
             version = trainer.push({"actor": Versioned(token)}, fully=True)
-            source = Versioned(version + 1)  # what makers see is the number of its version
+            source = Versioned(version + 1)  # its tokens show its version
             assert trainer.push({"actor": source}, fully=True) == version + 1
             until(
                 lambda: (
@@ -150,7 +150,7 @@ def test_full_and_partial_updates_come_together(client: Client, namespace: str) 
         while not ended.is_set():
             number += 1
             source.become(number)
-            # what is not trained stays behind in partial updates, so each comes after a full one
+            # a partial update lacks untrained weights, so each follows a full update
             trainer.push({"actor": source}, fully=True)
             trainer.push({"actor": source}, fully=False)
 
@@ -177,7 +177,7 @@ def test_full_and_partial_updates_come_together(client: Client, namespace: str) 
     assert {version % 2 for version in seen if version} == {0, 1}
 
 
-def test_a_swap_that_came_too_early_gets_what_was_on_its_way(
+def test_a_swap_during_a_fetch_gets_the_update_later(
     client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Versioned()
@@ -250,7 +250,7 @@ def test_lora_is_merged_into_the_newest_full_weights(client: Client, namespace: 
     assert torch.equal(again[0].lora_A, source[0].lora_A)
 
 
-def test_an_adapter_never_goes_onto_a_part_from_before_a_full_update(
+def test_an_adapter_is_never_merged_into_a_part_older_than_the_full_update(
     client: Client, namespace: str
 ) -> None:
     source = nn.Sequential(LoraLinear(), nn.Linear(4, 4))
@@ -270,7 +270,7 @@ def test_an_adapter_never_goes_onto_a_part_from_before_a_full_update(
     assert torch.equal(model[1].weight, source[1].weight)
 
 
-def test_a_maker_that_notes_no_versions_gets_the_one_that_it_began_with(
+def test_without_token_versions_the_first_version_of_the_batch_is_noted(
     client: Client, namespace: str, scope: ExitStack
 ) -> None:
     trainer = Broadcast(client, namespace, "trainer_0", [])
@@ -302,7 +302,7 @@ def test_a_maker_that_notes_no_versions_gets_the_one_that_it_began_with(
     assert maker.policy_version == 2
 
 
-def test_updates_that_do_not_fit_are_told_between_batches(
+def test_updates_that_do_not_fit_are_logged_between_batches(
     client: Client,
     namespace: str,
     made: Callable[..., GRPOMakerHolder],

@@ -47,7 +47,7 @@ def put_in_order(client: Client, namespace: str = "default") -> list[int]:
             return [int(item.sequences[0]) for item in lease.items()]  # type: ignore[index]
 
 
-def test_a_maker_goes_on_while_redis_is_away_longer_than_its_patience(
+def test_a_maker_goes_on_while_redis_is_away_longer_than_its_retries(
     own_server: Callable[..., Server], caplog: pytest.LogCaptureFixture
 ) -> None:
     server = own_server("--appendonly", "yes", "--appendfsync", "always")
@@ -94,7 +94,7 @@ def test_a_signal_is_heeded_while_redis_is_away(
             server.start()
 
 
-def test_later_updates_that_do_not_fit_leave_the_weights(
+def test_later_updates_that_do_not_fit_are_not_loaded(
     holder: Callable[..., Holder], client: Client, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     maker = holder()
@@ -132,7 +132,9 @@ def value(model: Linear) -> float:
     return float(model.trained.detach())
 
 
-def test_a_redis_that_was_emptied_begins_anew(client: Client, namespace: str) -> None:
+def test_versions_may_start_again_in_a_redis_that_was_emptied(
+    client: Client, namespace: str
+) -> None:
     model, follower = followed(client, namespace)
     trainer = Broadcast(client, namespace, "t", ["m"])
     for version in range(1, 6):
@@ -169,7 +171,7 @@ def test_weights_that_are_gone_do_not_make_a_maker_complete(
     assert (follower.complete, value(model)) == (True, 2.0)
 
 
-def test_a_partial_update_is_loaded_again_over_a_full_one_that_is_heard_of_later(
+def test_a_partial_update_is_loaded_again_over_a_full_one_that_is_announced_later(
     client: Client, namespace: str
 ) -> None:
     model, follower = followed(client, namespace)
@@ -184,13 +186,13 @@ def test_a_partial_update_is_loaded_again_over_a_full_one_that_is_heard_of_later
     push(1.0, fully=True)
     follower.follow()
     push(2.0, fully=False)
-    heard = trainer._announcement
+    first = trainer._announcement
     push(7.0, fully=True)
     late = trainer._announcement
     push(8.0, fully=False)
     newest = trainer._announcement
-    for news in (heard, late, newest):
-        announce(client, [maker_key(namespace, "m")], news)
+    for announcement in (first, late, newest):
+        announce(client, [maker_key(namespace, "m")], announcement)
         follower.follow()
         assert value(model) == 8.0
     assert (follower.version, value(model)) == (4, 8.0)
@@ -204,7 +206,7 @@ def test_the_id_of_a_run_is_checked(client: Client, namespace: str, run: str) ->
         follower.follow()
 
 
-def test_what_is_in_hand_when_others_are_given_up_is_offered_again(
+def test_the_newest_groups_are_sent_again_when_earlier_ones_are_given_up(
     holder: Callable[..., Holder], client: Client, namespace: str
 ) -> None:
     maker = holder()
@@ -231,7 +233,7 @@ def test_what_is_in_hand_when_others_are_given_up_is_offered_again(
     assert put_in_order(client, namespace) == [1]
 
 
-def test_all_that_a_stopped_maker_gives_up_is_counted_in_one_warning(
+def test_a_stopped_maker_counts_the_groups_it_gives_up_in_one_warning(
     holder: Callable[..., Holder], caplog: pytest.LogCaptureFixture
 ) -> None:
     maker = holder(stop_timeout=0.2, stream_options={"limit": 1}, max_unsent=2)
@@ -240,12 +242,12 @@ def test_all_that_a_stopped_maker_gives_up_is_counted_in_one_warning(
     maker.workingloop(lambda: [prompts(1), prompts(2), prompts(3), prompts(4, 5, 6)])
     timer.join()
     maker.close()
-    told = [one for one in caplog.messages if "given up" in one]
-    assert len(told) == 1
-    assert "5 groups are given up" in told[0]
+    warnings = [one for one in caplog.messages if "given up" in one]
+    assert len(warnings) == 1
+    assert "5 groups are given up" in warnings[0]
 
 
-def test_no_batch_of_prompts_is_drawn_that_is_not_used(holder: Callable[..., Holder]) -> None:
+def test_every_drawn_batch_of_prompts_is_used(holder: Callable[..., Holder]) -> None:
     maker, drawn = holder(), list[int]()
 
     def loader() -> Iterator[torch.Tensor]:
@@ -267,7 +269,9 @@ def test_no_batch_of_prompts_is_drawn_that_is_not_used(holder: Callable[..., Hol
     assert drawn == [0, 1, 0]
 
 
-def test_an_update_from_within_making_is_refused_at_once(holder: Callable[..., Holder]) -> None:
+def test_an_update_while_making_experience_is_refused_at_once(
+    holder: Callable[..., Holder],
+) -> None:
     class Updating(MakerCallback):
         def on_make_experience_end(self, experience: Any) -> None:
             maker.update_experience_maker(new_actor_state_dict={}, fully_update=True)
@@ -280,15 +284,15 @@ def test_an_update_from_within_making_is_refused_at_once(holder: Callable[..., H
     maker.update_experience_maker(new_actor_state_dict={})  # the lock is free again
 
 
-def test_late_chunks_get_into_nobody_elses_update(holder: Callable[..., Holder]) -> None:
+def test_late_chunks_never_get_into_another_threads_update(holder: Callable[..., Holder]) -> None:
     maker = holder(update_timeout=0.2)
     state = {"trained": torch.full((1, 1), 9.0)}
     maker.update_experience_maker(new_actor_state_dict=state, chunk_start=True)
     late: list[Exception] = []
 
     def other() -> None:
-        own = {"frozen": torch.full((1, 1), 5.0)}
-        maker.update_experience_maker(new_actor_state_dict=own, chunk_start=True)
+        state = {"frozen": torch.full((1, 1), 5.0)}
+        maker.update_experience_maker(new_actor_state_dict=state, chunk_start=True)
         begun.set()
         assert refused.wait(5)
         maker.update_experience_maker(chunk_end=True)

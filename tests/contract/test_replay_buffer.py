@@ -27,7 +27,7 @@ from tests.samples import numbered
 
 @dataclass
 class Rollout:
-    """A rollout of a user's own."""
+    """A rollout of a user's class."""
 
     rollout_id: int
     group_id: int = 0
@@ -122,7 +122,7 @@ def test_tasks_and_statuses_are_apart(play: Any, make: Make, order: Any) -> None
         assert not await buffer.is_ready({"a": 1, "b": 2})
         assert await buffer.is_ready({"a": 1}, group_status=Status.FAILED)
         groups, consumed = await buffer.take_batch({"a": 1, "b": 5, "c": 0, "d": 1})
-        assert {task: ids(own) for task, own in groups.items()} == {
+        assert {task: ids(each) for task, each in groups.items()} == {
             "a": [[1]],
             "b": [[4]],
             "c": [],
@@ -140,7 +140,7 @@ def test_tasks_and_statuses_are_apart(play: Any, make: Make, order: Any) -> None
     play(scenario, order=order)
 
 
-def test_nothing_is_a_no_op(play: Any, make: Make) -> None:
+def test_an_empty_put_and_get_do_nothing(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         await buffer.put([], "task")
         assert await buffer.get(0, "task", Status.COMPLETED) == []
@@ -168,7 +168,7 @@ class Foreign(Enum):
     FAILED = "failed"
 
 
-def test_statuses_may_be_of_any_enum(play: Any, make: Make) -> None:
+def test_statuses_may_be_members_of_any_enum(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         await buffer.put([make(1, status=Foreign.ABORTED, response_model_steps=[0, 0])], "task")
         assert await buffer.count("task", Foreign.ABORTED) == 1
@@ -197,7 +197,7 @@ def test_a_groups_status_follows_from_its_members(
     play: Any, make: Make, statuses: list[str], expected: str
 ) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
-        await buffer.put([make(1, status=own) for own in statuses], "task")
+        await buffer.put([make(1, status=status) for status in statuses], "task")
         assert await buffer.count("task", expected) == 1
         (group,) = await buffer.get(1, "task", expected)
         assert [of(rollout, "status") for rollout in group] == statuses
@@ -228,25 +228,25 @@ def test_stalest_goes_by_the_oldest_step_then_by_arrival(play: Any, make: Make) 
     play(scenario, order="stalest")
 
 
-def test_stalest_goes_by_the_own_staleness_where_that_stands(play: Any, make: Make) -> None:
+def test_stalest_sorts_by_seq_staleness_without_a_train_step(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
-        for number, own in enumerate([3, 8, 3, 0, 3]):
-            await buffer.put([make(number, seq_staleness=own), make(number)], "task")
+        for number, staleness in enumerate([3, 8, 3, 0, 3]):
+            await buffer.put([make(number, seq_staleness=staleness), make(number)], "task")
         got = ids(await buffer.get(5, "task", Status.COMPLETED))
         assert [group[0] for group in got] == [1, 0, 2, 4, 3]
 
     play(scenario, order="stalest")
 
 
-def test_put_brings_the_callers_rollouts_up_to_date(play: Any, make: Make, order: Any) -> None:
+def test_put_updates_the_callers_rollouts(play: Any, make: Make, order: Any) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
-        own = make(1, response_model_steps=[2], seq_staleness=99)
-        await buffer.put([own], "task", model_step=3, current_train_step=5)
-        assert of(own, "response_model_steps") == [2, 3]
-        assert of(own, "seq_staleness") == 2
+        rollout = make(1, response_model_steps=[2], seq_staleness=99)
+        await buffer.put([rollout], "task", model_step=3, current_train_step=5)
+        assert of(rollout, "response_model_steps") == [2, 3]
+        assert of(rollout, "seq_staleness") == 2
         ((got,),) = await buffer.get(1, "task", Status.COMPLETED)
-        assert got == own
-        assert type(got) is type(own)
+        assert got == rollout
+        assert type(got) is type(rollout)
         stands = make(2, response_model_steps=[2, 3], seq_staleness=4)
         await buffer.put([stands], "task", model_step=3)
         assert of(stands, "seq_staleness") == 4
@@ -260,7 +260,7 @@ def test_put_brings_the_callers_rollouts_up_to_date(play: Any, make: Make, order
 def test_every_field_comes_back(play: Any, make: Make, order: Any) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         experts = np.arange(12, dtype=np.int16).reshape(2, 3, 2)
-        own = make(
+        rollout = make(
             7,
             routed_experts=experts,
             error_msg="none",
@@ -270,7 +270,7 @@ def test_every_field_comes_back(play: Any, make: Make, order: Any) -> None:
             extra_fields={"train_prompt_ids": [1, 2], "deep": {"er": (1, None)}},
             labels=[-100, 3],
         )
-        await buffer.put([own, make(8)], "task")
+        await buffer.put([rollout, make(8)], "task")
         ((got, other),) = await buffer.get(1, "task", Status.COMPLETED)
         assert of(got, "routed_experts").tolist() == experts.tolist()
         assert of(got, "routed_experts").dtype == experts.dtype
@@ -279,7 +279,7 @@ def test_every_field_comes_back(play: Any, make: Make, order: Any) -> None:
         assert of(got, "mm_info")["grid"] == [[1, 2]]
         assert of(got, "extra_fields") == {"train_prompt_ids": [1, 2], "deep": {"er": (1, None)}}
         for name in ("error_msg", "response_mask", "response_model_steps", "logprobs", "labels"):
-            assert of(got, name) == of(own, name)
+            assert of(got, name) == of(rollout, name)
         assert other == make(8)
 
     play(scenario, order=order)
@@ -331,11 +331,11 @@ def test_a_group_that_arrives_too_stale_waits_expired(play: Any, make: Make, ord
     play(scenario, order=order)
 
 
-def test_one_step_less_and_it_stays(play: Any, make: Make, order: Any) -> None:
+def test_below_the_threshold_a_group_does_not_expire(play: Any, make: Make, order: Any) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
-        own = make(1, **STALE)
-        await buffer.put([own], "task", current_train_step=5, stale_threshold=4)
-        assert of(own, "seq_staleness") == 3
+        rollout = make(1, **STALE)
+        await buffer.put([rollout], "task", current_train_step=5, stale_threshold=4)
+        assert of(rollout, "seq_staleness") == 3
         assert await buffer.refresh_staleness({"task": 4}, current_train_step=5) == {"task": 0}
         assert await buffer.count("task", Status.COMPLETED) == 1
         assert await buffer.refresh_staleness({"task": 4}, current_train_step=6) == {"task": 1}
@@ -352,7 +352,7 @@ def test_an_aborted_member_does_not_hide_that_its_group_expired(play: Any, make:
     play(scenario)
 
 
-def test_the_own_staleness_expires_where_it_stands(play: Any, make: Make) -> None:
+def test_seq_staleness_expires_without_a_train_step(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         await buffer.put([make(1, seq_staleness=3)], "task", stale_threshold=3)
         await buffer.put([make(2, seq_staleness=2)], "task", stale_threshold=3)
@@ -364,14 +364,14 @@ def test_the_own_staleness_expires_where_it_stands(play: Any, make: Make) -> Non
 
 def test_stale_tokens_expire_a_rollout(play: Any, make: Make, order: Any) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
-        told = {"current_train_step": 5, "stale_threshold": 10, "token_stale_threshold": 4}
+        options = {"current_train_step": 5, "stale_threshold": 10, "token_stale_threshold": 4}
         wholly, fresh = make(1, response_model_steps=[0, 0]), make(2, response_model_steps=[4, 4])
-        await buffer.put([wholly, fresh], "task", **told)
-        await buffer.put([make(3, response_model_steps=[0, 4])], "task", **told)
+        await buffer.put([wholly, fresh], "task", **options)
+        await buffer.put([make(3, response_model_steps=[0, 4])], "task", **options)
         masked = make(4, response_model_steps=[0, 4], response_mask=[1, 0])
-        await buffer.put([masked], "task", **told)
+        await buffer.put([masked], "task", **options)
         agentic = make(5, response_model_steps=[0, 0], input_ids=[1, 2], labels=[-100, 2])
-        await buffer.put([agentic], "task", **told)
+        await buffer.put([agentic], "task", **options)
         assert of(agentic, "response") == "answer"
         assert sorted(ids(await buffer.get(9, "task", Status.COMPLETED))) == [[3], [5]]
         expired = sorted(await buffer.get(9, "task", Status.EXPIRED), key=len)
@@ -392,7 +392,10 @@ def test_a_group_that_is_not_retryable_is_discarded(play: Any, make: Make, order
             stale_threshold=3,
             expired_groups_retryable=False,
         )
-        assert [of(own, "status") for own in (old, young)] == [Status.EXPIRED, Status.EXPIRED]
+        assert [of(rollout, "status") for rollout in (old, young)] == [
+            Status.EXPIRED,
+            Status.EXPIRED,
+        ]
         assert of(old, "prompt_ids") is of(old, "mm_info") is None
         assert of(old, "extra_fields") == {}
         assert len(buffer) == 0
@@ -402,7 +405,7 @@ def test_a_group_that_is_not_retryable_is_discarded(play: Any, make: Make, order
     play(scenario, order=order)
 
 
-def test_refresh_expires_what_has_become_too_stale(play: Any, make: Make, order: Any) -> None:
+def test_refresh_expires_groups_that_are_too_stale(play: Any, make: Make, order: Any) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         await buffer.put([make(1, **STALE), make(2, response_model_steps=[3, 3])], "task")
         await buffer.put([make(3, status=Status.ABORTED, response_model_steps=[0, 3])], "task")
@@ -412,7 +415,7 @@ def test_refresh_expires_what_has_become_too_stale(play: Any, make: Make, order:
         assert await buffer.refresh_staleness({"task": 2}, current_train_step=4) == {"task": 2}
         assert await buffer.refresh_staleness({"task": 2}, current_train_step=4) == {"task": 0}
         assert await buffer.count("task", Status.FAILED) == 1
-        expired = {own[0][0]: group for own, group in _by_ids(await _all_expired(buffer))}
+        expired = {rollout[0][0]: group for rollout, group in _by_ids(await _all_expired(buffer))}
         reset_as_expected(expired[1][0], 2)
         assert of(expired[1][1], "response_ids") == [3, 4]
         assert of(expired[1][1], "status") == Status.COMPLETED
@@ -433,12 +436,12 @@ def _by_ids(groups: list[list[Any]]) -> list[tuple[list[list[int]], list[Any]]]:
     return [(ids([group]), group) for group in groups]
 
 
-def test_refresh_looks_at_the_statuses_it_is_told(play: Any, make: Make, order: Any) -> None:
+def test_refresh_expires_the_given_statuses_only(play: Any, make: Make, order: Any) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         await buffer.put([make(1, response_model_steps=[1, 1])], "task")
         await buffer.put([make(2, status=Status.ABORTED, response_model_steps=[1, 1])], "task")
-        told = {"current_train_step": 4, "statuses": [Status.ABORTED]}
-        assert await buffer.refresh_staleness({"task": 2}, **told) == {"task": 1}
+        options = {"current_train_step": 4, "statuses": [Status.ABORTED]}
+        assert await buffer.refresh_staleness({"task": 2}, **options) == {"task": 1}
         ((kept,),) = await buffer.get(9, "task", Status.COMPLETED)
         assert (of(kept, "rollout_id"), of(kept, "seq_staleness")) == (1, 0)
         assert ids(await buffer.get(9, "task", Status.EXPIRED)) == [[2]]
@@ -464,15 +467,18 @@ def test_refresh_by_tokens_keeps_fresh_members(play: Any, make: Make, order: Any
         assert expired == {"task": 2}
         groups = sorted(await buffer.get(9, "task", Status.EXPIRED), key=len)
         assert ids(groups) == [[3], [1, 2]]
-        assert [of(own, "status") for own in groups[1]] == [Status.EXPIRED, Status.COMPLETED]
-        assert [of(own, "response_ids") for own in groups[1]] == [[], [3, 4]]
+        assert [of(rollout, "status") for rollout in groups[1]] == [
+            Status.EXPIRED,
+            Status.COMPLETED,
+        ]
+        assert [of(rollout, "response_ids") for rollout in groups[1]] == [[], [3, 4]]
         assert of(groups[0][0], "status") == Status.EXPIRED
         assert sorted(ids(await buffer.get(9, "task", Status.COMPLETED))) == [[4], [5], [6, 7]]
 
     play(scenario, order=order)
 
 
-def test_refresh_discards_what_is_not_retryable(play: Any, make: Make, order: Any) -> None:
+def test_refresh_discards_groups_that_are_not_retryable(play: Any, make: Make, order: Any) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         for task in ("over", "again"):
             await buffer.put([make(1, response_model_steps=[1, 1])], task)
@@ -491,7 +497,7 @@ def test_refresh_discards_what_is_not_retryable(play: Any, make: Make, order: An
     play(scenario, order=order)
 
 
-def test_what_is_put_after_a_refresh_keeps_its_staleness(play: Any, make: Make) -> None:
+def test_groups_put_after_a_refresh_keep_their_staleness(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         await buffer.put([make(1, response_model_steps=[1, 1])], "task", current_train_step=3)
         await buffer.refresh_staleness({"task": 9}, current_train_step=5)
@@ -601,7 +607,7 @@ def test_rollouts_of_an_unknown_class_stay_stored(
     asyncio.run(main())
 
 
-def test_what_is_no_rollout_is_in_nobodys_way(play: Any, make: Make) -> None:
+def test_groups_that_are_no_rollouts_are_rejected(play: Any, make: Make) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         await buffer.put([make(1)], "task")
         stream = buffer._tasks.open("task")
@@ -618,7 +624,7 @@ def test_what_is_no_rollout_is_in_nobodys_way(play: Any, make: Make) -> None:
     play(scenario)
 
 
-def test_a_closed_buffer_says_so(client: Client, namespace: str) -> None:
+def test_a_closed_buffer_refuses_calls(client: Client, namespace: str) -> None:
     async def main() -> None:
         async with ReplayBuffer(client, namespace=namespace) as buffer:
             await buffer.put([as_dict(1)], "task")
@@ -653,16 +659,18 @@ def test_a_model_of_pydantic_comes_back(play: Any) -> None:
         _hidden: int = pydantic.PrivateAttr(default=3)
 
     async def scenario(buffer: ReplayBuffer) -> None:
-        own = State(rollout_id=1, status="completed", response_ids=[1, 2], calls=[Call(name="f")])
-        own._hidden, own.more = 4, {"x": 1}
-        await buffer.put([own], "task", model_step=1, current_train_step=3)
-        assert (own.response_model_steps, own.seq_staleness) == ([1, 1], 1)
+        rollout = State(
+            rollout_id=1, status="completed", response_ids=[1, 2], calls=[Call(name="f")]
+        )
+        rollout._hidden, rollout.more = 4, {"x": 1}
+        await buffer.put([rollout], "task", model_step=1, current_train_step=3)
+        assert (rollout.response_model_steps, rollout.seq_staleness) == ([1, 1], 1)
         ((got,),) = await buffer.get(1, "task", Status.COMPLETED)
-        assert got == own
+        assert got == rollout
         assert type(got.calls[0]) is Call
         assert (got._hidden, got.more) == (4, {"x": 1})
-        assert got.model_fields_set == own.model_fields_set
-        assert got.model_dump() == own.model_dump()
+        assert got.model_fields_set == rollout.model_fields_set
+        assert got.model_dump() == rollout.model_dump()
         await buffer.put([got], "task")
         await buffer.refresh_staleness({"task": 1}, current_train_step=9)
         ((late,),) = await buffer.get(1, "task", Status.EXPIRED)
@@ -803,10 +811,10 @@ def test_threads_are_few(play: Any) -> None:
 def saved(client: Client, namespace: str, tmp_path: Path) -> Callable[..., Any]:
     """Put groups, save them, and return a buffer of another namespace that is to resume them."""
 
-    async def save(order: Any, groups: list[list[Any]], **told: Any) -> ReplayBuffer:
+    async def save(order: Any, groups: list[list[Any]], **options: Any) -> ReplayBuffer:
         async with ReplayBuffer(client, namespace=namespace, order=order) as buffer:
             for group in groups:
-                await buffer.put(group, "task", **told)
+                await buffer.put(group, "task", **options)
             await buffer.put([as_dict(99)], "other/task")
             await buffer.save(tmp_path / "save")
         return ReplayBuffer(client, namespace=f"{namespace}-again", order=order)
@@ -819,8 +827,8 @@ def test_save_and_resume_keep_order_and_fields(
 ) -> None:
     async def main() -> None:
         groups = [
-            [make(number, seq_staleness=own, response_model_steps=[9 - own] * 2)]
-            for number, own in enumerate([1, 5, 3])
+            [make(number, seq_staleness=stale, response_model_steps=[9 - stale] * 2)]
+            for number, stale in enumerate([1, 5, 3])
         ]
         groups.append([make(3, status=Status.FAILED, extra_fields={"x": (1, np.float32(2))})])
         groups.append([make(4, **STALE)])
@@ -843,7 +851,7 @@ def test_save_and_resume_keep_order_and_fields(
     asyncio.run(main())
 
 
-def test_resume_into_what_is_not_empty_or_of_another_order_changes_nothing(
+def test_resume_into_a_full_buffer_or_another_order_changes_nothing(
     saved: Any, client: Client, namespace: str, order: Any, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -902,8 +910,8 @@ def test_a_damaged_save_changes_nothing(
             await buffer.put([as_dict(1)], "task")
             await buffer.save(tmp_path)
         index = tmp_path / "replay_buffer.json"
-        told = json.loads(index.read_text())
-        index.write_text("[" if change is None else json.dumps({**told, **change}))
+        options = json.loads(index.read_text())
+        index.write_text("[" if change is None else json.dumps({**options, **change}))
         async with ReplayBuffer(client, namespace=f"{namespace}-2") as again:
             with pytest.raises(error):
                 await again.resume(tmp_path)
@@ -933,7 +941,7 @@ def test_a_damaged_file_leaves_the_buffer_empty(
     asyncio.run(main())
 
 
-def test_a_save_that_fails_leaves_the_one_before(
+def test_a_failed_save_leaves_the_earlier_one(
     client: Client, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
@@ -960,7 +968,7 @@ def test_a_save_that_fails_leaves_the_one_before(
     asyncio.run(main())
 
 
-def test_a_save_replaces_the_one_before(saved: Any, tmp_path: Path) -> None:
+def test_a_save_replaces_the_earlier_one(saved: Any, tmp_path: Path) -> None:
     async def main() -> None:
         async with await saved("fifo", [[as_dict(1)]]) as buffer:
             await buffer.resume(tmp_path / "save")
@@ -975,7 +983,7 @@ def test_a_save_replaces_the_one_before(saved: Any, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_what_was_expired_in_redis_is_reset_after_resume(
+def test_groups_that_redis_expired_are_reset_after_resume(
     saved: Any, make: Make, order: Any, client: Client, namespace: str, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -1013,15 +1021,15 @@ class Walking:
     def expired(
         self, group: list[dict[str, Any]], step: int, limit: int, token_limit: int
     ) -> list[dict[str, Any]]:
-        agentic = any(own["labels"] is not None for own in group)
+        agentic = any(rollout["labels"] is not None for rollout in group)
         found = []
-        for own in group:
-            steps = own["response_model_steps"] or []
-            mask = own["response_mask"] or [1] * len(steps)
+        for rollout in group:
+            steps = rollout["response_model_steps"] or []
+            mask = rollout["response_mask"] or [1] * len(steps)
             fresh = [step - at - 1 < token_limit for at, on in zip(steps, mask, strict=True) if on]
             by_tokens = not agentic and fresh and not any(fresh)
-            if self.stale(own, step) >= limit or by_tokens:
-                found.append(own)
+            if self.stale(rollout, step) >= limit or by_tokens:
+                found.append(rollout)
         return found
 
     @staticmethod
@@ -1041,15 +1049,15 @@ class Walking:
         )
 
     def put(self, group: list[dict[str, Any]], step: int, limit: int, token_limit: int) -> None:
-        steps = [at for own in group for at in own["response_model_steps"] or []]
+        steps = [at for rollout in group for at in rollout["response_model_steps"] or []]
         version = min(steps, default=step - 1)
-        for own in group:
-            own["seq_staleness"] = self.stale(own, step)
-        statuses = [own["status"] for own in group]
+        for rollout in group:
+            rollout["seq_staleness"] = self.stale(rollout, step)
+        statuses = [rollout["status"] for rollout in group]
         first = next((s for s in ("failed", "aborted") if s in statuses), "completed")
         if first != "failed":
-            for own in self.expired(group, step, limit, token_limit):
-                self.reset(own)
+            for rollout in self.expired(group, step, limit, token_limit):
+                self.reset(rollout)
                 first = "expired"
         self.records.append((first, version, group))
 
@@ -1058,11 +1066,11 @@ class Walking:
         for place, (status, version, group) in enumerate(self.records):
             if status not in ("completed", "aborted"):
                 continue
-            for own in group:
-                own["seq_staleness"] = self.stale(own, step)
+            for rollout in group:
+                rollout["seq_staleness"] = self.stale(rollout, step)
             expired = self.expired(group, step, limit, token_limit)
-            for own in expired:
-                self.reset(own)
+            for rollout in expired:
+                self.reset(rollout)
             if expired:
                 count += 1
                 self.records[place] = ("expired", version, group)
@@ -1093,7 +1101,9 @@ def random_group(dice: random.Random, number: int, step: int) -> list[dict[str, 
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_it_does_what_xtuners_does(play: Any, order: Any, seed: int) -> None:
+def test_a_random_sequence_of_calls_equals_a_model_of_xtuners_buffer(
+    play: Any, order: Any, seed: int
+) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         dice, model, step = random.Random(seed), Walking(order), 3
         for number in range(150):
@@ -1102,11 +1112,11 @@ def test_it_does_what_xtuners_does(play: Any, order: Any, seed: int) -> None:
             action = dice.choices(["put", "refresh", "get"], [5, 1, 2])[0]
             if action == "put":
                 group = random_group(dice, number, step)
-                told: dict[str, int] = {}
+                options: dict[str, int] = {}
                 if dice.random() < 0.3:
-                    told = {"stale_threshold": limit, "token_stale_threshold": token_limit}
-                model.put(copy.deepcopy(group), step, *(told.values() or (99, 99)))
-                await buffer.put(group, "task", current_train_step=step, **told)
+                    options = {"stale_threshold": limit, "token_stale_threshold": token_limit}
+                model.put(copy.deepcopy(group), step, *(options.values() or (99, 99)))
+                await buffer.put(group, "task", current_train_step=step, **options)
                 assert group == model.records[-1][2]
             elif action == "refresh":
                 expired = await buffer.refresh_staleness(

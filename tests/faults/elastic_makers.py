@@ -15,7 +15,7 @@ MAKE_S = 0.1
 
 
 class NumberedMaker:
-    """Makes groups that carry names of their own, in a fixed time."""
+    """Makes groups with unique names, each in a fixed time."""
 
     def __init__(self, name: str) -> None:
         self._name = name

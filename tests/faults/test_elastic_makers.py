@@ -83,7 +83,9 @@ def test_makers_come_and_go_and_the_trainer_never_pauses(real_url: str, namespac
             changes.join(20)
             ended = [maker.exitcode for maker in makers]
             assert ended == [-9] * CHANGES + [0] * AT_ONCE
-            while len(trainer.buffer.stream):  # what came last is no full batch, or was given back
+            while len(
+                trainer.buffer.stream
+            ):  # the last samples are no full batch, or were requeued
                 with trainer.buffer.stream.take(GROUPS, timeout=5, at_least=1) as lease:
                     trainer.trained += sorted({str(item.group_id) for item in lease.items()})
             gaps = [after - before for before, after in pairwise(trainer.times)]

@@ -1,4 +1,4 @@
-"""One rank of a data-parallel `DetachedTrainer`: a process of its own, which may die at a step."""
+"""One rank of a data-parallel `DetachedTrainer`: a process that may die at a step."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def main(
     ) as trainer:
         trainer.fit(STEPS, 1)
         parameters = [p.item() for p in trainer.model.parameters()]
-    told = {"parameters": parameters, "version": trainer.weight_version, "why": trainer.stopped}
-    print(json.dumps(told), flush=True)
+    result = {"parameters": parameters, "version": trainer.weight_version, "why": trainer.stopped}
+    print(json.dumps(result), flush=True)
     distributed.destroy_process_group()
 
 

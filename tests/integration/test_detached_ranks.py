@@ -61,8 +61,8 @@ def run(
         scope.callback(rank.kill)
     found = []
     for rank in ranks:
-        told, errors = rank.communicate(timeout=90)
-        found.append((rank.returncode, [json.loads(line) for line in told.splitlines()], errors))
+        output, errors = rank.communicate(timeout=90)
+        found.append((rank.returncode, [json.loads(line) for line in output.splitlines()], errors))
     return found
 
 
@@ -114,7 +114,7 @@ def test_ranks_that_are_stopped_or_killed_go_on_at_the_same_step(
         assert "Error" in first[0][2]
         second = train(ack, ack=ack)
         assert [status for status, _, _ in second] == [0, 0], second[0][2] + second[1][2]
-        if ack == "checkpoint":  # what came after the checkpoint is trained again
+        if ack == "checkpoint":  # batches after the checkpoint are trained again
             for after, expected in zip(second, whole, strict=True):
                 assert parts(after[1]) == parts(expected[1])[2:]
                 assert after[1][-1]["parameters"] == expected[1][-1]["parameters"]

@@ -1,4 +1,4 @@
-"""Examples run as they are, as a user runs them."""
+"""The examples, run as a user runs them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_the_port_of_colossalais_examples_trains(own_server: Callable[..., Serve
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = done.stdout.splitlines()
-    assert told[0] == "split and batched again: 8 samples"
-    assert told[1] == "sampled: 8 samples, 0 batches left"
-    assert any(line.startswith("trained, and sent weights up to version 5") for line in told)
-    assert any(line.startswith("made experience with weights up to version") for line in told)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "split and batched again: 8 samples"
+    assert lines[1] == "sampled: 8 samples, 0 batches left"
+    assert any(line.startswith("trained, and sent weights up to version 5") for line in lines)
+    assert any(line.startswith("made experience with weights up to version") for line in lines)

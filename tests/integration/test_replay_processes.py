@@ -54,13 +54,13 @@ async def make(buffer: ReplayBuffer, first: int) -> None:
 
 
 async def consume(buffer: ReplayBuffer) -> None:
-    """Print what is got, until standard input has ended and nothing is left."""
+    """Print the groups that are got, until standard input has ended and no group is left."""
     ended = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
     while True:
         last = ended.done()
         groups, consumed = await buffer.take_batch(dict.fromkeys(TASKS, 3))
-        for own in groups.values():
-            for group in own:
+        for taken in groups.values():
+            for group in taken:
                 assert len(group) == 2
                 assert group[0].calls == [Call(f"call {group[0].rollout_id}")]
                 print(group[0].rollout_id, flush=True)
@@ -95,7 +95,7 @@ def said(process: subprocess.Popen[str]) -> list[int]:
     return [int(line) for line in out.split()]
 
 
-def test_makers_and_consumers_in_processes_of_their_own(real_url: str, namespace: str) -> None:
+def test_makers_and_consumers_in_several_processes(real_url: str, namespace: str) -> None:
     processes = [start(real_url, namespace, "make", first * GROUPS) for first in range(3)]
     takers = [start(real_url, namespace, "consume") for _ in range(2)]
     for maker in processes:
@@ -122,12 +122,12 @@ def test_one_process_expires_what_another_put(real_url: str, namespace: str) -> 
                 groups = await buffer.get(3, "math", Status.EXPIRED)
                 assert [group[0].rollout_id for group in groups] == [0, 2, 4]
                 for group in groups:
-                    for own in group:
-                        assert type(own) is Rollout
-                        assert own.calls == [Call(f"call {own.rollout_id}")]
-                        assert own.status is Status.EXPIRED
-                        assert (own.tokens, own.response_ids) == ([1], [])
-                        assert own.seq_staleness == 30 - own.rollout_id
+                    for rollout in group:
+                        assert type(rollout) is Rollout
+                        assert rollout.calls == [Call(f"call {rollout.rollout_id}")]
+                        assert rollout.status is Status.EXPIRED
+                        assert (rollout.tokens, rollout.response_ids) == ([1], [])
+                        assert rollout.seq_staleness == 30 - rollout.rollout_id
                 fresh = await buffer.get(3, "code", Status.COMPLETED)
                 assert [group[0].rollout_id for group in fresh] == [21, 23, 25]
                 assert [group[0].seq_staleness for group in fresh] == [9, 7, 5]
@@ -135,7 +135,7 @@ def test_one_process_expires_what_another_put(real_url: str, namespace: str) -> 
     asyncio.run(main())
 
 
-def test_what_a_process_took_and_died_with_comes_back(real_url: str, namespace: str) -> None:
+def test_groups_of_a_killed_process_are_requeued(real_url: str, namespace: str) -> None:
     async def main() -> None:
         with redrb.connect(real_url) as client:
             async with ReplayBuffer(

@@ -86,7 +86,7 @@ def test_without_the_division_by_std() -> None:
     close(advantages, [1.0, -1.0, 0.0, -2.0, 2.0, 0.0])
 
 
-def test_a_group_that_tells_nothing_apart_has_no_advantages() -> None:
+def test_equal_rewards_have_advantages_of_zero() -> None:
     close(group_relative_advantages(torch.full((4,), 0.1), group_size=4), [0.0] * 4)
     close(group_relative_advantages(torch.tensor([3.0, 8.0]), group_size=1), [0.0, 0.0])
 

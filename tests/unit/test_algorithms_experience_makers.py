@@ -1,4 +1,4 @@
-"""Makers: every field, in numbers that can be computed again, and what a store does with them."""
+"""Experience makers: every field against a second computation, and its way through a store."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_other_inputs_are_named(inputs: object) -> None:
         GRPOExperienceMaker(PlainActor(), lengths).make_experience(inputs, **options())
 
 
-def test_networks_make_in_eval_mode_and_come_back() -> None:
+def test_networks_run_in_eval_mode_and_get_their_modes_back() -> None:
     maker = naive()
     seen = []
     maker.critic.register_forward_hook(lambda module, *_: seen.append(module.training))
@@ -210,7 +210,7 @@ def test_groups_are_compared_within_themselves() -> None:
         assert item.policy_version == 5
 
 
-def test_every_prompt_is_a_group_with_a_name_of_its_own() -> None:
+def test_every_prompt_is_a_group_with_a_unique_name() -> None:
     makings = [grpo().make_experience(PROMPTS, **options()) for _ in range(2)]
     names = [item.group_id for made in makings for item in split_experience_batch(made)]
     assert len(names) == 24
@@ -240,7 +240,7 @@ def test_a_references_log_probs_travel() -> None:
     torch.testing.assert_close(of(made, "kl"), (log_r.exp() - 1 - log_r) * mask)
 
 
-def test_a_reward_model_that_answers_tokens_is_refused() -> None:
+def test_a_reward_model_with_one_number_a_token_is_refused() -> None:
     with pytest.raises(RecordError, match="one number a sample"):
         grpo(reward_model=Answering(torch.zeros(12, 9))).make_experience(PROMPTS, **options())
 

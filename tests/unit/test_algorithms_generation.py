@@ -1,4 +1,4 @@
-"""Sampling: what is cut off, where completions end, and padding that nobody notices."""
+"""Sampling: `top_k` and `top_p`, the end of completions, and padding without effect."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def many(actor: nn.Module, rows: int = 64, **options: Any) -> Completions:
     return generate(actor, prompts, **given)
 
 
-def test_masks_say_what_was_sampled(actor: nn.Module) -> None:
+def test_masks_mark_the_sampled_tokens(actor: nn.Module) -> None:
     done = many(actor, pad_token_id=11)
     actions = done.action_mask.shape[1]
     start = done.sequences.shape[1] - actions
@@ -101,7 +101,7 @@ def test_generation_follows_the_seed(actor: nn.Module) -> None:
     assert first.shape != other.shape or not torch.equal(first, other)
 
 
-def test_the_likeliest_tokens_need_no_chance(actor: nn.Module) -> None:
+def test_without_sampling_the_likeliest_tokens_are_taken(actor: nn.Module) -> None:
     greedy = many(actor, do_sample=False)
     for options in ({"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-4}):
         assert torch.equal(many(actor, **options).sequences, greedy.sequences)

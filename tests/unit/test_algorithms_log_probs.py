@@ -79,7 +79,7 @@ def test_bfloat16_logits_give_float32_log_probs() -> None:
     assert logits.grad.dtype == torch.bfloat16
 
 
-def test_a_token_that_cannot_be_chosen_spoils_nothing() -> None:
+def test_an_excluded_token_does_not_make_entropy_nan() -> None:
     logits = torch.tensor([[[0.0, -math.inf, 0.0]]], requires_grad=True)
     close(entropy(logits), [[math.log(2)]])
     (chosen_log_probs(logits, torch.tensor([[0]])).sum() + entropy(logits).sum()).backward()

@@ -98,8 +98,8 @@ def test_divergence_by_hand(estimator: str, expected: list[float]) -> None:
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_unbiased_estimators_meet_the_divergence(estimator: str) -> None:
-    # the expectation over the policy's own actions is exact: KL(p || q) = sum p log(p / q)
+def test_unbiased_estimators_average_to_the_divergence(estimator: str) -> None:
+    # the expectation over all actions of the policy is exact: KL(p || q) = sum p log(p / q)
     policy, reference = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.2, 0.6])
     mask = torch.ones(1, 3, dtype=torch.bool)
     each = kl_estimate(policy.log()[None], reference.log()[None], mask, estimator=estimator)  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ def test_grpo_loss_without_a_reference() -> None:
         grpo_loss(LOG_PROBS, OLD, OF_GROUP, OF_TWO, clip=0.2, beta=0.1)
 
 
-def test_padding_has_no_effect_on_loss_or_gradient_even_if_it_is_not_a_number() -> None:
+def test_nan_on_padding_has_no_effect_on_loss_or_gradient() -> None:
     def gradient(filler: float) -> tuple[Tensor, Tensor]:
         fill = (~OF_TWO, filler)
         new = LOG_PROBS.masked_fill(*fill).requires_grad_()
@@ -171,7 +171,7 @@ def test_padding_has_no_effect_on_loss_or_gradient_even_if_it_is_not_a_number() 
         torch.testing.assert_close(gradient(filler), gradient(0.0))
 
 
-def test_a_ratio_beyond_measure_has_a_gradient_that_is_a_number() -> None:
+def test_a_huge_ratio_has_a_finite_gradient() -> None:
     new = torch.tensor([[0.0]], requires_grad=True)
     mask = torch.ones(1, 1, dtype=torch.bool)
     ratio = action_ratio(new, torch.tensor([[-500.0]]), mask)
@@ -186,7 +186,7 @@ def test_advantages_are_normalised_over_what_counts() -> None:
     close(scaled[MASK].square().mean(), 1.0)
 
 
-def test_padding_counts_for_nothing_even_if_it_is_not_a_number() -> None:
+def test_nan_on_padding_has_no_effect_on_means() -> None:
     close(masked_mean(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, math.nan]]), MASK), 3.0)
 
 

@@ -1,4 +1,4 @@
-"""How networks are called, what they may answer, and what is said of other answers."""
+"""Calls of networks, the outputs that they may return, and errors for other outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
 
 
 class Noting(nn.Module):
-    """Takes what Hugging Face's models take, and notes it."""
+    """Takes the arguments of Hugging Face's models, and notes them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def test_logits_may_come_in_every_form() -> None:
         assert logits[0, :, 0].tolist() == [2.0, 3.0]  # of positions S - A - 1 and S - A
 
 
-def test_hugging_faces_protocol_is_spoken() -> None:
+def test_hugging_faces_arguments_are_passed() -> None:
     model = Noting()
     logits = action_logits(model, TOKENS, MASK.bool(), 2)
     assert logits[0, :, 0].tolist() == [2.0, 3.0]
@@ -63,7 +63,7 @@ def test_hugging_faces_protocol_is_spoken() -> None:
     assert model.asked["positions"].tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]
 
 
-def test_the_module_inside_a_wrapper_says_what_is_taken() -> None:
+def test_the_module_inside_a_wrapper_decides_the_arguments() -> None:
     class Wrapper(nn.Module):
         def __init__(self, module: nn.Module) -> None:
             super().__init__()
@@ -77,7 +77,7 @@ def test_the_module_inside_a_wrapper_says_what_is_taken() -> None:
     assert action_logits(wrapped, TOKENS, MASK, 2)[0, :, 0].tolist() == [2.0, 3.0]
 
 
-def test_a_module_that_takes_actions_answers_for_them_alone() -> None:
+def test_a_module_with_the_argument_actions_returns_them_only() -> None:
     class OfActions(nn.Module):
         def forward(self, sequences: Tensor, _mask: Tensor, actions: int) -> Tensor:
             return torch.zeros(len(sequences), actions, 3)
@@ -135,7 +135,7 @@ def test_a_value_head_makes_a_critic_that_starts_at_0() -> None:
     assert critic.head.weight.grad.abs().sum() > 0
 
 
-def test_a_value_head_says_what_does_not_fit() -> None:
+def test_a_value_head_names_hidden_states_that_do_not_fit() -> None:
     with pytest.raises(ConfigError, match="hidden_size None of the trunk Trunk"):
         ValueHead(Trunk())
     with pytest.raises(RecordError, match=rf"trunk PlainActor .* {VOCABULARY}\], not \[2, 5, 16\]"):

@@ -43,7 +43,7 @@ def options(seed: int = 0, **changes: Any) -> dict[str, Any]:
 
 
 def of_ppo(critic: type[nn.Module] = PlainCritic, *, width: int = 3, seed: int = 0) -> Experience:
-    """Experience of another policy and critic than those in training."""
+    """Experience of a policy and critic other than the trained ones."""
     gae = GAE() if critic is PlainCritic else None
     maker = NaiveExperienceMaker(
         seeded(PlainActor, 5), seeded(critic, 6), share, seeded(PlainActor, 7), gae=gae
@@ -142,8 +142,8 @@ def test_grpo_is_the_same_on_either_padding(variant: dict[str, Any]) -> None:
     assert_same(grpo(**variant)(left), grpo(**variant)(right))
 
 
-def test_a_reference_that_kept_the_padding_of_the_other_side_is_refused() -> None:
-    # split_experience_batch strips the standard fields, not what is in `tensors`
+def test_a_reference_padded_on_the_other_side_is_refused() -> None:
+    # split_experience_batch strips the padding of standard fields, not of `tensors`
     _, right = padded_both_ways([of_grpo(width=width, seed=width) for width in (2, 3)])
     again = make_experience_batch(split_experience_batch(right))
     with pytest.raises(RecordError, match=r"reference_log_probs.*padded on another side"):
@@ -188,7 +188,7 @@ def test_coatis_targets_are_the_returns_where_advantages_are_reward_minus_value(
     assert_same(of_reward, ppo(SampleCritic, value_target="returns")(batch))
 
 
-def test_coatis_own_experience_with_a_column_of_advantages_trains() -> None:
+def test_coatis_experience_with_a_column_of_advantages_trains() -> None:
     batch = of_ppo(SampleCritic)
     expected = ppo(SampleCritic)(batch)
     assert batch.advantages is not None
@@ -265,7 +265,7 @@ def test_shapes_that_do_not_fit_are_named(field: str, shape: tuple[int, ...], sa
 
 
 @pytest.mark.parametrize("field", ["advantages", "reward"])
-def test_what_is_no_number_leaves_the_weights_as_they_were(field: str) -> None:
+def test_nan_in_a_field_leaves_the_weights_unchanged(field: str) -> None:
     batch = of_ppo()
     getattr(batch, field)[0] = math.nan
     step = ppo(rate=0.1)

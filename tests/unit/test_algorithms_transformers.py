@@ -81,7 +81,7 @@ def share(completions: Completions) -> Tensor:
     return torch.stack([(completions.completion(row) == WANTED).float().mean() for row in rows])
 
 
-def test_the_cache_changes_no_number(model: nn.Module) -> None:
+def test_the_cache_does_not_change_the_result(model: nn.Module) -> None:
     calls = []
     model.register_forward_pre_hook(
         lambda _module, _args, given: calls.append(given["input_ids"].shape[1]), with_kwargs=True
@@ -95,12 +95,12 @@ def test_the_cache_changes_no_number(model: nn.Module) -> None:
     torch.testing.assert_close(done.action_log_probs, again.detach(), atol=1e-5, rtol=1e-4)
 
 
-def test_the_likeliest_tokens_are_those_of_its_own_generate(model: Any) -> None:
+def test_the_likeliest_tokens_equal_those_of_transformers_generate(model: Any) -> None:
     done = generate(model, PROMPTS, **options(do_sample=False))
-    own = model.generate(**PROMPTS, max_new_tokens=6, do_sample=False)
+    expected = model.generate(**PROMPTS, max_new_tokens=6, do_sample=False)
     for row in range(3):
         completion = done.completion(row).tolist()
-        assert own[row, 5 : 5 + len(completion)].tolist() == completion
+        assert expected[row, 5 : 5 + len(completion)].tolist() == completion
 
 
 def test_left_padding_equals_no_padding(model: nn.Module) -> None:
@@ -172,7 +172,7 @@ def test_models_on_a_gpu_take_prompts_and_batches_from_the_cpu(model: nn.Module)
         assert abs(step(made)["approx_kl"]) < 1e-2
 
 
-def test_what_wraps_a_model_is_looked_through() -> None:
+def test_wrapped_models_are_called_like_the_model_inside() -> None:
     class Wrapper(nn.Module):
         def __init__(self, module: nn.Module) -> None:
             super().__init__()
@@ -223,10 +223,10 @@ def test_ppo_learns(model: nn.Module) -> None:
 
 
 def test_the_algorithms_do_without_transformers() -> None:
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", "import redrb.algorithms, sys; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert "transformers" not in told.stdout.split()
+    assert "transformers" not in done.stdout.split()

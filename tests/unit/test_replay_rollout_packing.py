@@ -1,4 +1,4 @@
-"""Rollouts to samples and back through the codec: nothing is lost, and types stay what they are."""
+"""Rollouts to samples and back through the codec: nothing is lost, and types are kept."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_every_nested_value_comes_back(value: Any) -> None:
     same(got, {"extra_fields": {"x": [value]}, "own": value})
 
 
-def test_subclasses_of_plain_types_become_these() -> None:
+def test_subclasses_of_plain_types_become_plain() -> None:
     class Text(str):
         __slots__ = ()
 
@@ -221,20 +221,20 @@ class Point(NamedTuple):
     ids=lambda value: re.sub("0x[0-9a-f]+", "", repr(value))[:30],  # the same in every process
 )
 @pytest.mark.parametrize("name", ["routed_experts", "extra_fields"])
-def test_what_cannot_be_stored_is_refused_by_the_name_of_its_field(name: str, value: Any) -> None:
+def test_a_value_that_cannot_be_stored_is_refused_with_its_field(name: str, value: Any) -> None:
     with pytest.raises(RecordError, match=name) as caught:
         pack_group([{name: value}], None)
     assert caught.value.field == name
 
 
-def test_what_contains_itself_is_refused() -> None:
+def test_a_value_that_contains_itself_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(RecordError, match="contains itself"):
         pack_group([{"extra_fields": loop}], None)
 
 
-def test_text_that_is_none_is_refused() -> None:
+def test_invalid_text_is_refused() -> None:
     with pytest.raises((RecordError, EncodeError), match="response"):
         through_the_codec(pack_group([{"response": "\ud800"}], None))
 
@@ -325,7 +325,7 @@ class Modelled:
         raise AssertionError("it is rebuilt without validation")
 
 
-def test_a_model_comes_back_with_what_its_class_keeps_for_itself(
+def test_a_model_is_restored_with_its_private_attributes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = Modelled(rollout_id=1, calls=[Call("f")], extra_fields={"more": Modelled(x=2)})
@@ -380,7 +380,7 @@ def test_a_class_is_rebuilt_under_another_name() -> None:
     assert (got.rollout_id, got.status) == (1, Status.FAILED)
 
 
-def test_a_class_below_the_rollout_type_stays_what_it_is() -> None:
+def test_a_subclass_of_the_rollout_type_is_kept() -> None:
     @dataclass
     class Below(Rollout):
         more: int = 3
@@ -485,6 +485,6 @@ def test_lists_of_numbers_take_few_bytes() -> None:
     assert encoded.nbytes < 4 * (2000 * 2 + 2000 * 4) + 2000
 
 
-def test_values_alone_stay_what_msgpack_holds() -> None:
+def test_plain_values_are_stored_as_they_are() -> None:
     plain = {"a": [1, "b", None, 2.5, b"c"], "d": {"e": [1, 2, 3]}}
     assert pack_value(plain, "x") == plain

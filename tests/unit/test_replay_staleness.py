@@ -44,7 +44,7 @@ def test_staleness_is_train_step_minus_the_oldest_step_minus_one(
     assert staleness(rollout(response_model_steps=steps), train_step) == expected
 
 
-def test_without_a_train_step_the_own_staleness_stands() -> None:
+def test_without_a_train_step_seq_staleness_counts() -> None:
     assert staleness(rollout(response_model_steps=[0], seq_staleness=7), None) == 7
     assert staleness({"response_model_steps": [0]}, None) == 0
     for wrong in (1.5, True, 2**60):
@@ -58,7 +58,7 @@ def test_steps_are_read_from_any_sequence(steps: Any) -> None:
 
 
 @pytest.mark.parametrize("steps", [["a"], [1.5], 3, torch.tensor(3), [-1, 2], [2**53]])
-def test_steps_that_are_none_are_refused(steps: Any) -> None:
+def test_invalid_steps_are_refused(steps: Any) -> None:
     with pytest.raises(RecordError) as caught:
         steps_of({"response_model_steps": steps})
     assert caught.value.field == "response_model_steps"
@@ -87,7 +87,7 @@ def test_a_rollout_expires_at_its_threshold() -> None:
     assert expired_members([old, new], 6, Thresholds()) == []
 
 
-def test_by_tokens_a_rollout_expires_when_all_that_count_are_stale() -> None:
+def test_a_rollout_expires_when_all_tokens_that_count_are_stale() -> None:
     partly, wholly = rollout(response_model_steps=[0, 4]), rollout(response_model_steps=[0, 0])
     assert expired_members([partly, wholly], 5, Thresholds(token=4)) == [wholly]
     partly["response_mask"] = [1, 0]
@@ -97,7 +97,7 @@ def test_by_tokens_a_rollout_expires_when_all_that_count_are_stale() -> None:
 
 
 @pytest.mark.parametrize("name", ["input_ids", "labels"])
-def test_agentic_groups_skip_the_token_rule_and_not_the_other(name: str) -> None:
+def test_agentic_groups_skip_the_token_rule_only(name: str) -> None:
     group = [rollout(response_model_steps=[0]), rollout(response_model_steps=[0], **{name: [1]})]
     assert expired_members(group, 5, Thresholds(token=1)) == []
     assert expired_members(group, 5, Thresholds(token=1, sequence=4)) == group
@@ -129,7 +129,7 @@ def test_thresholds_below_one_are_refused(value: int) -> None:
         (Status.ARCHIVED, False),
     ],
 )
-def test_groups_that_are_over_do_not_expire_on_arrival(status: Status, *, expires: bool) -> None:
+def test_finished_groups_do_not_expire_on_arrival(status: Status, *, expires: bool) -> None:
     group = [rollout(response_model_steps=[0], status=status)]
     assert bool(too_stale(group, 9, Thresholds(sequence=1))) is expires
 
@@ -242,7 +242,7 @@ class Frozen:
         (None, Status.EXPIRED),
     ],
 )
-def test_a_status_is_written_in_its_own_type(own: Any, expected: Any) -> None:
+def test_a_status_is_written_in_the_type_of_the_old_one(own: Any, expected: Any) -> None:
     typed = Typed(own)
     assert status_of(typed) is Status.COMPLETED
     write_status(typed, Status.EXPIRED)
@@ -264,12 +264,12 @@ def test_unknown_statuses_name_the_known_ones() -> None:
     assert checked_status("COMPLETED") is Status.COMPLETED
 
 
-def test_a_frozen_rollout_cannot_be_brought_up_to_date() -> None:
+def test_a_frozen_rollout_cannot_be_updated() -> None:
     with pytest.raises(RecordError, match="seq_staleness of a Frozen"):
         write_staleness([Frozen()], 3)
 
 
-def test_the_order_goes_by_version_and_by_the_own_staleness_where_that_stands() -> None:
+def test_the_order_goes_by_version_or_by_seq_staleness() -> None:
     def version(train_step: int | None, heard: int, *group: dict[str, Any]) -> int:
         return version_to_order_by(group, train_step, heard)
 

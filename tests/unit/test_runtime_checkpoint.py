@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, everything comes back, nothing in them is run."""
+"""Checkpoints: written whole, everything is restored, no code in them is run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert other.optimizer.state_dict()["state"].keys() == {0, 1}
 
 
-def test_the_newest_stay(tmp_path: Path) -> None:
+def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, owner="me", keep=2)
     assert checkpoints.steps() == []
     for step in (1, 5, 12, 100):

@@ -1,4 +1,4 @@
-"""A maker's models change whole: chunks are collected, the lock never stays behind."""
+"""Updates of a maker's models: chunks are collected, and the lock is always released."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Compiled(nn.Module):
         self._orig_mod = inner
 
 
-def test_wrapped_models_are_updated_themselves() -> None:
+def test_the_model_inside_a_wrapper_is_updated() -> None:
     inner = nn.Linear(2, 2, bias=False)
     updates = ModelUpdates({"actor": Compiled(Compiled(inner))}, timeout_s=20)
     assert list(updates.tensors()) == ["actor.weight"]

@@ -111,7 +111,7 @@ def test_a_maker_is_measured(clock: Clock) -> None:
     )
 
 
-def test_nothing_measured_is_no_figures() -> None:
+def test_without_measurements_there_are_no_figures() -> None:
     trainer = TrainerPerformanceEvaluator()
     trainer.on_fit_end()
     maker = ExperienceMakerPerformanceEvaluator(1, 1, 1, 1)
