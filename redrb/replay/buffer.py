@@ -16,6 +16,7 @@ from redrb.replay.rollout_classes import RolloutClasses
 from redrb.replay.rollout_fields import checked_status, checked_step
 from redrb.replay.staleness import Thresholds
 from redrb.replay.tasks import ReplayOrder, Tasks
+from redrb.stream.task.settings import LEASE_MS
 
 T = TypeVar("T")
 
@@ -52,7 +53,7 @@ class ReplayBuffer:
         order: ReplayOrder = "fifo",
         namespace: str = "default",
         rollout_type: type | None = None,
-        lease_ms: int = 30_000,
+        lease_ms: int = LEASE_MS,
     ) -> None:
         """Make a buffer, without a request to Redis.
 

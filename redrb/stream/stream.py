@@ -56,13 +56,14 @@ from redrb.stream.task.history import StoredGroup, history, read_groups
 from redrb.stream.task.ledger import StreamStats
 from redrb.stream.task.queries import parse_where
 from redrb.stream.task.reprioritizing import update_priorities
-from redrb.stream.task.settings import OnExpired, SettingArguments, TaskSettings
+from redrb.stream.task.settings import (
+    LEASE_MS,
+    LEAST_LEASE_MS,
+    OnExpired,
+    SettingArguments,
+    TaskSettings,
+)
 from redrb.stream.task.task import Task
-
-LEASE_MS = 30_000
-"""Default of `lease_ms`."""
-
-LEAST_LEASE_MS = 100
 
 _log = logging.getLogger("redrb")
 

@@ -224,35 +224,6 @@ def makes_a_filter() -> Callable[[Sequence[BufferItem]], bool]:
     return lambda _: True
 
 
-class Filter:
-    def __call__(self, _: Sequence[BufferItem]) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"filters": [redrb.reward_variance]}, r"filters=\[reward_variance\(\.\.\.\)\]"),
-        ({"filters": [redrb.finite_rewards]}, r"call it"),
-        ({"filters": [Filter]}, r"filters=\[Filter\(\.\.\.\)\]"),
-        ({"filters": "all"}, "give a list"),
-        ({"filters": 3}, "give a list"),
-        ({"lease_ms": "30"}, "lease_ms"),
-        ({"lease_ms": 99}, "lease_ms"),
-        ({"narrow_floats": "float8"}, "narrow_floats"),
-        ({"on_full": "wait"}, "on_full"),
-        ({"group": "a b"}, "consumer group 'a b'"),
-        ({"group": None}, "consumer group None"),
-        ({"namespace": 3}, "namespace 3"),
-    ],
-)
-def test_bad_options_of_a_stream_are_refused(
-    client: Client, namespace: str, options: dict[str, Any], match: str
-) -> None:
-    with pytest.raises(ConfigError, match=match):
-        ExperienceStream(client, "math", **{"namespace": namespace, **options})
-
-
 def test_a_filter_factory_that_was_not_called_is_named(client: Client, namespace: str) -> None:
     filters: list[Any] = [lambda _: makes_a_filter]
     stream = ExperienceStream(client, "own", namespace=namespace, filters=filters)

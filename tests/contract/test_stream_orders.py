@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from redrb import BatchTimeout, ConfigError, ExperienceStream, RateLimit, TaskMismatch
+from redrb import BatchTimeout, ConfigError, ExperienceStream, TaskMismatch
 from redrb.connection import Client
 from redrb.orders import GroupFacts, Prioritized, Score
 from tests.audit import audit
@@ -336,27 +336,6 @@ def test_an_object_that_is_no_order_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="an order is a name, or an object"):
         ExperienceStream(client, "own", namespace=namespace, order=order)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"max_reads": 1.5},
-        {"limit": "5"},
-        {"rate": 4.0},
-        {"rate": RateLimit.ratio(4, min_size=1, error_buffer=9)},
-        {"rate": RateLimit.at_least(9), "limit": 5},
-        {"keep": 7},
-        {"eviction": "first"},
-        {"on_expired": "burn"},
-        {"capacity": 3, "limit": 3},
-    ],
-)
-def test_settings_that_cannot_work_are_refused(
-    client: Client, namespace: str, settings: dict[str, object]
-) -> None:
-    with pytest.raises(ConfigError):
-        ExperienceStream(client, "own", namespace=namespace, **settings)  # type: ignore[arg-type]
 
 
 def test_calls_that_cannot_work_are_refused(client: Client, namespace: str) -> None:

@@ -512,20 +512,30 @@ def test_a_file_that_somebody_made_up_is_refused(
     assert everything(client, namespace) == before
 
 
-def test_what_is_put_meanwhile_stays_and_the_resume_fails(
-    client: Client, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def to_resume(client: Client, namespace: str, directory: Path) -> ExperienceStream:
+    """Save a task to the file `task`; returns a stream that can resume it."""
     stream = open_task(client, namespace, "priority")
     fill(stream, "priority")
-    stream.save(tmp_path / "task")
-    back = ExperienceStream(client, "to", namespace=namespace)
+    stream.save(directory / "task")
+    return ExperienceStream(client, "to", namespace=namespace)
+
+
+def before_the_end(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let something happen right before the last step of a resume."""
     end = Restoring.end
 
     def late(self: Restoring) -> None:
-        back.put(numbered(77))
+        act()
         end(self)
 
     monkeypatch.setattr(Restoring, "end", late)
+
+
+def test_what_is_put_meanwhile_stays_and_the_resume_fails(
+    client: Client, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back = to_resume(client, namespace, tmp_path)
+    before_the_end(monkeypatch, lambda: back.put(numbered(77)))
     with pytest.raises(ConfigError, match="not new"):
         back.resume(tmp_path / "task")
     audit(back)
@@ -536,17 +546,9 @@ def test_what_is_put_meanwhile_stays_and_the_resume_fails(
 def test_settings_given_meanwhile_stay_and_the_resume_fails(
     client: Client, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = open_task(client, namespace, "priority")
-    fill(stream, "priority")
-    stream.save(tmp_path / "task")
-    back = ExperienceStream(client, "to", namespace=namespace)
-    end = Restoring.end
-
-    def late(self: Restoring) -> None:
-        ExperienceStream(client, "to", namespace=namespace, order="lifo")
-        end(self)
-
-    monkeypatch.setattr(Restoring, "end", late)
+    back = to_resume(client, namespace, tmp_path)
+    other = {"namespace": namespace, "order": "lifo"}
+    before_the_end(monkeypatch, lambda: ExperienceStream(client, "to", **other))
     with pytest.raises(ConfigError, match="order"):
         back.resume(tmp_path / "task")
     assert len(back) == 0
@@ -556,10 +558,7 @@ def test_settings_given_meanwhile_stay_and_the_resume_fails(
 def test_a_resume_that_died_is_cleaned_up_by_the_next(
     client: Client, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream = open_task(client, namespace, "priority")
-    fill(stream, "priority")
-    stream.save(tmp_path / "task")
-    back = ExperienceStream(client, "to", namespace=namespace)
+    back = to_resume(client, namespace, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(Restoring, "end", Mock(side_effect=KeyboardInterrupt))
         patch.setattr(Restoring, "give_up", Mock())

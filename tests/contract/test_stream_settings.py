@@ -55,31 +55,6 @@ def test_other_settings_than_the_stored_ones_are_refused(
         ExperienceStream(client, "math", namespace=namespace, **stored).close()
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"task": "a b"},
-        {"task": ""},
-        {"task": "x{y}"},
-        {"namespace": "a:b"},
-        {"group": "a:b"},
-        {"order": "random"},
-        {"limit": -1},
-        {"max_bytes": -1},
-        {"max_deliveries": 0},
-        {"on_full": "wait"},
-        {"lease_ms": 50},
-    ],
-)
-def test_settings_that_cannot_be_are_refused(
-    client: Client, namespace: str, settings: dict[str, Any]
-) -> None:
-    given = {"task": "math", "namespace": namespace, **settings}
-    with pytest.raises(ConfigError):
-        ExperienceStream(client, **given)
-    assert client.execute("EXISTS", f"redrb:{{{namespace}:math}}:task") == 0
-
-
 def test_an_order_may_be_given_as_an_object(client: Client, namespace: str) -> None:
     ExperienceStream(client, "math", namespace=namespace, order=Fifo()).close()
     ExperienceStream(client, "math", namespace=namespace, order="fifo").close()
@@ -155,8 +130,3 @@ def test_a_waiting_take_survives_a_clear(client: Client, namespace: str) -> None
         thread.join(10)
         assert got == [2, 3]
         audit(stream)
-
-
-def test_what_is_no_client_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"redrb\.connect"):
-        ExperienceStream("redis://localhost", "math")  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from redrb.stream.mixture.ratio import Ratio
 from redrb.stream.mixture.starvation import Starvation
 from redrb.stream.mixture.turn_timeout import TurnTimeout
 from redrb.stream.mixture.turns import Operation, Turns
+from redrb.stream.task.settings import LEASE_MS
 
 MOST_GROUPS = 1 << 20
 """Most groups of one take: products in the script stay below 2**53."""
@@ -50,7 +51,7 @@ class Mixture:
         *,
         namespace: str = "default",
         group: str = "default",
-        lease_ms: int = 30_000,
+        lease_ms: int = LEASE_MS,
     ) -> None:
         """Open the tasks; new ones are created.
 

@@ -18,6 +18,11 @@ from redrb.stream.task.tags import declare_tags
 Eviction: TypeAlias = Literal["oldest", "stalest", "last"]
 OnExpired: TypeAlias = Literal["discard", "keep"]
 
+LEASE_MS = 30_000
+"""Default of `lease_ms`, which belongs to a consumer and not to the task."""
+
+LEAST_LEASE_MS = 100
+
 DEFAULT_MAX_DELIVERIES = 5
 DEFAULT_MAX_READS = 1
 
