@@ -75,7 +75,7 @@ class ExperienceLoader:
             pin_memory: Decode into pinned memory: copies to the device then go on beside the step.
             side: Where padding goes.
             timeout: Seconds that the loop waits for a batch, before a last look that may take one
-                more; None waits for ever, and logs every half minute what is missing.
+                more; None waits for ever, and logs the shortage every half minute.
             at_least, status, where: As for `stream.take`.
             acknowledge: Whether the loop acknowledges batches. Otherwise the caller keeps each
                 `loader.lease` and ends it, for instance after a checkpoint.
@@ -121,7 +121,7 @@ class ExperienceLoader:
             self.close()
 
     def __iter__(self) -> Iterator[Experience]:
-        """Begin a loop; one that is under way ends."""
+        """Begin a loop; it ends the loop that is under way."""
         prefetcher = self._begin()
         return _Loop(partial(self._next, prefetcher), prefetcher)
 
@@ -149,12 +149,12 @@ class ExperienceLoader:
             prefetcher.close()
         lease = self._unended_lease()
         if lease is not None:
-            with suppress(LeaseLost):  # others have it already
+            with suppress(LeaseLost):  # another consumer has taken it over
                 lease.release()
 
     def _begin(self) -> Prefetcher:
         self.close()
-        if self._pid != os.getpid():  # a fork: the lease is its parent's
+        if self._pid != os.getpid():  # forked: the lease belongs to the parent
             self._pid, self.lease = os.getpid(), None
         stream, count, keywords, first = self._stream, self._batch_size, self._keywords, self._step
 

@@ -15,8 +15,8 @@ class MixtureLease(PartsLease[Mapping[str, Collection[int]]]):
     It is used like a `Lease`; each task has its own ids, so ids are given and returned by task. As
     a context manager it acknowledges at the end of the block; an exception requeues the groups and
     counts as a failed delivery, an interrupt (Ctrl-C, SystemExit) requeues them unharmed. When
-    groups do not fit into one batch, those that differ from most go to the dead-letter stream of
-    their task and the others are requeued unharmed.
+    groups do not fit into one batch, the ones that differ from most go to the dead-letter stream
+    of their task and the others are requeued unharmed.
 
     The tasks are ended one after the other. When another consumer has taken groups of one task
     over, the other tasks are ended all the same, and `LeaseLost` names the lost one: all of them

@@ -1,4 +1,4 @@
-"""Renews a deadline in Redis from a background thread, whatever the process does meanwhile."""
+"""`Heartbeat`: renews a deadline in Redis from a background thread."""
 
 from __future__ import annotations
 

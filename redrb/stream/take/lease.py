@@ -235,8 +235,8 @@ class Lease(PartsLease[Collection[int]]):
 
     As a context manager it acknowledges at the end of the block; an exception requeues the groups
     and counts as a failed delivery, an interrupt (Ctrl-C, SystemExit) requeues them unharmed. When
-    groups do not fit into one batch, those that differ from most go to the dead-letter stream and
-    the others are requeued unharmed.
+    groups do not fit into one batch, the ones that differ from most go to the dead-letter stream
+    and the others are requeued unharmed.
     """
 
     @property

@@ -50,7 +50,7 @@ class TakeRequest:
 
 @dataclass(frozen=True, slots=True)
 class TakeReply:
-    """What became of a take.
+    """The reply to a take.
 
     Attributes:
         outcome: "taken"; "short": too few groups wait; "never": the limit is smaller than the
@@ -64,7 +64,7 @@ class TakeReply:
         entries: Id and payload of each group, in the task's order; None where it is gone.
         weights: Weight of each, in an order that draws; else empty.
         total_weight: Sum of the weights of all groups that waited.
-        held: False when the lease to be ended first is another consumer's by now.
+        held: False when another consumer has taken over the lease that was to end first.
     """
 
     outcome: TakeOutcome
@@ -85,11 +85,11 @@ class Ending:
     Attributes:
         slot: The lease's slot.
         token: The lease's token.
-        outcome: How.
-        ids: Which groups.
-        reason: Why, for the dead-letter stream.
-        samples: Samples in them.
-        ends: Whether nothing of the lease is left then.
+        outcome: How they end.
+        ids: The groups.
+        reason: Reason for the dead-letter stream.
+        samples: Samples in the groups.
+        ends: Whether these are the last groups of the lease.
     """
 
     slot: str
@@ -188,11 +188,11 @@ class TakeScripts:
         return bool(outcome == b"held"), int(taken_over)
 
     def leave(self, group: str, consumer: str) -> int:
-        """Give back what a consumer leases; returns the number of groups."""
+        """Requeue the groups that a consumer leases, unharmed; returns their number."""
         return int(self._store.run("take/leave", [group, consumer]))
 
     def expiries(self, group: str, ids: Sequence[int]) -> list[str | None]:
-        """Return by what groups expired: "<version> <max_staleness> <max_token_staleness>"."""
+        """Return the rules by which groups expired, as the three words of `Expiry`."""
         key = f"{self._store.keys.prefix}expiries:{group}"
         found = self._store.client.execute("HMGET", key, *map(member_of, ids))
         return [text and text.decode() for text in found]
