@@ -37,11 +37,11 @@ def test_there_are_scripts_and_parts() -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_begins_with_what_it_takes_and_returns(name: str) -> None:
-    told = header(name)
-    assert re.search(r"^-- KEYS", told, re.M)
-    assert re.search(r"^-- Returns ", told, re.M)
-    used = "ARGV" in _LUA[name].replace(told, "")
-    assert bool(re.search(r"^-- ARGV", told, re.M)) == used
+    head = header(name)
+    assert re.search(r"^-- KEYS", head, re.M)
+    assert re.search(r"^-- Returns ", head, re.M)
+    used = "ARGV" in _LUA[name].replace(head, "")
+    assert bool(re.search(r"^-- ARGV", head, re.M)) == used
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -73,6 +73,11 @@ def test_scripts_are_small_and_leave_no_globals_and_no_clock(name: str) -> None:
     assert not re.search(r"os\.(time|clock)", body)
     # Redis seeds every script alike, so what draws must seed itself
     assert name == "include/index" or "math.random" not in body
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, *PARTS])
+def test_no_line_is_too_long(name: str) -> None:
+    assert [line for line in _LUA[name].splitlines() if len(line) > 110] == []
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -1,19 +1,22 @@
--- Calls of a mixture take turns; the one whose turn it is learns its split, and what it keeps counts.
--- KEYS[1] <prefix>stream of the mixture, a key that is never made
+-- Takes of a mixture run one at a time: the take whose turn it is gets its split among the tasks, and
+-- the groups that it keeps are counted.
+-- KEYS[1] <prefix>stream of the mixture, a key that never exists
 -- ARGV    verb, caller, operation, turn_ms, queue_ms, count, waits,
---         and for each task: name, part, share, waited_ms, short 0|1
---         parts: whole numbers, the task's weight is part / sum of parts; sum <= 2^32
---         turn: ask for the turn, and queue for queue_ms; 0 leaves the queue
---         hold: it goes on, for turn_ms more; it waits for the task `waits`, or '' as before
---         keep: what was taken counts, and the turn ends; share is what was taken of each task
---         give: nothing was taken, or what a keep counted does not count, and the turn ends
---         look: nothing changes
--- Returns turn: {'turn' | 'wait', task that the call whose turn it is waits for, how many of its
---         groups that call needs, share ...}
---         hold, keep: {'ok'} | {'lost'}; give: {'ok'}
---         look: {task that is waited for, for how many ms, then for each task: taken, short, waited_ms}
+--         then of each task: name, part, share, waited_ms, short 0|1
+--         caller, operation: the take; operations of a caller count up
+--         part: the weight of the task is part / sum of parts, whole numbers whose sum is <= 2^32
+--         verb: turn   ask for the turn, and queue for queue_ms; 0: leave the queue
+--               hold   renew the turn for turn_ms; the take waits for the task `waits`, or '' as before
+--               keep   count the groups taken, `share` of each task, and end the turn
+--               give   end the turn without groups, or take an earlier keep back
+--               look   change nothing
+-- Returns of turn: {'turn' | 'wait', task, need, share ...}: the task that the current take waits for, how
+--             many of its groups it needs, and the split
+--         of hold and keep: {'ok'} | {'lost'}: the turn is another take's; of give: {'ok'}
+--         of look: {task that the current take waits for, since how many ms, then of each task: taken,
+--             short, waited_ms}
 --
--- `task` is a hash: tickets, waits, need, since, and of each task credit, taken, short, waited_ms.
+-- The hash `task` holds queued, waits, need, since, and of each task credit, taken, short, waited_ms.
 -- credit:<task> = part * total - sum of parts * taken: how far the task is behind; all add up to 0.
 -- turn holds "<caller> <operation>", ended:<caller> "<last operation> kept|given"; both expire.
 --@include task waiters
@@ -21,7 +24,8 @@
 local ENDED_MS, UNUSED_MS = 3600000, 2592000000
 local verb, caller, operation = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local turn_ms, queue_ms, count, waits = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
-local turn, ended, own, now = key('turn'), key('ended', caller), caller .. ' ' .. ARGV[3], now_ms()
+local turn, ended, now = key('turn'), key('ended', caller), now_ms()
+local this_take = caller .. ' ' .. ARGV[3]
 local tasks, whole, need = {}, 0, 0
 for i = 8, #ARGV, 5 do
   local one = {name = ARGV[i], part = tonumber(ARGV[i + 1]), share = tonumber(ARGV[i + 2])}
@@ -31,7 +35,7 @@ for i = 8, #ARGV, 5 do
 end
 
 -- Group number k of a task is due when part / whole * total reaches k, and may be taken as soon as
--- that passes k - 1. Whoever always takes what is due first never misses a due moment (Balinski and
+-- that passes k - 1. Always taking the group that is due first never misses a due moment (Balinski and
 -- Young's quota method), so each task stays within one group of its quota.
 local function split()
   local left = count
@@ -44,11 +48,11 @@ local function split()
   while left ~= 0 do
     local step, chosen, due = left > 0 and 1 or -1, nil, nil
     for _, one in ipairs(tasks) do
-      -- below 0 is left only after a keep that was taken back: the last due go out again
-      local own_due = (math.max(step, 0) * whole - one.credit) / one.part
+      -- `left` is below 0 only after a keep was taken back: the groups due last are removed
+      local its_due = (math.max(step, 0) * whole - one.credit) / one.part
       local may = step > 0 and one.credit > 0 or step < 0 and one.share > 0
-      if may and (not chosen or own_due * step < due * step) then
-        chosen, due = one, own_due
+      if may and (not chosen or its_due * step < due * step) then
+        chosen, due = one, its_due
       end
     end
     chosen.share = chosen.share + step
@@ -71,7 +75,7 @@ local function note_waits()
   end
 end
 
--- Nobody may come again, also after a caller that died.
+-- The keys expire when the mixture is not used any more.
 local function expire_unused()
   for _, one in ipairs({task, key('queue', 'turn'), key('needs', 'turn')}) do
     redis.call('PEXPIRE', one, UNUSED_MS)
@@ -81,7 +85,7 @@ end
 local function end_turn(how)
   redis.call('SET', ended, ARGV[3] .. ' ' .. how, 'PX', ENDED_MS)
   dequeue('turn', caller)
-  if redis.call('GET', turn) == own then
+  if redis.call('GET', turn) == this_take then
     redis.call('DEL', turn)
     redis.call('HDEL', task, 'waits', 'need', 'since')
   end
@@ -93,22 +97,22 @@ end
 
 if verb == 'look' then
   local waited_for = redis.call('EXISTS', turn) == 1 and redis.call('HGET', task, 'waits') or ''
-  local told = {waited_for, waited_for ~= '' and now - number(task, 'since') or 0}
+  local found = {waited_for, waited_for ~= '' and now - number(task, 'since') or 0}
   for _, one in ipairs(tasks) do
     for _, figure in ipairs({'taken:', 'short:', 'waited_ms:'}) do
-      told[#told + 1] = number(task, figure .. one.name)
+      found[#found + 1] = number(task, figure .. one.name)
     end
   end
-  return told
+  return found
 end
 
 begin_writing()
 local last, how = string.match(redis.call('GET', ended) or '0 given', '^(%d+) (%a+)$')
 local known = tonumber(last) >= operation
-local mine = redis.call('GET', turn) == own
+local has_turn = redis.call('GET', turn) == this_take
 
 if verb == 'keep' then
-  if not mine then
+  if not has_turn then
     return {known and how == 'kept' and 'ok' or 'lost'}
   end
   account(1)
@@ -130,7 +134,7 @@ if verb == 'give' then
 end
 
 if verb == 'hold' then
-  if mine then
+  if has_turn then
     redis.call('PEXPIRE', turn, turn_ms)
     if waits ~= '' then
       local since = string.format('%.0f', now)
@@ -138,7 +142,7 @@ if verb == 'hold' then
       expire_unused()
     end
   end
-  return {mine and 'ok' or 'lost'}
+  return {has_turn and 'ok' or 'lost'}
 end
 
 split()
@@ -146,10 +150,10 @@ local answer = {'turn', '', 0}
 for i, one in ipairs(tasks) do
   answer[3 + i] = one.share
 end
-if known then -- an attempt that comes late
+if known then -- a repeated request that comes late
   answer[1] = 'wait'
   return answer
-elseif not mine then
+elseif not has_turn then
   local taken = redis.call('EXISTS', turn) == 1
   if taken or reserved_before('turn', caller, now) > 0 then
     answer[1], answer[2] = 'wait', taken and redis.call('HGET', task, 'waits') or ''
@@ -165,5 +169,5 @@ elseif not mine then
   dequeue('turn', caller)
   redis.call('HDEL', task, 'waits', 'need', 'since')
 end
-redis.call('SET', turn, own, 'PX', turn_ms)
+redis.call('SET', turn, this_take, 'PX', turn_ms)
 return answer

@@ -1,18 +1,21 @@
--- Put a part of a saved task on its stage, together with the entries that the same transaction has
--- just added there. Parts are numbered from 1 and come in order; one that came before is left out.
+-- Add a part of a saved task to its stage: the transaction has just added the entries or dead letters.
+-- Parts are numbered from 1 and come in order; a repeated part changes nothing.
 -- KEYS[1] stream of the stage
--- ARGV    part, ttl_ms, what, value packed with cmsgpack
+-- ARGV    part, ttl_ms, kind, value
+--         ttl_ms: the stage expires after so long without a further part
+--         value: packed with cmsgpack, by kind:
 --         task       {task = {field = value}, groups = {name = {state = {}, staleness = {}}}}
---         entries    [[seq, size, facts or '', archived ms or '',
---                      [[consumer group, moved or '', expired by or '', failed deliveries, reads], ...]], ...]
---         dead       nothing: dead letters are added by the transaction
+--         entries    a list of {seq, size, facts or '', archived ms or '', needs}; needs is a list of
+--                    {consumer group, status it was moved to or '', rule it expired by or '',
+--                    failed deliveries, reads}
+--         dead       {}: the transaction adds the dead letters
 --         terms, producers    {field = value}
---         end        [last id of the task, id of the last entry]
--- Returns 'ok' | 'again' | 'gone'
+--         end        {last id of the task, id of the last entry}
+-- Returns 'ok' | 'again': the part was added before | 'gone': the stage has expired
 --@include task facts index stage
 
 begin_writing()
-local part, ttl_ms, what, told = tonumber(ARGV[1]), ARGV[2], ARGV[3], cmsgpack.unpack(ARGV[4])
+local part, ttl_ms, kind, value = tonumber(ARGV[1]), ARGV[2], ARGV[3], cmsgpack.unpack(ARGV[4])
 if not exists() and part > 1 then
   redis.call('UNLINK', stream, key('dead'))
   return 'gone'
@@ -22,25 +25,25 @@ if number(task, 'part') >= part then
 end
 
 local function fill(name, fields)
-  for field, value in pairs(fields) do
-    redis.call('HSET', name, field, value)
+  for field, content in pairs(fields) do
+    redis.call('HSET', name, field, content)
   end
 end
 
 local function begin()
   redis.call('XADD', stream, BASE .. '0', 'g', '')
   redis.call('XDEL', stream, BASE .. '0')
-  fill(task, told.task)
-  redis.call('HDEL', task, 'floor') -- what evictions had gone past is not saved
-  for group, own in pairs(told.groups) do
+  fill(task, value.task)
+  redis.call('HDEL', task, 'floor') -- the entries that it is about are not saved
+  for group, saved in pairs(value.groups) do
     redis.call('SADD', key('groups'), group)
     redis.call('XGROUP', 'CREATE', stream, group, '0')
-    fill(key('group', group), own.state)
-    fill(key('staleness', group), own.staleness)
+    fill(key('group', group), saved.state)
+    fill(key('staleness', group), saved.staleness)
   end
 end
 
--- What still waits for consumer groups: group -> pool -> members and their facts.
+-- Groups that wait for consumer groups: consumer group -> pool -> {members, their facts}.
 local waiting = {}
 local function wait(group, member, facts)
   local pool = home_of(group, member, facts)
@@ -52,9 +55,9 @@ end
 
 local function restore_need(seq, member, facts, need)
   local group = need[1]
-  for kind, value in pairs({moved = need[2], expiries = need[3]}) do
-    if value ~= '' then
-      redis.call('HSET', key(kind, group), member, value)
+  for name, text in pairs({moved = need[2], expiries = need[3]}) do
+    if text ~= '' then
+      redis.call('HSET', key(name, group), member, text)
     end
   end
   if need[4] > 0 then
@@ -72,7 +75,7 @@ end
 
 local function restore_entries()
   local sized, bytes, kept = number(task, 'max_bytes') > 0, 0, 0
-  for _, entry in ipairs(told) do
+  for _, entry in ipairs(value) do
     local seq, size, facts, archived = entry[1], entry[2], entry[3], entry[4]
     local member = member_of(seq)
     if facts ~= '' then
@@ -99,15 +102,15 @@ local function restore_entries()
   end
 end
 
-if what == 'task' then
+if kind == 'task' then
   begin()
-elseif what == 'entries' then
+elseif kind == 'entries' then
   restore_entries()
-elseif what == 'end' and told[1] > told[2] then -- ids count on from where they were
-  redis.call('XADD', stream, id_of(told[1]), 'g', '')
-  redis.call('XDEL', stream, id_of(told[1]))
-elseif what == 'terms' or what == 'producers' then
-  fill(key(what), told)
+elseif kind == 'end' and value[1] > value[2] then -- ids count on from where they were
+  redis.call('XADD', stream, id_of(value[1]), 'g', '')
+  redis.call('XDEL', stream, id_of(value[1]))
+elseif kind == 'terms' or kind == 'producers' then
+  fill(key(kind), value)
 end
 redis.call('HSET', task, 'part', part)
 local expires = string.format('%.0f', now_ms() + tonumber(ttl_ms))

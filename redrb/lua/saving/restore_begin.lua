@@ -1,7 +1,9 @@
--- Begin to restore a task, or give up. What an earlier attempt has left is deleted.
+-- Begin to restore a task, or give up. The stage of an earlier attempt is deleted.
 -- KEYS[1] stream
--- ARGV    token, ttl_ms     names this attempt; ttl_ms 0 gives it up
--- Returns {entries ever put, filtered or too stale on arrival, stored or dead now, {field, value, ...} of the task, consumer group, ...}
+-- ARGV    token, ttl_ms
+--         token: name of this attempt; ttl_ms: how long the attempt is known, 0: give it up
+-- Returns {entries ever put, filtered or too stale on arrival, entries and dead letters stored now,
+--         {field, value, ...} of the task, consumer group, ...}
 --@include task room stage
 
 begin_writing()

@@ -1,8 +1,9 @@
--- A task whose stage is complete takes its place, in one step whose cost does not grow with it.
+-- Replace an unused task by its complete stage, in one step whose cost does not grow with the groups.
 -- KEYS[1] stream
--- ARGV    token, entries, facts, consumer group, members of its pools, ...     what must be on the stage
+-- ARGV    token, entries, facts, then of each consumer group: name, members of its pools
+--         numbers of entries, facts and members that a complete stage has
 -- Returns {'ok'} | {'gone'}: the stage is not complete | {'used'}: something was put meanwhile
---         | {'differs', setting, ...}: somebody gave the task other settings meanwhile
+--       | {'differs', setting, ...}: the task was given other settings meanwhile
 --@include task index room waiters membership settings stage
 
 begin_writing()
@@ -59,7 +60,7 @@ redis.call('HDEL', task, 'part')
 redis.call('HSET', task, 'restored', token)
 local names = names_of_keys()
 
--- whoever waits at the empty task looks again, at the full one
+-- wake all waiters of the empty task: they look again, at the restored one
 work_at(home)
 wake('#room', math.huge, now)
 for _, group in ipairs(joined) do
@@ -78,8 +79,8 @@ for _, name in ipairs(names) do
     redis.call('RENAME', staged, prefix .. name)
   end
 end
-work_at(home) -- its rules are others now
+work_at(home) -- the rules are those of the restored task now
 for _, group in ipairs(joined) do
-  while not join(group) do end -- one that came meanwhile
+  while not join(group) do end -- groups that joined meanwhile
 end
 return {'ok'}

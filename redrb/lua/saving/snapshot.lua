@@ -1,13 +1,14 @@
--- Look at a task in order to save it. Writes nothing.
+-- Read a task in order to save it. Writes nothing.
 -- KEYS[1] stream
--- ARGV    task                                            all but the entries
---         entries, n, <n consumer groups>, seq, ...       entries that were read just before
--- Returns task: {} where there is none, else
+-- ARGV    'task': all but the entries
+--         | 'entries', n, <n consumer groups>, seq ...: notes on entries that were read just before
+-- Returns of 'task': {} if there is no task, else
 --             {{field, value, ...} of the task, number of strings, id of the last dead letter or '',
 --              {consumer group, {field, value, ...}, leased, {staleness, groups, ...}}, ...}
---         entries: {last, 1 where indexed, {cursor of each consumer group}, then of each entry
---             {facts or '', archived ms or '', and for each consumer group that is not done with it:
---              its place, where it was moved or '', what it expired by or '', failed deliveries, reads}}
+--         of 'entries': {last id, 'indexed' | 'plain', {cursor of each consumer group}, then of each entry
+--             {facts or '', archived ms or '', then of each consumer group that is not done with it: its
+--              place in ARGV, status it was moved to or '', rule it expired by or '', failed deliveries,
+--              reads}}
 --@include task facts room groups
 
 if not exists() then
@@ -30,20 +31,20 @@ for i = 1, tonumber(ARGV[2]) do
   names[i] = redis.call('SISMEMBER', key('groups'), group) == 1 and group
   cursors[i] = number(key('group', group), 'cursor')
 end
-local found = {number(task, 'last'), rules().indexed and 1 or 0, cursors}
+local found = {number(task, 'last'), rules().indexed and 'indexed' or 'plain', cursors}
 for i = 3 + #names, #ARGV do
   local seq, member = ARGV[i], member_of(ARGV[i])
-  local told = {rules().indexed and redis.call('HGET', key('facts'), member) or '',
+  local notes = {rules().indexed and redis.call('HGET', key('facts'), member) or '',
     redis.call('ZSCORE', key('archive'), member) or ''}
   for at, group in ipairs(names) do
     if group and (waits_in(group, seq) or is_leased(group, seq)) then
-      told[#told + 1] = at - 1
-      told[#told + 1] = redis.call('HGET', key('moved', group), member) or ''
-      told[#told + 1] = redis.call('HGET', key('expiries', group), member) or ''
-      told[#told + 1] = tonumber(redis.call('HGET', key('deliveries', group), member) or '0')
-      told[#told + 1] = tonumber(redis.call('HGET', key('reads', group), member) or '0')
+      notes[#notes + 1] = at - 1
+      notes[#notes + 1] = redis.call('HGET', key('moved', group), member) or ''
+      notes[#notes + 1] = redis.call('HGET', key('expiries', group), member) or ''
+      notes[#notes + 1] = tonumber(redis.call('HGET', key('deliveries', group), member) or '0')
+      notes[#notes + 1] = tonumber(redis.call('HGET', key('reads', group), member) or '0')
     end
   end
-  found[#found + 1] = told
+  found[#found + 1] = notes
 end
 return found

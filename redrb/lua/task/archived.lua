@@ -1,11 +1,12 @@
--- A page of the kept history, by time of acknowledgement. Writes nothing.
+-- Read a page of the history, by time of acknowledgement. Writes nothing.
 -- KEYS[1] stream
 -- ARGV    from ms, after member, to ms, count
--- Returns a flat list member, ms, ...: those of `from` and later, at `from` only beyond `after`
+--         after member: of the entries at `from`, skip those up to this member; '' skips none
+-- Returns a flat list member, ms, ...
 --@include task
 
 local skip, count = 0, tonumber(ARGV[4])
-if ARGV[2] ~= '' then -- members of one time are sorted: skip those that were read
+if ARGV[2] ~= '' then -- members of one time are sorted: skip those already read
   local rank = redis.call('ZRANK', key('archive'), ARGV[2])
   if rank then
     skip = rank - redis.call('ZCOUNT', key('archive'), '-inf', '(' .. ARGV[1]) + 1

@@ -1,4 +1,4 @@
--- Delete the task: entries, groups, ledger and settings. Whoever waits is woken.
+-- Delete the task: entries, consumer groups, ledger and settings. All waiters are woken.
 -- KEYS[1] stream
 -- Returns the number of entries deleted.
 --@include task index room waiters membership

@@ -1,4 +1,4 @@
--- Make a plain task ready to become an indexed one, a page at a time: the caller repeats.
+-- Convert the next page of a plain task, so that little is left when it becomes an indexed one.
 -- KEYS[1] stream
 -- Returns 'more' | 'done'
 --@include task facts room convert

@@ -1,24 +1,25 @@
--- Count what waits in a status. Writes nothing.
+-- Count the groups that wait in a status. Writes nothing.
 -- KEYS[1] stream
--- ARGV    group, status, where, at     at: a place in the facts, '0' first
--- Returns {entries, place}; of those that are archived, the kept history too. A consumer group that
---         has not joined is told what it would see, a page of it at a time: the caller goes on from
---         `place` until that is '0', and adds.
+-- ARGV    group, status, where, at
+--         where: JSON of a query, or ''; at: '0', then the place that the last call returned
+-- Returns {entries, place}. For a consumer group that has not joined, the groups that it would see are
+--         counted a page at a time: the caller goes on until `place` is '0', and adds. With the status
+--         archived the history counts, too.
 --@include task facts index where plan
 
 local group, status, where = ARGV[1], ARGV[2], ARGV[3]
-local pool, told = pool_of(group, status), rules()
+local pool, rule = pool_of(group, status), rules()
 local joined = redis.call('SISMEMBER', key('groups'), group) == 1
 if not exists() then
   return {0, '0'}
 end
-if not told.indexed then
+if not rule.indexed then
   local waiting = joined and number(key('group', group), 'waiting') or redis.call('XLEN', stream)
   return {status == 'completed' and waiting or 0, '0'}
 end
 local root = where ~= '' and cjson.decode(where)
 if root and joined then
-  return {count_where(pool, told.names, root), '0'}
+  return {count_where(pool, rule.names, root), '0'}
 end
 local kept = 0
 if status == 'archived' and not root and ARGV[4] == '0' then
@@ -29,7 +30,7 @@ if joined then
 end
 
 local page, members = redis.call('HSCAN', key('facts'), ARGV[4], 'COUNT', 1000), {}
-local query = root and resolve(told.names, root)
+local query = root and resolve(rule.names, root)
 for i = 1, #page[2], 2 do
   local facts = cmsgpack.unpack(page[2][i + 1])
   for _, leaf in ipairs(query and query.leaves or {}) do

@@ -1,4 +1,4 @@
--- Expire entries by their seq, where they wait.
+-- Expire waiting entries by their seq. Leased entries are left alone.
 -- KEYS[1] stream
 -- ARGV    group, seq ...
 -- Returns the number of entries that waited.

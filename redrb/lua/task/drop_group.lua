@@ -1,4 +1,4 @@
--- Remove a consumer group: entries that only it still needed are deleted.
+-- Remove a consumer group, and the entries that no other group needs.
 -- KEYS[1] stream
 -- ARGV    group
 -- Returns the number of entries deleted.

@@ -1,10 +1,11 @@
--- Expire what is too stale in some statuses, a part of it at a time: the caller repeats.
+-- Expire groups of some statuses that are too stale, `limit` at a time: the caller repeats.
 -- KEYS[1] stream
 -- ARGV    group, limit, mode, version, max_staleness, max_token_staleness, status ...
---         mode: keep (with the status expired) | discard | look; '-' where a rule is not given
--- Returns {'ok', groups expired, seq ... by look} | {'unversioned'} | {'gone'} | {'more'}: the consumer
--- group is joining, the same again; repeated, it expires
--- what is left.
+--         mode: keep (move to the status expired) | discard | look (change nothing)
+--         version: the newest policy version; a staleness rule that does not apply is '-'
+-- Returns {'ok', groups expired, seq ...}: the seqs of groups that would expire, by look
+--       | {'unversioned'}: the task has no index of versions for such a rule
+--       | {'gone'}: there is no such task | {'more'}: the consumer group is joining, run it again
 --@include task facts index room waiters groups expire membership
 
 begin_writing()
@@ -12,10 +13,10 @@ if not exists() then
   return {'gone'}
 end
 local group, limit, version = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4])
-local told = rules()
+local rule = rules()
 local by_version, by_token = tonumber(ARGV[5]), tonumber(ARGV[6])
-if (by_version and not told.max_staleness and told.order ~= 'stalest')
-  or (by_token and not told.max_token_staleness) then
+if (by_version and not rule.max_staleness and rule.order ~= 'stalest')
+  or (by_token and not rule.max_token_staleness) then
   return {'unversioned'}
 end
 if not join(group) then

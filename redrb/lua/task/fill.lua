@@ -1,5 +1,5 @@
--- Fill the indexes of a rule of staleness that a task was given while groups waited, a page of the
--- facts at a time: the caller repeats.
+-- Index the versions of waiting groups for a staleness rule that the task was given later, a page at a
+-- time: the caller repeats.
 -- KEYS[1] stream
 -- Returns 'more' | 'done'
 --@include task convert

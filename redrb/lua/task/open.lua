@@ -1,11 +1,13 @@
--- Create the task, or check that it has the settings asked for.
+-- Create the task, or check that it has these settings.
 -- KEYS[1] stream
--- ARGV    name, value, ...   settings; one that nobody has given yet is taken over
---                            default_<name>: the value while nobody gives one, kept from the first call
--- Returns {'ok', name, value, ..., 'filling', place or nil} with all settings
---         | {'differs', name, stored, ...} | {'unversioned'}: eviction by staleness without versions
---         | {'plain'}: run `convert` until it is done, and then the same again
---         filling: run `fill` until it is done
+-- ARGV    name, value, ...
+--         a setting that the task was not given yet is added to it; default_<name>: value of a setting
+--         until it is given, kept from the first call
+-- Returns {'ok', name, value, ..., 'filling', place or nil} with all settings; if there is a place, run
+--         fill.lua until it is done
+--       | {'differs', name, stored value, ...}
+--       | {'unversioned'}: it is to evict the stalest groups, and indexes no versions
+--       | {'plain'}: run convert.lua until it is done, and then this again
 --@include task facts room convert settings
 
 begin_writing()
@@ -19,7 +21,7 @@ for i = 1, #ARGV, 2 do
   elseif name == 'indexed' then
     index = not stored
   elseif not stored and used and ((name == 'order' and value ~= 'fifo') or name == 'tags') then
-    stored = name == 'order' and 'fifo' or '' -- what waits was put without
+    stored = name == 'order' and 'fifo' or '' -- groups were put without
   elseif not stored and (name == 'max_staleness' or name == 'max_token_staleness') then
     fill = true
   end
@@ -32,18 +34,18 @@ end
 if #differing > 1 then
   return differing
 end
-local function is_to_be(name)
+local function setting(name)
   return given[name] or redis.call('HGET', task, name)
 end
-if given.eviction == 'stalest' and is_to_be('order') ~= 'stalest'
-  and not is_to_be('max_staleness') then
+if given.eviction == 'stalest' and setting('order') ~= 'stalest'
+  and not setting('max_staleness') then
   return {'unversioned'}
 end
 if index and exists() and not is_nearly_indexed(groups()) then
   return {'plain'}
 end
 if not exists() then
-  -- an entry that is gone again leaves the last id behind: ids count up from there
+  -- an entry that was deleted leaves its id behind: ids count up from there
   redis.call('DEL', stream)
   redis.call('XADD', stream, BASE .. '0', 'g', '')
   redis.call('XDEL', stream, BASE .. '0')

@@ -1,8 +1,8 @@
--- Acknowledge entries by their seq, wherever they are: a checkpoint says that they are trained.
+-- Acknowledge entries by their seq, waiting or leased: a checkpoint says that they are trained.
 -- KEYS[1] stream
 -- ARGV    group, seq, samples, seq, samples, ...
--- Returns the number of entries that were not done; the same call again returns 0. Where entries are
--- read several times nothing is done: they would be read again anyway.
+-- Returns the number of entries acknowledged; repeated, 0. If entries are read several times it does
+--         nothing, as they would be read again anyway.
 --@include task facts index history room waiters groups
 
 begin_writing()
@@ -22,12 +22,12 @@ for i = 2, #ARGV, 2 do
     add(state, 'taken', 1)
   elseif pool and redis.call('ZREM', key('ready', group), member_of(seq)) == 1 then
     add(state, 'waiting', -1)
-  else -- leased: by a consumer that died, or that will hear that it lost it
+  else -- leased by a consumer that is dead, or that will learn that it lost the lease
     found = redis.call('XACK', stream, group, id_of(seq)) == 1
   end
   if found then
     local facts = indexed and keeps() and facts_of(member_of(seq))
-    if facts then -- what somebody has acknowledged is kept as history
+    if facts then -- acknowledged entries are kept as history
       count_read(member_of(seq), facts)
     end
     over[#over + 1] = seq

@@ -1,7 +1,8 @@
--- Begin an attempt to publish: its token names its chunks, so that they are never another's.
+-- Begin an attempt to publish: its token is part of the names of its chunks, which are so never shared.
 -- KEYS[1] versions
 -- ARGV    owner, number of ranks, each of which gets a token, last token that the owner had
--- Returns {'ok', last token, newest version or 0, newest version that is no adapter or 0} | {'fenced'}
+-- Returns {'ok', last token, newest version or 0, newest version that is no adapter or 0}
+--       | {'fenced'}: another publisher is the owner
 --@include weights
 
 begin_writing()
@@ -10,9 +11,9 @@ if redis.call('HGET', fence, 'owner') ~= ARGV[1] then
   return {'fenced'}
 end
 if tonumber(redis.call('HGET', fence, 'token') or 0) < tonumber(ARGV[3]) then
-  redis.call('HSET', fence, 'token', ARGV[3]) -- the server was restarted without its last second
+  redis.call('HSET', fence, 'token', ARGV[3]) -- the server was restarted and lost its last second
 end
-redis.call('DEL', dropped) -- no attempt of before can commit any more
+redis.call('DEL', dropped) -- no earlier attempt can commit any more
 local last, state = newest(), newest_state()
 return {'ok', redis.call('HINCRBY', fence, 'token', ARGV[2]), last and last.version or 0,
   state and state.version or 0}

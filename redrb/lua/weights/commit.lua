@@ -1,10 +1,14 @@
--- Make a staged version the newest, for good, and forget those that nobody needs any more.
+-- Commit a staged version, which is the newest then, and delete versions that are no longer kept.
 -- KEYS[1] versions
--- ARGV    owner, token, version, keep, max_bytes, elsewhere ('1': chunks are on other nodes, and
---         were looked after already), kind, base, nbytes, stored, delta, names, full, pieces, manifest
--- Returns {'ok', created ms} | {'fenced'} | {'stale', newest version}
---         | {'base', newest version that is no adapter} | {'gone', keys found};
---         the same call again changes nothing and returns {'ok', created ms}.
+-- ARGV    owner, token, version, keep, max_bytes, elsewhere, kind, base, nbytes, stored, delta, names,
+--         full, pieces, manifest
+--         keep, max_bytes: see include/retention.lua
+--         elsewhere: '1': the chunks are on other nodes, and were checked already
+--         the other fields: see include/weights.lua
+-- Returns {'ok', created ms}; repeated, it changes nothing more and returns the same
+--       | {'fenced'}: another publisher is the owner | {'stale', newest version}: not below this one
+--       | {'base', newest version that is no adapter}: the delta or adapter starts from another version
+--       | {'gone', keys found}: staged chunks have expired
 --@include weights retention
 
 begin_writing()

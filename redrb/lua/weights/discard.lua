@@ -1,8 +1,8 @@
 -- Delete the keys of an attempt that failed, unless its version was committed after all.
 -- KEYS[1] versions
--- ARGV    token, version, elsewhere ('1': the keys are on other nodes, and will be deleted there
---         when this has returned), full, pieces; chunks that an attempt shares with an earlier
---         version are not to be among them
+-- ARGV    token, version, elsewhere, full, pieces
+--         elsewhere: '1': the keys are on other nodes; the caller deletes them there afterwards
+--         full, pieces: the keys of the attempt, without chunks shared with an earlier version
 -- Returns {'ok', keys deleted} | {'committed'}
 --@include weights
 
@@ -16,7 +16,7 @@ if committed and (committed.token == ARGV[1] or has_its_keys(committed.full)
 end
 if ARGV[3] == '1' then
   begin_writing()
-  redis.call('SADD', dropped, ARGV[1]) -- whoever commits meanwhile learns it
+  redis.call('SADD', dropped, ARGV[1]) -- a commit meanwhile learns it
   redis.call('EXPIRE', dropped, 3600)
   return {'ok', 0}
 end

@@ -1,4 +1,4 @@
--- Note that a task wants to be told of new versions.
+-- Register a task as a follower of these weights: its newest version advances with theirs.
 -- KEYS[1] versions
 -- ARGV    stream of the task
 -- Returns the newest version, or 0.

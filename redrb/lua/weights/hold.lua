@@ -1,6 +1,7 @@
 -- Renew a reader's pin, or remove it.
 -- KEYS[1] versions
--- ARGV    reader, milliseconds until it is forgotten (0: at once)
+-- ARGV    reader, ttl_ms
+--         ttl_ms: how long the pin lasts; 0: remove it
 -- Returns 'held' | 'gone': the reader had no pin
 --@include weights
 

@@ -1,12 +1,12 @@
--- Find how a reader gets to a version, and keep what it needs from being deleted meanwhile.
+-- Find the steps by which a reader gets to a version, and pin the versions that they need.
 -- KEYS[1] versions
--- ARGV    reader; version of the state that it has, 0 for none; version wanted, 0 for the newest
---         if that is not the next; version that it uses, and when that was created (0: not known);
---         milliseconds after which a reader
---         that says nothing is forgotten
--- Returns {} when there is no such version, else a list of steps to it, each
---         {version, how, created ms, manifest}. How is 'full', 'delta', 'lora', or 'same' for a
---         state that the reader has.
+-- ARGV    reader, have, wanted, used, created_ms, ttl_ms
+--         have: version of the state that the reader has, 0 for none
+--         wanted: version that it wants; 0: the newest, unless that is `used`
+--         used, created_ms: version that it uses, and when that was created (0: unknown)
+--         ttl_ms: how long the pin lasts
+-- Returns {} if there is no such version, else a list of steps {version, how, created ms, manifest}
+--         how: 'full' | 'delta' | 'lora' | 'same': the reader has this state
 --@include weights
 
 local reader, have, ttl_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[6])
@@ -26,7 +26,7 @@ end
 local state = target
 if target.kind == 'lora' then
   state = target.base > 0 and at(target.base) or nil
-  if target.base > 0 and not state then -- what it belongs to is gone
+  if target.base > 0 and not state then -- the version that it belongs to was deleted
     return {}
   end
 end
@@ -35,7 +35,7 @@ local function has_delta(entry)
   return entry and entry.kind ~= 'lora' and entry.base > 0 and entry.base < entry.version
 end
 
--- the way by differences from what the reader has
+-- steps by deltas from the state that the reader has
 local chain, bytes = {}, 0
 local entry = state
 while have > 0 and entry and entry.version > have and has_delta(entry) do
@@ -45,23 +45,23 @@ while have > 0 and entry and entry.version > have and has_delta(entry) do
 end
 local by_delta = have > 0 and entry and entry.version == have
 
--- the way from a full version
+-- steps from a full version
 if state and not (by_delta and #chain == 0) then
-  local anew, all = {}, 0
+  local from_full, all = {}, 0
   entry = state
   while entry and entry.kind == 'delta' and has_delta(entry) do
-    table.insert(anew, 1, {entry, 'delta'})
+    table.insert(from_full, 1, {entry, 'delta'})
     all = all + entry.delta
     entry = at(entry.base)
   end
   if entry and entry.kind == 'full' then
-    table.insert(anew, 1, {entry, 'full'})
+    table.insert(from_full, 1, {entry, 'full'})
     all = all + entry.nbytes
   else
-    anew = nil
+    from_full = nil
   end
-  if not by_delta or (anew and all < bytes) then
-    chain = anew
+  if not by_delta or (from_full and all < bytes) then
+    chain = from_full
   end
   if not chain then
     return {}

@@ -1,17 +1,18 @@
--- Delete all versions. Whoever is publishing is fenced, and tokens are not given twice: of these keys
--- the fence stays.
+-- Delete all versions. Current publishers are fenced. The key `fence` stays, so that no token is given
+-- twice.
 -- KEYS[1] versions
--- ARGV    owner, which is nobody's; elsewhere ('1': chunks are on other nodes, and are put into trash)
--- Returns {last token that was given, versions that were deleted...}; the same call again deletes
---         what was committed since.
+-- ARGV    owner, elsewhere
+--         owner: a new name, which no publisher has
+--         elsewhere: '1': the chunks are on other nodes; their names are put into the set trash
+-- Returns {last token that was given, deleted version ...}; repeated, it deletes versions committed since
 --@include weights
 
 begin_writing()
 redis.call('HSET', fence, 'owner', ARGV[1])
-local told, names = {tonumber(redis.call('HGET', fence, 'token') or 0)}, {}
+local reply, names = {tonumber(redis.call('HGET', fence, 'token') or 0)}, {}
 for _, found in ipairs(redis.call('XRANGE', versions, '-', '+')) do
   local entry = parsed(found)
-  told[#told + 1] = entry.version
+  reply[#reply + 1] = entry.version
   add_keys(names, 'chunk', entry.full)
   add_keys(names, 'delta', entry.pieces)
 end
@@ -23,4 +24,4 @@ else
   on_keys('UNLINK', names)
 end
 redis.call('UNLINK', versions, manifests, pins, dropped, prefix .. 'unsettled', prefix .. 'followers')
-return told
+return reply

@@ -1,4 +1,4 @@
--- Make a publisher the owner: the one before it can commit nothing more.
+-- Make a publisher the owner: earlier publishers are fenced, and can commit nothing more.
 -- KEYS[1] versions
 -- ARGV    owner
 -- Returns 'ok'

@@ -126,8 +126,8 @@ class TaskReader:
         reply = self._run("entries", len(names), *names, *seqs)
         if not reply:
             raise TaskChanged("the task was cleared")
-        last, indexed, cursors, *records = reply
-        if last < self.header.last or bool(indexed) != self.header.indexed:
+        last, kind, cursors, *records = reply
+        if last < self.header.last or (kind == b"indexed") != self.header.indexed:
             raise TaskChanged("the task was cleared or converted")
         self.cursors = [min(cursor, self.header.last) for cursor in cursors]
         return [_record(seq, values) for seq, values in zip(seqs, records, strict=True)]
