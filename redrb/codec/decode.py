@@ -59,9 +59,9 @@ def decode_items(layout: GroupLayout) -> list[BufferItem]:
         BufferItem(
             **{name: row.pop(name, None) for name in TENSOR_FIELDS},  # type: ignore[arg-type]
             tensors=row,
-            **dict(zip(metadata, own, strict=True)),
+            **dict(zip(metadata, values, strict=True)),
         )
-        for row, own in zip(rows, zip(*metadata.values(), strict=True), strict=True)
+        for row, values in zip(rows, zip(*metadata.values(), strict=True), strict=True)
     ]
 
 
@@ -107,7 +107,7 @@ def _metadata(layouts: Sequence[GroupLayout], table: Table | None) -> dict[str, 
     if table is not None and table.plain:
         size = table.size
         return {
-            "policy_version": [own.policy_versions[0] for own in layouts],
+            "policy_version": [layout.policy_versions[0] for layout in layouts],
             "status": [Status.COMPLETED] * size,
             "group_id": [None] * size,
             "tags": [{} for _ in range(size)],
@@ -116,7 +116,7 @@ def _metadata(layouts: Sequence[GroupLayout], table: Table | None) -> dict[str, 
     return {
         "policy_version": _joined("policy_versions", layouts),
         "status": _joined("statuses", layouts),
-        "group_id": [own.group_id for own in layouts for _ in range(own.samples)],
+        "group_id": [layout.group_id for layout in layouts for _ in range(layout.samples)],
         "tags": list(map(dict, _joined("tags", layouts))),
         "extras": list(map(dict, _joined("extras", layouts))),
     }

@@ -146,8 +146,8 @@ def _encode(
     bodies = _bodies(encoded, len(heads))
     versions = _oldest(columns, grouping, metadata)
     return [
-        EncodedGroup((head, *body), size, own.samples, version, own.status)
-        for head, body, size, own, version in zip(
+        EncodedGroup((head, *body), size, each.samples, version, each.status)
+        for head, body, size, each, version in zip(
             heads, bodies, sizes, metadata, versions, strict=True
         )
     ]
@@ -161,11 +161,13 @@ def _encode_lone(
     heads = list(pack_heads(columns, layouts_of_lone(columns, encoded), metadata))
     sizes = _lone_sizes(heads, [column.nbytes for column in encoded])
     _check_sizes(columns, grouping, sizes)
-    parts = zip(heads, *(own.bodies for own in encoded if own.bodies is not None), strict=True)
+    parts = zip(
+        heads, *(column.bodies for column in encoded if column.bodies is not None), strict=True
+    )
     versions = _oldest(columns, grouping, metadata)
     return [
-        EncodedGroup(body, size, 1, version, own.status)
-        for body, size, own, version in zip(parts, sizes, metadata, versions, strict=True)
+        EncodedGroup(body, size, 1, version, each.status)
+        for body, size, each, version in zip(parts, sizes, metadata, versions, strict=True)
     ]
 
 
@@ -198,10 +200,10 @@ def _check_sizes(columns: Sequence[Column], grouping: Grouping, sizes: Sequence[
     if sum(column.flat.nbytes for column in columns) <= DECODED_BYTES:
         return
     raw = sum((column.spans.counts * column.dtype.itemsize for column in columns), np.int64(0))
-    for size, own in zip(sizes, np.add.reduceat(raw, grouping.firsts).tolist(), strict=True):
-        if own > decoded_limit(size):
+    for size, decoded in zip(sizes, np.add.reduceat(raw, grouping.firsts).tolist(), strict=True):
+        if decoded > decoded_limit(size):
             raise EncodeError(
-                f"a group of {own} bytes has only {size} bytes when runs of one value are cut off: "
+                f"a group of {decoded} bytes has only {size} bytes without its runs of one value: "
                 "cut its padding off before putting it."
             )
 
@@ -210,7 +212,7 @@ def _oldest(
     columns: Sequence[Column], grouping: Grouping, metadata: Sequence[Metadata]
 ) -> list[int | None]:
     """Return each group's oldest policy version; token versions count too."""
-    versions = [own.policy_version for own in metadata]
+    versions = [group.policy_version for group in metadata]
     column = next((column for column in columns if column.name == "token_versions"), None)
     if column is None or column.flat.size == 0:
         return versions
@@ -223,6 +225,6 @@ def _oldest(
     tokens = np.minimum.reduceat(edges, column.spans.starts[grouping.firsts])
     tokens = np.where(lengths > 0, tokens, _NO_VERSION)
     return [
-        token if token != _NO_VERSION and (own is None or token < own) else own
-        for token, own in zip(tokens.tolist(), versions, strict=True)
+        token if token != _NO_VERSION and (version is None or token < version) else version
+        for token, version in zip(tokens.tolist(), versions, strict=True)
     ]

@@ -50,7 +50,7 @@ class Stack:
             pad = bits_of(pad_value(self.name), self.dtype)
             if side == "left":
                 held = self._column.totals
-                firsts = [at + stride - own for at, own in zip(firsts, held, strict=True)]
+                firsts = [at + stride - length for at, length in zip(firsts, held, strict=True)]
         background = self._write_bodies(array, firsts, pad)
         if self._column.leads is not None:
             self._write_runs(array, firsts, self._column.leads, background)
@@ -58,16 +58,16 @@ class Stack:
 
     def _is_whole(self) -> bool:
         """Return whether each row is a body without runs, padding or conversion."""
-        own = self._column
-        as_it_is = own.field.wire == self.dtype.code != BOOL
-        return as_it_is and own.leads is None and own.shape is not None
+        column = self._column
+        as_it_is = column.field.wire == self.dtype.code != BOOL
+        return as_it_is and column.leads is None and column.shape is not None
 
     def _joined(self, shape: Shape) -> Tensor:
         """Return the field whose memory is the joined bodies."""
-        own = self._column
+        column = self._column
         bodies = [
             blob[start:end]
-            for blob, start, end in zip(self._blobs, own.starts, own.ends, strict=True)
+            for blob, start, end in zip(self._blobs, column.starts, column.ends, strict=True)
         ]
         array = np.frombuffer(bytearray().join(bodies), self.dtype.storage)
         return tensor_of(array.reshape(shape), self.dtype)
@@ -82,9 +82,9 @@ class Stack:
 
     def _write_bodies(self, array: Storage, firsts: Sequence[int], pad: int | None) -> int | None:
         """Write bodies and padding; return the value where runs belong, None if it is unknown."""
-        own = self._column
-        code, wire = self.dtype.code, own.field.wire
-        if wire == BOOL or not any(own.counts):
+        column = self._column
+        code, wire = self.dtype.code, column.field.wire
+        if wire == BOOL or not any(column.counts):
             background = pad if pad is not None else self._commonest()
             array.fill(background)
             self._convert(array, firsts)
@@ -104,37 +104,39 @@ class Stack:
 
     def _commonest(self) -> int:
         """Return a value that is likely to be the most frequent one."""
-        own = self._column
-        return own.trail_values[0] if own.trails[0] else own.lead_values[0]
+        column = self._column
+        return column.trail_values[0] if column.trails[0] else column.lead_values[0]
 
     def _convert(self, array: Storage, firsts: Sequence[int]) -> None:
         """Decode bodies row by row; the sample of each row begins at its element of `firsts`."""
-        own, target = self._column, Target(array, self.dtype)
-        leads = own.leads or (0,) * len(firsts)
-        for row, count in enumerate(own.counts):
+        column, target = self._column, Target(array, self.dtype)
+        leads = column.leads or (0,) * len(firsts)
+        for row, count in enumerate(column.counts):
             if count:
-                body = self._blobs[row][own.starts[row] : own.ends[row]]
-                target.convert(body, own.field.wire, firsts[row] + leads[row], count)
+                body = self._blobs[row][column.starts[row] : column.ends[row]]
+                target.convert(body, column.field.wire, firsts[row] + leads[row], count)
 
     def _copy(self, array: Storage, firsts: Sequence[int]) -> None:
         """Copy bodies that are stored as the dtype of `array`; samples begin at `firsts`."""
-        own, size = self._column, array.itemsize
+        column, size = self._column, array.itemsize
         room = array.view(np.uint8).data
-        leads = own.leads or (0,) * len(firsts)
+        leads = column.leads or (0,) * len(firsts)
         places = [(at + lead) * size for at, lead in zip(firsts, leads, strict=True)]
-        for blob, start, end, at in zip(self._blobs, own.starts, own.ends, places, strict=True):
+        for blob, start, end, at in zip(
+            self._blobs, column.starts, column.ends, places, strict=True
+        ):
             room[at : at + end - start] = blob[start:end]
 
     def _write_runs(
         self, array: Storage, firsts: Sequence[int], leads: Sequence[int], background: int | None
     ) -> None:
         """Write the runs whose value differs from the background."""
-        own = self._column
-        _write_runs(array, firsts, leads, own.lead_values, background)
-        if any(own.trails):
-            ends = zip(firsts, own.totals, own.trails, strict=True)
+        column = self._column
+        _write_runs(array, firsts, leads, column.lead_values, background)
+        if any(column.trails):
+            ends = zip(firsts, column.totals, column.trails, strict=True)
             starts = [at + total - trail for at, total, trail in ends]
-            _write_runs(array, starts, own.trails, own.trail_values, background)
+            _write_runs(array, starts, column.trails, column.trail_values, background)
 
 
 def _write_runs(
@@ -158,13 +160,16 @@ def table_of(layouts: Sequence[GroupLayout]) -> Table | None:
     table = layouts[0].rows
     if not isinstance(table, Table) or len(layouts) != table.size:
         return None
-    for row, own in enumerate(layouts):
-        if own.rows is not table or own.row != row:
+    for row, layout in enumerate(layouts):
+        if layout.rows is not table or layout.row != row:
             return None
     return table
 
 
 def stack(table: Table, layouts: Sequence[GroupLayout]) -> dict[str, Stack]:
     """Return the fields of the batch of a table's groups, by name."""
-    blobs = [own.blob if type(own.blob) is memoryview else memoryview(own.blob) for own in layouts]
+    blobs = [
+        layout.blob if type(layout.blob) is memoryview else memoryview(layout.blob)
+        for layout in layouts
+    ]
     return {column.field.name: Stack(column, blobs) for column in table.columns}

@@ -45,24 +45,24 @@ def pack_heads(
     pack, pack_array_header = packer.pack, packer.pack_array_header
     schemas: dict[tuple[int | None, ...], bytes] = {}
     last: tuple[Any, Any, Any] = (None, None, None)
-    for (wires, entries, shapes), own in zip(layouts, metadata, strict=False):
+    for (wires, entries, shapes), group in zip(layouts, metadata, strict=False):
         schema = schemas.get(wires)
         if schema is None:
             schema = schemas[wires] = _pack_schema(columns, wires)
-        if shapes is not last[1] or own is not last[2]:  # usually they are those of the last group
-            start = pack_array_header(3 + len(own.tail)) + pack(own.samples)
-            end = b"".join((pack(shapes), *map(pack, own.tail)))
+        if shapes is not last[1] or group is not last[2]:  # usually they are the last group's
+            start = pack_array_header(3 + len(group.tail)) + pack(group.samples)
+            end = b"".join((pack(shapes), *map(pack, group.tail)))
         if entries != last[0]:
             middle = pack(entries)
-        last = (entries, shapes, own)
+        last = (entries, shapes, group)
         size = len(start) + len(middle) + len(end)
         if size > MAX_HEADER_BYTES:
             raise EncodeError(
                 f"a group's header has {size} bytes, the limit is {MAX_HEADER_BYTES}: "
                 "use fewer tags or put smaller groups."
             )
-        prefix = PREFIX.pack(MAGIC, VERSION, 0, len(schema), size, len(own.extras))
-        yield b"".join((prefix, schema, start, middle, end, own.extras))
+        prefix = PREFIX.pack(MAGIC, VERSION, 0, len(schema), size, len(group.extras))
+        yield b"".join((prefix, schema, start, middle, end, group.extras))
 
 
 def _pack_schema(columns: Sequence[Column], wires: Sequence[int | None]) -> bytes:
@@ -82,15 +82,15 @@ def layouts_of_lone(columns: Sequence[Column], encoded: Sequence[LoneColumn]) ->
     """Return the layouts of groups of one sample whose shapes are all alike: the fast path."""
     table: dict[Shape, int] = {}
     entries: list[Iterable[Any]] = []
-    for column, own in zip(columns, encoded, strict=True):
+    for column, encoding in zip(columns, encoded, strict=True):
         ref = table.setdefault(column.shape or (), len(table))
-        if own.notes is None:
+        if encoding.notes is None:
             entries.append(repeat(ref))
         else:
-            entries.append([(ref, *note) if note else ref for note in own.notes])
+            entries.append([(ref, *note) if note else ref for note in encoding.notes])
     if not columns:
         return repeat(((), (), ()))
-    wires = zip(*(own.wires for own in encoded), strict=True)
+    wires = zip(*(encoding.wires for encoding in encoded), strict=True)
     return zip(wires, zip(*entries, strict=False), repeat(tuple(table)), strict=False)
 
 
@@ -103,15 +103,15 @@ def layouts_of_groups(
         table: dict[Shape, int] = {}
         wires: list[int | None] = []
         entries: list[Any] = []
-        for column, own in zip(columns, encoded, strict=True):
+        for column, encoding in zip(columns, encoded, strict=True):
             refs = [
                 None if shape is None else table.setdefault(shape, len(table))
                 for shape in column.shapes[first : first + count]
             ]
             here = any(ref is not None for ref in refs)
-            wires.append(own.wires[group] if here else None)
+            wires.append(encoding.wires[group] if here else None)
             if here:
-                runs = [part[first : first + count].tolist() for part in own.runs or ()]
+                runs = [part[first : first + count].tolist() for part in encoding.runs or ()]
                 entries.append(_entry(refs, runs))
         yield tuple(wires), entries, tuple(table)
 

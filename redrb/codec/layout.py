@@ -265,8 +265,8 @@ def parse_tail(
         layout.tags = [{} for _ in range(layout.samples)]
     else:
         layout.tags = _each(tags, layout.samples)
-        for own in layout.tags if type(tags) is list else layout.tags[:1]:
-            _check_tags(own)
+        for sample_tags in layout.tags if type(tags) is list else layout.tags[:1]:
+            _check_tags(sample_tags)
 
 
 def _each(part: object, samples: int) -> list[Any]:
@@ -299,7 +299,7 @@ def parse_extras(packed: Blob, samples: int) -> list[dict[str, Any]]:
     extras = unpack(packed, "extras")
     if type(extras) is not list or len(extras) != samples:
         malformed(f"its extras are not those of {samples} samples")
-    for own in extras:
-        if type(own) is not dict or any(type(key) is not str for key in own):
+    for sample in extras:
+        if type(sample) is not dict or any(type(key) is not str for key in sample):
             malformed("the extras of a sample are no map with names as keys")
     return extras

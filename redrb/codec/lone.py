@@ -178,10 +178,10 @@ def _bits(flat: Storage, spans: Sequence[Span]) -> tuple[list[Part], list[int]]:
 
 def _rare(column: Column, narrow: int | None) -> LoneColumn:
     """Encode a rare case with `encode_column`."""
-    own = encode_column(column, Grouping.lone(len(column.shapes)), narrow)
+    encoded = encode_column(column, Grouping.lone(len(column.shapes)), narrow)
     notes: list[Note] | None = None
-    if own.runs is not None:
-        runs = zip(*(part.tolist() for part in own.runs), strict=True)
+    if encoded.runs is not None:
+        runs = zip(*(part.tolist() for part in encoded.runs), strict=True)
         notes = [run if run[2] else run[:2] if run[0] else () for run in runs]
-    bodies: list[Part] = [body[0] if body else b"" for body in own.bodies]
-    return LoneColumn(own.wires, notes, bodies, own.nbytes.tolist())
+    bodies: list[Part] = [body[0] if body else b"" for body in encoded.bodies]
+    return LoneColumn(encoded.wires, notes, bodies, encoded.nbytes.tolist())

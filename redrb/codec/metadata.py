@@ -92,10 +92,10 @@ class _Lone:
             or extras
         ):
             return _lone_metadata(row, self._default)
-        own = self._plain.get(version)
-        if own is None:
-            own = self._plain[version] = _lone_metadata(row, self._default)
-        return own
+        shared = self._plain.get(version)
+        if shared is None:
+            shared = self._plain[version] = _lone_metadata(row, self._default)
+        return shared
 
 
 def _metadata(rows: Sequence[Row], default: int | None) -> Metadata:
@@ -179,10 +179,10 @@ def _tags(rows: Sequence[Row]) -> dict[str, Any] | list[dict[str, Any]] | None:
     if not any(row[3] for row in rows):
         return None
     tags = [dict(row[3] or {}) for row in rows]
-    packed = [_pack_map(own, "tag", _check_tag) for own in tags]
-    for own in tags:
-        if len(own) > MAX_TAGS:
-            raise EncodeError(f"{len(own)} tags are more than {MAX_TAGS}: put text into extras.")
+    packed = [_pack_map(each, "tag", _check_tag) for each in tags]
+    for each in tags:
+        if len(each) > MAX_TAGS:
+            raise EncodeError(f"{len(each)} tags are more than {MAX_TAGS}: put text into extras.")
     return tags[0] if packed.count(packed[0]) == len(packed) else tags
 
 

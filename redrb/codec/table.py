@@ -99,17 +99,17 @@ class Table:
         return [
             [
                 (
-                    own.shapes[row],
-                    own.counts[row],
-                    own.leads[row] if own.leads else 0,
-                    own.lead_values[row],
-                    own.trails[row],
-                    own.trail_values[row],
-                    own.starts[row],
-                    own.ends[row],
+                    column.shapes[row],
+                    column.counts[row],
+                    column.leads[row] if column.leads else 0,
+                    column.lead_values[row],
+                    column.trails[row],
+                    column.trail_values[row],
+                    column.starts[row],
+                    column.ends[row],
                 )
             ]
-            for own in self.columns
+            for column in self.columns
         ]
 
 
@@ -129,7 +129,8 @@ def parse_groups(blobs: Iterable[Blob]) -> list[GroupLayout | DecodeError]:
         for place, layout, *_ in drafts:
             found[place] = layout
     return [
-        _parse_alone(blob) if own is None else own for own, blob in zip(found, blobs, strict=True)
+        _parse_alone(blob) if layout is None else layout
+        for layout, blob in zip(found, blobs, strict=True)
     ]
 
 
@@ -209,8 +210,8 @@ def _tabulate(fields: tuple[Field, ...], drafts: Sequence[Draft]) -> None:
         malformed("its header and its schema have different columns")
     shapes = _Shapes([header[2] for header in headers])
     columns = [
-        _column(field, own, shapes)
-        for field, own in zip(fields, zip(*entries, strict=True), strict=True)
+        _column(field, column_entries, shapes)
+        for field, column_entries in zip(fields, zip(*entries, strict=True), strict=True)
     ]
     decoded = _place(columns, body_ats, [layout.nbytes for layout in layouts])
     table = Table(len(drafts), columns, all(plain))
@@ -240,7 +241,7 @@ class _Shapes:
             self._parsed = [list(map(parse_shape, listed[0]))]
         else:
             memo: dict[Shape, tuple[Shape, int]] = {}
-            self._parsed = [[_remember(memo, shape) for shape in own] for own in listed]
+            self._parsed = [[_remember(memo, shape) for shape in row] for row in listed]
 
     def find(self, refs: Numbers) -> tuple[Sequence[Shape], Shape | None, Numbers]:
         """Return each sample's shape, the one shape of all or None, and each sample's elements."""
@@ -254,7 +255,7 @@ class _Shapes:
             malformed("a reference to a shape is negative")
         parsed = self._parsed * self.rows if self.same else self._parsed
         try:
-            found = [own[ref] for own, ref in zip(parsed, refs, strict=True)]
+            found = [row[ref] for row, ref in zip(parsed, refs, strict=True)]
         except IndexError:
             malformed("a reference is beyond the shapes")
         shapes = [shape for shape, _ in found]
@@ -324,19 +325,21 @@ def _check_runs(field: Field, lengths: Numbers, values: Numbers) -> None:
 def _place(columns: Sequence[TableColumn], body_ats: Iterable[int], nbytes: list[int]) -> list[int]:
     """Set where each body lies; return the bytes of all tensors of each group."""
     ends = list(body_ats)
-    for own in columns:
-        own.starts = ends
-        ends = _advance(ends, own)
-        own.ends = ends
+    for column in columns:
+        column.starts = ends
+        ends = _advance(ends, column)
+        column.ends = ends
     alike = sum(
-        own.totals[0] * own.field.dtype.itemsize for own in columns if own.shape is not None
+        column.totals[0] * column.field.dtype.itemsize
+        for column in columns
+        if column.shape is not None
     )
     decoded = [alike] * len(ends)
-    for own in columns:
-        if own.shape is None:
-            size = own.field.dtype.itemsize
+    for column in columns:
+        if column.shape is None:
+            size = column.field.dtype.itemsize
             decoded = [
-                amount + total * size for amount, total in zip(decoded, own.totals, strict=True)
+                amount + total * size for amount, total in zip(decoded, column.totals, strict=True)
             ]
     if ends != nbytes:
         malformed("its columns do not end where it ends")
@@ -345,14 +348,14 @@ def _place(columns: Sequence[TableColumn], body_ats: Iterable[int], nbytes: list
     return decoded
 
 
-def _advance(starts: list[int], own: TableColumn) -> list[int]:
+def _advance(starts: list[int], column: TableColumn) -> list[int]:
     """Return where the bodies of a column end."""
-    width = own.field.wire_size
-    if own.leads is None and own.shape is not None:
-        size = own.counts[0] * width if width else (own.counts[0] + 7) >> 3
+    width = column.field.wire_size
+    if column.leads is None and column.shape is not None:
+        size = column.counts[0] * width if width else (column.counts[0] + 7) >> 3
         return [start + size for start in starts]
-    if not any(own.counts):
+    if not any(column.counts):
         return starts
     if width:
-        return [start + count * width for start, count in zip(starts, own.counts, strict=True)]
-    return [start + ((count + 7) >> 3) for start, count in zip(starts, own.counts, strict=True)]
+        return [start + count * width for start, count in zip(starts, column.counts, strict=True)]
+    return [start + ((count + 7) >> 3) for start, count in zip(starts, column.counts, strict=True)]

@@ -112,8 +112,8 @@ def _make_dtype(code: int) -> DType:
     carrier = _CARRIERS.get(code, _TORCH[code])
     native = torch.empty(0, dtype=carrier).numpy().dtype
     unsigned = np.dtype(f"<u{storage.itemsize}")
-    own = (_TORCH[code], carrier, native, storage, unsigned, storage.itemsize)
-    return DType(code, *own, low, high, frozenset(wires))
+    types = (_TORCH[code], carrier, native, storage, unsigned, storage.itemsize)
+    return DType(code, *types, low, high, frozenset(wires))
 
 
 def _range(storage: np.dtype[Any]) -> tuple[int, int]:
