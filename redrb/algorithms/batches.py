@@ -110,8 +110,8 @@ class TrainingBatch:
         Raises:
             RecordError: The field is None or missing, or has another shape.
         """
-        held = self._experience.tensors.get(name, getattr(self._experience, name, None))
-        tensor = _present(held, name, self.algorithm).to(self.sequences.device).float()
+        stored = self._experience.tensors.get(name, getattr(self._experience, name, None))
+        tensor = _present(stored, name, self.algorithm).to(self.sequences.device).float()
         rows, actions = self.action_mask.shape
         if tensor.shape == (rows,) or (tensor.shape == (rows, 1) and actions > 1):
             return tensor.reshape(rows)
@@ -164,7 +164,7 @@ class TrainingBatch:
 
 
 def _present(tensor: Tensor | None, name: str, algorithm: str) -> Tensor:
-    """Return the field, or raise RecordError where it is None."""
+    """Return a field, or raise RecordError if it is None."""
     if tensor is None:
         raise RecordError(f"{algorithm} needs {name}: the maker must fill it.", field=name)
     return tensor

@@ -118,7 +118,7 @@ class Checkpoints:
     def save(
         self, parts: Mapping[str, Stateful], position: Position, unacked: Mapping[int, int]
     ) -> None:
-        """Write a checkpoint; after a crash the one before or the new one is there, whole.
+        """Write a checkpoint; a crash leaves either the previous one or the new one, complete.
 
         Args:
             parts: The modules, optimizers and the like, by name.

@@ -1,4 +1,4 @@
-"""Hand-over between two trainers of one name: the new one takes what the dead one held."""
+"""Hand-over between two trainers of one name: groups of the dead one are requeued at once."""
 
 from __future__ import annotations
 

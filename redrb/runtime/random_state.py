@@ -25,7 +25,7 @@ def random_state() -> dict[str, Any]:
 def restore_random_state(state: Mapping[str, Any]) -> None:
     """Set all generators to a state that `random_state` returned.
 
-    The state of CUDA is left out where this machine has another number of GPUs.
+    The state of CUDA is ignored if this machine has another number of GPUs.
     """
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():

@@ -565,7 +565,6 @@ def test_performance_is_measured(holder: Callable[..., Holder]) -> None:
     [
         ({"trainers": []}, "at least one"),
         ({"name": "a b"}, "maker"),
-        ({"env_info": {"host": "x"}}, "host"),
         ({"callbacks": [1]}, "MakerCallback"),
     ],
 )
