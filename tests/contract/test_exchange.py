@@ -1,4 +1,4 @@
-"""Export and import: what other tools read, and that everything comes back."""
+"""Export and import: the form that other tools read, and that all groups come back."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_history_is_exported_and_not_put_again(
     assert numbers(back.take(3, timeout=0)) == [2, 3, 4]
 
 
-def test_groups_that_cannot_be_read_are_told(
+def test_groups_that_cannot_be_read_are_listed(
     client: Client, namespace: str, tmp_path: Path
 ) -> None:
     stream = ExperienceStream(client, "from", namespace=namespace)
@@ -206,7 +206,9 @@ def test_a_task_of_its_own_settings_keeps_them(
     assert numbers(new.take(2, timeout=0)) == [2, 1]
 
 
-def test_what_is_in_the_way(client: Client, namespace: str, tmp_path: Path) -> None:
+def test_a_directory_that_is_in_the_way_is_refused(
+    client: Client, namespace: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="no task"):
         export_task(client, "from", tmp_path / "out", namespace=namespace)
     ExperienceStream(client, "from", namespace=namespace).put(numbered(1))

@@ -1,4 +1,4 @@
-"""A closed stream puts and takes nothing more, and says so; so does one whose client is closed."""
+"""A stream that is closed, or whose client is, refuses puts and takes with a clear error."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_closed_stream_says_so(client: Client, namespace: str) -> None:
     assert not heartbeat.is_alive()
 
 
-def test_what_looks_goes_on_after_close(client: Client, namespace: str) -> None:
+def test_methods_that_only_look_work_after_close(client: Client, namespace: str) -> None:
     with ExperienceStream(client, "math", namespace=namespace) as stream:
         (first,) = stream.put(numbered(1))
     assert (len(stream), stream.count(), stream.stats().stored) == (1, 1, 1)
@@ -72,7 +72,7 @@ def test_a_loop_over_leases_ends_when_its_stream_is_closed(client: Client, names
         audit(other)
 
 
-def test_what_a_writer_has_sent_before_close_is_in(client: Client, namespace: str) -> None:
+def test_a_put_that_a_writer_sent_before_close_is_stored(client: Client, namespace: str) -> None:
     stream = ExperienceStream(client, "math", namespace=namespace)
     with stream.writer() as writer:
         writer.put(numbered(1))
@@ -103,7 +103,7 @@ def test_over_a_closed_client_nothing_goes_on(url: str, namespace: str) -> None:
     heartbeat.join(5)
     assert not heartbeat.is_alive()
     with redrb.connect(url) as again, ExperienceStream(again, "math", namespace=namespace) as other:
-        assert numbers(other.take(2, timeout=5)) == [0, 1]  # what was leased has expired
+        assert numbers(other.take(2, timeout=5)) == [0, 1]  # the leases have expired
 
 
 def test_a_take_that_waits_ends_when_the_client_is_closed(real_url: str, namespace: str) -> None:

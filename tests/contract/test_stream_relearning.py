@@ -83,7 +83,7 @@ def test_a_writer_indexes_the_sent_bytes_and_not_the_changed_tensors(
 
 
 @pytest.mark.parametrize("order", ["fifo", "uniform"])
-def test_a_rule_that_is_given_late_holds_for_what_waits(
+def test_a_rule_that_is_given_late_holds_for_waiting_groups(
     client: Client, namespace: str, order: str
 ) -> None:
     stream = stream_of(client, namespace, order=order, keep_groups=2, max_token_staleness=90)

@@ -58,7 +58,7 @@ def test_a_ratio_blocks_whichever_side_is_ahead(client: Client, namespace: str) 
         stream.take(1, timeout=0)
     put(stream, 4)
     lease = stream.take(2, timeout=0)
-    lease.release()  # what is given back was not read
+    lease.release()  # a released group was not read
     with stream.take(2, timeout=0):
         pass
     with pytest.raises(BatchTimeout):
@@ -91,7 +91,7 @@ def test_a_blocked_take_goes_on_when_something_is_put(client: Client, namespace:
         assert numbers(blocked.result(timeout=3)) == [0]
 
 
-def test_a_rate_does_not_wait_for_reads_that_nobody_can_make(
+def test_a_rate_does_not_wait_for_reads_that_no_consumer_can_make(
     client: Client, namespace: str
 ) -> None:
     stream = stream_of(
@@ -155,7 +155,7 @@ def test_a_rate_waits_only_for_the_reads_that_are_left(
     )
     expected = {"evict": (3, 1), "reject": (6, 6)}.get(how, (2, 10))
     assert tuple(map(int, counters)) == expected
-    if how != "evict":  # nobody can read any of them: it is as if they had not been put
+    if how != "evict":  # no consumer can read them: for the rate they were not put
         put(stream, *range(4), policy_version=9)
         with pytest.raises(StoreFull):
             put(stream, 9, policy_version=9)
@@ -198,7 +198,7 @@ def test_a_consumer_group_that_joins_late_does_not_hold_puts_back(
             for _ in range(2):
                 stream.take(1, timeout=0).ack()
     for _ in range(2):
-        late.take(2, timeout=0).ack()  # it may read what it found
+        late.take(2, timeout=0).ack()  # it may read the groups that it found
     put(stream, 50)
     audit(stream)
 
@@ -282,7 +282,7 @@ def test_tags_are_queried_while_groups_wait(client: Client, namespace: str) -> N
         stream_of(client, f"{namespace}2").count(where={"score": 1})
 
 
-def test_a_query_waits_for_what_matches(client: Client, namespace: str) -> None:
+def test_a_query_waits_for_matching_groups(client: Client, namespace: str) -> None:
     stream = stream_of(client, namespace, tags=["score"])
     with ThreadPoolExecutor(1) as pool:
         took = pool.submit(stream.take, 2, timeout=10, where={"score_gt": 0.5})
@@ -336,7 +336,7 @@ def test_history_ends_with_its_period(client: Client, namespace: str) -> None:
     assert [numbers(group.items) for group in stream.history()] == [[1]]
 
 
-def test_history_whose_time_is_over_is_gone_at_the_next_call(
+def test_history_beyond_its_period_is_deleted_at_the_next_call(
     client: Client, namespace: str
 ) -> None:
     stream = stream_of(client, namespace, keep="1s")
@@ -358,7 +358,7 @@ def test_history_whose_time_is_over_is_gone_at_the_next_call(
 
 
 @pytest.mark.parametrize("last", ["ack", "expire", "reject", "too stale", "drop"])
-def test_what_any_consumer_group_acknowledged_is_history_whoever_ends_last(
+def test_a_group_that_any_consumer_group_acknowledged_becomes_history(
     client: Client, namespace: str, last: str
 ) -> None:
     stream = stream_of(client, namespace, keep_groups=9, max_staleness=2, max_bytes=10**6)
@@ -401,7 +401,7 @@ def test_history_gives_way_to_puts_that_need_its_bytes(
     assert stream.stats().archived == 0
     audit(stream)
     if on_full != "drop_oldest":
-        with pytest.raises(StoreFull) as caught:  # what waits does not give way
+        with pytest.raises(StoreFull) as caught:  # waiting groups are not evicted
             put(stream, 36, timeout=0.05)
         assert caught.value.reason == "max_bytes"
     stream.take(2, timeout=0).ack()
@@ -409,7 +409,7 @@ def test_history_gives_way_to_puts_that_need_its_bytes(
     put(stream, 37, timeout=1)
     assert stream.stats().archived == 1
     again = stream_of(client, namespace, group="again")
-    again.join_group(start=1)  # what was history waits again
+    again.join_group(start=1)  # the history waits again
     audit(stream)
 
 

@@ -1,4 +1,4 @@
-"""Save and resume: a task is what it was, or nothing has changed."""
+"""Save and resume: the resumed task equals the saved one, or nothing has changed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def use(stream: ExperienceStream, other: ExperienceStream) -> None:
 
 
 def held(stream: ExperienceStream) -> dict[str, frozenset[int]]:
-    """Return what is not done, by consumer group, after an audit."""
+    """Return the groups that each consumer group needs still, after an audit."""
     return {
         name: holdings.waiting | holdings.leased.keys() for name, holdings in audit(stream).items()
     }
@@ -118,7 +118,9 @@ def no_stage(stream: ExperienceStream) -> bool:
 
 
 @every_task
-def test_a_task_is_what_it_was(client: Client, namespace: str, kind: str, tmp_path: Path) -> None:
+def test_a_resumed_task_equals_the_saved_one(
+    client: Client, namespace: str, kind: str, tmp_path: Path
+) -> None:
     stream = open_task(client, namespace, kind)
     other = ExperienceStream(client, "from", namespace=namespace, group="other")
     for one in (stream, other):
@@ -245,7 +247,9 @@ def test_tags_keep_their_strings(client: Client, namespace: str, tmp_path: Path)
     audit(back)
 
 
-def test_history_and_who_starts_there(client: Client, namespace: str, tmp_path: Path) -> None:
+def test_history_is_resumed_and_a_consumer_group_may_start_in_it(
+    client: Client, namespace: str, tmp_path: Path
+) -> None:
     stream = ExperienceStream(client, "from", namespace=namespace, keep_groups=3)
     fill(stream, "plain", 6)
     stream.take(4, timeout=0).ack()
@@ -276,7 +280,9 @@ def test_a_rate_goes_on(client: Client, namespace: str, tmp_path: Path) -> None:
     assert numbers(back.take(4, timeout=0)) == [1, 2, 3, 4]
 
 
-def test_who_joined_before_sees_everything(client: Client, namespace: str, tmp_path: Path) -> None:
+def test_a_consumer_group_that_joined_before_the_resume_finds_all_groups(
+    client: Client, namespace: str, tmp_path: Path
+) -> None:
     for kind in ("plain", "history"):
         stream = open_task(client, namespace, kind, f"from-{kind}")
         fill(stream, kind, 6)
@@ -293,7 +299,7 @@ def test_who_joined_before_sees_everything(client: Client, namespace: str, tmp_p
         assert late.stats().ledger.put == saved.groups
 
 
-def test_who_joined_before_holds_no_rate_back(
+def test_a_consumer_group_that_joined_before_the_resume_blocks_no_rate(
     client: Client, namespace: str, tmp_path: Path
 ) -> None:
     rate = RateLimit.queue(4)
@@ -313,7 +319,7 @@ def test_who_joined_before_holds_no_rate_back(
     audit(late)
 
 
-def test_whoever_waits_is_woken(client: Client, namespace: str, tmp_path: Path) -> None:
+def test_a_resume_wakes_waiting_consumers(client: Client, namespace: str, tmp_path: Path) -> None:
     stream = ExperienceStream(client, "from", namespace=namespace)
     fill(stream, "plain", 3)
     stream.save(tmp_path / "task")
@@ -458,7 +464,7 @@ def file_of(frames: list[tuple[int, Any, bytes]]) -> bytes:
     return bytes(data + xxhash.xxh3_128_digest(data))
 
 
-def test_a_file_that_somebody_made_up_is_refused(
+def test_a_forged_file_is_refused(
     client: Client, namespace: str, saved: bytes, tmp_path: Path
 ) -> None:
     back = ExperienceStream(client, "to", namespace=namespace)
@@ -531,7 +537,7 @@ def before_the_end(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -
     monkeypatch.setattr(Restoring, "end", late)
 
 
-def test_what_is_put_meanwhile_stays_and_the_resume_fails(
+def test_a_group_put_during_a_resume_stays_and_the_resume_fails(
     client: Client, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     back = to_resume(client, namespace, tmp_path)
@@ -543,7 +549,7 @@ def test_what_is_put_meanwhile_stays_and_the_resume_fails(
     assert no_stage(back)
 
 
-def test_settings_given_meanwhile_stay_and_the_resume_fails(
+def test_settings_given_during_a_resume_stay_and_the_resume_fails(
     client: Client, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     back = to_resume(client, namespace, tmp_path)
@@ -674,7 +680,7 @@ def test_a_put_that_landed_is_not_put_again_after_a_resume(
 
 
 @pytest.mark.parametrize("kind", ["plain", "stalest", "history"])
-def test_what_is_stored_all_along_is_saved_once(
+def test_a_group_that_is_stored_during_the_whole_save_is_saved_once(
     client: Client, namespace: str, kind: str, tmp_path: Path
 ) -> None:
     stream = open_task(client, namespace, kind)
@@ -723,7 +729,7 @@ def test_what_is_stored_all_along_is_saved_once(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_happened_before(
+def test_a_task_of_any_past_is_saved_and_resumed(
     client: Client, namespace: str, seed: int, tmp_path: Path
 ) -> None:
     dice = random.Random(seed)

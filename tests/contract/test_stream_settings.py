@@ -1,4 +1,4 @@
-"""A task's settings, its neighbours, and what is left of it after clear."""
+"""A task's settings, its independence of other tasks, and `clear`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.audit import audit
 from tests.samples import numbered, numbers
 
 
-def test_who_leaves_a_setting_out_takes_what_is_stored(client: Client, namespace: str) -> None:
+def test_a_setting_that_is_left_out_is_the_stored_one(client: Client, namespace: str) -> None:
     with (
         ExperienceStream(client, "math", namespace=namespace, limit=2),
         ExperienceStream(client, "math", namespace=namespace, on_full="error") as later,
@@ -26,7 +26,7 @@ def test_who_leaves_a_setting_out_takes_what_is_stored(client: Client, namespace
             later.take(3, timeout=0)
 
 
-def test_a_setting_that_nobody_gave_yet_is_taken_over(client: Client, namespace: str) -> None:
+def test_a_setting_may_be_given_later(client: Client, namespace: str) -> None:
     with (
         ExperienceStream(client, "math", namespace=namespace) as early,
         ExperienceStream(client, "math", namespace=namespace, max_bytes=1000, order="fifo"),

@@ -1,4 +1,4 @@
-"""Staleness: what is too stale expires at put, at take and when asked; reports say how stale."""
+"""Staleness: groups that are too stale expire at put, at take and by `expire`; reports count."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def put_versions(stream: ExperienceStream, versions: list[int | None]) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_expire_cuts_what_is_older_than_max_staleness(
+def test_expire_removes_groups_beyond_max_staleness(
     client: Client, namespace: str, order: str
 ) -> None:
     stream = stream_of(client, namespace, order=order, max_staleness=2)
@@ -81,7 +81,7 @@ def test_the_rule_of_tokens_looks_at_the_newest_that_counts(client: Client, name
 
     put(0, [1, 2, 9])  # its newest token is fresh
     put(1, [1, 2, 3])
-    put(2, [1, 2, 9], mask=[1, 1, 0])  # what is fresh does not count
+    put(2, [1, 2, 9], mask=[1, 1, 0])  # fresh tokens outside of the mask do not count
     put(3, [9, 9, 9], mask=[0, 0, 0])  # nothing counts, so nothing is stale
     put(4, [-1, -1, 4])
     stream.put([numbered(5, policy_version=9), numbered(6, policy_version=3)])  # one is stale
@@ -124,7 +124,7 @@ def test_expired_groups_wait_with_their_own_status(
     audit(stream)
 
 
-def test_a_function_is_told_what_expires(client: Client, namespace: str) -> None:
+def test_a_function_is_called_with_each_group_that_expires(client: Client, namespace: str) -> None:
     stream = stream_of(client, namespace, order="stalest", max_staleness=2)
     put_versions(stream, [5, 7, 10])
     seen: list[int] = []
@@ -143,7 +143,7 @@ def test_a_function_is_told_what_expires(client: Client, namespace: str) -> None
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_what_is_too_stale_on_arrival_expires_at_once(
+def test_a_group_that_is_too_stale_on_arrival_expires_at_once(
     client: Client, namespace: str, keep: bool
 ) -> None:
     on_expired = "keep" if keep else "discard"
@@ -159,7 +159,7 @@ def test_what_is_too_stale_on_arrival_expires_at_once(
     assert numbers(stream.take(2, timeout=0)) == [0, 2]
 
 
-def test_a_maker_may_count_what_it_does_not_put(client: Client, namespace: str) -> None:
+def test_a_maker_may_count_groups_that_it_does_not_put(client: Client, namespace: str) -> None:
     stream = stream_of(client, namespace, max_staleness=2)
     stream.join_group()
     stream.discard_expired(3)
@@ -263,7 +263,7 @@ def test_staleness_is_split_into_flight_and_queue(
     assert report.taken_queued.histogram == {3: 3, 1: 1, 0: 1, 5: 2, 2: 1}
 
 
-def test_a_saved_task_keeps_what_was_counted(
+def test_a_saved_task_keeps_its_staleness_counters(
     client: Client, namespace: str, tmp_path: Path
 ) -> None:
     stream = stream_of(client, namespace, max_staleness=9, tags=["score"])
@@ -278,7 +278,7 @@ def test_a_saved_task_keeps_what_was_counted(
     assert again.staleness().taken_in_flight.histogram == {1: 1}
     assert numbers(again.take(2, timeout=0, where={"score_gt": 1})) == [2, 3]
     assert again.staleness().taken.histogram == {1: 3}
-    assert again.staleness().taken_in_flight.histogram == {1: 1}  # of what was put here
+    assert again.staleness().taken_in_flight.histogram == {1: 1}  # of groups that were put here
 
 
 def test_a_resume_is_refused_where_a_maker_has_counted_stale_groups(
@@ -295,7 +295,7 @@ def test_a_resume_is_refused_where_a_maker_has_counted_stale_groups(
     assert other.stats().ledger.expired == 5
 
 
-def test_what_is_missing_is_told(client: Client, namespace: str) -> None:
+def test_errors_of_expire_name_the_missing_argument(client: Client, namespace: str) -> None:
     plain = stream_of(client, namespace)
     with pytest.raises(ConfigError, match="no staleness is given"):
         plain.expire(3)
@@ -317,7 +317,7 @@ def test_many_groups_expire_in_parts(client: Client, namespace: str) -> None:
     audit(stream)
 
 
-def test_stats_tell_what_waits_in_each_status(client: Client, namespace: str) -> None:
+def test_stats_count_waiting_groups_by_status(client: Client, namespace: str) -> None:
     stream = stream_of(client, namespace)
     stream.put(numbered(0))
     assert stream.stats().waiting == {Status.COMPLETED: 1}

@@ -1,4 +1,4 @@
-"""Statuses: each is a pool of its own, and groups move among them."""
+"""Statuses: groups of each one wait in a separate pool, and move between pools."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def counts(stream: ExperienceStream) -> dict[Status, int]:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_each_status_is_a_pool_of_its_own(client: Client, namespace: str, order: str) -> None:
+def test_groups_of_each_status_wait_in_a_separate_pool(
+    client: Client, namespace: str, order: str
+) -> None:
     stream = stream_of(client, namespace, order=order, max_staleness=100)
     stream.join_group()
     put(stream, 0, 1, policy_version=3)
@@ -83,7 +85,7 @@ def test_a_moved_group_keeps_its_place_and_its_pool(client: Client, namespace: s
     assert stream.move([ids[1], ids[1], 999], Status.ABORTED) == 2  # they wait there
     lease = stream.take(2, timeout=0, status=Status.ABORTED)
     assert numbers(lease) == [1, 0]
-    assert stream.move([ids[0], ids[2]], Status.FAILED) == 1  # what is leased is left alone
+    assert stream.move([ids[0], ids[2]], Status.FAILED) == 1  # leased groups are left alone
     lease.release()
     audit(stream)
     assert counts(stream) == {Status.ABORTED: 2, Status.FAILED: 1}
@@ -196,7 +198,7 @@ def test_a_writer_and_a_loop_over_leases_know_statuses(client: Client, namespace
 
 
 def test_a_plain_task_that_gets_a_status_keeps_all_it_had(client: Client, namespace: str) -> None:
-    """What waits, is leased or came back, in two consumer groups, is right after the change."""
+    """Waiting, leased and released groups of two consumer groups are right after the change."""
     first = stream_of(client, namespace, max_deliveries=3, max_bytes=10**6)
     second = stream_of(client, namespace, group="second")
     second.join_group()
@@ -247,7 +249,7 @@ def test_failed_deliveries_of_a_plain_task_count_on(client: Client, namespace: s
 def test_a_plain_task_with_gaps_becomes_indexed(
     client: Client, namespace: str, joined: bool
 ) -> None:
-    """Evictions leave ids behind of which nothing is stored: nobody must wait for them."""
+    """Evictions leave ids without groups behind: no consumer may wait for them."""
     stream = stream_of(client, namespace, limit=3, on_full="drop_oldest")
     if joined:
         stream.join_group()
@@ -269,7 +271,7 @@ def test_a_plain_task_that_is_moved_becomes_indexed(client: Client, namespace: s
         stream.take(1, timeout=0, status=Status.ABORTED)
     assert stream.move([ids[1]], Status.ABORTED) == 1
     audit(stream)
-    put(stream, 3)  # the producer still thinks that it is plain
+    put(stream, 3)  # the producer takes the task for a plain one still
     assert numbers(stream.take(3, timeout=0)) == [0, 2, 3]
     assert numbers(stream.take(1, timeout=0, status=Status.ABORTED)) == [1]
     audit(stream)

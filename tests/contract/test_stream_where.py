@@ -1,4 +1,4 @@
-"""Queries count and select what a plain reading of them in Python does, at a bounded cost.
+"""Queries count and select the groups that a plain evaluation in Python does, at a bounded cost.
 
 The scripts' parts run here on pools that the test builds itself.
 """
@@ -72,7 +72,7 @@ def script(chunk: int) -> Script:
 
 @dataclass
 class Pool:
-    """What waits in one status of one consumer group, in Redis and in Python."""
+    """The waiting groups of one status and one consumer group, in Redis and in Python."""
 
     client: Client
     chunk: int = 1000
@@ -221,7 +221,7 @@ GROUPS = st.tuples(
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_every_query_finds_what_a_plain_reading_of_it_does(
+def test_every_query_finds_the_groups_that_a_plain_evaluation_finds(
     client: Client, groups: Any, removed: set[int], queries: list[Any], chunk: int
 ) -> None:
     pool = Pool(client, chunk)
@@ -232,7 +232,7 @@ def test_every_query_finds_what_a_plain_reading_of_it_does(
         pool.check(where, 1, 4, 50)
 
 
-def test_numbers_strings_and_missing_tags_are_told_apart(client: Client) -> None:
+def test_numbers_strings_and_missing_tags_differ(client: Client) -> None:
     pool = Pool(client)
     pool.put(
         [(0, {"source": value}) for value in ("math", 1, "1", True, 1e299, "code")] + [(0, {})]
@@ -258,7 +258,7 @@ def test_numbers_are_compared_to_the_last_digit(client: Client) -> None:
     assert pool.select({"score_gt": 0, "score_lt": 1e-300}, 9) == [f"{4:016}"]
 
 
-def test_where_only_the_whole_pool_holds_every_match_it_is_walked_once(client: Client) -> None:
+def test_a_pool_without_an_index_for_the_query_is_scanned_once(client: Client) -> None:
     pool = Pool(client, chunk=8)
     pool.put([(0, {"source": "math"} if n % 2 else {}) for n in range(50)])
     where = {"source_ne": "math", "score_ne": 1}
@@ -354,7 +354,7 @@ UNSELECTIVE = [
 ]
 
 
-def test_what_is_said_of_one_tag_is_counted_without_looking_at_a_group(
+def test_conditions_on_one_tag_are_counted_without_looking_at_a_group(
     pools: tuple[Pool, Pool],
 ) -> None:
     for where in CHEAP_COUNTS:
@@ -366,7 +366,7 @@ def test_what_is_said_of_one_tag_is_counted_without_looking_at_a_group(
         assert looked == looked_more == 0
 
 
-def test_a_selective_query_costs_what_its_rarest_condition_matches(
+def test_a_selective_query_costs_as_much_as_its_rarest_condition_matches(
     pools: tuple[Pool, Pool],
 ) -> None:
     for where in SELECTIVE:

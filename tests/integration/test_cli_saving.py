@@ -45,7 +45,7 @@ def run(real_url: str, namespace: str) -> Run:
     return started
 
 
-def told(completed: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+def printed(completed: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert completed.returncode == 0, completed.stderr
     figures: dict[str, Any] = json.loads(completed.stdout)
     return figures
@@ -60,16 +60,16 @@ def test_a_task_goes_to_files_and_back(
         for number in range(5):
             stream.put(numbered(number), policy_version=9 - number)
         stream.take(1, timeout=0).ack()
-        saved = told(run("save", "from", tmp_path / "file", "--json"))
+        saved = printed(run("save", "from", tmp_path / "file", "--json"))
         assert (saved["groups"], saved["path"]) == (4, str(tmp_path / "file"))
-        assert told(run("resume", "to", tmp_path / "file", "--json"))["groups"] == 4
+        assert printed(run("resume", "to", tmp_path / "file", "--json"))["groups"] == 4
         back = ExperienceStream(client, "to", namespace=namespace)
         audit(back)
         assert back.stats().ledger == stream.stats().ledger
         assert numbers(back.take(4, timeout=0)) == [3, 2, 1, 0]
-        exported = told(run("export", "from", tmp_path / "out", "--json"))
+        exported = printed(run("export", "from", tmp_path / "out", "--json"))
         assert (exported["groups"], exported["shards"]) == (4, 1)
-        assert told(run("import", "new", tmp_path / "out", "--json"))["groups"] == 4
+        assert printed(run("import", "new", tmp_path / "out", "--json"))["groups"] == 4
         new = ExperienceStream(client, "new", namespace=namespace)
         assert numbers(new.take(4, timeout=0)) == [3, 2, 1, 0]
         shown = run("save", "from", tmp_path / "file")
@@ -77,7 +77,7 @@ def test_a_task_goes_to_files_and_back(
 
 
 @on_one_server
-def test_what_is_wrong_is_said(real_url: str, namespace: str, run: Run, tmp_path: Path) -> None:
+def test_errors_are_printed(real_url: str, namespace: str, run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"not a task")
     for arguments, status, words in (
         (("save", "nothing", tmp_path / "x"), 2, "there is no task"),

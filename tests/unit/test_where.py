@@ -1,4 +1,4 @@
-"""Both spellings of a query mean the same; an error names what is wrong and what is known."""
+"""Both spellings of a query mean the same; errors name the wrong part and the known tags."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_or_joins_queries() -> None:
          condition("source", "a", inverted=True)),
     ],
 )  # fmt: skip
-def test_what_is_said_of_one_tag_becomes_one_condition(where: Any, expected: Any) -> None:
+def test_conditions_on_one_tag_become_one_condition(where: Any, expected: Any) -> None:
     assert parsed(where) == expected
 
 
