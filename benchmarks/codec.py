@@ -49,7 +49,7 @@ def make_item(generator: torch.Generator, tokens: int = 1024, actions: int = 768
 
 def parse(blobs: list[bytes]) -> list[GroupLayout]:
     """Return the layouts of blobs that are all good."""
-    return [own for own in parse_groups(blobs) if isinstance(own, GroupLayout)]
+    return [layout for layout in parse_groups(blobs) if isinstance(layout, GroupLayout)]
 
 
 def main() -> None:
@@ -84,8 +84,8 @@ def main() -> None:
             start = time.perf_counter()
             call()
             times[name].append((time.perf_counter() - start) / options.groups * 1e6)
-    for name, own in times.items():
-        print(f"{name:24} {min(own):7.2f} {statistics.median(own):7.2f}")
+    for name, each in times.items():
+        print(f"{name:24} {min(each):7.2f} {statistics.median(each):7.2f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What orders cost: against fifo, against the number of groups that wait, in time and in memory.
+"""The cost of orders, in time and memory, against fifo and by the number of waiting groups.
 
 `stalest_over_fifo`: samples a second from a producer process to a consumer process as in
 `benchmarks.throughput`, where batches arrive with versions out of order; rounds alternate.
@@ -8,14 +8,14 @@ waiting, one with `--small`. A step is a weight version: 125 groups arrive in pu
 are taken, the other 93 of the oldest version expire, so that as many wait as before. Each call is
 timed in turn on both tasks, round trip included; medians.
 
-`expire_speedup`: `expire` that removes a hundredth of the groups, against what a store without an
-index must do: read every group with redis-py, 1,000 an XRANGE, and compare the versions in their
-headers, in Python. `expire_speedup_facts` is against a scan of the index alone, with hscan_iter
+`expire_speedup`: `expire` that removes a hundredth of the groups, against the work of a store
+without an index: read every group with redis-py, 1,000 an XRANGE, and compare the versions in
+their headers, in Python. `expire_speedup_facts` is against a scan of the index alone, with hscan_iter
 over the hash of facts, `expire_speedup_in_memory` against a walk of as many Python objects, each
 with a list of its tokens' versions, in the memory of one process. None of the three removes
 anything.
 
-`memory_ratio`: what a server's used_memory grows by, over the bytes of the encoded groups, for a
+`memory_ratio`: growth of a server's used_memory, over the bytes of the encoded groups, for a
 task of order stalest with a consumer group; groups have about 15 KB, by the length of completions.
 """
 
@@ -117,7 +117,7 @@ class Waiting:
         return [_timed(self.stream.count)]
 
     def expire(self) -> list[float]:
-        """Expire what is left of the oldest version."""
+        """Expire the remaining groups of the oldest version."""
         return [self.expire_versions(1, VERSION_GROUPS - BATCH)]
 
     def expire_versions(self, versions: int, groups: int) -> float:
@@ -183,7 +183,7 @@ def order_rates(server: str | None, rounds: int, samples: int) -> dict[str, floa
                 rates[order].append(measure(url, workload, samples, producer, redrb_consumer))
             shown = "  ".join(f"{order} {rates[order][-1]:7.0f}" for order in ORDERS)
             print(f"round {number}: {shown} samples/s", flush=True)
-    return {order: statistics.median(own) for order, own in rates.items()}
+    return {order: statistics.median(each) for order, each in rates.items()}
 
 
 def call_costs(tasks: Sequence[Waiting], repeats: int) -> dict[str, list[float]]:
@@ -195,7 +195,7 @@ def call_costs(tasks: Sequence[Waiting], repeats: int) -> dict[str, list[float]]
                 spent = getattr(tasks[index], call)()
                 if number >= 0:
                     seconds[call][index] += spent
-    return {call: [statistics.median(own) for own in both] for call, both in seconds.items()}
+    return {call: [statistics.median(each) for each in both] for call, both in seconds.items()}
 
 
 def expire_costs(task: Waiting, rounds: int) -> tuple[int, float, float, float]:
@@ -240,18 +240,18 @@ def memory_ratio(server: str | None, groups: int) -> float:
         for workload in LARGE_GROUPS:
             with closing(Waiting(client, "memory", workload)) as task:
                 task.fill(groups // len(LARGE_GROUPS))
-                told = task.stream.stats()
+                stats = task.stream.stats()
         grown = _used_memory(client) - empty
     print(
-        f"memory: {told.stored} groups of {told.bytes_put / told.stored:.0f} bytes take "
-        f"{grown / told.stored:.0f} bytes each"
+        f"memory: {stats.stored} groups of {stats.bytes_put / stats.stored:.0f} bytes take "
+        f"{grown / stats.stored:.0f} bytes each"
     )
-    return grown / told.bytes_put
+    return grown / stats.bytes_put
 
 
 def _used_memory(client: redrb.Client) -> int:
-    told = client.execute("INFO", "memory")
-    return int(told.partition(b"used_memory:")[2].split()[0])
+    info = client.execute("INFO", "memory")
+    return int(info.partition(b"used_memory:")[2].split()[0])
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -261,7 +261,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def _waiting_costs(options: argparse.Namespace) -> dict[str, object]:
-    """Time what depends, or should not, on how many groups wait."""
+    """Time the calls whose cost may depend on the number of waiting groups."""
     with (
         private_server(options.server) as (url, _),
         redrb.connect(url) as client,
@@ -271,10 +271,10 @@ def _waiting_costs(options: argparse.Namespace) -> dict[str, object]:
         small.fill(options.small)
         empty = _used_memory(client)
         seconds = _timed(lambda: large.fill(options.groups))
-        waiting, told = len(large.stream), large.stream.stats()
+        waiting, stats = len(large.stream), large.stream.stats()
         grown = (_used_memory(client) - empty) / waiting
         print(
-            f"{waiting} groups of {told.bytes_put / waiting:.0f} bytes put in {seconds:.0f} s; "
+            f"{waiting} groups of {stats.bytes_put / waiting:.0f} bytes put in {seconds:.0f} s; "
             f"they take {grown:.0f} bytes each, of which "
             + ", ".join(f"{name} {size:.0f}" for name, size in index_bytes(large).items())
         )

@@ -32,7 +32,7 @@ UPDATE_STEPS = 10
 
 
 class Timed(redrb.MakerCallback):
-    """Adds up what sending costs a maker, and its steps from the first to the last."""
+    """Measures the time for which sending blocks a maker, and the time of all its steps."""
 
     def __init__(self) -> None:
         self.send_s, self._since = 0.0, 0.0
@@ -52,7 +52,7 @@ class Timed(redrb.MakerCallback):
 
 
 class PausingMaker:
-    """Makes the same batch again and again, in a time of its own."""
+    """Returns the same batch again and again, each time after a fixed pause."""
 
     def __init__(self, workload: Workload, make_s: float) -> None:
         self._batch = redrb.make_experience_batch(workload.items(workload.batch))
@@ -142,12 +142,12 @@ def measure(
         finally:
             for process in processes:
                 process.terminate()
-        told = [figures.get(timeout=TIMEOUT_S) for _ in processes]
+        times = [figures.get(timeout=TIMEOUT_S) for _ in processes]
         for process in processes:
             process.join(TIMEOUT_S)
     return {
         "trainer_wait_share": (trainer.wait_for_batch_s + trainer.waited_s) / seconds,
-        "maker_send_share": sum(send for send, _ in told) / sum(whole for _, whole in told),
+        "maker_send_share": sum(send for send, _ in times) / sum(whole for _, whole in times),
         "samples_per_second": trainer.samples / seconds,
     }
 
@@ -157,9 +157,11 @@ def main() -> None:
     parser.add_argument("--workload", choices=sorted(WORKLOADS), default="rlhf-1k")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200, help="steps a round")
-    parser.add_argument("--step-ms", type=float, default=40.0, help="what a step takes by itself")
+    parser.add_argument("--step-ms", type=float, default=40.0, help="time of a step")
     parser.add_argument("--makers", type=int, default=2, help="maker processes")
-    parser.add_argument("--surplus", type=float, default=0.25, help="what makers are faster by")
+    parser.add_argument(
+        "--surplus", type=float, default=0.25, help="share by which makers are ahead"
+    )
     parser.add_argument("--server", help="path of a redis-server; default: the one on PATH")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args()

@@ -16,11 +16,11 @@ from redrb.environment import child_environment
 def private_server(
     program: str | None = None, variables: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Start a server without persistence; yields its URL and what it is.
+    """Start a server without persistence; yields its URL and its version.
 
     Args:
-        program: Its path; default: the one on PATH.
-        variables: Of the environment, that it gets besides.
+        program: Path of the server; default: the server on PATH, else the bundled one.
+        variables: Further environment variables.
     """
     program = program or find_server().path
     with socket.socket() as probe:

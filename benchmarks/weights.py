@@ -1,7 +1,7 @@
-"""Weights on their way from a trainer to makers: time, bytes and memory, against peers.
+"""Weights from a trainer to makers: time, bytes and memory, against other ways.
 
-One state of `--megabytes` in 180 bfloat16 tensors, over loopback. What others do runs in between:
-rounds of all alternate, and the figures are medians, ratios of what ran one right after the other.
+One state of `--megabytes` in 180 bfloat16 tensors, over loopback. Rounds of all ways alternate; the
+figures are medians, ratios are of calls that ran one right after the other.
 
 `full_fetch_over_tcp`: speed of `poll(in_place=True)` of a full version, over that of a plain copy
 of the same bytes into the same tensors: `sendall` in one process, `recv_into` in another.
@@ -16,7 +16,7 @@ full version: a transformer of 23M float32 parameters, trained here, published a
 and `apply_gb_s`: one thread, 4 MiB blocks, the trained states repeated up to `--megabytes`.
 
 `host_cache_8_over_1`: seconds until a full version is loaded by 8 processes that share the host's
-copy, over those of one of them alone. `peak_extra_memory`: what a process grows by at most in a
+copy, over those of one of them alone. `peak_extra_memory`: the largest growth of a process in a
 `poll(in_place=True)`, over the bytes of its model. `wake_p99_ms`: from just before `publish` of a
 tiny state is called to the return of `wait` in 8 processes; 99th percentile of all versions and
 readers.
@@ -50,11 +50,11 @@ from benchmarks.weights_state import (
     memories,
     state_bytes,
 )
-from redrb.connection.embedded import _ALLOCATOR
+from redrb.connection.embedded import ALLOCATOR
 
 READERS = 8
 RARELY = 4
-"""What has no bound is timed every so many rounds."""
+"""Calls without a bound are timed every so many rounds."""
 
 COPY, PUBLISH, FETCH = "TCP copy", "publish", "fetch in place"
 ORDINARY = ", ordinary server"
@@ -99,7 +99,7 @@ def transport(tuned: str, plain: str, options: argparse.Namespace) -> tuple[Seco
                 if number >= 0:
                     seconds.setdefault(name or COPY, []).append(spent)
             if not _same(source.model, model):
-                raise SystemExit("what was fetched is not what was published")
+                raise SystemExit("the fetched weights differ from the published ones")
         time_peers(plain, source.model, model, seconds, options.peer_rounds)
     return seconds, state_bytes(model)
 
@@ -122,7 +122,7 @@ def host_cache(
 ) -> Seconds:
     """Time until one process, and until all, have a new full version, with and without."""
     seconds: Seconds = {}
-    # of a name each: a process that is not asked would keep what it has from being written over
+    # a name for each: a process that does not take part would keep its version from being replaced
     publishers = [
         (redrb.WeightPublisher(client, name, deltas=False), name, asked)
         for name, asked in (("shared", workers), ("alone", workers[:1]))
@@ -134,16 +134,16 @@ def host_cache(
                 publisher.publish(source.next())
                 for worker in asked:
                     worker.ask("load", name, cached, len(asked) > 1)
-                told = [worker.result() for worker in asked]
-                if {content for *_, content in told} != {content_of(source.model)}:
-                    raise SystemExit("what was loaded is not what was published")
+                results = [worker.result() for worker in asked]
+                if {content for *_, content in results} != {content_of(source.model)}:
+                    raise SystemExit("the loaded weights differ from the published ones")
                 if number < 0:
                     continue
-                began = min(began for began, *_ in told)
-                who = f"{len(asked)} {'host cache' if cached else 'each from Redis'}"
-                seconds.setdefault(who, []).append(max(at for _, at, *_ in told) - began)
-                who += ", and read"
-                seconds.setdefault(who, []).append(max(at for *_, at, _ in told) - began)
+                began = min(began for began, *_ in results)
+                title = f"{len(asked)} {'host cache' if cached else 'each from Redis'}"
+                seconds.setdefault(title, []).append(max(at for _, at, *_ in results) - began)
+                title += ", and read"
+                seconds.setdefault(title, []).append(max(at for *_, at, _ in results) - began)
     return seconds
 
 
@@ -203,7 +203,7 @@ def _transport(tuned: str, plain: str, options: argparse.Namespace) -> dict[str,
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the median of what was timed one right after the other."""
+    """Return the median of the ratios of calls that ran one right after the other."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
@@ -278,7 +278,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=500, help="size of the state")
     parser.add_argument("--rounds", type=int, default=17)
-    parser.add_argument("--peer-rounds", type=int, default=3, help="rounds of those in one key")
+    parser.add_argument("--peer-rounds", type=int, default=3, help="rounds of ways with one key")
     parser.add_argument("--steps", type=int, default=100, help="steps of training before deltas")
     parser.add_argument("--threads", type=int, default=2, help="threads that train")
     parser.add_argument("--publishes", type=int, default=400, help="versions that readers wait for")
@@ -291,7 +291,7 @@ def main() -> None:
     result: dict[str, object] = {}
     for name in [options.only] if options.only else PARTS:
         with (
-            private_server(options.server, _ALLOCATOR) as (tuned, version),
+            private_server(options.server, ALLOCATOR) as (tuned, version),
             private_server(options.server) as (plain, _),
         ):
             print(f"{name}: {version}", flush=True)

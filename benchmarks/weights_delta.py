@@ -96,7 +96,7 @@ def measure_codec(states: tuple[Bytes, Bytes], nbytes: int, rounds: int) -> tupl
 
 
 def _published(training: Training) -> np.ndarray[tuple[int], np.dtype[np.int16]]:
-    """Return what is published of the model: its parameters as bfloat16."""
+    """Return the published state of the model: its parameters as bfloat16."""
     parts: list[Tensor] = [
         tensor.detach().to(torch.bfloat16).view(-1) for tensor in training.model.parameters()
     ]

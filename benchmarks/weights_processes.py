@@ -62,9 +62,9 @@ def _serve(pipe: Connection, made: Callable[..., Any], arguments: tuple[Any, ...
             name, given = pipe.recv()
         except (EOFError, ConnectionError):
             return
-        told = getattr(served, name)(*given)
+        result = getattr(served, name)(*given)
         with suppress(BrokenPipeError):
-            pipe.send(told)
+            pipe.send(result)
 
 
 @contextmanager
@@ -190,7 +190,7 @@ def readers(url: str, megabytes: int, count: int) -> Iterator[list[Worker]]:
 
 
 def _status(field: str) -> int:
-    """Return bytes that /proc says of this process."""
+    """Return a size in bytes from /proc/self/status."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024

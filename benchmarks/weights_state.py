@@ -1,4 +1,4 @@
-"""States for the benchmark of weights: a large one that only moves, a small one that is trained."""
+"""Models for the benchmark of weights: a large one to transfer, a small one to train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads: samples as makers produce them."""
+"""Workloads of the benchmarks: samples as makers produce them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Workload:
     """Groups of one sample.
 
     Attributes:
-        name: What `--workload` takes.
+        name: Its name for `--workload`.
         sequence: S, tokens of a sample.
         actions: A, actions of a sample.
         batch: Groups a put and groups a take.

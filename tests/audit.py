@@ -17,7 +17,7 @@ _MANY = 1_000_000
 
 @dataclass(frozen=True)
 class Holdings:
-    """Where the groups of a task are for one consumer group, by their ids.
+    """The groups of a task that one consumer group has, by id.
 
     Attributes:
         waiting: Not taken, or returned.
@@ -34,32 +34,23 @@ def audit(stream: ExperienceStream) -> dict[str, Holdings]:
     Everything is read in one transaction, so it may run beside others' work.
 
     Returns:
-        What each consumer group has.
+        The groups that each consumer group has.
     """
     prefix = stream._task.store.keys.prefix
     client = stream._task.store.client
     if not client.execute("EXISTS", f"{prefix}task"):
         return {}
     names = sorted(name.decode() for name in client.execute("SMEMBERS", f"{prefix}groups"))
-    entries, info, task, sizes, facts, archive, joined, dead, needs, queue, *told = _together(
+    entries, info, task, sizes, facts, archive, joined, dead, needs, queue, *replies = _together(
         stream,
-        ("XRANGE", f"{prefix}stream", "-", "+"),
-        ("XINFO", "STREAM", f"{prefix}stream"),
-        ("HGETALL", f"{prefix}task"),
-        ("HGETALL", f"{prefix}sizes"),
-        ("HGETALL", f"{prefix}facts"),
-        ("ZRANGE", f"{prefix}archive", 0, -1),
-        ("SMEMBERS", f"{prefix}groups"),
-        ("XRANGE", f"{prefix}dead", "-", "+"),
-        ("HKEYS", f"{prefix}needs:#room"),
-        ("ZRANGE", f"{prefix}queue:#room", 0, -1),
+        *_of_task(prefix),
         *(command for name in names for command in _of_group(prefix, name)),
     )
     assert sorted(name.decode() for name in joined) == names, "a group came or went meanwhile"
     counters = _counters(task)
     stored = {_seq(entry_id): fields for entry_id, fields in entries}
     last = _seq(_pairs(info)["last-generated-id"])
-    assert counters["last"] == last, "ids do not count on where the task thinks"
+    assert counters["last"] == last, "the last id of the task differs from the stream's"
     assert all(seq <= last for seq in stored)
     assert sorted(needs) == sorted(queue)
     _check_bytes(stored, _pairs(sizes), counters)
@@ -70,21 +61,21 @@ def audit(stream: ExperienceStream) -> dict[str, Holdings]:
     settings = _pairs(task)
     indexed = settings.get("indexed") == b"1"
     known = {int(member): unpack_facts(packed) for member, packed in _pairs(facts, str).items()}
-    assert known.keys() == (stored.keys() if indexed else set()), "facts of what is not stored"
+    assert known.keys() == (stored.keys() if indexed else set()), "facts without a group"
     for seq, kept in known.items():
         assert kept["size"] in (len(stored[seq][1]), 0)
     found = {}
     step = len(_of_group("", ""))
     for index, name in enumerate(names):
-        own = told[index * step : (index + 1) * step]
-        found[name] = _check_group(stored, own, name, buried, known if indexed else None)
+        of_group = replies[index * step : (index + 1) * step]
+        found[name] = _check_group(stored, of_group, name, buried, known if indexed else None)
         if indexed:
             _check_pools(stream, name, known, settings)
     needed = set().union(*(held.waiting | held.leased.keys() for held in found.values()))
     kept = set(map(int, archive))
-    assert not kept & needed, "history that somebody waits for"
+    assert not kept & needed, "history that a consumer group needs"
     if names:
-        assert stored.keys() == needed | kept, "entries are stored that nobody needs"
+        assert stored.keys() == needed | kept, "entries are stored that no consumer group needs"
     return found
 
 
@@ -97,6 +88,21 @@ def kill_consumer(stream: ExperienceStream) -> None:
         consumer._heartbeat = None
     key = f"{stream._task.store.keys.prefix}consumers:{stream.group}"
     stream._task.store.client.execute("ZADD", key, "XX", 1, consumer.name)
+
+
+def _of_task(prefix: str) -> list[tuple[Any, ...]]:
+    return [
+        ("XRANGE", f"{prefix}stream", "-", "+"),
+        ("XINFO", "STREAM", f"{prefix}stream"),
+        ("HGETALL", f"{prefix}task"),
+        ("HGETALL", f"{prefix}sizes"),
+        ("HGETALL", f"{prefix}facts"),
+        ("ZRANGE", f"{prefix}archive", 0, -1),
+        ("SMEMBERS", f"{prefix}groups"),
+        ("XRANGE", f"{prefix}dead", "-", "+"),
+        ("HKEYS", f"{prefix}needs:#room"),
+        ("ZRANGE", f"{prefix}queue:#room", 0, -1),
+    ]
 
 
 def _of_group(prefix: str, name: str) -> list[tuple[Any, ...]]:
@@ -117,12 +123,12 @@ def _of_group(prefix: str, name: str) -> list[tuple[Any, ...]]:
 
 def _check_group(
     stored: dict[int, Any],
-    told: list[Any],
+    replies: list[Any],
     name: str,
     buried: Counter[str],
     known: dict[int, Facts] | None,
 ) -> Holdings:
-    state, pending, *pools, leases, consumers, deliveries, needs, queue = told
+    state, pending, *pools, leases, consumers, deliveries, needs, queue = replies
     counters = _counters(state)
     scores = [
         (int(member), float(score))
@@ -137,7 +143,7 @@ def _check_group(
     fresh = {seq for seq in stored if seq > cursor}
     assert all(seq <= cursor for seq in (*ready, *leased)), f"{name}: taken beyond the cursor"
     assert not ready.keys() & leased.keys(), f"{name}: leased and waiting at once"
-    assert ready.keys() | leased.keys() <= stored.keys(), f"{name}: holds what is not stored"
+    assert ready.keys() | leased.keys() <= stored.keys(), f"{name}: groups are not stored"
     assert counters["waiting"] == len(ready) + len(fresh), f"{name}: waiting"
     # dead letters outlive the group that gave them up
     assert counters["dead"] <= buried[name], f"{name}: dead"
@@ -147,9 +153,9 @@ def _check_group(
     tokens = {slot.decode(): token.decode() for slot, token in _pairs(leases, str).items()}
     for slot in set(leased.values()):
         assert not tokens[slot].endswith(" ended"), f"{name}: an ended lease holds groups"
-        assert slot.rpartition("/")[0] in alive, f"{name}: nobody watches over a lease"
+        assert slot.rpartition("/")[0] in alive, f"{name}: the consumer of a lease is dead"
     failed = {int(member) for member in deliveries[::2]}
-    assert failed <= ready.keys() | leased.keys(), f"{name}: deliveries of what is gone"
+    assert failed <= ready.keys() | leased.keys(), f"{name}: deliveries of groups that are gone"
     assert sorted(needs) == sorted(queue)
     return Holdings(frozenset(ready.keys() | fresh), leased)
 
@@ -157,7 +163,7 @@ def _check_group(
 def _check_pools(
     stream: ExperienceStream, name: str, known: dict[int, Facts], settings: dict[str, bytes]
 ) -> None:
-    """Check the indexes beside the order: what is in a pool is in all of them, and nothing else."""
+    """Check that each index of a pool has exactly the groups of the pool."""
     prefix, run = stream._task.store.keys.prefix, stream._task.store.client.execute
     moved = {
         int(seq): to.decode()
@@ -172,17 +178,20 @@ def _check_pools(
             ("versions", "max_staleness", "version"),
             ("newest", "max_token_staleness", "newest"),
         ):
-            told = set(map(int, run("ZRANGE", f"{prefix}{kind}:{pool}", 0, -1)))
+            members = set(map(int, run("ZRANGE", f"{prefix}{kind}:{pool}", 0, -1)))
             asked = setting in settings and (
                 kind == "newest" or settings.get("order") != b"stalest"
             )
-            assert told == {seq for seq in ready if asked and field in known[seq]}, (
+            assert members == {seq for seq in ready if asked and field in known[seq]}, (
                 kind,
                 pool,
             )
         for tag in json.loads(settings.get("tags") or b"[]"):
-            told = set(map(int, run("ZRANGE", f"{prefix}tag:{pool}:{tag}", 0, -1)))
-            assert told == {seq for seq in ready if tag in known[seq].get("tags", {})}, (tag, pool)
+            members = set(map(int, run("ZRANGE", f"{prefix}tag:{pool}:{tag}", 0, -1)))
+            assert members == {seq for seq in ready if tag in known[seq].get("tags", {})}, (
+                tag,
+                pool,
+            )
         if settings.get("sampled") == b"1":
             mass = sum(known[seq]["score"] for seq in ready)
             assert abs(mass - float(masses.get(pool, 0))) <= 1e-6 * max(mass, 1), pool

@@ -62,10 +62,10 @@ class RedisCluster:
         deadline = time.monotonic() + 20
         for primary in self.primaries:
             while True:
-                told = str(primary.run("CLUSTER", "INFO"))
-                if "cluster_state:ok" in told and "cluster_known_nodes:3" in told:
+                info = str(primary.run("CLUSTER", "INFO"))
+                if "cluster_state:ok" in info and "cluster_known_nodes:3" in info:
                     break
-                assert time.monotonic() < deadline, told
+                assert time.monotonic() < deadline, info
                 time.sleep(0.02)
 
     def serving(self, key: str) -> Primary:
@@ -96,9 +96,9 @@ class RedisCluster:
 
     def keys(self, primary: Primary, slot: int) -> list[str]:
         """Return the keys that a node has of a slot."""
-        told = primary.run("CLUSTER", "GETKEYSINSLOT", slot, 10_000)
-        assert isinstance(told, list)
-        return sorted(told)
+        names = primary.run("CLUSTER", "GETKEYSINSLOT", slot, 10_000)
+        assert isinstance(names, list)
+        return sorted(names)
 
     def migrate(self, source: Primary, to: Primary, name: str) -> None:
         """Move one key."""

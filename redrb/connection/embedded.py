@@ -32,7 +32,7 @@ kill $server 2>/dev/null; wait $server
 
 # Freed memory stays mapped: returning its pages and faulting them in again halves the speed of
 # large values, and the next version of the weights needs the memory anyway.
-_ALLOCATOR = {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"}
+ALLOCATOR = {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"}
 
 
 class EmbeddedServer:
@@ -79,7 +79,7 @@ class EmbeddedServer:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=child_environment(**_ALLOCATOR),
+            env=child_environment(**ALLOCATOR),
             start_new_session=True,  # Ctrl-C in the owner's terminal is the owner's to handle
         )
         threading.Thread(target=self._listen, name="redrb-server-log", daemon=True).start()

@@ -229,7 +229,7 @@ def test_sixty_four_takes_that_wait_are_all_served(
 
 @pytest.mark.parametrize("seconds", [0.0, 0.0004, 0.001, 0.0011, 0.0015, 0.002, 0.0029])
 def test_the_shortest_wait_ends(client: Client, namespace: str, seconds: float) -> None:
-    """Redis 6.2 waits for ever where it is asked to wait for a millisecond."""
+    """A timeout that is rounded to 0 would block for ever."""
     with ExperienceStream(client, "math", namespace=namespace) as stream:
         began = time.monotonic()
         stream._task.store.wait_for_wake(seconds, "somebody", "another")

@@ -13,8 +13,8 @@ from redrb.errors import StoreError
 from redrb.keys import TaskKeys
 from redrb.lua.scripts import load, run
 
-_SHORTEST_BLOCK_S = 0.002
-"""Redis 6.2 takes a timeout of 0.001 s for 0, which is for ever."""
+_SHORTEST_BLOCK_S = 0.001
+"""Smallest timeout of BLPOP; 0 would block for ever."""
 
 
 class TaskStore:
