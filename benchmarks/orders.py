@@ -9,8 +9,8 @@ are taken, the other 93 of the oldest version expire, so that as many wait as be
 timed in turn on both tasks, round trip included; medians.
 
 `expire_speedup`: `expire` that removes a hundredth of the groups, against the work of a store
-without an index: read every group with redis-py, 1,000 an XRANGE, and compare the versions in
-their headers, in Python. `expire_speedup_facts` is against a scan of the index alone, with hscan_iter
+without an index: read every group with redis-py, 1,000 an XRANGE, and compare the versions in their
+headers, in Python. `expire_speedup_facts` is against a scan of the index alone, with hscan_iter
 over the hash of facts, `expire_speedup_in_memory` against a walk of as many Python objects, each
 with a list of its tokens' versions, in the memory of one process. None of the three removes
 anything.
