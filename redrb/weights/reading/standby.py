@@ -92,7 +92,8 @@ class WeightStandby(BackgroundFetch):
             error, self._error = self._error, None
             if error is not None:  # another thread may have been faster
                 raise error
-        self._swap_in(nullcontext() if locked else self._access.lock)
+        if self._busy or self._prepared.ready is not None:
+            self._swap_in(nullcontext() if locked else self._access.lock)
         return self._prepared.version
 
     def wait(self, timeout: float | None = None) -> int:
