@@ -20,7 +20,7 @@ from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.following import WeightFollower
 from redrb.runtime.in_flight import InFlightUpdates
 from redrb.runtime.model_updates import ModelUpdates
-from tests.contract.test_weight_standby import Versioned, blocked, until
+from tests.contract.test_weights_standby import Versioned, blocked, until
 from tests.servers import Server
 
 PROMPTS = torch.ones(1, 2, dtype=torch.int64)

@@ -291,7 +291,7 @@ def test_a_reader_whose_version_is_evicted_goes_on_with_the_newest(
     assert (live["a"] == 2).all()
 
 
-def test_chunks_that_stay_away_are_told(client, namespace, publisher, subscriber, keys):
+def test_chunks_that_stay_away_are_reported(client, namespace, publisher, subscriber, keys):
     publisher.publish({"a": torch.zeros(10)})
     client.execute("DEL", full_key(namespace, keys()[0]))
     with pytest.raises(WeightError, match="gone 3 times"):
@@ -328,7 +328,7 @@ def test_a_publisher_fenced_in_mid_publish_leaves_nothing(
     assert subscriber.latest().version == 1
 
 
-def test_loading_waits_for_whoever_holds_the_lock(client, namespace, publisher):
+def test_loading_waits_for_the_holder_of_the_lock(client, namespace, publisher):
     lock = threading.Lock()
     subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace, lock=lock)
     assert subscriber.lock is lock
@@ -346,7 +346,7 @@ def test_loading_waits_for_whoever_holds_the_lock(client, namespace, publisher):
     assert live["b"].all()
 
 
-def test_whoever_holds_the_lock_never_sees_half_an_update(publisher, subscriber, small_chunks):
+def test_the_holder_of_the_lock_never_sees_half_an_update(publisher, subscriber, small_chunks):
     live = {f"t{i}": torch.zeros(300) for i in range(8)}
     publisher.publish(live)
     done = threading.Event()

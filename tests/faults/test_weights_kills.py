@@ -69,7 +69,7 @@ def until_expired(client, namespaces):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_publisher_killed_at_any_point(client, real_url, namespace, kind, small_chunks):
     names = {point: f"{namespace}-{point}" for point in points_of(kind)}
-    for name in names.values():  # a task that is told of new versions
+    for name in names.values():  # a task that learns of new versions
         client.execute("SADD", prefix(name) + "followers", f"redrb:{{{name}:task}}:stream")
     dying = [
         started(workers.publish_and_die, real_url, name, kind, point)
@@ -78,7 +78,7 @@ def test_a_publisher_killed_at_any_point(client, real_url, namespace, kind, smal
     readers = {}
     for process, (point, name) in zip(dying, names.items(), strict=True):
         check_killed(process)
-        newest = 2 if point in ("committed", "telling", "told") else 1
+        newest = 2 if point in ("committed", "advancing", "advanced") else 1
         reader, target = redrb.WeightSubscriber(client, "actor", namespace=name), zeros()
         assert reader.poll(target).version == newest, point
         assert torch.equal(target["a"], state(kind, newest)["a"]), point

@@ -18,7 +18,7 @@ from redrb.weights.reading import replica
 
 ELEMENTS = 32_768  # int16: 64 chunks
 KINDS = ("full", "delta", "anchor")
-POINTS = ("begin", "chunks", "pieces", "commit", "committed", "telling", "told")
+POINTS = ("begin", "chunks", "pieces", "commit", "committed", "advancing", "advanced")
 
 
 def state(kind: str, number: int) -> dict[str, torch.Tensor]:
@@ -77,16 +77,16 @@ def die_while_staging(what: str) -> None:
 
 def publish_and_die(url: str, namespace: str, kind: str, point: str) -> None:
     """Publish version 1, and die at a point of version 2."""
-    _, own = made(url, namespace, kind)
-    own.publish(state(kind, 1))
+    _, publisher = made(url, namespace, kind)
+    publisher.publish(state(kind, 1))
     if point in ("chunks", "pieces"):
         die_while_staging({"chunks": "chunk", "pieces": "delta"}[point])
-    elif point in ("telling", "told"):
-        die_at_script("task/advance", after=point == "told")
+    elif point in ("advancing", "advanced"):
+        die_at_script("task/advance", after=point == "advanced")
     else:
         name = "weights/begin" if point == "begin" else "weights/commit"
         die_at_script(name, after=point == "committed")
-    own.publish(state(kind, 2))
+    publisher.publish(state(kind, 2))
 
 
 def fetch_and_die(url: str, namespace: str) -> None:
@@ -107,17 +107,17 @@ def fetch_and_die(url: str, namespace: str) -> None:
 
 def publish_and_pause(url: str, namespace: str, kind: str, pipe: Connection) -> None:
     """Publish version 1, and pause before version 2 is committed; tell how that ended."""
-    _, own = made(url, namespace, kind)
-    own.publish(state(kind, 1))
-    commit = own._issuer.commit
+    _, publisher = made(url, namespace, kind)
+    publisher.publish(state(kind, 1))
+    commit = publisher._committer.commit
 
     def pausing(*arguments: Any) -> Any:
         pipe.send("staged")
         pipe.recv()
         return commit(*arguments)
 
-    own._issuer.commit = pausing
+    publisher._committer.commit = pausing
     try:
-        own.publish(state(kind, 2))
+        publisher.publish(state(kind, 2))
     except PublisherFenced:
         pipe.send("fenced")

@@ -1,4 +1,4 @@
-"""The commands `redrb weights ...`: what they show, write, publish and wait for."""
+"""The commands `redrb weights ...`: their output, files, versions and exit status."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def run(real_url: str, namespace: str, capsys: pytest.CaptureFixture[str]) -> Ru
     return called
 
 
-def told(run: Run, *arguments: object) -> Any:
+def json_of(run: Run, *arguments: object) -> Any:
     status, out, err = run(*arguments, "--json")
     assert status == 0, err
     (line,) = out.splitlines()
@@ -100,7 +100,7 @@ def test_what_is_published_is_listed(store: Client, namespace: str, run: Run) ->
     redrb.WeightPublisher(store, "never", namespace=namespace)
     redrb.WeightPublisher(store, "other", namespace=f"{namespace}-2").publish(model)
 
-    found = told(run, "ls")
+    found = json_of(run, "ls")
     assert [weights["name"] for weights in found] == ["adapter", "policy"]
     assert [weights["newest"]["kind"] for weights in found] == ["lora", "delta"]
     policy = found[1]
@@ -126,7 +126,7 @@ def test_chunks_that_versions_share_are_counted_once(
     frozen, head = torch.randn(3 << 20), torch.zeros(10)
     for number in range(2):
         publisher.publish({"frozen": frozen, "head": head + number})
-    (found,) = told(run, "ls")
+    (found,) = json_of(run, "ls")
     assert found["newest"]["kind"] == "full"
     in_redis = sum(
         store.execute("STRLEN", key)
@@ -137,7 +137,7 @@ def test_chunks_that_versions_share_are_counted_once(
 
 def test_versions_and_tensors_are_shown(store: Client, namespace: str, run: Run) -> None:
     published = publish(store, namespace, Tied())
-    shown = told(run, "show", "policy")
+    shown = json_of(run, "show", "policy")
     assert shown["name"] == "policy"
     first, second = shown["versions"]
     assert (first["kind"], first["base"], first["delta_bytes"]) == ("full", 0, None)
@@ -146,7 +146,7 @@ def test_versions_and_tensors_are_shown(store: Client, namespace: str, run: Run)
     _, out, _ = run("show", "policy")
     assert [line.split()[0] for line in out.splitlines()] == ["version", "1", "2"]
 
-    tensors = told(run, "show", "policy", "--tensors")
+    tensors = json_of(run, "show", "policy", "--tensors")
     assert tensors["version"] == 2
     by_name = {tensor["name"]: tensor for tensor in tensors["tensors"]}
     assert by_name["read.weight"]["tied_to"] == "embed.weight"
@@ -168,7 +168,7 @@ def test_a_version_goes_to_a_file_and_back(
     model = Tied()
     publish(store, namespace, model)
     file = tmp_path / "policy.safetensors"
-    got = told(run, "get", "policy", file)
+    got = json_of(run, "get", "policy", file)
     assert (got["version"], got["kind"], got["tensors"]) == (2, "delta", 5)
     found = load_safetensors(file)
     state = model.state_dict()
@@ -189,10 +189,10 @@ def test_a_version_goes_to_a_file_and_back(
     assert torch.equal(copy.embed.weight, model.embed.weight)
     assert [version.version for version in subscriber.versions()] == [1, 2, 3]  # 2 stands on 1
 
-    assert told(run, "put", "policy", file, "--dtype", "bfloat16", "--keep", 7)["version"] == 4
+    assert json_of(run, "put", "policy", file, "--dtype", "bfloat16", "--keep", 7)["version"] == 4
     assert len(subscriber.versions()) == 4
     assert subscriber.fetch()["norm.bias"].dtype == torch.bfloat16
-    assert told(run, "get", "policy", file, "--version", 2)["version"] == 2
+    assert json_of(run, "get", "policy", file, "--version", 2)["version"] == 2
     assert load_safetensors(file)["norm.bias"].dtype == torch.float32
 
 
@@ -210,9 +210,9 @@ def test_shards_of_ranks_are_whole_in_a_file(
 
     with ThreadPoolExecutor(2) as ranks:
         list(ranks.map(publish_rank, range(2)))
-    shown = {t["name"]: t for t in told(run, "show", "policy", "--tensors")["tensors"]}
+    shown = {t["name"]: t for t in json_of(run, "show", "policy", "--tensors")["tensors"]}
     assert (shown["a"]["pieces"], shown["of 1"]["pieces"]) == (2, 1)
-    told(run, "get", "policy", tmp_path / "file")
+    json_of(run, "get", "policy", tmp_path / "file")
     found = load_safetensors(tmp_path / "file")
     assert found.keys() == {"a", "of 0", "of 1"}
     assert torch.equal(found["a"], whole)
@@ -225,7 +225,7 @@ def test_a_running_publisher_is_fenced_by_a_put(
     publisher = redrb.WeightPublisher(store, "policy", namespace=namespace)
     publisher.publish({"a": torch.zeros(3)})
     save_safetensors(tmp_path / "file", {"a": torch.ones(3)})
-    assert told(run, "put", "policy", tmp_path / "file")["took_over"] is True
+    assert json_of(run, "put", "policy", tmp_path / "file")["took_over"] is True
     with pytest.raises(PublisherFenced):
         publisher.publish({"a": torch.zeros(3)})
 
@@ -244,8 +244,8 @@ def test_a_put_keeps_the_versions_that_are_there(
     status, out, _ = run("put", "policy", tmp_path / "file", "--keep", 3)
     assert (status, out.splitlines()[5].split(maxsplit=1)) == (0, ["dropped", "1, 2, 3"])
     assert [version.version for version in versions()] == [4, 5, 6]
-    assert told(run, "put", "policy", tmp_path / "file", "--keep", 3)["dropped"] == [4]
-    assert told(run, "put", "policy", tmp_path / "file")["dropped"] == []
+    assert json_of(run, "put", "policy", tmp_path / "file", "--keep", 3)["dropped"] == [4]
+    assert json_of(run, "put", "policy", tmp_path / "file")["dropped"] == []
 
 
 def test_a_file_that_cannot_be_read_fences_nobody(
@@ -268,7 +268,7 @@ def test_a_folder_of_shards_is_put(store: Client, namespace: str, run: Run, tmp_
     save_safetensors(tmp_path / "2.safetensors", {"b": torch.ones(2, 2)})
     index = {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert told(run, "put", "policy", tmp_path)["tensors"] == 2
+    assert json_of(run, "put", "policy", tmp_path)["tensors"] == 2
     found = redrb.WeightSubscriber(store, "policy", namespace=namespace).fetch()
     assert torch.equal(found["a"], torch.arange(3))
     assert torch.equal(found["b"], torch.ones(2, 2))
@@ -280,13 +280,13 @@ def test_an_adapter_goes_to_a_folder_and_back(
     publisher = redrb.WeightPublisher(store, "adapter", namespace=namespace)
     publisher.publish_lora(ADAPTER)
     folder = tmp_path / "adapter"
-    assert told(run, "get", "adapter", folder, "--base-model", "tiny/one")["kind"] == "lora"
+    assert json_of(run, "get", "adapter", folder, "--base-model", "tiny/one")["kind"] == "lora"
     assert json.loads((folder / "adapter_config.json").read_text())["r"] == 2
     assert "tiny/one" in (folder / "adapter_config.json").read_text()
-    put = told(run, "put", "adapter", folder)
+    put = json_of(run, "put", "adapter", folder)
     assert (put["version"], put["kind"]) == (2, "lora")
     shutil.rmtree(folder)
-    told(run, "get", "adapter", folder)
+    json_of(run, "get", "adapter", folder)
     tensors, configs = load_adapter(folder)
     assert configs == ADAPTER[1]
     assert all(torch.equal(tensors[name], ADAPTER[0][name]) for name in ADAPTER[0])
@@ -294,14 +294,14 @@ def test_an_adapter_goes_to_a_folder_and_back(
 
 def test_what_changed_is_shown(store: Client, namespace: str, run: Run) -> None:
     publish(store, namespace, Tied(), versions=3)
-    found = told(run, "diff", "policy", 1)
+    found = json_of(run, "diff", "policy", 1)
     assert (found["before"], found["after"]) == (1, 3)
     assert (found["changed"], found["unchanged"]) == (10, 3)
     (change,) = found["changes"]
     assert (change["name"], change["changed"]) == ("embed.weight", 10)
     assert change["largest"] == pytest.approx(1.0)
     assert change["norm"] == found["norm"] == pytest.approx(10**0.5, rel=1e-6)
-    assert told(run, "diff", "policy", 1, 2)["norm"] == pytest.approx(2.5**0.5, rel=1e-6)
+    assert json_of(run, "diff", "policy", 1, 2)["norm"] == pytest.approx(2.5**0.5, rel=1e-6)
     _, out, _ = run("diff", "policy", 2, 3)
     assert out.startswith(
         "policy, version 2 -> 3: 10 of 150,601 elements changed (<0.01%), in 1 tensor; "
@@ -421,16 +421,16 @@ def test_a_cluster_lists_what_all_its_primaries_have(
                 publisher.publish({"a": torch.arange(5.0)})
             served = [primary.run("DBSIZE") for primary in cluster.primaries]
             assert all(served)
-        assert [w["name"] for w in told(run, "ls", "--url", cluster.url)] == names
+        assert [w["name"] for w in json_of(run, "ls", "--url", cluster.url)] == names
         for name in names:
-            told(run, "get", name, tmp_path / name, "--url", cluster.url)
+            json_of(run, "get", name, tmp_path / name, "--url", cluster.url)
             assert torch.equal(load_safetensors(tmp_path / name)["a"], torch.arange(5.0))
-        assert told(run, "put", "w0", tmp_path / "w1", "--url", cluster.url)["version"] == 2
+        assert json_of(run, "put", "w0", tmp_path / "w1", "--url", cluster.url)["version"] == 2
     finally:
         cluster.close()
 
 
-def test_a_version_that_goes_while_it_is_fetched_is_told(
+def test_a_version_that_goes_while_it_is_fetched_is_reported(
     real_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with redrb.connect(real_url) as client:

@@ -75,9 +75,9 @@ def test_the_page_tells_the_manifest_that_is_written() -> None:
     header = (manifest.__doc__ or "").partition("msgpack map:")[2].partition("Readers ignore")[0]
     keys = re.findall(r"^    (\w+) +\S", header, re.MULTILINE)
     table = PAGE.partition("msgpack map, format 2:")[2]
-    told = [
+    listed = [
         key
         for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
         for key in re.findall(r"`(\w+)`", row)
     ]
-    assert told == keys
+    assert listed == keys

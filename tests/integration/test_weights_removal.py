@@ -1,4 +1,4 @@
-"""`redrb weights rm`: nothing is left of the weights, and who published them publishes no more."""
+"""`redrb weights rm`: no key is left but the fence, and the old publisher is fenced."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def test_nothing_is_left_and_the_publisher_is_fenced(
     words = ["weights", "rm", "policy", "--namespace", namespace, "--url", place]
     assert main([*words, "--json"]) == 0
     said = capsys.readouterr()
-    told = json.loads(said.out)
-    assert (told["name"], told["versions"]) == ("policy", [1, 2, 3])
-    assert told["stored_bytes"] > 20_000
+    printed = json.loads(said.out)
+    assert (printed["name"], printed["versions"]) == ("policy", [1, 2, 3])
+    assert printed["stored_bytes"] > 20_000
     assert said.err == ""
     assert keys() == ["policy}:fence"]
     with pytest.raises(PublisherFenced):
@@ -106,9 +106,9 @@ def test_nothing_is_left_and_the_publisher_is_fenced(
     assert WeightSubscriber(store, "policy2", namespace=namespace).fetch()["a"][7] == 7
     publish(other, 1)
     assert main([*words[:2], "policy2", *words[3:]]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert [line.split(maxsplit=1)[1] for line in told[:2]] == ["policy2", "1, 2"]
-    assert "PublisherFenced" in told[-1]
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(maxsplit=1)[1] for line in printed[:2]] == ["policy2", "1, 2"]
+    assert "PublisherFenced" in printed[-1]
 
 
 def test_a_publisher_that_paused_before_its_commit_commits_nothing(

@@ -1,4 +1,4 @@
-"""One rank of a job that publishes DTensors; run by test_weight_dtensors."""
+"""One rank of a job that publishes DTensors; run by test_weights_dtensors."""
 
 from __future__ import annotations
 

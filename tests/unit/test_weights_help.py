@@ -1,4 +1,4 @@
-"""What `redrb weights COMMAND --help` says that tables do not."""
+"""`redrb weights COMMAND --help` explains the columns of its tables."""
 
 from __future__ import annotations
 

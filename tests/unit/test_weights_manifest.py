@@ -1,4 +1,4 @@
-"""Manifests: what is written is read back, and nothing hostile gets through."""
+"""Manifests: read back as they were written, and refused if they are hostile."""
 
 from __future__ import annotations
 

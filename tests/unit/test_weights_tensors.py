@@ -1,4 +1,4 @@
-"""States, layouts, and what fits into which model."""
+"""States, layouts, and the check whether a version fits a model."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_what_cannot_be_published_is_refused(state):
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "message"),
     [
         (None, "cannot publish None: give a module"),
         (7, "cannot publish a int"),
@@ -174,8 +174,8 @@ def test_what_cannot_be_published_is_refused(state):
         ({"model": {"a": torch.zeros(1)}}, "'model' is a dict, not a tensor"),
     ],
 )
-def test_what_is_no_state_is_refused_with_what_to_give(state, told):
-    with pytest.raises(EncodeError, match=told):
+def test_what_is_no_state_is_refused_with_what_to_give(state, message):
+    with pytest.raises(EncodeError, match=message):
         state_shards(state)
 
 
@@ -184,7 +184,7 @@ def test_pairs_may_be_lists():
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "message"),
     [
         ([], "a list"),
         (None, "into None: give a module"),
@@ -198,8 +198,8 @@ def test_pairs_may_be_lists():
         ({"actor": nn.Identity()}, "no tensors to load"),
     ],
 )
-def test_target_is_a_module_or_a_dict_with_tensors(target, told):
-    with pytest.raises(ConfigError, match=told):
+def test_target_is_a_module_or_a_dict_with_tensors(target, message):
+    with pytest.raises(ConfigError, match=message):
         target_shards(target)
 
 
@@ -218,7 +218,7 @@ def test_strict_has_three_values(strict):
 
 
 def advice(published, own, *, strict=True):
-    """Return what is told to do where a model of other names is to be loaded."""
+    """Return what is message to do where a model of other names is to be loaded."""
     layout = layout_of(**{name: torch.zeros(1) for name in published})
     with pytest.raises(WeightMismatch, match="Nothing was loaded") as caught:
         check_fits(layout, whole({name: torch.zeros(1) for name in own}), strict=strict)
@@ -238,13 +238,13 @@ def test_who_wants_a_part_is_told_how_to_load_it():
 
 @pytest.mark.parametrize("strict", [True, "model", False])
 def test_a_common_prefix_is_named(strict):
-    told = advice(BOTH, ["0.weight", "0.bias"], strict=strict)
-    assert "published names begin with 'actor.'" in told
-    assert '{"actor": model}' in told
-    assert ('strict="model"' in told) == (strict is True)
+    message = advice(BOTH, ["0.weight", "0.bias"], strict=strict)
+    assert "published names begin with 'actor.'" in message
+    assert '{"actor": model}' in message
+    assert ('strict="model"' in message) == (strict is True)
     assert "'a.' or 'b.'" in advice(["a.x", "b.x"], ["x"], strict=strict)
-    told = advice(["0.weight"], ["module.0.weight", "module.1.weight"], strict=strict)
-    assert "model's names begin with 'module.'" in told
+    message = advice(["0.weight"], ["module.0.weight", "module.1.weight"], strict=strict)
+    assert "model's names begin with 'module.'" in message
 
 
 def test_other_tensors_cannot_be_left_out_by_strict():

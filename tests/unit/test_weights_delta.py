@@ -1,4 +1,4 @@
-"""Deltas of published weights: without loss, bounded on hostile bytes, and held still."""
+"""Deltas of published weights: without loss, bounded on hostile bytes, in a fixed format."""
 
 from __future__ import annotations
 

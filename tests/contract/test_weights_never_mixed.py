@@ -1,4 +1,4 @@
-"""What is told to be loaded is loaded, all of it; what broke off is told."""
+"""A load is complete or raises an error: models never hold a mixture unnoticed."""
 
 from __future__ import annotations
 

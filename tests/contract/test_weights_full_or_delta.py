@@ -1,4 +1,4 @@
-"""When a version is sent in full and when as a delta, what is sent, and what of it stays."""
+"""Versions in full and as deltas: when each is sent, which bytes are sent, which keys stay."""
 
 from __future__ import annotations
 
@@ -290,7 +290,9 @@ def test_a_shared_chunk_that_is_gone_is_sent_again(make, subscriber, client, nam
 
 
 @pytest.mark.parametrize("kind", ["chunk", "delta"])
-def test_chunks_that_vanish_at_each_attempt_are_told(make, client, namespace, monkeypatch, kind):
+def test_chunks_that_vanish_at_each_attempt_are_reported(
+    make, client, namespace, monkeypatch, kind
+):
     publisher, state = make(), weights()
     if kind == "delta":
         publisher.publish(state)

@@ -1,4 +1,4 @@
-"""The host cache within one process: buffers, locks, waiting, damage, and what is left behind."""
+"""The host cache within one process: buffers, locks, waits, damage, files left behind."""
 
 from __future__ import annotations
 
@@ -700,7 +700,7 @@ def test_the_directory_is_in_shared_memory_and_private(monkeypatch, tmp_path):
         HostCache("weights", directory=tmp_path / "no" / "where").newest()
 
 
-def test_too_little_room_is_told_and_nothing_half_made_stays(caches, tmp_path, monkeypatch):
+def test_too_little_room_is_reported_and_nothing_half_made_stays(caches, tmp_path, monkeypatch):
     cache = caches()
     write(cache, 1)
 

@@ -1,4 +1,4 @@
-"""LoRA: what travels, what is refused, that merging never drifts, and PEFT's folder."""
+"""LoRA: published tensors, refused models, a merge that never drifts, PEFT's folder."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ class LoraConfigOfPeft:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (_dora, "DoRA"),
         (_variant, "variant"),
@@ -255,10 +255,12 @@ class LoraConfigOfPeft:
         (_parameter, "targets a parameter"),
     ],
 )
-def test_more_than_linear_lora_is_refused(change: Callable[[PeftLinear], None], told: str) -> None:
+def test_more_than_linear_lora_is_refused(
+    change: Callable[[PeftLinear], None], message: str
+) -> None:
     layer = PeftLinear()
     change(layer)
-    with pytest.raises(EncodeError, match=told) as failure:
+    with pytest.raises(EncodeError, match=message) as failure:
         lora_of(peft_model(layer))
     assert "layer '0" in str(failure.value)
     assert "Use " in str(failure.value)
@@ -406,7 +408,7 @@ GOOD = {"0.lora_A": torch.zeros(2, 3), "0.lora_B": torch.zeros(5, 2)}
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "message"),
     [
         ({"0.weight": torch.zeros(3, 3)}, "not a LoRA tensor"),
         ({"0.lora_B.bias": torch.zeros(3)}, "not a LoRA tensor"),
@@ -420,9 +422,9 @@ GOOD = {"0.lora_A": torch.zeros(2, 3), "0.lora_B": torch.zeros(5, 2)}
         ({"0.lora_A": torch.zeros(4, 3), "0.lora_B": torch.zeros(5, 4)}, "r=2"),
     ],
 )
-def test_what_does_not_fit_changes_nothing(state: dict[str, Tensor], told: str) -> None:
+def test_what_does_not_fit_changes_nothing(state: dict[str, Tensor], message: str) -> None:
     model, before = plain_model()
-    with pytest.raises(WeightMismatch, match=told):
+    with pytest.raises(WeightMismatch, match=message):
         LoraMerger(model).plan(state, {"0": LoraConfig(2, 2.0), "9": LoraConfig(2, 2.0)})
     with pytest.raises(WeightMismatch, match="no settings"):
         LoraMerger(model).plan(GOOD, {})
@@ -467,7 +469,7 @@ TWO = LoraConfig(2, 2.0)
 
 
 @pytest.mark.parametrize(
-    ("tensors", "settings", "told"),
+    ("tensors", "settings", "message"),
     [
         ({**GOOD, "0.lora_A": torch.zeros(4, 16)}, {"0": TWO}, "not \\[r, in\\]"),
         (GOOD, {"0": LoraConfig(4, 2.0)}, "has rank 2, but its settings say r=4"),
@@ -488,15 +490,15 @@ TWO = LoraConfig(2, 2.0)
     ],
 )
 def test_what_readers_would_refuse_is_not_published(
-    tensors: dict[str, Tensor], settings: dict[str, Any], told: str
+    tensors: dict[str, Tensor], settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(EncodeError, match=told) as failure:
+    with pytest.raises(EncodeError, match=message) as failure:
         adapter_of((tensors, settings))
     assert str(failure.value).endswith("Nothing was published.")
 
 
 @pytest.mark.parametrize(
-    ("adapter", "told"),
+    ("adapter", "message"),
     [
         (None, "of a NoneType: give a model with LoRA layers"),
         (GOOD, "of a dict"),
@@ -508,8 +510,8 @@ def test_what_readers_would_refuse_is_not_published(
         (nn.Linear(2, 2), "no LoRA layers"),
     ],
 )
-def test_what_is_no_adapter_is_refused(adapter: object, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_is_no_adapter_is_refused(adapter: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         adapter_of(adapter)
 
 
@@ -563,7 +565,7 @@ def test_a_state_dict_and_settings_are_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"r": 3}, "rank 2"),
         ({"peft_type": "IA3"}, "IA3"),
@@ -577,11 +579,13 @@ def test_a_state_dict_and_settings_are_enough() -> None:
         ({"alpha_pattern": [1]}, "not a map"),
     ],
 )
-def test_settings_that_are_not_plain_lora_are_refused(settings: dict[str, Any], told: str) -> None:
-    if not told:
+def test_settings_that_are_not_plain_lora_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    if not message:
         assert lora_of_state(GOOD, {"r": 2, **settings})
         return
-    with pytest.raises(EncodeError, match=told):
+    with pytest.raises(EncodeError, match=message):
         lora_of_state(GOOD, {"r": 2, **settings})
     with pytest.raises(EncodeError, match="rank 2"):
         lora_of_state(GOOD, LoraConfig(3, 1.0))
@@ -828,7 +832,7 @@ def test_peft_reads_what_is_written_and_travels_what_peft_makes(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         ({"use_dora": True}, "DoRA"),
         ({"target_modules": ["embed"]}, "embedding"),
@@ -841,14 +845,14 @@ def test_peft_reads_what_is_written_and_travels_what_peft_makes(tmp_path: Path) 
         ({"target_modules": [], "target_parameters": ["read.weight"]}, "targets a parameter"),
     ],
 )
-def test_what_else_peft_trains_is_refused(more: dict[str, Any], told: str) -> None:
+def test_what_else_peft_trains_is_refused(more: dict[str, Any], message: str) -> None:
     peft = pytest.importorskip("peft")
     model = nn.Module()
     model.embed, model.conv = nn.Embedding(5, 4), nn.Conv2d(4, 4, 3)
     model.read, model.other = nn.Linear(4, 4), nn.Linear(4, 4)
     model.attention = nn.MultiheadAttention(4, 2)
     wrapped = peft.get_peft_model(model, peft.LoraConfig(**{"target_modules": ["read"], **more}))
-    with pytest.raises(EncodeError, match=told):
+    with pytest.raises(EncodeError, match=message):
         lora_of(wrapped)
 
 

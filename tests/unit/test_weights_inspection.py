@@ -1,4 +1,4 @@
-"""Published weights in files and beside each other."""
+"""Published weights in files, and the comparison of versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishing beside training: what is sent, in which order, and what becomes of errors."""
+"""Publishing beside training: the values that are sent, their order, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights in safetensors files: complete or not there, tied ones once, shards one by one."""
+"""Weights in safetensors files: written whole or not at all; tied tensors once; shards."""
 
 from __future__ import annotations
 

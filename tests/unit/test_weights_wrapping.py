@@ -1,4 +1,4 @@
-"""Wrapped models have the names of plain ones, for those who publish and those who read."""
+"""Wrapped models have the names of plain ones, for publishers and readers."""
 
 from __future__ import annotations
 

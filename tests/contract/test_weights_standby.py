@@ -1,4 +1,4 @@
-"""Weights that change in mid-generation: never half, and each token knows which ones made it."""
+"""Weights that change in mid-generation: whole, and each token has the version that made it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_each_token_is_of_the_version_noted_on_it(publisher, subscriber) -> None
 def test_another_process_publishes_in_mid_generation(real_url: str, namespace: str) -> None:
     program = (
         "import sys, torch, redrb\n"
-        "from tests.contract.test_weight_standby import Versioned\n"
+        "from tests.contract.test_weights_standby import Versioned\n"
         "with redrb.connect(sys.argv[1]) as client:\n"
         "    publisher = redrb.WeightPublisher(client, 'actor', namespace=sys.argv[2])\n"
         "    for number in range(1, 300):\n"
@@ -345,7 +345,7 @@ def test_waiting_for_the_first_version_ends(subscriber) -> None:
         assert 0.2 <= caught.value.waited_s < 1
 
 
-def test_a_version_that_does_not_fit_is_told_once(publisher, subscriber) -> None:
+def test_a_version_that_does_not_fit_is_raised_once(publisher, subscriber) -> None:
     model = Versioned()
     with subscriber.standby(model) as standby:
         publisher.publish(Versioned(1))
@@ -361,14 +361,14 @@ def test_a_version_that_does_not_fit_is_told_once(publisher, subscriber) -> None
         assert model.number() == 3
 
 
-def test_a_first_version_that_does_not_fit_is_told_to_who_waits(publisher, subscriber) -> None:
+def test_a_first_version_that_does_not_fit_is_raised_by_wait(publisher, subscriber) -> None:
     with subscriber.standby(Versioned()) as standby:
         publisher.publish(Versioned(1, parts=4))
         with pytest.raises(WeightMismatch):
             standby.wait(10)
 
 
-def test_damaged_versions_are_told_once_and_the_next_is_followed(
+def test_damaged_versions_are_raised_once_and_the_next_is_followed(
     client, namespace, publisher, subscriber
 ) -> None:
     model = Versioned()

@@ -339,7 +339,7 @@ def test_an_offer_of_another_attempt_is_not_waited_on(client, namespace, same):
 
 
 @pytest.mark.parametrize(
-    ("change_rank_1", "told"),
+    ("change_rank_1", "message"),
     [
         (lambda s: s | {"own of 0": torch.ones(5000).bfloat16()}, "the same on rank 1"),
         (
@@ -351,16 +351,16 @@ def test_an_offer_of_another_attempt_is_not_waited_on(client, namespace, same):
     ],
     ids=["twice", "a gap", "another dtype", "missing"],
 )
-def test_shards_that_do_not_fit_publish_nothing(ranks, reader, change_rank_1, told):
+def test_shards_that_do_not_fit_publish_nothing(ranks, reader, change_rank_1, message):
     state = whole()
     ranks([shards(state, rank) for rank in range(WORLD)])
     states = [shards(state, rank) for rank in range(WORLD)]
     states[1] = change_rank_1(states[1])
     failures = ranks(states)
     assert isinstance(failures[0], EncodeError)
-    assert told in str(failures[0])
+    assert message in str(failures[0])
     assert all(
-        isinstance(failure, WeightError) and told in str(failure) for failure in failures[1:]
+        isinstance(failure, WeightError) and message in str(failure) for failure in failures[1:]
     )
     assert reader.latest().version == 1
     assert ranks([shards(state, rank) for rank in range(WORLD)])[0].version == 2

@@ -1,4 +1,4 @@
-"""On any doubt readers take all anew or load nothing; what breaks off in place is told."""
+"""Damaged or interrupted fetches: readers fetch all again or load nothing, or raise WeightsTorn."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def on_version(publisher, subscriber, **options):
     return target
 
 
-MODES = pytest.mark.parametrize("options", [{}, {"in_place": True}], ids=["own copy", "in place"])
+MODES = pytest.mark.parametrize(
+    "options", [{}, {"in_place": True}], ids=["private copy", "in place"]
+)
 
 
 @MODES
@@ -246,7 +248,7 @@ def test_a_damaged_delta_that_there_is_no_way_around_loads_nothing(
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_in_place_a_damaged_delta_is_told_as_torn_and_mended(
+def test_in_place_a_damaged_delta_is_reported_as_torn_and_mended(
     client, namespace, publisher, subscriber, how
 ):
     target = on_version(publisher, subscriber, in_place=True)
@@ -396,7 +398,9 @@ def test_a_delta_that_breaks_off_before_it_changes_anything_is_gone_on_with(
         assert same_bits(target, weights(1))
 
 
-def test_in_place_a_delta_that_breaks_off_between_its_windows_is_told(url, namespace, monkeypatch):
+def test_in_place_a_delta_that_breaks_off_between_its_windows_is_reported(
+    url, namespace, monkeypatch
+):
     monkeypatch.setattr(replica, "_WINDOW_BYTES", 1024)
     with redrb.connect(url, retry_s=0.2) as client:
         publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
@@ -529,7 +533,7 @@ def test_an_adapter_on_top_is_not_loaded_in_place(publisher, subscriber):
     assert (model["m"].weight == 4).all()
 
 
-def test_in_place_what_was_begun_and_can_not_be_ended_is_told(client, namespace, monkeypatch):
+def test_in_place_what_was_begun_and_can_not_be_ended_is_reported(client, namespace, monkeypatch):
     """Redis loses its data when some chunks are in the model already."""
     publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, deltas=False)
     subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
@@ -616,7 +620,7 @@ def test_a_version_that_is_no_adapter_says_so(publisher, subscriber):
         subscriber.adapter()
 
 
-def test_two_threads_that_wait_for_each_other_are_told(publisher, subscriber, monkeypatch):
+def test_two_threads_that_wait_for_each_other_are_reported(publisher, subscriber, monkeypatch):
     """One loads and waits for the lock; the other holds it and calls as well."""
     monkeypatch.setattr("redrb.weights.reading.subscriber._BUSY_S", 0.3)
     publisher.publish(weights(0))

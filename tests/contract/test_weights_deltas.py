@@ -1,4 +1,4 @@
-"""Readers of all kinds hold what was published, bit by bit, however it came to them."""
+"""All kinds of readers hold the published bits, whether they came as deltas or in full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which versions stay, for whom, and that nothing else does."""
+"""Kept versions: those of `keep`, those that readers fetch, and no other keys."""
 
 from __future__ import annotations
 

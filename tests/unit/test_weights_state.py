@@ -1,4 +1,4 @@
-"""States: the bytes of chunks in live tensors, in own memory, and in both."""
+"""States: the bytes of chunks in live tensors, in private memory, and in both."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_state_without_memory_has_no_other_tensors():
         state.value(other, other.pieces[0])
 
 
-def test_a_state_that_no_memory_holds_is_told():
+def test_a_state_that_no_memory_holds_is_reported():
     entry = TensorEntry("a", "uint8", (1 << 52,), (Piece((0,), (1 << 52,), 0),))
     layout = Layout((entry,), 1 << 52, 1 << 46)
     with pytest.raises(WeightError, match="not enough memory"):

@@ -1,4 +1,4 @@
-"""Models in a host's shared memory: theirs alone, of one version, and as they are until polled."""
+"""Models in a host's shared memory: one version each, which changes only when they poll."""
 
 from __future__ import annotations
 
@@ -443,7 +443,7 @@ def test_who_comes_to_lead_when_another_one_has_just_led_fetches_nothing(
 
 
 def serve(connection, url, namespace, directory):
-    """A maker's process: polls, and tells what its model is, until it is told to end."""
+    """A maker's process: polls, and tells what its model is, until it is replies to end."""
     host_cache._SHARED_MEMORY = directory
     torch.set_num_threads(1)
     fetch = replica.fetch
@@ -535,14 +535,14 @@ def test_processes_have_one_memory_for_their_models(makers, tmp_path):
         makers.publisher.publish(source)
         for maker in others:
             maker.connection.send("poll")
-        told = [maker.reply() for maker in others]
-        assert told[0][:2] == (version, digest(source))
-        assert told[0] == told[1]  # also in the same file
-        assert told[0][2] is not None
+        replies = [maker.reply() for maker in others]
+        assert replies[0][:2] == (version, digest(source))
+        assert replies[0] == replies[1]  # also in the same file
+        assert replies[0][2] is not None
         assert slow.ask("tell") == old
         if version == 5:
             assert others[0].ask("write")[1] != digest(source)
-            assert others[1].ask("tell") == told[1]
+            assert others[1].ask("tell") == replies[1]
     assert slow.ask() == others[1].ask("tell")
     for maker in (slow, *others):
         maker.connection.send("end")
@@ -563,10 +563,10 @@ def test_when_a_leader_is_killed_in_mid_fetch_another_one_leads(makers):
         maker.connection.send("poll")
     assert not any(maker.connection.poll(0.1) for maker in others)
     leader.close()
-    told = [maker.reply() for maker in others]
-    assert told[0][:2] == (2, digest(source))
-    assert told[0] == told[1]
-    assert old[:2] != told[0][:2]
+    replies = [maker.reply() for maker in others]
+    assert replies[0][:2] == (2, digest(source))
+    assert replies[0] == replies[1]
+    assert old[:2] != replies[0][:2]
 
 
 def taken(subscriber):

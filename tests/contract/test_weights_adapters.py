@@ -76,7 +76,7 @@ def check_merged(model, base, adapter):
     assert torch.equal(model["other"].weight, base["other"].weight)
 
 
-READERS = pytest.mark.parametrize("host_cache", [False, True], ids=["own copy", "host cache"])
+READERS = pytest.mark.parametrize("host_cache", [False, True], ids=["private copy", "host cache"])
 
 
 @READERS
@@ -349,7 +349,7 @@ def test_hostile_settings_load_nothing(client, namespace, publisher, subscriber,
 
 
 @pytest.mark.parametrize(
-    ("adapter", "told"),
+    ("adapter", "message"),
     [
         (({"0.lora_A": torch.ones(4, 16), "0.lora_B": torch.ones(16, 3)}, "4"), "is"),
         (({"0.lora_A": torch.ones(8, 16), "0.lora_B": torch.ones(16, 8)}, "4"), "r=4"),
@@ -360,12 +360,12 @@ def test_hostile_settings_load_nothing(client, namespace, publisher, subscriber,
     ],
 )
 def test_an_adapter_that_no_reader_could_load_is_not_published(
-    publisher, client, namespace, adapter, told
+    publisher, client, namespace, adapter, message
 ):
     if isinstance(adapter, tuple):
         tensors, rank = adapter
         adapter = (tensors, {"0": LoraConfig(int(rank), 4.0)} if rank else {})
     before = keys_of(client, namespace)
-    with pytest.raises((ConfigError, EncodeError), match=told):
+    with pytest.raises((ConfigError, EncodeError), match=message):
         publisher.publish_lora(adapter)
     assert keys_of(client, namespace) == before

@@ -1,4 +1,4 @@
-"""Weights on a Redis Cluster: chunks on all nodes, and nothing left wherever a publisher dies."""
+"""Weights on a Redis Cluster: chunks on all nodes; a killed publisher leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries, manifests, chunks and deltas that nobody of us wrote: nothing of them is loaded."""
+"""Hostile entries, manifests, chunks and deltas: nothing of them is loaded."""
 
 from __future__ import annotations
 
@@ -116,7 +116,9 @@ def test_a_manifest_of_another_kind_is_refused(client, namespace, publisher, sub
         subscriber.fetch()
 
 
-def test_a_checksum_over_fewer_bytes_than_told_is_refused(client, namespace, publisher, subscriber):
+def test_a_checksum_over_fewer_bytes_than_expected_is_refused(
+    client, namespace, publisher, subscriber
+):
     publisher.publish({"a": torch.zeros(16)})
     stored = msgpack.unpackb(client.execute("HGET", full_key(namespace, "manifests"), 1))
     checksum = checksum_of([np.frombuffer(b"short", np.uint8)])

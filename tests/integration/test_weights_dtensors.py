@@ -1,4 +1,4 @@
-"""Ranks in real processes publish DTensors, and read their own slices."""
+"""Ranks in real processes publish DTensors, and each reads its slices."""
 
 from __future__ import annotations
 
