@@ -13,7 +13,8 @@ from redrb.keys import WeightKeys
 from redrb.weights.reading.catalogue import PIN_S, How, Step
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.chunks import BATCH, Incoming, batches, checksum_of, fetch
-from redrb.weights.wire.delta import Bytes, apply_block
+from redrb.weights.wire.delta import Bytes
+from redrb.weights.wire.delta_decoding import apply_block
 from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import Blob, Delta, Manifest, hash_of
 
