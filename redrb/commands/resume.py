@@ -18,12 +18,11 @@ def add_to(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from redrb.connection import connect
-    from redrb.keys import TaskKeys
     from redrb.stream.saving.saving import resume_task
     from redrb.stream.task.store import TaskStore
 
     with connect(options.url) as client:
-        keys = TaskKeys.of(options.namespace, options.task)
-        resumed = asdict(resume_task(TaskStore(client, options.task, keys), options.path))
+        store = TaskStore.of(client, options.namespace, options.task)
+        resumed = asdict(resume_task(store, options.path))
     show(resumed, figures(resumed), as_json=options.json)
     return 0

@@ -18,12 +18,11 @@ def add_to(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from redrb.connection import connect
-    from redrb.keys import TaskKeys
     from redrb.stream.saving.saving import save_task
     from redrb.stream.task.store import TaskStore
 
     with connect(options.url) as client:
-        keys = TaskKeys.of(options.namespace, options.task)
-        saved = asdict(save_task(TaskStore(client, options.task, keys), options.path))
+        store = TaskStore.of(client, options.namespace, options.task)
+        saved = asdict(save_task(store, options.path))
     show(saved, figures(saved), as_json=options.json)
     return 0

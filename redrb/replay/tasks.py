@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
-from redrb.connection import Client
-from redrb.errors import ConfigError
+from redrb.checks import check_choice
+from redrb.connection import Client, check_client
 from redrb.experience import Status
 from redrb.keys import TaskKeys, check_name
 from redrb.stream import ExperienceStream
@@ -34,12 +34,8 @@ class Tasks:
     """Streams of one namespace, opened at their first use and kept; thread-safe."""
 
     def __init__(self, client: Client, namespace: str, order: ReplayOrder, lease_ms: int) -> None:
-        if not isinstance(client, Client):
-            raise ConfigError(
-                f"the client is a {type(client).__name__}: pass the result of redrb.connect(url)."
-            )
-        if order not in _STREAM_ORDERS:
-            raise ConfigError(f'order={order!r}: use "fifo" or "stalest".')
+        check_client(client)
+        check_choice("order", order, list(_STREAM_ORDERS))
         self.client = client
         self.namespace = check_name("namespace", namespace)
         self.order = order

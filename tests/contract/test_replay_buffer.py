@@ -578,7 +578,7 @@ def test_another_order_is_refused(client: Client, namespace: str) -> None:
 def test_bad_settings_are_refused(client: Client, wrong: Any) -> None:
     with pytest.raises(ConfigError):
         ReplayBuffer(client, **wrong)
-    with pytest.raises(ConfigError, match="pass the result of redrb"):
+    with pytest.raises(ConfigError, match=r"redrb\.connect"):
         ReplayBuffer("redis://localhost")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="not a class"):
         ReplayBuffer(client, rollout_type=Rollout(1))  # type: ignore[arg-type]

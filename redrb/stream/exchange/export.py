@@ -20,7 +20,7 @@ from redrb.errors import ConfigError, DecodeError
 from redrb.experience import BufferItem
 from redrb.experience.records import named_tensors
 from redrb.experience.status import group_status
-from redrb.keys import TaskKeys, check_name
+from redrb.keys import check_name
 from redrb.stream.exchange.json_values import to_json
 from redrb.stream.exchange.layout import (
     ABOUT,
@@ -90,7 +90,7 @@ def export_task(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is there already: export into a new directory.")
     check_name("consumer group", group)
-    store = TaskStore(client, task, TaskKeys.of(namespace, task))
+    store = TaskStore.of(client, namespace, task)
     reader = TaskReader(store, time.time_ns() // 1_000_000)
     with _appearing(target) as fresh:
         export = _Export(reader, fresh, group, shard_bytes)

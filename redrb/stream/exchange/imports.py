@@ -12,7 +12,6 @@ from typing import Any
 from redrb.connection import Client
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import named_tensors
-from redrb.keys import TaskKeys
 from redrb.orders import Order
 from redrb.stream import ExperienceStream
 from redrb.stream.exchange.source import ExportedSource
@@ -69,7 +68,7 @@ def import_task(
     source = ExportedSource(Path(directory))
     for line in source.lines():
         source.check(line)
-    scripts = TaskScripts(TaskStore(client, task, TaskKeys.of(namespace, task)))
+    scripts = TaskScripts(TaskStore.of(client, namespace, task))
     tags = None
     if not scripts.stats("default"):
         order, tags = order or source.order, source.tags or None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from redrb.connection import Client
 from redrb.errors import ConfigError
-from redrb.keys import TaskKeys
 from redrb.stream.task.ledger import StreamStats
 from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.store import TaskStore
@@ -16,7 +15,7 @@ def task_stats(client: Client, task: str, *, namespace: str, group: str) -> Stre
     Raises:
         ConfigError: There is no such task.
     """
-    store = TaskStore(client, task, TaskKeys.of(namespace, task))
+    store = TaskStore.of(client, namespace, task)
     counters = TaskScripts(store).stats(group)
     if not counters:
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 from redis.exceptions import RedisError
 
@@ -34,6 +35,15 @@ class TaskStore:
         self.task = task
         self.keys = keys
         self.script_keys: list[Argument] = [keys.stream]
+
+    @classmethod
+    def of(cls, client: Client, namespace: str, task: str) -> Self:
+        """Return the store of a task.
+
+        Raises:
+            ConfigError: A name is not usable.
+        """
+        return cls(client, task, TaskKeys.of(namespace, task))
 
     def run(
         self, script: str, arguments: Sequence[Argument] = (), *, retry_s: float | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from redrb.connection import Client
 from redrb.errors import TaskMismatch
-from redrb.keys import TaskKeys
 from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.follower import Follower
 from redrb.stream.task.scripts import TaskScripts
@@ -46,7 +45,7 @@ class Task:
             weights: Name of the published weights whose newest version the task learns.
         """
         self.name = name
-        self.store = TaskStore(client, name, TaskKeys.of(namespace, name))
+        self.store = TaskStore.of(client, namespace, name)
         self.scripts = TaskScripts(self.store)
         self._settings = settings
         self._checked_settings = settings.as_stored()
