@@ -561,7 +561,7 @@ def test_a_batch_that_was_leased_and_not_dealt_is_dealt_by_another_take(
         raise KeyboardInterrupt
 
     for each in ranks:
-        monkeypatch.setattr(each._ranks._ranks, "assign", die)
+        monkeypatch.setattr(each._ranks._rank_store, "assign", die)
     with ThreadPoolExecutor(2) as pool:
         waiting = [
             pool.submit(each.take, 4, rank=rank, world_size=2, step=0, timeout=20)
@@ -590,7 +590,7 @@ def test_a_rank_whose_time_is_up_forms_the_step_itself(
     def hang(*_: object, **__: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(ranks[1]._ranks._ranks, "lease_batch", hang)
+    monkeypatch.setattr(ranks[1]._ranks._rank_store, "lease_batch", hang)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(ranks[0].take, 4, rank=0, world_size=2, step=0, timeout=1)
         time.sleep(0.2)

@@ -31,7 +31,7 @@ class Ranks:
         self._task = task
         self._store = task.store
         self._consumer = consumer
-        self._ranks = RankStore(task.store, consumer.group)
+        self._rank_store = RankStore(task.store, consumer.group)
         self._pid = os.getpid()
         self._joined: dict[int, str] = {}
 
@@ -88,13 +88,13 @@ class Ranks:
         if self._pid != os.getpid():
             return  # a forked process: the parts belong to its parent
         for rank, consumer in self._joined.items():
-            self._ranks.leave(consumer, rank)
+            self._rank_store.leave(consumer, rank)
         self._joined.clear()
 
     def _ask(self, request: PartRequest, attempt: int, wait: Wait, *, last: bool) -> RankReply:
         rank, consumer = request.place.rank, self._consumer.name
         joined = self._joined.get(rank) == consumer
-        reply = self._ranks.ask(
+        reply = self._rank_store.ask(
             *(consumer, request.place, request.spec),
             attempt=attempt,
             joined=joined,
@@ -113,7 +113,7 @@ class Ranks:
         """End an attempt for which ranks are missing; the errors count the groups that wait."""
         group, take = self._consumer.group, request.take
         waiting = self._task.scripts.count(group, take.status, take.where)
-        self._ranks.end(attempt, f"{waiting}")
+        self._rank_store.end(attempt, f"{waiting}")
 
     def _block(self, request: PartRequest, wait: Wait, reply: RankReply) -> None:
         if wait.over:
@@ -125,12 +125,12 @@ class Ranks:
             f"{ranks}"
         )
         forming = reply.outcome == "form"
-        self._ranks.wait(self._consumer.name, wait.slice_s(), forming=forming)
+        self._rank_store.wait(self._consumer.name, wait.slice_s(), forming=forming)
 
     def _form(self, request: PartRequest, attempt: int, wait: Wait, *, last: bool) -> bool:
         """Lease the batch of the step and deal it; False when there is none yet."""
         step, take, size = request.place.step, request.take, request.place.world_size
-        batch = self._ranks.lease_batch(
+        batch = self._rank_store.lease_batch(
             *(self._consumer.name, step, attempt, take if last else take.full),
             ttl_ms=0 if last else QUEUE_TTL_MS,
             lease_ms=self._consumer.lease_ms,
@@ -139,9 +139,9 @@ class Ranks:
         if batch.outcome == "taken":
             payloads = None
             if request.balance == "tokens":
-                payloads = self._ranks.read(f"{RANKS}/{step}", len(batch.ids) + MOST_RANKS)
+                payloads = self._rank_store.read(f"{RANKS}/{step}", len(batch.ids) + MOST_RANKS)
             parts = deal(batch.ids, batch.weights, size, payloads)
-            self._ranks.assign(step, attempt, request.spec, parts)
+            self._rank_store.assign(step, attempt, request.spec, parts)
         elif batch.outcome == "never":
             raise ConfigError(
                 f"task {self._store.task!r} holds at most {batch.counts[0]} groups: a batch of "
@@ -149,7 +149,7 @@ class Ranks:
             )
         elif batch.outcome == "short":
             if last:
-                self._ranks.end(attempt, " ".join(map(str, batch.counts)))
+                self._rank_store.end(attempt, " ".join(map(str, batch.counts)))
             return last
         return True
 
@@ -160,13 +160,13 @@ class Ranks:
         of steps stays equal on all ranks.
         """
         place = request.place
-        payloads = self._ranks.read(place.slot, len(reply.ids)) if reply.ids else {}
+        payloads = self._rank_store.read(place.slot, len(reply.ids)) if reply.ids else {}
         try:
             part = claimed_part(
                 self._store,
                 self._consumer.group,
                 [(seq, payloads.get(seq)) for seq in reply.ids],
-                RankPart(self._ranks, self._store.task, self._consumer.name, place),
+                RankPart(self._rank_store, self._store.task, self._consumer.name, place),
                 status=request.take.status,
                 draw=part_draw(reply.text),
             )
