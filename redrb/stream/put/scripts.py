@@ -17,7 +17,7 @@ from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.indexing import index_arguments
 from redrb.stream.task.task import Task
 
-EVICTED = 1000
+MOST_EVICTED = 1000
 """Most groups beyond the limit that one call evicts; there are many after it was lowered."""
 
 PutOutcome: TypeAlias = Literal[
@@ -78,7 +78,14 @@ class PutScripts:
         samples = sum([group.samples for group in groups])
         pipeline = store.client.transaction(store.keys.none)
         if evict is not None:
-            room: list[Argument] = [producer, operation, len(groups), sum(sizes), evict, EVICTED]
+            room: list[Argument] = [
+                producer,
+                operation,
+                len(groups),
+                sum(sizes),
+                evict,
+                MOST_EVICTED,
+            ]
             add_to(pipeline, load("put/evict"), store.script_keys, room, whole=True)
         for group in groups:
             pipeline.add_payload(self._xadd, 6, group.parts, group.nbytes)
@@ -104,7 +111,7 @@ class PutScripts:
         """
         nbytes = sum(group.nbytes for group in batch.groups)
         put: list[Argument] = [producer, operation, len(batch.groups), nbytes]
-        return int(self._store.run("put/evict", [*put, least, EVICTED]))
+        return int(self._store.run("put/evict", [*put, least, MOST_EVICTED]))
 
     def room(self, producer: str, sizes: Sequence[int], *, ttl_ms: int) -> tuple[int, str]:
         """Queue for room; returns how many groups may be put now, and the setting that limits them.

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 
 from redrb.errors import ConfigError, SendFailed, StoreError
-from redrb.stream.sending.parcel import Parcel
+from redrb.stream.sending.held_items import HeldItems
 from redrb.stream.waiting import Wait
 
 _log = logging.getLogger("redrb")
@@ -42,8 +42,8 @@ class Backlog:
         self._failures: list[tuple[Exception, int]] = []
         self._outages: dict[object, StoreError] = {}
 
-    def reserve(self, parcel: Parcel, bounds: Bounds, wait: Wait) -> None:
-        """Count a parcel in when there is room; there always is when nothing else is held.
+    def reserve(self, held: HeldItems, bounds: Bounds, wait: Wait) -> None:
+        """Count items in when there is room; there always is when nothing else is held.
 
         Raises:
             SendFailed: There was no room in time.
@@ -51,8 +51,8 @@ class Backlog:
         """
         with self.changed:
             while self.groups and not (
-                (bounds.groups is None or self.groups + parcel.groups <= bounds.groups)
-                and (bounds.nbytes is None or self.nbytes + parcel.nbytes <= bounds.nbytes)
+                (bounds.groups is None or self.groups + held.groups <= bounds.groups)
+                and (bounds.nbytes is None or self.nbytes + held.nbytes <= bounds.nbytes)
             ):
                 self.check_open()
                 if wait.over:
@@ -60,26 +60,26 @@ class Backlog:
                     raise self.late(self.groups, problem)
                 wait.log(f"a sender is full with {self.groups} groups")
                 self.changed.wait(wait.slice_s())
-            self._count(parcel.groups, parcel.nbytes)
+            self._count(held.groups, held.nbytes)
 
-    def cancel(self, parcel: Parcel) -> None:
-        """Count a parcel out that was reserved, and that no stream sender gets."""
+    def cancel(self, held: HeldItems) -> None:
+        """Count items out that were reserved, and that no stream sender gets."""
         with self.changed:
-            self._count(-parcel.groups, -parcel.nbytes)
+            self._count(-held.groups, -held.nbytes)
 
-    def settle(self, parcel: Parcel, unsent: int) -> None:
-        """Count a parcel out that was put, except `unsent` groups of it that were given up."""
+    def settle(self, held: HeldItems, unsent: int) -> None:
+        """Count items out that were put, except `unsent` groups that were given up."""
         with self.changed:
             self.unsent += unsent
-            self.put += parcel.groups - unsent
-            self._count(-parcel.groups, -parcel.nbytes)
+            self.put += held.groups - unsent
+            self._count(-held.groups, -held.nbytes)
 
     def fail(self, error: Exception, dropped: int) -> None:
         """Keep an error, because of which groups were dropped, for the next call."""
         with self.changed:
             self._failures.append((error, dropped))
             self.dropped += dropped
-            self.put -= dropped  # `settle` counts the whole parcel
+            self.put -= dropped  # `settle` counts all groups
         _log.error("a sender gives %d groups up: %s", dropped, error)  # in case no call follows
 
     def note_outage(self, sender: object, error: StoreError | None) -> None:

@@ -18,7 +18,7 @@ from redrb.stream.arguments import AnyStatus
 from redrb.stream.put.items import GroupedRows, Items
 from redrb.stream.put.options import PutOptions
 from redrb.stream.sending.backlog import Bounds
-from redrb.stream.sending.parcel import Parcel
+from redrb.stream.sending.held_items import HeldItems
 from redrb.stream.sending.stream_sender import Job
 from redrb.stream.sending.stream_senders import StreamSenders
 from redrb.stream.waiting import Wait
@@ -160,15 +160,15 @@ class ExperienceSender:
         self._check_open()
         kept_tags = dict(tags) if isinstance(tags, Mapping) else tags
         options = PutOptions.checked(policy_version, priority, status, kept_tags)
-        parcel = Parcel.of(items)
+        held = HeldItems.of(items)
         self._backlog.raise_failures()
-        if not parcel.groups:
+        if not held.groups:
             return
-        with self._room_for(parcel, self._wait(timeout)):
+        with self._room_for(held, self._wait(timeout)):
             try:
-                self._deal(parcel.copied() if self._offload else parcel, options)
+                self._deal(held.copied() if self._offload else held, options)
             except BaseException:
-                self._backlog.cancel(parcel)
+                self._backlog.cancel(held)
                 raise
 
     def flush(self, timeout: float | None = None) -> None:
@@ -200,8 +200,8 @@ class ExperienceSender:
         return Wait(self._timeout if timeout is None else checked_timeout(timeout))
 
     @contextmanager
-    def _room_for(self, parcel: Parcel, wait: Wait) -> Iterator[None]:
-        """Wait until no other thread sends, and for room; count the parcel in."""
+    def _room_for(self, held: HeldItems, wait: Wait) -> Iterator[None]:
+        """Wait until no other thread sends, and for room; count the items in."""
         with ExitStack() as scope:
             began = time.monotonic()
             try:
@@ -210,21 +210,21 @@ class ExperienceSender:
                         problem = "are held, and another thread waits for room"
                         raise self._backlog.late(self.waiting_groups, problem)
                 scope.callback(self._dealing.release)
-                self._backlog.reserve(parcel, self._bounds, wait)
+                self._backlog.reserve(held, self._bounds, wait)
             finally:
                 self.backpressure_s += time.monotonic() - began
             yield
 
-    def _deal(self, parcel: Parcel, options: PutOptions) -> None:
+    def _deal(self, held: HeldItems, options: PutOptions) -> None:
         """Give each stream its groups: every n-th of them with n streams, across calls."""
         senders = self._senders.each
         count, jobs = len(senders), {}
         for number, sender in enumerate(senders):
-            part = parcel.part((number - self._cursor) % count, count)
+            part = held.part((number - self._cursor) % count, count)
             if part.groups:
                 jobs[sender] = Job(part, options)
         self._senders.hand_over(jobs)
-        self._cursor = (self._cursor + parcel.groups) % count
+        self._cursor = (self._cursor + held.groups) % count
 
     def _check_open(self) -> None:
         if not self._senders.are_here:

@@ -1,4 +1,4 @@
-"""The thread that puts the parcels of a sender into one stream."""
+"""The thread that puts the items of a sender into one stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redrb.stream import ExperienceStream
 from redrb.stream.put.items import groups_of
 from redrb.stream.put.options import PutOptions
 from redrb.stream.sending.backlog import Backlog
-from redrb.stream.sending.parcel import Parcel
+from redrb.stream.sending.held_items import HeldItems
 
 _log = logging.getLogger("redrb")
 
@@ -23,9 +23,9 @@ OUTAGE_PAUSE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A parcel for one stream, and the options of its put."""
+    """Items for one stream, and the options of its put."""
 
-    parcel: Parcel
+    held: HeldItems
     options: PutOptions
 
 
@@ -78,24 +78,24 @@ class StreamSender:
     def _run(self) -> None:
         with stoppable(self.stop):
             while (job := self._jobs.get()) is not None:
-                parcel = job.parcel
-                unsent = parcel.groups if self.stop.asked else self._put(job)
+                held = job.held
+                unsent = held.groups if self.stop.asked else self._put(job)
                 with self._backlog.changed:
                     self.done += 1
-                    self._backlog.settle(parcel, unsent)
-                del job, parcel  # frees their memory while the thread waits
+                    self._backlog.settle(held, unsent)
+                del job, held  # frees their memory while the thread waits
 
     def _put(self, job: Job) -> int:
         """Put a job; returns how many of its groups are not in when the thread was stopped."""
         try:
-            for copy in job.parcel.copies:
+            for copy in job.held.copies:
                 copy.synchronize()
-            batch = self._in_flight.prepare(groups_of(job.parcel.items), job.options)
+            batch = self._in_flight.prepare(groups_of(job.held.items), job.options)
             if not batch:
                 return 0
             self._in_flight.send(batch)
         except Exception as error:  # noqa: BLE001 (the next call raises it, and other jobs go on)
-            self._backlog.fail(error, job.parcel.groups)
+            self._backlog.fail(error, job.held.groups)
             return 0
         try:
             self._finish()

@@ -19,7 +19,7 @@ R = TypeVar("R", BufferItem, Experience)
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class HeldItems:
     """The experience of one `send`.
 
     Attributes:
@@ -35,7 +35,7 @@ class Parcel:
     copies: Sequence[torch.cuda.Event] = field(default=())
 
     @classmethod
-    def of(cls, items: Items | GroupedRows) -> Parcel:
+    def of(cls, items: Items | GroupedRows) -> HeldItems:
         """Count groups and bytes of the items.
 
         Raises:
@@ -51,7 +51,7 @@ class Parcel:
                 raise RecordError(f"a group holds a {type(item).__name__}: give redrb.BufferItem.")
         return cls(list(samples), min(1, len(samples)), sum(map(_nbytes, samples)))
 
-    def copied(self) -> Parcel:
+    def copied(self) -> HeldItems:
         """Return a copy on the CPU, which shares no tensor with the caller.
 
         From an accelerator of type "cuda" the copy is asynchronous: work that is queued later on
@@ -67,7 +67,7 @@ class Parcel:
             items = [_changed(item, offload) for item in self.items]
         return replace(self, items=items, copies=offload.events())
 
-    def part(self, first: int, step: int) -> Parcel:
+    def part(self, first: int, step: int) -> HeldItems:
         """Return every `step`-th group from `first` on; views of tensors where rows are groups."""
         if step == 1:
             return self
@@ -77,10 +77,10 @@ class Parcel:
         if isinstance(self.items, GroupedRows):
             chosen = [row for rows in self.items.rows()[first::step] for row in rows]
             experience = _rows(self.items.experience, chosen, lambda tensor: tensor[chosen])
-            return Parcel(GroupedRows(experience), groups, _nbytes(experience), self.copies)
+            return HeldItems(GroupedRows(experience), groups, _nbytes(experience), self.copies)
         every = range(first, self.groups, step)
         experience = _rows(self.items, every, lambda tensor: tensor[first::step])
-        return Parcel(experience, groups, _nbytes(experience), self.copies)
+        return HeldItems(experience, groups, _nbytes(experience), self.copies)
 
 
 class _Offload:
