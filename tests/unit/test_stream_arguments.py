@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,6 +26,12 @@ from redrb.errors import RecordError
 from redrb.stream.task.facts import unpack_facts
 from tests.audit import audit
 from tests.samples import numbered, numbers
+
+
+@pytest.fixture
+def url() -> str:
+    """A fake server: bad arguments never reach Redis."""
+    return f"fake://{uuid.uuid4().hex}"
 
 
 @pytest.fixture
