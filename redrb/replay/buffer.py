@@ -11,7 +11,7 @@ from redrb.connection import Client
 from redrb.experience import Status
 from redrb.replay import saving
 from redrb.replay.executor import ReplayExecutor
-from redrb.replay.operations import Operations, PutOptions, release
+from redrb.replay.operations import PutOptions, ReplayOperations, release
 from redrb.replay.rollout_classes import RolloutClasses
 from redrb.replay.rollout_fields import checked_status, checked_step
 from redrb.replay.staleness import Thresholds
@@ -71,7 +71,7 @@ class ReplayBuffer:
             ConfigError: The client, order or namespace cannot be used.
         """
         self._tasks = Tasks(client, namespace, order, lease_ms)
-        self._operations = Operations(self._tasks, RolloutClasses(rollout_type))
+        self._operations = ReplayOperations(self._tasks, RolloutClasses(rollout_type))
         self._executor = ReplayExecutor(THREADS, "redrb-replay")
 
     def __repr__(self) -> str:

@@ -46,7 +46,7 @@ class TakenGroups(NamedTuple):
     lease: Lease | None
 
 
-class Operations:
+class ReplayOperations:
     """Puts, takes and refreshes groups of rollouts; safe among threads."""
 
     def __init__(self, tasks: Tasks, classes: RolloutClasses) -> None:

@@ -199,8 +199,7 @@ class ExperienceMakerHolder:
         Args:
             dataloader_fn: Returns the batches of prompts: tensors, or dicts of tensors.
             num_epochs: Passes over the loader.
-            num_steps: Number of batches, instead of `num_epochs`; the loader begins anew when it
-                runs out.
+            num_steps: Number of batches, over as many passes as they need; 0: `num_epochs`.
 
         Raises:
             WeightTimeout: No full update came in time.

@@ -17,7 +17,7 @@ from redrb.runtime.world import mean_over_ranks, rank_here, world_size_here
 _log = logging.getLogger("redrb")
 
 
-class Timer:
+class Stopwatch:
     """Adds up seconds between `start` and `stop`."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class TrainerPerformanceEvaluator(TrainerCallback):
         self._passes = 3 + int(enable_grad_checkpoint)
         self._ignored = ignore_first_episodes
         self._counts = False
-        self._overall, self._train, self._update = Timer(), Timer(), Timer()
+        self._overall, self._train, self._update = Stopwatch(), Stopwatch(), Stopwatch()
         self._samples = 0
         self._flops = 0
         self.figures: dict[str, float] = {}
@@ -142,7 +142,7 @@ class ExperienceMakerPerformanceEvaluator(MakerCallback):
             + initial_model_num_params
             + reward_model_num_params
         )
-        self._overall, self._make, self._send = Timer(), Timer(), Timer()
+        self._overall, self._make, self._send = Stopwatch(), Stopwatch(), Stopwatch()
         self._samples = 0
         self._flops = 0.0
         self.figures: dict[str, float] = {}
