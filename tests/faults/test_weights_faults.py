@@ -230,7 +230,7 @@ def test_no_memory_leaves_the_old_version_and_nothing_else(own_server, namespace
         publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, keep=1)
         publisher.publish(state(1, MIB))
         before = chunk_keys(client, namespace)
-        with pytest.raises(StoreFull, match="keep fewer") as caught:
+        with pytest.raises(StoreFull, match="lower keep=") as caught:
             publisher.publish(state(2, 8 * MIB))
         assert caught.value.reason == "memory"
         assert chunk_keys(client, namespace) == before

@@ -150,11 +150,7 @@ def put_weights(
         EncodeError, StoreFull, StoreUnavailable: As `WeightPublisher.publish` does.
     """
     begin = time.monotonic()
-    found = Path(path)
-    # files are read first, so that a bad file fences no publisher
-    _check_source(found)
-    adapter: Any = load_adapter(found) if (found / SETTINGS).is_file() else None
-    tensors = load_safetensors(found) if adapter is None else {}
+    source = _read(Path(path))  # first, so that a bad file fences no publisher
     catalogue = catalogue_of(client, name, namespace)
     fence = f"{catalogue.keys.prefix}fence"
     took_over = bool(catalogue.client.execute("HEXISTS", fence, "owner"))
@@ -168,7 +164,8 @@ def put_weights(
     )
     before = _numbers(catalogue)  # the new publisher is the owner: no other commits from here on
     with publisher:
-        published = publisher.publish_lora(adapter) if adapter else publisher.publish(tensors)
+        is_adapter = isinstance(source, tuple)
+        published = publisher.publish_lora(source) if is_adapter else publisher.publish(source)
     return PublishedFile(
         name,
         published.version,
@@ -207,6 +204,12 @@ def _check_target(target: Path, *, is_adapter: bool) -> None:
     else:
         return
     raise ConfigError(f"{target} cannot be written: {why}.")
+
+
+def _read(path: Path) -> Any:
+    """Return the tensors in a file or folder; of an adapter's folder, tensors and settings."""
+    _check_source(path)
+    return load_adapter(path) if (path / SETTINGS).is_file() else load_safetensors(path)
 
 
 def _check_source(found: Path) -> None:
