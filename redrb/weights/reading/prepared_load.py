@@ -136,7 +136,7 @@ class PreparedLoad:
     def _attempt(self, pin: Pin) -> FetchResult:
         with ExitStack() as scope:
             used = self.version or 0
-            context = self.access.copy.current(pin, used=used, needed=self._selection.chunks)
+            context = self.access.copy.fetch_newest(pin, used=used, needed=self._selection.chunks)
             return scope.enter_context(context), scope.pop_all()
 
     def _load(self, fetched: FetchedVersion) -> None:

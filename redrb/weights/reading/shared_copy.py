@@ -22,7 +22,7 @@ from redrb.weights.reading.state_copies import (
     Needed,
     PrivateCopy,
     fetch_adapter,
-    split,
+    split_adapter,
 )
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import Layout
@@ -57,11 +57,11 @@ class SharedCopy:
         self._damaged = False
         self._used: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
-    def current(
+    def fetch_newest(
         self, pin: Pin, *, used: int, needed: Needed
     ) -> AbstractContextManager[FetchedVersion | None]:
         """Return the newest version unless it is `used`; nobody writes to it inside the `with`."""
-        return self._current(pin, used, needed)
+        return self._fetch_newest(pin, used, needed)
 
     def forget(self) -> None:
         """Treat the shared buffers as damaged, so that the next version is fetched in full."""
@@ -70,7 +70,7 @@ class SharedCopy:
             self._private.forget()
 
     @contextmanager
-    def _current(self, pin: Pin, used: int, needed: Needed) -> Iterator[FetchedVersion | None]:
+    def _fetch_newest(self, pin: Pin, used: int, needed: Needed) -> Iterator[FetchedVersion | None]:
         for attempt in range(_ATTEMPTS):
             newest = self._catalogue.other_than(used)
             if newest is None:
@@ -85,19 +85,19 @@ class SharedCopy:
                     # if versions come faster than they are fetched, accept one that was the newest
                     # when this call began
                     accept_older = attempt > 1 and newest.kind != "lora"
-                    current = self._use(held, pin, used, needed, accept_older=accept_older)
-                    if current is not None:
+                    fetched = self._use_held(held, pin, used, needed, accept_older=accept_older)
+                    if fetched is not None:
                         before = list(self._used)
                         self._used.add(held.mapped)
-                        yield current
-                        _retire(before)
+                        yield fetched
+                        _unmap_in_thread(before)
                         return
             if not attempt and held is not None and not self._cache.has_led:
                 stopping.pause(_HEAD_START_S)
-            lead = self._cache.lead()
-            if lead is not None:
-                with lead:
-                    found = self._fill(lead, pin, used, needed)
+            leader = self._cache.lead()
+            if leader is not None:
+                with leader:
+                    found = self._fetch_as_leader(leader, pin, used, needed)
                 if found is not None:
                     yield found
                     return
@@ -108,57 +108,57 @@ class SharedCopy:
             "fetches the version by itself",
             self._catalogue.name,
         )
-        with self._alone().current(pin, used=used, needed=needed) as current:
-            yield current
+        with self._private_copy().fetch_newest(pin, used=used, needed=needed) as fetched:
+            yield fetched
 
-    def _alone(self) -> PrivateCopy:
+    def _private_copy(self) -> PrivateCopy:
         self._private = self._private or PrivateCopy(self._catalogue)
         return self._private
 
-    def _use(
+    def _use_held(
         self, held: HeldBuffer, pin: Pin, used: int, needed: Needed, *, accept_older: bool
     ) -> FetchedVersion | None:
         """Return the held buffer's version if it is the newest, or may be used instead of it."""
         manifest = self._catalogue.decode(held.meta)
         steps = pin.route(have=manifest.version, used=used)
-        states, adapter = split(steps)
+        states, adapter = split_adapter(steps)
         if accept_older and states and not adapter and not self._damaged:
             entry = self._catalogue.entry(manifest.version)
-            if entry is not None and not _is_at(manifest, states[-1]):
+            if entry is not None and not _is_version_of(manifest, states[-1]):
                 layout = _layout(manifest)
                 needed(layout)
                 return FetchedVersion(entry, State(layout, memory=held.lend()), None, shared=True)
-        if self._damaged or len(states) != 1 or not _is_at(manifest, states[0]):
+        if self._damaged or len(states) != 1 or not _is_version_of(manifest, states[0]):
             return None
         layout = _layout(manifest)
         needed(layout)
-        return self._with(State(layout, memory=held.lend()), steps, adapter, pin)
+        return self._fetched_version(State(layout, memory=held.lend()), steps, adapter, pin)
 
-    def _with(
+    def _fetched_version(
         self, state: State | None, steps: Sequence[Step], adapter: Step | None, pin: Pin
     ) -> FetchedVersion:
         transfer = Transfer(self._catalogue.everywhere, self._catalogue.keys, pin.renew)
         fetched = fetch_adapter(adapter, transfer) if adapter is not None else None
         return FetchedVersion(steps[-1].described, state, fetched, shared=state is not None)
 
-    def _fill(
-        self, lead: CacheLeader, pin: Pin, used: int, needed: Needed
+    def _fetch_as_leader(
+        self, leader: CacheLeader, pin: Pin, used: int, needed: Needed
     ) -> FetchedVersion | None:
         """Write the newest version into a buffer; return it only if it has no state to share."""
         steps = pin.route(have=0, used=used)
-        states, adapter = split(steps)
+        states, adapter = split_adapter(steps)
         if not states:  # an adapter without published base weights, or nothing newer
-            return self._with(None, steps, adapter, pin) if steps else None
+            return self._fetched_version(None, steps, adapter, pin) if steps else None
         layout = _layout(states[0].manifest)
         needed(layout)
         with ExitStack() as scope:
-            base = self._base(lead, scope, states[-1].manifest)
-            if base is not None and _is_at(self._catalogue.decode(base.meta), states[-1]):
+            base = self._base(leader, scope, states[-1].manifest)
+            if base is not None and _is_version_of(self._catalogue.decode(base.meta), states[-1]):
                 return None  # another process has led meanwhile
-            writer = lead.buffer(layout.nbytes)
-            in_buffer, known = self._known(writer, base, layout)
+            writer = leader.buffer(layout.nbytes)
+            in_buffer, known = self._delta_start(writer, base, layout)
             if known is not None:
-                states, _ = split(pin.route(have=known.version, used=used))
+                states, _ = split_adapter(pin.route(have=known.version, used=used))
             if not states or (states[0].how == "full" and _layout(states[0].manifest) != layout):
                 return None  # versions have changed meanwhile: try again
             writer.begin()
@@ -175,7 +175,7 @@ class SharedCopy:
             writer.commit(last.version, _meta(last, layout))
         return None
 
-    def _base(self, lead: CacheLeader, scope: ExitStack, newest: Manifest) -> HeldBuffer | None:
+    def _base(self, leader: CacheLeader, scope: ExitStack, newest: Manifest) -> HeldBuffer | None:
         """Return the newest buffer if a delta can start from it; forget outdated buffers."""
         while (held := self._cache.newest()) is not None:
             manifest = self._catalogue.decode(held.meta)
@@ -183,10 +183,10 @@ class SharedCopy:
             if manifest.version <= newest.version and not another and not self._damaged:
                 return scope.enter_context(held)
             held.close()
-            lead.forget(manifest.version)
+            leader.forget(manifest.version)
         return None
 
-    def _known(
+    def _delta_start(
         self, writer: BufferWriter, base: HeldBuffer | None, layout: Layout
     ) -> tuple[bool, Manifest | None]:
         """Return the version that deltas can start from, and whether it is in the buffer itself."""
@@ -197,7 +197,7 @@ class SharedCopy:
         return False, newer if newer is not None and newer.layout == layout else None
 
 
-def _retire(used: list[mmap.mmap]) -> None:
+def _unmap_in_thread(used: list[mmap.mmap]) -> None:
     """Unmap old buffers in a thread, if no array uses them.
 
     Unmapping takes 0.03 s a GB, and would otherwise happen when the last tensor leaves the buffer,
@@ -213,7 +213,7 @@ def _unmap(used: list[mmap.mmap]) -> None:
             used.pop().close()
 
 
-def _is_at(manifest: Manifest, step: Step) -> bool:
+def _is_version_of(manifest: Manifest, step: Step) -> bool:
     there = step.manifest
     return (manifest.version, manifest.checksums) == (there.version, there.checksums)
 

@@ -52,7 +52,7 @@ class FetchedVersion:
 class StateCopy(Protocol):
     """A copy of the state that is updated from version to version."""
 
-    def current(
+    def fetch_newest(
         self, pin: Pin, *, used: int, needed: Needed
     ) -> AbstractContextManager[FetchedVersion | None]:
         """Fetch the newest version unless it is `used`; it does not change inside the `with`."""
@@ -68,7 +68,7 @@ class _FetchedCopy(ABC):
         self._catalogue = catalogue
         self._replica: Replica | None = None
 
-    def current(
+    def fetch_newest(
         self, pin: Pin, *, used: int, needed: Needed
     ) -> AbstractContextManager[FetchedVersion | None]:
         """Fetch the newest version unless it is `used`."""
@@ -84,7 +84,7 @@ class _FetchedCopy(ABC):
     def follow(self, pin: Pin, steps: Sequence[Step], needed: Needed) -> FetchedVersion:
         """Fetch the version that the steps lead to."""
         transfer = Transfer(self._catalogue.everywhere, self._catalogue.keys, pin.renew)
-        states, adapter = split(steps)
+        states, adapter = split_adapter(steps)
         state = None
         if states:
             layout = layout_of(states, self._replica)
@@ -160,7 +160,7 @@ class InPlaceCopy(_FetchedCopy):
         return replica
 
 
-def split(steps: Sequence[Step]) -> tuple[list[Step], Step | None]:
+def split_adapter(steps: Sequence[Step]) -> tuple[list[Step], Step | None]:
     """Return the steps to a state, and the step to the adapter on top of it, if there is one."""
     adapter = steps[-1] if steps and steps[-1].how == "lora" else None
     return [step for step in steps if step is not adapter], adapter

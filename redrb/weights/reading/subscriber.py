@@ -309,7 +309,7 @@ class WeightSubscriber:
 
     def _poll(self, pin: Pin, target: Target, selection: LoadTarget) -> WeightVersion | None:
         used = self.version or 0
-        with self._copy.current(pin, used=used, needed=selection.chunks) as fetched:
+        with self._copy.fetch_newest(pin, used=used, needed=selection.chunks) as fetched:
             if fetched is None:
                 return None
             load = self._loader.plan(target, selection, fetched)
@@ -320,7 +320,7 @@ class WeightSubscriber:
     def _fetch_shared(self, pin: Pin) -> tuple[FetchedVersion | None, ExitStack]:
         """Return the newest version for `named_tensors`, and the scope that releases it."""
         with ExitStack() as scope:
-            context = self._copy.current(pin, used=self.version or 0, needed=lambda _: None)
+            context = self._copy.fetch_newest(pin, used=self.version or 0, needed=lambda _: None)
             return scope.enter_context(context), scope.pop_all()
 
     def _fetch(

@@ -127,7 +127,7 @@ class TargetLoader:
 
     def _receive(self, copy: InPlaceCopy, pin: Pin, target: Target) -> WeightVersion | None:
         used = self.version or 0
-        with copy.current(pin, used=used, needed=copy.selection.chunks) as fetched:
+        with copy.fetch_newest(pin, used=used, needed=copy.selection.chunks) as fetched:
             if fetched is None:
                 return None
             self.version, before = None, self.version
