@@ -98,7 +98,7 @@ def test_versions_of_several_real_chunks(publisher, subscriber, client, namespac
     assert same(live, state)
 
 
-def test_poll_loads_in_place_and_only_what_is_newer(publisher, subscriber):
+def test_poll_loads_into_the_tensors_and_only_newer_versions(publisher, subscriber):
     trained, made = model(1), model(2)
     places = [parameter.data_ptr() for parameter in made.parameters()]
     assert subscriber.poll(made) is None
@@ -129,7 +129,7 @@ def test_bfloat16_loads_into_float32(publisher, subscriber):
     assert torch.equal(live["a"], state["a"].float())
 
 
-def test_version_describes_what_was_published(publisher, subscriber, client):
+def test_version_describes_the_published_state(publisher, subscriber, client):
     state = {"a": torch.zeros(3), "b": torch.zeros(2, 2, dtype=torch.bfloat16)}
     published = publisher.publish(state)
     assert (published.name, published.version, published.kind) == ("actor", 1, "full")
@@ -236,7 +236,7 @@ def test_wait_wakes_at_the_commit(publisher, subscriber):
     assert subscriber.version is None
 
 
-def test_wait_returns_at_once_what_is_there(publisher, subscriber):
+def test_wait_returns_a_present_version_at_once(publisher, subscriber):
     published = publisher.publish({"a": torch.zeros(1)})
     assert subscriber.wait() == published
     subscriber.poll({"a": torch.zeros(1)})
@@ -244,7 +244,7 @@ def test_wait_returns_at_once_what_is_there(publisher, subscriber):
         subscriber.wait(timeout=0)
 
 
-def test_wait_tells_what_it_waited_for(publisher, subscriber):
+def test_timeout_of_wait_names_the_awaited_version(publisher, subscriber):
     with pytest.raises(WeightTimeout, match=r"'actor'.* newer than 0 .*none is published"):
         subscriber.wait(timeout=0.05)
     publisher.publish({"a": torch.zeros(1)})
@@ -481,7 +481,7 @@ def test_two_models_never_are_of_two_versions(publisher, subscriber, small_chunk
     assert seen == sorted(seen, key=min)
 
 
-def test_what_is_no_client_or_lock_or_time_is_refused_at_once(client, namespace):
+def test_a_wrong_client_lock_or_time_is_refused_at_once(client, namespace):
     for kind in (redrb.WeightPublisher, redrb.WeightSubscriber):
         with pytest.raises(ConfigError, match=r"redrb\.connect") as caught:
             kind("redis://maker:s3cret@host", "actor")

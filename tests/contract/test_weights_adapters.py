@@ -148,7 +148,7 @@ def test_full_versions_and_adapters_alternate(client, namespace, publisher, subs
         check_nothing_left(client, namespace)
 
 
-def test_only_what_is_new_is_fetched(publisher, subscriber, monkeypatch):
+def test_only_new_chunks_are_fetched(publisher, subscriber, monkeypatch):
     fetched = []
 
     def fetch(client, values, *, original=replica.fetch):
@@ -202,7 +202,7 @@ def test_without_published_weights_it_belongs_to_the_readers_own(
     check_nothing_left(client, namespace)
 
 
-def test_what_an_adapter_belongs_to_stays(client, namespace, subscriber):
+def test_the_base_of_a_kept_adapter_is_kept(client, namespace, subscriber):
     publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, keep=1)
     base = plain(1)
     publisher.publish(base)
@@ -294,7 +294,7 @@ def test_a_model_without_layers_has_no_adapter(publisher):
     ],
     ids=["no layer", "shape", "rank", "scale"],
 )
-def test_what_does_not_fit_changes_nothing(publisher, subscriber, model):
+def test_a_mismatch_changes_nothing(publisher, subscriber, model):
     publisher.publish_lora(adapted(3))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(WeightMismatch):

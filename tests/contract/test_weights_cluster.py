@@ -108,7 +108,7 @@ def test_chunks_are_on_all_nodes_and_readers_are_right(publisher, reader, client
     assert sum(":chunk:" in name for name in keys()) == -(-80_128 // 1024)
 
 
-def test_a_publisher_that_dies_before_the_commit_leaves_what_expires(
+def test_chunks_of_a_publisher_that_dies_before_the_commit_expire(
     publisher, reader, client, namespace, keys, monkeypatch
 ):
     publisher.publish(state(0))
@@ -124,9 +124,7 @@ def test_a_publisher_that_dies_before_the_commit_leaves_what_expires(
     assert same(reader.fetch(), 0)
 
 
-def test_readers_settle_what_a_publisher_committed_before_it_died(
-    publisher, reader, keys, monkeypatch
-):
+def test_readers_settle_a_version_whose_publisher_died(publisher, reader, keys, monkeypatch):
     publisher.publish(state(0))
     dying(monkeypatch, "settle")
     with pytest.raises(Died):
@@ -170,7 +168,7 @@ def test_a_failed_attempt_is_taken_away_from_all_nodes(publisher, reader, keys, 
     assert same(reader.fetch(), 0)
 
 
-def test_what_is_dropped_while_it_is_committed_is_sent_again(
+def test_chunks_dropped_during_the_commit_are_sent_again(
     publisher, reader, client, keys, monkeypatch
 ):
     publisher.publish(state(0))

@@ -97,7 +97,7 @@ def test_without_doubt_the_delta_is_all_that_is_fetched(publisher, subscriber, f
 
 
 @pytest.mark.parametrize("place", [0, 7, 1000, 1999])
-def test_tensors_that_were_changed_are_fetched_anew_in_place(publisher, subscriber, fetched, place):
+def test_changed_tensors_are_fetched_again_in_place(publisher, subscriber, fetched, place):
     target = on_version(publisher, subscriber, in_place=True)
     target["a"][place] += 1
     del fetched[:]
@@ -106,7 +106,7 @@ def test_tensors_that_were_changed_are_fetched_anew_in_place(publisher, subscrib
     assert same_bits(target, weights(1))
 
 
-def test_tensors_that_were_exchanged_are_fetched_anew_in_place(publisher, subscriber):
+def test_exchanged_tensors_are_fetched_again_in_place(publisher, subscriber):
     target = on_version(publisher, subscriber, in_place=True)
     target["a"] = torch.zeros_like(target["a"])
     subscriber.poll(target, in_place=True)
@@ -170,7 +170,7 @@ def test_inference_tensors_in_place(publisher, subscriber, dtype):
         publisher.publish(state)
 
 
-def test_own_memory_that_was_changed_is_fetched_anew(publisher, subscriber, fetched):
+def test_changed_private_memory_is_fetched_again(publisher, subscriber, fetched):
     target = on_version(publisher, subscriber)
     subscriber._copy._replica.state.memory[3000] ^= 1
     del fetched[:]
@@ -179,7 +179,7 @@ def test_own_memory_that_was_changed_is_fetched_anew(publisher, subscriber, fetc
     assert same_bits(target, weights(1))
 
 
-def test_what_named_tensors_gave_was_changed(publisher, subscriber):
+def test_changed_named_tensors_are_fetched_again(publisher, subscriber):
     publisher.publish(weights(0))
     for _, tensor in subscriber.named_tensors():
         tensor += 1  # it was not to be
@@ -379,7 +379,7 @@ def test_before_the_first_byte_nothing_is_torn(url, namespace, monkeypatch):
 
 
 @MODES
-def test_a_delta_that_breaks_off_before_it_changes_anything_is_gone_on_with(
+def test_a_delta_that_breaks_off_before_any_change_is_resumed(
     url, namespace, monkeypatch, fetched, options
 ):
     with redrb.connect(url, retry_s=0.2) as client:
@@ -533,7 +533,7 @@ def test_an_adapter_on_top_is_not_loaded_in_place(publisher, subscriber):
     assert (model["m"].weight == 4).all()
 
 
-def test_in_place_what_was_begun_and_can_not_be_ended_is_reported(client, namespace, monkeypatch):
+def test_an_update_in_place_that_cannot_be_finished_is_reported(client, namespace, monkeypatch):
     """Redis loses its data when some chunks are in the model already."""
     publisher = redrb.WeightPublisher(client, "actor", namespace=namespace, deltas=False)
     subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace)
@@ -563,7 +563,7 @@ def test_in_place_what_was_begun_and_can_not_be_ended_is_reported(client, namesp
     assert subscriber.poll(target, in_place=True) is None
 
 
-def test_what_a_dead_connection_delivers_late_does_not_make_a_version_expire(
+def test_late_commands_of_a_dead_connection_do_not_make_a_version_expire(
     client, namespace, monkeypatch
 ):
     sent = []

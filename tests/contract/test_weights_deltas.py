@@ -155,7 +155,7 @@ def follow(client, namespace, *, rounds, seed, often=0.25, **publishing):
     return kinds
 
 
-def test_readers_of_all_kinds_hold_what_was_published(client, namespace):
+def test_all_kinds_of_readers_hold_the_published_bits(client, namespace):
     kinds = follow(client, namespace, rounds=60, seed=1, keep=3, anchor_every=9)
     assert kinds.count("delta") > 30
     assert kinds.count("full") > 6

@@ -67,7 +67,7 @@ def kinds(publisher, state, changes):
     return found
 
 
-def test_the_first_is_full_and_what_changed_little_is_a_delta(make, subscriber, sent):
+def test_the_first_version_is_full_and_small_changes_are_deltas(make, subscriber, sent):
     publisher, state = make(), weights()
     assert publisher.publish(state).kind == "full"
     assert sent == [(f"chunk:1:{index}", 1024) for index in range(8)]
@@ -184,7 +184,7 @@ def test_after_the_server_was_emptied_all_is_sent(make, subscriber, client, name
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_what_broke_off_is_no_base(make, subscriber, client, namespace, monkeypatch, after):
+def test_an_interrupted_version_is_no_base(make, subscriber, client, namespace, monkeypatch, after):
     """A commit that nobody heard of: the next version stands on what Redis says is the newest."""
     publisher, state = make(), weights()
     publisher.publish(state)

@@ -98,7 +98,7 @@ def inodes(model, directory):
     return {inode(tensor, directory) for tensor in tensors(model)}
 
 
-def test_models_are_in_one_shared_memory_and_writes_are_ones_own(publisher, subscribe, tmp_path):
+def test_models_share_one_memory_and_written_pages_are_private(publisher, subscribe, tmp_path):
     source, dice = Model(1), random.Random(1)
     publisher.publish(source)
     models = [Model(seed) for seed in range(2, 5)]
@@ -206,7 +206,7 @@ def test_a_model_outlives_its_subscriber(publisher, subscribe, tmp_path):
     assert not [path for *_, path in mappings() if path.startswith(str(tmp_path))]
 
 
-def test_what_cannot_be_in_shared_memory_is_copied(publisher, subscribe, tmp_path):
+def test_tensors_that_cannot_be_in_shared_memory_are_copied(publisher, subscribe, tmp_path):
     source = Model(1)
     publisher.publish(source)
     half, ordinary = Model(2).half(), Model(3)
@@ -296,7 +296,7 @@ class Adapted(nn.Module):
         return merged(self.weight, self.lora_A, self.lora_B, LoraConfig(2, 8.0))
 
 
-def test_adapters_that_are_merged_are_ones_own(publisher, subscribe, tmp_path):
+def test_merged_weights_are_private(publisher, subscribe, tmp_path):
     def model():
         return nn.ModuleDict({"a": nn.Linear(30, 50, bias=False), "b": nn.Linear(30, 40)})
 
@@ -327,7 +327,7 @@ def test_adapters_that_are_merged_are_ones_own(publisher, subscribe, tmp_path):
         assert same_bits(state(at), state(base))
 
 
-def test_a_server_that_was_emptied_counts_anew(client, namespace, publisher, subscribe):
+def test_an_emptied_server_counts_from_1_again(client, namespace, publisher, subscribe):
     source, dice, old, model = Model(1), random.Random(6), subscribe(), Model(2)
     for _ in range(5):
         change(source, dice)
@@ -413,9 +413,7 @@ def test_when_a_leaders_fetch_breaks_off_another_one_leads(publisher, subscribe,
     assert len(fetched) == 2
 
 
-def test_who_comes_to_lead_when_another_one_has_just_led_fetches_nothing(
-    publisher, subscribe, monkeypatch, tmp_path
-):
+def test_a_leader_after_a_leader_fetches_nothing(publisher, subscribe, monkeypatch, tmp_path):
     source, models, lead, fetch = Model(1), [Model(2), Model(3)], HostCache.lead, replica.fetch
     fetched = []
     publisher.publish(source)
@@ -608,7 +606,7 @@ def test_an_engine_tries_again_when_a_chunk_was_gone(publisher, subscribe, monke
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_what_vanishes_while_it_is_looked_for_is_no_version(
+def test_a_version_that_vanishes_during_the_look_is_none(
     client, namespace, publisher, subscribe, monkeypatch, loaded
 ):
     subscriber, target = subscribe(), Model(1)

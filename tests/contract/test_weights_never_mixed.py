@@ -111,7 +111,7 @@ def test_the_same_number_of_another_history_is_another_version(client, namespace
     assert reader.poll(target) is None
 
 
-def test_who_stops_in_the_middle_of_the_tensors_stops_nobody(publisher, reader):
+def test_a_caller_that_stops_between_tensors_blocks_nobody(publisher, reader):
     state = {"a": torch.ones(3), "b": torch.ones(3)}
     publisher.publish(state)
     taking = reader.named_tensors()

@@ -228,7 +228,7 @@ def test_a_rank_that_was_not_waited_for_is_not_mixed_with_the_next_step(ranks, r
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_cannot_be_published_waits_for_what_was_submitted_before(ranks, reader, rank):
+def test_an_invalid_state_waits_for_the_submitted_version(ranks, reader, rank):
     ranks(parts_of(1))
     with ThreadPoolExecutor(1) as threads:
         submitted = ranks.publishers[rank].submit(parts_of(2)[rank])
@@ -243,7 +243,7 @@ def test_what_cannot_be_published_waits_for_what_was_submitted_before(ranks, rea
     assert step_of(reader.fetch()) == 4
 
 
-def test_what_a_broken_connection_says_twice_harms_no_later_version(ranks, reader, monkeypatch):
+def test_messages_that_come_twice_harm_no_later_version(ranks, reader, monkeypatch):
     ranks(parts_of(1))
     post = rank_rendezvous.post
 

@@ -58,7 +58,7 @@ def publish(publisher, *values):
 @pytest.mark.parametrize(
     ("keep", "stay"), [(1, [5, 6, 7]), (3, [5, 6, 7]), (4, [1, 2, 3, 4, 5, 6, 7])]
 )
-def test_keep_counts_what_can_be_fetched_and_its_ground_stays(
+def test_keep_counts_fetchable_versions_and_their_base_stays(
     make, subscriber, client, namespace, keep, stay
 ):
     publish(make(keep=keep, anchor_every=4), *range(1, 8))  # 1 and 5 are full
@@ -88,7 +88,7 @@ def test_max_bytes_keeps_fewer_but_never_none(make, subscriber, client, namespac
     check_nothing_left(client, namespace)
 
 
-def test_max_bytes_counts_what_deltas_stand_on_once(make, subscriber, client, namespace):
+def test_max_bytes_counts_the_base_of_deltas_once(make, subscriber, client, namespace):
     publish(make(keep=9, max_bytes=8192 + 4 * 200, anchor_every=4), *range(1, 9))
     assert numbers(subscriber) == [5, 6, 7, 8]
     check_nothing_left(client, namespace)
@@ -127,7 +127,9 @@ class Reader:
 
 
 @pytest.mark.parametrize("deltas", [False, True])
-def test_what_a_reader_fetches_is_spared(make, subscriber, client, namespace, monkeypatch, deltas):
+def test_versions_that_a_reader_fetches_are_kept(
+    make, subscriber, client, namespace, monkeypatch, deltas
+):
     publisher = make(keep=1, anchor_every=3, deltas=deltas)
     publish(publisher, *range(1, 6))  # 1 and 4 are full
     reader = Reader(monkeypatch, subscriber, at=2 if deltas else 1)

@@ -239,7 +239,7 @@ def test_a_swap_does_not_wait_for_a_fetch_and_gets_it_next(
         assert model.number() == 3
 
 
-def test_a_version_that_nobody_asked_for_gives_way_to_the_next(publisher, subscriber) -> None:
+def test_a_ready_version_without_a_swap_is_replaced_by_the_next(publisher, subscriber) -> None:
     model = Versioned()
     with subscriber.standby(model) as standby:
         for number in (1, 2, 3):
@@ -258,7 +258,7 @@ def test_the_lock_may_be_held_by_the_caller(publisher, subscriber) -> None:
             assert standby.swap() == 1
 
 
-def test_a_swap_waits_for_who_uses_the_model(client, namespace, publisher) -> None:
+def test_a_swap_waits_for_the_holder_of_the_lock(client, namespace, publisher) -> None:
     lock, model = threading.Lock(), Versioned()
     subscriber = redrb.WeightSubscriber(client, "actor", namespace=namespace, lock=lock)
     swapped: list[int | None] = []
@@ -281,7 +281,7 @@ def test_a_swap_waits_for_who_uses_the_model(client, namespace, publisher) -> No
         assert not lock.locked()
 
 
-def test_who_else_would_load_is_refused_until_it_is_closed(publisher, subscriber) -> None:
+def test_other_loads_are_refused_until_it_is_closed(publisher, subscriber) -> None:
     model = Versioned()
     with pytest.raises(ConfigError):
         subscriber.standby(3)  # type: ignore[arg-type]
@@ -449,7 +449,9 @@ def test_redis_may_be_away_for_a_while(
         assert caplog.text.count("cannot be followed") <= 2
 
 
-def test_versions_that_begin_anew_are_followed(client, namespace, publisher, subscriber) -> None:
+def test_versions_that_count_from_1_again_are_followed(
+    client, namespace, publisher, subscriber
+) -> None:
     model = Versioned()
     with subscriber.standby(model) as standby:
         publisher.publish(Versioned(8), version=8)

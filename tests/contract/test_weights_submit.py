@@ -35,7 +35,7 @@ def nudge(state, count=40):
     state["a"].view(torch.int16)[:count] += 1
 
 
-def test_submit_publishes_what_the_tensors_hold_now(make, subscriber, monkeypatch):
+def test_submit_publishes_the_present_values(make, subscriber, monkeypatch):
     publisher, state = make(), weights() | {"same": None}
     state["same"] = state["a"]
     go_on = threading.Event()
@@ -80,7 +80,7 @@ def test_errors_of_submit_come_through_its_future(make):
     publisher.close()
 
 
-def test_what_was_submitted_before_is_published_before(make, subscriber, monkeypatch):
+def test_submitted_versions_are_published_in_order(make, subscriber, monkeypatch):
     """The thread is slow to start; what comes after waits all the same."""
     publisher, _state = make(), weights()
     thread = redrb.weights.publishing.publisher.ThreadPoolExecutor
@@ -96,7 +96,7 @@ def test_what_was_submitted_before_is_published_before(make, subscriber, monkeyp
     publisher.close()
 
 
-def test_what_was_submitted_can_not_be_cancelled(make, subscriber):
+def test_a_submitted_version_cannot_be_cancelled(make, subscriber):
     with make() as publisher:
         for step in range(1, 20):
             submitted = publisher.submit(weights())
@@ -104,7 +104,7 @@ def test_what_was_submitted_can_not_be_cancelled(make, subscriber):
             assert submitted.result(20).version == step
 
 
-def test_what_nobody_looks_at_is_logged_and_raised_at_the_end(make, subscriber, caplog):
+def test_errors_without_a_caller_are_logged_and_raised_by_close(make, subscriber, caplog):
     publisher = make()
     publisher.submit(weights()).result(20)
     make().publish(weights())  # such as somebody's `redrb weights put`

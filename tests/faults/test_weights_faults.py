@@ -239,7 +239,7 @@ def test_no_memory_leaves_the_old_version_and_nothing_else(own_server, namespace
         assert publisher.publish(state(3, MIB)).version == 2
 
 
-def test_what_is_staged_is_committed_even_at_the_memory_limit(own_server, namespace, monkeypatch):
+def test_staged_chunks_are_committed_even_at_the_memory_limit(own_server, namespace, monkeypatch):
     server = own_server("--maxmemory", "32mb", "--maxmemory-policy", "noeviction")
     with redrb.connect(server.url) as client:
         publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)

@@ -317,7 +317,7 @@ def test_the_first_version_of_a_killed_leader_is_not_seen(start):
     assert reader.newest() == whole(2)
 
 
-def test_all_who_wait_wake_up_when_the_leader_is_killed_and_one_of_them_leads(start):
+def test_all_waiters_wake_when_the_leader_is_killed_and_one_leads(start):
     leader, *others = start(5)
     leader.publish(1)
     leader.lead()
@@ -370,7 +370,7 @@ def test_a_killed_reader_holds_its_buffer_no_more(start):
     assert leader.reply() == 1
 
 
-def test_readers_keep_what_they_hold_when_a_leader_is_killed(start):
+def test_readers_keep_held_buffers_when_a_leader_is_killed(start):
     leader, reader, third = start(3)
     leader.publish(1)
     assert reader.hold() == 1
@@ -391,7 +391,7 @@ def test_readers_keep_what_they_hold_when_a_leader_is_killed(start):
     assert reader.held() == [1]
 
 
-def test_what_killed_processes_left_is_used_by_the_next(start, tmp_path):
+def test_files_of_killed_processes_are_used_by_the_next(start, tmp_path):
     for maker in start(2):
         maker.publish(1) if maker.newest() is None else maker.hold()
         maker.kill()

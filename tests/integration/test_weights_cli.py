@@ -93,7 +93,7 @@ ADAPTER: tuple[dict[str, Tensor], dict[str, LoraConfig]] = (
 )
 
 
-def test_what_is_published_is_listed(store: Client, namespace: str, run: Run) -> None:
+def test_published_weights_are_listed(store: Client, namespace: str, run: Run) -> None:
     model = Tied()
     publish(store, namespace, model, versions=3)
     redrb.WeightPublisher(store, "adapter", namespace=namespace).publish_lora(ADAPTER)
@@ -292,7 +292,7 @@ def test_an_adapter_goes_to_a_folder_and_back(
     assert all(torch.equal(tensors[name], ADAPTER[0][name]) for name in ADAPTER[0])
 
 
-def test_what_changed_is_shown(store: Client, namespace: str, run: Run) -> None:
+def test_diff_shows_the_changes(store: Client, namespace: str, run: Run) -> None:
     publish(store, namespace, Tied(), versions=3)
     found = json_of(run, "diff", "policy", 1)
     assert (found["before"], found["after"]) == (1, 3)
@@ -310,7 +310,7 @@ def test_what_changed_is_shown(store: Client, namespace: str, run: Run) -> None:
     assert out.splitlines()[-1].split()[:3] == ["embed.weight", "150,000", "10"]
 
 
-def test_what_only_one_version_has_is_named(store: Client, namespace: str, run: Run) -> None:
+def test_tensors_of_only_one_version_are_named(store: Client, namespace: str, run: Run) -> None:
     publisher = redrb.WeightPublisher(store, "policy", namespace=namespace)
     publisher.publish({"a": torch.zeros(3), "b": torch.zeros(2), "c": torch.zeros(1)})
     publisher.publish({"a": torch.zeros(3), "b": torch.zeros(4), "d": torch.zeros(1)})
@@ -319,9 +319,7 @@ def test_what_only_one_version_has_is_named(store: Client, namespace: str, run: 
     assert "of another shape or dtype: b (float32[2] -> float32[4])" in out
 
 
-def test_what_is_wrong_is_said_in_one_line(
-    store: Client, namespace: str, run: Run, tmp_path: Path
-) -> None:
+def test_an_error_is_one_line(store: Client, namespace: str, run: Run, tmp_path: Path) -> None:
     assert (
         "nobody has" in run("show", "nothing")[2] or "namespaces that have" in run("show", "x")[2]
     )
@@ -409,7 +407,7 @@ def test_a_watch_ends_well_with_ctrl_c(real_url: str, store: Client, namespace: 
         assert watch.returncode == 0
 
 
-def test_a_cluster_lists_what_all_its_primaries_have(
+def test_a_cluster_lists_the_weights_of_all_primaries(
     real_url: str, namespace: str, run: Run, tmp_path: Path
 ) -> None:
     cluster = RedisCluster(next(iter(programs().values())))

@@ -133,7 +133,7 @@ def test_a_publisher_that_paused_before_its_commit_commits_nothing(
         publish(publisher, 1)
 
 
-def test_a_name_is_published_anew_with_tokens_of_its_own(
+def test_a_removed_name_is_published_again_with_new_tokens(
     store: Client, namespace: str, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A publisher that begins while the last keys are looked for keeps what it sends."""
@@ -158,7 +158,7 @@ def test_a_name_is_published_anew_with_tokens_of_its_own(
     publish(new[0], 1)
 
 
-def test_a_removal_that_broke_off_is_gone_on_with(
+def test_an_interrupted_removal_is_resumed(
     store: Client, namespace: str, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(WeightPublisher(store, "policy", namespace=namespace), 2)

@@ -294,7 +294,9 @@ def delta_of(frames: Sequence[bytes], counts: Sequence[int], form: int = 1) -> b
         pytest.param([frame(b"\0") + b"x", frame(b"\1"), frame(b"\0")], [1], 1, id="a byte more"),
     ],
 )
-def test_what_does_not_fit_is_refused(frames: list[bytes], counts: list[int], form: int) -> None:
+def test_a_delta_for_other_runs_is_refused(
+    frames: list[bytes], counts: list[int], form: int
+) -> None:
     block = random_block(8)
     kept = block.copy()
     with pytest.raises(DecodeError):

@@ -83,7 +83,7 @@ def test_tied_tensors_are_written_once_as_hugging_face_does(path: Path, tmp_path
     assert torch.equal(other.read.weight, model.read.weight)
 
 
-def test_others_may_read_what_they_may_read_of_any_new_file(path: Path, tmp_path: Path) -> None:
+def test_files_have_the_mode_of_any_new_file(path: Path, tmp_path: Path) -> None:
     save_safetensors(path, {"a": torch.zeros(2)})
     (tmp_path / "any").touch()
     assert path.stat().st_mode == (tmp_path / "any").stat().st_mode
@@ -105,7 +105,7 @@ def test_metadata_that_reads_as_a_tie_is_refused(path: Path) -> None:
         torch.zeros(2, device="meta"),
     ],
 )
-def test_what_has_no_plain_bytes_is_refused_by_name(path: Path, tensor: Tensor) -> None:
+def test_tensors_without_plain_bytes_are_refused_by_name(path: Path, tensor: Tensor) -> None:
     with pytest.raises(EncodeError, match="'odd'"):
         save_safetensors(path, {"fine": torch.zeros(1), "odd": tensor})
     assert not path.exists()
@@ -201,7 +201,7 @@ def test_damaged_files_are_refused(path: Path, tmp_path: Path) -> None:
             load_safetensors(tmp_path)
 
 
-def test_without_safetensors_it_is_said_what_to_install(
+def test_without_safetensors_the_error_says_what_to_install(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)

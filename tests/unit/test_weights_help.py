@@ -16,7 +16,7 @@ from redrb.cli import main
         ("get", "Exit status: 0 when the command has done its work; 2 when an argument is wrong"),
     ],
 )
-def test_help_says_what_is_not_seen(
+def test_help_explains_the_columns(
     command: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

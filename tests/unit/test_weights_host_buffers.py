@@ -58,7 +58,7 @@ def home(tmp_path):
     return found
 
 
-def test_what_one_commits_the_other_maps(caches):
+def test_a_committed_buffer_is_mapped_by_other_processes(caches):
     one, other = caches(), caches()
     assert one.newest() is None
     write(one, 7, meta=b"\x00manifest" * 9999)
@@ -85,7 +85,7 @@ def test_keys_do_not_meet(caches):
         assert lead is not None
 
 
-def test_what_a_reader_writes_is_its_own(caches):
+def test_pages_that_a_reader_writes_are_private(caches):
     cache, other = caches(), caches()
     write(cache, 1)
     with cache.newest() as held, cache.newest() as again, other.newest() as others:
@@ -103,7 +103,7 @@ def test_what_a_reader_writes_is_its_own(caches):
     assert (mine[PAGE:] == 1).all()
 
 
-def test_the_older_buffer_is_written_and_keeps_what_it_has(caches):
+def test_the_older_buffer_is_written_and_keeps_its_content(caches):
     cache = caches()
     write(cache, 1, meta=b"one")
     write(cache, 2)
@@ -148,7 +148,7 @@ def test_a_buffer_that_was_not_begun_stays_usable(caches):
         assert lead.buffer(NBYTES).version == 1
 
 
-def test_who_reads_is_waited_for_and_then_keeps_the_old_buffer(caches):
+def test_readers_are_waited_for_and_then_keep_the_old_buffer(caches):
     cache, reader = caches(), caches()
     write(cache, 1)
     held = reader.newest()
@@ -252,7 +252,7 @@ def is_free(lock):
     ],
     ids=["array", "slice", "tensor", "view of a tensor", "memoryview"],
 )
-def test_what_is_lent_outlives_reader_and_cache_and_no_more(caches, tmp_path, use):
+def test_lent_data_outlive_the_reader_and_the_cache(caches, tmp_path, use):
     cache = caches()
     write(cache, 1)
     lock = home(tmp_path) / "0"
@@ -271,7 +271,7 @@ def test_what_is_lent_outlives_reader_and_cache_and_no_more(caches, tmp_path, us
     assert is_free(lock)
 
 
-def test_what_is_lent_stays_when_leaders_come_and_the_files_go(caches, tmp_path):
+def test_lent_data_stay_when_leaders_write_and_files_are_deleted(caches, tmp_path):
     models = {}
     for version in range(1, 8):
         cache = HostCache("weights", directory=tmp_path / "shm")
@@ -291,7 +291,7 @@ def test_what_is_lent_stays_when_leaders_come_and_the_files_go(caches, tmp_path)
     cache.close()
 
 
-def test_only_what_is_held_can_be_lent(caches):
+def test_only_a_held_buffer_can_be_lent(caches):
     cache = caches()
     write(cache, 1)
     held = cache.newest()
@@ -408,7 +408,7 @@ def test_wait_ends_with_the_leadership_or_the_timeout(caches):
     assert waiter.lead() is not None
 
 
-def test_who_waits_is_woken_even_if_it_looks_while_leaders_change(caches, tmp_path, monkeypatch):
+def test_a_waiter_wakes_even_if_it_looks_while_leaders_change(caches, tmp_path, monkeypatch):
     leader, waiter = caches(), caches()
     lead, opened = leader.lead(), os.open
 
@@ -433,7 +433,7 @@ def watchers(path):
         return sum(at.exists() and at.samefile(path) for at in descriptors)
 
 
-def test_who_waits_is_woken_even_if_the_next_leads_at_once(caches, tmp_path):
+def test_a_waiter_wakes_even_if_the_next_leads_at_once(caches, tmp_path):
     leader, waiters = caches(), [caches() for _ in range(6)]
     for _ in range(20):
         lead, woken = leader.lead(), []
@@ -547,7 +547,7 @@ def test_a_version_can_be_forgotten(caches):
     assert (held.data == 101).all()
 
 
-def test_what_is_over_cannot_be_used(caches):
+def test_closed_leaders_and_buffers_cannot_be_used(caches):
     cache = caches()
     with cache.lead() as lead:
         filling = lead.buffer(NBYTES)
@@ -626,7 +626,7 @@ def test_joining_and_leaving_at_once_never_parts_the_users(caches, tmp_path):
     assert list((tmp_path / "shm").iterdir()) == []
 
 
-def test_what_others_left_is_swept_after_an_hour_unless_somebody_uses_it(caches, tmp_path):
+def test_unused_directories_are_deleted_after_an_hour(caches, tmp_path):
     directory = tmp_path / "shm"
     used, left, fresh = caches("used"), caches("left"), caches("fresh")
     for cache in (used, left, fresh):
@@ -700,7 +700,7 @@ def test_the_directory_is_in_shared_memory_and_private(monkeypatch, tmp_path):
         HostCache("weights", directory=tmp_path / "no" / "where").newest()
 
 
-def test_too_little_room_is_reported_and_nothing_half_made_stays(caches, tmp_path, monkeypatch):
+def test_too_little_room_is_reported_and_no_file_stays(caches, tmp_path, monkeypatch):
     cache = caches()
     write(cache, 1)
 

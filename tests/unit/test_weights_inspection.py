@@ -129,7 +129,7 @@ def test_tensors_of_every_dtype_are_compared() -> None:
         assert (change.changed, change.elements) == (1, 20), name
 
 
-def test_bits_count_and_what_is_not_finite_is_left_out() -> None:
+def test_bits_are_compared_and_infinite_values_left_out() -> None:
     nan, inf = math.nan, math.inf
     old = torch.tensor([nan, 0.0, inf, 1.0, 2.0])
     new = torch.tensor([nan, -0.0, 1.0, nan, 2.5])

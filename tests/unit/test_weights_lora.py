@@ -77,7 +77,7 @@ def plain_model() -> tuple[nn.Module, Tensor]:
     return model, model[0].weight.detach().clone()
 
 
-def test_what_travels_is_a_and_b_with_their_settings() -> None:
+def test_a_and_b_are_published_with_their_settings() -> None:
     model = nn.Sequential(nn.Linear(4, 4), CoatiLinear())
     tensors, configs = lora_of(model)
     assert list(tensors) == ["1.lora_A", "1.lora_B"]
@@ -422,7 +422,7 @@ GOOD = {"0.lora_A": torch.zeros(2, 3), "0.lora_B": torch.zeros(5, 2)}
         ({"0.lora_A": torch.zeros(4, 3), "0.lora_B": torch.zeros(5, 4)}, "r=2"),
     ],
 )
-def test_what_does_not_fit_changes_nothing(state: dict[str, Tensor], message: str) -> None:
+def test_a_mismatch_changes_nothing(state: dict[str, Tensor], message: str) -> None:
     model, before = plain_model()
     with pytest.raises(WeightMismatch, match=message):
         LoraMerger(model).plan(state, {"0": LoraConfig(2, 2.0), "9": LoraConfig(2, 2.0)})
@@ -489,7 +489,7 @@ TWO = LoraConfig(2, 2.0)
         ),
     ],
 )
-def test_what_readers_would_refuse_is_not_published(
+def test_an_adapter_that_readers_would_refuse_is_not_published(
     tensors: dict[str, Tensor], settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(EncodeError, match=message) as failure:
@@ -510,14 +510,14 @@ def test_what_readers_would_refuse_is_not_published(
         (nn.Linear(2, 2), "no LoRA layers"),
     ],
 )
-def test_what_is_no_adapter_is_refused(adapter: object, message: str) -> None:
+def test_other_values_than_adapters_are_refused(adapter: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         adapter_of(adapter)
 
 
 @pytest.mark.parametrize("naming", NAMINGS)
 @pytest.mark.parametrize("layer", ["0", "base_model.model.0"])
-def test_what_readers_take_is_published_as_it_is(naming: str, layer: str) -> None:
+def test_an_adapter_that_readers_take_is_published_unchanged(naming: str, layer: str) -> None:
     class Coati:
         r, lora_alpha = 2, 6
 
@@ -606,7 +606,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
-def test_an_adapter_folder_is_what_peft_writes(tmp_path: Path) -> None:
+def test_an_adapter_folder_equals_peft_s(tmp_path: Path) -> None:
     from safetensors import safe_open
 
     tensors, configs = adapter(LoraConfig(2, 8.0, 0.1), LoraConfig(2, 8.0, 0.1))
@@ -670,7 +670,7 @@ def test_layers_of_other_scales_get_one_and_the_same_product(tmp_path: Path) -> 
         torch.testing.assert_close(after, before)
 
 
-def test_an_adapter_replaces_the_one_before_and_keeps_what_is_beside_it(tmp_path: Path) -> None:
+def test_an_adapter_replaces_an_earlier_one_and_keeps_other_files(tmp_path: Path) -> None:
     folder = tmp_path / "a"
     folder.mkdir()
     save_adapter(folder, *adapter(LoraConfig(2, 4.0)))
@@ -725,7 +725,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_what_is_no_adapter_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_other_files_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     tensors, configs = adapter(LoraConfig(2, 4.0), LoraConfig(2, 4.0, fan_in_fan_out=True))
     for wrong in ((tensors, configs), ({}, {}), (tensors, {}), ({"w": tensors["m.0.lora_A"]}, {})):
         with pytest.raises(EncodeError):
@@ -766,7 +766,7 @@ def test_a_file_system_without_exchange_does_two_renames(
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT asks transformers for old names
-def test_peft_reads_what_is_written_and_travels_what_peft_makes(tmp_path: Path) -> None:
+def test_peft_reads_our_folders_and_we_publish_peft_s_adapters(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -845,7 +845,7 @@ def test_peft_reads_what_is_written_and_travels_what_peft_makes(tmp_path: Path) 
         ({"target_modules": [], "target_parameters": ["read.weight"]}, "targets a parameter"),
     ],
 )
-def test_what_else_peft_trains_is_refused(more: dict[str, Any], message: str) -> None:
+def test_other_training_of_peft_is_refused(more: dict[str, Any], message: str) -> None:
     peft = pytest.importorskip("peft")
     model = nn.Module()
     model.embed, model.conv = nn.Embedding(5, 4), nn.Conv2d(4, 4, 3)

@@ -57,7 +57,7 @@ ALL = {"full": FULL, "anchor": ANCHOR, "delta": CHANGE, "lora": LORA}
 
 
 @pytest.mark.parametrize("manifest", ALL.values(), ids=ALL.keys())
-def test_what_is_written_is_read_back(manifest):
+def test_a_manifest_is_read_back(manifest):
     assert decode_manifest(encode_manifest(manifest)) == manifest
 
 
@@ -307,7 +307,7 @@ def nested(depth):
     ],
     ids=lambda stored: f"{len(stored)} bytes",
 )
-def test_what_is_no_map_of_ours_is_refused(stored):
+def test_other_values_than_manifests_are_refused(stored):
     with pytest.raises(DecodeError):
         decode_manifest(stored)
 

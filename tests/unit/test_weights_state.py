@@ -60,7 +60,7 @@ def test_live_tensors_are_read_as_they_lie():
     assert content(live_state(state)) == expected(state)
 
 
-def test_own_memory_begins_as_zeros_and_holds_what_is_written():
+def test_private_memory_begins_as_zeros_and_holds_written_bytes():
     state = every_kind(rows=2)
     source, copy = live_state(state), State(layout_of(state))
     assert not any(content(copy))
@@ -120,7 +120,7 @@ def test_nothing_that_lies_together_is_copied():
     assert own.segments(2)[0].ctypes.data == own.memory.ctypes.data + (2 << 10)
 
 
-def test_what_was_read_may_be_changed_and_written():
+def test_read_bytes_may_be_changed_and_written():
     live = torch.zeros(64)
     state = State(layout_of({"a": live}), {"a": live})
     chunk = state.read(0)
@@ -151,7 +151,7 @@ def test_reading_in_threads_does_not_mix():
     assert wrong == []
 
 
-def test_autograd_knows_what_was_written():
+def test_autograd_knows_the_written_tensors():
     live = {name: torch.zeros(200, requires_grad=True) for name in "ab"}
     state = State(layout_of(live), live)
     losses = {name: (tensor**2).sum() for name, tensor in live.items()}

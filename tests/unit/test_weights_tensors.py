@@ -114,7 +114,7 @@ def test_a_shard_is_inside_of_its_tensor(shape, start):
         TensorShard(torch.zeros(2, 3), shape, start)
 
 
-def test_a_shard_takes_what_it_has_of_a_box():
+def test_a_shard_takes_its_overlap_with_a_box():
     shard = TensorShard(torch.zeros(3, 4), (10, 10), (4, 2))
     full = torch.arange(100.0).reshape(10, 10)
     load_box(shard, full[:6, :], (0, 0))
@@ -153,7 +153,7 @@ def test_a_shard_takes_what_it_has_of_a_box():
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_what_cannot_be_published_is_refused(state):
+def test_unpublishable_values_are_refused(state):
     with pytest.raises(EncodeError):
         state_shards(state)
 
@@ -174,7 +174,7 @@ def test_what_cannot_be_published_is_refused(state):
         ({"model": {"a": torch.zeros(1)}}, "'model' is a dict, not a tensor"),
     ],
 )
-def test_what_is_no_state_is_refused_with_what_to_give(state, message):
+def test_other_values_than_states_are_refused_with_advice(state, message):
     with pytest.raises(EncodeError, match=message):
         state_shards(state)
 
@@ -228,7 +228,7 @@ def advice(published, own, *, strict=True):
 BOTH = ["actor.0.weight", "actor.0.bias", "critic.weight"]
 
 
-def test_who_wants_a_part_is_told_how_to_load_it():
+def test_a_model_that_is_a_part_gets_advice():
     assert 'strict="model"' in advice(["a", "b"], ["b"])
     assert 'strict="model"' in advice(BOTH, ["actor.0.bias", "actor.0.weight"])
     for more in (advice(["a", "b"], ["b", "c"]), advice(["a"], ["a", "c"])):
