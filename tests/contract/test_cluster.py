@@ -169,7 +169,7 @@ def test_a_replay_buffer_has_its_tasks_on_different_nodes(
             assert await buffer.is_ready(dict.fromkeys(tasks, 1))
             groups, taken = await buffer.take_batch(dict.fromkeys(tasks, 1))
             assert taken == dict.fromkeys(tasks, 1)
-            assert [own[0][0]["rollout_id"] for own in groups.values()] == [0, 1, 2]
+            assert [each[0][0]["rollout_id"] for each in groups.values()] == [0, 1, 2]
         async with ReplayBuffer(client, namespace=uuid.uuid4().hex) as buffer:
             await buffer.resume(tmp_path / "replay")
             assert await buffer.size() == len(tasks)
@@ -331,7 +331,10 @@ def test_puts_and_takes_lose_nothing_while_their_slot_moves(
     with stream_of(client, tasks[0], namespace, limit=40) as stream:
 
         def make(maker: int) -> None:
-            with stream_of(client, tasks[0], namespace) as own, own.writer() as writer:
+            with (
+                stream_of(client, tasks[0], namespace) as maker_stream,
+                maker_stream.writer() as writer,
+            ):
                 for number in range(maker, total, makers):
                     writer.put([numbered(number)])
 

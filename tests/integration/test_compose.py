@@ -1,4 +1,4 @@
-"""docker-compose.yml: parsed, and every service's own command run against a local server."""
+"""docker-compose.yml: parsed, and the command of every service run against a local server."""
 
 from __future__ import annotations
 

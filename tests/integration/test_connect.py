@@ -1,4 +1,4 @@
-"""Connecting to real servers, and what is said when that cannot be."""
+"""Connecting to real servers, and the errors when that fails."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def _answer(server: socket.socket, answer: bytes) -> None:
 
 def test_a_server_tells_its_version(real_url: str) -> None:
     with redrb.connect(real_url) as client:
-        told = client.execute("INFO", "server").decode()
+        info = client.execute("INFO", "server").decode()
         version = ".".join(map(str, client.server_version))
-        assert f"_version:{version}\r\n" in told
+        assert f"_version:{version}\r\n" in info
         assert client.url == real_url
 
 
@@ -109,8 +109,8 @@ def test_a_server_that_hangs_up_is_unavailable() -> None:
 
 
 def test_a_server_that_does_not_know_hello_is_too_old() -> None:
-    said = b"-ERR unknown command `HELLO`, with args beginning with: `2`,\r\n"
-    with listening(said) as port, pytest.raises(UnsupportedServer, match=r"7\.0 or newer"):
+    reply = b"-ERR unknown command `HELLO`, with args beginning with: `2`,\r\n"
+    with listening(reply) as port, pytest.raises(UnsupportedServer, match=r"7\.0 or newer"):
         redrb.connect(f"redis://127.0.0.1:{port}", connect_timeout=2)
 
 

@@ -1,4 +1,4 @@
-"""The embedded server ends with its owner, and keeps what it was told to keep."""
+"""The embedded server ends with its owner, and keeps the data of a named directory."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def start_owner(url: str) -> tuple[subprocess.Popen[str], str, psutil.Process]:
         text=True,
     )
     assert owner.stdout is not None
-    told, pid = owner.stdout.readline().split()
-    return owner, told, psutil.Process(int(pid))
+    url, pid = owner.stdout.readline().split()
+    return owner, url, psutil.Process(int(pid))
 
 
 def wait_for_rewrite(client: Client) -> None:
@@ -301,9 +301,9 @@ def start_command(*arguments: str) -> tuple[subprocess.Popen[str], str]:
         env=child_environment(),
     )
     assert command.stdout is not None
-    first, told, _ = (command.stdout.readline() for _ in range(3))
+    first, second, _ = (command.stdout.readline() for _ in range(3))
     assert "this machine" in first
-    return command, told.strip().removeprefix("REDRB_URL=")
+    return command, second.strip().removeprefix("REDRB_URL=")
 
 
 @pytest.mark.parametrize("how", ["shutdown", "kill"])
@@ -315,8 +315,8 @@ def test_the_command_ends_when_its_server_does(how: str) -> None:
             with pytest.raises(StoreUnavailable):
                 client.execute("SHUTDOWN", "NOSAVE")
         else:
-            told = client.execute("INFO", "server").decode()
-            psutil.Process(int(told.partition("process_id:")[2].split()[0])).kill()
+            info = client.execute("INFO", "server").decode()
+            psutil.Process(int(info.partition("process_id:")[2].split()[0])).kill()
         out, err = command.communicate(timeout=20)
     assert (command.returncode, out) == (1, "")
     assert err.startswith(f"redrb: the server at {socket} has ended; the last line of its log: ")

@@ -35,9 +35,9 @@ def test_parent_and_child_put_and_take_for_themselves(real_url: str, namespace: 
 
         def child() -> None:
             assert stream.put(numbered(1)) == (2,)
-            own = stream.take(1, timeout=5)
-            assert numbers(own) == [1]
-            own.ack()
+            lease = stream.take(1, timeout=5)
+            assert numbers(lease) == [1]
+            lease.ack()
             stream.close()
 
         in_a_child(child)

@@ -30,8 +30,8 @@ def full(own_server: Callable[..., Server]) -> Iterator[Client]:
     with redrb.connect(server.url, retry_s=5) as client:
         with ExperienceStream(client, "math") as stream:
             stream.put_many([[large(n)] for n in range(40)])
-        told = client.execute("INFO", "memory").decode()
-        used = int(told.partition("used_memory:")[2].split()[0])
+        info = client.execute("INFO", "memory").decode()
+        used = int(info.partition("used_memory:")[2].split()[0])
         client.execute("CONFIG", "SET", "maxmemory", str(used - 256 * 1024))
         yield client
 

@@ -41,7 +41,7 @@ class Process:
             text=True,
         )
 
-    def said(self) -> str:
+    def error_output(self) -> str:
         """Return what it wrote to standard error, after its end."""
         self.errors.seek(0)
         return self.errors.read()
@@ -217,7 +217,7 @@ def test_a_maker_that_waits_for_weights_ends_when_asked(start: Start) -> None:
     asked = time.monotonic()
     assert maker.end() == 0
     assert time.monotonic() - asked < 5
-    assert maker.said() == ""
+    assert maker.error_output() == ""
 
 
 @on_one_server
@@ -225,8 +225,10 @@ def test_a_trainer_without_makers_says_how_long_it_waited(start: Start) -> None:
     trainer = start("workers.trainer", "--idle-timeout", "1.5", "--target-reward", "2")
     trainer.popen.communicate(timeout=60)
     assert trainer.popen.returncode == 1
-    assert re.search(r"0 of 32 groups were waiting after (1\.[5-9]|2\.\d) s", trainer.said())
-    assert "Traceback" not in trainer.said()
+    assert re.search(
+        r"0 of 32 groups were waiting after (1\.[5-9]|2\.\d) s", trainer.error_output()
+    )
+    assert "Traceback" not in trainer.error_output()
 
 
 @on_one_server
@@ -234,7 +236,7 @@ def test_a_trainer_without_makers_keeps_its_end(start: Start) -> None:
     trainer = start("workers.trainer", "--max-seconds", "1", "--target-reward", "2")
     trainer.popen.communicate(timeout=60)
     assert trainer.popen.returncode == 0
-    assert "ends: 1 seconds are over, at weight version 1" in trainer.said()
+    assert "ends: 1 seconds are over, at weight version 1" in trainer.error_output()
 
 
 @on_one_server
@@ -247,11 +249,11 @@ def test_a_second_trainer_takes_the_weights_over_and_the_first_says_so(
     second = start("workers.trainer", "--target-reward", "2", "--steps", "2")
     first.popen.communicate(timeout=60)
     assert first.popen.returncode == 1
-    assert "another publisher of weights 'sort' was started" in first.said()
-    assert "Traceback" not in first.said()
+    assert "another publisher of weights 'sort' was started" in first.error_output()
+    assert "Traceback" not in first.error_output()
     second.popen.communicate(timeout=60)
     assert second.popen.returncode == 0
-    assert "ends: 2 steps are done, at weight version" in second.said()
+    assert "ends: 2 steps are done, at weight version" in second.error_output()
     assert maker.end() == 0
     assert stats_of(real_url, run_id).ledger.balanced
 
@@ -261,7 +263,7 @@ def test_a_trainer_whose_target_is_reached_already_says_so(start: Start) -> None
     trainer = start("workers.trainer", "--target-reward", "0.01")
     assert trainer.until("end")[0]["why"].startswith("held-out reward 0.")
     assert trainer.popen.wait(30) == 0
-    assert "has reached the target 0.01 at weight version 1, before" in trainer.said()
+    assert "has reached the target 0.01 at weight version 1, before" in trainer.error_output()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from redrb.connection.transport import Pipeline, packed, read_reply
 
 
 class Server:
-    """A server of one connection that answers whatever comes with what it was told."""
+    """A server for one connection, which answers everything with given replies."""
 
     def __init__(self):
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -259,7 +259,7 @@ def test_the_parser_goes_on_on_the_same_connection(real_url, namespace):
                 pipeline.add("GET", namespace)
                 pipeline.add("LRANGE", "none", 0, -1)
                 assert pipeline.exchange(connection) == [len(value), value, []]
-            own = connection
+            first = connection
         with client.connection() as connection:
-            assert connection is own
+            assert connection is first
         client.execute("DEL", namespace)

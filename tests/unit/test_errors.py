@@ -97,11 +97,11 @@ def test_a_broken_connection_leaves_it_uncertain_whether_a_request_landed() -> N
 
 
 def test_memory_is_recognised_in_whatever_form_it_comes() -> None:
-    told = "OOM command not allowed when used memory > 'maxmemory'."
+    message = "OOM command not allowed when used memory > 'maxmemory'."
     for error in (
-        upstream.OutOfMemoryError(told),
-        upstream.ExecAbortError(f"Transaction discarded because of: {told}"),
-        upstream.ResponseError(f"Error running script: {told}"),
+        upstream.OutOfMemoryError(message),
+        upstream.ExecAbortError(f"Transaction discarded because of: {message}"),
+        upstream.ResponseError(f"Error running script: {message}"),
     ):
         assert is_out_of_memory(error)
         ours = translate(error, "here")
@@ -168,8 +168,8 @@ def test_passwords_are_used_and_never_shown(url: str) -> None:
 def test_a_url_that_is_wrong_is_an_error_without_its_password(url: str) -> None:
     with pytest.raises(errors.ConfigError) as caught:
         parse_address(url)
-    told = "".join(traceback.format_exception(caught.value, chain=True))
-    frames = [line for line in told.splitlines() if not line.startswith(("  ", "   "))]
+    text = "".join(traceback.format_exception(caught.value, chain=True))
+    frames = [line for line in text.splitlines() if not line.startswith(("  ", "   "))]
     assert SECRET not in "\n".join(frames)
 
 

@@ -70,7 +70,7 @@ def test_defaults_are_in_range(owner: type[Settings]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "values", "told"),
+    ("owner", "values", "message"),
     [
         (TrainerSettings, {"publish_every": 0}, r"--publish-every .*REDRB_PUBLISH_EVERY.* least 1"),
         (TrainerSettings, {"evaluate_every": 0}, "--evaluate-every"),
@@ -94,9 +94,9 @@ def test_defaults_are_in_range(owner: type[Settings]) -> None:
     ],
 )
 def test_a_value_out_of_range_is_named(
-    owner: type[Settings], values: dict[str, Any], told: str
+    owner: type[Settings], values: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         owner(**values)
 
 

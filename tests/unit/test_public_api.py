@@ -33,10 +33,10 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 
 
 def test_importing_redrb_imports_neither_torch_nor_redis() -> None:
-    told = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-c", "import redrb, sys; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert {"torch", "numpy", "redis"}.isdisjoint(told.stdout.split())
+    assert {"torch", "numpy", "redis"}.isdisjoint(printed.stdout.split())
