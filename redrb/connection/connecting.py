@@ -77,15 +77,7 @@ def connect(
         return _connect_embedded(address, connect_timeout, retry_s)
     if address.nodes:
         return _connect_cluster(address, url, connect_timeout, retry_s)
-    pool = _pool(address, connect_timeout)
-    version = _check_server(pool, address, connect_timeout)
-    return Client(
-        Connections(pool),
-        where=address.where,
-        url=url,
-        server_version=version,
-        retry_s=retry_s,
-    )
+    return _connect_server(address, url, connect_timeout, retry_s)
 
 
 def _check_seconds(connect_timeout: object, retry_s: object) -> None:
@@ -98,6 +90,15 @@ def _check_seconds(connect_timeout: object, retry_s: object) -> None:
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _connect_server(address: Address, url: str, connect_timeout: float, retry_s: float) -> Client:
+    """Connect to one server."""
+    pool = _pool(address, connect_timeout)
+    version = _check_server(pool, address, connect_timeout)
+    return Client(
+        Connections(pool), where=address.where, url=url, server_version=version, retry_s=retry_s
+    )
 
 
 def _connect_cluster(address: Address, url: str, connect_timeout: float, retry_s: float) -> Client:
