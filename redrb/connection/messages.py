@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgpack
 
 from redrb.connection.client import Client
-from redrb.connection.transport import Pipeline, Reply, first_error
+from redrb.connection.transport import Pipeline, Reply, first_error, read_reply
 from redrb.errors import DecodeError, EncodeError
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
@@ -113,15 +113,40 @@ class MessageReader:
         left = deadline - time.monotonic()
         if left <= 0:
             return False
-        with self._client.connection() as connection:
-            silence = connection.socket_timeout
-        longest = _BLOCK_S if silence is None else min(_BLOCK_S, silence / 2)
-        block_ms = max(1, math.ceil(min(left, longest) * 1000))
-        self._client.execute(
-            *("XREAD", "BLOCK", block_ms, "STREAMS", self._key, self._last),
-            retry_s=min(left, self._client.retry_s),
-        )
+        retry_s = min(left, self._client.retry_s)
+        block_on_stream(self._client, self._key, self._last, min(left, _BLOCK_S), retry_s=retry_s)
         return True
+
+
+def block_on_stream(
+    client: Client, key: str, after: str, seconds: float, *, retry_s: float
+) -> None:
+    """Wait on the server until a stream may have an entry after the id `after`.
+
+    Args:
+        client: Client of the stream's node.
+        key: The stream.
+        after: Id of an entry.
+        seconds: Longest wait; it is shortened to half of the connection's timeout.
+        retry_s: Seconds to repeat the request while Redis is away.
+
+    Raises:
+        StoreUnavailable: Redis stayed away.
+    """
+
+    def attempt() -> None:
+        with client.connection() as connection:
+            silence = connection.socket_timeout
+            block_s = seconds if silence is None else min(seconds, silence / 2)
+            block_ms = max(1, math.ceil(block_s * 1000))
+            pipeline = Pipeline()
+            pipeline.add("XREAD", "BLOCK", block_ms, "STREAMS", key, after)
+            pipeline.send(connection)
+            reply = read_reply(connection)
+        if isinstance(reply, Exception):
+            raise reply
+
+    client.retrying(attempt, retry_s=retry_s)
 
 
 def _send(client: Client, pipeline: Pipeline) -> None:

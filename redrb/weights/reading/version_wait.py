@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from redrb.connection.transport import Pipeline, read_reply
+from redrb.connection.messages import block_on_stream
 from redrb.errors import WeightTimeout
 from redrb.weights.reading.catalogue import Catalogue
 from redrb.weights.wire.manifest import WeightVersion
@@ -53,18 +53,6 @@ def wait_once(catalogue: Catalogue, version: int, seconds: float) -> WeightVersi
 
 def _block(catalogue: Catalogue, version: int, seconds: float, *, retry_s: float) -> None:
     """Wait until there may be a version larger than `version`, at most `seconds`."""
-    client, versions = catalogue.client, catalogue.keys.versions
-
-    def attempt() -> None:
-        with client.connection() as connection:
-            silence = connection.socket_timeout
-            block_s = seconds if silence is None else min(seconds, silence / 2)
-            block_ms = max(1, round(block_s * 1000))
-            pipeline = Pipeline()
-            pipeline.add("XREAD", "BLOCK", block_ms, "STREAMS", versions, f"{version}-0")
-            pipeline.send(connection)
-            reply = read_reply(connection)
-        if isinstance(reply, Exception):
-            raise reply
-
-    client.retrying(attempt, retry_s=retry_s)
+    block_on_stream(
+        catalogue.client, catalogue.keys.versions, f"{version}-0", seconds, retry_s=retry_s
+    )
