@@ -1,5 +1,5 @@
 -- Consumer groups join a task, and end.
---@include task facts index history room groups
+--@include task facts index history room groups waiters
 
 -- Note how many reads a group that joins late is behind the others: a rate does not wait for them.
 local function give_lead(group)
@@ -116,4 +116,18 @@ local function drop_keys(group)
       redis.call('UNLINK', key('tag', pool .. ':' .. name))
     end
   end
+end
+
+-- Delete the keys of the task and of these consumer groups. All waiters are woken, to look again.
+local function delete_task(all, now)
+  wake('#room', math.huge, now)
+  for _, group in ipairs(all) do
+    for _, status in ipairs(STATUSES) do
+      wake(pool_of(group, status), math.huge, now)
+      wake(pool_of(group, status) .. '?', math.huge, now)
+    end
+    drop_keys(group)
+  end
+  redis.call('UNLINK', stream, task, key('groups'), key('producers'), key('sizes'), key('facts'),
+    key('archive'), key('behind'), key('terms'), key('dead'), key('queue', '#room'), key('needs', '#room'))
 end

@@ -4,7 +4,7 @@
 --         numbers of entries, facts and members that a complete stage has
 -- Returns {'ok'} | {'gone'}: the stage is not complete | {'used'}: something was put meanwhile
 --       | {'differs', setting, ...}: the task was given other settings meanwhile
---@include task index room waiters membership settings stage
+--@include task index room membership settings stage
 
 begin_writing()
 local token, now = ARGV[1], now_ms()
@@ -60,19 +60,9 @@ redis.call('HDEL', task, 'part')
 redis.call('HSET', task, 'restored', token)
 local names = names_of_keys()
 
--- wake all waiters of the empty task: they look again, at the restored one
 work_at(home)
-wake('#room', math.huge, now)
-for _, group in ipairs(joined) do
-  for _, status in ipairs(STATUSES) do
-    wake(pool_of(group, status), math.huge, now)
-    wake(pool_of(group, status) .. '?', math.huge, now)
-  end
-  drop_keys(group)
-end
-redis.call('UNLINK', stream, task, key('groups'), key('producers'), key('sizes'), key('facts'),
-  key('archive'), key('behind'), key('terms'), key('dead'), key('queue', '#room'), key('needs', '#room'),
-  key('restoring'))
+delete_task(joined, now)
+redis.call('DEL', key('restoring'))
 for _, name in ipairs(names) do
   local staged = stage_of(token) .. name
   if redis.call('PERSIST', staged) == 1 or redis.call('EXISTS', staged) == 1 then
