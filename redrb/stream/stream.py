@@ -130,6 +130,8 @@ class ExperienceStream:
         if narrow_floats is not None:
             check_choice("narrow_floats", narrow_floats, get_args(NarrowFloats))
         lease_ms = checked_int("lease_ms", lease_ms, LEAST_LEASE_MS)
+        if not isinstance(settings, TaskSettings | None):
+            raise ConfigError(f"settings={settings!r:.80}: give a redrb.stream.TaskSettings.")
         self.task = task
         self.namespace = namespace
         self.group = check_name("consumer group", group)

@@ -85,6 +85,7 @@ def test_rates_that_cannot_work_are_refused() -> None:
         ({"narrow_floats": "float8"}, 'narrow_floats=\'float8\': use "float16" or "bfloat16"'),
         ({"on_full": "wait"}, 'on_full=\'wait\': use "block", "drop_oldest" or "error"'),
         ({"limit": -1}, "limit=-1"),
+        ({"settings": {"limit": 4}}, r"redrb\.stream\.TaskSettings"),
         ({"task": "a b"}, "task 'a b'"),
         ({"task": ""}, "task ''"),
         ({"task": "x{y}"}, "task 'x{y}'"),
