@@ -1,9 +1,9 @@
-"""Lua scripts: loaded once, one typed function each, safe to repeat.
+"""Loads and runs the Lua scripts.
 
-A script file starts with comments (KEYS, ARGV, returns). A line `--@include name ...` names the
-files of `redrb/lua/include` whose functions it uses; those files name the ones that they use, so
-nobody lists more than what a file itself calls. Running a script again with the same arguments
-changes nothing more: the client may repeat it when a connection breaks.
+A script begins with a header: purpose, KEYS, ARGV, returns. A line `--@include name ...` names the
+files of `redrb/lua/include` whose functions this file calls; the includes of these files are found
+by themselves. A reply that has cases begins with a word. Repeated with the same arguments a script
+changes nothing more, so the client repeats it when a connection breaks.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def run(
     *,
     retry_s: float | None = None,
 ) -> Reply:
-    """Run a script, and again while Redis is away; load it where the server does not know it.
+    """Run a script, and repeat it while Redis is unreachable; send its text if Redis lacks it.
 
     Raises:
-        StoreUnavailable: Redis stayed away.
+        StoreUnavailable: Redis stayed unreachable.
         StoreError: The server or the script answered with an error.
     """
     return client.retrying(lambda: run_once(client, script, keys, arguments), retry_s=retry_s)
@@ -96,12 +96,12 @@ def add_to(
     """Append a script to a pipeline.
 
     Args:
-        pipeline: Where to.
+        pipeline: The pipeline.
         script: The script.
-        keys: Its KEYS.
-        arguments: Its ARGV.
-        whole: Send its text and not only its name. In a transaction a script that the server does
-            not know would leave the other commands done and itself undone.
+        keys: KEYS of the script.
+        arguments: ARGV of the script.
+        whole: Send the script's text instead of its SHA-1. In a transaction, a script that Redis
+            lacks would fail after the other commands were done.
     """
     called = ("EVAL", script.text) if whole else ("EVALSHA", script.sha)
     pipeline.add(*called, len(keys), *keys, *arguments)
