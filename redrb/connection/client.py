@@ -1,10 +1,11 @@
-"""A client of Redis: sends requests, repeats them while Redis is away, raises redrb's errors."""
+"""A client of Redis: sends requests, repeats and logs them while Redis is away, maps errors."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 import redis
@@ -104,7 +105,7 @@ class Client:
             stop=lambda state: stopping.asked() or time_is_up(state),
             wait=wait_random_exponential(multiplier=0.02, max=1.0),
             sleep=stopping.pause,
-            before_sleep=self._log_retry,
+            before_sleep=partial(self._log_retry, seconds),
             reraise=True,
         )
         try:
@@ -176,7 +177,8 @@ class Client:
             raise reply
         return reply
 
-    def _log_retry(self, state: RetryCallState) -> None:
+    def _log_retry(self, retry_s: float, state: RetryCallState) -> None:
+        """Log the first and the tenth repetition of a request that is given up after `retry_s`."""
         outcome = state.outcome
         cause: Any = outcome.exception() if outcome is not None else None
         level = logging.WARNING if state.attempt_number in (1, 10) else logging.DEBUG
@@ -187,7 +189,7 @@ class Client:
             "moves keys" if cause is not None and is_moving(cause) else "is away",
             type(cause).__name__,
             state.attempt_number + 1,
-            max(0.0, self.retry_s - (state.seconds_since_start or 0.0)),
+            max(0.0, retry_s - (state.seconds_since_start or 0.0)),
         )
 
 

@@ -1,4 +1,4 @@
-"""Connects to the server of a URL, or starts one, and checks its kind and version."""
+"""Connects to a URL: TCP, TLS, unix socket, cluster or embedded server; timeouts, version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parses and checks the URL of Redis, and makes a form of it that shows no password."""
+"""Parses the URL of Redis; its query options, such as those of TLS, go to redis-py."""
 
 from __future__ import annotations
 

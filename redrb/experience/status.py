@@ -1,4 +1,4 @@
-"""The status of a rollout, and of a group of them."""
+"""The statuses of a rollout, and the one status of a group of rollouts."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""Orders: they decide which of the waiting groups a trainer gets next."""
+"""Orders decide which of the waiting groups a trainer gets next."""
 
 from __future__ import annotations
 
-import re
-
-from redrb.errors import ConfigError
 from redrb.orders.fifo import Fifo, Lifo
+from redrb.orders.names import ignores_priority, known_order, order_named
 from redrb.orders.order import GroupFacts, Order, Score, check_order, checked_score
 from redrb.orders.priority import Prioritized, Priority, Uniform
 from redrb.orders.versions import Freshest, Stalest
@@ -27,37 +25,3 @@ __all__ = [
     "known_order",
     "order_named",
 ]
-
-_ORDERS: dict[str, Order] = {
-    order.name: order for order in (Fifo(), Lifo(), Stalest(), Freshest(), Priority(), Uniform())
-}
-_PRIORITIZED = re.compile(r"prioritized(?:\(([0-9.e+-]{1,12})\))?")
-
-
-def known_order(name: str) -> Order | None:
-    """Return the built-in order with this name; None if there is none."""
-    matched = _PRIORITIZED.fullmatch(name)
-    if matched is None:
-        return _ORDERS.get(name)
-    try:
-        return Prioritized() if matched[1] is None else Prioritized(float(matched[1]))
-    except ValueError:
-        return None
-
-
-def order_named(name: str) -> Order:
-    """Return the built-in order with this name.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    order = known_order(name)
-    if order is None:
-        known = ", ".join(sorted([*_ORDERS, "prioritized"]))
-        raise ConfigError(f"unknown order {name!r}: use one of {known}, or an Order object.")
-    return order
-
-
-def ignores_priority(order: Order | None) -> bool:
-    """Return whether an order does not depend on priorities; False if that is unknown."""
-    return isinstance(order, Fifo | Lifo | Stalest | Freshest | Uniform)

@@ -1,4 +1,4 @@
-"""`Wait`: one wait of a put or a take, in slices, with a deadline and a log line."""
+"""`Wait`: how long a put or a take waits, how long it is retried, when it logs that it waits."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,6 +16,7 @@ from redrb import StoreUnavailable
 from redrb.connection import Client
 from redrb.connection.transport import Pipeline, packed
 from redrb.errors import StoreError
+from tests.servers import Server
 
 
 def test_binary_values_come_back_as_they_were(client: Client, namespace: str) -> None:
@@ -149,3 +151,16 @@ def test_an_outage_from_the_start_is_certain() -> None:
 
 def _refused() -> Broken:
     return Broken("Error 111 connecting to localhost:1. Connection refused.")
+
+
+def test_the_log_says_how_long_a_request_is_still_repeated(
+    own_server: Callable[..., Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is the limit of the request, where that is shorter than the client's."""
+    server = own_server()
+    with redrb.connect(server.url, retry_s=60) as client:
+        server.kill()
+        with pytest.raises(StoreUnavailable):
+            client.execute("PING", retry_s=0.3)
+    first = next(record for record in caplog.records if "is away" in record.getMessage())
+    assert "trying for 0 s more" in first.getMessage()

@@ -19,7 +19,7 @@ from redrb.codec import EncodedGroup
 from redrb.connection import Client
 from redrb.errors import DecodeError, RankLost, WrongStep
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.ranks.rank_store import MOST_STEPS
+from redrb.stream.ranks.scripts import MOST_STEPS
 from tests.audit import audit, kill_consumer
 from tests.conftest import Opener
 from tests.samples import numbered, numbers

@@ -1,4 +1,4 @@
-"""Encoded groups on their way into a task."""
+"""`PutBatch`: the encoded groups of one put, with the values that the task indexes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`PutInFlight`: one put on its way into a task while the next one is made."""
+"""`PutInFlight`: sends a put now and reads its reply later."""
 
 from __future__ import annotations
 

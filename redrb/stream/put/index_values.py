@@ -1,4 +1,4 @@
-"""The values that an indexed task takes from the samples of a group: tags and newest tokens."""
+"""Reads from samples the values that a task indexes: tags and newest tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The facts of groups that are put into an indexed task, as `put_indexed.lua` takes them."""
+"""Packs the facts of groups as arguments of the script `put_indexed`."""
 
 from __future__ import annotations
 

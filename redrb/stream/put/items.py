@@ -1,4 +1,4 @@
-"""The items of a put as groups."""
+"""Splits the items of a put into groups of samples."""
 
 from __future__ import annotations
 

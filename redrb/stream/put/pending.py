@@ -1,4 +1,4 @@
-"""A put on its way into a task: its producer's identity, its groups, and how many are in."""
+"""`PendingPut`: the state of one unfinished put: its number, its groups, how many are stored."""
 
 from __future__ import annotations
 

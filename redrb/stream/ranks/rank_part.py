@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redrb.errors import ConfigError, LeaseLost
-from redrb.stream.ranks.rank_store import RankStep, RankStore
+from redrb.stream.ranks.scripts import RankStep, RankStore
 from redrb.stream.take.scripts import Outcome
 
 

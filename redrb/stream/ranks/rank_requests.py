@@ -1,4 +1,4 @@
-"""A rank's request for its part, checked, and the errors that answer it."""
+"""Checks a rank's request for its part, and turns refusals into errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, NoReturn, TypeAlias
 
 from redrb.checks import checked_int
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, RankLost, WrongStep
-from redrb.stream.ranks.rank_store import MOST_STEPS, RankReply, RankStep
+from redrb.stream.ranks.scripts import MOST_STEPS, RankReply, RankStep
 from redrb.stream.take.scripts import TakeRequest
 
 Balance: TypeAlias = Literal["tokens"]

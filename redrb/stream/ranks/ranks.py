@@ -9,7 +9,7 @@ from redrb.errors import ConfigError, DecodeError, LeaseLost
 from redrb.stream.ranks.dealing import deal, part_draw
 from redrb.stream.ranks.rank_part import RankPart
 from redrb.stream.ranks.rank_requests import MOST_RANKS, Balance, PartRequest, refuse
-from redrb.stream.ranks.rank_store import RANKS, RankReply, RankStep, RankStore
+from redrb.stream.ranks.scripts import RANKS, RankReply, RankStep, RankStore
 from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.lease import Lease
