@@ -7,7 +7,11 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """Status of a rollout; the values are those of XTuner v1."""
+    """Status of a rollout; the values are those of XTuner v1.
+
+    A new status also gets a code on the wire (`STATUSES` in `redrb/codec/wire.py`) and a pool in
+    Redis (`STATUSES` in `redrb/lua/include/pools.lua`).
+    """
 
     INIT = "init"
     COMPLETED = "completed"

@@ -1,8 +1,8 @@
--- Claims: entries are leased to a slot.
+-- Leases entries to a slot of a consumer.
 --
 -- A lease is a table of group, pool and slot, and the result so far: claimed and lost, numbers of
 -- entries leased and of entries that another client had deleted; members; weights if they are drawn.
---@include task facts index groups expire
+--@include task facts pools groups staleness
 
 -- Lease entries. Returns the ids of those that exist.
 local function claim(lease, ids)

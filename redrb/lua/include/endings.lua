@@ -1,4 +1,4 @@
--- Leased entries end for good: acknowledged, expired or rejected.
+-- Ends leased entries for good: acknowledged, expired or rejected.
 --@include task facts history groups leases
 
 -- Whether a slot leases an entry. In a repeated call, the entry may be another slot's by now.

@@ -1,10 +1,10 @@
--- Entries in consumer groups.
+-- Says where an entry stands in each consumer group, and lets it go when all are done with it.
 --
 -- In a consumer group an entry is waiting, leased (in the pending list) or done. When it is done in all
 -- groups it is deleted or becomes history. In a plain task the entries beyond the cursor wait, and those
 -- in the sorted set ready:<group>, which were requeued. In an indexed task the entries in the group's
 -- pools wait. group:<group> holds cursor and counters.
---@include task facts index history room waiters
+--@include task facts pools history capacity waiters
 
 local function is_leased(group, seq)
   local id = id_of(seq)

@@ -3,7 +3,7 @@
 -- deliveries:<group> holds failed deliveries by seq, consumers:<group> the deadline of each
 -- consumer's heartbeat, leases:<group> a lease's token by slot. A slot is the consumer name under
 -- which Redis keeps one lease: <consumer>/<number>.
---@include task facts index pending groups
+--@include task facts pools pending groups
 
 -- Move a leased entry, already out of the pending list, to the dead-letter stream.
 local function add_dead_letter(group, seq, fields, reason, consumer)

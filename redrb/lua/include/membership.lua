@@ -1,5 +1,5 @@
--- Consumer groups join a task, and end.
---@include task facts index history room groups waiters
+-- Lets a consumer group join a task, or end.
+--@include task facts pools history capacity groups waiters
 
 -- Note how many reads a group that joins late is behind the others: a rate does not wait for them.
 local function give_lead(group)

@@ -1,4 +1,4 @@
--- Puts: a transaction has added entries to the stream; a script counts them or takes them out again.
+-- Counts the entries that a transaction has added to the stream, or takes them out again.
 --@include task
 
 -- Delete the `count` entries beyond the id `before`; later ids count on behind them.

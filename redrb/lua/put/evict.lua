@@ -7,7 +7,7 @@
 --         most: evict at most so many beyond `count` and `least`: a lowered limit is reached over
 --         several puts
 -- Returns the number of entries evicted.
---@include task room evict
+--@include task capacity eviction
 
 begin_writing()
 local earlier = redis.call('HGET', key('producers'), ARGV[1])

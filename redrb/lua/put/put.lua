@@ -10,7 +10,7 @@
 --       | {'full', setting}: limit or max_bytes leaves no room
 --       | {'never'}: the entries exceed the limits of an empty task
 --       | {'gone'}: there is no such task | {'indexed'}: the task is indexed, use put_indexed.lua
---@include task room waiters puts
+--@include task capacity waiters puts
 
 begin_writing()
 local known, gone = numbers(task, 'last', 'limit', 'max_bytes', 'bytes', 'put', 'samples_put',

@@ -4,7 +4,7 @@
 --         ttl_ms: how long the place in the queue and the granted room are kept; 0: leave the queue
 -- Returns {entries, setting}: how many of the entries may be put now, and which setting leaves no room
 --         for more: limit | rate | max_bytes, or ''
---@include task room waiters
+--@include task capacity waiters
 
 begin_writing()
 local producer, ttl_ms, count, now = ARGV[1], tonumber(ARGV[2]), #ARGV - 2, now_ms()

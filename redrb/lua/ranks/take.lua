@@ -20,7 +20,7 @@
 --       | {'held', world, {living rank ...}}: other ranks take from this consumer group
 --       | {'leased', entries}: other consumers lease entries of this consumer group
 --       | {'gone'} | {'more'}: the consumer group is joining, run it again
---@include task room waiters leases ranks attempts membership steps
+--@include task capacity waiters leases ranks attempts membership steps
 
 begin_writing()
 local group, consumer, rank, world = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])

@@ -12,7 +12,7 @@
 --         terms, producers    {field = value}
 --         end        {last id of the task, id of the last entry}
 -- Returns 'ok' | 'again': the part was added before | 'gone': the stage has expired
---@include task facts index stage
+--@include task facts pools stage
 
 begin_writing()
 local part, ttl_ms, kind, value = tonumber(ARGV[1]), ARGV[2], ARGV[3], cmsgpack.unpack(ARGV[4])

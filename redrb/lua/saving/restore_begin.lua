@@ -4,7 +4,7 @@
 --         token: name of this attempt; ttl_ms: how long the attempt is known, 0: give it up
 -- Returns {entries ever put, filtered or too stale on arrival, entries and dead letters stored now,
 --         {field, value, ...} of the task, consumer group, ...}
---@include task room stage
+--@include task capacity stage
 
 begin_writing()
 local token, ttl_ms = ARGV[1], tonumber(ARGV[2])

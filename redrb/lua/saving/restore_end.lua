@@ -4,7 +4,7 @@
 --         numbers of entries, facts and members that a complete stage has
 -- Returns {'ok'} | {'gone'}: the stage is not complete | {'used'}: something was put meanwhile
 --       | {'differs', setting, ...}: the task was given other settings meanwhile
---@include task index room membership settings stage
+--@include task pools capacity membership settings stage
 
 begin_writing()
 local token, now = ARGV[1], now_ms()

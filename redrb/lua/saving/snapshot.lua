@@ -9,7 +9,7 @@
 --             {facts or '', archived ms or '', then of each consumer group that is not done with it: its
 --              place in ARGV, status it was moved to or '', rule it expired by or '', failed deliveries,
 --              reads}}
---@include task facts room groups
+--@include task facts capacity groups
 
 if not exists() then
   return {}

@@ -16,7 +16,7 @@
 --       | {'gone'}: there is no such task | {'late'}: a later take of the slot came first
 --       | {'ranks'}: ranks take from this consumer group, so other consumers may not
 --       | {'more', groups that just expired}: run it again, there is more to do before
---@include task facts index history room waiters groups leases ranks expire claims membership where
+--@include task facts pools history capacity waiters groups leases ranks staleness claims membership where
 
 begin_writing()
 local known, gone = numbers(task, 'last', 'limit', 'capacity')

@@ -1,11 +1,11 @@
--- Count the groups that wait in a status. Writes nothing.
+-- Count the groups that wait in one status, for one consumer group. Writes nothing.
 -- KEYS[1] stream
 -- ARGV    group, status, where, at
 --         where: JSON of a query, or ''; at: '0', then the place that the last call returned
 -- Returns {entries, place}. For a consumer group that has not joined, the groups that it would see are
 --         counted a page at a time: the caller goes on until `place` is '0', and adds. With the status
 --         archived the history counts, too.
---@include task facts index where plan
+--@include task facts pools where plan
 
 local group, status, where = ARGV[1], ARGV[2], ARGV[3]
 local pool, rule = pool_of(group, status), rules()

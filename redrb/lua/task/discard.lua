@@ -1,8 +1,8 @@
--- Expire waiting entries by their seq. Leased entries are left alone.
+-- Expire the waiting entries that are named by their seq. Leased entries are left alone.
 -- KEYS[1] stream
 -- ARGV    group, seq ...
 -- Returns the number of entries that waited.
---@include task facts index room waiters groups
+--@include task facts pools capacity waiters groups
 
 begin_writing()
 local group, found = ARGV[1], {}

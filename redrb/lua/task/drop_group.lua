@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    group
 -- Returns the number of entries deleted.
---@include task facts index pending room waiters groups membership
+--@include task facts pools pending capacity waiters groups membership
 
 begin_writing()
 local group = ARGV[1]

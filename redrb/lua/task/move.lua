@@ -4,7 +4,7 @@
 -- Returns {'ok', entries}: how many of the entries wait in that status now
 --         | {'more'}: the consumer group is joining, run it again
 --         | {'plain'}: run convert.lua until it is done
---@include task facts index room groups convert membership
+--@include task facts pools capacity groups conversion membership
 
 begin_writing()
 local group, status, moved = ARGV[1], ARGV[2], 0

@@ -8,7 +8,7 @@
 --       | {'differs', name, stored value, ...}
 --       | {'unversioned'}: it is to evict the stalest groups, and indexes no versions
 --       | {'plain'}: run convert.lua until it is done, and then this again
---@include task facts room convert settings
+--@include task facts capacity conversion settings
 
 begin_writing()
 local used = number(task, 'put') > 0

@@ -1,9 +1,9 @@
--- Acknowledge entries by their seq, waiting or leased: a checkpoint says that they are trained.
+-- Acknowledge the entries that a checkpoint has trained, waiting or leased, by their seq.
 -- KEYS[1] stream
 -- ARGV    group, seq, samples, seq, samples, ...
 -- Returns the number of entries acknowledged; repeated, 0. If entries are read several times it does
 --         nothing, as they would be read again anyway.
---@include task facts index history room waiters groups
+--@include task facts pools history capacity waiters groups
 
 begin_writing()
 local group, over, samples = ARGV[1], {}, 0

@@ -5,7 +5,7 @@
 --         kind: w waiting, l leased or t taken (then `version` is the staleness when it was taken), followed
 --         by o, the version of the oldest token, or n, of the newest; for taken groups also tf and tq,
 --         the shares of their staleness that arose in flight and in the queue
---@include task facts index pending
+--@include task facts pools pending
 
 local group, found = ARGV[1], {}
 local function report(kind, version, count)

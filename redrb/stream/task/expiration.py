@@ -23,7 +23,7 @@ CALLBACK_GROUPS = 32
 """Most groups whose ids are asked for before a callback gets each of them."""
 
 MOST_STALENESS = 1023
-"""Larger stalenesses count as this one, see `redrb/lua/include/expire.lua`."""
+"""Larger stalenesses count as this one, see `redrb/lua/include/staleness.lua`."""
 
 
 @dataclass(frozen=True, slots=True)

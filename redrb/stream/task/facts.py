@@ -8,7 +8,7 @@ import msgpack
 
 
 class Facts(TypedDict):
-    """The fields that `redrb/lua/include/index.lua` describes."""
+    """The fields that `redrb/lua/include/facts.lua` describes."""
 
     size: int
     samples: int

@@ -188,7 +188,7 @@ class Pin:
 
     def __exit__(self, *exc_info: object) -> None:
         try:
-            self._catalogue.run("weights/hold", self.reader, 0, retry_s=0)
+            self._catalogue.run("weights/renew_pin", self.reader, 0, retry_s=0)
         except StoreError:
             return  # the pin expires
 
@@ -198,7 +198,7 @@ class Pin:
 
     def renew(self) -> None:
         """Renew the pin."""
-        self._catalogue.run("weights/hold", self.reader, PIN_S * 1000)
+        self._catalogue.run("weights/renew_pin", self.reader, PIN_S * 1000)
 
 
 def _whole(stored: object) -> int:

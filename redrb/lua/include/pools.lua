@@ -1,4 +1,4 @@
--- The pools of indexed tasks, in which groups wait.
+-- Adds groups to the pools in which they wait, and takes them out.
 --
 -- A pool holds the groups that wait for one consumer group in one status: ready:<pool> sorts them by
 -- the task's order, versions:<pool> and newest:<pool> by policy version for expiry, tag:<pool>:<name>

@@ -3,7 +3,7 @@
 -- Until the last step the task is plain. A page of entries that a consumer group has never taken gets
 -- facts and goes to its ready:<group>, as if the entries had been requeued, and its cursor advances.
 -- The last step does the entries that are leased and those put since the last page.
---@include task facts index pending room
+--@include task facts pools pending capacity
 
 local PAGE = 1000
 local arriving = 0 -- entries that a put has just added and not counted yet

@@ -1,4 +1,4 @@
--- Room: how many groups the limits of a task let in, and how many reads its rate allows.
+-- Says how many groups the limits of a task let in, and how many reads its rate allows.
 --
 -- rate is "<samples per insert> <min size> <min diff> <max diff>"; diff = inserts * samples per
 -- insert - reads, of the slowest consumer group, stays between the last two (Reverb's rate limiters).

@@ -1,5 +1,5 @@
--- Staleness: groups that are too stale expire, and the staleness of taken groups is counted.
---@include task facts index groups
+-- Expires groups that are too stale, and counts the staleness of taken groups.
+--@include task facts pools groups
 
 -- At most `limit` members of a pool whose oldest version is at most `cut`, or the version of whose newest
 -- token is at most `token_cut`. With one rule alone they are the lowest members of a sorted set, whose
