@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     first, *others = REAL
     for item in items:
         folder, file = item.path.parent.name, item.path.name
-        takes_long = folder in ("integration", "faults") or file.startswith("test_cluster")
+        takes_long = folder in ("integration", "faults") or "cluster" in file
         elsewhere = (item.nodeid.replace(first, other) in names for other in others)
         if takes_long and first in item.nodeid and any(elsewhere):
             item.add_marker("slow")
