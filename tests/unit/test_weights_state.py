@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redrb.errors import WeightError
-from redrb.weights.reading.load_target import LoadTarget, named_tensors
+from redrb.weights.reading.targets import LoadTarget, named_tensors
 from redrb.weights.tensors.copying import plain
 from redrb.weights.tensors.published_state import lay_out, state_shards
 from redrb.weights.tensors.shard import TensorShard

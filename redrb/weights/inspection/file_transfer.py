@@ -16,9 +16,9 @@ from redrb.weights.files.safetensors import load_safetensors
 from redrb.weights.inspection.listing import catalogue_of, check_kept, kept, layout_of
 from redrb.weights.inspection.mapped_file import mapped_file
 from redrb.weights.reading.catalogue import Catalogue, Pin
-from redrb.weights.reading.load_target import LoadTarget
 from redrb.weights.reading.retrying import fetch_retrying
 from redrb.weights.reading.state_copies import InPlaceCopy
+from redrb.weights.reading.targets import LoadTarget
 from redrb.weights.tensors.fitting import target_shards
 from redrb.weights.wire.manifest import MAX_VERSION
 

@@ -1,10 +1,11 @@
-"""The baseline of a publisher's next version: the last state, and the last full version."""
+"""`Baseline`: the last published state and the last full version, from which the next starts."""
 
 from __future__ import annotations
 
 import logging
 
 from redrb.errors import WeightError
+from redrb.weights.publishing.full_or_delta import is_stored_in_full
 from redrb.weights.publishing.snapshot import Difference, Snapshot
 from redrb.weights.publishing.staging import Anchor, StagedPart
 from redrb.weights.tensors.state import State
@@ -29,10 +30,13 @@ class Baseline:
         self.anchor: Anchor | None = None
         self.checksums: tuple[int, ...] = ()
 
-    @property
-    def anchor_due(self) -> bool:
-        """Whether the next version has to be stored in full."""
-        return self._since_anchor + 1 >= self._anchor_every
+    def stores_in_full(self, difference: Difference | None) -> bool:
+        """Return whether the next version is stored in full; `difference` leads to it."""
+        return is_stored_in_full(
+            has_delta=difference is not None,
+            deltas_since_full=self._since_anchor,
+            anchor_every=self._anchor_every,
+        )
 
     @property
     def version(self) -> int:

@@ -1,4 +1,4 @@
-"""Versions of one name, begun and committed by its owner; tasks learn of new versions."""
+"""`Committer`: begins and commits versions of one name, and tells tasks of new versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest of one version, assembled from the parts that ranks have staged."""
+"""Assembles the manifest of one version from the parts that ranks have staged."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class LeadingRank:
         bases = {offer.base for offer in offers}
         if difference is None or bases != {difference.base}:
             difference = None
-        whole = difference is None or baseline.anchor_due
+        whole = baseline.stores_in_full(difference)
         decisions = self._decide(begun, source, offers, whole=whole, delta=difference is not None)
         place = StagingPlace(begun.version, begun.token, 0, self._committer.spread)
         attempt = StagingAttempt(self._client, self._keys, place, source, waits_s=self._timeout)

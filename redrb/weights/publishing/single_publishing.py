@@ -78,7 +78,7 @@ class SinglePublishing:
     ) -> WeightVersion | None:
         baseline = self._baseline
         difference = baseline.difference(source, begun.newest_state)
-        whole = difference is None or baseline.anchor_due
+        whole = baseline.stores_in_full(difference)
         part = attempt.stage(difference, whole=whole, anchor=baseline.anchor)
         manifest = assemble_manifest(
             [part],

@@ -1,4 +1,4 @@
-"""A copy of the last published state, and the encoded difference to the next one."""
+"""`Snapshot`: a copy of the last published state; encodes the difference to the next state."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from redrb.errors import WeightError
+from redrb.weights.publishing.full_or_delta import is_too_large
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.chunks import checksum_of
 from redrb.weights.wire.delta import Bytes
@@ -19,9 +20,6 @@ from redrb.weights.wire.layout import Layout
 
 CHANGED = "tensors changed while they were published: do not train until publish returns"
 """Message of the errors about checksums that differ between two reads of one tensor."""
-
-FULL_ABOVE = 0.35
-"""Share of the state's bytes; a larger delta is not worth its encoding."""
 
 _SAMPLED = 8
 _THREADS = 4
@@ -90,7 +88,6 @@ class Snapshot:
         layout = self.layout
         everything = range(layout.chunks)
         sampled = everything[:: max(1, layout.chunks // _SAMPLED)]
-        most = FULL_ABOVE * layout.nbytes
         with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
 
             def encode(index: int) -> tuple[bytes, int]:
@@ -100,12 +97,13 @@ class Snapshot:
 
             first = dict(zip(sampled, threads.map(encode, sampled), strict=True))
             seen = sum(layout.size(index) for index in sampled)
-            if sum(len(block) for block, _ in first.values()) > 1.5 * FULL_ABOVE * seen:
+            encoded = sum(len(block) for block, _ in first.values())
+            if is_too_large(encoded, seen, sampled=True):
                 return None
             rest = [index for index in everything if index not in first]
             first.update(zip(rest, threads.map(encode, rest), strict=True))
         blocks = tuple(first[index][0] for index in everything)
-        if sum(map(len, blocks)) > most:
+        if is_too_large(sum(map(len, blocks)), layout.nbytes):
             return None
         checksums = tuple(first[index][1] for index in everything)
         return Difference(self.version, blocks, checksums)

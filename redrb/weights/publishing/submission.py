@@ -1,4 +1,4 @@
-"""A version that a thread publishes beside training."""
+"""`Submission`: the future of a version that a thread publishes beside training."""
 
 from __future__ import annotations
 

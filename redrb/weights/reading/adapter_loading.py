@@ -1,4 +1,4 @@
-"""Loading adapters: into a model's LoRA layers, or merged into its weights."""
+"""Loads adapters: into a model's LoRA layers, or merged into its weights."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import nn
 
 from redrb.errors import WeightMismatch
 from redrb.weights.lora import LoraMerger
-from redrb.weights.reading.load_target import LoadTarget
 from redrb.weights.reading.state_copies import Adapter, FetchedVersion
+from redrb.weights.reading.targets import LoadTarget
 from redrb.weights.tensors.copying import load_in_place, synchronize
 from redrb.weights.tensors.names import Target
 from redrb.weights.tensors.shard import TensorShard

@@ -1,4 +1,4 @@
-"""Weights fetched in a thread beside generation, and swapped in between two tokens."""
+"""Base class: a thread fetches versions beside generation, a swap loads them between tokens."""
 
 from __future__ import annotations
 

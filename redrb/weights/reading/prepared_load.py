@@ -1,4 +1,4 @@
-"""Loading in two steps: fetch a version beside the one in use, then load it into the tensors."""
+"""`PreparedLoad`: fetches a version beside the one in use, and loads it later."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 from redrb.errors import ConfigError, WeightMismatch
 from redrb.weights.reading.catalogue import Catalogue, Pin
-from redrb.weights.reading.load_target import LoadTarget
 from redrb.weights.reading.state_copies import FetchedVersion, StateCopy
+from redrb.weights.reading.targets import LoadTarget
 from redrb.weights.tensors.fitting import target_shards
 from redrb.weights.tensors.names import Target
 from redrb.weights.wire.manifest import WeightVersion

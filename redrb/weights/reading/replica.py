@@ -1,4 +1,4 @@
-"""A reader's copy of a state: updated step by step, and checked at each step."""
+"""`Replica`: brings a copy of a state from version to version, and checks each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fetch is repeated from the newest version if chunks were gone or damaged."""
+"""Repeats a fetch from the newest version if chunks were gone or damaged."""
 
 from __future__ import annotations
 

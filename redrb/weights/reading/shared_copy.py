@@ -1,4 +1,4 @@
-"""A state in the host's shared memory: one process fetches it, the others map it."""
+"""`SharedCopy`: a state in the host's shared memory; one process fetches it, the others map it."""
 
 from __future__ import annotations
 

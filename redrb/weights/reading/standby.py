@@ -1,4 +1,4 @@
-"""The standby of a subscriber: the newest version, fetched and ready to be swapped in."""
+"""`WeightStandby`: keeps the newest version of a `WeightSubscriber` ready to be swapped in."""
 
 from __future__ import annotations
 

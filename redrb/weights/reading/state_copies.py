@@ -1,4 +1,4 @@
-"""Copies of a state that a reader keeps: in private memory, or in the live tensors themselves."""
+"""`StateCopy`: where a reader keeps a state: private memory, or the live tensors themselves."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from redrb.errors import ConfigError, DecodeError, WeightCorrupt
 from redrb.weights.lora import LoraConfig, configs_from_wire
 from redrb.weights.reading.catalogue import Catalogue, Pin, Step
-from redrb.weights.reading.load_target import LoadTarget, named_tensors
 from redrb.weights.reading.replica import Replica, Transfer
+from redrb.weights.reading.targets import LoadTarget, named_tensors
 from redrb.weights.tensors.state import State
 from redrb.weights.wire.layout import Layout
 from redrb.weights.wire.manifest import WeightVersion

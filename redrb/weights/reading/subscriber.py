@@ -18,7 +18,7 @@ from redrb.errors import (
 )
 from redrb.keys import WeightKeys
 from redrb.weights.reading.catalogue import Catalogue, Pin
-from redrb.weights.reading.load_target import LoadTarget, named_tensors
+from redrb.weights.reading.loading import TargetLoader
 from redrb.weights.reading.prepared_load import PreparedLoad, SubscriberAccess, subscriber_in_use
 from redrb.weights.reading.retrying import fetch_retrying
 from redrb.weights.reading.shared_copy import SharedCopy
@@ -29,7 +29,7 @@ from redrb.weights.reading.state_copies import (
     PrivateCopy,
     StateCopy,
 )
-from redrb.weights.reading.target_loader import TargetLoader
+from redrb.weights.reading.targets import LoadTarget, named_tensors
 from redrb.weights.reading.version_wait import wait_for_version, wait_once
 from redrb.weights.tensors.fitting import Strict, checked_strict, target_shards
 from redrb.weights.tensors.names import Target

@@ -1,4 +1,4 @@
-"""Waiting for a version to be published, blocked on the server."""
+"""Waits for a version to be published, blocked on the server."""
 
 from __future__ import annotations
 

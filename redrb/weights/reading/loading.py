@@ -12,8 +12,8 @@ from torch import nn
 from redrb.errors import RedrbError, WeightMismatch, WeightsTorn
 from redrb.weights.reading.adapter_loading import AdapterLoader
 from redrb.weights.reading.catalogue import Catalogue, Pin
-from redrb.weights.reading.load_target import LoadTarget
 from redrb.weights.reading.state_copies import FetchedVersion, InPlaceCopy
+from redrb.weights.reading.targets import LoadTarget
 from redrb.weights.tensors.names import Target
 from redrb.weights.wire.manifest import WeightVersion
 
