@@ -18,7 +18,7 @@ _COMMANDS = (demo, server, stats, save, resume, export, import_, weights)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status, which means the same for all: `STATUS`.
 
-    Besides, 130 after Ctrl-C, and 141 when nobody reads what it prints any more.
+    The status is 130 after Ctrl-C, and 141 if the reader of its output has ended, such as `head`.
     """
     options = _parser().parse_args(arguments)
     try:

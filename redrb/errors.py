@@ -24,7 +24,7 @@
         ├── WeightsTorn                 an update in place broke off
         └── PublisherFenced             a newer publisher of this name took over
 
-Every message says what to do next; attributes have the facts for programs.
+Every message says what to do next; attributes hold the same facts for programs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RedrbError(Exception):
     """The root of every error that redrb raises on purpose.
 
     Attributes:
-        stored: Of a put: number of its groups, from the first, that are stored for certain.
+        stored: For an error of a put: how many of its groups, from the first, are certainly stored.
     """
 
     stored: int = 0
@@ -132,8 +132,8 @@ class StoreFull(StoreError):
 
     Attributes:
         task: Name of the task.
-        stored: Number of groups of a `put_many` that were stored before.
-        reason: "limit", "max_bytes" or "memory".
+        stored: Number of groups of the put that were stored before.
+        reason: "limit", "max_bytes", "rate", or "memory" for the server's memory limit.
     """
 
     def __init__(

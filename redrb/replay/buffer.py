@@ -11,7 +11,7 @@ from redrb.connection import Client
 from redrb.experience import Status
 from redrb.replay import saving
 from redrb.replay.executor import ReplayExecutor
-from redrb.replay.operations import PutOptions, ReplayOperations, release
+from redrb.replay.operations import ReplayOperations, RolloutPutOptions, release
 from redrb.replay.rollout_classes import RolloutClasses
 from redrb.replay.rollout_fields import checked_status, checked_step
 from redrb.replay.staleness import Thresholds
@@ -137,7 +137,7 @@ class ReplayBuffer:
             StoreUnavailable: Redis could not be reached; `uncertain` says whether the group may
                 be stored.
         """
-        options = PutOptions(
+        options = RolloutPutOptions(
             checked_step("model_step", model_step),
             checked_step("current_train_step", current_train_step),
             Thresholds(stale_threshold, token_stale_threshold),

@@ -23,7 +23,7 @@ _log = logging.getLogger("redrb")
 
 
 @dataclass(frozen=True, slots=True)
-class PutOptions:
+class RolloutPutOptions:
     """Options of a put.
 
     Attributes:
@@ -54,7 +54,7 @@ class ReplayOperations:
         self._classes = classes
         self._newest_train_step = 0
 
-    def put(self, group: list[Any], task: str, options: PutOptions) -> None:
+    def put(self, group: list[Any], task: str, options: RolloutPutOptions) -> None:
         """Update the rollouts of a group and store it, or discard it if it is too stale."""
         if options.model_step is not None:
             fill_steps(group, options.model_step)

@@ -1,4 +1,4 @@
-"""Puts that end midway say how many groups are in; timeouts hold while Redis is away."""
+"""Puts that end midway say how many groups are stored; timeouts hold while Redis is away."""
 
 from __future__ import annotations
 

@@ -20,10 +20,10 @@ class FullSender:
         self._cause = cause
 
     def flush(self, *, timeout: float | None) -> None:
-        raise self._failed("are not in after 0.1 s")
+        raise self._failed("are not stored after 0.1 s")
 
     def close(self, *, timeout: float | None) -> None:
-        raise self._failed("were not in in time, and are given up")
+        raise self._failed("were not stored in time, and are given up")
 
     def _failed(self, what: str) -> SendFailed:
         failure = SendFailed(f"32 groups {what}: trainers may be behind", unsent=32)

@@ -7,11 +7,11 @@
 --         order: name of the order that the scores are for
 --         by_token: 1 if the facts hold the version of the newest token
 --         tags: names of the tags that the facts may hold, with a space between them
---         facts: a record as include/pools.lua describes it, packed with cmsgpack; its score may be
+--         facts: a record as include/facts.lua describes it, packed with cmsgpack; its score may be
 --         'arrival' or '-arrival', and its tags may be strings
 -- Returns what put.lua returns, and with 'ok' the number of groups that were too stale on arrival
 --         | {'indexed'}: the arguments were made for other settings than the task's
---         | {'plain'}: run convert.lua until it is done
+--         | {'plain'}: run task/convert until it is done
 --@include task facts tags pools history capacity waiters groups conversion eviction puts
 
 begin_writing()

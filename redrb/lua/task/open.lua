@@ -4,10 +4,10 @@
 --         a setting that the task was not given yet is added to it; default_<name>: value of a setting
 --         until it is given, kept from the first call
 -- Returns {'ok', name, value, ..., 'filling', place or nil} with all settings; if there is a place, run
---         fill.lua until it is done
+--         task/fill until it is done
 --       | {'differs', name, stored value, ...}
 --       | {'unversioned'}: it is to evict the stalest groups, and indexes no versions
---       | {'plain'}: run convert.lua until it is done, and then this again
+--       | {'plain'}: run task/convert until it is done, and then this again
 --@include task facts capacity conversion settings
 
 begin_writing()

@@ -137,7 +137,7 @@ class Prefetcher:
         if self._pid == os.getpid() and threading.current_thread() is not self._thread:
             self._thread.join(timeout)
             if self._thread.is_alive():
-                _log.warning("a loader's thread waits for Redis and ends later, by itself")
+                _log.warning("a loader's thread still waits for Redis: it ends when Redis answers")
 
     def _run(self) -> None:
         try:

@@ -15,7 +15,7 @@ from redrb.stream.put.producer import Producer
 class PutInFlight:
     """Sends one put at a time and reads its reply later; belongs to one thread.
 
-    A put that `finish` could not bring in stays in flight, until a further `finish` or `drop`: an
+    A put that `finish` could not store stays in flight, until a further `finish` or `drop`: an
     attempt that is repeated has the same operation number, so the groups are stored once.
 
     Attributes:
@@ -31,7 +31,7 @@ class PutInFlight:
 
     @property
     def stored(self) -> int:
-        """Groups of the put in flight, from the first, that are surely in."""
+        """Groups of the put in flight, from the first, that are certainly stored."""
         return 0 if self._pending is None else len(self._pending.ids)
 
     def send(self, batch: PutBatch) -> bool:
@@ -49,7 +49,7 @@ class PutInFlight:
         return self._pending.sent is not None
 
     def finish(self, timeout: float | None = None) -> tuple[int, ...]:
-        """Wait until the put in flight is in; returns the ids of its groups.
+        """Wait until the put in flight is stored; returns the ids of its groups.
 
         Raises:
             As `stream.put` does; the put stays in flight.
@@ -65,7 +65,7 @@ class PutInFlight:
         """Give the put in flight up; an attempt that was interrupted may still arrive, once.
 
         Returns:
-            Groups that are not in.
+            Groups that are not stored.
         """
         pending, self._pending = self._pending, None
         if pending is None:

@@ -39,8 +39,8 @@ class PendingPut:
     Attributes:
         identity: The producer that puts them.
         batch: All groups of the put.
-        ids: Ids of the groups that are surely in, from the first.
-        numbered: Whether the identity's last operation number stands for the next chunk.
+        ids: Ids of the groups that are certainly stored, from the first.
+        numbered: Whether the next chunk has its operation number: the identity's last one.
         sent: The request for the next chunk, if it was sent already.
     """
 

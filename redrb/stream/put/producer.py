@@ -44,7 +44,7 @@ class Producer:
             StoreFull: No room in time.
             StoreUnavailable: Redis stayed away.
             ConfigError: A group is larger than the task's limits.
-            All of them: `stored` says how many groups, from the first, are surely in.
+            All of them: `stored` says how many groups, from the first, are certainly stored.
         """
         pending = PendingPut(self._identity(), batch)
         try:
@@ -68,7 +68,7 @@ class Producer:
         return pending
 
     def finish(self, pending: PendingPut, timeout: float | None) -> tuple[int, ...]:
-        """Wait until all groups are in; raises as `put` does, and may be called again then."""
+        """Wait until all groups are stored; raises as `put` does, and may be called again then."""
         wait = Wait(timeout)
         ids, total, over = pending.ids, len(pending.batch.groups), False
         try:
@@ -89,7 +89,7 @@ class Producer:
     def abandon(self, pending: PendingPut) -> None:
         """End a put, and let others use its identity.
 
-        Groups that are not in yet may still arrive, once, if an attempt was interrupted.
+        Groups that are not stored yet may still arrive, once, if an attempt was interrupted.
         """
         if pending.sent is not None:
             pending.sent.drop()
@@ -147,7 +147,7 @@ class Producer:
             attempt.chunk = pending.chunk()
 
     def _reply(self, pending: PendingPut, request: Request[PutReply], wait: Wait) -> PutReply:
-        """Return the reply to an attempt; a server without memory is one that has no room."""
+        """Return the reply to an attempt; a server without memory counts as a task without room."""
         try:
             return request.result(retry_s=wait.retry_s)
         except StoreFull:

@@ -1,4 +1,4 @@
-"""`stream.writer()`: each put is on its way while its caller makes the next one."""
+"""`stream.writer()`: sends each put while its caller makes the next one."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ class Writer:
         tags: Mapping[str, Scalar | None] | None = None,
         timeout: float | None = None,
     ) -> tuple[int, ...]:
-        """Send experience; return when the put before it is in.
+        """Send experience; return when the put before it is stored.
 
         Args are those of `stream.put`. The tensors may be changed when this returns.
 
         Returns:
-            Ids of the groups that are in since the last call.
+            Ids of the groups that were stored since the last call.
 
         Raises:
             As `stream.put` does, for this put or the one before. The items of this call were then
             not put; the put before stays with the writer, and the next call tries it again.
-            ConfigError: The put before can never be in: the message says which put that is. The
-                writer gives it up, and the next call puts again.
+            ConfigError: The put before can never be stored; the message names it. The writer drops
+                it, and the next call puts again.
         """
         options = PutOptions.checked(policy_version, priority, status, tags)
         batch = self.in_flight.prepare(groups_of(items), options)
@@ -91,14 +91,14 @@ class Writer:
         return ids
 
     def flush(self, *, timeout: float | None = None) -> tuple[int, ...]:
-        """Wait until everything that was put is in.
+        """Wait until all puts are stored.
 
         Returns:
-            Ids of the groups that are in since the last call.
+            Ids of the groups that were stored since the last call.
 
         Raises:
             As `stream.put` does; a further call tries again.
-            ConfigError: The last put can never be in, and is given up.
+            ConfigError: The last put can never be stored, and is given up.
         """
         try:
             return self.in_flight.finish(timeout)
@@ -106,18 +106,19 @@ class Writer:
             raise self._given_up(error) from error
 
     def _given_up(self, error: ConfigError | RecordError) -> ConfigError:
-        """Drop a put that no further attempt can bring in, and return the error to raise."""
+        """Drop a put that no further attempt can store, and return the error to raise."""
         stored = self.in_flight.stored
         left = self.in_flight.drop()
         given_up = ConfigError(
-            f"put {self._puts} of this writer is given up, {left} groups of it are not in: {error}"
+            f"put {self._puts} of this writer is given up, {left} of its groups are not stored: "
+            f"{error}"
         )
         given_up.stored = stored
         return given_up
 
     def _flush_after(self, error: BaseException) -> None:
-        """Wait a moment for the last put; note on the block's error that it is not in."""
+        """Wait a moment for the last put; if it is not stored, note that on the block's error."""
         try:
             self.flush(timeout=LEAVE_S)
         except RedrbError as failure:
-            error.add_note(f"the last put of the writer is not in: {failure}")
+            error.add_note(f"the last put of the writer is not stored: {failure}")

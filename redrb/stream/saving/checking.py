@@ -12,9 +12,9 @@ from redrb.stream.saving.file import Frame, Kind
 from redrb.stream.saving.records import (
     ConsumerGroup,
     DeadRecord,
-    Ending,
     GroupRecord,
     Need,
+    TaskEnd,
     TaskHeader,
 )
 from redrb.stream.task.facts import Facts
@@ -45,7 +45,7 @@ class CheckedContents:
     """
 
     header: TaskHeader
-    ending: Ending
+    ending: TaskEnd
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -209,14 +209,14 @@ def _parse_facts(value: Any, names: Sequence[str]) -> Facts:
     return cast("Facts", facts)
 
 
-def _parse_ending(head: Any) -> Ending:
+def _parse_ending(head: Any) -> TaskEnd:
     fields = _map(head, "the end")
     for name in ("groups", "archived", "dead_letters"):
         _require(_is_count(fields.get(name)), "the end")
     for name in ("waiting", "cursors"):
         value = fields.get(name)
         _require(isinstance(value, list) and all(map(_is_count, value)), "the end")
-    return Ending(**{name: fields[name] for name in Ending.__slots__})
+    return TaskEnd(**{name: fields[name] for name in TaskEnd.__slots__})
 
 
 class _Malformed(Exception):

@@ -16,7 +16,7 @@ import xxhash
 
 from redrb.codec.wire import MAX_BLOB_BYTES, unpack
 from redrb.errors import DecodeError
-from redrb.stream.saving.records import DeadRecord, Ending, GroupRecord, TaskHeader
+from redrb.stream.saving.records import DeadRecord, GroupRecord, TaskEnd, TaskHeader
 
 MAGIC: Final = b"RDRBTASK"
 VERSION: Final = 1
@@ -78,7 +78,7 @@ class SaveWriter:
         if pairs:
             self._frame(kind, pairs)
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: TaskEnd) -> None:
         """Write the ending and the checksum of the file."""
         self._frame(Kind.END, asdict(ending))
         self._file.write(self._digest.digest())

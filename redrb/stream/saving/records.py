@@ -137,7 +137,7 @@ class DeadRecord(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class TaskEnd:
     """The last record of a file: the number of its records.
 
     Attributes:

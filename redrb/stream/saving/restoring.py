@@ -23,8 +23,8 @@ from redrb.stream.saving.file import Kind
 from redrb.stream.saving.records import (
     ConsumerGroup,
     DeadRecord,
-    Ending,
     GroupRecord,
+    TaskEnd,
     TaskHeader,
     declared_tags,
     settings_of,
@@ -62,7 +62,7 @@ class _Page:
 class Restoring:
     """One attempt to restore a task: its stage, and the parts that were put on it."""
 
-    def __init__(self, store: TaskStore, header: TaskHeader, ending: Ending) -> None:
+    def __init__(self, store: TaskStore, header: TaskHeader, ending: TaskEnd) -> None:
         self.header = header
         self.ending = ending
         self._store = store

@@ -19,7 +19,7 @@ from typing import BinaryIO, TypeAlias
 from redrb.errors import ConfigError, StoreError
 from redrb.stream.saving.checking import CheckedContents
 from redrb.stream.saving.file import Kind, SaveReader, SaveWriter
-from redrb.stream.saving.records import DeadRecord, Ending, GroupRecord
+from redrb.stream.saving.records import DeadRecord, GroupRecord, TaskEnd
 from redrb.stream.saving.restoring import Restoring
 from redrb.stream.saving.snapshot import TaskChanged, TaskReader
 from redrb.stream.task.store import TaskStore
@@ -124,7 +124,7 @@ def _sync(directory: Path) -> None:
         os.close(handle)
 
 
-def _write(store: TaskStore, file: BinaryIO) -> Ending:
+def _write(store: TaskStore, file: BinaryIO) -> TaskEnd:
     reader = TaskReader(store, time.time_ns() // 1_000_000)
     writer = SaveWriter(file)
     writer.header(reader.header)
@@ -143,12 +143,12 @@ def _write(store: TaskStore, file: BinaryIO) -> Ending:
         writer.pairs(Kind.TERMS, terms)
     for producers in reader.producers():
         writer.pairs(Kind.PRODUCERS, producers)
-    ending = Ending(**numbers, waiting=waiting, cursors=reader.cursors)
+    ending = TaskEnd(**numbers, waiting=waiting, cursors=reader.cursors)
     writer.end(ending)
     return ending
 
 
-def _saved(path: Path, ending: Ending) -> SavedTask:
+def _saved(path: Path, ending: TaskEnd) -> SavedTask:
     return SavedTask(
         path=path,
         groups=ending.groups - ending.archived,

@@ -27,10 +27,10 @@ class Backlog:
     Attributes:
         changed: Notified at every change; its lock guards all attributes.
         closed: Whether nothing more is taken over.
-        groups: Groups that are not in yet.
+        groups: Groups that are not stored yet.
         nbytes: Bytes of their tensors.
         peak_nbytes: Most bytes that were held at once.
-        put: Groups that are in, or were filtered.
+        put: Groups that are stored, or were filtered.
         dropped: Groups that were given up because of an error.
         unsent: Groups that were given up because the sender was closed.
     """
@@ -80,7 +80,7 @@ class Backlog:
             self._failures.append((error, dropped))
             self.dropped += dropped
             self.put -= dropped  # `settle` counts all groups
-        _log.error("a sender gives %d groups up: %s", dropped, error)  # in case no call follows
+        _log.error("a sender drops %d groups: %s", dropped, error)  # in case no call follows
 
     def note_outage(self, sender: object, error: StoreError | None) -> None:
         """Keep the error because of which a thread cannot put now; None: it can again."""
@@ -99,14 +99,14 @@ class Backlog:
             failures, self._failures = self._failures, []
         if failures:
             first, dropped = failures[0][0], sum(count for _, count in failures)
-            more = f", and {len(failures) - 1} errors more" if len(failures) > 1 else ""
+            more = f", and {len(failures) - 1} more errors" if len(failures) > 1 else ""
             raise SendFailed(
                 f"{dropped} groups that were sent before are given up: {first}{more}",
                 dropped=dropped,
             ) from first
 
     def late(self, unsent: int, problem: str) -> SendFailed:
-        """Return the error for groups that are not in, with the reason if it is known."""
+        """Return the error for groups that are not stored, with the reason if it is known."""
         outage = next(iter(list(self._outages.values())), None)
         why = "trainers may be behind (`redrb stats`)" if outage is None else str(outage)
         failure = SendFailed(f"{unsent} groups {problem}: {why}", unsent=unsent)
@@ -115,7 +115,7 @@ class Backlog:
 
     def given_up(self, unsent: int) -> SendFailed:
         """Return the error for groups that are given up at the end, and for earlier failures."""
-        failure = self.late(unsent, "were not in in time, and are given up")
+        failure = self.late(unsent, "were not stored in time, and are given up")
         failure.dropped = sum(count for _, count in self._failures)
         for error, _ in self._failures:
             failure.add_note(f"given up before: {error}")

@@ -33,7 +33,7 @@ class ExperienceSender:
     Each group is put exactly once, in order for each stream, however long Redis is away. Memory is
     bounded, and `send` waits at the bound. Several streams get groups in turn, as ColossalAI's
     `ExperienceMakerHolder` deals them out to trainers. One sender may be shared by threads. Groups
-    that are not in when the process dies are lost: `flush` before a checkpoint.
+    that are not stored when the process dies are lost: `flush` before a checkpoint.
 
     Attributes:
         backpressure_s: Seconds that calls of `send` have waited for room.
@@ -109,12 +109,12 @@ class ExperienceSender:
 
     @property
     def waiting_groups(self) -> int:
-        """Groups that are not in yet."""
+        """Groups that are not stored yet."""
         return self._backlog.groups
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of the tensors of groups that are not in yet."""
+        """Bytes of the tensors of groups that are not stored yet."""
         return self._backlog.nbytes
 
     @property
@@ -124,7 +124,7 @@ class ExperienceSender:
 
     @property
     def sent_groups(self) -> int:
-        """Groups that are in, and groups that a filter dropped."""
+        """Groups that are stored, and groups that a filter dropped."""
         return self._backlog.put
 
     @property
@@ -172,7 +172,7 @@ class ExperienceSender:
                 raise
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until all groups that were sent are in.
+        """Wait until all groups that were sent are stored.
 
         Raises:
             SendFailed: They are not, in time: `unsent` groups are still on their way. Or `dropped`
@@ -188,8 +188,8 @@ class ExperienceSender:
         It lasts `timeout` seconds and at most two more, so a handler of SIGTERM may call it.
 
         Raises:
-            SendFailed: `unsent` groups were not in in time and are given up, though the ones just
-                on their way may have arrived; `dropped` groups were given up before.
+            SendFailed: `unsent` groups were not stored in time and are given up; groups of the last
+                request may have arrived all the same. `dropped` groups were given up before.
         """
         seconds = self._timeout if timeout is None else checked_timeout(timeout)
         self._closed = True

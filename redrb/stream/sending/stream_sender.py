@@ -86,7 +86,7 @@ class StreamSender:
                 del job, held  # frees their memory while the thread waits
 
     def _put(self, job: Job) -> int:
-        """Put a job; returns how many of its groups are not in when the thread was stopped."""
+        """Put a job; returns how many of its groups are not stored when the thread was stopped."""
         try:
             for copy in job.held.copies:
                 copy.synchronize()
@@ -107,7 +107,7 @@ class StreamSender:
         return 0
 
     def _finish(self) -> None:
-        """Repeat the put in flight until it is in, however long Redis is away."""
+        """Repeat the put in flight until it is stored, however long Redis is away."""
         reported = False
         while True:
             try:

@@ -66,9 +66,9 @@ class StreamSenders:
             goals = [(sender, sender.accepted) for sender in self.each]
             while any(sender.done < goal for sender, goal in goals):
                 if wait.over:
-                    problem = f"are not in after {wait.waited_s:.1f} s"
+                    problem = f"are not stored after {wait.waited_s:.1f} s"
                     raise backlog.late(backlog.groups, problem)
-                wait.log(f"a sender waits until {backlog.groups} groups are in")
+                wait.log(f"a sender waits until {backlog.groups} groups are stored")
                 backlog.changed.wait(wait.slice_s())
 
     def end(self) -> None:
@@ -95,7 +95,7 @@ class StreamSenders:
         except SendFailed:
             pass  # the groups are counted below
         except BaseException:  # such as KeyboardInterrupt
-            _log.error("a sender gives up to %d groups up", backlog.groups)
+            _log.error("a sender was interrupted: it drops at most %d groups", backlog.groups)
             raise
         finally:
             self._stop()
@@ -112,7 +112,7 @@ class StreamSenders:
         end = time.monotonic() + JOIN_S
         ended = [sender.join(end - time.monotonic()) for sender in self.each]
         if not all(ended):
-            _log.warning("a sender's thread waits for Redis and ends later, by itself")
+            _log.warning("a sender's thread still waits for Redis: it ends when Redis answers")
 
 
 _open: weakref.WeakSet[StreamSenders] = weakref.WeakSet()

@@ -16,7 +16,7 @@ from redrb.stream.task.scripts import ExpireMode
 from redrb.stream.task.settings import OnExpired
 from redrb.stream.task.task import Task
 
-CHUNK_GROUPS = 1000
+EXPIRE_GROUPS = 1000
 """Most groups that one script call expires: it takes a few milliseconds."""
 
 CALLBACK_GROUPS = 32
@@ -110,9 +110,9 @@ class Expiration:
             check_choice("on_expired", on_expired, get_args(OnExpired))
         keeps = self._task.description.keep_expired
         mode: ExpireMode = on_expired or ("keep" if keeps else "discard")
-        total, expired = 0, CHUNK_GROUPS
-        while expired == CHUNK_GROUPS:
-            expired, _ = self._run(CHUNK_GROUPS, mode, version, rules, statuses)
+        total, expired = 0, EXPIRE_GROUPS
+        while expired == EXPIRE_GROUPS:
+            expired, _ = self._run(EXPIRE_GROUPS, mode, version, rules, statuses)
             total += expired
         return total
 

@@ -12,7 +12,7 @@ from redrb.stream.task.facts import Facts, unpack_facts
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.task import Task
 
-CHUNK_GROUPS = 500
+RESCORE_GROUPS = 500
 """Most groups that one script call changes."""
 
 
@@ -46,9 +46,9 @@ def _update(task: Task, ids: Sequence[int], priorities: Sequence[float]) -> int 
             "give the task's Order object."
         )
     found = 0
-    for start in range(0, len(ids), CHUNK_GROUPS):
-        part = ids[start : start + CHUNK_GROUPS]
-        changes = _scored(task.store, order, part, priorities[start : start + CHUNK_GROUPS])
+    for start in range(0, len(ids), RESCORE_GROUPS):
+        part = ids[start : start + RESCORE_GROUPS]
+        changes = _scored(task.store, order, part, priorities[start : start + RESCORE_GROUPS])
         changed = task.scripts.rescore(order.name, changes)
         if changed is None:
             return None

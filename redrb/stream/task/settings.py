@@ -30,7 +30,7 @@ STORED_DEFAULTS = {
     "default_max_deliveries": str(DEFAULT_MAX_DELIVERIES),
     "default_max_reads": str(DEFAULT_MAX_READS),
 }
-"""Defaults that scripts need; each task remembers those of the redrb that created it."""
+"""Defaults that scripts need. A task keeps the defaults of the redrb version that created it."""
 
 _LEAST = {
     "limit": 0,

@@ -23,7 +23,6 @@ PIN_S = 60
 """Seconds that versions stay pinned after a reader has died."""
 
 _ID = re.compile(rb"([1-9][0-9]{0,15})-0")
-_ENTRY_BYTES = 1 << 20
 _LISTED = 1000
 _LAYOUTS = 4
 _REMEMBERED = 16

@@ -32,11 +32,11 @@ from redrb.weights.wire.manifest_codec import encode_manifest
 _log = logging.getLogger("redrb")
 
 _LEADER_S = 60.0
-"""How long this process waits for another one's fetch before it fetches by itself."""
+"""How long this process waits for the leader's fetch before it fetches into private memory."""
 
 _HEAD_START_S = 0.01
-"""Delay for processes that never led: mapping a buffer for writing the first time takes as long as
-writer it, so a process that has led before should lead again."""
+"""Delay for processes that never led. A process that has led before should lead again, because the
+first mapping of a buffer for writing takes as long as filling the buffer."""
 
 _ATTEMPTS = 100
 
@@ -104,8 +104,8 @@ class SharedCopy:
             elif not self._cache.wait(_LEADER_S):
                 break
         _log.warning(
-            "weights %r: another process on this host does not finish its fetch; this process "
-            "fetches the version by itself",
+            "weights %r: another process on this host has not finished its fetch; this process "
+            "fetches the version into private memory",
             self._catalogue.name,
         )
         with self._private_copy().fetch_newest(pin, used=used, needed=needed) as fetched:
