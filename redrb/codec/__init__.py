@@ -2,9 +2,8 @@
 
 from redrb.codec.decode import decode_batch, decode_items
 from redrb.codec.encode import EncodedGroup, NarrowFloats, encode_experience, encode_groups
-from redrb.codec.layout import GroupLayout, parse_group
+from redrb.codec.layout import GroupLayout, parse_group, parse_groups
 from redrb.codec.misfits import misfits
-from redrb.codec.table import parse_groups
 
 __all__ = [
     "EncodedGroup",

@@ -1,27 +1,24 @@
-"""Decodes groups to samples, or straight into a padded batch."""
+"""Bytes to samples, or to a padded batch with one copy of each byte."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from operator import attrgetter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from redrb.codec.fill import Stack, stack, table_of
-from redrb.codec.layout import GroupLayout, Piece
-from redrb.codec.schema import Field
-from redrb.codec.table import Table
-from redrb.codec.target import Target, bits_of
-from redrb.codec.wire import (
-    MAX_BATCH_BYTES,
-    storage_of,
-    tensor_of,
-)
+from redrb.codec import kernels
+from redrb.codec.kernels import Group
+from redrb.codec.layout import GroupLayout
+from redrb.codec.wire import DTYPES, MAX_BATCH_BYTES, DType, storage_of
 from redrb.errors import RecordError
 from redrb.experience.batching import assemble_experience
 from redrb.experience.padding import (
@@ -34,27 +31,24 @@ from redrb.experience.padding import (
     padded_shape,
 )
 from redrb.experience.records import TENSOR_FIELDS, BufferItem, Experience, Side
-from redrb.experience.status import Status
 
-T = TypeVar("T")
-Source: TypeAlias = tuple[memoryview, int, Piece]
-"""A blob, the wire dtype of a column in it, and where one sample lies in the column."""
+THREADED_BYTES = 16 << 20
+"""Columns of at least this size are decoded by several threads."""
 
 
 def decode_items(layout: GroupLayout) -> list[BufferItem]:
     """Decode one group to samples that own their memory and may be changed.
 
-    Samples of a layout that is decoded twice share the objects nested in `extras`.
+    Decoding the same layout twice shares what is nested in `extras`.
     """
     rows: list[dict[str, Tensor]] = [{} for _ in range(layout.samples)]
-    blob = memoryview(layout.blob)
-    for field, pieces in zip(layout.fields, layout.pieces, strict=True):
-        for row, piece in zip(rows, pieces, strict=True):
-            if piece is not None:
-                array = np.empty(math.prod(piece[0]), field.dtype.storage)
-                Target(array, field.dtype).write(blob, field.wire, piece, 0)
-                row[field.name] = tensor_of(array.reshape(piece[0]), field.dtype)
-    metadata = _metadata([layout], None)
+    for column, field in enumerate(layout.fields):
+        for row, shape in enumerate(layout.shapes(column)):
+            if shape is not None:
+                tensor = torch.empty(shape, dtype=field.dtype.tensor)
+                layout.group.read(column, row, tensor.data_ptr(), tensor.nbytes)
+                rows[row][field.name] = tensor
+    metadata = _metadata([layout])
     return [
         BufferItem(
             **{name: row.pop(name, None) for name in TENSOR_FIELDS},  # type: ignore[arg-type]
@@ -70,7 +64,7 @@ def decode_batch(
 ) -> Experience:
     """Decode groups straight into one padded batch, a row for each of their samples.
 
-    The batch equals that of `make_experience_batch` for the same samples, with one copy less.
+    The batch is what `make_experience_batch` makes of all their samples, with one copy less.
 
     Args:
         layouts: At least one group; all with the same fields and dtypes.
@@ -85,11 +79,10 @@ def decode_batch(
     side = check_side(side)
     if not layouts:
         raise RecordError("a batch needs at least one sample.")
-    table = table_of(layouts)
-    columns = _columns(layouts) if table is None else _sorted(stack(table, layouts))
-    shapes = {name: column.padded_shape() for name, column in columns.items()}
+    columns = _columns(layouts)
+    shapes = {name: column.padded_shape(columns) for name, column in columns.items()}
     made = {
-        mask: _lengths_to_mark(columns[of].lengths())
+        mask: _lengths_to_mark(columns[of])
         for of, mask in MASK_OF.items()
         if of in columns and mask not in columns
     }
@@ -99,20 +92,11 @@ def decode_batch(
     for mask, lengths in made.items():
         if lengths:
             padded[mask] = lengths_mask(lengths, max(lengths), side, MASK_DTYPES[mask], pin=pin)
-    return assemble_experience(padded, _metadata(layouts, table), side)
+    return assemble_experience(padded, _metadata(layouts), side)
 
 
-def _metadata(layouts: Sequence[GroupLayout], table: Table | None) -> dict[str, list[Any]]:
-    """Return each sample's metadata by name; its dicts are copies."""
-    if table is not None and table.plain:
-        size = table.size
-        return {
-            "policy_version": [layout.policy_versions[0] for layout in layouts],
-            "status": [Status.COMPLETED] * size,
-            "group_id": [None] * size,
-            "tags": [{} for _ in range(size)],
-            "extras": [{} for _ in range(size)],
-        }
+def _metadata(layouts: Sequence[GroupLayout]) -> dict[str, list[Any]]:
+    """Return each sample's metadata by name; no two samples share a dict."""
     return {
         "policy_version": _joined("policy_versions", layouts),
         "status": _joined("statuses", layouts),
@@ -126,120 +110,160 @@ def _joined(name: str, layouts: Sequence[GroupLayout]) -> list[Any]:
     return list(chain.from_iterable(map(attrgetter(name), layouts)))
 
 
+@dataclass(slots=True)
 class _Column:
-    """One field of a batch of any groups: where the sample of each row lies."""
+    """One field of many groups.
 
-    def __init__(self, field: Field, rows: int) -> None:
-        self.name = field.name
-        self.dtype = field.dtype
-        self.sources: list[Source | None] = [None] * rows
+    Attributes:
+        name: The field.
+        dtype: Its dtype in all groups.
+        groups: The groups.
+        indices: Place of the field among the columns of each group; -1 where a group lacks it.
+        ones: Of a mask that some rows lack: how many ones stand for it in each row.
+        alike: Whether all rows have one shape; known after `padded_shape`.
+    """
 
-    def add(
-        self, first: int, blob: memoryview, field: Field, pieces: Sequence[Piece | None]
-    ) -> None:
-        """Add the samples of one group, from row `first` on."""
-        if field.dtype is not self.dtype:
-            raise RecordError(
-                f"{self.name} is {self.dtype.tensor} in some samples and {field.dtype.tensor} in "
-                f"sample {first}: a batch needs one dtype a field.",
-                field=self.name,
-            )
-        for row, piece in enumerate(pieces, first):
-            if piece is not None:
-                self.sources[row] = (blob, field.wire, piece)
+    name: str
+    dtype: DType
+    groups: list[Group]
+    indices: list[int]
+    ones: list[int] | None = None
+    alike: bool = False
 
     def lengths(self) -> list[int]:
         """Return the first dimension of each row's sample; 0 where it has none."""
-        shapes = [source[2][0] if source else () for source in self.sources]
-        return [shape[0] if shape else 0 for shape in shapes]
+        return kernels.kernel.lengths(self.groups, self.indices)
 
-    def padded_shape(self) -> Shape:
-        """Return the shape of the padded field; raises RecordError if the rows do not fit."""
-        if None in self.sources:
+    def padded_shape(self, columns: Mapping[str, _Column]) -> Shape:
+        """Return the shape of the padded field, or raise RecordError where rows do not fit."""
+        extent = kernels.kernel.extent(self.groups, self.indices)
+        first, longest, self.alike, odd, _, missing = extent
+        described = _DESCRIBED.get(self.name)
+        if missing >= 0 and described is not None and described in columns:
+            self.ones = columns[described].lengths()
+        if first is None or missing >= 0 or odd >= 0:
+            return self._uneven_shape(missing)
+        rows = sum(group.samples for group in self.groups)
+        return (rows, *first) if self.alike else (rows, longest, *first[1:])
+
+    def _uneven_shape(self, missing: int) -> Shape:
+        """Do the same row by row, where some lack the field or differ in rank."""
+        shapes: list[Shape | None] = []
+        for group, index in zip(self.groups, self.indices, strict=True):
+            shapes += [None] * group.samples if index < 0 else group.shapes(index)
+        if self.ones is None and missing >= 0:
             raise RecordError(
-                f"{self.name} is None in sample {self.sources.index(None)} and a tensor in others.",
-                field=self.name,
+                f"{self.name} is None in sample {missing} and a tensor in others.", field=self.name
             )
-        shapes = [source[2][0] for source in self.sources if source is not None]
-        if shapes.count(shapes[0]) == len(shapes):
-            return (len(shapes), *shapes[0])
-        return padded_shape(self.name, shapes)
+        ones = self.ones or []
+        known = [shape if shape is not None else (ones[row],) for row, shape in enumerate(shapes)]
+        return padded_shape(self.name, known)
 
     def padded(self, shape: Shape, side: Side, *, pin: bool) -> Tensor:
-        """Return the padded field."""
+        """Return the field, each row's sample decoded to its place."""
         tensor = torch.empty(shape, dtype=self.dtype.tensor, pin_memory=pin)
-        target = Target(storage_of(tensor, self.dtype), self.dtype)
-        inner = math.prod(shape[2:])
-        stride = math.prod(shape[1:])
-        code, size = self.dtype.code or None, self.dtype.itemsize
-        filler = bits_of(pad_value(self.name), self.dtype)
-        for row, source in enumerate(self.sources):
-            if source is None:
-                continue
-            blob, wire, piece = source
-            at, end = row * stride, (row + 1) * stride
-            if piece[1] == stride and wire == code:  # a body without runs that fills the row
-                target.bytes[at * size : end * size] = blob[piece[6] : piece[7]]
-                continue
-            held = piece[0][0] * inner if piece[0] else 1
-            if held == stride:
-                target.write(blob, wire, piece, at)
-            elif side == "left":
-                target.array[at : end - held] = filler
-                target.write(blob, wire, piece, end - held)
-            else:
-                target.write(blob, wire, piece, at)
-                target.array[at + held : end] = filler
+        if tensor.nbytes < THREADED_BYTES or len(self.groups) == 1:
+            self._fill(tensor, side, 0, len(self.groups))
+            return tensor
+        tasks = _pool()
+        jobs = [
+            tasks.submit(self._fill, tensor[first:last], side, begin, end)
+            for first, last, begin, end in _shares(self.groups)
+        ]
+        for job in jobs:
+            job.result()
         return tensor
+
+    def _fill(self, rows: Tensor, side: Side, begin: int, end: int) -> None:
+        """Decode some of the groups into their rows."""
+        ones = self.ones
+        if ones is not None and (begin, end) != (0, len(self.groups)):
+            before = sum(group.samples for group in self.groups[:begin])
+            ones = ones[before : before + len(rows)]
+        kernels.kernel.fill(
+            self.groups[begin:end],
+            self.indices[begin:end],
+            rows.data_ptr(),
+            rows.nbytes,
+            self.dtype.code,
+            math.prod(rows.shape[1:]),
+            side == "left",
+            _bits_of(pad_value(self.name), self.dtype.code),
+            ones,
+            _bits_of(1, self.dtype.code),
+        )
+
+
+_DESCRIBED = {mask: of for of, mask in MASK_OF.items()}
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    """Return the threads that decode large columns; they end with the process."""
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="redrb-decode")
+
+
+def _shares(groups: Sequence[Group]) -> Iterable[tuple[int, int, int, int]]:
+    """Yield the first and last row, and the first and last group, of each thread's share."""
+    share = -(-len(groups) // min(8, os.cpu_count() or 1))
+    row = 0
+    for begin in range(0, len(groups), share):
+        end = min(begin + share, len(groups))
+        last = row + sum(group.samples for group in groups[begin:end])
+        yield row, last, begin, end
+        row = last
+
+
+@cache
+def _bits_of(value: int, code: int) -> int:
+    """Return the bit pattern of `value` in this dtype."""
+    dtype = DTYPES[code]
+    bits = storage_of(torch.full((1,), value, dtype=dtype.tensor), dtype)
+    return int(bits.view(dtype.unsigned)[0])
 
 
 def _columns(layouts: Sequence[GroupLayout]) -> dict[str, _Column]:
-    """Return the fields that any group has: standard fields first, then by name."""
-    found = _find_columns(layouts)
-    for of, mask in MASK_OF.items():
-        _fill_mask(found.get(mask), found.get(of))
+    """Return the fields that any group has: the standard ones first, then by name."""
+    groups = [layout.group for layout in layouts]
+    found: dict[str, _Column] = {}
+    row = 0
+    fields = layouts[0].fields
+    if all(layout.fields is fields for layout in layouts):
+        for index, field in enumerate(fields):
+            found[field.name] = _Column(field.name, field.dtype, groups, [index] * len(groups))
+        return _sorted(found)
+    for place, layout in enumerate(layouts):
+        for index, field in enumerate(layout.fields):
+            column = found.get(field.name)
+            if column is None:
+                column = _Column(field.name, field.dtype, groups, [-1] * len(groups))
+                found[field.name] = column
+            if field.dtype is not column.dtype:
+                raise RecordError(
+                    f"{field.name} is {column.dtype.tensor} in some samples and "
+                    f"{field.dtype.tensor} in sample {row}: a batch needs one dtype a field.",
+                    field=field.name,
+                )
+            column.indices[place] = index
+        row += layout.samples
     return _sorted(found)
 
 
-def _sorted(columns: dict[str, T]) -> dict[str, T]:
+def _sorted(columns: dict[str, _Column]) -> dict[str, _Column]:
     further = sorted(columns.keys() - TENSOR_FIELDS)
     return {name: columns[name] for name in (*TENSOR_FIELDS, *further) if name in columns}
 
 
-def _find_columns(layouts: Sequence[GroupLayout]) -> dict[str, _Column]:
-    """Return the fields that any group has, by name."""
-    rows = sum(layout.samples for layout in layouts)
-    found: dict[str, _Column] = {}
-    first = 0
-    for layout in layouts:
-        blob = memoryview(layout.blob)
-        for field, pieces in zip(layout.fields, layout.pieces, strict=True):
-            column = found.get(field.name)
-            if column is None:
-                column = found[field.name] = _Column(field, rows)
-            column.add(first, blob, field, pieces)
-        first += layout.samples
-    return found
-
-
-def _fill_mask(mask: _Column | None, described: _Column | None) -> None:
-    """Give rows without a mask a mask of ones, if other rows have one."""
-    if mask is None or described is None or None not in mask.sources:
-        return
-    one = bits_of(1, mask.dtype)
-    for row, length in enumerate(described.lengths()):
-        if mask.sources[row] is None:
-            ones: Piece = ((length,), 0, length, one, 0, 0, 0, 0)
-            mask.sources[row] = (memoryview(b""), mask.dtype.code, ones)
-
-
-def _lengths_to_mark(lengths: list[int]) -> list[int]:
-    """Return the lengths to make a mask from; empty if they are equal and none is needed."""
+def _lengths_to_mark(column: _Column) -> list[int]:
+    """Return the lengths that a mask is to be made of; none where all are equal."""
+    if column.alike:
+        return []
+    lengths = column.lengths()
     return lengths if len(set(lengths)) > 1 else []
 
 
 def _check_size(
-    columns: Mapping[str, Stack | _Column], shapes: dict[str, Shape], made: dict[str, list[int]]
+    columns: Mapping[str, _Column], shapes: dict[str, Shape], made: dict[str, list[int]]
 ) -> None:
     size = sum(math.prod(shape) * columns[name].dtype.itemsize for name, shape in shapes.items())
     size += sum(

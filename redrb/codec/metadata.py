@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from redrb.codec.gather import check_text
+from redrb.codec.collecting import check_text
 from redrb.codec.wire import (
     COMPLETED,
     INT64_RANGE,
@@ -43,14 +43,16 @@ class Metadata:
         samples: Samples in the group.
         policy_version: The oldest of the samples' policy versions.
         status: The group's status.
-        tail: The header's elements after the columns, without trailing defaults.
+        tails: How many elements the header has after the columns, without trailing defaults.
+        tail: These elements, packed.
         extras: The packed extras; empty where no sample has any.
     """
 
     samples: int
     policy_version: int | None
     status: Status
-    tail: tuple[Any, ...]
+    tails: int
+    tail: bytes
     extras: bytes
 
 
@@ -108,7 +110,7 @@ def _metadata(rows: Sequence[Row], default: int | None) -> Metadata:
         len(rows),
         min(known) if known else None,
         group_status(STATUSES[code] for code in codes),
-        _tail(one_or_all(versions), one_or_all(codes), _group_id(rows), _tags(rows)),
+        *_packed(_tail(one_or_all(versions), one_or_all(codes), _group_id(rows), _tags(rows))),
         _extras(rows),
     )
 
@@ -124,7 +126,11 @@ def _lone_metadata(row: Row, default: int | None) -> Metadata:
     if group_id is not None:
         check_text(group_id, MAX_GROUP_ID_BYTES, "group_id")
     tail = _tail(version, code, group_id, _tags([row]) if tags else None)
-    return Metadata(1, version, STATUSES[code], tail, _extras([row]) if extras else b"")
+    return Metadata(1, version, STATUSES[code], *_packed(tail), _extras([row]) if extras else b"")
+
+
+def _packed(tail: tuple[Any, ...]) -> tuple[int, bytes]:
+    return len(tail), b"".join(map(msgpack.packb, tail))
 
 
 def _tail(versions: Any, codes: Any, group_id: str | None, tags: Any) -> tuple[Any, ...]:

@@ -25,8 +25,8 @@ def _kind(layout: GroupLayout) -> frozenset[Any]:
     Masks are left out, because a missing mask can be made.
     """
     return frozenset(
-        (field.name, field.dtype.code, len(piece[0]), piece[0][1:]) if piece else (field.name,)
-        for field, pieces in zip(layout.fields, layout.pieces, strict=True)
-        for piece in pieces
+        (field.name,) if shape is None else (field.name, field.dtype.code, len(shape), shape[1:])
+        for column, field in enumerate(layout.fields)
+        for shape in layout.shapes(column)
         if field.name not in _MASKS
     )

@@ -1,4 +1,4 @@
-"""Parses the schema of a blob: the columns of a group. Parsed schemas are cached."""
+"""Which columns a group has; few different schemas occur, so most are parsed once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from redrb.codec.wire import (
-    BOOL,
     DTYPES,
     FIELD_CODES,
     MAX_COLUMNS,
@@ -24,22 +23,30 @@ class Field(NamedTuple):
     Attributes:
         name: The field.
         dtype: Its tensors' dtype.
-        wire: Code of the dtype that its body is stored as.
-        wire_size: Bytes of one element of the body; 0 for bits.
+        wire: The code that its body is stored as.
     """
 
     name: str
     dtype: DType
     wire: int
-    wire_size: int
 
 
 @lru_cache(maxsize=128)
+def lookup(schema: bytes) -> tuple[tuple[Field, ...], bytes]:
+    """Return the columns of a schema, and two bytes for each: codes of dtype and wire dtype.
+
+    Raises:
+        DecodeError: It is not a schema that is known here.
+    """
+    fields = parse_schema(schema)
+    return fields, bytes(code for field in fields for code in (field.dtype.code, field.wire))
+
+
 def parse_schema(schema: bytes) -> tuple[Field, ...]:
     """Return the columns of a schema from an untrusted source.
 
     Raises:
-        DecodeError: It is no valid schema, or has an unknown dtype.
+        DecodeError: It is not a schema that is known here.
     """
     listed = unpack(schema, "schema")
     if type(listed) is not list or len(listed) > MAX_COLUMNS:
@@ -63,4 +70,4 @@ def _parse_field(column: object) -> Field:
     dtype = DTYPES[code]
     if type(wire) is not int or wire not in dtype.wires:
         malformed(f"column {name} of {dtype.tensor} is stored as {wire!r:.80}")
-    return Field(name, dtype, wire, 0 if wire == BOOL else DTYPES[wire].itemsize)
+    return Field(name, dtype, wire)

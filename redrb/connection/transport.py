@@ -29,8 +29,6 @@ class Pipeline:
 
     def __init__(self) -> None:
         self._parts: list[bytes | memoryview] = []
-        self._nbytes = 0
-        self._payloads: list[slice] = []
         self.commands = 0
         self.scripts: list[str] = []
 
@@ -38,7 +36,6 @@ class Pipeline:
         """Append one command."""
         command = _packed_command(arguments)
         self._parts.append(command)
-        self._nbytes += len(command)
         self.commands += 1
 
     def add_payload(
@@ -53,12 +50,9 @@ class Pipeline:
             nbytes: Length of the last argument.
         """
         before = b"*%d\r\n%b$%d\r\n" % (arguments, head, nbytes)
-        begin = self._nbytes + len(before)
         self._parts.append(before)
         self._parts += parts
         self._parts.append(_CRLF)
-        self._payloads.append(slice(begin, begin + nbytes))
-        self._nbytes = begin + nbytes + len(_CRLF)
         self.commands += 1
 
     def send(self, connection: redis.Connection) -> None:
@@ -70,11 +64,6 @@ class Pipeline:
         joined = b"".join(self._parts)
         self._parts = [joined]
         return joined
-
-    def payloads(self) -> list[memoryview]:
-        """Return the payloads as they were sent."""
-        (joined,) = self._parts
-        return [memoryview(joined)[span] for span in self._payloads]
 
     def exchange(self, connection: redis.Connection) -> list[Reply]:
         """Send all commands and return their replies; an error reply is an item of the list.

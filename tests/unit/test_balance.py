@@ -12,6 +12,7 @@ from redrb import BufferItem
 from redrb.codec import encode_groups, parse_group
 from redrb.stream.ranks.balance import balanced, dealt, tokens_of
 from tests.samples import numbered
+from tests.unit.codec_kernels import kernel  # noqa: F401 (used by every test)
 
 
 def heaviest(weights: list[int], parts: list[list[int]]) -> int:
@@ -89,7 +90,7 @@ def test_long_tails_are_spread() -> None:
 
 def tokens(*items: BufferItem) -> int:
     (encoded,) = encode_groups([list(items)])
-    return tokens_of(parse_group(b"".join(bytes(part) for part in encoded.parts)))
+    return tokens_of(parse_group(encoded.blob))
 
 
 def test_tokens_are_those_that_the_attention_mask_lets_through() -> None:

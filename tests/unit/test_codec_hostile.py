@@ -18,6 +18,7 @@ from redrb.codec import GroupLayout, decode_batch, decode_items, parse_group, pa
 from redrb.codec.wire import FIELD_CODES, PREFIX
 from redrb.errors import DecodeError, RecordError
 from redrb.experience.records import Side, named_tensors
+from tests.unit.codec_kernels import kernel  # noqa: F401 (used by every test)
 from tests.unit.test_codec import assert_batches
 from tests.unit.test_codec_golden import CASES, golden
 
@@ -69,7 +70,7 @@ def parse_or_error(blob: bytes | memoryview) -> GroupLayout | DecodeError:
 
 
 WHAT_A_LAYOUT_SAYS = ("samples", "nbytes", "policy_versions", "statuses", "group_id", "tags")
-WHERE_A_LAYOUT_POINTS = ("extras", "decoded_bytes", "fields", "pieces")
+WHERE_A_LAYOUT_POINTS = ("extras", "decoded_bytes", "fields")
 
 
 def assert_parsed_alike(blobs: Sequence[bytes | memoryview]) -> None:

@@ -15,6 +15,7 @@ from redrb.codec import EncodedGroup, encode_experience, encode_groups
 from redrb.codec.wire import DTYPES
 from redrb.experience import BufferItem, Experience, Status
 from redrb.experience.records import TENSOR_FIELDS
+from tests.unit.codec_kernels import kernel  # noqa: F401 (used by every test)
 
 ALL_DTYPES = [dtype.tensor for dtype in DTYPES]
 SHAPES = [(), (0,), (1,), (15,), (16,), (17,), (40,), (3, 0, 2), (5, 7), (2, 3, 4, 2)]
@@ -35,7 +36,7 @@ def make(**fields: Any) -> BufferItem:
 
 
 def join(groups: list[EncodedGroup]) -> list[tuple[Any, ...]]:
-    blobs = [b"".join(group.parts) for group in groups]
+    blobs = [group.blob for group in groups]
     assert [len(blob) for blob in blobs] == [group.nbytes for group in groups]
     rest = [(group.samples, group.policy_version, group.status) for group in groups]
     return list(zip(blobs, rest, strict=True))

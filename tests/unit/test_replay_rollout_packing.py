@@ -27,7 +27,7 @@ from redrb.replay.values import TAG, pack_value, unpack_value
 
 def through_the_codec(items: list[BufferItem]) -> list[BufferItem]:
     (encoded,) = encode_groups([items])
-    return decode_items(parse_group(b"".join(bytes(part) for part in encoded.parts)))
+    return decode_items(parse_group(encoded.blob))
 
 
 def there_and_back(

@@ -55,11 +55,3 @@ class PutBatch:
             filtered=self.filtered if start == 0 else 0,
             expired=self.expired if start == 0 else 0,
         )
-
-    def with_payloads(self, payloads: Sequence[memoryview]) -> Self:
-        """Return the groups with other bytes: copies that no longer share the caller's memory."""
-        groups = [
-            group._replace(parts=(payload,))
-            for group, payload in zip(self.groups, payloads, strict=True)
-        ]
-        return replace(self, groups=groups)

@@ -67,12 +67,3 @@ class PendingPut:
                 break
             end += 1
         return self.batch.part(start, end)
-
-    def keep_payloads(self) -> None:
-        """Keep the bytes of a request that was sent and failed, for the next attempt.
-
-        The groups themselves may share memory with tensors that their owner has changed since.
-        """
-        sent, self.sent = self.sent, None
-        if sent is not None:
-            self.batch = self.batch.with_payloads(sent.pipeline.payloads())

@@ -136,7 +136,7 @@ class Producer:
                 self._room.scarce = 0 <= reply.room < len(chunk.groups)
                 pending.sent = None
                 return reply
-            pending.keep_payloads()
+            pending.sent = None
             if reply.outcome in ("gone", "indexed"):
                 self._task.reopen()
                 pending.batch = reindexed(pending.batch, self._task.description)
@@ -153,7 +153,7 @@ class Producer:
         except StoreFull:
             return PutReply("memory")
         except BaseException:
-            pending.keep_payloads()
+            pending.sent = None
             raise
         finally:
             pending.identity.interrupted |= request.attempts > 1

@@ -23,5 +23,5 @@ def reindexed(batch: PutBatch, description: TaskDescription) -> PutBatch:
     """
     if not reads_samples(description, batch.options):
         return replace(batch, values=NO_VALUES)
-    groups = [decode_items(parse_group(b"".join(group.parts))) for group in batch.groups]
+    groups = [decode_items(parse_group(group.blob)) for group in batch.groups]
     return replace(batch, values=index_values(description, groups, batch.options))

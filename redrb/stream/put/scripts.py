@@ -88,7 +88,7 @@ class PutScripts:
             ]
             add_to(pipeline, load("put/evict"), store.script_keys, room, whole=True)
         for group in groups:
-            pipeline.add_payload(self._xadd, 6, group.parts, group.nbytes)
+            pipeline.add_payload(self._xadd, 6, [group.blob], group.nbytes)
         account: list[Argument] = [producer, operation, samples, batch.filtered]
         if not (description.indexed or batch.needs_index):
             script = load("put/put")

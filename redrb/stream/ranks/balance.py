@@ -48,16 +48,17 @@ def tokens_of(layout: GroupLayout) -> int:
     Zeros at the start and the end of a mask are not counted, zeros inside it are; without a mask
     the length of the sequence counts.
     """
-    columns = {
-        field.name: pieces for field, pieces in zip(layout.fields, layout.pieces, strict=True)
-    }
-    masks = columns.get("attention_mask")
-    sequences = columns.get("sequences")
+    columns = {field.name: index for index, field in enumerate(layout.fields)}
+    nothing: list[tuple[int, int, int, int, int] | None] = [None] * layout.samples
+    masks, sequences = (
+        layout.group.runs(columns[name]) if name in columns else nothing
+        for name in ("attention_mask", "sequences")
+    )
     total = 0
-    for sample in range(layout.samples):
-        piece = (masks and masks[sample]) or (sequences and sequences[sample])
-        if piece:
-            _, stored, lead, lead_value, trail, trail_value, *_ = piece
+    for mask, sequence in zip(masks, sequences, strict=True):
+        runs = mask if mask is not None else sequence
+        if runs is not None:
+            stored, lead, lead_value, trail, trail_value = runs
             total += stored + (lead if lead_value else 0) + (trail if trail_value else 0)
     return total
 
