@@ -40,11 +40,23 @@ def _parser() -> argparse.ArgumentParser:
         description="A Redis-backed streaming experience store for reinforcement learning.",
         epilog=f"Where --url is not given, {variable_of('url')} is read. {STATUS}",
     )
-    parser.add_argument("--version", action="version", version=f"redrb {__version__}")
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="show the version, and which codec runs"
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add_to(commands)
     return parser
+
+
+class _Version(argparse.Action):
+    """Prints the version and the codec's kernel, which is imported for this only."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from redrb.codec.kernels import NAME
+
+        print(f"redrb {__version__} (codec: {NAME})")
+        parser.exit()
 
 
 if __name__ == "__main__":

@@ -1,19 +1,9 @@
-"""Encodes groups of samples to bytes and decodes them; `docs/wire-format.md` has the format."""
+"""Encodes groups of samples to bytes and decodes them; `docs/wire-format.md` has the format.
 
-from redrb.codec.decode import decode_batch, decode_items
-from redrb.codec.encode import EncodedGroup, NarrowFloats, encode_experience, encode_groups
-from redrb.codec.layout import GroupLayout, parse_group, parse_groups
-from redrb.codec.misfits import misfits
+Names stand in `__init__.pyi` and load at their first use, so that `redrb --version` can name the
+kernel without torch.
+"""
 
-__all__ = [
-    "EncodedGroup",
-    "GroupLayout",
-    "NarrowFloats",
-    "decode_batch",
-    "decode_items",
-    "encode_experience",
-    "encode_groups",
-    "misfits",
-    "parse_group",
-    "parse_groups",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

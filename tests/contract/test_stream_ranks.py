@@ -512,7 +512,7 @@ def test_a_part_that_kills_its_rank_again_and_again_becomes_dead_letters(
 
 def test_groups_that_cannot_be_decoded_make_a_part_smaller(open_stream: Opener) -> None:
     ranks = [open_stream(), open_stream()]
-    garbage = EncodedGroup((b"\xff" * 20,), 20, 1, None, Status.COMPLETED)
+    garbage = EncodedGroup(b"\xff" * 20, 1, None, Status.COMPLETED)
     ranks[0]._producer.put(PutBatch((garbage,)), timeout=0)
     fill(ranks[0], 3)
     parts = leases(ranks, 4, 0, balance="tokens")

@@ -232,7 +232,7 @@ def test_a_dropped_stream_has_no_heartbeat(
 
 
 def garbage(size: int = 20) -> EncodedGroup:
-    return EncodedGroup((b"\xff" * size,), size, 1, None, Status.COMPLETED)
+    return EncodedGroup(b"\xff" * size, 1, None, Status.COMPLETED)
 
 
 def test_an_undecodable_group_becomes_a_dead_letter_and_the_batch_is_still_full(

@@ -1,0 +1,10 @@
+from .decode import decode_batch as decode_batch
+from .decode import decode_items as decode_items
+from .encode import EncodedGroup as EncodedGroup
+from .encode import NarrowFloats as NarrowFloats
+from .encode import encode_experience as encode_experience
+from .encode import encode_groups as encode_groups
+from .layout import GroupLayout as GroupLayout
+from .layout import parse_group as parse_group
+from .layout import parse_groups as parse_groups
+from .misfits import misfits as misfits
