@@ -315,6 +315,11 @@ static void widen_floats(const uint8_t *from, int wire, uint8_t *to, int code, u
         }
         if (code == FLOAT64) {
             double wide = value;
+            if (wire == FLOAT16 && (half & 0x7c00) == 0x7c00) { /* a cast would change the bits of nan */
+                uint64_t bits = (uint64_t)(half & 0x8000) << 48 | (uint64_t)0x7ff << 52 |
+                                (uint64_t)(half & 1023) << 42;
+                memcpy(&wide, &bits, 8);
+            }
             memcpy(to + 8 * i, &wide, 8);
         } else {
             memcpy(to + 4 * i, &value, 4);

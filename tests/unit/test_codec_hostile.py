@@ -428,3 +428,11 @@ def test_groups_that_are_large_together_are_refused_before_memory_is_taken() -> 
     with pytest.raises(RecordError, match="fewer groups"):
         decode_batch([parse_group(wide)] * 9)
     assert torch.equal(decode_items(layouts[0])[0].tensors["x"][-3:], torch.ones(3).long())
+
+
+def test_a_signalling_nan_is_widened_alike_by_both_kernels() -> None:
+    """Found by fuzzing: a cast from float to double sets a bit of it."""
+    blob = blob_of([["x", 11, 9]], [1, [0], [[2]]], b"\x05\x7c\x05\xfc")
+    (item,) = decode_items(parse_group(blob))
+    bits = [int(own) for own in item.tensors["x"].view(torch.int64)]
+    assert bits == [0x7FF0140000000000, 0xFFF0140000000000 - 2**64]
