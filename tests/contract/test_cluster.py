@@ -239,7 +239,7 @@ def test_weights_reach_tasks_and_readers_on_other_nodes(
     assert state["w"].tolist() == [[2.0] * 5] * 3
 
 
-def test_what_a_run_leaves_on_all_nodes_is_deleted(
+def test_the_keys_of_a_demo_run_are_deleted_on_all_nodes(
     client: Client, cluster: RedisCluster, tasks: list[str], namespace: str
 ) -> None:
     streams = [stream_of(client, task, namespace) for task in tasks]
@@ -385,7 +385,7 @@ def test_a_primary_that_dies_and_comes_back_is_waited_for(
     cluster.wait_until_whole()
 
 
-def test_a_slot_that_stays_between_two_nodes_is_told_of(
+def test_a_slot_whose_migration_does_not_end_is_named_in_the_error(
     cluster: RedisCluster, tasks: list[str], namespace: str
 ) -> None:
     with (
@@ -412,7 +412,7 @@ def test_one_of_the_named_nodes_is_enough(cluster: RedisCluster, namespace: str)
             stream_of(client, f"n{number}", namespace).put([numbered(number)])
 
 
-def test_a_node_by_itself_is_refused_and_so_is_a_cluster_of_none(cluster: RedisCluster) -> None:
+def test_urls_for_one_server_and_for_clusters_are_not_confused(cluster: RedisCluster) -> None:
     port = cluster.primaries[0].port
     with pytest.raises(ConfigError, match=rf"redis\+cluster://127.0.0.1:{port}"):
         redrb.connect(f"redis://127.0.0.1:{port}/0")
@@ -470,7 +470,7 @@ def test_threads_share_a_client_whose_nodes_they_learn_anew(
     assert [len(stream) for stream in streams] == [40] * len(streams)
 
 
-def test_over_a_closed_client_nothing_goes_on(
+def test_all_work_ends_when_the_client_is_closed(
     cluster: RedisCluster, tasks: list[str], namespace: str
 ) -> None:
     with redrb.connect(cluster.url, retry_s=20) as client:

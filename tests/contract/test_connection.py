@@ -99,7 +99,7 @@ def test_retries_end_in_time(client: Client) -> None:
     assert attempts == 1
 
 
-def test_what_is_wrong_is_not_repeated(client: Client) -> None:
+def test_a_permanent_error_is_not_repeated(client: Client) -> None:
     attempts = 0
 
     def attempt() -> None:

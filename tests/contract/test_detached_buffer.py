@@ -212,7 +212,7 @@ def test_bad_numbers_are_refused(client: Client, size: int, limit: int, message:
         DetachedReplayBuffer(size, limit, client=client)
 
 
-def test_without_a_url_it_says_which_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_url_the_error_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REDRB_URL", raising=False)
     with pytest.raises(ConfigError, match="REDRB_URL"):
         DetachedReplayBuffer(2)

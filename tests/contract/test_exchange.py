@@ -65,7 +65,7 @@ def lines_of(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (directory / "groups.jsonl").read_text().splitlines()]
 
 
-def test_everything_comes_back(client: Client, namespace: str, tmp_path: Path) -> None:
+def test_all_contents_are_restored(client: Client, namespace: str, tmp_path: Path) -> None:
     stream = ExperienceStream(client, "from", namespace=namespace)
     item = every_dtype()
     plain = numbered(2, group_id="prompt 1", kl=None, values=None)
@@ -94,7 +94,9 @@ def test_everything_comes_back(client: Client, namespace: str, tmp_path: Path) -
     assert_same(second[0], numbered(3, policy_version=9))
 
 
-def test_other_tools_read_it_without_redrb(client: Client, namespace: str, tmp_path: Path) -> None:
+def test_other_tools_read_an_export_without_redrb(
+    client: Client, namespace: str, tmp_path: Path
+) -> None:
     stream = ExperienceStream(
         client, "from", namespace=namespace, order="priority", tags=["name", "score"]
     )
@@ -188,7 +190,7 @@ def test_groups_that_cannot_be_read_are_listed(
     assert (exported.groups, exported.unreadable) == (1, (bad + 1,))
 
 
-def test_a_task_of_its_own_settings_keeps_them(
+def test_an_import_keeps_the_settings_of_an_existing_task(
     client: Client, namespace: str, tmp_path: Path
 ) -> None:
     stream = ExperienceStream(client, "from", namespace=namespace, order="stalest", tags=["name"])

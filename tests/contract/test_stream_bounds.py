@@ -68,7 +68,9 @@ def test_a_consumer_group_joins_page_by_page(
 
 
 @pytest.mark.parametrize("call", ["take", "move", "expire"])
-def test_whoever_comes_first_joins_page_by_page(client: Client, namespace: str, call: str) -> None:
+def test_the_first_call_of_a_consumer_group_joins_page_by_page(
+    client: Client, namespace: str, call: str
+) -> None:
     stream = stream_of(client, namespace, order="stalest")
     stream.join_group()
     stream.put(many(2500, policy_version=5))
@@ -86,7 +88,7 @@ def test_whoever_comes_first_joins_page_by_page(client: Client, namespace: str, 
     audit(stream)
 
 
-def test_a_take_expires_page_by_page_and_never_gives_what_is_too_stale(
+def test_a_take_expires_page_by_page_and_never_leases_a_group_that_is_too_stale(
     client: Client, namespace: str
 ) -> None:
     stream = stream_of(client, namespace, max_staleness=2)
@@ -158,7 +160,7 @@ def test_a_plain_task_becomes_indexed_page_by_page(
     audit(stream)
 
 
-def test_a_plain_task_goes_on_when_nobody_ends_its_conversion(
+def test_a_plain_task_works_while_its_conversion_is_unfinished(
     client: Client, namespace: str, tmp_path: Path
 ) -> None:
     stream = stream_of(client, namespace, limit=3100, on_full="drop_oldest")
@@ -216,7 +218,7 @@ def test_evictions_find_the_oldest_behind_a_lease(
     audit(stream)
 
 
-def test_what_another_group_holds_is_evicted_when_it_lets_go(
+def test_groups_that_another_consumer_group_leases_are_evicted_after_their_release(
     client: Client, namespace: str
 ) -> None:
     stream = stream_of(client, namespace, capacity=4, keep_groups=3)

@@ -80,7 +80,7 @@ def test_a_put_that_a_writer_sent_before_close_is_stored(client: Client, namespa
     assert stream.stats().stored == 1
 
 
-def test_over_a_closed_client_nothing_goes_on(url: str, namespace: str) -> None:
+def test_all_work_ends_when_the_client_is_closed(url: str, namespace: str) -> None:
     with redrb.connect(url, retry_s=10) as client:
         stream = ExperienceStream(client, "math", namespace=namespace, lease_ms=300)
         stream.put_many([[numbered(n)] for n in range(2)])

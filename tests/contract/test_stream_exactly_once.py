@@ -208,7 +208,7 @@ def hasty(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Client, L
         yield client, Line(client, monkeypatch)
 
 
-def test_what_a_given_up_take_leased_comes_back_with_the_next_one(
+def test_groups_that_an_abandoned_take_leased_are_returned_by_the_next_take(
     hasty: tuple[Client, Line], namespace: str
 ) -> None:
     client, line = hasty
@@ -308,7 +308,7 @@ def test_a_retry_is_logged_with_what_it_waits_for(
     ],
     ids=lambda error: type(error).__name__ + str(error)[:4],
 )
-def test_what_passes_by_itself_is_waited_for(
+def test_a_put_is_repeated_after_a_transient_error(
     stream: ExperienceStream, client: Client, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     exchange, errors = client.exchange, [error]

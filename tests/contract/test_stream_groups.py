@@ -37,7 +37,9 @@ def test_a_group_that_joins_late_sees_what_is_stored(open_stream: Opener) -> Non
     assert numbers(critic.take(2, timeout=0)) == [2, 3]
 
 
-def test_a_group_also_sees_what_another_one_holds_or_gave_back(open_stream: Opener) -> None:
+def test_a_consumer_group_also_gets_groups_that_another_one_leases_or_released(
+    open_stream: Opener,
+) -> None:
     actor, critic = open_stream(group="actor"), open_stream(group="critic")
     actor.put_many([[numbered(n)] for n in range(4)])
     held = actor.take(2, timeout=0)
@@ -60,7 +62,9 @@ def test_rejecting_in_one_group_leaves_the_entry_to_the_other(open_stream: Opene
     assert [letter.group for letter in critic.dead_letters()] == ["actor"]
 
 
-def test_dropping_a_group_deletes_what_only_it_needed(open_stream: Opener) -> None:
+def test_dropping_a_consumer_group_deletes_the_groups_that_only_it_needed(
+    open_stream: Opener,
+) -> None:
     actor, critic = open_stream(group="actor"), open_stream(group="critic")
     critic.join_group()
     actor.put_many([[numbered(n)] for n in range(6)])

@@ -105,7 +105,9 @@ def test_when_all_is_leased_nothing_can_be_dropped(open_stream: Opener) -> None:
     stream.put(numbered(2))
 
 
-def test_what_one_group_holds_is_not_dropped_for_another(open_stream: Opener) -> None:
+def test_groups_that_one_consumer_group_leases_are_not_evicted_by_another(
+    open_stream: Opener,
+) -> None:
     stream = open_stream(limit=3, on_full="drop_oldest")
     other = open_stream(group="critic")
     other.join_group()

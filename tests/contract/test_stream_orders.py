@@ -109,7 +109,7 @@ def chi_square(counts: Counter[int], expected: list[float]) -> float:
     return sum((counts[n] - total * p) ** 2 / (total * p) for n, p in enumerate(expected))
 
 
-def test_uniform_draws_what_came_late_as_often(client: Client, namespace: str) -> None:
+def test_uniform_draws_late_groups_as_often_as_early_ones(client: Client, namespace: str) -> None:
     stream = stream_of(client, namespace, "uniform", max_reads=0)
     first: Counter[int] = Counter()
     for number in range(8):

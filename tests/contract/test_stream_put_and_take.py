@@ -243,7 +243,9 @@ def test_the_end_of_a_block_acknowledges(stream: ExperienceStream) -> None:
     assert stream.stats().ledger.waiting == 1
 
 
-def test_an_exception_in_a_block_gives_back_and_counts(stream: ExperienceStream) -> None:
+def test_an_exception_in_a_block_requeues_and_counts_a_failed_delivery(
+    stream: ExperienceStream,
+) -> None:
     stream.put(numbered(1))
     for _ in range(5):
         with pytest.raises(ZeroDivisionError), stream.take(1, timeout=0):
@@ -256,7 +258,7 @@ def test_an_exception_in_a_block_gives_back_and_counts(stream: ExperienceStream)
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_of_a_block_gives_back_unharmed(
+def test_an_interrupt_of_a_block_requeues_unharmed(
     stream: ExperienceStream, interrupt: type[BaseException]
 ) -> None:
     stream.put(numbered(1))
@@ -267,7 +269,9 @@ def test_an_interrupt_of_a_block_gives_back_unharmed(
     assert stream.dead_letters() == []
 
 
-def test_another_leases_loss_in_a_block_gives_this_one_back(stream: ExperienceStream) -> None:
+def test_a_lost_lease_inside_the_block_of_another_lease_requeues_that_one(
+    stream: ExperienceStream,
+) -> None:
     stream.put_many([[numbered(n)] for n in range(2)])
     ended = stream.take(1, timeout=0)
     ended.ack()
@@ -277,7 +281,7 @@ def test_another_leases_loss_in_a_block_gives_this_one_back(stream: ExperienceSt
     assert (ledger.acked, ledger.leased, ledger.waiting) == (1, 0, 1)
 
 
-def test_closing_a_stream_gives_back_what_it_leases(client: Client, namespace: str) -> None:
+def test_closing_a_stream_requeues_its_leases(client: Client, namespace: str) -> None:
     with ExperienceStream(client, "math", namespace=namespace) as watcher:
         with ExperienceStream(client, "math", namespace=namespace) as stream:
             stream.put_many([[numbered(n)] for n in range(3)])

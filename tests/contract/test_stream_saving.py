@@ -263,7 +263,7 @@ def test_history_is_resumed_and_a_consumer_group_may_start_in_it(
     audit(back)
 
 
-def test_a_rate_goes_on(client: Client, namespace: str, tmp_path: Path) -> None:
+def test_a_rate_is_enforced_after_a_resume(client: Client, namespace: str, tmp_path: Path) -> None:
     rate = RateLimit.queue(4)
     stream = ExperienceStream(client, "from", namespace=namespace, rate=rate)
     for number in range(4):

@@ -97,7 +97,7 @@ def test_a_moved_group_keeps_its_place_and_its_pool(client: Client, namespace: s
     audit(stream)
 
 
-def test_a_move_is_of_one_consumer_group(client: Client, namespace: str) -> None:
+def test_a_move_concerns_one_consumer_group(client: Client, namespace: str) -> None:
     first = stream_of(client, namespace, order="lifo")
     other = stream_of(client, namespace, group="other")
     ids = put(first, 0, 1)

@@ -162,7 +162,7 @@ def test_released_groups_wake_a_waiting_take(
     assert took.result(timeout=5) == [1, 2]
 
 
-def test_closing_a_stream_wakes_who_waits_for_its_leases(
+def test_closing_a_stream_wakes_takes_that_wait_for_its_groups(
     client: Client, namespace: str, stream: ExperienceStream, pool: ThreadPoolExecutor
 ) -> None:
     with ExperienceStream(client, "math", namespace=namespace) as other:

@@ -186,7 +186,7 @@ def test_layers_with_lora_are_loaded(publisher, subscriber):
         assert torch.equal(made.state_dict()[name], tensor), name
 
 
-def test_without_published_weights_it_belongs_to_the_readers_own(
+def test_without_published_weights_an_adapter_is_merged_into_the_readers_weights(
     client, namespace, publisher, subscriber
 ):
     model = plain(2)

@@ -232,7 +232,7 @@ def test_tensors_that_cannot_be_in_shared_memory_are_copied(publisher, subscribe
     assert same_bits(state(other["critic"]), state(two["critic"]))
 
 
-def test_memory_that_others_have_is_not_left(publisher, subscribe):
+def test_a_model_in_shared_memory_is_loaded_in_that_memory(publisher, subscribe):
     """Processes that share a model's memory see what is loaded into it."""
     source, model = Model(1), Model(2).share_memory()
     publisher.publish(source)

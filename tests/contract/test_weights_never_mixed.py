@@ -87,7 +87,7 @@ def test_a_load_that_breaks_off_has_no_version(publisher, reader, monkeypatch, e
     assert all(torch.equal(tensor, newer[name]) for name, tensor in target.state_dict().items())
 
 
-def test_a_layer_that_the_newest_adapter_has_not_is_as_it_was(publisher, reader):
+def test_a_layer_that_the_newest_adapter_lacks_has_its_base_weights(publisher, reader):
     target = model()
     base = {name: tensor.clone() for name, tensor in target.state_dict().items()}
     publisher.publish_lora(adapter("0", "1"))

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 DURABLE = ("--appendonly", "yes", "--appendfsync", "everysec")
 
 
-def test_what_is_sent_while_servers_die_arrives_once_and_in_order(
+def test_groups_sent_while_servers_die_arrive_once_and_in_order(
     own_server: Callable[..., Server],
 ) -> None:
     server, count = own_server(*DURABLE), 900

@@ -66,7 +66,7 @@ def test_the_url_comes_from_the_environment(real_url: str, monkeypatch: pytest.M
         redrb.connect()
 
 
-def test_nothing_listens_there() -> None:
+def test_a_port_without_a_server_is_an_error_at_once() -> None:
     port = free_port()
     started = time.monotonic()
     with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{port}") as caught:
@@ -98,7 +98,7 @@ def test_a_server_that_never_answers_is_given_up_in_time() -> None:
     ],
     ids=["http", "ssh", "status"],
 )
-def test_what_is_no_redis_is_told_so(answer: bytes) -> None:
+def test_a_server_that_does_not_speak_redis_is_refused(answer: bytes) -> None:
     with listening(answer) as port, pytest.raises(UnsupportedServer, match="protocol"):
         redrb.connect(f"redis://127.0.0.1:{port}", connect_timeout=2)
 

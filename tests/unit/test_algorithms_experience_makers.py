@@ -146,7 +146,7 @@ def test_a_tensor_of_prompts_is_enough() -> None:
 
 
 @pytest.mark.parametrize("inputs", [[[5, 6]], "text", 7])
-def test_other_inputs_are_named(inputs: object) -> None:
+def test_unusable_inputs_are_refused_by_name(inputs: object) -> None:
     with pytest.raises(RecordError, match=f"came as a {type(inputs).__name__}"):
         naive().make_experience(inputs, **options())
     with pytest.raises(RecordError, match=f"came as a {type(inputs).__name__}"):

@@ -213,7 +213,7 @@ def test_a_wrong_option_is_named(actor: nn.Module, options: dict[str, Any], said
         ({"input_ids": PROMPTS, "attention_mask": 0 * MASK}, "at least one token each"),
     ],
 )
-def test_other_prompts_are_named(actor: nn.Module, prompts: object, said: str) -> None:
+def test_unusable_prompts_are_refused_by_name(actor: nn.Module, prompts: object, said: str) -> None:
     with pytest.raises(RecordError, match=said):
         generate(actor, prompts, max_new_tokens=1)
 

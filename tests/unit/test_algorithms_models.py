@@ -120,7 +120,7 @@ def test_rewards_are_one_number_a_sample() -> None:
         (lambda m: sequence_rewards(m, TOKENS, MASK), 0.5, "reward model Answering .* float"),
     ],
 )
-def test_other_answers_are_named(call: Any, answer: object, said: str) -> None:
+def test_unusable_model_outputs_are_refused_by_name(call: Any, answer: object, said: str) -> None:
     with pytest.raises(RecordError, match=said):
         call(Answering(answer))
 

@@ -92,7 +92,7 @@ def test_a_string_fills_the_segments(server, sizes):
         assert read(connection, *sizes) == (5, b"again")
 
 
-def test_no_bytes(server):
+def test_an_empty_value_is_received(server):
     with server.sending(b"$0\r\n\r\n" + string(b"x")) as connection:
         assert read(connection) == (0, b"")
         assert read(connection, 1) == (1, b"x")
@@ -153,14 +153,14 @@ def test_any_values_in_any_parts(values, cuts, shares):
         (string(b"x" * 5000), 5000),
     ],
 )
-def test_another_length_is_told_and_nothing_is_read_for_it(server, reply, length):
+def test_a_value_of_another_length_is_reported_and_not_read(server, reply, length):
     with server.sending(reply) as connection:
         found, value = read(connection, 100)
     assert (found, value) == (length, bytes(100))
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 9, 10])
-def test_nothing_there(server, nbytes):
+def test_a_missing_key_has_the_length_minus_one(server, nbytes):
     with server.sending(b"$-1\r\n") as connection:
         assert read(connection, nbytes)[0] == -1
 
@@ -199,7 +199,7 @@ def test_error_replies_are_raised_as_the_parser_does(server, reply, error, nbyte
         b"$--1\r\n",
     ],
 )
-def test_what_is_no_string_breaks_the_connection(server, reply):
+def test_a_reply_that_is_no_string_breaks_the_connection(server, reply):
     with server.sending(reply, close=True) as connection, pytest.raises(redis.ConnectionError):
         read(connection, 10)
 

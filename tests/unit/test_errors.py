@@ -109,7 +109,7 @@ def test_memory_is_recognised_in_whatever_form_it_comes() -> None:
         assert ours.reason == "memory"
 
 
-def test_only_what_may_pass_by_itself_is_tried_again() -> None:
+def test_only_transient_errors_are_retried() -> None:
     assert is_transient(upstream.ConnectionError("reset"))
     assert is_transient(upstream.ResponseError("UNBLOCKED force unblock from blocking operation"))
     assert is_transient(upstream.ResponseError("ERR Error running script: -READONLY You can't"))
@@ -120,7 +120,7 @@ def test_only_what_may_pass_by_itself_is_tried_again() -> None:
     assert is_missing_script(upstream.NoScriptError("NOSCRIPT"))
 
 
-def test_a_message_of_several_lines_is_told_by_its_first() -> None:
+def test_an_error_of_several_lines_shows_its_first_line() -> None:
     assert "second" not in str(translate(upstream.ResponseError("first\nsecond"), "here"))
     assert "TimeoutError" in str(translate(upstream.TimeoutError(), "here"))
 
@@ -196,7 +196,7 @@ def test_urls_are_understood(url: str, where: str, options: dict[str, object]) -
     ("url", "path"),
     [("embedded://", ""), ("embedded:///data/run 1", "/data/run 1"), ("fake://x", "x")],
 )
-def test_servers_of_our_own_have_a_path(url: str, path: str) -> None:
+def test_urls_of_embedded_and_fake_servers_have_a_path(url: str, path: str) -> None:
     address = parse_address(url)
     assert (address.path, address.where, address.options) == (path, url, {})
 

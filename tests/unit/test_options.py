@@ -100,7 +100,9 @@ def test_a_value_out_of_range_is_named(
         owner(**values)
 
 
-def test_a_child_inherits_what_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_inherits_no_variables_with_the_excluded_prefix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("REDRB_TASK", "other")
     monkeypatch.setenv("OTHER_TASK", "other")
     assert child_environment()["REDRB_TASK"] == "other"

@@ -128,7 +128,7 @@ def test_samples_without_a_mask_get_one_where_others_bring_theirs(side: Any) -> 
 @pytest.mark.parametrize("scalars", [True, False])
 @pytest.mark.parametrize("masks", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_split_gives_back_what_make_was_given(
+def test_split_returns_the_samples_that_make_was_given(
     side: Any, scalars: bool, masks: bool, seed: int
 ) -> None:
     dice = random.Random(seed)

@@ -46,7 +46,7 @@ def batch() -> object:
     return make_experience_batch(items)
 
 
-def test_everything_comes_back(tmp_path: Path) -> None:
+def test_all_contents_are_restored(tmp_path: Path) -> None:
     trainer, other = Trainer(), Trainer()
     trainer.step()
     kept = batch()

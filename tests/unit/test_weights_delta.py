@@ -92,7 +92,7 @@ def test_every_width_and_share(width: int, share: float, items: int) -> None:
 @pytest.mark.parametrize(
     "skipped", [0, 1, 253, 254, 255, 256, 509, 510, 511, 765, 2550, 65_535, 65_536]
 )
-def test_gaps(width: int, skipped: int) -> None:
+def test_gaps_of_every_length_are_restored(width: int, skipped: int) -> None:
     change(width, skipped + 1, [skipped])
     change(width, 2 * skipped + 500, [skipped, 2 * skipped + 1])
     change(width, 300_000, [0, skipped + 1, 299_999])

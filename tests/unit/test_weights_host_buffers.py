@@ -77,7 +77,7 @@ def test_nothing_is_made_before_the_first_use(caches, tmp_path):
     assert not (tmp_path / "shm").exists()
 
 
-def test_keys_do_not_meet(caches):
+def test_caches_of_different_keys_are_independent(caches):
     one, other = caches("a"), caches("b")
     write(one, 1)
     assert other.newest() is None
@@ -577,7 +577,7 @@ def test_closed_leaders_and_buffers_cannot_be_used(caches):
             use()
 
 
-def test_the_last_one_to_leave_takes_the_files_away(caches, tmp_path):
+def test_the_last_process_to_leave_deletes_the_files(caches, tmp_path):
     one, other, dropped = caches(), caches(), HostCache("weights", directory=tmp_path / "shm")
     write(one, 1)
     assert newest_version(other) == 1

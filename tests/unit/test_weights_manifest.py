@@ -77,7 +77,7 @@ def test_unknown_keys_are_ignored(manifest):
     ],
     ids=ALL.keys(),
 )
-def test_description(manifest, base, stored, delta_bytes):
+def test_a_manifest_describes_its_version(manifest, base, stored, delta_bytes):
     described = manifest.describe("actor", 12.5)
     assert (described.kind, described.version, described.tensors) == (manifest.kind, 7, 5)
     assert (described.base, described.nbytes) == (base, 832)

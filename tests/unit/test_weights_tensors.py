@@ -327,7 +327,7 @@ def test_floats_are_cast_into_each_other(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float8_e4m3fn, torch.complex64])
-def test_nothing_else_is_cast(dtype):
+def test_other_dtypes_are_not_cast(dtype):
     with pytest.raises(WeightMismatch, match="different"):
         check_fits(
             layout_of(a=torch.zeros(2)), whole({"a": torch.zeros(2, dtype=dtype)}), strict=True
