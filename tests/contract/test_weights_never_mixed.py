@@ -11,7 +11,7 @@ from redrb import WeightPublisher, WeightSubscriber
 from redrb.errors import ConfigError, WeightError, WeightMismatch
 from redrb.weights import LoraConfig
 from redrb.weights.publishing import staging
-from redrb.weights.reading import load_target
+from redrb.weights.reading import targets
 from redrb.weights.tensors.shard import TensorShard
 
 CONFIG = {"0": LoraConfig(r=2, lora_alpha=2), "1": LoraConfig(r=2, lora_alpha=2)}
@@ -71,14 +71,14 @@ def test_a_load_that_breaks_off_has_no_version(publisher, reader, monkeypatch, e
     reader.poll(target)
     newer = {name: tensor + 1 for name, tensor in target.state_dict().items()}
     publisher.publish(newer)
-    load, loaded = load_target.load_in_place, []
+    load, loaded = targets.load_in_place, []
 
     def break_off(*arguments):
         if loaded:
             raise error
         loaded.append(load(*arguments))
 
-    monkeypatch.setattr(load_target, "load_in_place", break_off)
+    monkeypatch.setattr(targets, "load_in_place", break_off)
     with pytest.raises(error):
         reader.poll(target)
     assert reader.version is None

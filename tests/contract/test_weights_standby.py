@@ -23,7 +23,7 @@ from redrb.errors import (
     WeightMismatch,
     WeightTimeout,
 )
-from redrb.weights.reading import load_target, replica
+from redrb.weights.reading import replica, targets
 from tests.published import CHUNK_BYTES, prefix
 from tests.servers import Server
 
@@ -396,7 +396,7 @@ def test_a_load_that_breaks_off_is_repeated(publisher, subscriber, monkeypatch) 
         publisher.publish(Versioned(2))
         until(lambda: standby._prepared.ready)
         calls: list[int] = []
-        load = load_target.load_in_place
+        load = targets.load_in_place
 
         def breaking(*arguments) -> None:
             calls.append(1)
@@ -404,7 +404,7 @@ def test_a_load_that_breaks_off_is_repeated(publisher, subscriber, monkeypatch) 
                 raise RuntimeError("no memory")
             load(*arguments)
 
-        monkeypatch.setattr(load_target, "load_in_place", breaking)
+        monkeypatch.setattr(targets, "load_in_place", breaking)
         with pytest.raises(RuntimeError, match="no memory"):
             standby.swap()
         assert standby.version is None
