@@ -79,7 +79,7 @@ class WeightKeys:
 
     @property
     def versions(self) -> str:
-        """Stream of committed versions; ids are `<version>-0`, entries hold the manifest."""
+        """Stream of committed versions, whose ids are `<version>-0`."""
         return f"{self.prefix}versions"
 
     @property
@@ -108,13 +108,14 @@ class WeightKeys:
 
     @property
     def followers(self) -> str:
-        """Set of the streams of tasks that want to know the newest version."""
+        """Set of the streams of tasks that follow the newest version."""
         return f"{self.prefix}followers"
 
     def chunk(self, token: int, index: int, spread: int = 0) -> str:
         """One chunk of a state, as the attempt with `token` wrote it.
 
-        With `spread` keys have as many tags, so that nodes of a cluster share them.
+        With `spread` the keys have that many different hash tags, so that all nodes of a cluster
+        share them.
         """
         return f"{self._part(index, spread)}chunk:{token}:{index}"
 

@@ -17,7 +17,7 @@ def add_to(commands: Commands) -> None:
         "server",
         help="run a Redis for this machine until Ctrl-C",
         description="Run a Redis for the processes of this machine until Ctrl-C: it listens on a "
-        "unix socket, on no port. When it ends by itself, so does the command, with status 1.",
+        "unix socket and on no port. If the server ends, the command ends with status 1.",
     )
     parser.add_argument(
         "directory", nargs="?", default="", help="keep data here; default: keep none"

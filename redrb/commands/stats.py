@@ -27,7 +27,7 @@ def _run(options: argparse.Namespace) -> int:
     if not stats.joined:
         print(
             f"redrb: consumer group {options.group!r} has taken nothing yet; the ledger shows "
-            "what it would find.",
+            "the groups that it would get.",
             file=sys.stderr,
         )
     result = {**asdict(stats), "ledger_balanced": stats.ledger.balanced}

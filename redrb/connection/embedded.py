@@ -80,7 +80,7 @@ class EmbeddedServer:
             stderr=subprocess.STDOUT,
             text=True,
             env=child_environment(**ALLOCATOR),
-            start_new_session=True,  # Ctrl-C in the owner's terminal is the owner's to handle
+            start_new_session=True,  # Ctrl-C reaches only the owner, which ends the server
         )
         threading.Thread(target=self._listen, name="redrb-server-log", daemon=True).start()
         if not self._ready.wait(START_TIMEOUT_S) or self._ended.is_set():

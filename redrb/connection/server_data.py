@@ -12,7 +12,7 @@ _WRITER = re.compile(rb"(redis|valkey)-ver.(\d+)\.(\d+)\.(\d+)", re.DOTALL)
 
 
 def unreadable_data(directory: Path, program: ServerProgram) -> str:
-    """Return why a server that failed to start cannot read a directory; "": that is not why."""
+    """Return why a server that failed to start cannot read a directory; "" if it can read it."""
     writer = _writer(directory)
     if writer is None or _reads(program, *writer):
         return ""

@@ -165,8 +165,8 @@ def _refuse_shape(name: str, shape: tuple[int, ...], lead: int, where: Where) ->
     wanted = " or ".join(f"[{', '.join(batch + ([axis] if dims else []))}]" for dims in _DIMS[name])
     _refuse(
         name,
-        f"has shape {list(shape)}, not {wanted}: reshape it, or put it into `tensors` under a name "
-        "of its own, where any shape is welcome",
+        f"has shape {list(shape)}, not {wanted}: reshape it, or put it into `tensors` under "
+        "another name, where every shape is allowed",
         where,
     )
 

@@ -1,8 +1,8 @@
 """How makers learn of weights: trainers announce versions to the makers that they name, and to all.
 
-A trainer posts each announcement to the stream of every maker that it names, and to a stream of
-its own for makers that no trainer names. A stream keeps only its newest message, so that a maker
-which starts late, or restarts, finds it. Announcing a version twice does no harm.
+A trainer posts each announcement to the stream of every maker that it names, and to one stream of
+the trainer, which is read by makers that no trainer names. A stream keeps only its newest message,
+so that a maker which starts late, or restarts, finds it. Announcing a version twice does no harm.
 """
 
 from __future__ import annotations

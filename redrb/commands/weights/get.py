@@ -19,7 +19,9 @@ def add_to(commands: Commands) -> None:
         type=Path,
         help="safetensors file, of an adapter a folder as PEFT's; an older one is replaced",
     )
-    parser.add_argument("--version", type=int, help="one that is kept (default: the newest)")
+    parser.add_argument(
+        "--version", type=int, help="number of a kept version (default: the newest)"
+    )
     parser.add_argument("--base-model", help="of an adapter: name of the model that it belongs to")
 
 

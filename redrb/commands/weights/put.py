@@ -24,7 +24,9 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("--dtype", help="publish floating-point tensors as this, such as bfloat16")
     parser.add_argument(
-        "--keep", type=int, help="versions to keep; older ones go (default: all that are there)"
+        "--keep",
+        type=int,
+        help="versions to keep; older ones are deleted (default: all that are there)",
     )
 
 

@@ -20,7 +20,9 @@ def add_to(commands: Commands) -> None:
     text = "list the versions of weights, or the tensors of one"
     parser = add_command(commands, "show", text, _run, subject=WEIGHTS)
     parser.add_argument("--version", type=int, help="list the tensors of this version")
-    parser.add_argument("--tensors", action="store_true", help="list those of the newest version")
+    parser.add_argument(
+        "--tensors", action="store_true", help="list the tensors of the newest version"
+    )
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -218,7 +218,7 @@ class _Export:
     def _status(
         self, record: GroupRecord, facts: Mapping[str, Any], items: list[BufferItem]
     ) -> str:
-        """Return the status in which a group waits for the consumer group, else its own status."""
+        """Return the status in which a group waits for the consumer group, or its status at put."""
         for need in record.needs:
             if need.place == self._place and need.moved:
                 return need.moved

@@ -13,7 +13,7 @@ from redrb.stream.task.facts import Facts
 
 
 def index_arguments(description: TaskDescription, batch: PutBatch) -> list[Argument]:
-    """Return the arguments of `put_indexed.lua` that describe a batch.
+    """Return the arguments of the script `put/put_indexed` that describe a batch.
 
     They name the settings that the batch was prepared for, because the task may have others by now;
     a batch without groups fits all settings.

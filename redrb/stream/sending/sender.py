@@ -145,9 +145,9 @@ class ExperienceSender:
         """Take experience over; returns at once unless the bound is reached.
 
         Args:
-            items: As for `stream.put`: a list of samples is one group, one sample a group of its
-                own, and an Experience one group a row. In `GroupedRows(experience)` the rows with
-                the same `group_id` are one group.
+            items: As for `stream.put`: a list of samples is one group; one sample is a group by
+                itself; each row of an Experience is a group. In `GroupedRows(experience)` the rows
+                with the same `group_id` are one group.
             policy_version, priority, status, tags: As for `stream.put`.
             timeout: Seconds to wait for room; default: the sender's.
 

@@ -1,12 +1,12 @@
 """The rendezvous of ranks that publish one version: offers to rank 0, and its replies.
 
 Every rank but 0 posts to one stream that rank 0 reads: first its offer, then its staged part. Rank
-0 replies in a stream that belongs to one attempt of one rank. So rank 0
-distinguishes a restarted rank from its earlier process, and no rank takes a reply to an earlier
-attempt for its own.
+0 replies in a stream that belongs to one attempt of one rank. So rank 0 distinguishes a restarted
+rank from its earlier process, and no rank reads the reply to an earlier attempt.
 
-Every rank counts its calls of `publish`, and rank 0 maps the counts of each rank to its own. So
-shards of different calls never become one version, even if rank 0 did not wait for one of them.
+Every rank counts its calls of `publish`, and rank 0 maps the count of each rank to the count of
+rank 0. So shards of different calls never become one version, even if rank 0 did not wait for one
+of them.
 """
 
 from __future__ import annotations
