@@ -67,7 +67,7 @@ def test_the_redis_service_keeps_data_and_never_evicts(
     }
     kind, *probe = services["redis"]["healthcheck"]["test"]
     assert kind == "CMD"
-    cli = [str(BIN / "redis-cli"), "-p", str(compose_redis.port), *probe[1:]]
+    cli = ["redis-cli", "-p", str(compose_redis.port), *probe[1:]]
     assert subprocess.run(cli, capture_output=True, text=True, check=True).stdout == "PONG\n"
 
 

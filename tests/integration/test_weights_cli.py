@@ -321,7 +321,8 @@ def test_tensors_of_only_one_version_are_named(store: Client, namespace: str, ru
 
 def test_an_error_is_one_line(store: Client, namespace: str, run: Run, tmp_path: Path) -> None:
     assert (
-        "nobody has" in run("show", "nothing")[2] or "namespaces that have" in run("show", "x")[2]
+        "no weights are published there" in run("show", "nothing")[2]
+        or "namespaces that have" in run("show", "x")[2]
     )
     publish(store, namespace, Tied())
     publisher = redrb.WeightPublisher(store, "mixed", namespace=namespace)
@@ -331,15 +332,18 @@ def test_an_error_is_one_line(store: Client, namespace: str, run: Run, tmp_path:
     for arguments, words in (
         (("show", "polisy"), "there are mixed, policy"),
         (("show", "polisy", "--namespace", "x"), "namespaces that have some: "),
-        (("show", "policy", "--version", 9), "version 9 of weights 'policy' is not kept: 1, 2 are"),
+        (
+            ("show", "policy", "--version", 9),
+            "version 9 of weights 'policy' is not kept; kept are 1, 2.",
+        ),
         (("get", "polisy", tmp_path / "x"), "there are mixed, policy"),
-        (("get", "policy", tmp_path / "x", "--version", 3), "1, 2 are"),
+        (("get", "policy", tmp_path / "x", "--version", 3), "kept are 1, 2"),
         (("get", "policy", tmp_path / "no" / "x"), f"x cannot be written: {tmp_path}/no does not"),
         (("get", "policy", tmp_path), f"{tmp_path} is a folder: give the name of a file"),
         (("get", "policy", tmp_path / "t.pt" / "x"), f"{tmp_path}/t.pt is no folder"),
         (("get", "mixed", tmp_path / "x.safetensors"), "an adapter is saved as a folder"),
         (("diff", "polisy", 1), "there are mixed, policy"),
-        (("diff", "policy", 1, 7), "1, 2 are"),
+        (("diff", "policy", 1, 7), "kept are 1, 2"),
         (("diff", "mixed", 1, 2), "is one an adapter?"),
         (
             ("put", "policy", tmp_path / "none"),
@@ -442,6 +446,6 @@ def test_a_version_that_goes_while_it_is_fetched_is_reported(
             return newest
 
         monkeypatch.setattr(file_transfer, "check_kept", checked)
-        with pytest.raises(ConfigError, match="version 1 of weights 'w' is not kept: 2 are"):
+        with pytest.raises(ConfigError, match="version 1 of weights 'w' is not kept; kept are 2"):
             file_transfer.get_weights(client, "w", tmp_path / "w.safetensors", namespace=namespace)
     assert not list(tmp_path.iterdir())

@@ -39,7 +39,7 @@ class Recorder:
 def part(
     holder: Recorder, groups: dict[int, list[BufferItem]], draw: Draw | None = None
 ) -> LeasePart:
-    blobs = [b"".join(group.parts) for group in encode_groups(list(groups.values()))]
+    blobs = [group.blob for group in encode_groups(list(groups.values()))]
     layouts = parse_groups(blobs)
     return LeasePart("math", list(zip(groups, layouts, strict=True)), holder, draw=draw)  # type: ignore[arg-type]
 
