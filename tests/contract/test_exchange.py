@@ -228,7 +228,7 @@ def test_a_directory_that_is_in_the_way_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"status": "unheard-of"}, "malformed"),
         ({"id": "1"}, "id"),
@@ -243,7 +243,7 @@ def test_a_directory_that_is_in_the_way_is_refused(
     ],
 )
 def test_a_malformed_directory_is_refused_before_anything_is_put(
-    client: Client, namespace: str, tmp_path: Path, change: dict[str, Any], told: str
+    client: Client, namespace: str, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     stream = ExperienceStream(client, "from", namespace=namespace)
     stream.put(numbered(1))
@@ -252,7 +252,7 @@ def test_a_malformed_directory_is_refused_before_anything_is_put(
     export_task(client, "from", out, namespace=namespace)
     first, second = lines_of(out)
     (out / "groups.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps({**second, **change})}\n")
-    with pytest.raises(DecodeError, match=told):
+    with pytest.raises(DecodeError, match=message):
         import_task(client, "to", out, namespace=namespace)
     assert len(ExperienceStream(client, "to", namespace=namespace)) == 0
 

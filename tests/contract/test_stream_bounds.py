@@ -313,8 +313,8 @@ def test_a_delayed_take_changes_nothing(client: Client, namespace: str) -> None:
 def calls(client: Client) -> int:
     """Return how many commands the server has run, those of scripts included; 0 of a fake one."""
     try:
-        told = client.execute("INFO", "commandstats").decode()
+        statistics = client.execute("INFO", "commandstats").decode()
     except StoreError:
         return 0
-    lines = [line for line in told.splitlines() if line.startswith("cmdstat_")]
+    lines = [line for line in statistics.splitlines() if line.startswith("cmdstat_")]
     return sum(int(line.split("calls=")[1].split(",")[0]) for line in lines)

@@ -141,10 +141,10 @@ def test_prioritized_draws_by_weight_and_gives_probabilities(
             assert lease.probabilities == pytest.approx([expected[number]])
     assert chi_square(counts, expected) < 16.3  # p = 0.001 with 3 degrees of freedom
     lease = stream.take(4, timeout=0)
-    told = dict(zip(numbers(lease), lease.probabilities, strict=True))
-    assert [told[n] for n in range(4)] == pytest.approx(expected)
+    drawn_with = dict(zip(numbers(lease), lease.probabilities, strict=True))
+    assert [drawn_with[n] for n in range(4)] == pytest.approx(expected)
     own = lease.importance_weights(beta=0.4)
-    raw = torch.tensor([told[n] for n in numbers(lease)]) ** -0.4
+    raw = torch.tensor([drawn_with[n] for n in numbers(lease)]) ** -0.4
     assert own.dtype == torch.float32
     assert torch.allclose(own, raw / raw.max(), atol=1e-6)
     lease.release()

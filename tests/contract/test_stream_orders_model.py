@@ -475,9 +475,9 @@ class Model:
         }
         assert stats.ledger.balanced
         assert stats.reads == counted["reads"]
-        told = dict.fromkeys(Status, 0) | Counter(group.waiting.values())
-        told[Status.ARCHIVED] += len(self.archive)
-        assert self.streams[f"{name}1"].counts() == told
+        expected = dict.fromkeys(Status, 0) | Counter(group.waiting.values())
+        expected[Status.ARCHIVED] += len(self.archive)
+        assert self.streams[f"{name}1"].counts() == expected
         for kind in ("taken", "unread"):
             found = self.run("HGET", f"{self.prefix}group:{name}", kind)
             assert int(found or 0) == counted[kind], kind

@@ -596,10 +596,10 @@ def test_of_two_resumes_the_later_one_wins(
     real = Restoring.group
     pending = [second]
 
-    def group(self: Restoring, *told: Any) -> None:
+    def group(self: Restoring, *arguments: Any) -> None:
         if pending:
             pending.pop().resume(tmp_path / "task")
-        real(self, *told)
+        real(self, *arguments)
 
     monkeypatch.setattr(Restoring, "group", group)
     with pytest.raises((StoreError, ConfigError)):

@@ -113,8 +113,8 @@ def test_expired_groups_wait_with_their_own_status(
     assert stream.stats().ledger.expired == 0
     lease = stream.take(3, timeout=0, status=Status.EXPIRED)
     assert sorted(numbers(lease)) == [0, 1, 9]
-    told = dict(zip(numbers(lease), (lease.expiries[seq] for seq in lease.ids), strict=True))
-    assert told == {0: Expiry(10, 2, None), 1: Expiry(10, 2, None), 9: None}
+    expiries = dict(zip(numbers(lease), (lease.expiries[seq] for seq in lease.ids), strict=True))
+    assert expiries == {0: Expiry(10, 2, None), 1: Expiry(10, 2, None), 9: None}
     lease.release()
     audit(stream)
     assert stream.count(Status.EXPIRED) == 3

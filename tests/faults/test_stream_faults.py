@@ -41,16 +41,16 @@ class Worker:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            word, *told = line.split()
+            word, *numbers = line.split()
             with self._changed:
-                self.said.append((word, [int(number) for number in told]))
+                self.said.append((word, [int(number) for number in numbers]))
                 self._changed.notify_all()
         with self._changed:
             self._changed.notify_all()
 
     def numbers(self, word: str) -> list[int]:
         """Return all numbers that were said with `word`."""
-        return [number for said, told in list(self.said) if said == word for number in told]
+        return [number for said, numbers in list(self.said) if said == word for number in numbers]
 
     def wait_for(self, word: str, at_least: int = 0, timeout: float = 15) -> list[int]:
         """Wait until `at_least` numbers were said with `word`, and return them."""

@@ -1,7 +1,7 @@
 """One rank of a DDP job, for tests.
 
 It starts at the step of its checkpoint and tells what it does. Before each take, and after it, it
-waits to be told to go on, so that a test may end it there.
+waits for a signal to go on, so that a test may end it there.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def main(
             say("trained", step=step, numbers=reward.int().tolist())
             step += 1
     except (redrb.RedrbError, RuntimeError) as error:
-        told = {"kind": type(error).__name__, "said": str(error)}
-        say("failed", step=step, **told, ranks=list(getattr(error, "ranks", ())))
+        failure = {"kind": type(error).__name__, "said": str(error)}
+        say("failed", step=step, **failure, ranks=list(getattr(error, "ranks", ())))
         return
     stream.close()
     parameters = [value.tolist() for value in model.state_dict().values()]

@@ -25,7 +25,7 @@ Start = Callable[[str, Path], "list[Rank]"]
 
 
 class Rank:
-    """A process that is one rank; it does nothing that it was not told to."""
+    """A process that is one rank; it does only the steps that the test asks for."""
 
     def __init__(self, context: Any, *arguments: Any) -> None:
         self.pipe, other = context.Pipe()
@@ -115,7 +115,7 @@ def test_a_killed_rank_ends_the_job_at_its_step_and_it_goes_on_from_there(
     expected = [rank.next("ended")["parameters"] for rank in ranks]
     assert expected[0] == expected[1]
 
-    # a rank is killed before it asks for step 2: the other one is told
+    # a rank is killed before it asks for step 2: the other rank gets the error
     broken: dict[int, list[int]] = {}
     ranks = start(streams["broken"], tmp_path / "broken")
     train(ranks, 0, 2, broken)

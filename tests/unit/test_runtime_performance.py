@@ -14,7 +14,7 @@ from redrb.runtime import (
 
 
 class Clock:
-    """A clock that goes on when it is told to."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
