@@ -16,7 +16,7 @@ from redrb.errors import DecodeError, EncodeError
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 
-_BLOCK_S = 5.0
+BLOCK_S = 5.0
 """Longest blocking read; far below the connection's timeout."""
 
 
@@ -114,7 +114,7 @@ class MessageReader:
         if left <= 0:
             return False
         retry_s = min(left, self._client.retry_s)
-        block_on_stream(self._client, self._key, self._last, min(left, _BLOCK_S), retry_s=retry_s)
+        block_on_stream(self._client, self._key, self._last, min(left, BLOCK_S), retry_s=retry_s)
         return True
 
 

@@ -20,7 +20,7 @@
 --
 -- A part is leased to the slot ranks/<step>.<rank>, a batch that is not dealt yet to ranks/<step>. The
 -- consumer of these slots, `ranks`, never dies: ranks that start again find the same parts.
---@include task leases
+--@include task leases waiters
 
 local RANKS = 'ranks'
 
@@ -68,10 +68,8 @@ end
 local function wake_ranks(group)
   for _, holder in ipairs(holders_of(group)) do
     if holder then
-      local list = key('wake', holder .. '.rank')
-      redis.call('DEL', list)
-      redis.call('RPUSH', list, '1')
-      redis.call('PEXPIRE', list, 10000)
+      redis.call('DEL', key('wake', holder .. '.rank'))
+      send_wake(holder .. '.rank')
     end
   end
 end

@@ -1,6 +1,8 @@
 -- Expires groups that are too stale, and counts the staleness of taken groups.
 --@include task facts pools groups
 
+local MOST_STALENESS = 1023 -- a larger staleness counts as this one, as in redrb/stream/task/expiration.py
+
 -- At most `limit` members of a pool whose oldest version is at most `cut`, or the version of whose newest
 -- token is at most `token_cut`. With one rule alone they are the lowest members of a sorted set, whose
 -- name is returned, too.
@@ -86,7 +88,7 @@ end
 local function note_staleness(group, all)
   local now, counts = rules().version, {o = {}, n = {}, f = {}, q = {}}
   local function count(mark, stale)
-    stale = math.max(0, math.min(stale, 1023))
+    stale = math.max(0, math.min(stale, MOST_STALENESS))
     counts[mark][stale] = (counts[mark][stale] or 0) + 1
   end
   for _, facts in ipairs(all) do

@@ -6,6 +6,14 @@
 -- groups or the room it needs are reserved for it. A dead waiter is dropped at its deadline.
 --@include task
 
+local WAKE_MS = 10000 -- a wake-up that nobody reads is forgotten
+
+local function send_wake(waiter)
+  local list = key('wake', waiter)
+  redis.call('RPUSH', list, '1')
+  redis.call('PEXPIRE', list, WAKE_MS)
+end
+
 -- What a waiter needs, its deadline, and whether it was woken; nil if it is not queued or dead.
 local function need_of(name, waiter, now)
   local stored = redis.call('HGET', key('needs', name), waiter)
@@ -64,9 +72,7 @@ local function wake(name, available, now)
     else
       available = available - need
       if not woken then
-        local list = key('wake', waiter)
-        redis.call('RPUSH', list, '1')
-        redis.call('PEXPIRE', list, 10000)
+        send_wake(waiter)
         redis.call('HSET', key('needs', name), waiter, string.format('%.0f %s 1', need, deadline))
       end
     end

@@ -22,6 +22,8 @@
 --       | {'gone'} | {'more'}: the consumer group is joining, run it again
 --@include task capacity waiters leases ranks attempts membership steps
 
+local FORMING_MS = 3000 -- a rank that forms a step and is silent for so long is replaced by another
+
 begin_writing()
 local group, consumer, rank, world = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local step, spec, before, now = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), now_ms()
@@ -141,7 +143,7 @@ if not complete then
 end
 local forming, deadline = string.match(redis.call('HGET', ranks, 'forming') or '', '^(%d+) (%d+)$')
 if ARGV[9] == '1' or not forming or forming == ARGV[3] or tonumber(deadline) < now then
-  redis.call('HSET', ranks, 'forming', string.format('%s %.0f', ARGV[3], now + 3000))
+  redis.call('HSET', ranks, 'forming', string.format('%s %.0f', ARGV[3], now + FORMING_MS))
   return {'form', attempt}
 end
 return {'wait', attempt, {}}

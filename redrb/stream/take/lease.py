@@ -128,6 +128,7 @@ class PartsLease(ABC, Generic[Ids]):
         on_accelerator = torch.device(device).type != "cpu"
         try:
             batch = decode_batch(self._layouts(), side=side, pin=pin_memory and on_accelerator)
+            self._misfits = []
         except RecordError as error:
             self._name_misfits(error)
             raise

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 import time
 
-from redrb.connection.messages import block_on_stream
+from redrb.connection.messages import BLOCK_S, block_on_stream
 from redrb.errors import WeightTimeout
 from redrb.weights.reading.catalogue import Catalogue
 from redrb.weights.wire.manifest import WeightVersion
-
-_BLOCK_S = 5.0
-"""Longest blocking read; far below the connection's timeout."""
 
 
 def wait_for_version(
@@ -39,7 +36,7 @@ def wait_for_version(
                 newest=newest.version if newest else None,
                 waited_s=timeout or 0.0,
             )
-        _block(catalogue, version, min(left, _BLOCK_S), retry_s=retry_s)
+        _block(catalogue, version, min(left, BLOCK_S), retry_s=retry_s)
 
 
 def wait_once(catalogue: Catalogue, version: int, seconds: float) -> WeightVersion | None:
