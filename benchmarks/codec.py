@@ -131,7 +131,7 @@ def calls(case: Case) -> dict[str, Callable[[], object]]:
     target = torch.empty_like(source)
 
     def decode() -> None:
-        decode_batch([own for own in parse_groups(blobs) if isinstance(own, GroupLayout)])
+        decode_batch([layout for layout in parse_groups(blobs) if isinstance(layout, GroupLayout)])
 
     return {
         "encode": lambda: [encode_groups([group]) for group in case.groups],
@@ -157,7 +157,7 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
     return {
         name: {
             "raw_bytes": raw_bytes(case) / samples_of(case),
-            "stored_bytes": sum(len(encode_groups([own])[0].blob) for own in case.groups)
+            "stored_bytes": sum(len(encode_groups([group])[0].blob) for group in case.groups)
             / samples_of(case),
             **{what: statistics.median(spent) for what, spent in times[name].items()},
         }
@@ -178,9 +178,11 @@ def main() -> None:
         return
     print(f"codec: {NAME}; microseconds a sample")
     print(f"{'':38}{'raw bytes':>12}{'stored':>12}{'encode':>10}{'decode':>10}{'memcpy':>10}")
-    for name, own in figures.items():
-        sizes = f"{own['raw_bytes']:12,.0f}{own['stored_bytes']:12,.0f}"
-        print(f"{name:38}{sizes}{own['encode']:10.1f}{own['decode']:10.1f}{own['memcpy']:10.1f}")
+    for name, shown in figures.items():
+        sizes = f"{shown['raw_bytes']:12,.0f}{shown['stored_bytes']:12,.0f}"
+        print(
+            f"{name:38}{sizes}{shown['encode']:10.1f}{shown['decode']:10.1f}{shown['memcpy']:10.1f}"
+        )
 
 
 if __name__ == "__main__":

@@ -630,17 +630,17 @@ static int column_from(PyObject *given, Py_ssize_t samples, EncodedColumn *colum
         return -1;
     }
     for (Py_ssize_t i = 0; i < samples; i++) {
-        PyObject *own = PyList_GET_ITEM(cells, i);
+        PyObject *given_cell = PyList_GET_ITEM(cells, i);
         Cell *cell = &column->cells[i];
-        if (own == Py_None) continue;
-        if (!PyTuple_Check(own) || PyTuple_GET_SIZE(own) < 2) {
+        if (given_cell == Py_None) continue;
+        if (!PyTuple_Check(given_cell) || PyTuple_GET_SIZE(given_cell) < 2) {
             PyErr_SetString(PyExc_TypeError, "a sample is None or (address, shape)");
             return -1;
         }
-        cell->at = PyLong_AsVoidPtr(PyTuple_GET_ITEM(own, 0));
+        cell->at = PyLong_AsVoidPtr(PyTuple_GET_ITEM(given_cell, 0));
         if (!cell->at && PyErr_Occurred()) return -1;
         Shape shape;
-        if (shape_from(PyTuple_GET_ITEM(own, 1), &shape)) return -1;
+        if (shape_from(PyTuple_GET_ITEM(given_cell, 1), &shape)) return -1;
         int64_t place = shape_place(shapes, &shape);
         if (place < 0) return -1;
         cell->shape = (uint32_t)place;
@@ -648,8 +648,8 @@ static int column_from(PyObject *given, Py_ssize_t samples, EncodedColumn *colum
         if (!cell->at) cell->at = (const uint8_t *)column; /* torch gives 0 for what has no elements */
         if (align(&cell->at, ITEMSIZE[column->code], cell->count, &cell->copies[0])) return -1;
         cell->body = cell->at;
-        if (PyTuple_GET_SIZE(own) > 2) {
-            cell->body = PyLong_AsVoidPtr(PyTuple_GET_ITEM(own, 2));
+        if (PyTuple_GET_SIZE(given_cell) > 2) {
+            cell->body = PyLong_AsVoidPtr(PyTuple_GET_ITEM(given_cell, 2));
             if (!cell->body && PyErr_Occurred()) return -1;
             if (column->wire < 0) { PyErr_SetString(PyExc_ValueError, "rounded as what?"); return -1; }
             if (align(&cell->body, ITEMSIZE[column->wire], cell->count, &cell->copies[1])) return -1;
@@ -1233,16 +1233,16 @@ static PyObject *group_runs(PyObject *self, PyObject *args) {
     for (Py_ssize_t i = 0; list && i < group->samples; i++) {
         Piece p = piece_of(column, i);
         bool sign = is_signed(column->code);
-        PyObject *own = p.shape == MISSING ? Py_NewRef(Py_None)
+        PyObject *runs = p.shape == MISSING ? Py_NewRef(Py_None)
                       : Py_BuildValue(sign ? "KKLKL" : "KKKKK", p.count, p.lead, p.lead_value, p.trail,
                                       p.trail_value);
-        if (!own) { Py_DECREF(list); return NULL; }
-        PyList_SET_ITEM(list, i, own);
+        if (!runs) { Py_DECREF(list); return NULL; }
+        PyList_SET_ITEM(list, i, runs);
     }
     return list;
 }
 
-/* read(column, sample, address, nbytes): decode one sample into memory of its own */
+/* read(column, sample, address, nbytes): decode one sample into memory that the caller gives */
 static PyObject *group_read(PyObject *self, PyObject *args) {
     Group *group = (Group *)self;
     Py_ssize_t index, row;
@@ -1352,9 +1352,9 @@ failed:
 /* Return the shape of a sample, NULL where there is none. */
 static const Shape *shape_in(const Stack *stack, Py_ssize_t group, Py_ssize_t row) {
     if (stack->indices[group] < 0) return NULL;
-    const Group *own = stack->groups[group];
-    Piece piece = piece_of(&own->columns[stack->indices[group]], row);
-    return piece.shape == MISSING ? NULL : &own->shapes[piece.shape];
+    const Group *in_group = stack->groups[group];
+    Piece piece = piece_of(&in_group->columns[stack->indices[group]], row);
+    return piece.shape == MISSING ? NULL : &in_group->shapes[piece.shape];
 }
 
 /* extent(groups, indices) -> (first shape, longest first dimension, all alike,
@@ -1540,10 +1540,10 @@ static PyObject *cell_of(PyObject *tensor, PyObject **dtype) {
                  !is_true(PyObject_CallMethodNoArgs(tensor, name_is_neg), &failed);
     if (failed) return NULL;
     if (!plain) Py_RETURN_NONE;
-    PyObject *own = PyObject_GetAttr(tensor, name_dtype);
-    if (!own) return NULL;
-    bool differs = *dtype && *dtype != own;
-    Py_XSETREF(*dtype, own);
+    PyObject *found = PyObject_GetAttr(tensor, name_dtype);
+    if (!found) return NULL;
+    bool differs = *dtype && *dtype != found;
+    Py_XSETREF(*dtype, found);
     if (differs) Py_RETURN_NONE;
     PyObject *shape = PyObject_GetAttr(tensor, name_shape);
     PyObject *address = shape ? PyObject_CallMethodNoArgs(tensor, name_data_ptr) : NULL;

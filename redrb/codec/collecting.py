@@ -103,10 +103,10 @@ class Collector:
                 continue
             if isinstance(row, BufferItem):
                 named_tensors(row)  # subclasses of Tensor are welcome, all else is not
-            own = plain_memory(name, tensor)
-            check_shape(name, tuple(own.shape))
-            plain.append(own)
-            cells.append((own.data_ptr(), own.shape))
+            elements = plain_memory(name, tensor)
+            check_shape(name, tuple(elements.shape))
+            plain.append(elements)
+            cells.append((elements.data_ptr(), elements.shape))
         present = _present(plain)
         found.held.extend(present)
         if not present:

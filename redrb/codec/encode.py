@@ -71,7 +71,7 @@ def encode_groups(
             )
     metadata = metadata_of_items(groups, policy_version)
     return [
-        _encode(collector.items(group), own) for group, own in zip(groups, metadata, strict=True)
+        _encode(collector.items(group), meta) for group, meta in zip(groups, metadata, strict=True)
     ]
 
 
@@ -98,7 +98,7 @@ def encode_experience(
         return []
     metadata = metadata_of_rows(experience, size, policy_version)
     rows = collect_rows(experience, size, narrow)
-    return [_encode(row, own) for row, own in zip(rows, metadata, strict=True)]
+    return [_encode(row, meta) for row, meta in zip(rows, metadata, strict=True)]
 
 
 def _narrow_dtype(narrow_floats: str | None) -> DType | None:
@@ -109,9 +109,9 @@ def _narrow_dtype(narrow_floats: str | None) -> DType | None:
 
 def _encode(collected: Collected, metadata: Metadata) -> EncodedGroup:
     """Encode the columns of one group."""
-    columns, own = collected.columns, metadata
+    columns, meta = collected.columns, metadata
     try:
-        blob = kernels.kernel.encode(own.samples, columns, own.tails, own.tail, own.extras)
+        blob = kernels.kernel.encode(meta.samples, columns, meta.tails, meta.tail, meta.extras)
     except ValueError:
         check_shapes(columns)
         raise

@@ -93,11 +93,11 @@ def encode(samples: int, columns: list[Any], tails: int, tail: bytes, extras: by
         present = [sample for sample in column if sample is not None]
         if not present:
             continue
-        wire = rounded if rounded >= 0 else _narrowest(dtype, [own.body for own in present])
+        wire = rounded if rounded >= 0 else _narrowest(dtype, [sample.body for sample in present])
         schema.append((key, code, wire))
         entries.append(_entry(column, shapes))
-        bodies += [_stored(own.body, wire) for own in present]
-        decoded += sum(math.prod(own.shape) for own in present) * dtype.itemsize
+        bodies += [_stored(sample.body, wire) for sample in present]
+        decoded += sum(math.prod(sample.shape) for sample in present) * dtype.itemsize
     packed_schema: bytes = msgpack.packb(schema)
     if len(packed_schema) > MAX_SCHEMA_BYTES:
         raise EncodeError("the names in `tensors` are too long: shorten them.")
@@ -182,9 +182,9 @@ def _stored(body: Storage, wire: int) -> bytes:
 
 def _entry(column: list[_Sample | None], shapes: dict[tuple[int, ...], int]) -> Any:
     """Return a column's entry in the header: parts that are one for all samples, or a list."""
-    refs = _one_or_all([None if own is None else shapes[own.shape] for own in column])
+    refs = _one_or_all([None if sample is None else shapes[sample.shape] for sample in column])
     runs = [
-        [0 if own is None else getattr(own, name) for own in column]
+        [0 if sample is None else getattr(sample, name) for sample in column]
         for name in ("lead", "lead_value", "trail", "trail_value")
     ]
     if any(runs[2]):
