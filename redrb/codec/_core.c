@@ -1,6 +1,6 @@
 /* The inner loops of the codec: samples' memory to blobs, and blobs into padded memory.
  *
- * `docs/wire-format.md` specifies the bytes, and `redrb/codec/plain.py` does the same in plain
+ * `docs/wire-format.md` specifies the bytes, and `redrb/codec/plain` does the same in plain
  * Python: both are held to the same tests. Python gives the addresses of tensors' memory, keeps the
  * tensors alive and checks what users give. Blobs come from anybody: every read of a blob is bounds-
  * checked, numbers out of a header are checked against the limits before memory is taken for them,

@@ -1,0 +1,174 @@
+"""Encodes one group: runs are taken off, the rest is stored in the narrowest lossless dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from redrb.codec.plain.memory import memory
+from redrb.codec.wire import (
+    BOOL,
+    DTYPES,
+    INT8,
+    INT64,
+    MAGIC,
+    MAX_BLOB_BYTES,
+    MAX_ELEMENTS,
+    MAX_HEADER_BYTES,
+    MAX_RANK,
+    MAX_SCHEMA_BYTES,
+    MIN_RUN,
+    PREFIX,
+    UINT8,
+    UINT64,
+    VERSION,
+    DType,
+    Storage,
+    decoded_limit,
+)
+from redrb.errors import EncodeError
+
+_SIGNED = range(INT8, INT64 + 1)
+_UNSIGNED = range(UINT8, UINT64 + 1)
+
+
+def collect(
+    rows: Sequence[Any],  # noqa: ARG001
+    names: tuple[str, ...],  # noqa: ARG001
+    tensor: type,  # noqa: ARG001
+    held: list[Any],  # noqa: ARG001
+) -> None:
+    """Say that tensors have to be asked one by one."""
+    return
+
+
+@dataclass(slots=True)
+class _Sample:
+    """One sample of one column: its elements, its runs, and what remains for the body."""
+
+    shape: tuple[int, ...]
+    body: Storage
+    lead: int = 0
+    lead_value: int = 0
+    trail: int = 0
+    trail_value: int = 0
+
+
+def encode(samples: int, columns: list[Any], tails: int, tail: bytes, extras: bytes) -> bytes:
+    """Return the blob of one group; see `Kernel.encode`."""
+    shapes: dict[tuple[int, ...], int] = {}
+    schema, entries, bodies, decoded = [], [], [], 0
+    for key, code, rounded, cells in columns:
+        dtype = DTYPES[code]
+        column = [_sample(cell, dtype, rounded, shapes) for cell in cells]
+        present = [sample for sample in column if sample is not None]
+        if not present:
+            continue
+        wire = rounded if rounded >= 0 else _narrowest(dtype, [sample.body for sample in present])
+        schema.append((key, code, wire))
+        entries.append(_entry(column, shapes))
+        bodies += [_stored(sample.body, wire) for sample in present]
+        decoded += sum(math.prod(sample.shape) for sample in present) * dtype.itemsize
+    packed_schema: bytes = msgpack.packb(schema)
+    if len(packed_schema) > MAX_SCHEMA_BYTES:
+        raise EncodeError("the names in `tensors` are too long: shorten them.")
+    header = msgpack.Packer().pack_array_header(3 + tails) + b"".join(
+        (msgpack.packb(samples), msgpack.packb(entries), msgpack.packb(list(shapes)), tail)
+    )
+    if len(header) > MAX_HEADER_BYTES:
+        raise EncodeError(
+            f"a group's header has {len(header)} bytes, the limit is {MAX_HEADER_BYTES}: "
+            "use fewer tags or put smaller groups."
+        )
+    prefix = PREFIX.pack(MAGIC, VERSION, 0, len(packed_schema), len(header), len(extras))
+    blob = b"".join((prefix, packed_schema, header, extras, *bodies))
+    if len(blob) > MAX_BLOB_BYTES:
+        raise EncodeError(
+            f"a group has {len(blob)} bytes, the limit is {MAX_BLOB_BYTES}: put smaller groups."
+        )
+    if decoded > decoded_limit(len(blob)):
+        raise EncodeError(
+            f"a group of {decoded} bytes is little but runs of one value, {len(blob)} bytes "
+            "packed: cut its padding off before putting it."
+        )
+    return blob
+
+
+def _sample(
+    cell: Any, dtype: DType, rounded: int, shapes: dict[tuple[int, ...], int]
+) -> _Sample | None:
+    if cell is None:
+        return None
+    shape = tuple(cell[1])
+    if len(shape) > MAX_RANK or math.prod(size or 1 for size in shape) > MAX_ELEMENTS:
+        raise ValueError("a shape is too large")
+    shapes.setdefault(shape, len(shapes))
+    flat = memory(cell[0], dtype, math.prod(shape))
+    if dtype.code == BOOL:
+        flat = (flat != 0).view(np.uint8)
+    sample = _Sample(shape, flat)
+    lead = _run(flat)
+    if lead >= MIN_RUN:
+        sample.lead, sample.lead_value = lead, int(flat[0])
+    trail = _run(flat[::-1])
+    if trail >= MIN_RUN and sample.lead < len(flat):
+        sample.trail, sample.trail_value = trail, int(flat[-1])
+    if rounded >= 0:
+        flat = memory(cell[2], DTYPES[rounded], math.prod(shape))
+    sample.body = flat[sample.lead : len(flat) - sample.trail]
+    return sample
+
+
+def _run(flat: Storage) -> int:
+    """Return how many elements at the start are one value."""
+    if len(flat) == 0:
+        return 0
+    changes = np.flatnonzero(flat != flat[0])
+    return int(changes[0]) if len(changes) else len(flat)
+
+
+def _narrowest(dtype: DType, bodies: list[Storage]) -> int:
+    """Return the code of the narrowest dtype that holds the bodies of a whole group."""
+    integer = dtype.code in (*_SIGNED, *_UNSIGNED)
+    if not integer and dtype.code != BOOL:
+        return dtype.code
+    filled = [body for body in bodies if len(body)]
+    if not filled or dtype.code == BOOL:
+        return BOOL
+    low = min(int(body.min()) for body in filled)
+    high = max(int(body.max()) for body in filled)
+    if low >= 0 and high <= 1:
+        return BOOL
+    for code in _UNSIGNED if low >= 0 else _SIGNED:
+        if DTYPES[code].low <= low and high <= DTYPES[code].high:
+            return code if DTYPES[code].itemsize < dtype.itemsize else dtype.code
+    return dtype.code
+
+
+def _stored(body: Storage, wire: int) -> bytes:
+    if wire == BOOL:
+        return np.packbits(body != 0, bitorder="little").tobytes()
+    return body.astype(DTYPES[wire].storage, copy=False).tobytes()
+
+
+def _entry(column: list[_Sample | None], shapes: dict[tuple[int, ...], int]) -> Any:
+    """Return a column's entry in the header: parts that are one for all samples, or a list."""
+    refs = _one_or_all([None if sample is None else shapes[sample.shape] for sample in column])
+    runs = [
+        [0 if sample is None else getattr(sample, name) for sample in column]
+        for name in ("lead", "lead_value", "trail", "trail_value")
+    ]
+    if any(runs[2]):
+        return (refs, *map(_one_or_all, runs))
+    if any(runs[0]):
+        return (refs, *map(_one_or_all, runs[:2]))
+    return (refs,) if isinstance(refs, list) else refs
+
+
+def _one_or_all(values: list[Any]) -> Any:
+    return values[0] if values.count(values[0]) == len(values) else values

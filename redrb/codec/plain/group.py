@@ -1,0 +1,146 @@
+"""`Group`: one blob, checked in full, whose samples can be decoded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from redrb.codec.plain.header import (
+    HeaderReader,
+    find_sections,
+    integer_alone,
+    read_entry,
+    read_shape,
+)
+from redrb.codec.plain.memory import bits_of, memory, widened
+from redrb.codec.wire import (
+    BOOL,
+    DTYPES,
+    FLOAT64,
+    MAX_SAMPLES,
+    PREFIX,
+    UINT64,
+    Storage,
+    decoded_limit,
+    malformed,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Where one sample of one column lies."""
+
+    shape: tuple[int, ...]
+    count: int
+    lead: int
+    lead_value: int
+    trail: int
+    trail_value: int
+    start: int
+
+
+class Group:
+    """One blob, checked in full; see `kernels.Group`."""
+
+    def __init__(self, blob: Any, lookup: Any) -> None:
+        self.blob = memoryview(blob)
+        header_at, extras_at, body_at = find_sections(self.blob)
+        self.fields, codes = lookup(bytes(self.blob[PREFIX.size : header_at]))
+        self._codes = list(zip(codes[::2], codes[1::2], strict=True))
+        self.extras = bytes(self.blob[extras_at:body_at])
+        self.version: int | None = None
+        self.tail: bytes | None = None
+        header = HeaderReader(self.blob[header_at:extras_at])
+        length, self.samples, columns = header.array(), header.integer(), header.array()
+        if length < 3 or not 1 <= self.samples <= MAX_SAMPLES or columns != len(self._codes):
+            malformed("its header has not the samples and columns that it needs")
+        entries = [read_entry(header, self.samples, code) for code, _ in self._codes]
+        shapes = [read_shape(header) for _ in range(header.array())]
+        self.tails = length - 3
+        self._read_tail(header)
+        self._place(entries, shapes, body_at)
+
+    def _read_tail(self, header: HeaderReader) -> None:
+        rest = header.rest()
+        if self.tails == 0 and rest:
+            malformed("something follows its header")
+        if self.tails == 1:
+            value = integer_alone(rest)
+            if value is not None:
+                self.version = value
+                return
+        self.tail = rest
+
+    def _place(self, entries: list[list[Any]], shapes: list[tuple[int, ...]], end: int) -> None:
+        """Find where each sample's body lies, one behind the other."""
+        self.decoded_bytes = 0
+        self.pieces: list[list[Piece | None]] = []
+        for (code, wire), entry in zip(self._codes, entries, strict=True):
+            column: list[Piece | None] = []
+            for ref, lead, lead_value, trail, trail_value in entry:
+                if ref is None:
+                    column.append(None)
+                    continue
+                if not ref < len(shapes):
+                    malformed("a column refers to a shape that is not there")
+                count = math.prod(shapes[ref])
+                self.decoded_bytes += count * DTYPES[code].itemsize
+                body = count - lead - trail
+                if body < 0:
+                    malformed("a column has runs longer than its shape")
+                column.append(Piece(shapes[ref], body, lead, lead_value, trail, trail_value, end))
+                end += (body + 7) >> 3 if wire == BOOL else body * DTYPES[wire].itemsize
+            self.pieces.append(column)
+        if end != len(self.blob):
+            malformed("its columns do not end where it ends")
+        if self.decoded_bytes > decoded_limit(len(self.blob)):
+            malformed("it says that it decodes to much more than its bytes")
+
+    def shapes(self, column: int) -> list[tuple[int, ...] | None]:
+        """Return the shape of each sample of a column."""
+        return [None if piece is None else piece.shape for piece in self.pieces[column]]
+
+    def runs(self, column: int) -> list[tuple[int, int, int, int, int] | None]:
+        """Return the stored elements and the runs of each sample of a column."""
+        return [
+            None
+            if piece is None
+            else (piece.count, piece.lead, piece.lead_value, piece.trail, piece.trail_value)
+            for piece in self.pieces[column]
+        ]
+
+    def read(self, column: int, sample: int, address: int, nbytes: int) -> None:
+        """Decode one sample of a column to memory of exactly its size."""
+        piece = self.pieces[column][sample]
+        dtype = DTYPES[self._codes[column][0]]
+        if piece is None or math.prod(piece.shape) * dtype.itemsize != nbytes:
+            raise ValueError("the memory has another size than the sample")
+        self.write(column, piece, memory(address, dtype, math.prod(piece.shape)))
+
+    def write(self, column: int, piece: Piece, to: Storage) -> None:
+        """Decode a sample into an array of its elements."""
+        code, wire = self._codes[column]
+        end = len(to) - piece.trail
+        to[: piece.lead] = bits_of(piece.lead_value, DTYPES[code])
+        to[end:] = bits_of(piece.trail_value, DTYPES[code])
+        body = self.blob[piece.start :]
+        if not piece.count:
+            return
+        if wire == BOOL:
+            bits = np.frombuffer(body, np.uint8, (piece.count + 7) >> 3)
+            to[piece.lead : end] = np.unpackbits(bits, count=piece.count, bitorder="little")
+            return
+        stored = np.frombuffer(body, DTYPES[wire].storage, piece.count)
+        if wire == code or code <= UINT64:
+            to[piece.lead : end] = stored
+            return
+        floats = to.view(np.float64 if code == FLOAT64 else np.float32)
+        floats[piece.lead : end] = widened(stored, wire)
+
+
+def parse(blob: Any, lookup: Any) -> Group:
+    """Check a blob in full; see `Kernel.parse`."""
+    return Group(blob, lookup)
