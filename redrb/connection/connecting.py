@@ -1,4 +1,4 @@
-"""Connects to a URL: TCP, TLS, unix socket, cluster or embedded server; timeouts, version."""
+"""`connect`: reaches the server, cluster or embedded server of a URL; timeouts, retry limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Heartbeat`: renews a deadline in Redis from a background thread."""
+"""Renews leases from a thread; without it `lua/include/leases.lua` requeues them for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of torch's dtypes on the wire, and the dtypes that are cast into each other."""
+"""torch's dtypes for the names on the wire, and the dtypes that may be cast into each other."""
 
 from __future__ import annotations
 

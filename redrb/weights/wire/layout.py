@@ -1,4 +1,4 @@
-"""The layout of a version: the place of each tensor's bytes, and its chunks."""
+"""The layout of a version: dtypes on the wire, the place of each tensor's bytes, its chunks."""
 
 from __future__ import annotations
 
