@@ -1,4 +1,4 @@
-"""`Wait`: how long a put or a take waits, how long it is retried, when it logs that it waits."""
+"""`Wait`: how long a put or take waits and is retried (at most the client's limit), and logs."""
 
 from __future__ import annotations
 

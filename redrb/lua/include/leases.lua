@@ -1,4 +1,4 @@
--- Leases: groups are requeued, by their consumer or because it died, or become dead letters.
+-- Leases of consumers: requeued by their consumer or because it died (killed), or made dead letters.
 --
 -- deliveries:<group> holds failed deliveries by seq, consumers:<group> the deadline of each
 -- consumer's heartbeat, leases:<group> a lease's token by slot. A slot is the consumer name under
