@@ -17,6 +17,12 @@ STATUS = (
 )
 """The exit status of every command, for --help."""
 
+TAKEOVER = (
+    "A trainer that still publishes under this name is fenced: its next publish raises "
+    "PublisherFenced."
+)
+"""The effect of `redrb weights put` and `rm` on a trainer that publishes under the same name."""
+
 TASK = ("task", "name of the task")
 WEIGHTS = ("name", "name of the weights")
 

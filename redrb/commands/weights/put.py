@@ -7,9 +7,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from redrb.commands.arguments import WEIGHTS, Commands, add_command
+from redrb.commands.arguments import TAKEOVER, WEIGHTS, Commands, add_command
 from redrb.commands.output import figures, rounded, show
-from redrb.commands.weights.takeover import TAKEOVER
 
 
 def add_to(commands: Commands) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from redrb.commands.arguments import WEIGHTS, Commands, add_command
+from redrb.commands.arguments import TAKEOVER, WEIGHTS, Commands, add_command
 from redrb.commands.output import figures, show, size
-from redrb.commands.weights.takeover import TAKEOVER
 
 
 def add_to(commands: Commands) -> None:
