@@ -10,18 +10,10 @@ import torch
 from torch import Tensor
 
 from redrb.codec import kernels
+from redrb.codec.dtypes import BY_TORCH, FLOAT32, FLOAT64, DType
 from redrb.codec.kernels import Cell, EncodedColumn
-from redrb.codec.wire import (
-    BY_TORCH,
-    FIELD_CODES,
-    FLOAT32,
-    FLOAT64,
-    MAX_COLUMNS,
-    MAX_ELEMENTS,
-    MAX_NAME_BYTES,
-    MAX_RANK,
-    DType,
-)
+from redrb.codec.schema import FIELD_CODES
+from redrb.codec.wire import MAX_COLUMNS, MAX_ELEMENTS, MAX_NAME_BYTES, MAX_RANK
 from redrb.errors import EncodeError
 from redrb.experience.padding import Shape
 from redrb.experience.records import TENSOR_FIELDS, BufferItem, Experience, named_tensors

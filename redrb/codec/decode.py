@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from redrb.codec import kernels
+from redrb.codec.dtypes import DTYPES, DType, storage_of
 from redrb.codec.kernels import Group
 from redrb.codec.layout import GroupLayout
-from redrb.codec.wire import DTYPES, MAX_BATCH_BYTES, DType, storage_of
+from redrb.codec.wire import MAX_BATCH_BYTES
 from redrb.errors import RecordError
 from redrb.experience.batching import assemble_experience
 from redrb.experience.padding import (

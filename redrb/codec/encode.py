@@ -10,8 +10,9 @@ from torch import Tensor
 
 from redrb.codec import kernels
 from redrb.codec.collecting import Collected, Collector, check_shapes, collect_rows
+from redrb.codec.dtypes import BFLOAT16, DTYPES, FLOAT16, DType
 from redrb.codec.metadata import Metadata, metadata_of_items, metadata_of_rows
-from redrb.codec.wire import BFLOAT16, DTYPES, FLOAT16, MAX_SAMPLES, DType
+from redrb.codec.wire import MAX_SAMPLES
 from redrb.errors import EncodeError
 from redrb.experience.records import BufferItem, Experience, batch_size
 from redrb.experience.status import Status

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from redrb.codec.wire import (
-    DTYPES,
-    FIELD_CODES,
-    MAX_COLUMNS,
-    MAX_NAME_BYTES,
-    DType,
-    malformed,
-    unpack,
-)
+from redrb.codec.dtypes import DTYPES, DType
+from redrb.codec.wire import MAX_COLUMNS, MAX_NAME_BYTES, malformed, unpack
 from redrb.experience.records import TENSOR_FIELDS
+
+FIELD_CODES: Final = {name: code for code, name in enumerate(TENSOR_FIELDS)}
+"""The numbers that stand for standard fields on the wire."""
 
 
 class Field(NamedTuple):

@@ -1,13 +1,9 @@
-"""Samples, batches, padding and statuses: pure data, no Redis."""
+"""Samples, batches, padding and statuses: pure data, no Redis.
 
-from redrb.experience.batching import make_experience_batch, split_experience_batch
-from redrb.experience.records import BufferItem, Experience
-from redrb.experience.status import Status
+Names stand in `__init__.pyi` and load at their first use, so that commands which need a status
+only start without torch.
+"""
 
-__all__ = [
-    "BufferItem",
-    "Experience",
-    "Status",
-    "make_experience_batch",
-    "split_experience_batch",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

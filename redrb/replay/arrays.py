@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from redrb.codec.wire import BY_TORCH, MAX_ELEMENTS, MAX_RANK
+from redrb.codec.dtypes import BY_TORCH
+from redrb.codec.wire import MAX_ELEMENTS, MAX_RANK
 from redrb.errors import DecodeError, RecordError
 
 _NUMPY_KINDS = "biufcmMSU"

@@ -1,30 +1,9 @@
-"""The experience stream of a task: `ExperienceStream`, its settings, and the types it returns."""
+"""The experience stream of a task: `ExperienceStream`, its settings, and the types it returns.
 
-from redrb.stream.put.filters import finite_rewards, reward_variance
-from redrb.stream.saving.saving import SavedTask
-from redrb.stream.stream import ExperienceStream
-from redrb.stream.take.lease import Lease
-from redrb.stream.take.lease_part import Expiry
-from redrb.stream.task.dead_letters import DeadLetter
-from redrb.stream.task.expiration import Staleness, StalenessReport
-from redrb.stream.task.history import StoredGroup
-from redrb.stream.task.ledger import Ledger, StreamStats
-from redrb.stream.task.rate import RateLimit
-from redrb.stream.task.settings import TaskSettings
+Public names stand in `__init__.pyi` and load at their first use, so that commands which only look
+at a task start without torch.
+"""
 
-__all__ = [
-    "DeadLetter",
-    "ExperienceStream",
-    "Expiry",
-    "Lease",
-    "Ledger",
-    "RateLimit",
-    "SavedTask",
-    "Staleness",
-    "StalenessReport",
-    "StoredGroup",
-    "StreamStats",
-    "TaskSettings",
-    "finite_rewards",
-    "reward_variance",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

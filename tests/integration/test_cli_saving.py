@@ -93,11 +93,6 @@ def test_errors_are_printed(real_url: str, namespace: str, run: Run, tmp_path: P
     assert not (tmp_path / "x").exists()
 
 
-def test_commands_start_without_torch() -> None:
-    code = "import sys, redrb.cli; redrb.cli._parser(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
-
-
 MEASURED = """
 import resource, sys
 import redrb

@@ -22,8 +22,7 @@ from redrb.codec import (
     parse_group,
     parse_groups,
 )
-from redrb.codec import wire as wire_format
-from redrb.codec.wire import DTYPES
+from redrb.codec.dtypes import BY_TORCH, DTYPES
 from redrb.errors import EncodeError, RecordError
 from redrb.experience import (
     BufferItem,
@@ -78,7 +77,7 @@ def trip(items: Sequence[BufferItem], **options: Any) -> list[BufferItem]:
 
 
 def bits(tensor: Tensor) -> Tensor:
-    dtype = wire_format.BY_TORCH[tensor.dtype]
+    dtype = BY_TORCH[tensor.dtype]
     carriers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.detach().cpu().contiguous().view(carriers[dtype.itemsize])
 

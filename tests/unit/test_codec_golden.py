@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from redrb.codec import decode_items, encode_groups, parse_group
-from redrb.codec.wire import DTYPES, PREFIX
+from redrb.codec.dtypes import DTYPES
+from redrb.codec.wire import PREFIX
 from redrb.experience import BufferItem, Status
 from tests.unit.codec_kernels import kernel  # noqa: F401 (used by every test)
 from tests.unit.test_codec import assert_same, join, make

@@ -15,7 +15,8 @@ import torch
 from hypothesis import given, settings
 
 from redrb.codec import GroupLayout, decode_batch, decode_items, parse_group, parse_groups
-from redrb.codec.wire import FIELD_CODES, PREFIX
+from redrb.codec.schema import FIELD_CODES
+from redrb.codec.wire import PREFIX
 from redrb.errors import DecodeError, RecordError
 from redrb.experience.records import Side, named_tensors
 from tests.unit.codec_kernels import kernel  # noqa: F401 (used by every test)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from torch import Tensor
 
 from redrb.codec import EncodedGroup, encode_experience, encode_groups
-from redrb.codec.wire import DTYPES
+from redrb.codec.dtypes import DTYPES
 from redrb.experience import BufferItem, Experience, Status
 from redrb.experience.records import TENSOR_FIELDS
 from tests.unit.codec_kernels import kernel  # noqa: F401 (used by every test)

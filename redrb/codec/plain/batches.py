@@ -6,11 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from redrb.codec.dtypes import DTYPES
 from redrb.codec.plain.group import Group, Piece
 from redrb.codec.plain.memory import bits_of, memory
-from redrb.codec.wire import (
-    DTYPES,
-)
 
 
 def _rows(groups: list[Group], indices: list[int]) -> Iterator[tuple[Group, int, Piece | None]]:

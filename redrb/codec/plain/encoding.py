@@ -10,12 +10,18 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from redrb.codec.plain.memory import memory
-from redrb.codec.wire import (
+from redrb.codec.dtypes import (
     BOOL,
     DTYPES,
     INT8,
     INT64,
+    UINT8,
+    UINT64,
+    DType,
+    Storage,
+)
+from redrb.codec.plain.memory import memory
+from redrb.codec.wire import (
     MAGIC,
     MAX_BLOB_BYTES,
     MAX_ELEMENTS,
@@ -24,11 +30,7 @@ from redrb.codec.wire import (
     MAX_SCHEMA_BYTES,
     MIN_RUN,
     PREFIX,
-    UINT8,
-    UINT64,
     VERSION,
-    DType,
-    Storage,
     decoded_limit,
 )
 from redrb.errors import EncodeError

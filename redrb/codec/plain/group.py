@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from redrb.codec.dtypes import BOOL, DTYPES, FLOAT64, UINT64, Storage
 from redrb.codec.plain.header import (
     HeaderReader,
     find_sections,
@@ -16,17 +17,7 @@ from redrb.codec.plain.header import (
     read_shape,
 )
 from redrb.codec.plain.memory import bits_of, memory, widened
-from redrb.codec.wire import (
-    BOOL,
-    DTYPES,
-    FLOAT64,
-    MAX_SAMPLES,
-    PREFIX,
-    UINT64,
-    Storage,
-    decoded_limit,
-    malformed,
-)
+from redrb.codec.wire import MAX_SAMPLES, PREFIX, decoded_limit, malformed
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from redrb.codec.dtypes import DTYPES
 from redrb.codec.wire import (
-    DTYPES,
     INT64_RANGE,
     MAGIC,
     MAX_BLOB_BYTES,

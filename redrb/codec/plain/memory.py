@@ -7,11 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from redrb.codec.wire import (
-    BFLOAT16,
-    DType,
-    Storage,
-)
+from redrb.codec.dtypes import BFLOAT16, DType, Storage
 
 
 def memory(address: int, dtype: DType, count: int) -> Storage:

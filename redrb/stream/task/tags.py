@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from redrb.errors import ConfigError, RecordError
-from redrb.experience.records import BufferItem, Scalar
 from redrb.keys import check_name
+
+if TYPE_CHECKING:
+    from redrb.experience.records import BufferItem, Scalar
 
 TagValue: TypeAlias = int | float | str | None
 """Value of one tag of one group in the index; None: the group has no such tag."""

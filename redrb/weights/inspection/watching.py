@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from redrb.checks import checked_timeout
 from redrb.connection import Client
-from redrb.weights import WeightSubscriber, WeightVersion
+from redrb.weights.inspection.listing import catalogue_of
+from redrb.weights.reading.version_wait import wait_for_version
+from redrb.weights.wire.manifest import WeightVersion
 
 
 def new_versions(
@@ -28,14 +31,16 @@ def new_versions(
         timeout: Seconds to wait for each version; None waits for ever.
 
     Raises:
+        ConfigError: `timeout` is no number of seconds.
         WeightTimeout: No version came in time.
         StoreUnavailable: Redis stayed away.
     """
-    subscriber = WeightSubscriber(client, name, namespace=namespace)
+    catalogue = catalogue_of(client, name, namespace)
+    seconds = checked_timeout(timeout)
     last = newer_than
     while True:
-        found = subscriber.wait(last, timeout=timeout)
-        versions = [version for version in subscriber.versions() if version.version > last]
+        found = wait_for_version(catalogue, last, seconds, larger=True)
+        versions = [version for version in catalogue.kept() if version.version > last]
         for version in versions or [found]:
             yield version
             last = version.version

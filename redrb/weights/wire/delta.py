@@ -12,13 +12,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # commands that list weights start without numpy
+    import numpy as np
+    import numpy.typing as npt
 
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Items: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
+Items: TypeAlias = "npt.NDArray[np.unsignedinteger[Any]]"
 
 FORMAT: Final = 1
 _WIDTHS: Final = (1, 2, 4, 8)

@@ -1,0 +1,67 @@
+"""Commands that need no tensors start quickly: none of them imports torch or numpy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import redrb
+from redrb import ExperienceStream, WeightPublisher
+from redrb.environment import PREFIX, child_environment
+from tests.samples import numbered
+from tests.servers import programs
+
+RUN_COMMANDS = """
+import json, sys
+from redrb.cli import main
+for words in json.loads(sys.argv[1]):
+    try:
+        status = main(words)
+    except SystemExit as ended:
+        status = ended.code
+    heavy = [name for name in ("torch", "numpy") if name in sys.modules]
+    print("ended:", *words[:2], status, *heavy)
+"""
+"""Runs commands; prints two words of each, its exit status, and heavy modules loaded by then."""
+
+
+@pytest.mark.parametrize("real_url", list(programs())[:1], indirect=True)
+def test_commands_without_tensors_import_no_torch(
+    real_url: str, namespace: str, tmp_path: Path
+) -> None:
+    with redrb.connect(real_url) as client:
+        ExperienceStream(client, "task", namespace=namespace).put(numbered(1))
+        with WeightPublisher(client, "policy", namespace=namespace) as publisher:
+            publisher.publish({"weight": torch.ones(3)})
+    file = str(tmp_path / "file")
+    expected = [
+        (["--version"], 0),
+        (["--help"], 0),
+        (["stats", "task"], 0),
+        (["save", "task", file], 0),
+        (["resume", "again", file], 0),
+        (["weights", "ls"], 0),
+        (["weights", "show", "policy"], 0),
+        (["weights", "show", "policy", "--tensors"], 0),
+        (["weights", "watch", "policy", "--timeout", "0.01"], 1),
+        (["weights", "rm", "policy"], 0),
+    ]
+    commands = [
+        words if words[0].startswith("-") else [*words, "--namespace", namespace, "--json"]
+        for words, _ in expected
+    ]
+    completed = subprocess.run(
+        [sys.executable, "-c", RUN_COMMANDS, json.dumps(commands)],
+        env=child_environment(without=PREFIX, REDRB_URL=real_url),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    ends = [line for line in completed.stdout.splitlines() if line.startswith("ended:")]
+    assert ends == [f"ended: {' '.join(words[:2])} {status}" for words, status in expected]
