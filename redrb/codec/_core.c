@@ -1,10 +1,10 @@
 /* The inner loops of the codec: samples' memory to blobs, and blobs into padded memory.
  *
  * `docs/wire-format.md` specifies the bytes, and `redrb/codec/plain` does the same in plain
- * Python: both are held to the same tests. Python gives the addresses of tensors' memory, keeps the
- * tensors alive and checks what users give. Blobs come from anybody: every read of a blob is bounds-
- * checked, numbers out of a header are checked against the limits before memory is taken for them,
- * and nothing here recurses.
+ * Python: both are held to the same tests. Python keeps tensors alive, checks what users give, and
+ * does everything that is rare. Blobs come from anybody: every read of a blob is bounds-checked,
+ * numbers out of a header are checked against the limits before memory is taken for them, and
+ * nothing here recurses.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <structmember.h>
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__gnu_linux__) && \
     !defined(REDRB_NO_CLONES)
@@ -20,10 +21,37 @@
 #define FAST
 #endif
 
+/* Bodies of a blob, and memory that torch borrowed, may begin at any address. */
+#if defined(__GNUC__)
+#define ANYWHERE __attribute__((aligned(1), may_alias))
+#else
+#define ANYWHERE
+#endif
+typedef uint8_t u8;
+typedef uint16_t ANYWHERE u16;
+typedef uint32_t ANYWHERE u32;
+typedef uint64_t ANYWHERE u64;
+typedef int8_t i8;
+typedef int16_t ANYWHERE i16;
+typedef int32_t ANYWHERE i32;
+typedef int64_t ANYWHERE i64;
+
 enum { BOOL, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64,
        FLOAT16, FLOAT32, FLOAT64, BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2, CODES };
+enum { BITS, SIGNED, UNSIGNED, FLOATING };
 
-static const uint8_t ITEMSIZE[CODES] = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 2, 1, 1};
+/* Bytes of an element, kind of number, code in DLPack, and the bits that are all set where a float is
+ * not finite (0: only Python knows). */
+static const struct { uint8_t size, kind, dlpack; uint64_t exponent; } DTYPES[CODES] = {
+    [BOOL] = {1, BITS, 6, 0},
+    [INT8] = {1, SIGNED, 0, 0}, [INT16] = {2, SIGNED, 0, 0},
+    [INT32] = {4, SIGNED, 0, 0}, [INT64] = {8, SIGNED, 0, 0},
+    [UINT8] = {1, UNSIGNED, 1, 0}, [UINT16] = {2, UNSIGNED, 1, 0},
+    [UINT32] = {4, UNSIGNED, 1, 0}, [UINT64] = {8, UNSIGNED, 1, 0},
+    [FLOAT16] = {2, FLOATING, 2, 0x7c00}, [FLOAT32] = {4, FLOATING, 2, 0x7f800000},
+    [FLOAT64] = {8, FLOATING, 2, 0x7ff0000000000000}, [BFLOAT16] = {2, FLOATING, 4, 0x7f80},
+    [FLOAT8_E4M3FN] = {1, FLOATING, 10, 0}, [FLOAT8_E5M2] = {1, FLOATING, 12, 0},
+};
 
 #define PREFIX_BYTES 16
 #define MAX_BLOB_BYTES ((uint64_t)512 << 20)
@@ -31,480 +59,264 @@ static const uint8_t ITEMSIZE[CODES] = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 2, 1
 #define MAX_HEADER_BYTES (1 << 20)
 #define MAX_EXTRAS_BYTES (256u << 20)
 #define MAX_SAMPLES 4096
+#define MAX_COLUMNS 128
 #define MAX_RANK 8
 #define MAX_ELEMENTS ((uint64_t)1 << 31)
-#define DECODED_BYTES ((uint64_t)256 << 20)
-#define DECODED_PER_BYTE 64
+#define DECODED_LIMIT(BLOB_BYTES) (((uint64_t)256 << 20) + 64 * (uint64_t)(BLOB_BYTES))
 #define MIN_RUN 16
 #define RELEASE_BYTES (256 << 10) /* work on less than this is done before a lock is handed over */
-#define MISSING UINT32_MAX
+#define MISSING UINT64_MAX        /* in the place of a shape: the sample has none of this column */
 
-static PyObject *EncodeError, *DecodeError;
+/* The parts of a column's entry in the header, one for each sample or one for all. */
+enum { REF, LEAD, LEAD_VALUE, TRAIL, TRAIL_VALUE, PARTS };
 
-static bool is_signed(int code) { return code >= INT8 && code <= INT64; }
-static bool is_integer(int code) { return code >= INT8 && code <= UINT64; }
+typedef struct { uint64_t count, rank; uint32_t sizes[MAX_RANK]; } Shape; /* unused sizes are 0 */
+
+static PyObject *EncodeError, *DecodeError, *name_is_neg, *name_policy_version;
+
+#define WITHOUT_LOCK_IF(LARGE, WORK)                                     \
+    do {                                                                 \
+        PyThreadState *released = (LARGE) ? PyEval_SaveThread() : NULL;  \
+        WORK;                                                            \
+        if (released) PyEval_RestoreThread(released);                    \
+    } while (0)
 
 static uint64_t body_bytes(int wire, uint64_t count) {
-    return wire == BOOL ? (count + 7) >> 3 : count * ITEMSIZE[wire];
+    return wire == BOOL ? (count + 7) >> 3 : count * DTYPES[wire].size;
+}
+
+/* Count the elements of a shape whose sizes are known; false where it is too large. */
+static bool count_elements(Shape *shape) {
+    uint64_t room = shape->count = 1; /* dimensions of 0 count as 1 */
+    for (uint64_t i = 0; i < shape->rank; i++) {
+        shape->count *= shape->sizes[i];
+        room *= shape->sizes[i] ? shape->sizes[i] : 1;
+        if (room > MAX_ELEMENTS) return false;
+    }
+    return true;
 }
 
 /* ---------------------------------------------------------------------------------------------
  * Elements: runs, ranges, conversions. Each loop is plain, so that the compiler makes it wide.
  */
 
-#define LEADING(T, NAME)                                                       \
-    FAST static uint64_t NAME(const T *at, uint64_t count) {                   \
-        uint64_t i = 0;                                                        \
-        const T first = at[0];                                                 \
-        for (; i + 64 <= count; i += 64) {                                     \
-            T differs = 0;                                                     \
-            for (int k = 0; k < 64; k++) differs |= (T)(at[i + k] ^ first);    \
-            if (differs) break;                                                \
-        }                                                                      \
-        while (i < count && at[i] == first) i++;                               \
-        return i;                                                              \
-    }
-LEADING(uint8_t, leading8)
-LEADING(uint16_t, leading16)
-LEADING(uint32_t, leading32)
-LEADING(uint64_t, leading64)
-
-#define TRAILING(T, NAME)                                                            \
-    FAST static uint64_t NAME(const T *at, uint64_t count) {                         \
-        uint64_t i = count;                                                          \
-        const T last = at[count - 1];                                                \
-        for (; i >= 64; i -= 64) {                                                   \
-            T differs = 0;                                                           \
-            for (int k = 1; k <= 64; k++) differs |= (T)(at[i - k] ^ last);          \
-            if (differs) break;                                                      \
-        }                                                                            \
-        while (i > 0 && at[i - 1] == last) i--;                                      \
-        return count - i;                                                            \
-    }
-TRAILING(uint8_t, trailing8)
-TRAILING(uint16_t, trailing16)
-TRAILING(uint32_t, trailing32)
-TRAILING(uint64_t, trailing64)
-
-static uint64_t element(const uint8_t *at, int size, uint64_t index) {
-    switch (size) {
-    case 1: return at[index];
-    case 2: { uint16_t v; memcpy(&v, at + 2 * index, 2); return v; }
-    case 4: { uint32_t v; memcpy(&v, at + 4 * index, 4); return v; }
-    default: { uint64_t v; memcpy(&v, at + 8 * index, 8); return v; }
-    }
-}
-
-/* Bools in memory may be any byte; all but 0 are true. */
-static uint64_t leading_bools(const uint8_t *at, uint64_t count) {
-    uint64_t i = 0;
-    bool first = at[0];
-    while (i < count && (bool)at[i] == first) i++;
-    return i;
-}
-static uint64_t trailing_bools(const uint8_t *at, uint64_t count) {
-    uint64_t i = count;
-    bool last = at[count - 1];
-    while (i > 0 && (bool)at[i - 1] == last) i--;
-    return count - i;
-}
-
-static uint64_t leading(const uint8_t *at, int code, uint64_t count) {
-    uint64_t run;
-    switch (ITEMSIZE[code]) {
-    case 1:
-        run = leading8(at, count);
-        return code == BOOL && run < count ? leading_bools(at, count) : run;
-    case 2: return leading16((const uint16_t *)at, count);
-    case 4: return leading32((const uint32_t *)at, count);
-    default: return leading64((const uint64_t *)at, count);
-    }
-}
-static uint64_t trailing(const uint8_t *at, int code, uint64_t count) {
-    uint64_t run;
-    switch (ITEMSIZE[code]) {
-    case 1:
-        run = trailing8(at, count);
-        return code == BOOL && run < count ? trailing_bools(at, count) : run;
-    case 2: return trailing16((const uint16_t *)at, count);
-    case 4: return trailing32((const uint32_t *)at, count);
-    default: return trailing64((const uint64_t *)at, count);
-    }
-}
-
-/* The value of a run as the header has it: integers by value, floats by bits, bools 0 or 1. */
-static uint64_t run_value(const uint8_t *at, int code, uint64_t index) {
-    uint64_t bits = element(at, ITEMSIZE[code], index);
-    if (code == BOOL) return bits != 0;
-    switch (code) {
-    case INT8: return (uint64_t)(int64_t)(int8_t)bits;
-    case INT16: return (uint64_t)(int64_t)(int16_t)bits;
-    case INT32: return (uint64_t)(int64_t)(int32_t)bits;
-    default: return bits;
-    }
-}
-
 /* Which bits occur: `any` of the values as unsigned, `magnitude` of v or -1 - v, as signed. */
 typedef struct { uint64_t any, magnitude; } Range;
 
-#define RANGE(U, S, NAME)                                                                 \
-    FAST static void NAME(const U *at, uint64_t count, Range *range) {                    \
-        U any = 0, magnitude = 0;                                                         \
-        uint64_t i = 0;                                                                   \
-        for (; i < count; i++) {                                                          \
-            any |= at[i];                                                                 \
-            magnitude |= (U)(at[i] ^ (U)((S)at[i] >> (8 * sizeof(U) - 1)));               \
-        }                                                                                 \
-        range->any |= any;                                                                \
-        range->magnitude |= magnitude;                                                    \
+#define LOOPS(U, I, N)                                                                        \
+    /* How many elements at the start, or at the end, are one value. */                       \
+    FAST static uint64_t run_##N(const void *from, uint64_t count, bool back) {               \
+        const U *at = from;                                                                   \
+        const U value = at[back ? count - 1 : 0];                                             \
+        uint64_t i = 0;                                                                       \
+        for (; i + 64 <= count; i += 64) {                                                    \
+            const U *block = back ? at + (count - i - 64) : at + i;                           \
+            U differs = 0;                                                                    \
+            for (int k = 0; k < 64; k++) differs |= (U)(block[k] ^ value);                    \
+            if (differs) break;                                                               \
+        }                                                                                     \
+        while (i < count && at[back ? count - 1 - i : i] == value) i++;                       \
+        return i;                                                                             \
+    }                                                                                         \
+    FAST static void range_##N(const void *from, uint64_t count, bool sign, Range *range) {   \
+        const U *at = from;                                                                   \
+        U any = 0, magnitude = 0;                                                             \
+        for (uint64_t i = 0; i < count && !(N == 8 && any > 1);) { /* bytes shrink to bits only */ \
+            uint64_t end = count - i > 4096 ? i + 4096 : count;                               \
+            for (; i < end; i++) any |= at[i];                                                \
+        }                                                                                     \
+        if (sign && any >> (N - 1) & 1)                                                       \
+            for (uint64_t i = 0; i < count; i++) magnitude |= (U)(at[i] ^ (U)((I)at[i] >> (N - 1))); \
+        else                                                                                  \
+            magnitude = any;                                                                  \
+        range->any |= any;                                                                    \
+        range->magnitude |= magnitude;                                                        \
+    }                                                                                         \
+    FAST static void pack_##N(const void *from, u8 *to, uint64_t bytes) {                     \
+        const U *at = from;                                                                   \
+        for (uint64_t i = 0; i < bytes; i++) {                                                \
+            U bits = 0;                                                                       \
+            for (int k = 0; k < 8; k++) bits |= (U)((U)(at[8 * i + k] != 0) << k);            \
+            to[i] = (u8)bits;                                                                 \
+        }                                                                                     \
+    }                                                                                         \
+    FAST static void unpack_##N(const u8 *bits, void *into, uint64_t count) {                 \
+        U *to = into;                                                                         \
+        for (uint64_t i = 0; i < count / 8; i++)                                              \
+            for (int k = 0; k < 8; k++) to[8 * i + k] = (U)(bits[i] >> k & 1);                \
+        for (uint64_t i = count / 8 * 8; i < count; i++) to[i] = (U)(bits[i / 8] >> i % 8 & 1); \
+    }                                                                                         \
+    FAST static void repeat_##N(void *into, uint64_t value, uint64_t count) {                 \
+        U *to = into;                                                                         \
+        for (uint64_t i = 0; i < count; i++) to[i] = (U)value;                                \
     }
-RANGE(uint16_t, int16_t, range16)
-RANGE(uint32_t, int32_t, range32)
-RANGE(uint64_t, int64_t, range64)
+LOOPS(u8, i8, 8)
+LOOPS(u16, i16, 16)
+LOOPS(u32, i32, 32)
+LOOPS(u64, i64, 64)
 
-FAST static void range8(const uint8_t *at, uint64_t count, Range *range) {
-    uint64_t i = 0;
-    while (i < count && range->any <= 1) { /* what is not bits keeps its one byte: no need to go on */
-        uint8_t any = 0;
-        uint64_t end = count - i > 4096 ? i + 4096 : count;
-        for (; i < end; i++) any |= at[i];
-        range->any |= any;
+#define BY_SIZE(SIZE, LOOP, ...)                                              \
+    ((SIZE) == 1 ? LOOP##_8(__VA_ARGS__) : (SIZE) == 2 ? LOOP##_16(__VA_ARGS__) \
+     : (SIZE) == 4 ? LOOP##_32(__VA_ARGS__) : LOOP##_64(__VA_ARGS__))
+
+/* Narrower: nothing is lost, so signs do not matter. Wider: by the sign of what is stored. */
+#define CONVERSIONS(X)                                                              \
+    X(u64, u8) X(u64, u16) X(u64, u32) X(u32, u8) X(u32, u16) X(u16, u8)            \
+    X(u8, u16) X(u8, u32) X(u8, u64) X(u16, u32) X(u16, u64) X(u32, u64)            \
+    X(i8, i16) X(i8, i32) X(i8, i64) X(i16, i32) X(i16, i64) X(i32, i64)
+#define CONVERSION(FROM, TO)                                                               \
+    FAST static void FROM##_to_##TO(const FROM *restrict from, TO *restrict to, uint64_t count) { \
+        for (uint64_t i = 0; i < count; i++) to[i] = (TO)from[i];                          \
     }
+CONVERSIONS(CONVERSION)
+
+/* Write integers with another size. */
+static void resize(const u8 *from, int size, bool sign, u8 *to, int new_size, uint64_t count) {
+#define KEY(SIZE, SIGN, NEW_SIZE) ((SIZE) << 8 | (NEW_SIZE) << 1 | (SIGN))
+#define CASE(FROM, TO) \
+    case KEY(sizeof(FROM), (FROM)-1 < 1, sizeof(TO)): FROM##_to_##TO((const void *)from, (void *)to, count); break;
+    switch (KEY(size, sign && new_size > size, new_size)) { CONVERSIONS(CASE) }
 }
 
-static int narrowest(int code, const Range *range, bool empty) {
-    if (code == BOOL || empty) return BOOL;
-    int size = ITEMSIZE[code];
-    int wire;
-    if (is_signed(code) && range->any >> (8 * size - 1) & 1) {
-        uint64_t m = range->magnitude;
-        wire = m <= INT8_MAX ? INT8 : m <= INT16_MAX ? INT16 : m <= INT32_MAX ? INT32 : INT64;
-    } else {
-        uint64_t m = range->any;
-        wire = m <= 1 ? BOOL : m <= UINT8_MAX ? UINT8 : m <= UINT16_MAX ? UINT16
-             : m <= UINT32_MAX ? UINT32 : UINT64;
-    }
-    return wire != BOOL && ITEMSIZE[wire] >= size ? code : wire;
-}
-
-#define CONVERT(FROM, TO, NAME)                                                           \
-    FAST static void NAME(const FROM *restrict from, TO *restrict to, uint64_t count) {   \
-        for (uint64_t i = 0; i < count; i++) to[i] = (TO)from[i];                         \
-    }
-/* narrower, as the bits are: nothing is lost, so signs do not matter */
-CONVERT(uint64_t, uint8_t, narrow64_8)
-CONVERT(uint64_t, uint16_t, narrow64_16)
-CONVERT(uint64_t, uint32_t, narrow64_32)
-CONVERT(uint32_t, uint8_t, narrow32_8)
-CONVERT(uint32_t, uint16_t, narrow32_16)
-CONVERT(uint16_t, uint8_t, narrow16_8)
-/* wider, by the sign of what is stored */
-CONVERT(uint8_t, uint16_t, widen_u8_16)
-CONVERT(uint8_t, uint32_t, widen_u8_32)
-CONVERT(uint8_t, uint64_t, widen_u8_64)
-CONVERT(uint16_t, uint32_t, widen_u16_32)
-CONVERT(uint16_t, uint64_t, widen_u16_64)
-CONVERT(uint32_t, uint64_t, widen_u32_64)
-CONVERT(int8_t, int16_t, widen_i8_16)
-CONVERT(int8_t, int32_t, widen_i8_32)
-CONVERT(int8_t, int64_t, widen_i8_64)
-CONVERT(int16_t, int32_t, widen_i16_32)
-CONVERT(int16_t, int64_t, widen_i16_64)
-CONVERT(int32_t, int64_t, widen_i32_64)
-
-FAST static void pack_bits1(const uint8_t *at, uint8_t *to, uint64_t bytes) {
-    for (uint64_t i = 0; i < bytes; i++) {
-        uint64_t eight;
-        memcpy(&eight, at + 8 * i, 8);
-        eight |= eight >> 4; /* any byte that is not 0 becomes 1 */
-        eight |= eight >> 2 & 0x3f3f3f3f3f3f3f3fULL;
-        eight |= eight >> 1 & 0x7f7f7f7f7f7f7f7fULL;
-        eight &= 0x0101010101010101ULL;
-        to[i] = (uint8_t)(eight * 0x0102040810204080ULL >> 56);
-    }
-}
-
-#define PACK(T, NAME)                                                              \
-    FAST static void NAME(const T *at, uint8_t *to, uint64_t bytes) {              \
-        for (uint64_t i = 0; i < bytes; i++) {                                     \
-            T bits = 0;                                                            \
-            for (int k = 0; k < 8; k++) bits |= (T)(at[8 * i + k] << k);           \
-            to[i] = (uint8_t)bits;                                                 \
-        }                                                                          \
-    }
-PACK(uint16_t, pack_bits2)
-PACK(uint32_t, pack_bits4)
-PACK(uint64_t, pack_bits8)
-
-static void pack_bits(const uint8_t *at, int size, uint8_t *to, uint64_t count) {
-    uint64_t whole = count / 8;
+static uint64_t element(const u8 *at, int size, uint64_t index) {
     switch (size) {
-    case 1: pack_bits1(at, to, whole); break;
-    case 2: pack_bits2((const uint16_t *)at, to, whole); break;
-    case 4: pack_bits4((const uint32_t *)at, to, whole); break;
-    default: pack_bits8((const uint64_t *)at, to, whole);
-    }
-    if (count % 8) {
-        uint8_t last = 0;
-        for (uint64_t i = 8 * whole; i < count; i++)
-            last |= (uint8_t)((element(at, size, i) != 0) << (i % 8));
-        to[whole] = last;
+    case 1: return at[index];
+    case 2: return ((const u16 *)at)[index];
+    case 4: return ((const u32 *)at)[index];
+    default: return ((const u64 *)at)[index];
     }
 }
 
-#define UNPACK(T, NAME)                                                                      \
-    FAST static void NAME(const uint8_t *bits, T *to, uint64_t count) {                      \
-        uint64_t whole = count / 8;                                                          \
-        for (uint64_t i = 0; i < whole; i++)                                                 \
-            for (int k = 0; k < 8; k++) to[8 * i + k] = (T)(bits[i] >> k & 1);               \
-        for (uint64_t i = 8 * whole; i < count; i++) to[i] = (T)(bits[i / 8] >> i % 8 & 1);  \
-    }
-UNPACK(uint8_t, unpack_bits1)
-UNPACK(uint16_t, unpack_bits2)
-UNPACK(uint32_t, unpack_bits4)
-UNPACK(uint64_t, unpack_bits8)
-
-#define REPEAT(T, NAME)                                                            \
-    FAST static void NAME(T *to, T value, uint64_t count) {                        \
-        for (uint64_t i = 0; i < count; i++) to[i] = value;                        \
-    }
-REPEAT(uint16_t, repeat16)
-REPEAT(uint32_t, repeat32)
-REPEAT(uint64_t, repeat64)
-
-static void repeat(uint8_t *to, int size, uint64_t value, uint64_t count) {
-    if (!count) return; /* memory without elements may have no address */
-    switch (size) {
-    case 1: memset(to, (int)(value & 0xff), count); break;
-    case 2: repeat16((uint16_t *)to, (uint16_t)value, count); break;
-    case 4: repeat32((uint32_t *)to, (uint32_t)value, count); break;
-    default: repeat64((uint64_t *)to, value, count);
-    }
+/* The value of an element as headers have it: integers by value, floats by bits, bools 0 or 1. */
+static uint64_t value_of(const u8 *at, int code, uint64_t index) {
+    int unused = 64 - 8 * DTYPES[code].size;
+    uint64_t bits = element(at, DTYPES[code].size, index);
+    if (code == BOOL) return bits != 0;
+    return DTYPES[code].kind == SIGNED ? (uint64_t)((int64_t)(bits << unused) >> unused) : bits;
 }
 
-static float half_as_float(uint16_t half) {
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, part = half & 1023;
-    uint32_t bits;
-    float value;
-    if (exponent == 31) {
-        bits = sign | 0x7f800000 | part << 13;
-    } else if (exponent) {
-        bits = sign | (exponent + 112) << 23 | part << 13;
-    } else { /* subnormal: part * 2^-24 */
-        value = (float)part * 5.9604644775390625e-8f;
-        memcpy(&bits, &value, 4);
-        bits |= sign;
-    }
-    memcpy(&value, &bits, 4);
-    return value;
+static uint64_t run_of(const u8 *at, int code, uint64_t count, bool back) {
+    uint64_t run = BY_SIZE(DTYPES[code].size, run, at, count, back);
+    if (code == BOOL) /* in memory, bools may be any byte; all but 0 are true */
+        while (run < count && !at[back ? count - 1 - run : run] == !at[back ? count - 1 : 0]) run++;
+    return run;
 }
 
-/* Bodies have any alignment: they are copied to memory that has, a piece at a time. */
-#define PIECE 2048
+static int narrowest(int code, const Range *range) {
+    bool negative = DTYPES[code].kind == SIGNED && range->any >> (8 * DTYPES[code].size - 1) & 1;
+    uint64_t most = negative ? range->magnitude : range->any;
+    if (!negative && most <= 1) return BOOL;
+    int steps = 0; /* how often one byte doubles */
+    while (steps < 3 && most >> ((8 << steps) - negative)) steps++;
+    return 1 << steps >= DTYPES[code].size ? code : (negative ? INT8 : UINT8) + steps;
+}
 
-static void widen_floats(const uint8_t *from, int wire, uint8_t *to, int code, uint64_t count) {
+static void pack_bits(const u8 *at, int size, u8 *to, uint64_t count) {
+    BY_SIZE(size, pack, at, to, count / 8);
+    if (count % 8) to[count / 8] = 0;
+    for (uint64_t i = count / 8 * 8; i < count; i++) to[i / 8] |= (u8)((element(at, size, i) != 0) << i % 8);
+}
+
+static void repeat(u8 *to, int size, uint64_t value, uint64_t count) {
+    if (count) BY_SIZE(size, repeat, to, value, count); /* memory without elements may have no address */
+}
+
+/* The float that has the value of a half; a nan keeps its bits. */
+static uint32_t half_to_float(uint16_t half) {
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, part = half & 1023, bits;
+    float subnormal = (float)part * 5.9604644775390625e-8f; /* part * 2^-24 */
+    memcpy(&bits, &subnormal, 4);
+    if (exponent) bits = (exponent == 31 ? 255 : exponent + 112) << 23 | part << 13;
+    return sign | bits;
+}
+
+static void widen_floats(const u16 *from, int wire, u8 *to, int code, uint64_t count) {
     for (uint64_t i = 0; i < count; i++) {
-        uint16_t half;
+        uint16_t half = from[i];
+        uint32_t bits = wire == BFLOAT16 ? (uint32_t)half << 16 : half_to_float(half);
+        if (code == FLOAT32) {
+            memcpy(to + 4 * i, &bits, 4);
+            continue;
+        }
         float value;
-        memcpy(&half, from + 2 * i, 2);
-        if (wire == BFLOAT16) {
-            uint32_t bits = (uint32_t)half << 16;
-            memcpy(&value, &bits, 4);
-        } else {
-            value = half_as_float(half);
+        memcpy(&value, &bits, 4);
+        double wide = value;
+        if (wire == FLOAT16 && (half & 0x7c00) == 0x7c00) { /* a cast would change the bits of nan */
+            uint64_t whole = (uint64_t)(half & 0x8000) << 48 | (uint64_t)0x7ff << 52 | (uint64_t)(half & 1023) << 42;
+            memcpy(&wide, &whole, 8);
         }
-        if (code == FLOAT64) {
-            double wide = value;
-            if (wire == FLOAT16 && (half & 0x7c00) == 0x7c00) { /* a cast would change the bits of nan */
-                uint64_t bits = (uint64_t)(half & 0x8000) << 48 | (uint64_t)0x7ff << 52 |
-                                (uint64_t)(half & 1023) << 42;
-                memcpy(&wide, &bits, 8);
-            }
-            memcpy(to + 8 * i, &wide, 8);
-        } else {
-            memcpy(to + 4 * i, &value, 4);
-        }
+        memcpy(to + 8 * i, &wide, 8);
     }
 }
 
-static void widen_piece(const uint8_t *at, int wire, uint8_t *to, int size, uint64_t count) {
-    switch (wire << 4 | size) {
-    case UINT8 << 4 | 2: widen_u8_16(at, (uint16_t *)to, count); break;
-    case UINT8 << 4 | 4: widen_u8_32(at, (uint32_t *)to, count); break;
-    case UINT8 << 4 | 8: widen_u8_64(at, (uint64_t *)to, count); break;
-    case UINT16 << 4 | 4: widen_u16_32((const uint16_t *)at, (uint32_t *)to, count); break;
-    case UINT16 << 4 | 8: widen_u16_64((const uint16_t *)at, (uint64_t *)to, count); break;
-    case UINT32 << 4 | 8: widen_u32_64((const uint32_t *)at, (uint64_t *)to, count); break;
-    case INT8 << 4 | 2: widen_i8_16((const int8_t *)at, (int16_t *)to, count); break;
-    case INT8 << 4 | 4: widen_i8_32((const int8_t *)at, (int32_t *)to, count); break;
-    case INT8 << 4 | 8: widen_i8_64((const int8_t *)at, (int64_t *)to, count); break;
-    case INT16 << 4 | 4: widen_i16_32((const int16_t *)at, (int32_t *)to, count); break;
-    case INT16 << 4 | 8: widen_i16_64((const int16_t *)at, (int64_t *)to, count); break;
-    case INT32 << 4 | 8: widen_i32_64((const int32_t *)at, (int64_t *)to, count); break;
-    }
+/* Write `count` elements of dtype `code` as a body of dtype `wire`. */
+static void store(const u8 *from, int code, u8 *to, int wire, uint64_t count) {
+    int size = DTYPES[code].size, stored = DTYPES[wire].size;
+    if (wire == BOOL) pack_bits(from, size, to, count);
+    else if (stored == size) memcpy(to, from, count * size);
+    else resize(from, size, false, to, stored, count);
 }
 
-/* Write `count` elements of dtype `code` from a body that is stored as `wire`. */
-static void convert(const uint8_t *from, int wire, uint8_t *to, int code, uint64_t count) {
-    int size = ITEMSIZE[code];
-    if (wire == BOOL) {
-        switch (size) {
-        case 1: unpack_bits1(from, to, count); break;
-        case 2: unpack_bits2(from, (uint16_t *)to, count); break;
-        case 4: unpack_bits4(from, (uint32_t *)to, count); break;
-        default: unpack_bits8(from, (uint64_t *)to, count);
-        }
-    } else if (wire == code || ITEMSIZE[wire] == size) {
-        memcpy(to, from, count * size);
-    } else if (!is_integer(code)) {
-        widen_floats(from, wire, to, code, count);
-    } else {
-        int stored = ITEMSIZE[wire];
-        uint64_t aligned[PIECE / 8];
-        for (uint64_t done = 0; done < count;) {
-            uint64_t now = count - done < PIECE / (unsigned)stored ? count - done : PIECE / (unsigned)stored;
-            memcpy(aligned, from + done * stored, now * stored);
-            widen_piece((const uint8_t *)aligned, wire, to + done * size, size, now);
-            done += now;
-        }
-    }
-}
-
-/* Append `count` elements of dtype `code` as a body of dtype `wire`, at any alignment. */
-static void store(const uint8_t *from, int code, uint8_t *to, int wire, uint64_t count) {
-    int size = ITEMSIZE[code], stored = ITEMSIZE[wire];
-    if (wire == BOOL) {
-        pack_bits(from, size, to, count);
-        return;
-    }
-    if (stored == size) {
-        memcpy(to, from, count * size);
-        return;
-    }
-    uint64_t aligned[PIECE / 8];
-    for (uint64_t done = 0; done < count;) {
-        uint64_t now = count - done < PIECE / (unsigned)stored ? count - done : PIECE / (unsigned)stored;
-        const uint8_t *at = from + done * size;
-        switch (size << 4 | stored) {
-        case 8 << 4 | 1: narrow64_8((const uint64_t *)at, (uint8_t *)aligned, now); break;
-        case 8 << 4 | 2: narrow64_16((const uint64_t *)at, (uint16_t *)aligned, now); break;
-        case 8 << 4 | 4: narrow64_32((const uint64_t *)at, (uint32_t *)aligned, now); break;
-        case 4 << 4 | 1: narrow32_8((const uint32_t *)at, (uint8_t *)aligned, now); break;
-        case 4 << 4 | 2: narrow32_16((const uint32_t *)at, (uint16_t *)aligned, now); break;
-        case 2 << 4 | 1: narrow16_8((const uint16_t *)at, (uint8_t *)aligned, now); break;
-        }
-        memcpy(to + done * stored, aligned, now * stored);
-        done += now;
-    }
+/* Write `count` elements of dtype `code` from a body of dtype `wire`. */
+static void load(const u8 *from, int wire, u8 *to, int code, uint64_t count) {
+    int size = DTYPES[code].size, stored = DTYPES[wire].size;
+    if (wire == BOOL) BY_SIZE(size, unpack, from, to, count);
+    else if (stored == size) memcpy(to, from, count * size);
+    else if (DTYPES[code].kind == FLOATING) widen_floats((const u16 *)from, wire, to, code, count);
+    else resize(from, stored, DTYPES[wire].kind == SIGNED, to, size, count);
 }
 
 /* ---------------------------------------------------------------------------------------------
- * msgpack: as much of it as headers have.
+ * msgpack: as much of it as headers have. Writers are given room for all that they write.
  */
 
-typedef struct { uint8_t *at; size_t used, room; } Out;
-
-static int out_room(Out *out, size_t more) {
-    if (out->room - out->used >= more) return 0;
-    size_t room = 2 * out->room + more + 256;
-    uint8_t *at = PyMem_Realloc(out->at, room);
-    if (!at) { PyErr_NoMemory(); return -1; }
-    out->at = at;
-    out->room = room;
-    return 0;
+static void put_tagged(u8 **to, int tag, uint64_t value, int bytes) {
+    *(*to)++ = (u8)tag;
+    while (bytes--) *(*to)++ = (u8)(value >> 8 * bytes);
 }
 
-static int out_bytes(Out *out, const void *data, size_t count) {
-    if (out_room(out, count)) return -1;
-    memcpy(out->at + out->used, data, count);
-    out->used += count;
-    return 0;
+static void put_number(u8 **to, uint64_t bits, bool sign) {
+    bool negative = sign && (int64_t)bits < 0;
+    uint64_t most = negative ? ~bits : bits;
+    int steps = 0;
+    while (steps < 3 && most >> ((8 << steps) - negative)) steps++;
+    if (most < (negative ? 32 : 128)) put_tagged(to, (int)(bits & 0xff), 0, 0);
+    else put_tagged(to, (negative ? 0xd0 : 0xcc) + steps, bits, 1 << steps);
 }
 
-static int out_tagged(Out *out, uint8_t tag, uint64_t value, int bytes) {
-    uint8_t packed[9] = {tag};
-    for (int i = 0; i < bytes; i++) packed[1 + i] = (uint8_t)(value >> 8 * (bytes - 1 - i));
-    return out_bytes(out, packed, 1 + (size_t)bytes);
+static void put_list(u8 **to, uint64_t count) {
+    if (count < 16) put_tagged(to, 0x90 | (int)count, 0, 0);
+    else put_tagged(to, count <= UINT16_MAX ? 0xdc : 0xdd, count, count <= UINT16_MAX ? 2 : 4);
 }
 
-static int out_unsigned(Out *out, uint64_t value) {
-    if (value < 0x80) return out_tagged(out, (uint8_t)value, 0, 0);
-    if (value <= UINT8_MAX) return out_tagged(out, 0xcc, value, 1);
-    if (value <= UINT16_MAX) return out_tagged(out, 0xcd, value, 2);
-    if (value <= UINT32_MAX) return out_tagged(out, 0xce, value, 4);
-    return out_tagged(out, 0xcf, value, 8);
-}
+typedef struct { const u8 *at, *end; } In;
 
-static int out_number(Out *out, uint64_t bits, bool is_negative_possible) {
-    int64_t value = (int64_t)bits;
-    if (!is_negative_possible || value >= 0) return out_unsigned(out, bits);
-    if (value >= -32) return out_tagged(out, (uint8_t)value, 0, 0);
-    if (value >= INT8_MIN) return out_tagged(out, 0xd0, bits, 1);
-    if (value >= INT16_MIN) return out_tagged(out, 0xd1, bits, 2);
-    if (value >= INT32_MIN) return out_tagged(out, 0xd2, bits, 4);
-    return out_tagged(out, 0xd3, bits, 8);
-}
-
-static int out_array(Out *out, size_t count) {
-    if (count < 16) return out_tagged(out, (uint8_t)(0x90 | count), 0, 0);
-    if (count <= UINT16_MAX) return out_tagged(out, 0xdc, count, 2);
-    return out_tagged(out, 0xdd, count, 4);
-}
-
-static int out_text(Out *out, const char *text, size_t count) {
-    int failed;
-    if (count < 32) failed = out_tagged(out, (uint8_t)(0xa0 | count), 0, 0);
-    else if (count <= UINT8_MAX) failed = out_tagged(out, 0xd9, count, 1);
-    else failed = out_tagged(out, 0xda, count, 2);
-    return failed ? -1 : out_bytes(out, text, count);
-}
-
-typedef struct { const uint8_t *at, *end; } In;
-
-typedef enum { NUMBER, NIL, ARRAY, OTHER, BROKEN } Kind;
+typedef enum { OTHER, NUMBER, NIL, LIST } Kind;
 typedef struct {
     Kind kind;
     bool negative;  /* of a number: its value is (int64_t)bits */
-    uint64_t bits;  /* of an array: the elements that follow */
+    uint64_t bits;  /* of a list: the elements that follow */
 } Token;
 
-/* Read one number, nil or array header; all else is OTHER and is not moved past. */
+/* Read one number, nil or list header; all else, and what is cut off, is OTHER and not moved past. */
 static Token read_token(In *in) {
-    Token token = {BROKEN, false, 0};
+    Token token = {OTHER, false, 0};
     if (in->at >= in->end) return token;
     uint8_t tag = *in->at;
     int bytes = 0;
-    bool is_number = false;
-    if (tag < 0x80) { in->at++; token.kind = NUMBER; token.bits = tag; return token; }
-    if (tag >= 0xe0) {
-        in->at++;
-        token.kind = NUMBER;
-        token.negative = true;
-        token.bits = (uint64_t)(int64_t)(int8_t)tag;
-        return token;
+    bool sign = tag >= 0xd0 && tag <= 0xd3;
+    if (tag < 0x80 || tag >= 0xe0) token = (Token){NUMBER, tag >= 0xe0, (uint64_t)(int64_t)(int8_t)tag};
+    else if ((tag & 0xf0) == 0x90) token = (Token){LIST, false, tag & 15};
+    else if (tag == 0xc0) token.kind = NIL;
+    else if ((tag >= 0xcc && tag <= 0xcf) || sign) token.kind = NUMBER, bytes = 1 << (tag & 3);
+    else if (tag == 0xdc || tag == 0xdd) token.kind = LIST, bytes = 2 << (tag & 1);
+    if (token.kind == OTHER || in->end - in->at < 1 + bytes) return (Token){OTHER, false, 0};
+    for (int i = 1; i <= bytes; i++) token.bits = token.bits << 8 | in->at[i];
+    if (sign) {
+        token.bits = (uint64_t)((int64_t)(token.bits << (64 - 8 * bytes)) >> (64 - 8 * bytes));
+        token.negative = (int64_t)token.bits < 0;
     }
-    if ((tag & 0xf0) == 0x90) { in->at++; token.kind = ARRAY; token.bits = tag & 15; return token; }
-    switch (tag) {
-    case 0xc0: in->at++; token.kind = NIL; return token;
-    case 0xcc: case 0xd0: bytes = 1; is_number = true; break;
-    case 0xcd: case 0xd1: bytes = 2; is_number = true; break;
-    case 0xce: case 0xd2: bytes = 4; is_number = true; break;
-    case 0xcf: case 0xd3: bytes = 8; is_number = true; break;
-    case 0xdc: bytes = 2; break;
-    case 0xdd: bytes = 4; break;
-    default: token.kind = OTHER; return token;
-    }
-    if (in->end - in->at < 1 + bytes) return token;
-    uint64_t bits = 0;
-    for (int i = 1; i <= bytes; i++) bits = bits << 8 | in->at[i];
     in->at += 1 + bytes;
-    token.kind = is_number ? NUMBER : ARRAY;
-    if (is_number && tag >= 0xd0) {
-        int unused = 64 - 8 * bytes;
-        bits = (uint64_t)((int64_t)(bits << unused) >> unused);
-        token.negative = (int64_t)bits < 0;
-    }
-    token.bits = bits;
     return token;
 }
 
@@ -513,331 +325,474 @@ static bool in_range(const Token *token, uint64_t most) {
 }
 
 /* ---------------------------------------------------------------------------------------------
- * Encoding one group.
+ * The columns of one group that is to be encoded.
  */
 
-typedef struct { uint64_t count; uint32_t sizes[MAX_RANK]; uint8_t rank; } Shape;
-
 typedef struct {
-    const uint8_t *at;    /* elements, NULL where the sample has none of this column */
-    const uint8_t *body;  /* the same as the wire dtype where Python has rounded floats */
-    uint32_t shape;
-    uint64_t count, lead, trail, lead_value, trail_value;
-    void *copies[2];      /* of elements and body, where their addresses are odd for their size */
+    const u8 *at;     /* elements, NULL where the sample has none of this column */
+    const u8 *body;   /* the same; of rounded floats, these */
+    PyObject *owner;  /* the tensor, where it is held here */
+    uint64_t count, parts[PARTS];
 } Cell;
 
 typedef struct { PyObject *key; int code, wire; bool here; Cell *cells; } EncodedColumn;
 
-typedef struct { Shape *all; uint32_t used, room; uint32_t *slots; uint32_t mask; } Shapes;
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t samples, count;
+    EncodedColumn *columns; /* one piece of memory with all that follows */
+    Shape *shapes;
+    uint64_t shape_count;
+    uint32_t *slots, mask;  /* places of shapes by hash, counted from 1 */
+    PyObject *oldest;
+    char sound, is_encoded;
+} Columns;
 
-static uint64_t shape_hash(const Shape *shape) {
-    uint64_t hash = shape->rank;
-    for (int i = 0; i < shape->rank; i++) hash = (hash ^ shape->sizes[i]) * 0x9e3779b97f4a7c15ULL;
-    return hash ^ hash >> 29;
-}
+static PyTypeObject ColumnsType;
 
-static int shapes_grow(Shapes *shapes) {
-    uint32_t room = shapes->room ? 2 * shapes->room : 16;
-    Shape *all = PyMem_Realloc(shapes->all, room * sizeof(Shape));
-    if (!all) { PyErr_NoMemory(); return -1; }
-    shapes->all = all;
-    uint32_t *slots = PyMem_Realloc(shapes->slots, 2 * room * sizeof(uint32_t));
-    if (!slots) { PyErr_NoMemory(); return -1; }
-    shapes->slots = slots;
-    shapes->room = room;
-    shapes->mask = 2 * room - 1;
-    memset(slots, 0xff, 2 * room * sizeof(uint32_t));
-    for (uint32_t i = 0; i < shapes->used; i++) {
-        uint32_t slot = (uint32_t)shape_hash(&all[i]) & shapes->mask;
-        while (slots[slot] != UINT32_MAX) slot = (slot + 1) & shapes->mask;
-        slots[slot] = i;
+static Columns *columns_new(Py_ssize_t samples, Py_ssize_t count) {
+    if (samples < 1 || samples > MAX_SAMPLES || count > MAX_COLUMNS)
+        return PyErr_SetString(PyExc_ValueError, "too many samples or columns"), NULL;
+    size_t cells = (size_t)(count * samples), slots = 16;
+    while (slots < 2 * cells) slots *= 2;
+    Columns *all = PyObject_New(Columns, &ColumnsType);
+    if (!all) return NULL;
+    memset((char *)all + offsetof(Columns, samples), 0, sizeof(Columns) - offsetof(Columns, samples));
+    all->columns = PyMem_Calloc(1, (size_t)count * sizeof(EncodedColumn) + slots * sizeof(uint32_t) +
+                                       cells * (sizeof(Cell) + sizeof(Shape)));
+    if (!all->columns) return Py_DECREF(all), PyErr_NoMemory(), NULL;
+    Cell *first = (Cell *)(all->columns + count);
+    all->shapes = (Shape *)(first + cells);
+    all->slots = (uint32_t *)(all->shapes + cells);
+    all->mask = (uint32_t)slots - 1;
+    all->samples = samples;
+    all->count = count;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        all->columns[i].cells = first + i * samples;
+        for (Py_ssize_t k = 0; k < samples; k++) all->columns[i].cells[k].parts[REF] = MISSING;
     }
-    return 0;
+    return all;
 }
+
+static void columns_dealloc(PyObject *self) {
+    Columns *all = (Columns *)self;
+    for (Py_ssize_t i = 0; i < all->count; i++) {
+        Py_XDECREF(all->columns[i].key);
+        for (Py_ssize_t k = 0; k < all->samples; k++) Py_XDECREF(all->columns[i].cells[k].owner);
+    }
+    PyMem_Free(all->columns);
+    Py_XDECREF(all->oldest);
+    PyObject_Free(self);
+}
+
+static PyMemberDef columns_members[] = {
+    {"sound", T_BOOL, offsetof(Columns, sound), READONLY, "whether the samples keep all rules"},
+    {"oldest", T_OBJECT, offsetof(Columns, oldest), READONLY, "the oldest token's version >= 0"},
+    {NULL, 0, 0, 0, NULL},
+};
+static PyTypeObject ColumnsType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "redrb.codec._core.Columns",
+    .tp_basicsize = sizeof(Columns),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_dealloc = columns_dealloc,
+    .tp_members = columns_members,
+    .tp_doc = "Where the tensors of one group lie, which it holds.",
+};
 
 /* Return the place of a shape among those of the group, in the order of their first use. */
-static int64_t shape_place(Shapes *shapes, const Shape *shape) {
-    if (shapes->used == shapes->room && shapes_grow(shapes)) return -1;
-    uint32_t slot = (uint32_t)shape_hash(shape) & shapes->mask;
-    for (; shapes->slots[slot] != UINT32_MAX; slot = (slot + 1) & shapes->mask) {
-        const Shape *other = &shapes->all[shapes->slots[slot]];
-        if (other->rank == shape->rank &&
-            !memcmp(other->sizes, shape->sizes, shape->rank * sizeof(uint32_t)))
-            return shapes->slots[slot];
-    }
-    shapes->slots[slot] = shapes->used;
-    shapes->all[shapes->used] = *shape;
-    return shapes->used++;
+static uint64_t shape_place(Columns *all, const Shape *shape) {
+    uint64_t hash = shape->rank;
+    for (uint64_t i = 0; i < shape->rank; i++) hash = (hash ^ shape->sizes[i]) * 0x9e3779b97f4a7c15ULL;
+    uint32_t slot = (uint32_t)(hash >> 29) & all->mask;
+    for (; all->slots[slot]; slot = (slot + 1) & all->mask)
+        if (!memcmp(&all->shapes[all->slots[slot] - 1], shape, sizeof(Shape))) return all->slots[slot] - 1;
+    all->shapes[all->shape_count] = *shape;
+    all->slots[slot] = (uint32_t)++all->shape_count;
+    return all->shape_count - 1;
+}
+
+static void set_cell(Columns *all, EncodedColumn *column, Py_ssize_t sample, const void *at, const Shape *shape) {
+    Cell *cell = &column->cells[sample];
+    cell->at = cell->body = at ? at : (const void *)""; /* torch gives 0 for what has no elements */
+    cell->count = shape->count;
+    cell->parts[REF] = shape_place(all, shape);
+    column->here = true;
 }
 
 static int shape_from(PyObject *sizes, Shape *shape) {
-    if (!PyTuple_Check(sizes) || PyTuple_GET_SIZE(sizes) > MAX_RANK) {
-        PyErr_SetString(PyExc_ValueError, "a shape is a tuple of at most 8 ints");
-        return -1;
-    }
-    shape->rank = (uint8_t)PyTuple_GET_SIZE(sizes);
-    shape->count = 1;
-    uint64_t room = 1;
-    for (int i = 0; i < shape->rank; i++) {
+    *shape = (Shape){.rank = PyTuple_Check(sizes) ? (uint64_t)PyTuple_GET_SIZE(sizes) : MAX_RANK + 1};
+    bool fits = shape->rank <= MAX_RANK;
+    for (uint64_t i = 0; fits && i < shape->rank; i++) {
         uint64_t size = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(sizes, i));
         if (size == (uint64_t)-1 && PyErr_Occurred()) return -1;
-        if (size > MAX_ELEMENTS) {
-            PyErr_SetString(PyExc_ValueError, "a shape is too large");
-            return -1;
-        }
+        fits = size <= MAX_ELEMENTS;
         shape->sizes[i] = (uint32_t)size;
-        shape->count *= size;
-        room *= size ? size : 1;
-        if (room > MAX_ELEMENTS) {
-            PyErr_SetString(PyExc_ValueError, "a shape is too large");
-            return -1;
-        }
     }
-    return 0;
-}
-
-static void find_runs(Cell *cell, int code) {
-    uint64_t count = cell->count;
-    if (count < MIN_RUN) return;
-    cell->lead = leading(cell->at, code, count);
-    if (cell->lead < MIN_RUN) cell->lead = 0;
-    if (cell->lead) cell->lead_value = run_value(cell->at, code, 0);
-    if (cell->lead == count) return;
-    cell->trail = trailing(cell->at, code, count);
-    if (cell->trail < MIN_RUN) cell->trail = 0;
-    if (cell->trail) cell->trail_value = run_value(cell->at, code, count - 1);
-}
-
-/* Loops need elements at multiples of their size, which memory that torch borrowed may not have. */
-static int align(const uint8_t **at, int size, uint64_t count, void **copy) {
-    if ((uintptr_t)*at % (unsigned)size == 0) return 0;
-    *copy = PyMem_Malloc(count * size + 1);
-    if (!*copy) { PyErr_NoMemory(); return -1; }
-    memcpy(*copy, *at, count * size);
-    *at = *copy;
-    return 0;
+    if (fits && count_elements(shape)) return 0;
+    PyErr_SetString(PyExc_ValueError, "a shape is too large");
+    return -1;
 }
 
 /* Read what Python says of one column: (key, code, wire or -1, [None or (address, shape[, address])]). */
-static int column_from(PyObject *given, Py_ssize_t samples, EncodedColumn *column, Shapes *shapes) {
-    PyObject *key, *cells;
-    if (!PyArg_ParseTuple(given, "OiiO!", &key, &column->code, &column->wire, &PyList_Type, &cells))
-        return -1;
-    column->key = key;
+static int column_from(Columns *all, EncodedColumn *column, PyObject *given) {
+    PyObject *cells;
+    if (!PyArg_ParseTuple(given, "SiiO!", &column->key, &column->code, &column->wire, &PyList_Type, &cells))
+        return column->key = NULL, -1;
+    Py_INCREF(column->key);
     if (column->code < 0 || column->code >= CODES || column->wire >= CODES ||
-        PyList_GET_SIZE(cells) != samples) {
-        PyErr_SetString(PyExc_ValueError, "a column has an unknown dtype, or too few samples");
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < samples; i++) {
-        PyObject *given_cell = PyList_GET_ITEM(cells, i);
-        Cell *cell = &column->cells[i];
-        if (given_cell == Py_None) continue;
-        if (!PyTuple_Check(given_cell) || PyTuple_GET_SIZE(given_cell) < 2) {
-            PyErr_SetString(PyExc_TypeError, "a sample is None or (address, shape)");
+        PyList_GET_SIZE(cells) != all->samples)
+        return PyErr_SetString(PyExc_ValueError, "a column has an unknown dtype, or too few samples"), -1;
+    for (Py_ssize_t i = 0; i < all->samples; i++) {
+        PyObject *cell = PyList_GET_ITEM(cells, i), *sizes;
+        unsigned long long at, body = 0;
+        Shape shape;
+        if (cell == Py_None) continue;
+        if (!PyTuple_Check(cell) || !PyArg_ParseTuple(cell, "KO|K", &at, &sizes, &body)) {
+            if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a sample is None or (address, shape)");
             return -1;
         }
-        cell->at = PyLong_AsVoidPtr(PyTuple_GET_ITEM(given_cell, 0));
-        if (!cell->at && PyErr_Occurred()) return -1;
-        Shape shape;
-        if (shape_from(PyTuple_GET_ITEM(given_cell, 1), &shape)) return -1;
-        int64_t place = shape_place(shapes, &shape);
-        if (place < 0) return -1;
-        cell->shape = (uint32_t)place;
-        cell->count = shape.count;
-        if (!cell->at) cell->at = (const uint8_t *)column; /* torch gives 0 for what has no elements */
-        if (align(&cell->at, ITEMSIZE[column->code], cell->count, &cell->copies[0])) return -1;
-        cell->body = cell->at;
-        if (PyTuple_GET_SIZE(given_cell) > 2) {
-            cell->body = PyLong_AsVoidPtr(PyTuple_GET_ITEM(given_cell, 2));
-            if (!cell->body && PyErr_Occurred()) return -1;
-            if (column->wire < 0) { PyErr_SetString(PyExc_ValueError, "rounded as what?"); return -1; }
-            if (align(&cell->body, ITEMSIZE[column->wire], cell->count, &cell->copies[1])) return -1;
-        }
-        column->here = true;
+        if (body && column->wire < 0) return PyErr_SetString(PyExc_ValueError, "rounded as what?"), -1;
+        if (shape_from(sizes, &shape)) return -1;
+        set_cell(all, column, i, (const void *)(uintptr_t)at, &shape);
+        if (body) column->cells[i].body = (const u8 *)(uintptr_t)body;
     }
     return 0;
 }
+
+static Columns *columns_from(PyObject *list, Py_ssize_t samples) {
+    if (!PyList_Check(list)) return PyErr_SetString(PyExc_TypeError, "columns are a list"), NULL;
+    Columns *all = columns_new(samples, PyList_GET_SIZE(list));
+    for (Py_ssize_t i = 0; all && i < all->count; i++)
+        if (column_from(all, &all->columns[i], PyList_GET_ITEM(list, i))) Py_CLEAR(all);
+    return all;
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * Collecting: one pass over samples finds their tensors' memory, and whether they keep the rules.
+ * Whatever is unusual is left to Python, which names it or makes it usual.
+ */
+
+/* DLPack's exchange of borrowed tensors (dlpack.h, version 1), as far as it is used here. */
+typedef struct {
+    void *data;
+    struct { int32_t type, id; } device;
+    int32_t rank;
+    struct { uint8_t code, bits; uint16_t lanes; } dtype;
+    int64_t *shape, *strides;
+    uint64_t offset;
+} Borrowed;
+typedef struct {
+    struct { uint32_t major, minor; } version;
+    void *older;
+    void (*unused[3])(void);
+    int (*borrow)(void *tensor, Borrowed *to);
+} Exchange;
+#define DLPACK_CPU 1
+
+/* What a rule says of a standard field: the ranks that it may have; to which of two lengths its first
+ * dimension belongs; and more. */
+enum { INTEGERS = 1, FINITE = 2, VERSIONS = 4 };
+typedef struct { uint8_t least_rank, most_rank, of_actions, needs; } Rule;
+
+/* Take a borrowed tensor's memory as one cell of a column. False where it is not plain. */
+static bool take_memory(Columns *all, EncodedColumn *column, Py_ssize_t sample, const Borrowed *tensor, Shape *shape) {
+    int code = 0;
+    while (code < CODES && (DTYPES[code].dlpack != tensor->dtype.code || 8 * DTYPES[code].size != tensor->dtype.bits))
+        code++;
+    if (code == CODES || tensor->dtype.lanes != 1 || tensor->device.type != DLPACK_CPU || tensor->rank > MAX_RANK ||
+        (column->here && column->code != code))
+        return false;
+    *shape = (Shape){.rank = (uint64_t)tensor->rank};
+    for (int i = 0; i < tensor->rank; i++) {
+        if (tensor->shape[i] > (int64_t)MAX_ELEMENTS) return false;
+        shape->sizes[i] = (uint32_t)tensor->shape[i];
+    }
+    if (!count_elements(shape)) return false;
+    int64_t step = 1;
+    for (int i = tensor->rank - 1; shape->count && i >= 0; step *= tensor->shape[i--])
+        if (tensor->shape[i] != 1 && tensor->strides[i] != step) return false;
+    column->code = code;
+    column->wire = -1;
+    set_cell(all, column, sample, (const u8 *)tensor->data + tensor->offset, shape);
+    return true;
+}
+
+/* Return whether a field keeps its rule; `lengths` are those of the sample, plus 1, 0 if unknown. */
+static bool keeps_rule(const Rule *rule, const EncodedColumn *column, const Cell *cell, const Shape *shape, uint64_t *lengths) {
+    int kind = DTYPES[column->code].kind;
+    if (shape->rank < rule->least_rank || shape->rank > rule->most_rank) return false;
+    if (rule->needs & INTEGERS && kind != SIGNED && kind != UNSIGNED) return false;
+    if (rule->needs & FINITE && kind == FLOATING) {
+        uint64_t exponent = DTYPES[column->code].exponent;
+        if (!exponent || (value_of(cell->at, column->code, 0) & exponent) == exponent) return false;
+    }
+    if (!shape->rank) return true;
+    uint64_t *length = &lengths[rule->of_actions ? 1 : 0];
+    if (*length && *length != (uint64_t)shape->sizes[0] + 1) return false;
+    *length = (uint64_t)shape->sizes[0] + 1;
+    return true;
+}
+
+/* Note the oldest version of a sample's tokens; -1, or any value below 0, stands for an unknown one. */
+static int note_versions(Columns *all, const EncodedColumn *column, const Cell *cell) {
+    uint64_t oldest = UINT64_MAX; /* versions are not negative as signed numbers, which this is */
+    for (uint64_t i = 0; i < cell->count; i++) {
+        uint64_t version = value_of(cell->at, column->code, i);
+        if (version <= INT64_MAX && version < oldest) oldest = version;
+    }
+    if (oldest > INT64_MAX) return 0;
+    PyObject *found = PyLong_FromUnsignedLongLong(oldest);
+    if (!found) return -1;
+    int older = all->oldest ? PyObject_RichCompareBool(found, all->oldest, Py_LT) : 1;
+    if (older > 0) Py_XSETREF(all->oldest, Py_NewRef(found));
+    Py_DECREF(found);
+    return older < 0 ? -1 : 0;
+}
+
+/* Fill in one cell. Returns 1, or 0 where the field is not plain, or -1 with an error. */
+static int collect_cell(Columns *all, EncodedColumn *column, Py_ssize_t sample, PyObject *tensor,
+                        const Exchange *exchange, const Rule *rule, uint64_t *lengths) {
+    Borrowed borrowed;
+    Shape shape;
+    if (exchange->borrow(tensor, &borrowed)) return PyErr_Clear(), 0; /* Python asks again, and says why */
+    Cell *cell = &column->cells[sample];
+    cell->owner = Py_NewRef(tensor);
+    if (!take_memory(all, column, sample, &borrowed, &shape)) return 0;
+    if (DTYPES[column->code].kind == FLOATING) { /* imaginary parts of conjugates have their sign elsewhere */
+        PyObject *is_neg = PyObject_CallMethodNoArgs(tensor, name_is_neg);
+        if (!is_neg) return -1;
+        Py_DECREF(is_neg);
+        if (is_neg != Py_False) return 0;
+    }
+    if (rule && all->sound) all->sound = keeps_rule(rule, column, cell, &shape, lengths);
+    if (!rule || !(rule->needs & VERSIONS)) return 1;
+    int kind = DTYPES[column->code].kind;
+    if (kind != SIGNED && kind != UNSIGNED) return 0;
+    return note_versions(all, column, cell) ? -1 : 1;
+}
+
+static int collect_column(Columns *all, EncodedColumn *column, PyObject *rows, PyObject *name, PyObject *type,
+                          const Exchange *exchange, const Rule *rule, uint64_t *lengths) {
+    int found = 1;
+    for (Py_ssize_t i = 0; found == 1 && i < all->samples; i++) {
+        PyObject *row = PyTuple_GET_ITEM(rows, i), *tensor;
+        if (!rule && !PyDict_Check(row)) return 0;
+        if (rule) tensor = PyObject_GetAttr(row, name);
+        else tensor = Py_XNewRef(PyDict_GetItemWithError(row, name));
+        if (!tensor && (rule || PyErr_Occurred())) return -1;
+        if (tensor && tensor != Py_None)
+            found = Py_IS_TYPE(tensor, (PyTypeObject *)type)
+                        ? collect_cell(all, column, i, tensor, exchange, rule, &lengths[2 * i]) : 0;
+        Py_XDECREF(tensor);
+    }
+    return found;
+}
+
+/* Note whether a sample's version is None or an int >= 0, and no more actions than tokens. */
+static int check_sample(Columns *all, PyObject *sample, const uint64_t *lengths) {
+    PyObject *version = PyObject_GetAttr(sample, name_policy_version);
+    if (!version) return -1;
+    int overflow = 0;
+    if (version != Py_None &&
+        (!PyLong_CheckExact(version) || PyLong_AsLongLongAndOverflow(version, &overflow) < 0 || overflow))
+        all->sound = false;
+    Py_DECREF(version);
+    if (lengths[0] && lengths[1] > lengths[0]) all->sound = false;
+    return 0;
+}
+
+/* collect(samples, tables, names, keys, rules, tensor type, exchange) -> Columns; None where a field is not plain.
+ *     The names beyond the rules are those of further tensors, in the tables. */
+static PyObject *collect(PyObject *module, PyObject *args) {
+    PyObject *given[2], *names, *keys, *type, *capsule;
+    const Rule *rules;
+    Py_ssize_t ruled;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOO!O!y#OO", &given[0], &given[1], &PyTuple_Type, &names, &PyTuple_Type, &keys, &rules,
+                          &ruled, &type, &capsule))
+        return NULL;
+    int found = -1;
+    Columns *all = NULL;
+    uint64_t *lengths = NULL;
+    PyObject *samples = PySequence_Tuple(given[0]), *tables = PySequence_Tuple(given[1]); /* nobody changes them */
+    const Exchange *exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    if (!samples || !tables || !exchange) goto done;
+    Py_ssize_t size = PyTuple_GET_SIZE(samples), count = PyTuple_GET_SIZE(names);
+    found = size >= 1 && size <= MAX_SAMPLES && size == PyTuple_GET_SIZE(tables) && count <= MAX_COLUMNS &&
+            count == PyTuple_GET_SIZE(keys) && exchange->version.major == 1 && exchange->borrow;
+    if (!found) goto done;
+    found = -1;
+    if (!(all = columns_new(size, count))) goto done;
+    if (!(lengths = PyMem_Calloc((size_t)size, 2 * sizeof(uint64_t)))) { PyErr_NoMemory(); goto done; }
+    found = all->sound = 1;
+    for (Py_ssize_t i = 0; found == 1 && i < count; i++) {
+        bool has_rule = i < ruled / (Py_ssize_t)sizeof(Rule);
+        all->columns[i].key = Py_NewRef(PyTuple_GET_ITEM(keys, i));
+        found = collect_column(all, &all->columns[i], has_rule ? samples : tables, PyTuple_GET_ITEM(names, i), type,
+                               exchange, has_rule ? &rules[i] : NULL, lengths);
+    }
+    for (Py_ssize_t i = 0; found == 1 && i < size; i++)
+        if (check_sample(all, PyTuple_GET_ITEM(samples, i), &lengths[2 * i])) found = -1;
+done:
+    if (found != 1) Py_CLEAR(all);
+    PyMem_Free(lengths);
+    Py_XDECREF(samples);
+    Py_XDECREF(tables);
+    if (!found) Py_RETURN_NONE;
+    return (PyObject *)all;
+}
+
+/* ---------------------------------------------------------------------------------------------
+ * Encoding one group.
+ */
 
 /* Find runs and the wire dtype of one column. */
 static void measure(EncodedColumn *column, Py_ssize_t samples) {
     Range range = {0, 0};
-    bool empty = true;
+    int code = column->code, size = DTYPES[code].size, kind = DTYPES[code].kind;
     for (Py_ssize_t i = 0; i < samples; i++) {
         Cell *cell = &column->cells[i];
-        if (!cell->at) continue;
-        find_runs(cell, column->code);
-        uint64_t count = cell->count - cell->lead - cell->trail;
-        if (!count) continue;
-        empty = false;
-        const uint8_t *at = cell->at + cell->lead * ITEMSIZE[column->code];
-        if (!is_integer(column->code)) continue;
-        switch (ITEMSIZE[column->code]) {
-        case 1: range8(at, count, &range); break;
-        case 2: range16((const uint16_t *)at, count, &range); break;
-        case 4: range32((const uint32_t *)at, count, &range); break;
-        default: range64((const uint64_t *)at, count, &range);
-        }
+        uint64_t count = cell->at ? cell->count : 0, lead = 0, trail = 0;
+        if (count >= MIN_RUN) lead = run_of(cell->at, code, count, false);
+        if (lead < MIN_RUN) lead = 0;
+        if (count >= MIN_RUN && lead < count) trail = run_of(cell->at, code, count, true);
+        if (trail < MIN_RUN) trail = 0;
+        cell->parts[LEAD] = lead;
+        cell->parts[TRAIL] = trail;
+        if (lead) cell->parts[LEAD_VALUE] = value_of(cell->at, code, 0);
+        if (trail) cell->parts[TRAIL_VALUE] = value_of(cell->at, code, count - 1);
+        cell->count = count - lead - trail;
+        if (cell->count && (kind == SIGNED || kind == UNSIGNED))
+            BY_SIZE(size, range, cell->at + lead * size, cell->count, kind == SIGNED, &range);
     }
-    if (column->wire < 0)
-        column->wire = column->code == BOOL || is_integer(column->code)
-                           ? narrowest(column->code, &range, empty) : column->code;
+    if (column->wire < 0) column->wire = kind == SIGNED || kind == UNSIGNED ? narrowest(code, &range) : code;
 }
 
-enum { REF, LEAD, LEAD_VALUE, TRAIL, TRAIL_VALUE };
-
-static uint64_t part_of(const Cell *cell, int part) {
-    switch (part) {
-    case REF: return cell->at ? cell->shape : MISSING;
-    case LEAD: return cell->lead;
-    case LEAD_VALUE: return cell->lead_value;
-    case TRAIL: return cell->trail;
-    default: return cell->trail_value;
-    }
-}
-
-/* Write one part of a column's entry: one value if all samples have the same, else all. */
-static int out_part(Out *out, const EncodedColumn *column, Py_ssize_t samples, int part, bool *all) {
-    bool sign = is_signed(column->code) && (part == LEAD_VALUE || part == TRAIL_VALUE);
-    uint64_t first = part_of(&column->cells[0], part);
-    Py_ssize_t last = 0;
+static bool is_one_for_all(const EncodedColumn *column, Py_ssize_t samples, int part) {
     for (Py_ssize_t i = 1; i < samples; i++)
-        if (part_of(&column->cells[i], part) != first) { last = samples - 1; break; }
-    if (all) *all = last > 0;
-    if (last && out_array(out, (size_t)samples)) return -1;
-    for (Py_ssize_t i = 0; i <= last; i++) {
-        uint64_t value = part_of(&column->cells[i], part);
-        if (part == REF && value == MISSING ? out_tagged(out, 0xc0, 0, 0) : out_number(out, value, sign))
-            return -1;
-    }
-    return 0;
+        if (column->cells[i].parts[part] != column->cells[0].parts[part]) return false;
+    return true;
 }
 
-static int out_entry(Out *out, const EncodedColumn *column, Py_ssize_t samples) {
+/* Write a column's entry: of each part one value if all samples have the same, else all. */
+static void put_entry(u8 **to, const EncodedColumn *column, Py_ssize_t samples) {
     int parts = 1;
-    bool uneven = false;
-    for (Py_ssize_t i = 0; i < samples; i++) {
-        const Cell *cell = &column->cells[i];
-        if (cell->trail) { parts = 5; break; }
-        if (cell->lead) parts = 3;
-    }
-    if (parts == 1) { /* an int alone, unless the samples differ in shape */
-        size_t start = out->used;
-        if (out_room(out, 1)) return -1;
-        out->used++;
-        if (out_part(out, column, samples, REF, &uneven)) return -1;
-        if (uneven) {
-            out->at[start] = 0x91;
-        } else {
-            memmove(out->at + start, out->at + start + 1, out->used - start - 1);
-            out->used--;
+    for (Py_ssize_t i = 0; i < samples && parts < PARTS; i++)
+        parts = column->cells[i].parts[TRAIL] ? PARTS : column->cells[i].parts[LEAD] ? TRAIL : parts;
+    if (parts > 1 || !is_one_for_all(column, samples, REF)) put_list(to, (uint64_t)parts);
+    for (int part = 0; part < parts; part++) {
+        bool sign = DTYPES[column->code].kind == SIGNED && (part == LEAD_VALUE || part == TRAIL_VALUE);
+        bool one = is_one_for_all(column, samples, part);
+        if (!one) put_list(to, (uint64_t)samples);
+        for (Py_ssize_t i = 0; i < (one ? 1 : samples); i++) {
+            uint64_t value = column->cells[i].parts[part];
+            if (part == REF && value == MISSING) put_tagged(to, 0xc0, 0, 0);
+            else put_number(to, value, sign);
         }
-        return 0;
     }
-    if (out_array(out, (size_t)parts)) return -1;
-    for (int part = 0; part < parts; part++)
-        if (out_part(out, column, samples, part, NULL)) return -1;
-    return 0;
 }
 
-static int out_schema(Out *out, const EncodedColumn *columns, Py_ssize_t count, Py_ssize_t here) {
-    if (out_array(out, (size_t)here)) return -1;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        const EncodedColumn *column = &columns[i];
+static void put_schema(u8 **to, const Columns *all, uint64_t here) {
+    put_list(to, here);
+    for (Py_ssize_t i = 0; i < all->count; i++) {
+        const EncodedColumn *column = &all->columns[i];
         if (!column->here) continue;
-        if (out_array(out, 3)) return -1;
-        if (PyLong_Check(column->key)) {
-            if (out_unsigned(out, PyLong_AsUnsignedLongLong(column->key))) return -1;
-        } else {
-            Py_ssize_t size;
-            const char *name = PyUnicode_AsUTF8AndSize(column->key, &size);
-            if (!name || out_text(out, name, (size_t)size)) return -1;
-        }
-        if (out_unsigned(out, (uint64_t)column->code) || out_unsigned(out, (uint64_t)column->wire))
-            return -1;
+        put_list(to, 3);
+        memcpy(*to, PyBytes_AS_STRING(column->key), (size_t)PyBytes_GET_SIZE(column->key));
+        *to += PyBytes_GET_SIZE(column->key);
+        put_number(to, (uint64_t)column->code, false);
+        put_number(to, (uint64_t)column->wire, false);
     }
-    if (out->used > MAX_SCHEMA_BYTES) {
-        PyErr_SetString(EncodeError, "the names in `tensors` are too long: shorten them.");
-        return -1;
-    }
-    return 0;
 }
 
-static int out_header(Out *out, const EncodedColumn *columns, Py_ssize_t count, Py_ssize_t here,
-                      Py_ssize_t samples, const Shapes *shapes, const Py_buffer *tail, size_t tails) {
-    if (out_array(out, 3 + tails) || out_unsigned(out, (uint64_t)samples) ||
-        out_array(out, (size_t)here))
-        return -1;
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (columns[i].here && out_entry(out, &columns[i], samples)) return -1;
-    if (out_array(out, shapes->used)) return -1;
-    for (uint32_t i = 0; i < shapes->used; i++) {
-        if (out_array(out, shapes->all[i].rank)) return -1;
-        for (int k = 0; k < shapes->all[i].rank; k++)
-            if (out_unsigned(out, shapes->all[i].sizes[k])) return -1;
+static void put_header(u8 **to, const Columns *all, uint64_t here, const Py_buffer *tail, Py_ssize_t tails) {
+    put_list(to, 3 + (uint64_t)tails);
+    put_number(to, (uint64_t)all->samples, false);
+    put_list(to, here);
+    for (Py_ssize_t i = 0; i < all->count; i++)
+        if (all->columns[i].here) put_entry(to, &all->columns[i], all->samples);
+    put_list(to, all->shape_count);
+    for (uint64_t i = 0; i < all->shape_count; i++) {
+        put_list(to, all->shapes[i].rank);
+        for (uint64_t k = 0; k < all->shapes[i].rank; k++) put_number(to, all->shapes[i].sizes[k], false);
     }
-    return out_bytes(out, tail->buf, (size_t)tail->len);
+    memcpy(*to, tail->buf, (size_t)tail->len);
+    *to += tail->len;
 }
 
-static void write_bodies(const EncodedColumn *columns, Py_ssize_t count, Py_ssize_t samples, uint8_t *to) {
-    for (Py_ssize_t i = 0; i < count; i++) {
-        const EncodedColumn *column = &columns[i];
-        if (!column->here) continue;
-        for (Py_ssize_t k = 0; k < samples; k++) {
+static void write_bodies(const Columns *all, u8 *to) {
+    for (Py_ssize_t i = 0; i < all->count; i++) {
+        const EncodedColumn *column = &all->columns[i];
+        for (Py_ssize_t k = 0; column->here && k < all->samples; k++) {
             const Cell *cell = &column->cells[k];
-            uint64_t body = cell->count - cell->lead - cell->trail;
-            if (!cell->at || !body) continue;
-            bool rounded = cell->body != cell->at;
-            int code = rounded ? column->wire : column->code;
-            store(cell->body + cell->lead * ITEMSIZE[code], code, to, column->wire, body);
-            to += body_bytes(column->wire, body);
+            int code = cell->body == cell->at ? column->code : column->wire;
+            if (!cell->count) continue;
+            store(cell->body + cell->parts[LEAD] * DTYPES[code].size, code, to, column->wire, cell->count);
+            to += body_bytes(column->wire, cell->count);
         }
     }
 }
 
-/* Put the sections together; returns the blob. */
-static PyObject *join(const EncodedColumn *columns, Py_ssize_t count, Py_ssize_t samples, Out *schema,
-                      Out *header, const Py_buffer *extras) {
-    uint64_t bodies = 0, decoded = 0;
-    for (Py_ssize_t i = 0; i < count; i++)
-        for (Py_ssize_t k = 0; columns[i].here && k < samples; k++) {
-            const Cell *cell = &columns[i].cells[k];
-            if (!cell->at) continue;
-            bodies += body_bytes(columns[i].wire, cell->count - cell->lead - cell->trail);
-            decoded += cell->count * ITEMSIZE[columns[i].code];
-        }
-    size_t head = PREFIX_BYTES + schema->used + header->used + (size_t)extras->len;
-    if (head + bodies > MAX_BLOB_BYTES)
+/* Put the sections together; `head` is schema and header. */
+static PyObject *join(const Columns *all, const u8 *head, size_t schema, size_t header, uint64_t decoded,
+                      const Py_buffer *extras) {
+    uint64_t bodies = 0, size = PREFIX_BYTES + schema + header + (uint64_t)extras->len;
+    for (Py_ssize_t i = 0; i < all->count; i++)
+        for (Py_ssize_t k = 0; k < all->samples; k++)
+            bodies += body_bytes(all->columns[i].wire, all->columns[i].cells[k].count);
+    if (size + bodies > MAX_BLOB_BYTES)
         return PyErr_Format(EncodeError, "a group has %llu bytes, the limit is %llu: put smaller groups.",
-                            (unsigned long long)(head + bodies), (unsigned long long)MAX_BLOB_BYTES);
-    if (decoded > DECODED_BYTES + DECODED_PER_BYTE * (head + bodies))
-        return PyErr_Format(EncodeError,
-                            "a group of %llu bytes is little but runs of one value, %llu bytes packed: "
-                            "cut its padding off before putting it.",
-                            (unsigned long long)decoded, (unsigned long long)(head + bodies));
-    PyObject *blob = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(head + bodies));
+                            (unsigned long long)(size + bodies), (unsigned long long)MAX_BLOB_BYTES);
+    if (decoded > DECODED_LIMIT(size + bodies))
+        return PyErr_Format(EncodeError, "a group of %llu bytes is little but runs of one value, %llu bytes "
+                            "packed: cut its padding off before putting it.",
+                            (unsigned long long)decoded, (unsigned long long)(size + bodies));
+    PyObject *blob = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(size + bodies));
     if (!blob) return NULL;
-    uint8_t *at = (uint8_t *)PyBytes_AS_STRING(blob);
-    uint16_t schema_bytes = (uint16_t)schema->used;
-    uint32_t header_bytes = (uint32_t)header->used, extras_bytes = (uint32_t)extras->len;
+    u8 *at = (u8 *)PyBytes_AS_STRING(blob);
+    uint16_t schema_bytes = (uint16_t)schema;
+    uint32_t lengths[2] = {(uint32_t)header, (uint32_t)extras->len};
     memcpy(at, "RDRB\1\0", 6);
     memcpy(at + 6, &schema_bytes, 2);
-    memcpy(at + 8, &header_bytes, 4);
-    memcpy(at + 12, &extras_bytes, 4);
-    at += PREFIX_BYTES;
-    memcpy(at, schema->at, schema->used);
-    at += schema->used;
-    memcpy(at, header->at, header->used);
-    at += header->used;
-    memcpy(at, extras->buf, (size_t)extras->len);
-    at += extras->len;
-    if (bodies < RELEASE_BYTES) {
-        write_bodies(columns, count, samples, at);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        write_bodies(columns, count, samples, at);
-        Py_END_ALLOW_THREADS
+    memcpy(at + 8, lengths, 8);
+    memcpy(at + PREFIX_BYTES, head, schema + header);
+    memcpy(at + PREFIX_BYTES + schema + header, extras->buf, (size_t)extras->len);
+    WITHOUT_LOCK_IF(bodies >= RELEASE_BYTES, write_bodies(all, at + size));
+    return blob;
+}
+
+static PyObject *encode_columns(Columns *all, Py_ssize_t tails, const Py_buffer *tail, const Py_buffer *extras) {
+    uint64_t decoded = 0, here = 0;
+    size_t room = 64 + (size_t)tail->len;
+    if (all->is_encoded) return PyErr_SetString(PyExc_ValueError, "columns are encoded once"), NULL;
+    all->is_encoded = true; /* from here on, no other thread changes them */
+    for (Py_ssize_t i = 0; i < all->count; i++) {
+        const EncodedColumn *column = &all->columns[i];
+        if (!PyBytes_Check(column->key)) return PyErr_SetString(PyExc_TypeError, "a key is packed"), NULL;
+        room += (size_t)(PyBytes_GET_SIZE(column->key) + 32 + 9 * PARTS * all->samples);
+        here += column->here;
+        for (Py_ssize_t k = 0; column->here && k < all->samples; k++)
+            decoded += column->cells[k].count * DTYPES[column->code].size;
     }
+    WITHOUT_LOCK_IF(decoded >= RELEASE_BYTES, for (Py_ssize_t i = 0; i < all->count; i++) {
+        if (all->columns[i].here) measure(&all->columns[i], all->samples);
+    });
+    u8 *head = PyMem_Malloc(room + all->shape_count * (1 + 5 * MAX_RANK)), *end = head;
+    if (!head) return PyErr_NoMemory();
+    put_schema(&end, all, here);
+    size_t schema = (size_t)(end - head);
+    put_header(&end, all, here, tail, tails);
+    size_t header = (size_t)(end - head) - schema;
+    PyObject *blob = NULL;
+    if (schema > MAX_SCHEMA_BYTES)
+        PyErr_SetString(EncodeError, "the names in `tensors` are too long: shorten them.");
+    else if (header > MAX_HEADER_BYTES)
+        PyErr_Format(EncodeError, "a group's header has %zu bytes, the limit is %d: use fewer tags or put "
+                     "smaller groups.", header, MAX_HEADER_BYTES);
+    else
+        blob = join(all, head, schema, header, decoded, extras);
+    PyMem_Free(head);
     return blob;
 }
 
@@ -846,51 +801,13 @@ static PyObject *encode(PyObject *module, PyObject *args) {
     PyObject *given, *blob = NULL;
     Py_buffer tail, extras;
     (void)module;
-    if (!PyArg_ParseTuple(args, "nO!ny*y*", &samples, &PyList_Type, &given, &tails, &tail, &extras))
-        return NULL;
-    Py_ssize_t count = PyList_GET_SIZE(given), here = 0;
-    Out schema = {0}, header = {0};
-    Shapes shapes = {0};
-    EncodedColumn *columns = NULL;
-    Cell *cells = NULL;
-    if (samples < 1 || samples > MAX_SAMPLES || count > 4096 || tails < 0 || tails > 4) {
-        PyErr_SetString(PyExc_ValueError, "too many samples or columns");
-        goto done;
-    }
-    columns = PyMem_Calloc((size_t)count + 1, sizeof(EncodedColumn));
-    cells = PyMem_Calloc((size_t)(count * samples) + 1, sizeof(Cell));
-    if (!columns || !cells) { PyErr_NoMemory(); goto done; }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        columns[i].cells = cells + i * samples;
-        if (column_from(PyList_GET_ITEM(given, i), samples, &columns[i], &shapes)) goto done;
-        here += columns[i].here;
-    }
-    uint64_t elements = 0;
-    for (Py_ssize_t i = 0; i < count * samples; i++) elements += cells[i].count;
-    PyThreadState *released = elements * 4 < RELEASE_BYTES ? NULL : PyEval_SaveThread();
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (columns[i].here) measure(&columns[i], samples);
-    if (released) PyEval_RestoreThread(released);
-    if (out_schema(&schema, columns, count, here) ||
-        out_header(&header, columns, count, here, samples, &shapes, &tail, (size_t)tails))
-        goto done;
-    if (header.used > MAX_HEADER_BYTES) {
-        PyErr_Format(EncodeError, "a group's header has %zu bytes, the limit is %d: use fewer tags or "
-                     "put smaller groups.", header.used, MAX_HEADER_BYTES);
-        goto done;
-    }
-    blob = join(columns, count, samples, &schema, &header, &extras);
-done:
-    for (Py_ssize_t i = 0; cells && i < count * samples; i++) {
-        PyMem_Free(cells[i].copies[0]);
-        PyMem_Free(cells[i].copies[1]);
-    }
-    PyMem_Free(columns);
-    PyMem_Free(cells);
-    PyMem_Free(shapes.all);
-    PyMem_Free(shapes.slots);
-    PyMem_Free(schema.at);
-    PyMem_Free(header.at);
+    if (!PyArg_ParseTuple(args, "nOny*y*", &samples, &given, &tails, &tail, &extras)) return NULL;
+    Columns *all = Py_IS_TYPE(given, &ColumnsType) ? (Columns *)Py_NewRef(given) : columns_from(given, samples);
+    if (all && (tails < 0 || tails > 4 || all->samples != samples))
+        PyErr_SetString(PyExc_ValueError, "a group has at most 4 further elements, and all its samples");
+    else if (all)
+        blob = encode_columns(all, tails, &tail, &extras);
+    Py_XDECREF(all);
     PyBuffer_Release(&tail);
     PyBuffer_Release(&extras);
     return blob;
@@ -900,10 +817,7 @@ done:
  * Reading one group: all of its header is checked here, before anything is decoded.
  */
 
-typedef struct {
-    uint64_t count, lead, trail, lead_value, trail_value, start; /* count: elements of the body */
-    uint32_t shape;
-} Piece;
+typedef struct { uint64_t parts[PARTS], count, start; } Piece; /* count: elements of the body */
 
 typedef struct {
     int code, wire;
@@ -915,16 +829,12 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Py_buffer blob;
-    PyObject *fields, *version, *tail;
-    Py_ssize_t samples, tails, extras_at, body_at;
-    uint64_t decoded;
+    PyObject *fields, *version, *tail, *extras;
+    Py_ssize_t samples, tails, body_at, decoded, column_count;
+    uint64_t shape_count;
     Shape *shapes;
-    uint32_t shape_count;
-    Py_ssize_t column_count;
     Column *columns;
 } Group;
-
-static PyTypeObject GroupType;
 
 static int malformed(const char *why) {
     PyErr_Format(DecodeError, "not a valid group: %s", why);
@@ -938,52 +848,35 @@ static Piece piece_of(const Column *column, Py_ssize_t row) {
     return piece;
 }
 
-static bool is_run_value(int code, const Token *token) {
-    if (token->kind != NUMBER) return false;
-    if (code == BOOL) return !token->negative && token->bits <= 1;
-    int bits = 8 * ITEMSIZE[code];
-    if (is_signed(code)) {
-        int64_t most = (int64_t)(UINT64_MAX >> (65 - bits)), value = (int64_t)token->bits;
-        return token->negative ? value >= -most - 1 : token->bits <= (uint64_t)most;
-    }
-    return !token->negative && token->bits <= UINT64_MAX >> (64 - bits);
+static bool is_value(int code, const Token *token) {
+    int sign = DTYPES[code].kind == SIGNED, bits = code == BOOL ? 1 : 8 * DTYPES[code].size - sign;
+    if (token->kind != NUMBER || (token->negative && !sign)) return false;
+    return (token->negative ? ~token->bits : token->bits) <= UINT64_MAX >> (64 - bits);
 }
 
 static int set_part(Piece *piece, int part, int code, const Token *token) {
-    switch (part) {
-    case REF:
-        if (token->kind == NIL) { piece->shape = MISSING; return 0; }
-        if (!in_range(token, MISSING - 1)) return malformed("a column refers to no shape");
-        piece->shape = (uint32_t)token->bits;
-        return 0;
-    case LEAD: case TRAIL:
-        if (!in_range(token, MAX_ELEMENTS)) return malformed("a column has a run of no length");
-        *(part == LEAD ? &piece->lead : &piece->trail) = token->bits;
-        return 0;
-    default:
-        if (!is_run_value(code, token)) return malformed("a run has a value that its dtype lacks");
-        *(part == LEAD_VALUE ? &piece->lead_value : &piece->trail_value) = token->bits;
-        return 0;
-    }
+    static const char *const WHY[PARTS] = {
+        "a column refers to no shape", "a column has a run of no length", "a run has a value that its dtype lacks",
+        "a column has a run of no length", "a run has a value that its dtype lacks"};
+    bool fits = part == REF ? token->kind == NIL || in_range(token, MISSING - 1)
+              : part == LEAD || part == TRAIL ? in_range(token, MAX_ELEMENTS) : is_value(code, token);
+    piece->parts[part] = token->kind == NIL ? MISSING : token->bits;
+    return fits ? 0 : malformed(WHY[part]);
 }
 
 static int read_part(In *in, Column *column, Py_ssize_t samples, int part) {
     Token token = read_token(in);
-    if (token.kind != ARRAY) {
-        if (set_part(&column->one, part, column->code, &token)) return -1;
-        for (Py_ssize_t i = 0; column->pieces && i < samples; i++)
-            if (set_part(&column->pieces[i], part, column->code, &token)) return -1;
-        return 0;
-    }
-    if (samples == 1 || token.bits != (uint64_t)samples || in->end - in->at < samples)
+    bool is_list = token.kind == LIST;
+    if (is_list && (samples == 1 || token.bits != (uint64_t)samples || in->end - in->at < samples))
         return malformed("a list in a column's entry has not one element a sample");
-    if (!column->pieces) {
+    if (!is_list && set_part(&column->one, part, column->code, &token)) return -1;
+    if (is_list && !column->pieces) {
         column->pieces = PyMem_Malloc((size_t)samples * sizeof(Piece));
-        if (!column->pieces) { PyErr_NoMemory(); return -1; }
+        if (!column->pieces) return PyErr_NoMemory(), -1;
         for (Py_ssize_t i = 0; i < samples; i++) column->pieces[i] = column->one;
     }
-    for (Py_ssize_t i = 0; i < samples; i++) {
-        token = read_token(in);
+    for (Py_ssize_t i = 0; column->pieces && i < samples; i++) {
+        if (is_list) token = read_token(in);
         if (set_part(&column->pieces[i], part, column->code, &token)) return -1;
     }
     return 0;
@@ -992,81 +885,70 @@ static int read_part(In *in, Column *column, Py_ssize_t samples, int part) {
 static int read_entry(In *in, Column *column, Py_ssize_t samples) {
     In ahead = *in;
     Token token = read_token(&ahead);
-    if (token.kind == NUMBER) return in->at = ahead.at, set_part(&column->one, REF, column->code, &token);
-    if (token.kind != ARRAY || token.bits < 1 || token.bits > 5)
+    if (token.kind != NUMBER && (token.kind != LIST || token.bits < 1 || token.bits > PARTS))
         return malformed("a column is placed by neither a shape nor a short list");
     in->at = ahead.at;
+    if (token.kind == NUMBER) return set_part(&column->one, REF, column->code, &token);
     for (int part = 0; part < (int)token.bits; part++)
         if (read_part(in, column, samples, part)) return -1;
     return 0;
 }
 
-static int read_shape(In *in, Shape *shape) {
-    Token token = read_token(in);
-    uint64_t room = 1;
-    if (token.kind != ARRAY || token.bits > MAX_RANK) return malformed("a shape is no short list");
-    *shape = (Shape){.count = 1, .rank = (uint8_t)token.bits};
-    for (int i = 0; i < shape->rank; i++) {
-        token = read_token(in);
-        if (!in_range(&token, MAX_ELEMENTS)) return malformed("a dimension is out of range");
-        shape->sizes[i] = (uint32_t)token.bits;
-        shape->count *= token.bits;
-        room *= token.bits ? token.bits : 1;
-        if (room > MAX_ELEMENTS) return malformed("a shape is too large");
-    }
-    return 0;
-}
-
 static int read_shapes(In *in, Group *group) {
-    Token token = read_token(in);
-    uint32_t room = 0;
-    if (token.kind != ARRAY) return malformed("its shapes are no list");
-    for (uint64_t i = 0; i < token.bits; i++) {
-        if (group->shape_count == room) {
+    Token list = read_token(in);
+    uint64_t room = 0;
+    if (list.kind != LIST) return malformed("its shapes are no list");
+    for (uint64_t i = 0; i < list.bits; i++) {
+        if (i == room) { /* memory grows with what was read, not with what the header claims */
             room = room ? 2 * room : 4;
             Shape *shapes = PyMem_Realloc(group->shapes, room * sizeof(Shape));
-            if (!shapes) { PyErr_NoMemory(); return -1; }
+            if (!shapes) return PyErr_NoMemory(), -1;
             group->shapes = shapes;
         }
-        if (read_shape(in, &group->shapes[group->shape_count])) return -1;
-        group->shape_count++;
+        Shape *shape = &group->shapes[i];
+        Token token = read_token(in);
+        if (token.kind != LIST || token.bits > MAX_RANK) return malformed("a shape is no short list");
+        *shape = (Shape){.rank = token.bits};
+        for (uint64_t k = 0; k < shape->rank; k++) {
+            token = read_token(in);
+            if (!in_range(&token, MAX_ELEMENTS)) return malformed("a dimension is out of range");
+            shape->sizes[k] = (uint32_t)token.bits;
+        }
+        if (!count_elements(shape)) return malformed("a shape is too large");
+        group->shape_count = i + 1;
     }
     return 0;
 }
 
-/* Place one sample's body at `*end`. Returns the bytes of its decoded elements in `decoded`. */
-static int place(const Group *group, const Column *column, Piece *piece, uint64_t *end, uint64_t *decoded) {
+/* Place one sample's body at `*end`. Adds the bytes of its decoded elements, `times` over. */
+static int place(Group *group, const Column *column, Piece *piece, uint64_t *end, Py_ssize_t times) {
     piece->start = *end;
-    *decoded = 0;
-    if (piece->shape == MISSING) return 0;
-    if (piece->shape >= group->shape_count) return malformed("a column refers to a shape that is not there");
-    uint64_t count = group->shapes[piece->shape].count;
-    *decoded = count * ITEMSIZE[column->code];
-    if (piece->lead > count || piece->trail > count - piece->lead)
+    if (piece->parts[REF] == MISSING) return 0;
+    if (piece->parts[REF] >= group->shape_count) return malformed("a column refers to a shape that is not there");
+    uint64_t count = group->shapes[piece->parts[REF]].count;
+    group->decoded += (Py_ssize_t)count * DTYPES[column->code].size * times; /* 2^31 x 8 x 4096 x 128 fits */
+    if (piece->parts[LEAD] > count || piece->parts[TRAIL] > count - piece->parts[LEAD])
         return malformed("a column has runs longer than its shape");
-    piece->count = count - piece->lead - piece->trail;
+    piece->count = count - piece->parts[LEAD] - piece->parts[TRAIL];
     *end += body_bytes(column->wire, piece->count);
     return 0;
 }
 
 static int place_all(Group *group) {
-    uint64_t end = (uint64_t)group->body_at, one;
+    uint64_t end = (uint64_t)group->body_at;
     for (Py_ssize_t i = 0; i < group->column_count; i++) {
         Column *column = &group->columns[i];
         if (!column->pieces) {
             uint64_t start = end;
-            if (place(group, column, &column->one, &end, &one)) return -1;
+            if (place(group, column, &column->one, &end, group->samples)) return -1;
             column->step = end - start;
             end = start + column->step * (uint64_t)group->samples;
-            group->decoded += one * (uint64_t)group->samples;
         }
-        for (Py_ssize_t k = 0; column->pieces && k < group->samples; k++) {
-            if (place(group, column, &column->pieces[k], &end, &one)) return -1;
-            group->decoded += one;
-        }
+        for (Py_ssize_t k = 0; column->pieces && k < group->samples; k++)
+            if (place(group, column, &column->pieces[k], &end, 1)) return -1;
     }
     if (end != (uint64_t)group->blob.len) return malformed("its columns do not end where it ends");
-    if (group->decoded > DECODED_BYTES + DECODED_PER_BYTE * (uint64_t)group->blob.len)
+    if ((uint64_t)group->decoded > DECODED_LIMIT(group->blob.len))
         return malformed("it says that it decodes to much more than its bytes");
     return 0;
 }
@@ -1074,24 +956,20 @@ static int place_all(Group *group) {
 /* Keep the header's elements from the fourth on; the most common, one policy version, is read here. */
 static int read_tail(In *in, Group *group) {
     if (group->tails == 0 && in->at != in->end) return malformed("something follows its header");
-    if (group->tails == 1) {
-        In ahead = *in;
-        Token token = read_token(&ahead);
-        bool fits = token.negative || token.bits <= INT64_MAX;
-        if (token.kind == NUMBER && fits && ahead.at == ahead.end) {
-            group->version = PyLong_FromLongLong((int64_t)token.bits);
-            return group->version ? 0 : -1;
-        }
-    }
-    group->tail = PyBytes_FromStringAndSize((const char *)in->at, in->end - in->at);
-    return group->tail ? 0 : -1;
+    In ahead = *in;
+    Token token = read_token(&ahead);
+    if (group->tails == 1 && token.kind == NUMBER && (token.negative || token.bits <= INT64_MAX) && ahead.at == ahead.end)
+        group->version = PyLong_FromLongLong((int64_t)token.bits);
+    else
+        group->tail = PyBytes_FromStringAndSize((const char *)in->at, in->end - in->at);
+    return group->version || group->tail ? 0 : -1;
 }
 
-static int read_header(In *in, Group *group, const uint8_t *codes) {
+static int read_header(In *in, Group *group, const u8 *codes) {
     Token list = read_token(in), samples = read_token(in), columns = read_token(in);
-    if (list.kind != ARRAY || list.bits < 3) return malformed("its header is no list of at least three");
+    if (list.kind != LIST || list.bits < 3) return malformed("its header is no list of at least three");
     if (!in_range(&samples, MAX_SAMPLES) || !samples.bits) return malformed("it has an odd number of samples");
-    if (columns.kind != ARRAY || columns.bits != (uint64_t)group->column_count)
+    if (columns.kind != LIST || columns.bits != (uint64_t)group->column_count)
         return malformed("its header and its schema have different columns");
     if (list.bits - 3 > (uint64_t)MAX_HEADER_BYTES) return malformed("its header is too long");
     group->samples = (Py_ssize_t)samples.bits;
@@ -1104,11 +982,11 @@ static int read_header(In *in, Group *group, const uint8_t *codes) {
     return read_shapes(in, group) || read_tail(in, group) || place_all(group) ? -1 : 0;
 }
 
-/* Find the sections of a blob. Returns where the header begins, or -1. */
-static Py_ssize_t find_sections(Group *group) {
-    const uint8_t *at = group->blob.buf;
+/* Find the sections of a blob. Returns 0 where they lie within it. */
+static int find_sections(Group *group, Py_ssize_t *header_at, Py_ssize_t *extras_at) {
+    const u8 *at = group->blob.buf;
     uint16_t schema;
-    uint32_t header, extras;
+    uint32_t lengths[2];
     if (group->blob.len < PREFIX_BYTES || (uint64_t)group->blob.len > MAX_BLOB_BYTES)
         return PyErr_Format(DecodeError, "not a valid group: it has %zd bytes", group->blob.len), -1;
     if (memcmp(at, "RDRB", 4)) return malformed("it does not start with RDRB");
@@ -1116,63 +994,48 @@ static Py_ssize_t find_sections(Group *group) {
         return PyErr_Format(DecodeError, "not a valid group: it is written in version %d with flags %d, and "
                             "only version 1 without flags is known here: upgrade redrb", at[4], at[5]), -1;
     memcpy(&schema, at + 6, 2);
-    memcpy(&header, at + 8, 4);
-    memcpy(&extras, at + 12, 4);
-    uint64_t body = (uint64_t)PREFIX_BYTES + schema + header + extras;
-    if (header > MAX_HEADER_BYTES || extras > MAX_EXTRAS_BYTES || body > (uint64_t)group->blob.len)
+    memcpy(lengths, at + 8, 8);
+    uint64_t body = (uint64_t)PREFIX_BYTES + schema + lengths[0] + lengths[1];
+    if (lengths[0] > MAX_HEADER_BYTES || lengths[1] > MAX_EXTRAS_BYTES || body > (uint64_t)group->blob.len)
         return malformed("its header or extras are longer than allowed");
-    group->extras_at = PREFIX_BYTES + schema + (Py_ssize_t)header;
+    *header_at = PREFIX_BYTES + schema;
+    *extras_at = *header_at + (Py_ssize_t)lengths[0];
     group->body_at = (Py_ssize_t)body;
-    return PREFIX_BYTES + schema;
+    return 0;
 }
 
-/* parse(blob, lookup) -> Group; lookup(schema) -> (fields, two bytes of dtype and wire a column). */
-static PyObject *parse(PyObject *module, PyObject *args) {
-    PyObject *blob, *lookup, *schema = NULL, *found = NULL;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OO", &blob, &lookup)) return NULL;
-    Group *group = PyObject_New(Group, &GroupType);
-    if (!group) return NULL;
-    memset((char *)group + offsetof(Group, blob), 0, sizeof(Group) - offsetof(Group, blob));
-    if (PyObject_GetBuffer(blob, &group->blob, PyBUF_SIMPLE)) goto failed;
-    Py_ssize_t header_at = find_sections(group);
-    if (header_at < 0) goto failed;
-    const char *start = group->blob.buf;
-    schema = PyBytes_FromStringAndSize(start + PREFIX_BYTES, header_at - PREFIX_BYTES);
-    if (!schema) goto failed;
-    found = PyObject_CallOneArg(lookup, schema);
-    if (!found) goto failed;
+static int read_group(Group *group, PyObject *lookup) {
+    Py_ssize_t header_at, extras_at;
     PyObject *fields, *codes;
-    if (!PyArg_ParseTuple(found, "O!S", &PyTuple_Type, &fields, &codes)) goto failed;
+    if (find_sections(group, &header_at, &extras_at)) return -1;
+    const char *start = group->blob.buf;
+    PyObject *found = PyObject_CallFunction(lookup, "y#", start + PREFIX_BYTES, header_at - PREFIX_BYTES);
+    if (!found) return -1;
+    if (!PyArg_ParseTuple(found, "O!S", &PyTuple_Type, &fields, &codes)) return Py_DECREF(found), -1;
+    int failed = 0;
     group->column_count = PyTuple_GET_SIZE(fields);
-    if (PyBytes_GET_SIZE(codes) != 2 * group->column_count) {
-        PyErr_SetString(PyExc_ValueError, "two codes a column are needed");
-        goto failed;
-    }
-    group->fields = Py_NewRef(fields);
     group->columns = PyMem_Calloc((size_t)group->column_count + 1, sizeof(Column));
-    if (!group->columns) { PyErr_NoMemory(); goto failed; }
-    In in = {(const uint8_t *)start + header_at, (const uint8_t *)start + group->extras_at};
-    if (read_header(&in, group, (const uint8_t *)PyBytes_AS_STRING(codes))) goto failed;
-    Py_DECREF(schema);
+    group->fields = Py_NewRef(fields);
+    group->extras = PyBytes_FromStringAndSize(start + extras_at, group->body_at - extras_at);
+    In in = {(const u8 *)start + header_at, (const u8 *)start + extras_at};
+    if (!group->columns) failed = (PyErr_NoMemory(), -1);
+    else if (!group->extras) failed = -1;
+    else if (PyBytes_GET_SIZE(codes) != 2 * group->column_count)
+        failed = (PyErr_SetString(PyExc_ValueError, "two codes a column are needed"), -1);
+    else failed = read_header(&in, group, (const u8 *)PyBytes_AS_STRING(codes));
     Py_DECREF(found);
-    return (PyObject *)group;
-failed:
-    Py_XDECREF(schema);
-    Py_XDECREF(found);
-    Py_DECREF(group);
-    return NULL;
+    return failed;
 }
 
 static void group_dealloc(PyObject *self) {
     Group *group = (Group *)self;
-    for (Py_ssize_t i = 0; group->columns && i < group->column_count; i++)
-        PyMem_Free(group->columns[i].pieces);
+    for (Py_ssize_t i = 0; group->columns && i < group->column_count; i++) PyMem_Free(group->columns[i].pieces);
     PyMem_Free(group->columns);
     PyMem_Free(group->shapes);
     Py_XDECREF(group->fields);
     Py_XDECREF(group->version);
     Py_XDECREF(group->tail);
+    Py_XDECREF(group->extras);
     if (group->blob.obj) PyBuffer_Release(&group->blob);
     PyObject_Free(self);
 }
@@ -1181,24 +1044,34 @@ static void group_dealloc(PyObject *self) {
  * Decoding.
  */
 
-static void write_piece(const Group *group, const Column *column, const Piece *piece, uint8_t *to) {
-    int size = ITEMSIZE[column->code];
-    const uint8_t *body = (const uint8_t *)group->blob.buf + piece->start;
-    if (piece->lead) repeat(to, size, piece->lead_value, piece->lead);
-    to += piece->lead * size;
-    if (piece->count) convert(body, column->wire, to, column->code, piece->count);
+static void write_piece(const Group *group, const Column *column, const Piece *piece, u8 *to) {
+    int size = DTYPES[column->code].size;
+    repeat(to, size, piece->parts[LEAD_VALUE], piece->parts[LEAD]);
+    to += piece->parts[LEAD] * size;
+    if (piece->count) load((const u8 *)group->blob.buf + piece->start, column->wire, to, column->code, piece->count);
     to += piece->count * size;
-    if (piece->trail) repeat(to, size, piece->trail_value, piece->trail);
+    repeat(to, size, piece->parts[TRAIL_VALUE], piece->parts[TRAIL]);
 }
 
 static PyObject *shape_tuple(const Shape *shape) {
-    PyObject *tuple = PyTuple_New(shape->rank);
-    for (int i = 0; tuple && i < shape->rank; i++) {
+    PyObject *tuple = PyTuple_New((Py_ssize_t)shape->rank);
+    for (uint64_t i = 0; tuple && i < shape->rank; i++) {
         PyObject *size = PyLong_FromUnsignedLong(shape->sizes[i]);
-        if (!size) { Py_DECREF(tuple); return NULL; }
-        PyTuple_SET_ITEM(tuple, i, size);
+        if (!size) return Py_DECREF(tuple), NULL;
+        PyTuple_SET_ITEM(tuple, (Py_ssize_t)i, size);
     }
     return tuple;
+}
+
+static PyObject *piece_shape(const Group *group, const Column *column, const Piece *piece) {
+    (void)column;
+    return shape_tuple(&group->shapes[piece->parts[REF]]);
+}
+
+static PyObject *piece_runs(const Group *group, const Column *column, const Piece *piece) {
+    (void)group;
+    return Py_BuildValue(DTYPES[column->code].kind == SIGNED ? "KKLKL" : "KKKKK", piece->count, piece->parts[LEAD],
+                         piece->parts[LEAD_VALUE], piece->parts[TRAIL], piece->parts[TRAIL_VALUE]);
 }
 
 static Column *column_at(Group *group, Py_ssize_t index) {
@@ -1207,40 +1080,24 @@ static Column *column_at(Group *group, Py_ssize_t index) {
     return NULL;
 }
 
-/* shapes(column) -> the shape of each sample, None where it has none of this column */
-static PyObject *group_shapes(PyObject *self, PyObject *args) {
+/* Return a list of one fact of each sample, None where the sample has none of the column. */
+static PyObject *of_each(PyObject *self, PyObject *place, PyObject *fact(const Group *, const Column *, const Piece *)) {
     Group *group = (Group *)self;
-    Py_ssize_t index;
-    if (!PyArg_ParseTuple(args, "n", &index)) return NULL;
+    Py_ssize_t index = PyLong_AsSsize_t(place);
+    if (index == -1 && PyErr_Occurred()) return NULL;
     Column *column = column_at(group, index);
     PyObject *list = column ? PyList_New(group->samples) : NULL;
     for (Py_ssize_t i = 0; list && i < group->samples; i++) {
         Piece piece = piece_of(column, i);
-        PyObject *shape = piece.shape == MISSING ? Py_NewRef(Py_None) : shape_tuple(&group->shapes[piece.shape]);
-        if (!shape) { Py_DECREF(list); return NULL; }
-        PyList_SET_ITEM(list, i, shape);
+        PyObject *found = piece.parts[REF] == MISSING ? Py_NewRef(Py_None) : fact(group, column, &piece);
+        if (!found) return Py_DECREF(list), NULL;
+        PyList_SET_ITEM(list, i, found);
     }
     return list;
 }
 
-/* runs(column) -> (stored, lead, lead value, trail, trail value) of each sample; None where it has none */
-static PyObject *group_runs(PyObject *self, PyObject *args) {
-    Group *group = (Group *)self;
-    Py_ssize_t index;
-    if (!PyArg_ParseTuple(args, "n", &index)) return NULL;
-    Column *column = column_at(group, index);
-    PyObject *list = column ? PyList_New(group->samples) : NULL;
-    for (Py_ssize_t i = 0; list && i < group->samples; i++) {
-        Piece p = piece_of(column, i);
-        bool sign = is_signed(column->code);
-        PyObject *runs = p.shape == MISSING ? Py_NewRef(Py_None)
-                      : Py_BuildValue(sign ? "KKLKL" : "KKKKK", p.count, p.lead, p.lead_value, p.trail,
-                                      p.trail_value);
-        if (!runs) { Py_DECREF(list); return NULL; }
-        PyList_SET_ITEM(list, i, runs);
-    }
-    return list;
-}
+static PyObject *group_shapes(PyObject *self, PyObject *place) { return of_each(self, place, piece_shape); }
+static PyObject *group_runs(PyObject *self, PyObject *place) { return of_each(self, place, piece_runs); }
 
 /* read(column, sample, address, nbytes): decode one sample into memory that the caller gives */
 static PyObject *group_read(PyObject *self, PyObject *args) {
@@ -1250,50 +1107,29 @@ static PyObject *group_read(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "nnKK", &index, &row, &address, &nbytes)) return NULL;
     Column *column = column_at(group, index);
     if (!column) return NULL;
-    if (row < 0 || row >= group->samples) {
-        PyErr_SetString(PyExc_IndexError, "there is no such sample");
-        return NULL;
-    }
+    if (row < 0 || row >= group->samples) return PyErr_SetString(PyExc_IndexError, "there is no such sample"), NULL;
     Piece piece = piece_of(column, row);
-    if (piece.shape == MISSING || group->shapes[piece.shape].count * ITEMSIZE[column->code] != nbytes) {
-        PyErr_SetString(PyExc_ValueError, "the memory has another size than the sample");
-        return NULL;
-    }
-    write_piece(group, column, &piece, (uint8_t *)(uintptr_t)address);
+    uint64_t ref = piece.parts[REF];
+    if (ref == MISSING || group->shapes[ref].count * DTYPES[column->code].size != nbytes)
+        return PyErr_SetString(PyExc_ValueError, "the memory has another size than the sample"), NULL;
+    write_piece(group, column, &piece, (u8 *)(uintptr_t)address);
     Py_RETURN_NONE;
 }
 
-static PyObject *group_get(PyObject *self, void *what) {
-    Group *group = (Group *)self;
-    PyObject *found = NULL;
-    switch ((intptr_t)what) {
-    case 0: return PyLong_FromSsize_t(group->samples);
-    case 1: return PyLong_FromUnsignedLongLong(group->decoded);
-    case 2: found = group->fields; break;
-    case 3: found = group->version; break;
-    case 4: found = group->tail; break;
-    case 5: return PyLong_FromSsize_t(group->tails);
-    default:
-        return PyBytes_FromStringAndSize((const char *)group->blob.buf + group->extras_at,
-                                         group->body_at - group->extras_at);
-    }
-    return Py_NewRef(found ? found : Py_None);
-}
-
-static PyGetSetDef group_getset[] = {
-    {"samples", group_get, NULL, "samples in the group", (void *)0},
-    {"decoded_bytes", group_get, NULL, "bytes of all its tensors", (void *)1},
-    {"fields", group_get, NULL, "its columns, as `lookup` gave them", (void *)2},
-    {"version", group_get, NULL, "policy version of all samples, where nothing else follows", (void *)3},
-    {"tail", group_get, NULL, "msgpack of the header's further elements, where there are others", (void *)4},
-    {"tails", group_get, NULL, "how many elements these are", (void *)5},
-    {"extras", group_get, NULL, "msgpack of the extras", (void *)6},
-    {NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef group_members[] = {
+    {"samples", T_PYSSIZET, offsetof(Group, samples), READONLY, "samples in the group"},
+    {"decoded_bytes", T_PYSSIZET, offsetof(Group, decoded), READONLY, "bytes of all its tensors"},
+    {"fields", T_OBJECT, offsetof(Group, fields), READONLY, "its columns, as `lookup` gave them"},
+    {"version", T_OBJECT, offsetof(Group, version), READONLY, "policy version of all, where nothing else follows"},
+    {"tail", T_OBJECT, offsetof(Group, tail), READONLY, "msgpack of the header's further elements otherwise"},
+    {"tails", T_PYSSIZET, offsetof(Group, tails), READONLY, "how many elements these are"},
+    {"extras", T_OBJECT, offsetof(Group, extras), READONLY, "msgpack of the extras"},
+    {NULL, 0, 0, 0, NULL},
 };
 static PyMethodDef group_methods[] = {
-    {"shapes", group_shapes, METH_VARARGS, "shape of each sample of a column; None where there is none"},
-    {"runs", group_runs, METH_VARARGS, "stored elements and runs of each sample of a column"},
-    {"read", group_read, METH_VARARGS, "decode one sample of a column to an address"},
+    {"shapes", group_shapes, METH_O, "shapes(column): shape of each sample; None where there is none"},
+    {"runs", group_runs, METH_O, "runs(column): stored elements, lead, its value, trail, its value of each sample"},
+    {"read", group_read, METH_VARARGS, "read(column, sample, address, nbytes): decode one sample"},
     {NULL, NULL, 0, NULL},
 };
 static PyTypeObject GroupType = {
@@ -1302,319 +1138,138 @@ static PyTypeObject GroupType = {
     .tp_basicsize = sizeof(Group),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_dealloc = group_dealloc,
-    .tp_getset = group_getset,
+    .tp_members = group_members,
     .tp_methods = group_methods,
     .tp_doc = "One blob, checked in full, and where everything in it lies.",
 };
 
-/* One column of many groups: (groups, index of the column in each, -1 where a group has none). */
-typedef struct { Py_ssize_t count; Group **groups; Py_ssize_t *indices; Py_ssize_t rows; } Stack;
-
-static void stack_free(Stack *stack) {
-    for (Py_ssize_t i = 0; stack->groups && i < stack->count; i++) Py_XDECREF(stack->groups[i]);
-    PyMem_Free(stack->groups);
-    PyMem_Free(stack->indices);
+/* parse(blob, lookup) -> Group; lookup(schema) -> (fields, two bytes of dtype and wire a column). */
+static PyObject *parse(PyObject *module, PyObject *args) {
+    PyObject *blob, *lookup;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO", &blob, &lookup)) return NULL;
+    Group *group = PyObject_New(Group, &GroupType);
+    if (!group) return NULL;
+    memset((char *)group + offsetof(Group, blob), 0, sizeof(Group) - offsetof(Group, blob));
+    if (PyObject_GetBuffer(blob, &group->blob, PyBUF_SIMPLE) || read_group(group, lookup)) Py_CLEAR(group);
+    return (PyObject *)group;
 }
 
-static int stack_from(PyObject *groups, PyObject *indices, Stack *stack) {
-    *stack = (Stack){0};
-    Py_ssize_t count = PyList_GET_SIZE(groups);
-    if (PyList_GET_SIZE(indices) != count) {
-        PyErr_SetString(PyExc_ValueError, "one column a group is needed");
-        return -1;
-    }
-    stack->groups = PyMem_Calloc((size_t)count + 1, sizeof(Group *));
-    stack->indices = PyMem_Calloc((size_t)count + 1, sizeof(Py_ssize_t));
-    if (!stack->groups || !stack->indices) { PyErr_NoMemory(); goto failed; }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *group = PyList_GET_ITEM(groups, i);
-        if (!Py_IS_TYPE(group, &GroupType)) {
-            PyErr_SetString(PyExc_TypeError, "a group is needed");
-            goto failed;
-        }
-        Py_ssize_t index = PyLong_AsSsize_t(PyList_GET_ITEM(indices, i));
-        if (index == -1 && PyErr_Occurred()) goto failed;
-        if (index >= ((Group *)group)->column_count) {
-            PyErr_SetString(PyExc_IndexError, "there is no such column");
-            goto failed;
-        }
-        stack->groups[i] = (Group *)Py_NewRef(group);
-        stack->indices[i] = index;
-        stack->count = i + 1;
-        stack->rows += ((Group *)group)->samples;
+/* One column of several groups: its place in each, or NOWHERE. */
+typedef struct { PyObject *groups; const u8 *places; Py_ssize_t count; uint64_t rows; } Stack;
+#define NOWHERE 255
+
+static int stack_from(PyObject *groups, PyObject *places, Stack *stack) {
+    *stack = (Stack){groups, (const u8 *)PyBytes_AS_STRING(places), PyTuple_GET_SIZE(groups), 0};
+    if (PyBytes_GET_SIZE(places) != stack->count)
+        return PyErr_SetString(PyExc_ValueError, "one column a group is needed"), -1;
+    for (Py_ssize_t i = 0; i < stack->count; i++) {
+        Group *group = (Group *)PyTuple_GET_ITEM(groups, i);
+        if (!Py_IS_TYPE(group, &GroupType)) return PyErr_SetString(PyExc_TypeError, "a group is needed"), -1;
+        if (stack->places[i] != NOWHERE && !column_at(group, stack->places[i])) return -1;
+        stack->rows += (uint64_t)group->samples;
     }
     return 0;
-failed:
-    stack_free(stack);
-    return -1;
 }
 
-/* Return the shape of a sample, NULL where there is none. */
-static const Shape *shape_in(const Stack *stack, Py_ssize_t group, Py_ssize_t row) {
-    if (stack->indices[group] < 0) return NULL;
-    const Group *in_group = stack->groups[group];
-    Piece piece = piece_of(&in_group->columns[stack->indices[group]], row);
-    return piece.shape == MISSING ? NULL : &in_group->shapes[piece.shape];
+/* Return the column in one of the groups, NULL where this lacks it. */
+static const Column *column_in(const Stack *stack, Py_ssize_t i, const Group **group) {
+    *group = (const Group *)PyTuple_GET_ITEM(stack->groups, i);
+    return stack->places[i] == NOWHERE ? NULL : &(*group)->columns[stack->places[i]];
 }
 
-/* extent(groups, indices) -> (first shape, longest first dimension, all alike,
- *                             first row of another kind or -1, its shape, first row that lacks it or -1) */
+/* extent(groups, places) -> (first shape, longest first dimension, whether all shapes are alike); None where a
+ *     row has none, or differs in more than the first dimension */
 static PyObject *extent(PyObject *module, PyObject *args) {
-    PyObject *groups, *indices;
+    PyObject *groups, *places;
     Stack stack;
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &groups, &PyList_Type, &indices)) return NULL;
-    if (stack_from(groups, indices, &stack)) return NULL;
-    const Shape *first = NULL, *odd = NULL;
-    Py_ssize_t row = 0, missing = -1, odd_row = -1;
+    if (!PyArg_ParseTuple(args, "O!S", &PyTuple_Type, &groups, &places) || stack_from(groups, places, &stack))
+        return NULL;
+    const Shape *first = NULL;
+    const Group *group;
     uint32_t longest = 0;
     bool alike = true;
-    for (Py_ssize_t i = 0; i < stack.count; i++)
-        for (Py_ssize_t k = 0; k < stack.groups[i]->samples; k++, row++) {
-            const Shape *shape = shape_in(&stack, i, k);
-            if (!shape) { if (missing < 0) missing = row; continue; }
+    for (Py_ssize_t i = 0; i < stack.count; i++) {
+        const Column *column = column_in(&stack, i, &group);
+        if (!column) Py_RETURN_NONE;
+        for (Py_ssize_t k = 0; k < (column->pieces ? group->samples : 1); k++) {
+            uint64_t ref = piece_of(column, k).parts[REF];
+            const Shape *shape = ref == MISSING ? NULL : &group->shapes[ref];
+            if (!shape) Py_RETURN_NONE;
             if (!first) first = shape;
-            if (shape->rank && shape->sizes[0] > longest) longest = shape->sizes[0];
-            if (shape->rank != first->rank ||
-                (shape->rank > 1 && memcmp(shape->sizes + 1, first->sizes + 1,
-                                           (size_t)(shape->rank - 1) * sizeof(uint32_t)))) {
-                if (!odd) { odd = shape; odd_row = row; }
-                alike = false;
-            } else if (shape->rank && shape->sizes[0] != first->sizes[0]) {
-                alike = false;
-            }
+            if (shape->rank != first->rank || memcmp(shape->sizes + 1, first->sizes + 1, sizeof(shape->sizes) - 4))
+                Py_RETURN_NONE;
+            if (shape->sizes[0] > longest) longest = shape->sizes[0];
+            alike = alike && shape->sizes[0] == first->sizes[0];
         }
-    PyObject *one = first ? shape_tuple(first) : Py_NewRef(Py_None);
-    PyObject *two = one ? (odd ? shape_tuple(odd) : Py_NewRef(Py_None)) : NULL;
-    PyObject *found = two ? Py_BuildValue("OkOnOn", one, (unsigned long)longest, alike ? Py_True : Py_False,
-                                          odd_row, two, missing) : NULL;
-    Py_XDECREF(one);
-    Py_XDECREF(two);
-    stack_free(&stack);
-    return found;
+    }
+    if (!first) Py_RETURN_NONE;
+    return Py_BuildValue("NkO", shape_tuple(first), (unsigned long)longest, alike ? Py_True : Py_False);
 }
 
-/* lengths(groups, indices) -> the first dimension of each row; 0 where it has none */
-static PyObject *lengths(PyObject *module, PyObject *args) {
-    PyObject *groups, *indices;
-    Stack stack;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &groups, &PyList_Type, &indices)) return NULL;
-    if (stack_from(groups, indices, &stack)) return NULL;
-    PyObject *list = PyList_New(stack.rows);
-    Py_ssize_t row = 0;
-    for (Py_ssize_t i = 0; list && i < stack.count; i++)
-        for (Py_ssize_t k = 0; k < stack.groups[i]->samples; k++, row++) {
-            const Shape *shape = shape_in(&stack, i, k);
-            PyObject *length = PyLong_FromUnsignedLong(shape && shape->rank ? shape->sizes[0] : 0);
-            if (!length) { Py_CLEAR(list); break; }
-            PyList_SET_ITEM(list, row, length);
-        }
-    stack_free(&stack);
-    return list;
-}
+/* Padded rows: where they go, and what they are padded with, and on which side. */
+typedef struct { u8 *to; int code, left; uint64_t row_elements, filler; } Rows;
 
-typedef struct { uint8_t *to; int code; uint64_t row_elements, filler, one; const uint64_t *ones; bool left; } Goal;
-
-/* Write a row of `held` elements and its padding. Returns where the elements go. */
-static uint8_t *pad(const Goal *goal, uint8_t *row, uint64_t held) {
-    uint64_t size = ITEMSIZE[goal->code], rest = goal->row_elements - held;
-    if (!rest) return row;
-    repeat(goal->left ? row : row + held * size, (int)size, goal->filler, rest);
-    return goal->left ? row + rest * size : row;
-}
-
-static void fill_rows(const Stack *stack, const Goal *goal) {
-    uint64_t row_bytes = goal->row_elements * ITEMSIZE[goal->code];
-    uint8_t *to = goal->to;
-    Py_ssize_t row = 0;
+static void fill_rows(const Stack *stack, const Rows *rows) {
+    uint64_t size = DTYPES[rows->code].size;
+    const Group *group;
+    u8 *to = rows->to;
     for (Py_ssize_t i = 0; i < stack->count; i++) {
-        const Group *group = stack->groups[i];
-        const Column *column = stack->indices[i] < 0 ? NULL : &group->columns[stack->indices[i]];
-        for (Py_ssize_t k = 0; k < group->samples; k++, row++, to += row_bytes) {
-            Piece piece = {.shape = MISSING};
+        const Column *column = column_in(stack, i, &group);
+        for (Py_ssize_t k = 0; k < group->samples; k++, to += rows->row_elements * size) {
+            Piece piece = {.parts = {MISSING}};
             if (column) piece = piece_of(column, k);
-            if (piece.shape == MISSING) {
-                uint64_t held = goal->ones ? goal->ones[row] : 0;
-                repeat(pad(goal, to, held), ITEMSIZE[goal->code], goal->one, held);
-            } else {
-                write_piece(group, column, &piece, pad(goal, to, piece.lead + piece.count + piece.trail));
-            }
+            uint64_t held = piece.parts[REF] == MISSING ? 0 : group->shapes[piece.parts[REF]].count;
+            uint64_t padding = rows->row_elements - held;
+            repeat(rows->left ? to : to + held * size, (int)size, rows->filler, padding);
+            if (held) write_piece(group, column, &piece, rows->left ? to + padding * size : to);
         }
     }
 }
 
 /* Refuse what would be written beyond a row, or as another dtype. */
-static int check_rows(const Stack *stack, const Goal *goal, uint64_t nbytes) {
-    if (goal->code < 0 || goal->code >= CODES ||
-        (uint64_t)stack->rows * goal->row_elements * ITEMSIZE[goal->code] != nbytes) {
-        PyErr_SetString(PyExc_ValueError, "the memory has another size than the rows");
-        return -1;
-    }
-    Py_ssize_t row = 0;
-    for (Py_ssize_t i = 0; i < stack->count; i++) {
-        Py_ssize_t index = stack->indices[i];
-        if (index >= 0 && stack->groups[i]->columns[index].code != goal->code) {
-            PyErr_SetString(PyExc_ValueError, "a group has another dtype");
-            return -1;
-        }
-        for (Py_ssize_t k = 0; k < stack->groups[i]->samples; k++, row++) {
-            const Shape *shape = shape_in(stack, i, k);
-            uint64_t held = shape ? shape->count : goal->ones ? goal->ones[row] : 0;
-            if (held > goal->row_elements) {
-                PyErr_SetString(PyExc_ValueError, "a sample is longer than its row");
-                return -1;
-            }
+static int check_rows(const Stack *stack, const Rows *rows, uint64_t nbytes) {
+    const Group *group;
+    bool fits = rows->code >= 0 && rows->code < CODES && rows->row_elements <= MAX_ELEMENTS &&
+                stack->rows * rows->row_elements * DTYPES[rows->code].size == nbytes;
+    for (Py_ssize_t i = 0; fits && i < stack->count; i++) {
+        const Column *column = column_in(stack, i, &group);
+        fits = !column || column->code == rows->code;
+        for (Py_ssize_t k = 0; fits && column && k < (column->pieces ? group->samples : 1); k++) {
+            uint64_t ref = piece_of(column, k).parts[REF];
+            fits = ref == MISSING || group->shapes[ref].count <= rows->row_elements;
         }
     }
-    return 0;
+    if (!fits) PyErr_SetString(PyExc_ValueError, "a sample does not fit into its row");
+    return fits ? 0 : -1;
 }
 
-static uint64_t *numbers_from(PyObject *list, Py_ssize_t count) {
-    if (!PyList_Check(list) || PyList_GET_SIZE(list) != count) {
-        PyErr_SetString(PyExc_ValueError, "one length a row is needed");
-        return NULL;
-    }
-    uint64_t *numbers = PyMem_Malloc(((size_t)count + 1) * sizeof(uint64_t));
-    if (!numbers) { PyErr_NoMemory(); return NULL; }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        numbers[i] = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(list, i));
-        if (numbers[i] == (uint64_t)-1 && PyErr_Occurred()) { PyMem_Free(numbers); return NULL; }
-    }
-    return numbers;
-}
-
-/* fill(groups, indices, address, nbytes, code, row elements, left, filler, ones or None, one)
- *     decode a column, a row a sample, padded on one side; a row without it has `ones` times `one` */
+/* fill(groups, places, address, nbytes, code, row elements, left, filler): decode a column, a row a sample,
+ *     padded on one side; a row without it is padding alone */
 static PyObject *fill(PyObject *module, PyObject *args) {
-    PyObject *groups, *indices, *ones;
-    unsigned long long address, nbytes;
-    uint64_t *lengths_of_ones = NULL;
-    int left;
-    Goal goal = {0};
+    PyObject *groups, *places;
+    unsigned long long address, nbytes, row_elements, filler;
+    Rows rows = {0};
     Stack stack;
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!KKiKpKOK", &PyList_Type, &groups, &PyList_Type, &indices, &address,
-                          &nbytes, &goal.code, &goal.row_elements, &left, &goal.filler, &ones, &goal.one))
+    if (!PyArg_ParseTuple(args, "O!SKKiKpK", &PyTuple_Type, &groups, &places, &address, &nbytes, &rows.code,
+                          &row_elements, &rows.left, &filler) || stack_from(groups, places, &stack))
         return NULL;
-    if (stack_from(groups, indices, &stack)) return NULL;
-    if (ones != Py_None && !(lengths_of_ones = numbers_from(ones, stack.rows))) goto failed;
-    goal.to = (uint8_t *)(uintptr_t)address;
-    goal.left = left;
-    goal.ones = lengths_of_ones;
-    if (check_rows(&stack, &goal, nbytes)) goto failed;
-    if (nbytes < RELEASE_BYTES) {
-        fill_rows(&stack, &goal);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        fill_rows(&stack, &goal);
-        Py_END_ALLOW_THREADS
-    }
-    PyMem_Free(lengths_of_ones);
-    stack_free(&stack);
+    rows.to = (u8 *)(uintptr_t)address;
+    rows.row_elements = row_elements;
+    rows.filler = filler;
+    if (check_rows(&stack, &rows, nbytes)) return NULL;
+    WITHOUT_LOCK_IF(nbytes >= RELEASE_BYTES, fill_rows(&stack, &rows));
     Py_RETURN_NONE;
-failed:
-    PyMem_Free(lengths_of_ones);
-    stack_free(&stack);
-    return NULL;
-}
-
-/* ---------------------------------------------------------------------------------------------
- * Collecting: what Python code would ask of each tensor, with fewer steps in between.
- */
-
-static PyObject *name_is_cpu, *name_is_contiguous, *name_is_neg, *name_dtype, *name_shape, *name_data_ptr;
-
-static bool is_true(PyObject *found, bool *failed) { /* steals what was found */
-    if (!found) { *failed = true; return false; }
-    bool answer = found == Py_True;
-    Py_DECREF(found);
-    return answer;
-}
-
-/* Return (address, shape) of a tensor, None where its elements are not plain CPU memory in order. */
-static PyObject *cell_of(PyObject *tensor, PyObject **dtype) {
-    bool failed = false;
-    bool plain = is_true(PyObject_GetAttr(tensor, name_is_cpu), &failed) && !failed &&
-                 is_true(PyObject_CallMethodNoArgs(tensor, name_is_contiguous), &failed) && !failed &&
-                 !is_true(PyObject_CallMethodNoArgs(tensor, name_is_neg), &failed);
-    if (failed) return NULL;
-    if (!plain) Py_RETURN_NONE;
-    PyObject *found = PyObject_GetAttr(tensor, name_dtype);
-    if (!found) return NULL;
-    bool differs = *dtype && *dtype != found;
-    Py_XSETREF(*dtype, found);
-    if (differs) Py_RETURN_NONE;
-    PyObject *shape = PyObject_GetAttr(tensor, name_shape);
-    PyObject *address = shape ? PyObject_CallMethodNoArgs(tensor, name_data_ptr) : NULL;
-    PyObject *cell = address ? PyTuple_Pack(2, address, shape) : NULL;
-    Py_XDECREF(shape);
-    Py_XDECREF(address);
-    return cell;
-}
-
-/* Return one field of a row, an object's attribute or a dict's entry; None where there is none. */
-static PyObject *field_of(PyObject *row, PyObject *name) {
-    if (!PyDict_Check(row)) return PyObject_GetAttr(row, name);
-    PyObject *found = PyDict_GetItemWithError(row, name);
-    if (!found && PyErr_Occurred()) return NULL;
-    return Py_NewRef(found ? found : Py_None);
-}
-
-/* Return (dtype or None, cells) of one field; Py_None where one of its tensors is unusual. */
-static PyObject *collect_field(PyObject *const *rows, Py_ssize_t count, PyObject *name, PyObject *type,
-                               PyObject *held) {
-    PyObject *dtype = NULL, *found = NULL, *cells = PyList_New(count);
-    for (Py_ssize_t i = 0; cells && i < count; i++) {
-        PyObject *tensor = field_of(rows[i], name), *cell = NULL;
-        bool absent = tensor == Py_None;
-        if (absent) cell = Py_NewRef(Py_None);
-        else if (tensor) cell = (PyObject *)Py_TYPE(tensor) == type ? cell_of(tensor, &dtype) : Py_NewRef(Py_None);
-        if (cell && !absent && PyList_Append(held, tensor)) Py_CLEAR(cell);
-        Py_XDECREF(tensor);
-        if (!cell || (cell == Py_None && !absent)) {
-            found = cell; /* an error, or unusual */
-            Py_CLEAR(cells);
-            break;
-        }
-        PyList_SET_ITEM(cells, i, cell);
-    }
-    if (cells) found = PyTuple_Pack(2, dtype ? dtype : Py_None, cells);
-    Py_XDECREF(cells);
-    Py_XDECREF(dtype);
-    return found;
-}
-
-/* collect(rows, names, Tensor, held) -> [(dtype or None, [None or (address, shape)])] of each name; None
- *     where a value is no plain tensor, or a field has several dtypes. `held` gets the tensors: their
- *     memory stays while it lives, whatever other threads do to the rows. */
-static PyObject *collect(PyObject *module, PyObject *args) {
-    PyObject *given, *names, *type, *held;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OO!OO!", &given, &PyTuple_Type, &names, &type, &PyList_Type, &held)) return NULL;
-    PyObject *rows = PySequence_Tuple(given); /* nobody changes it meanwhile */
-    PyObject *columns = rows ? PyList_New(PyTuple_GET_SIZE(names)) : NULL;
-    for (Py_ssize_t i = 0; columns && i < PyTuple_GET_SIZE(names); i++) {
-        PyObject *column = collect_field(((PyTupleObject *)rows)->ob_item, PyTuple_GET_SIZE(rows),
-                                         PyTuple_GET_ITEM(names, i), type, held);
-        if (!column || column == Py_None) {
-            Py_DECREF(columns);
-            Py_DECREF(rows);
-            return column;
-        }
-        PyList_SET_ITEM(columns, i, column);
-    }
-    Py_XDECREF(rows);
-    return columns;
 }
 
 static PyMethodDef functions[] = {
-    {"collect", collect, METH_VARARGS, "collect(rows, names, Tensor, held): addresses and shapes of plain tensors"},
+    {"collect", collect, METH_VARARGS, "collect(samples, names, keys, rules, ...): find plain tensors' memory"},
     {"encode", encode, METH_VARARGS, "encode(samples, columns, tails, tail, extras) -> blob"},
     {"parse", parse, METH_VARARGS, "parse(blob, lookup) -> Group"},
-    {"extent", extent, METH_VARARGS, "extent(groups, indices): what shapes a column has"},
-    {"lengths", lengths, METH_VARARGS, "lengths(groups, indices): first dimension of each row"},
-    {"fill", fill, METH_VARARGS, "fill(groups, indices, address, ...): decode a column into padded rows"},
+    {"extent", extent, METH_VARARGS, "extent(groups, places): which shapes a column has"},
+    {"fill", fill, METH_VARARGS, "fill(groups, places, address, ...): decode a column into padded rows"},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef definition = {
@@ -1628,14 +1283,9 @@ PyMODINIT_FUNC PyInit__core(void) {
     EncodeError = PyObject_GetAttrString(errors, "EncodeError");
     DecodeError = PyObject_GetAttrString(errors, "DecodeError");
     Py_DECREF(errors);
-    name_is_cpu = PyUnicode_InternFromString("is_cpu");
-    name_is_contiguous = PyUnicode_InternFromString("is_contiguous");
     name_is_neg = PyUnicode_InternFromString("is_neg");
-    name_dtype = PyUnicode_InternFromString("dtype");
-    name_shape = PyUnicode_InternFromString("shape");
-    name_data_ptr = PyUnicode_InternFromString("data_ptr");
-    if (!name_is_cpu || !name_is_contiguous || !name_is_neg || !name_dtype || !name_shape || !name_data_ptr)
-        return NULL;
-    if (!EncodeError || !DecodeError || PyType_Ready(&GroupType) < 0) return NULL;
+    name_policy_version = PyUnicode_InternFromString("policy_version");
+    if (!EncodeError || !DecodeError || !name_is_neg || !name_policy_version) return NULL;
+    if (PyType_Ready(&GroupType) < 0 || PyType_Ready(&ColumnsType) < 0) return NULL;
     return PyModule_Create(&definition);
 }

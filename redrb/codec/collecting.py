@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
+import msgpack
 import torch
 from torch import Tensor
 
 from redrb.codec import kernels
 from redrb.codec.dtypes import BY_TORCH, FLOAT32, FLOAT64, DType
-from redrb.codec.kernels import Cell, EncodedColumn
+from redrb.codec.kernels import Cell, Columns, EncodedColumn
 from redrb.codec.schema import FIELD_CODES
 from redrb.codec.wire import MAX_COLUMNS, MAX_ELEMENTS, MAX_NAME_BYTES, MAX_RANK
 from redrb.errors import EncodeError
-from redrb.experience.padding import Shape
+from redrb.experience.checking import DIMENSIONS, INTEGER_FIELDS
+from redrb.experience.padding import ACTION_FIELDS, Shape
 from redrb.experience.records import TENSOR_FIELDS, BufferItem, Experience, named_tensors
+
+_EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+"""DLPack's functions in C; where torch is too old for them, tensors are asked in Python."""
+
+
+def _rule(name: str) -> bytes:
+    ranks, needs = DIMENSIONS[name], 1 * (name in INTEGER_FIELDS)
+    needs |= 2 * (name == "reward") | 4 * (name == "token_versions")
+    return bytes((min(ranks), max(ranks), name in ACTION_FIELDS, needs))
+
+
+_RULES = b"".join(map(_rule, TENSOR_FIELDS))
+"""What `check_groups` asks of each standard field, as `Kernel.collect` takes it."""
 
 
 class Collected(NamedTuple):
@@ -25,12 +42,12 @@ class Collected(NamedTuple):
     Attributes:
         columns: As the kernel takes them.
         held: The tensors whose memory the columns name, some of them made for it.
-        versions: The tensors of `token_versions` that are there.
+        oldest: The oldest version >= 0 in `token_versions`.
     """
 
-    columns: list[EncodedColumn]
+    columns: Columns | list[EncodedColumn]
     held: list[Tensor]
-    versions: list[Tensor]
+    oldest: int | None
 
 
 class Collector:
@@ -39,105 +56,82 @@ class Collector:
     def __init__(self, narrow: DType | None) -> None:
         self._narrow = narrow
 
-    def items(self, group: Sequence[BufferItem]) -> Collected:
-        """Return the columns of one group.
+    def plain(self, group: Sequence[BufferItem]) -> Columns | None:
+        """Return the columns of a group whose tensors are plain CPU memory; None of any other."""
+        tables = [item.tensors for item in group if type(item) is BufferItem]
+        if _EXCHANGE is None or self._narrow is not None or len(tables) != len(group):
+            return None
+        named = _named(frozenset(chain.from_iterable(tables)) if any(tables) else frozenset())
+        if named is None:
+            return None
+        return kernels.kernel.collect(group, tables, *named, _RULES, Tensor, _EXCHANGE)
+
+    def any(self, group: Sequence[BufferItem]) -> Collected:
+        """Return the columns of a group of any tensors.
 
         Raises:
             RecordError: A field is no tensor.
             EncodeError: A tensor is none that the wire format can hold.
         """
-        found = Collected([], [], [])
-        self._add_all(found, group, TENSOR_FIELDS, FIELD_CODES)
-        if any(item.tensors for item in group):
-            named = [named_tensors(item) for item in group]
-            names = further_names(name for row in named for name in row)
-            self._add_all(found, named, tuple(names), {})
-            check_columns(len(found.columns))
-        return found
-
-    def _add_all(
-        self,
-        found: Collected,
-        rows: Sequence[BufferItem] | Sequence[dict[str, Tensor]],
-        names: tuple[str, ...],
-        keys: Mapping[str, int],
-    ) -> None:
-        """Append the columns of some fields, those that any row has."""
-        quick = None
-        if self._narrow is None:
-            quick = kernels.kernel.collect(rows, names, Tensor, found.held)
-        if quick is None:
-            for name in names:
-                self._add(found, keys.get(name, name), name, rows)
-            return
-        for name, (torch_dtype, cells) in zip(names, quick, strict=True):
-            if torch_dtype is not None:
-                code = dtype_of(name, torch_dtype).code
-                found.columns.append((keys.get(name, name), code, -1, cells))
-                if name == "token_versions":
-                    found.versions.extend(_present(tensors_of(rows, name)))
-
-    def _add(
-        self,
-        found: Collected,
-        key: int | str,
-        name: str,
-        rows: Sequence[BufferItem] | Sequence[dict[str, Tensor]],
-    ) -> None:
-        """Append one column of any tensors, if any row has it."""
-        tensors = tensors_of(rows, name)
-        cells: list[Cell | None] = []
-        plain: list[Tensor | None] = []
-        for row, tensor in zip(rows, tensors, strict=True):
-            if tensor is None:
-                cells.append(None)
-                plain.append(None)
+        named = [named_tensors(item) for item in group]
+        names = (*TENSOR_FIELDS, *further_names(name for row in named for name in row))
+        columns: list[EncodedColumn] = []
+        held: list[Tensor] = []
+        oldest: int | None = None
+        for name in names:
+            plain = [
+                None if tensor is None else plain_memory(name, tensor)
+                for tensor in (row.get(name) for row in named)
+            ]
+            present = [tensor for tensor in plain if tensor is not None]
+            if not present:
                 continue
-            if isinstance(row, BufferItem):
-                named_tensors(row)  # subclasses of Tensor are welcome, all else is not
-            elements = plain_memory(name, tensor)
-            check_shape(name, tuple(elements.shape))
-            plain.append(elements)
-            cells.append((elements.data_ptr(), elements.shape))
-        present = _present(plain)
-        found.held.extend(present)
-        if not present:
-            return
+            if name == "token_versions":
+                oldest = oldest_version(present)
+            held += present
+            columns.append(self._column(held, name, plain, present))
+        check_columns(len(columns))
+        return Collected(columns, held, oldest)
+
+    def _column(
+        self,
+        held: list[Tensor],
+        name: str,
+        plain: Sequence[Tensor | None],
+        present: Sequence[Tensor],
+    ) -> EncodedColumn:
+        """Return one column of contiguous tensors on the CPU."""
         dtypes = {tensor.dtype for tensor in present}
         if len(dtypes) > 1:
             raise dtypes_differ(name, present)
         dtype = dtype_of(name, dtypes.pop())
-        if name == "token_versions":
-            found.versions.extend(present)
-        if self._narrow is not None and dtype.code in (FLOAT32, FLOAT64):
-            found.columns.append(self._rounded(found, key, dtype, cells, plain))
-        else:
-            found.columns.append((key, dtype.code, -1, cells))
-
-    def _rounded(
-        self,
-        found: Collected,
-        key: int | str,
-        dtype: DType,
-        cells: list[Cell | None],
-        tensors: list[Tensor | None],
-    ) -> EncodedColumn:
-        """Return a column of floats with their rounded twins, unless a finite one does not fit."""
-        narrow = self._narrow
-        assert narrow is not None  # noqa: S101
-        twins: list[Cell | None] = []
-        made = []
-        for cell, tensor in zip(cells, tensors, strict=True):
-            if cell is None or tensor is None:
-                twins.append(None)
+        cells: list[Cell | None] = []
+        for tensor in plain:
+            if tensor is None:
+                cells.append(None)
                 continue
-            twin = rounded(tensor, narrow)
-            if bool((twin.isinf() & ~tensor.isinf()).any()):
-                return (key, dtype.code, -1, cells)
-            made.append(twin)
-            twins.append((cell[0], cell[1], twin.data_ptr()))
-        found.held.extend(made)
-        return (key, dtype.code, narrow.code, twins)
+            shape = tuple(tensor.shape)
+            check_shape(name, shape)
+            cells.append((tensor.data_ptr(), shape))
+        if self._narrow is not None and dtype.code in (FLOAT32, FLOAT64):
+            twins = _rounded_twins(plain, self._narrow)
+            if twins is not None:
+                held += [twin for twin in twins if twin is not None]
+                with_twins: list[Cell | None] = [
+                    None if cell is None or twin is None else (*cell[:2], twin.data_ptr())
+                    for cell, twin in zip(cells, twins, strict=True)
+                ]
+                return (key_of(name), dtype.code, self._narrow.code, with_twins)
+        return (key_of(name), dtype.code, -1, cells)
+
+
+def _rounded_twins(tensors: Sequence[Tensor | None], narrow: DType) -> list[Tensor | None] | None:
+    """Return the rounded floats, or None where a finite one does not fit."""
+    twins = [None if tensor is None else rounded(tensor, narrow) for tensor in tensors]
+    for tensor, twin in zip(tensors, twins, strict=True):
+        if tensor is not None and twin is not None and bool((twin.isinf() & ~tensor.isinf()).any()):
+            return None
+    return twins
 
 
 def collect_rows(experience: Experience, size: int, narrow: DType | None) -> Iterator[Collected]:
@@ -153,15 +147,15 @@ def collect_rows(experience: Experience, size: int, narrow: DType | None) -> Ite
     columns = [_RowColumn(name, named[name], narrow) for name in names]
     versions = named.get("token_versions")
     for row in range(size):
-        tokens = [] if versions is None else [versions[row]]
-        yield Collected([column.row(row) for column in columns], [], tokens)
+        oldest = None if versions is None else oldest_version([versions[row]])
+        yield Collected([column.row(row) for column in columns], [], oldest)
 
 
 class _RowColumn:
     """One field of a batch, in one piece of memory."""
 
     def __init__(self, name: str, tensor: Tensor, narrow: DType | None) -> None:
-        self._key = FIELD_CODES.get(name, name)
+        self._key = key_of(name)
         self._tensor = plain_memory(name, tensor)
         dtype = dtype_of(name, tensor.dtype)
         self._code = dtype.code
@@ -187,19 +181,12 @@ def _row_bytes(tensor: Tensor) -> int:
     return tensor[0].numel() * tensor.element_size()
 
 
-def tensors_of(
-    rows: Sequence[BufferItem] | Sequence[dict[str, Tensor]], name: str
-) -> list[Tensor | None]:
-    """Return one field of each row."""
-    return [row.get(name) if isinstance(row, dict) else getattr(row, name) for row in rows]
-
-
-def _present(tensors: Iterable[Tensor | None]) -> list[Tensor]:
-    return [tensor for tensor in tensors if tensor is not None]
-
-
 def plain_memory(name: str, tensor: Tensor) -> Tensor:
     """Return the tensor's elements in one contiguous tensor on the CPU, without its history."""
+    if type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.requires_grad:
+        is_plain = tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
+        if is_plain:
+            return tensor
     try:
         plain = tensor.detach().cpu().resolve_neg().contiguous()
         plain.data_ptr()
@@ -251,8 +238,38 @@ def check_shapes(columns: Sequence[EncodedColumn]) -> None:
     for key, _, _, cells in columns:
         for cell in cells:
             if cell is not None:
-                name = TENSOR_FIELDS[key] if isinstance(key, int) else key
-                check_shape(name, tuple(cell[1]))
+                name = msgpack.unpackb(key)
+                check_shape(TENSOR_FIELDS[name] if isinstance(name, int) else name, cell[1])
+
+
+def oldest_version(tokens: Sequence[Tensor]) -> int | None:
+    """Return the oldest version >= 0 of tokens, or raise EncodeError where they are no integers."""
+    oldest: int | None = None
+    for each in tokens:
+        if each.dtype.is_floating_point or each.dtype is torch.bool:
+            raise EncodeError(f"token_versions is {each.dtype}: versions are integers.")
+        known = each.to(torch.int64)
+        known = known[known >= 0]
+        if known.numel():
+            version = int(known.min())
+            oldest = version if oldest is None else min(version, oldest)
+    return oldest
+
+
+@lru_cache(maxsize=1024)
+def key_of(name: str) -> bytes:
+    """Return the key of a field in a schema, packed: the code of a standard field, or its name."""
+    packed: bytes = msgpack.packb(FIELD_CODES.get(name, name))
+    return packed
+
+
+@lru_cache(maxsize=128)
+def _named(further: frozenset[str]) -> tuple[tuple[str, ...], tuple[bytes, ...]] | None:
+    """Return all names and their keys; None where a further tensor has a standard field's name."""
+    if not further.isdisjoint(TENSOR_FIELDS):
+        return None
+    names = (*TENSOR_FIELDS, *further_names(further))
+    return names, tuple(map(key_of, names))
 
 
 def check_columns(count: int) -> None:

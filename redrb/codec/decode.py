@@ -17,7 +17,7 @@ from torch import Tensor
 
 from redrb.codec import kernels
 from redrb.codec.dtypes import DTYPES, DType, storage_of
-from redrb.codec.kernels import Group
+from redrb.codec.kernels import NOWHERE, Group
 from redrb.codec.layout import GroupLayout
 from redrb.codec.wire import MAX_BATCH_BYTES
 from redrb.errors import RecordError
@@ -30,6 +30,7 @@ from redrb.experience.padding import (
     lengths_mask,
     pad_value,
     padded_shape,
+    row_slice,
 )
 from redrb.experience.records import TENSOR_FIELDS, BufferItem, Experience, Side
 
@@ -119,45 +120,53 @@ class _Column:
         name: The field.
         dtype: Its dtype in all groups.
         groups: The groups.
-        indices: Place of the field among the columns of each group; -1 where a group lacks it.
-        ones: Of a mask that some rows lack: how many ones stand for it in each row.
+        places: Place of the field among the columns of each group; NOWHERE where one lacks it.
+        ones: Of a mask that some rows lack: by row, how many ones stand for it.
         alike: Whether all rows have one shape; known after `padded_shape`.
     """
 
     name: str
     dtype: DType
-    groups: list[Group]
-    indices: list[int]
-    ones: list[int] | None = None
+    groups: tuple[Group, ...]
+    places: bytes
+    ones: dict[int, int] | None = None
     alike: bool = False
 
     def lengths(self) -> list[int]:
         """Return the first dimension of each row's sample; 0 where it has none."""
-        return kernels.kernel.lengths(self.groups, self.indices)
+        return [shape[0] if shape else 0 for shape in self._shapes()]
+
+    def _shapes(self) -> list[Shape | None]:
+        """Return the shape of each row's sample; None where it has none."""
+        shapes: list[Shape | None] = []
+        for group, place in zip(self.groups, self.places, strict=True):
+            shapes += [None] * group.samples if place == NOWHERE else group.shapes(place)
+        return shapes
 
     def padded_shape(self, columns: Mapping[str, _Column]) -> Shape:
         """Return the shape of the padded field, or raise RecordError where rows do not fit."""
-        extent = kernels.kernel.extent(self.groups, self.indices)
-        first, longest, self.alike, odd, _, missing = extent
-        described = _DESCRIBED.get(self.name)
-        if missing >= 0 and described is not None and described in columns:
-            self.ones = columns[described].lengths()
-        if first is None or missing >= 0 or odd >= 0:
-            return self._uneven_shape(missing)
+        extent = kernels.kernel.extent(self.groups, self.places)
+        if extent is None:
+            return self._uneven_shape(columns)
+        first, longest, self.alike = extent
         rows = sum(group.samples for group in self.groups)
         return (rows, *first) if self.alike else (rows, longest, *first[1:])
 
-    def _uneven_shape(self, missing: int) -> Shape:
+    def _uneven_shape(self, columns: Mapping[str, _Column]) -> Shape:
         """Do the same row by row, where some lack the field or differ in rank."""
-        shapes: list[Shape | None] = []
-        for group, index in zip(self.groups, self.indices, strict=True):
-            shapes += [None] * group.samples if index < 0 else group.shapes(index)
-        if self.ones is None and missing >= 0:
+        shapes = self._shapes()
+        missing = [row for row, shape in enumerate(shapes) if shape is None]
+        described = columns.get(_DESCRIBED.get(self.name, ""))
+        if missing and described is None:
             raise RecordError(
-                f"{self.name} is None in sample {missing} and a tensor in others.", field=self.name
+                f"{self.name} is None in sample {missing[0]} and a tensor in others.",
+                field=self.name,
             )
-        ones = self.ones or []
-        known = [shape if shape is not None else (ones[row],) for row, shape in enumerate(shapes)]
+        if missing and described is not None:
+            lengths = described.lengths()
+            self.ones = {row: lengths[row] for row in missing}
+        ones = self.ones or {}
+        known = [(ones[row],) if shape is None else shape for row, shape in enumerate(shapes)]
         return padded_shape(self.name, known)
 
     def padded(self, shape: Shape, side: Side, *, pin: bool) -> Tensor:
@@ -165,33 +174,29 @@ class _Column:
         tensor = torch.empty(shape, dtype=self.dtype.tensor, pin_memory=pin)
         if tensor.nbytes < THREADED_BYTES or len(self.groups) == 1:
             self._fill(tensor, side, 0, len(self.groups))
-            return tensor
-        tasks = _pool()
-        jobs = [
-            tasks.submit(self._fill, tensor[first:last], side, begin, end)
-            for first, last, begin, end in _shares(self.groups)
-        ]
-        for job in jobs:
-            job.result()
+        else:
+            tasks = _pool()
+            jobs = [
+                tasks.submit(self._fill, tensor[first:last], side, begin, end)
+                for first, last, begin, end in _shares(self.groups)
+            ]
+            for job in jobs:
+                job.result()
+        for row, count in (self.ones or {}).items():
+            tensor[row, row_slice(count, shape[1], side)] = 1
         return tensor
 
     def _fill(self, rows: Tensor, side: Side, begin: int, end: int) -> None:
         """Decode some of the groups into their rows."""
-        ones = self.ones
-        if ones is not None and (begin, end) != (0, len(self.groups)):
-            before = sum(group.samples for group in self.groups[:begin])
-            ones = ones[before : before + len(rows)]
         kernels.kernel.fill(
             self.groups[begin:end],
-            self.indices[begin:end],
+            self.places[begin:end],
             rows.data_ptr(),
             rows.nbytes,
             self.dtype.code,
             math.prod(rows.shape[1:]),
             side == "left",
             _bits_of(pad_value(self.name), self.dtype.code),
-            ones,
-            _bits_of(1, self.dtype.code),
         )
 
 
@@ -225,28 +230,31 @@ def _bits_of(value: int, code: int) -> int:
 
 def _columns(layouts: Sequence[GroupLayout]) -> dict[str, _Column]:
     """Return the fields that any group has: the standard ones first, then by name."""
-    groups = [layout.group for layout in layouts]
+    groups = tuple(layout.group for layout in layouts)
     found: dict[str, _Column] = {}
     row = 0
     fields = layouts[0].fields
     if all(layout.fields is fields for layout in layouts):
         for index, field in enumerate(fields):
-            found[field.name] = _Column(field.name, field.dtype, groups, [index] * len(groups))
+            found[field.name] = _Column(
+                field.name, field.dtype, groups, bytes([index]) * len(groups)
+            )
         return _sorted(found)
+    dtypes: dict[str, DType] = {}
+    known: dict[str, bytearray] = {}
     for place, layout in enumerate(layouts):
         for index, field in enumerate(layout.fields):
-            column = found.get(field.name)
-            if column is None:
-                column = _Column(field.name, field.dtype, groups, [-1] * len(groups))
-                found[field.name] = column
-            if field.dtype is not column.dtype:
+            dtype = dtypes.setdefault(field.name, field.dtype)
+            if field.dtype is not dtype:
                 raise RecordError(
-                    f"{field.name} is {column.dtype.tensor} in some samples and "
+                    f"{field.name} is {dtype.tensor} in some samples and "
                     f"{field.dtype.tensor} in sample {row}: a batch needs one dtype a field.",
                     field=field.name,
                 )
-            column.indices[place] = index
+            known.setdefault(field.name, bytearray([NOWHERE]) * len(groups))[place] = index
         row += layout.samples
+    for name, dtype in dtypes.items():
+        found[name] = _Column(name, dtype, groups, bytes(known[name]))
     return _sorted(found)
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-import torch
-from torch import Tensor
-
 from redrb.codec import kernels
 from redrb.codec.collecting import Collected, Collector, check_shapes, collect_rows
 from redrb.codec.dtypes import BFLOAT16, DTYPES, FLOAT16, DType
+from redrb.codec.kernels import Columns
 from redrb.codec.metadata import Metadata, metadata_of_items, metadata_of_rows
 from redrb.codec.wire import MAX_SAMPLES
 from redrb.errors import EncodeError
+from redrb.experience.checking import check_groups
 from redrb.experience.records import BufferItem, Experience, batch_size
 from redrb.experience.status import Status
 
@@ -65,6 +64,38 @@ def encode_groups(
         EncodeError: The wire format cannot hold a group; nothing was encoded.
     """
     collector = Collector(_narrow_dtype(narrow_floats))
+    return _encode_all(groups, collector, list(map(collector.plain, groups)), policy_version)
+
+
+def check_and_encode_groups(
+    groups: Sequence[Sequence[BufferItem]],
+    *,
+    policy_version: int | None = None,
+    narrow_floats: NarrowFloats | None = None,
+) -> list[EncodedGroup]:
+    """Refuse what `check_groups` refuses, rewards that are not finite too, and encode the groups.
+
+    Compiled, both are one pass over samples that are sound.
+
+    Raises:
+        RecordError: As `check_groups`; a reward is not finite.
+        EncodeError: As `encode_groups`.
+    """
+    collector = Collector(_narrow_dtype(narrow_floats))
+    plain = list(map(collector.plain, groups))
+    if not all(columns is not None and columns.sound for columns in plain):
+        for bad_reward in check_groups(groups).values():
+            raise bad_reward
+    return _encode_all(groups, collector, plain, policy_version)
+
+
+def _encode_all(
+    groups: Sequence[Sequence[BufferItem]],
+    collector: Collector,
+    plain: Sequence[Columns | None],
+    policy_version: int | None,
+) -> list[EncodedGroup]:
+    """Encode groups, of which the kernel has collected the plain ones."""
     for index, group in enumerate(groups):
         if not 1 <= len(group) <= MAX_SAMPLES:
             raise EncodeError(
@@ -72,7 +103,11 @@ def encode_groups(
             )
     metadata = metadata_of_items(groups, policy_version)
     return [
-        _encode(collector.items(group), meta) for group, meta in zip(groups, metadata, strict=True)
+        _encode(
+            collector.any(group) if columns is None else Collected(columns, [], columns.oldest),
+            meta,
+        )
+        for group, columns, meta in zip(groups, plain, metadata, strict=True)
     ]
 
 
@@ -114,22 +149,10 @@ def _encode(collected: Collected, metadata: Metadata) -> EncodedGroup:
     try:
         blob = kernels.kernel.encode(meta.samples, columns, meta.tails, meta.tail, meta.extras)
     except ValueError:
-        check_shapes(columns)
+        if isinstance(columns, list):
+            check_shapes(columns)
         raise
-    version = metadata.policy_version
-    if collected.versions:
-        version = _oldest(collected.versions, version)
-    return EncodedGroup(blob, metadata.samples, version, metadata.status)
-
-
-def _oldest(tokens: Sequence[Tensor], version: int | None) -> int | None:
-    """Return a group's oldest policy version, those of its tokens included."""
-    for each in tokens:
-        if each.dtype.is_floating_point or each.dtype is torch.bool:
-            raise EncodeError(f"token_versions is {each.dtype}: versions are integers.")
-        known = each.to(torch.int64)
-        known = known[known >= 0]
-        if known.numel():
-            oldest = int(known.min())
-            version = oldest if version is None else min(version, oldest)
-    return version
+    version, oldest = meta.policy_version, collected.oldest
+    if oldest is not None and (version is None or oldest < version):
+        version = oldest
+    return EncodedGroup(blob, meta.samples, version, meta.status)

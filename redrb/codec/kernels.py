@@ -10,12 +10,25 @@ Shape: TypeAlias = tuple[int, ...]
 Cell: TypeAlias = tuple[int, Shape] | tuple[int, Shape, int]
 """Address and shape of one sample's elements; then, of rounded floats, the address of these."""
 
-EncodedColumn: TypeAlias = tuple[int | str, int, int, list[Cell | None]]
-"""Key of the field in the schema, code of its dtype, code of its wire dtype (-1: the narrowest that
-loses nothing), and a cell for each sample."""
+EncodedColumn: TypeAlias = tuple[bytes, int, int, list[Cell | None]]
+"""Packed key of the field in the schema, code of its dtype, code of its wire dtype (-1: the
+narrowest that loses nothing), and a cell for each sample."""
 
 Lookup: TypeAlias = Callable[[bytes], tuple[tuple[Any, ...], bytes]]
 """From a schema's bytes to its fields, and two bytes for each: codes of dtype and wire dtype."""
+
+
+class Columns(Protocol):
+    """The columns of one group, collected by the kernel, which holds their tensors.
+
+    Attributes:
+        sound: Whether the kernel found that the samples are as `check_groups` wants them; what it
+            does not know, `check_groups` does.
+        oldest: The oldest version >= 0 in `token_versions`.
+    """
+
+    sound: bool
+    oldest: int | None
 
 
 class Group(Protocol):
@@ -53,57 +66,80 @@ class Kernel(Protocol):
     """What both implementations offer. Addresses are those of memory that the caller holds."""
 
     def collect(
-        self, rows: Sequence[Any], names: tuple[str, ...], tensor: type, held: list[Any]
-    ) -> list[tuple[Any, list[Cell | None]]] | None:
-        """Return of each name the torch dtype (None: no row has it) and a cell for each row.
+        self,
+        samples: Sequence[Any],
+        tables: Sequence[Any],
+        names: tuple[str, ...],
+        keys: tuple[bytes, ...],
+        rules: bytes,
+        tensor: type,
+        exchange: Any,
+    ) -> Columns | None:
+        """Return the columns of a group in one pass over its samples.
 
-        Rows are objects or dicts. None where a value is not exactly of type `tensor` with its
-        elements in order in CPU memory, or a name has several dtypes. The tensors are appended to
-        `held`: cells are addresses in their memory.
+        Standard fields are attributes of a sample and come first in `names`, further ones entries
+        of its table. None where a value is not exactly of type `tensor` with its elements in order
+        in CPU memory, a field has several dtypes, or a limit of the format is exceeded: such groups
+        are collected in Python, which says what is wrong.
+
+        Args:
+            samples: Samples of one group.
+            tables: The further tensors of each sample.
+            names: Names of the fields.
+            keys: The packed key of each in the schema.
+            rules: Four bytes for each standard field: least and most dimensions; whether it
+                describes actions, not tokens; 1 for integers, 2 for finite, 4 for tokens' versions.
+            tensor: The type of tensors.
+            exchange: The tensors' `__dlpack_c_exchange_api__`.
         """
 
     def encode(
-        self, samples: int, columns: list[EncodedColumn], tails: int, tail: bytes, extras: bytes
+        self,
+        samples: int,
+        columns: Columns | list[EncodedColumn],
+        tails: int,
+        tail: bytes,
+        extras: bytes,
     ) -> bytes:
         """Return the blob of one group; raises EncodeError where it exceeds a limit.
 
-        Raises ValueError where a shape does.
+        Raises ValueError where a shape does, or where collected columns are encoded again.
         """
 
     def parse(self, blob: bytes | memoryview, lookup: Lookup) -> Group:
         """Check a blob in full; raises DecodeError."""
 
-    def extent(
-        self, groups: list[Group], indices: list[int]
-    ) -> tuple[Shape | None, int, bool, int, Shape | None, int]:
+    def extent(self, groups: tuple[Group, ...], places: bytes) -> tuple[Shape, int, bool] | None:
         """Return the shapes of one column of many groups.
 
-        They are: the first shape, the longest first dimension, whether all are alike, the first
-        row that differs in more than its first dimension (or -1), its shape, and the first row
-        without this column (or -1). `indices` has the column's place in each group, or -1.
-        """
+        They are: the first shape, the longest first dimension, and whether all are alike. None
+        where a row lacks the column, or differs in more than its first dimension.
 
-    def lengths(self, groups: list[Group], indices: list[int]) -> list[int]:
-        """Return the first dimension of each row; 0 where it has none."""
+        Args:
+            groups: The groups.
+            places: The column's place in each group; NOWHERE in groups without it.
+        """
 
     def fill(
         self,
-        groups: list[Group],
-        indices: list[int],
+        groups: tuple[Group, ...],
+        places: bytes,
         address: int,
         nbytes: int,
         code: int,
         row_elements: int,
         left: bool,  # noqa: FBT001
         filler: int,
-        ones: list[int] | None,
-        one: int,
     ) -> None:
         """Decode a column into padded rows, one a sample.
 
-        A row without this column holds `ones[row]` times the bits `one`; padding has the bits
-        `filler`, and stands on the left or on the right.
+        Padding has the bits `filler`, and stands on the left or on the right. A row without this
+        column is padding alone.
         """
+
+
+NOWHERE = 255
+"""Stands for the place of a column in a group that lacks it."""
 
 
 def _choose() -> tuple[Kernel, str]:
@@ -116,5 +152,3 @@ def _choose() -> tuple[Kernel, str]:
 
 
 kernel, NAME = _choose()
-
-__all__: Sequence[str] = ["NAME", "Cell", "EncodedColumn", "Group", "Kernel", "Lookup", "kernel"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter, index
 from typing import Any, TypeVar
 
@@ -60,9 +61,8 @@ def metadata_of_items(
     groups: Sequence[Sequence[BufferItem]], policy_version: int | None
 ) -> list[Metadata]:
     """Return each group's metadata; samples without a version have `policy_version`."""
-    lone = _Lone(policy_version)
     return [
-        lone.metadata(_row(group[0]))
+        _lone_metadata(_row(group[0]), policy_version)
         if len(group) == 1
         else _metadata(list(map(_row, group)), policy_version)
         for group in groups
@@ -74,45 +74,19 @@ def metadata_of_rows(
 ) -> list[Metadata]:
     """Return the metadata of a batch of `size` groups of one sample."""
     columns = [per_sample(experience, name, size) for name in METADATA]
-    return list(map(_Lone(policy_version).metadata, zip(*columns, strict=True)))
-
-
-class _Lone:
-    """Metadata of groups of one sample; groups with nothing but one version share an object."""
-
-    def __init__(self, default: int | None) -> None:
-        self._default = default
-        self._plain: dict[int, Metadata] = {}
-
-    def metadata(self, row: Row) -> Metadata:
-        version, status, group_id, tags, extras = row
-        if (
-            type(version) is not int
-            or status is not Status.COMPLETED
-            or group_id is not None
-            or tags
-            or extras
-        ):
-            return _lone_metadata(row, self._default)
-        shared = self._plain.get(version)
-        if shared is None:
-            shared = self._plain[version] = _lone_metadata(row, self._default)
-        return shared
+    return [_lone_metadata(row, policy_version) for row in zip(*columns, strict=True)]
 
 
 def _metadata(rows: Sequence[Row], default: int | None) -> Metadata:
-    if len(rows) == 1:
-        return _lone_metadata(rows[0], default)
-    versions = [_version(default if row[0] is None else row[0]) for row in rows]
-    codes = [_status_code(row[1]) for row in rows]
+    """Return the metadata of a group of several samples."""
+    given, statuses, ids, tags, extras = zip(*rows, strict=True)
+    versions = _versions(given, default)
     known = [version for version in versions if version is not None]
-    return Metadata(
-        len(rows),
-        min(known) if known else None,
-        group_status(STATUSES[code] for code in codes),
-        *_packed(_tail(one_or_all(versions), one_or_all(codes), _group_id(rows), _tags(rows))),
-        _extras(rows),
-    )
+    codes = list(map(_status_code, statuses))
+    status = group_status(STATUSES[code] for code in codes)
+    tail = _tail(one_or_all(versions), one_or_all(codes), _group_id(ids), _tags(tags))
+    oldest = min(known) if known else None
+    return Metadata(len(rows), oldest, status, len(tail), _packed(tail), _extras(extras))
 
 
 def _lone_metadata(row: Row, default: int | None) -> Metadata:
@@ -123,14 +97,25 @@ def _lone_metadata(row: Row, default: int | None) -> Metadata:
     if type(version) is not int or version not in INT64_RANGE:
         version = _version(version)
     code = _status_code(status)
+    if not (tags or extras):
+        return _short_metadata(version, code, None if group_id is None else _checked_id(group_id))
     if group_id is not None:
-        check_text(group_id, MAX_GROUP_ID_BYTES, "group_id")
-    tail = _tail(version, code, group_id, _tags([row]) if tags else None)
-    return Metadata(1, version, STATUSES[code], *_packed(tail), _extras([row]) if extras else b"")
+        _checked_id(group_id)
+    tail = _tail(version, code, group_id, _tags([tags]))
+    return Metadata(1, version, STATUSES[code], len(tail), _packed(tail), _extras([extras]))
 
 
-def _packed(tail: tuple[Any, ...]) -> tuple[int, bytes]:
-    return len(tail), b"".join(map(msgpack.packb, tail))
+@lru_cache(maxsize=256)
+def _short_metadata(version: int | None, code: int, group_id: str | None) -> Metadata:
+    """Return the metadata of one sample without tags and extras; few are different."""
+    tail = _tail(version, code, group_id, None)
+    return Metadata(1, version, STATUSES[code], len(tail), _packed(tail), b"")
+
+
+def _packed(tail: tuple[Any, ...]) -> bytes:
+    """Return up to 15 elements, packed one after the other."""
+    packed: bytes = msgpack.packb(tail)
+    return packed[1:]  # without the head of a short list
 
 
 def _tail(versions: Any, codes: Any, group_id: str | None, tags: Any) -> tuple[Any, ...]:
@@ -146,6 +131,13 @@ def _tail(versions: Any, codes: Any, group_id: str | None, tags: Any) -> tuple[A
 def one_or_all(values: list[T]) -> T | list[T]:
     """Return the one value if all are equal, else all values."""
     return values[0] if values.count(values[0]) == len(values) else values
+
+
+def _versions(values: Sequence[Any], default: int | None) -> list[int | None]:
+    """Return the versions of samples, checked."""
+    if set(map(type, values)) == {int} and min(values) >= 0 and max(values) in INT64_RANGE:
+        return list(values)
+    return [_version(default if value is None else value) for value in values]
 
 
 def _version(value: object) -> int | None:
@@ -168,23 +160,26 @@ def _status_code(status: object) -> int:
     return int(code)
 
 
-def _group_id(rows: Sequence[Row]) -> str | None:
-    first: str | None = rows[0][2]
-    for row in rows:
-        if row[2] != first:
-            raise EncodeError(
-                f"one group holds samples of group_id {first!r} and {row[2]!r}: "
-                "put the completions of different prompts as different groups."
-            )
-    if first is not None:
-        check_text(first, MAX_GROUP_ID_BYTES, "group_id")
-    return first
+def _group_id(ids: Sequence[Any]) -> str | None:
+    first = ids[0]
+    if ids.count(first) != len(ids):
+        other = next(each for each in ids if each != first)
+        raise EncodeError(
+            f"one group holds samples of group_id {first!r} and {other!r}: "
+            "put the completions of different prompts as different groups."
+        )
+    return None if first is None else _checked_id(first)
 
 
-def _tags(rows: Sequence[Row]) -> dict[str, Any] | list[dict[str, Any]] | None:
-    if not any(row[3] for row in rows):
+def _checked_id(group_id: str) -> str:
+    check_text(group_id, MAX_GROUP_ID_BYTES, "group_id")
+    return group_id
+
+
+def _tags(rows: Sequence[Any]) -> dict[str, Any] | list[dict[str, Any]] | None:
+    if not any(rows):
         return None
-    tags = [dict(row[3] or {}) for row in rows]
+    tags = [dict(row or {}) for row in rows]
     packed = [_pack_map(each, "tag", _check_tag) for each in tags]
     for each in tags:
         if len(each) > MAX_TAGS:
@@ -201,10 +196,10 @@ def _check_tag(key: str, value: object) -> None:
         )
 
 
-def _extras(rows: Sequence[Row]) -> bytes:
-    if not any(row[4] for row in rows):
+def _extras(rows: Sequence[Any]) -> bytes:
+    if not any(rows):
         return b""
-    packed = [_pack_map(dict(row[4] or {}), "extra", _check_extra) for row in rows]
+    packed = [_pack_map(dict(row or {}), "extra", _check_extra) for row in rows]
     joined = b"".join([msgpack.Packer().pack_array_header(len(packed)), *packed])
     if len(joined) > MAX_EXTRAS_BYTES:
         raise EncodeError(f"extras have {len(joined)} bytes, the limit is {MAX_EXTRAS_BYTES}.")

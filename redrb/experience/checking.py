@@ -16,7 +16,7 @@ from redrb.experience.records import BufferItem, Experience, batch_size
 Where: TypeAlias = tuple[int, int] | None
 """Indices of group and sample, for the message; None for a batch."""
 
-_DIMS = {
+DIMENSIONS = {
     **dict.fromkeys((*SEQUENCE_FIELDS, *ACTION_FIELDS), (1,)),
     **dict.fromkeys(("values", "kl", "advantages"), (0, 1)),
     "reward": (0,),
@@ -29,9 +29,10 @@ _INTEGERS = frozenset(
         *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     )
 )
-_PLAN = [(name, dims, name in ACTION_FIELDS) for name, dims in _DIMS.items()]
-_INTEGER_FIELDS = [(name, list(_DIMS).index(name)) for name in ("sequences", "token_versions")]
-_fields = attrgetter(*_DIMS)
+_PLAN = [(name, dims, name in ACTION_FIELDS) for name, dims in DIMENSIONS.items()]
+INTEGER_FIELDS = ("sequences", "token_versions")
+_INTEGER_PLACES = [(name, list(DIMENSIONS).index(name)) for name in INTEGER_FIELDS]
+_fields = attrgetter(*DIMENSIONS)
 
 
 def check_groups(groups: Sequence[Sequence[Any]]) -> dict[int, RecordError]:
@@ -126,7 +127,7 @@ def _check_fields(fields: Sequence[object], lead: int, where: Where) -> None:
             "of the sequence, so there are no more of them than tokens",
             where,
         )
-    for name, place in _INTEGER_FIELDS:
+    for name, place in _INTEGER_PLACES:
         tensor = fields[place]
         if isinstance(tensor, Tensor) and tensor.dtype not in _INTEGERS:
             _refuse(name, f"is {tensor.dtype}, not of integers: convert it with .long()", where)
@@ -162,7 +163,9 @@ def _refuse_length(name: str, length: int, first: str, expected: int, where: Whe
 def _refuse_shape(name: str, shape: tuple[int, ...], lead: int, where: Where) -> NoReturn:
     axis = {"reward": ""}.get(name, "S" if name in SEQUENCE_FIELDS else "A")
     batch = ["B"] if lead else []
-    wanted = " or ".join(f"[{', '.join(batch + ([axis] if dims else []))}]" for dims in _DIMS[name])
+    wanted = " or ".join(
+        f"[{', '.join(batch + ([axis] if dims else []))}]" for dims in DIMENSIONS[name]
+    )
     _refuse(
         name,
         f"has shape {list(shape)}, not {wanted}: reshape it, or put it into `tensors` under "

@@ -4,8 +4,8 @@ It does the same as `_core.c`, is held to the same tests, and is written to be r
 one column at a time. `docs/wire-format.md` describes the bytes.
 """
 
-from redrb.codec.plain.batches import extent, fill, lengths
+from redrb.codec.plain.batches import extent, fill
 from redrb.codec.plain.encoding import collect, encode
 from redrb.codec.plain.group import Group, parse
 
-__all__ = ["Group", "collect", "encode", "extent", "fill", "lengths", "parse"]
+__all__ = ["Group", "collect", "encode", "extent", "fill", "parse"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,13 +38,8 @@ _SIGNED = range(INT8, INT64 + 1)
 _UNSIGNED = range(UINT8, UINT64 + 1)
 
 
-def collect(
-    rows: Sequence[Any],  # noqa: ARG001
-    names: tuple[str, ...],  # noqa: ARG001
-    tensor: type,  # noqa: ARG001
-    held: list[Any],  # noqa: ARG001
-) -> None:
-    """Say that tensors have to be asked one by one."""
+def collect(*_: Any) -> None:
+    """Leave all groups to `Collector.any`, which asks tensors one by one, and to `check_groups`."""
     return
 
 
@@ -72,11 +66,11 @@ def encode(samples: int, columns: list[Any], tails: int, tail: bytes, extras: by
         if not present:
             continue
         wire = rounded if rounded >= 0 else _narrowest(dtype, [sample.body for sample in present])
-        schema.append((key, code, wire))
+        schema.append(b"\x93" + key + msgpack.packb(code) + msgpack.packb(wire))
         entries.append(_entry(column, shapes))
         bodies += [_stored(sample.body, wire) for sample in present]
         decoded += sum(math.prod(sample.shape) for sample in present) * dtype.itemsize
-    packed_schema: bytes = msgpack.packb(schema)
+    packed_schema = msgpack.Packer().pack_array_header(len(schema)) + b"".join(schema)
     if len(packed_schema) > MAX_SCHEMA_BYTES:
         raise EncodeError("the names in `tensors` are too long: shorten them.")
     header = msgpack.Packer().pack_array_header(3 + tails) + b"".join(

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from redrb.codec import NarrowFloats, encode_experience, encode_groups
-from redrb.errors import RecordError
+from redrb.codec import (
+    EncodedGroup,
+    NarrowFloats,
+    check_and_encode_groups,
+    encode_experience,
+    encode_groups,
+)
 from redrb.experience import BufferItem, Experience, split_experience_batch
 from redrb.experience.checking import check_batch, check_groups
 from redrb.orders import ignores_priority
@@ -55,33 +60,36 @@ class Preparer:
         if options.priority is not None:
             self._warn_of_priorities(description)
         reads = reads_samples(description, options)
-        experience: Experience | None = None
-        if isinstance(groups, Experience):
-            experience, bad_rewards = groups, check_batch(groups)
-            reads = reads or bool(self._filters)
-            groups = [[item] for item in split_experience_batch(experience)] if reads else []
-        else:
-            bad_rewards = check_groups(groups)
         filtered = 0
         if self._filters:
-            groups, filtered = self._passing(groups, bad_rewards)
-            experience = None
-        elif bad_rewards:
-            raise next(iter(bad_rewards.values()))
-        version, narrow = options.policy_version, self._narrow_floats
-        if experience is None:
-            encoded = encode_groups(groups, policy_version=version, narrow_floats=narrow)
-        else:  # faster, and keeps its padding
-            encoded = encode_experience(experience, policy_version=version, narrow_floats=narrow)
+            groups, filtered = self._passing(groups)
+            encoded = self._encode(encode_groups, groups, options)
+        elif isinstance(groups, Experience):
+            for bad_reward in check_batch(groups).values():
+                raise bad_reward
+            encoded = self._encode(encode_experience, groups, options)  # keeps its padding
+            groups = [[item] for item in split_experience_batch(groups)] if reads else []
+        else:
+            encoded = self._encode(check_and_encode_groups, groups, options)
         if options.status is not None:
             encoded = [group._replace(status=options.status) for group in encoded]
         values = index_values(description, groups, options) if reads else NO_VALUES
         return PutBatch(encoded, options, values, filtered)
 
-    def _passing(
-        self, groups: list[list[BufferItem]], bad_rewards: Mapping[int, RecordError]
-    ) -> tuple[list[list[BufferItem]], int]:
+    def _encode(
+        self, encode: Callable[..., list[EncodedGroup]], groups: Groups, options: PutOptions
+    ) -> list[EncodedGroup]:
+        return encode(
+            groups, policy_version=options.policy_version, narrow_floats=self._narrow_floats
+        )
+
+    def _passing(self, groups: Groups) -> tuple[list[list[BufferItem]], int]:
         """Return the groups that pass the filters, and how many do not."""
+        if isinstance(groups, Experience):
+            bad_rewards = check_batch(groups)
+            groups = [[item] for item in split_experience_batch(groups)]
+        else:
+            bad_rewards = check_groups(groups)
         kept = passing(groups, self._filters)
         for index in kept:
             if index in bad_rewards:

@@ -1,0 +1,213 @@
+"""One pass collects and checks the samples of a put; whatever is unusual, Python collects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from redrb.codec import (
+    check_and_encode_groups,
+    collecting,
+    decode_items,
+    encode_groups,
+    kernels,
+    parse_group,
+)
+from redrb.codec.collecting import Collector
+from redrb.errors import EncodeError, RecordError
+from redrb.experience import BufferItem
+from redrb.experience.checking import check_groups
+from redrb.experience.records import TENSOR_FIELDS, named_tensors
+from tests.samples import numbered
+from tests.unit.codec_kernels import kernel  # noqa: F401 (used by every test)
+
+needs_exchange = pytest.mark.skipif(
+    kernels.NAME != "compiled" or not hasattr(Tensor, "__dlpack_c_exchange_api__"),
+    reason="the codec was not compiled, or torch is too old",
+)
+
+
+def is_compiled() -> bool:
+    return not kernels.kernel.__name__.endswith("plain")  # type: ignore[attr-defined]
+
+
+def decoded(item: BufferItem, encode: Callable[..., Any] = encode_groups) -> BufferItem:
+    (group,) = encode([[item]])
+    (found,) = decode_items(parse_group(group.blob))
+    return found
+
+
+SOUND: list[dict[str, Any]] = [
+    {},
+    {"policy_version": 3, "token_versions": torch.tensor([-1, 4])},
+    {"values": torch.zeros(2), "kl": torch.zeros(2).bfloat16()},
+    {"attention_mask": torch.ones(3).bool(), "action_mask": torch.ones(2)},
+    {"reward": None, "sequences": None},
+    {"reward": torch.tensor(3)},
+    {"tensors": {"x": torch.zeros(3, 0, 2), "y": torch.full((4,), math.nan)}},
+]
+MALFORMED: list[dict[str, Any]] = [
+    {"sequences": torch.ones(3)},
+    {"sequences": torch.ones(1, 3).long()},
+    {"sequences": torch.ones(1).long()},
+    {"sequences": 1},
+    {"reward": torch.ones(1)},
+    {"reward": 1.0},
+    {"reward": torch.tensor(math.nan)},
+    {"reward": torch.tensor(math.inf, dtype=torch.float16)},
+    {"reward": torch.tensor(-math.inf, dtype=torch.bfloat16)},
+    {"reward": torch.tensor(math.nan, dtype=torch.float64)},
+    {"reward": torch.tensor(math.nan).to(torch.float8_e4m3fn)},
+    {"values": torch.zeros(2, 2)},
+    {"values": torch.zeros(3)},
+    {"attention_mask": torch.ones(2)},
+    {"action_mask": torch.ones(1) > 0},
+    {"token_versions": torch.zeros(2)},
+    {"token_versions": torch.zeros(2).bool()},
+    {"policy_version": -1},
+    {"policy_version": -(2**70)},
+    {"policy_version": 1.5},
+    {"policy_version": True},
+]
+
+
+@pytest.mark.parametrize("changes", SOUND)
+def test_sound_samples_are_encoded_as_they_are_without_a_check(changes: dict[str, Any]) -> None:
+    group = [numbered(0, **changes), numbered(1, **changes)]
+    assert check_and_encode_groups([group]) == encode_groups([group])
+    columns = Collector(None).plain(group)
+    assert columns is not None if is_compiled() else columns is None
+    assert columns is None or columns.sound
+
+
+@pytest.mark.parametrize("changes", MALFORMED)
+def test_malformed_samples_are_refused_as_check_groups_does(changes: dict[str, Any]) -> None:
+    groups = [[numbered(0)], [numbered(1), numbered(2, **changes)]]
+    with pytest.raises(RecordError) as caught:
+        check_and_encode_groups(groups)
+    with pytest.raises(RecordError) as expected:
+        for bad_reward in check_groups(groups).values():
+            raise bad_reward
+    assert str(caught.value) == str(expected.value)
+    assert caught.value.field == expected.value.field
+
+
+@pytest.mark.parametrize("group", [[1], [None], [numbered(0), {}]])
+def test_what_is_no_sample_is_refused(group: Any) -> None:
+    with pytest.raises(RecordError, match=r"redrb\.BufferItem"):
+        check_and_encode_groups([group])
+
+
+def test_the_version_of_the_oldest_token_counts() -> None:
+    for dtype in (torch.int8, torch.int64, torch.uint16):
+        versions = torch.tensor([9, 5], dtype=dtype)
+        group = [numbered(0, policy_version=7), numbered(1, token_versions=versions)]
+        assert [own.policy_version for own in encode_groups([group])] == [5]
+    unknown = numbered(0, policy_version=7, token_versions=torch.tensor([-1, -3]))
+    assert [own.policy_version for own in encode_groups([[unknown]])] == [7]
+
+
+def unusual_tensors() -> list[Tensor]:
+    halves = torch.complex(torch.zeros(4), torch.arange(4.0)).conj()
+    return [
+        halves.imag,
+        halves.imag[3],
+        halves.imag[1:2],
+        torch.arange(12.0).reshape(3, 4).t(),
+        torch.arange(12.0)[::2],
+        torch.ones(4).expand(3, 4),
+        torch.ones(1, 4).expand(1, 4).t(),
+        torch.nn.Parameter(torch.ones(3)),
+        torch.ones(3, requires_grad=True) * 2,
+        torch.arange(6).as_strided((1, 6), (99, 1)),
+        torch.empty(0, 3, 2),
+        torch.ones(2, 3).to_sparse().to_dense(),
+    ]
+
+
+@pytest.mark.parametrize("tensor", unusual_tensors(), ids=str)
+def test_unusual_tensors_come_back_as_they_were(tensor: Tensor) -> None:
+    for encode in (encode_groups, check_and_encode_groups):
+        found = decoded(numbered(0, tensors={"x": tensor}), encode)
+        assert torch.equal(found.tensors["x"], tensor.detach().resolve_neg())
+
+
+def test_a_number_whose_sign_stands_elsewhere_keeps_it() -> None:
+    reward = torch.complex(torch.zeros(()), torch.ones(())).conj().imag
+    assert reward.is_neg()
+    found = decoded(numbered(0, reward=reward), check_and_encode_groups).reward
+    assert found is not None
+    assert found.item() == -1
+
+
+@pytest.mark.parametrize(
+    ("tensor", "match"),
+    [
+        (torch.zeros(2, dtype=torch.complex64), "complex64"),
+        (torch.empty(2, device="meta"), "plain memory|meta"),
+        (torch.ones(2, 3).to_sparse(), "plain memory|[Ss]parse"),
+        (torch.empty((1,) * 9), "at most 8 dimensions"),
+        (torch.empty(0, 2**31, 2), "elements"),
+    ],
+)
+def test_tensors_that_cannot_be_stored_are_named(tensor: Tensor, match: str) -> None:
+    with pytest.raises((EncodeError, NotImplementedError), match=match):
+        encode_groups([[numbered(0, tensors={"x": tensor})]])
+
+
+def test_further_tensors_may_be_in_some_samples_alone() -> None:
+    group = [numbered(0, tensors={"b": torch.ones(2), "a": torch.ones(1)}), numbered(1)]
+    (encoded,) = check_and_encode_groups([group])
+    found = decode_items(parse_group(encoded.blob))
+    assert [list(item.tensors) for item in found] == [["a", "b"], []]
+
+
+@pytest.mark.parametrize("tensors", [{"reward": torch.ones(1)}, {"x": 3}, {"x": [1.0]}])
+def test_unusable_further_tensors_are_refused(tensors: Any) -> None:
+    with pytest.raises(RecordError, match=r"reward|x is a"):
+        check_and_encode_groups([[numbered(0, tensors=tensors)]])
+
+
+def test_without_the_exchange_of_tensors_the_bytes_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    versions = torch.tensor([3, 4])
+    group = [numbered(number, token_versions=versions) for number in range(3)]
+    expected = check_and_encode_groups([group])
+    monkeypatch.setattr(collecting, "_EXCHANGE", None)
+    assert Collector(None).plain(group) is None
+    assert check_and_encode_groups([group]) == expected
+
+
+@needs_exchange
+def test_collected_columns_are_encoded_once() -> None:
+    if not is_compiled():
+        pytest.skip("the plain kernel collects nothing")
+    columns = Collector(None).plain([numbered(0)])
+    assert columns is not None
+    blob = kernels.kernel.encode(1, columns, 0, b"", b"")
+    assert parse_group(blob).samples == 1
+    with pytest.raises(ValueError, match="once"):
+        kernels.kernel.encode(1, columns, 0, b"", b"")
+    again = Collector(None).plain([numbered(0)])
+    assert again is not None
+    with pytest.raises(ValueError, match="samples"):
+        kernels.kernel.encode(2, again, 0, b"", b"")
+
+
+def test_a_collected_group_holds_its_tensors() -> None:
+    item = numbered(0, sequences=torch.arange(100_000))
+    columns = Collector(None).plain([item])
+    if columns is None:
+        pytest.skip("the plain kernel collects nothing")
+    for name in TENSOR_FIELDS:
+        setattr(item, name, None)
+    torch.full((100_000,), 7)
+    blob = kernels.kernel.encode(1, columns, 0, b"", b"")
+    (found,) = decode_items(parse_group(blob))
+    assert torch.equal(named_tensors(found)["sequences"], torch.arange(100_000))
