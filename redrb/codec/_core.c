@@ -53,6 +53,7 @@ static const struct { uint8_t size, kind, dlpack; uint64_t exponent; } DTYPES[CO
     [FLOAT8_E4M3FN] = {1, FLOATING, 10, 0}, [FLOAT8_E5M2] = {1, FLOATING, 12, 0},
 };
 
+#define INTERFACE 2 /* of these functions; Python uses a core with the same number alone */
 #define PREFIX_BYTES 16
 #define MAX_BLOB_BYTES ((uint64_t)512 << 20)
 #define MAX_SCHEMA_BYTES 65535
@@ -1287,5 +1288,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     name_policy_version = PyUnicode_InternFromString("policy_version");
     if (!EncodeError || !DecodeError || !name_is_neg || !name_policy_version) return NULL;
     if (PyType_Ready(&GroupType) < 0 || PyType_Ready(&ColumnsType) < 0) return NULL;
-    return PyModule_Create(&definition);
+    PyObject *module = PyModule_Create(&definition);
+    if (module && PyModule_AddIntConstant(module, "INTERFACE", INTERFACE)) Py_CLEAR(module);
+    return module;
 }

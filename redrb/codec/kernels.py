@@ -142,13 +142,19 @@ NOWHERE = 255
 """Stands for the place of a column in a group that lacks it."""
 
 
+INTERFACE = 2
+"""Number of the functions' signatures: a core that an older version compiled is not used."""
+
+
 def _choose() -> tuple[Kernel, str]:
     try:
-        compiled: Kernel = import_module("redrb.codec._core")
+        compiled: Any = import_module("redrb.codec._core")
     except ImportError:
-        plain: Kernel = import_module("redrb.codec.plain")
-        return plain, "plain Python"
-    return compiled, "compiled"
+        compiled = None
+    if getattr(compiled, "INTERFACE", 1) == INTERFACE:
+        return compiled, "compiled"
+    plain: Kernel = import_module("redrb.codec.plain")
+    return plain, "plain Python"
 
 
 kernel, NAME = _choose()
