@@ -77,7 +77,8 @@ def test_a_writer_puts_in_order_and_returns_ids_one_call_later(stream: Experienc
         assert writer.put(make_experience_batch([numbered(3), numbered(4)])) == (2,)
         assert writer.put([]) == (3, 4)
         assert writer.put(numbered(5), policy_version=7) == ()
-        assert writer.flush() == (5,)
+        assert writer.put_many([[numbered(6)], [numbered(7), numbered(8)]]) == (5,)
+        assert writer.flush() == (6, 7)
         assert writer.flush() == ()
     lease = stream.take(5, timeout=0)
     assert numbers(lease) == [0, 1, 2, 3, 4, 5]

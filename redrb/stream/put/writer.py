@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from redrb.errors import ConfigError, RecordError, RedrbError
+from redrb.experience import BufferItem
 from redrb.experience.records import Scalar
 from redrb.stream.arguments import AnyStatus
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.in_flight import PutInFlight
-from redrb.stream.put.items import Groups, Items, groups_of
+from redrb.stream.put.items import Groups, Items, groups_of, groups_of_many
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.producer import Producer
 
@@ -78,7 +79,27 @@ class Writer:
                 it, and the next call puts again.
         """
         options = PutOptions.checked(policy_version, priority, status, tags)
-        batch = self.in_flight.prepare(groups_of(items), options)
+        return self._put(groups_of(items), options, timeout)
+
+    def put_many(
+        self,
+        groups: Sequence[Sequence[BufferItem]],
+        *,
+        policy_version: int | None = None,
+        priority: float | None = None,
+        status: AnyStatus | None = None,
+        tags: Mapping[str, Scalar | None] | None = None,
+        timeout: float | None = None,
+    ) -> tuple[int, ...]:
+        """Send several groups; return when the put before them is stored.
+
+        Args are those of `stream.put_many`; result and errors are those of `put`.
+        """
+        options = PutOptions.checked(policy_version, priority, status, tags)
+        return self._put(groups_of_many(groups), options, timeout)
+
+    def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> tuple[int, ...]:
+        batch = self.in_flight.prepare(groups, options)
         ids = self.flush(timeout=timeout)
         if not batch:
             return ids
