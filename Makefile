@@ -32,9 +32,9 @@ format: .venv/.dev  ## mend what the tools can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.dev  ## throughput against a raw redis-py floor, what orders, waits and weights cost
-	$(BIN)/python -m benchmarks.throughput
-	$(BIN)/python -m benchmarks.orders
+bench: .venv/.dev  ## everything that docs/performance.md shows: shapes, orders, scale, codec, weights
+	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.codec
 	$(BIN)/python -m benchmarks.runtime
 	$(BIN)/python -m benchmarks.weights
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from benchmarks.shapes import MakeSample, group_bytes, padded, pictured, ragged, transition
 from redrb.codec import GroupLayout, decode_batch, encode_groups, parse_groups
 from redrb.codec.kernels import NAME
 from redrb.experience import BufferItem
-from redrb.experience.records import named_tensors
 
 Group = list[BufferItem]
 
@@ -37,64 +37,15 @@ class Case:
     taken: int
 
 
-def rollout(
-    generator: torch.Generator, tokens: int, actions: int, *, padding: int = 0
-) -> BufferItem:
-    """Return a sample of `tokens` token ids, the last `actions` of which are actions."""
-
-    def floats() -> torch.Tensor:
-        return torch.randn(actions, generator=generator)
-
-    return BufferItem(
-        sequences=torch.randint(0, 32_000, (tokens,), generator=generator),
-        action_log_probs=floats(),
-        values=floats(),
-        reward=torch.randn((), generator=generator),
-        kl=floats(),
-        advantages=floats(),
-        attention_mask=(torch.arange(tokens) >= padding).long(),
-        action_mask=torch.ones(actions, dtype=torch.bool),
-        policy_version=7,
-    )
-
-
-def ragged(generator: torch.Generator, most: int) -> BufferItem:
-    """Return a rollout of 1/4 to all of `most` tokens, three quarters of them actions."""
-    tokens = int(torch.randint(most // 4, most + 1, (), generator=generator))
-    return rollout(generator, tokens, tokens * 3 // 4)
-
-
-def transition(generator: torch.Generator) -> BufferItem:
-    """Return a step of an environment: 220 bytes."""
-    nothing = dict.fromkeys(("sequences", "action_log_probs", "values", "kl", "advantages"))
-    return BufferItem(
-        **nothing,  # type: ignore[arg-type]
-        reward=torch.randn((), generator=generator),
-        tensors={
-            "observation": torch.randn(24, generator=generator),
-            "next_observation": torch.randn(24, generator=generator),
-            "action": torch.randint(0, 6, (), generator=generator),
-            "done": torch.zeros((), dtype=torch.bool),
-        },
-        policy_version=7,
-    )
-
-
-def pictured(generator: torch.Generator) -> BufferItem:
-    """Return a rollout with an image of 1.5 MB."""
-    pixels = torch.randint(0, 256, (3, 700, 700), dtype=torch.uint8, generator=generator)
-    return replace(rollout(generator, 1024, 768), tensors={"pixels": pixels})
-
-
 def cases() -> dict[str, Case]:
     """Return every shape by name."""
     generator = torch.Generator().manual_seed(0)
 
-    def groups(count: int, size: int, make: Callable[[], BufferItem]) -> list[Group]:
-        return [[make() for _ in range(size)] for _ in range(count)]
+    def groups(count: int, size: int, make: MakeSample) -> list[Group]:
+        return [[make(generator) for _ in range(size)] for _ in range(count)]
 
-    equal = groups(32, 1, lambda: rollout(generator, 1024, 768))
-    grpo = groups(4, 8, lambda: ragged(generator, 1024))
+    equal, uneven = padded(1024), ragged(256, 1024)
+    grpo = groups(4, 8, uneven)
     extras = {"text": "the answer is 42", "reward": {"format": 1.0, "answer": 0.5}}
     tagged = [
         [
@@ -104,14 +55,14 @@ def cases() -> dict[str, Case]:
         for group in grpo
     ]
     return {
-        "alone, equal": Case(equal, 32),
-        "alone, ragged": Case(groups(32, 1, lambda: ragged(generator, 1024)), 32),
-        "groups of 8, equal": Case(groups(4, 8, lambda: rollout(generator, 1024, 768)), 4),
+        "alone, equal": Case(groups(32, 1, equal), 32),
+        "alone, ragged": Case(groups(32, 1, uneven), 32),
+        "groups of 8, equal": Case(groups(4, 8, equal), 4),
         "groups of 8, ragged": Case(grpo, 4),
         "groups of 8, ragged, extras and tags": Case(tagged, 4),
-        "transitions, groups of 64": Case(groups(4, 64, lambda: transition(generator)), 4),
-        "32k tokens, groups of 4, ragged": Case(groups(2, 4, lambda: ragged(generator, 32_768)), 2),
-        "an image of 1.5 MB": Case(groups(8, 1, lambda: pictured(generator)), 8),
+        "transitions, groups of 64": Case(groups(4, 64, transition), 4),
+        "32k tokens, groups of 4, ragged": Case(groups(2, 4, ragged(8_192, 32_768)), 2),
+        "an image of 1.5 MB": Case(groups(8, 1, pictured), 8),
     }
 
 
@@ -120,8 +71,7 @@ def samples_of(case: Case) -> int:
 
 
 def raw_bytes(case: Case) -> int:
-    tensors = (t for group in case.groups for item in group for t in named_tensors(item).values())
-    return sum(tensor.nbytes for tensor in tensors)
+    return sum(map(group_bytes, case.groups))
 
 
 def calls(case: Case) -> dict[str, Callable[[], object]]:

@@ -25,10 +25,11 @@ from torch import nn
 
 import redrb
 from benchmarks.server import private_server
-from benchmarks.workloads import WORKLOADS, Workload
+from benchmarks.shapes import SHAPES
 
 TIMEOUT_S = 60
 UPDATE_STEPS = 10
+BATCH = 32
 
 
 class Timed(redrb.MakerCallback):
@@ -54,8 +55,9 @@ class Timed(redrb.MakerCallback):
 class PausingMaker:
     """Returns the same batch again and again, each time after a fixed pause."""
 
-    def __init__(self, workload: Workload, make_s: float) -> None:
-        self._batch = redrb.make_experience_batch(workload.items(workload.batch))
+    def __init__(self, make_s: float) -> None:
+        groups = SHAPES["rlhf-1k"].items(BATCH)
+        self._batch = redrb.make_experience_batch([item for group in groups for item in group])
         self._make_s = make_s
 
     def make_experience(self, inputs: Any, **generate_kwargs: Any) -> redrb.Experience:
@@ -65,8 +67,8 @@ class PausingMaker:
 
 
 class Holder(redrb.ExperienceMakerHolder):
-    def __init__(self, workload: Workload, make_s: float, **options: Any) -> None:
-        self._maker = PausingMaker(workload, make_s)
+    def __init__(self, make_s: float, **options: Any) -> None:
+        self._maker = PausingMaker(make_s)
         super().__init__(
             ["trainer_0"],
             lambda: redrb.Strategy("cpu"),
@@ -100,14 +102,11 @@ class Trainer(redrb.DetachedTrainer):
         self.push_weights({"actor": self.actor}, fully_update=fully_update)
 
 
-def make(
-    url: str, namespace: str, number: int, workload: Workload, make_s: float, figures: Queue[Any]
-) -> None:
+def make(url: str, namespace: str, number: int, make_s: float, figures: Queue[Any]) -> None:
     """Make until SIGTERM comes."""
     torch.set_num_threads(1)
     timed = Timed()
     with Holder(
-        workload,
         make_s,
         callbacks=[timed],
         name=f"maker-{number}",
@@ -120,7 +119,7 @@ def make(
 
 
 def measure(
-    url: str, workload: Workload, *, steps: int, step_s: float, makers: int, surplus: float
+    url: str, *, steps: int, step_s: float, makers: int, surplus: float
 ) -> dict[str, float]:
     """Return the shares, and samples a second from the first batch on."""
     context = multiprocessing.get_context("spawn")
@@ -128,11 +127,11 @@ def measure(
     namespace = uuid.uuid4().hex
     make_s = makers * step_s / (1 + surplus)
     processes = [
-        context.Process(target=make, args=(url, namespace, number, workload, make_s, figures))
+        context.Process(target=make, args=(url, namespace, number, make_s, figures))
         for number in range(makers)
     ]
     options: dict[str, Any] = {"client": url, "namespace": namespace, "timeout": TIMEOUT_S}
-    with Trainer(step_s, train_batch_size=workload.batch, device="cpu", **options) as trainer:
+    with Trainer(step_s, train_batch_size=BATCH, device="cpu", **options) as trainer:
         for process in processes:
             process.start()
         trainer.sync_models_to_remote_makers()
@@ -154,7 +153,6 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workload", choices=sorted(WORKLOADS), default="rlhf-1k")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200, help="steps a round")
     parser.add_argument("--step-ms", type=float, default=40.0, help="time of a step")
@@ -167,13 +165,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rounds: list[dict[str, float]] = []
-    with private_server(options.server) as (url, version):
-        print(f"{options.workload}, {options.makers} makers, {version}")
+    with private_server(options.server) as server:
+        print(f"{options.makers} makers, {server.name}")
         for number in range(1, options.rounds + 1):
             rounds.append(
                 measure(
-                    url,
-                    WORKLOADS[options.workload],
+                    server.url,
                     steps=options.steps,
                     step_s=options.step_ms / 1000,
                     makers=options.makers,

@@ -39,6 +39,11 @@ class Shape:
     distinct_groups: int
     lengths_vary: bool = False
 
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether a put is one sample, and its maker waits until it is stored."""
+        return self.put_groups * self.group_samples == 1
+
     def items(self, groups: int) -> list[list[BufferItem]]:
         """Return so many distinct groups, the same ones in every process.
 
@@ -195,6 +200,6 @@ SHAPES = {
 }
 
 
-def raw_bytes(group: list[BufferItem]) -> int:
+def group_bytes(group: list[BufferItem]) -> int:
     """Return the bytes of all tensors of a group as they lie in memory."""
     return sum(tensor.nbytes for item in group for tensor in named_tensors(item).values())

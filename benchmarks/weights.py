@@ -39,9 +39,10 @@ from torch import nn
 
 import redrb
 from benchmarks import weights_peers as peers
+from benchmarks.processes import Worker
 from benchmarks.server import private_server
 from benchmarks.weights_delta import RATES, measure_codec, measure_sizes
-from benchmarks.weights_processes import Worker, readers, tcp_copy
+from benchmarks.weights_processes import readers, tcp_copy
 from benchmarks.weights_state import (
     Changing,
     Training,
@@ -291,11 +292,11 @@ def main() -> None:
     result: dict[str, object] = {}
     for name in [options.only] if options.only else PARTS:
         with (
-            private_server(options.server, ALLOCATOR) as (tuned, version),
-            private_server(options.server) as (plain, _),
+            private_server(options.server, variables=ALLOCATOR) as tuned,
+            private_server(options.server) as plain,
         ):
-            print(f"{name}: {version}", flush=True)
-            result.update(PARTS[name](tuned, plain, options))
+            print(f"{name}: {tuned.name}", flush=True)
+            result.update(PARTS[name](tuned.url, plain.url, options))
     if options.json:
         print(json.dumps(result))
 

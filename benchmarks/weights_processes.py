@@ -5,83 +5,18 @@ from __future__ import annotations
 import multiprocessing
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import redrb
+from benchmarks.processes import Worker, started
 from benchmarks.weights_state import content_of, large_model, memories, state_bytes
 
 TIMEOUT_S = 120
-END_S = 5
-
-
-class Worker:
-    """A process of which functions are asked for by name."""
-
-    def __init__(self, made: Callable[..., Any], *arguments: Any) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, made, arguments), daemon=True)
-        self._process.start()
-        other.close()
-
-    def ask(self, name: str, *arguments: Any) -> None:
-        """Send a call, whose result `result` waits for."""
-        self._pipe.send((name, arguments))
-
-    def result(self) -> Any:
-        if not self._pipe.poll(TIMEOUT_S):
-            raise SystemExit("a process of the benchmark did not answer")
-        try:
-            return self._pipe.recv()
-        except EOFError:
-            raise SystemExit("a process of the benchmark failed") from None
-
-    def close(self) -> None:
-        """Let it end in good order, so that its host cache is cleared."""
-        self._pipe.close()
-
-    def end(self) -> None:
-        self._process.join(END_S)
-        self._process.kill()
-        self._process.join()
-
-
-def _serve(pipe: Connection, made: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    torch.set_num_threads(1)
-    served = made(*arguments)
-    pipe.send(None)
-    while True:
-        try:
-            name, given = pipe.recv()
-        except (EOFError, ConnectionError):
-            return
-        result = getattr(served, name)(*given)
-        with suppress(BrokenPipeError):
-            pipe.send(result)
-
-
-@contextmanager
-def started(workers: Sequence[Callable[[], Worker]]) -> Iterator[list[Worker]]:
-    """Start processes, wait until all are ready, and end them."""
-    running: list[Worker] = []
-    try:
-        for start in workers:
-            running.append(start())
-        for worker in running:
-            worker.result()
-        yield running
-    finally:
-        for worker in running:
-            worker.close()
-        for worker in running:
-            worker.end()
 
 
 class Sender:

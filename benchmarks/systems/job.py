@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from multiprocessing.sharedctypes import Synchronized
-from multiprocessing.synchronize import Barrier, Event
-from typing import Any
+from multiprocessing.synchronize import Barrier
 
 from benchmarks.shapes import SHAPES, Shape
+from redrb.stream.task.settings import SettingArguments
 
 TIMEOUT_S = 120
 """Longest wait of any side for another."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Job:
-    """What one producer or one consumer process has to do; made to be sent to a spawned process.
+    """What one producer or one consumer process has to do.
 
     A side prepares everything that is not measured, then calls `start`; after its last group is
     stored (a producer) or acknowledged (a consumer) it calls `finish`.
@@ -28,10 +26,11 @@ class Job:
         shape_name: Key of `SHAPES`.
         groups: Groups that this process puts or takes, a multiple of the shape's `put_groups` and
             `take_groups`.
-        barrier: Where all sides and the measuring process meet before the clock starts.
-        finished: Set by `finish`.
-        processor_s: Seconds of processor time from `start` to `finish`, set by `finish`.
+        barrier: Where all sides meet before the clock starts.
         settings: Arguments of `redrb.ExperienceStream`, such as the order; only redrb reads them.
+        tasks: Tasks among which the groups go in turn; only redrb reads it.
+        began_s, ended_s: `time.monotonic()` of `start` and `finish`.
+        processor_s: Seconds of this process's processor time from `start` to `finish`.
     """
 
     url: str
@@ -39,9 +38,11 @@ class Job:
     shape_name: str
     groups: int
     barrier: Barrier
-    finished: Event
-    processor_s: Synchronized[float]
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: SettingArguments = field(default_factory=SettingArguments)
+    tasks: int = 1
+    began_s: float = 0.0
+    ended_s: float = 0.0
+    processor_s: float = 0.0
 
     @property
     def shape(self) -> Shape:
@@ -51,9 +52,10 @@ class Job:
     def start(self) -> None:
         """Wait until all sides are ready; what follows is measured."""
         self.barrier.wait(TIMEOUT_S)
-        self.processor_s.value = -time.process_time()
+        self.began_s = time.monotonic()
+        self.processor_s = -time.process_time()
 
     def finish(self) -> None:
-        """Say that the last group of this process is stored, or acknowledged."""
-        self.processor_s.value += time.process_time()
-        self.finished.set()
+        """Note that the last group of this process is stored, or acknowledged."""
+        self.processor_s += time.process_time()
+        self.ended_s = time.monotonic()

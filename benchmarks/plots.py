@@ -1,0 +1,240 @@
+"""One plot a section, from its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
+
+Figures = dict[str, Any]
+
+COLOURS = {"redrb": "#c0392b", "raw": "#7f8c8d", "packed": "#bdc3c7"}
+PALETTE = ("#2471a3", "#229954", "#b9770e", "#7d3c98", "#148f77", "#5d6d7e")
+
+
+def draw(section: str, figures: Figures, path: Path) -> None:
+    """Draw a section's plot as a PNG."""
+    figure = Figure(figsize=(10, 5.5), dpi=110, layout="constrained")
+    DRAWINGS[section](figure, figures)
+    figure.savefig(path, facecolor="white")
+
+
+def _colour(name: str, index: int) -> str:
+    return COLOURS.get(name, PALETTE[index % len(PALETTE)])
+
+
+def _bars(axes: Axes, names: Sequence[str], series: Mapping[str, Sequence[float | None]]) -> None:
+    """Draw bars for each name, one of each series, with their values above."""
+    width = 0.85 / len(series)
+    for index, (label, values) in enumerate(series.items()):
+        places = [at + (index - (len(series) - 1) / 2) * width for at in range(len(names))]
+        shown = [value if value is not None else 0.0 for value in values]
+        bars = axes.bar(places, shown, width, label=label, color=_colour(label, index))
+        texts = [f"{value:.2g}" if value is not None else "" for value in values]
+        axes.bar_label(bars, texts, fontsize=6.5 if len(series) < 6 else 5, padding=1)
+    axes.set_xticks(range(len(names)), names)
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+
+
+def _log_scale(axes: Axes) -> None:
+    """Use a logarithmic scale whose numbers are written out."""
+    axes.set_yscale("log")
+    for axis_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        axis_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+
+
+def _floor(axes: Axes, height: float = 1.0) -> None:
+    axes.axhline(height, color="black", linewidth=0.8, linestyle="--")
+
+
+def _shapes(figure: Figure, figures: Figures) -> None:
+    """Draw rates over the raw floor, and processor time over that of the raw floor."""
+    shapes = figures["shapes"]
+    systems = list(dict.fromkeys(name for each in shapes.values() for name in each["systems"]))
+    above, below = figure.subplots(2, 1)
+    rates = {
+        system: [
+            each["systems"][system]["samples_per_s"] / each["systems"]["raw"]["samples_per_s"]
+            if system in each["systems"]
+            else None
+            for each in shapes.values()
+        ]
+        for system in systems
+    }
+    _bars(above, list(shapes), rates)
+    _floor(above)
+    _log_scale(above)
+    above.set_ylim(top=above.get_ylim()[1] * 3)
+    above.set_title(f"Samples/s over the raw floor, {figures['server']} (higher is better)")
+    above.set_ylabel("times the raw floor")
+    above.legend(fontsize=7, ncols=4)
+    _processor_time(below, shapes)
+
+
+def _processor_time(axes: Axes, shapes: Figures) -> None:
+    """Draw the processor time of a sample by process, as a share of the raw floor's."""
+    systems, parts = ("redrb", "raw", "packed"), ("producer_us", "server_us", "consumer_us")
+    shades = ("#922b21", "#d98880", "#f2d7d5")
+    for index, system in enumerate(systems):
+        places = [at + (index - 1) * 0.28 for at in range(len(shapes))]
+        floors = [sum(each["systems"]["raw"][part] for part in parts) for each in shapes.values()]
+        bottom = [0.0] * len(shapes)
+        for part, shade in zip(parts, shades, strict=True):
+            heights = [
+                each["systems"][system][part] / floor
+                for each, floor in zip(shapes.values(), floors, strict=True)
+            ]
+            label = part.removesuffix("_us") if not index else None
+            axes.bar(places, heights, 0.25, bottom=bottom, color=shade, label=label)
+            bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+        for place, height in zip(places, bottom, strict=True):
+            axes.text(place, height + 0.02, system, fontsize=6, ha="center")
+    _floor(axes)
+    axes.margins(y=0.25)
+    axes.set_xticks(range(len(shapes)), list(shapes))
+    axes.set_title("Processor time of a sample, all processes (lower is better)")
+    axes.set_ylabel("times the raw floor")
+    axes.legend(fontsize=7, ncols=3)
+
+
+def _puts(figure: Figure, figures: Figures) -> None:
+    shapes = figures["shapes"]
+    left, right = figure.subplots(1, 2)
+    systems = ("redrb", "redrb stalest", "packed")
+    _bars(left, list(shapes), _values(shapes, systems, "wire_bytes_a_put"))
+    _floor(left, 600)
+    _log_scale(left)
+    left.set_title("Bytes on the wire of a put, beyond its payload")
+    left.set_ylabel("bytes (dashed: target)")
+    left.legend(fontsize=8)
+    sizes = {
+        name: [
+            each["systems"][name]["memory_bytes"] / each["packed_bytes"] for each in shapes.values()
+        ]
+        for name in ("redrb", "redrb stalest", "raw")
+    }
+    _bars(right, list(shapes), sizes)
+    _floor(right)
+    right.set_title("Memory in Redis over the encoded sample")
+    right.set_ylabel("times the encoded bytes")
+    right.legend(fontsize=8)
+    for axes in (left, right):
+        axes.tick_params(axis="x", labelsize=8)
+
+
+def _values(shapes: Figures, systems: Sequence[str], field: str) -> dict[str, list[float | None]]:
+    return {
+        system: [each["systems"][system][field] for each in shapes.values()] for system in systems
+    }
+
+
+def _orders(figure: Figure, figures: Figures) -> None:
+    axes = figure.subplots()
+    shapes = figures["shapes"]
+    orders = list(next(iter(shapes.values()))["over_fifo"])
+    _bars(
+        axes,
+        list(shapes),
+        {order: [each["over_fifo"][order] for each in shapes.values()] for order in orders},
+    )
+    _floor(axes)
+    axes.set_title(f"Samples/s of orders over fifo, {figures['server']}")
+    axes.set_ylabel("times fifo")
+    axes.legend()
+
+
+def _servers(figure: Figure, figures: Figures) -> None:
+    axes = figure.subplots()
+    cases = figures["cases"]
+    names = [
+        f"{case['server']}\n{case['transport']}\n{case['persistence'].replace('none', 'memory')}"
+        for case in cases
+    ]
+    for index, system in enumerate(("redrb", "raw")):
+        found = [case["systems"][system] for case in cases]
+        rates = [each["samples_per_s"] for each in found]
+        spread = [
+            [each["samples_per_s"] - each["least"] for each in found],
+            [each["most"] - each["samples_per_s"] for each in found],
+        ]
+        places = [at + (index - 0.5) * 0.4 for at in range(len(cases))]
+        axes.bar(places, rates, 0.38, label=system, color=COLOURS[system])
+        axes.errorbar(places, rates, yerr=spread, fmt="none", ecolor="black", elinewidth=0.8)
+    axes.set_xticks(range(len(cases)), names, fontsize=7)
+    axes.set_title(f"{figures['shape']}: medians, least and most of the rounds")
+    axes.set_ylabel("samples/s")
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.legend()
+
+
+def _scale(figure: Figure, figures: Figures) -> None:
+    panels = figure.subplots(1, 4, sharey=True)
+    for axes, what in zip(panels, ("makers", "trainers"), strict=False):
+        for system in ("redrb", "raw"):
+            counts = [case[what] for case in figures[what]]
+            rates = [case["systems"][system]["samples_per_s"] for case in figures[what]]
+            axes.plot(list(map(str, counts)), rates, "o-", color=COLOURS[system], label=system)
+        axes.set_title(f"{what}" + (", 2 makers" if what == "trainers" else ", 1 trainer"))
+    tasks = figures["tasks"]
+    rates = [case["redrb"]["samples_per_s"] for case in tasks]
+    panels[2].plot([str(case["tasks"]) for case in tasks], rates, "o-", color=COLOURS["redrb"])
+    panels[2].set_title("tasks in turn")
+    idle = figures["idle_clients"]
+    for system in ("redrb", "raw"):
+        rates = [case["systems"][system]["samples_per_s"] for case in idle.values()]
+        panels[3].plot(list(idle), rates, "o-", color=COLOURS[system])
+    panels[3].set_title("idle clients")
+    panels[0].set_ylabel(f"samples/s, {figures['shape']}")
+    panels[0].legend()
+    for axes in panels:
+        axes.set_ylim(bottom=0)
+        axes.margins(x=0.12)
+        axes.grid(alpha=0.3)
+
+
+def _latency(figure: Figure, figures: Figures) -> None:
+    shapes = figures["shapes"]
+    panels = figure.subplots(1, len(shapes), sharey=True, squeeze=False)[0]
+    for axes, (shape, found) in zip(panels, shapes.items(), strict=True):
+        for system, each in found.items():
+            axes.plot(range(1, 100), each["percentiles_ms"], color=COLOURS[system], label=system)
+        _floor(axes, 3.0)
+        _log_scale(axes)
+        axes.set_title(f"{shape}, {found['redrb']['puts_per_s']:,.0f} puts/s")
+        axes.set_xlabel("percentile")
+        axes.grid(alpha=0.3, which="both")
+    panels[0].set_ylabel("put to batch in hand, ms (dashed: target for p99)")
+    panels[0].legend()
+
+
+def _backlog(figure: Figure, figures: Figures) -> None:
+    axes = figure.subplots()
+    found = figures["microseconds"]
+    backlogs = [int(groups) for groups in found]
+    for index, call in enumerate(next(iter(found.values()))):
+        costs = [each[call] for each in found.values()]
+        axes.plot(backlogs, costs, "o-", label=call, color=PALETTE[index])
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("groups that wait")
+    axes.set_ylabel("microseconds a call, round trip included")
+    axes.set_title(f"Calls by backlog, {figures['server']}")
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+DRAWINGS: dict[str, Callable[[Figure, Figures], None]] = {
+    "shapes": _shapes,
+    "puts": _puts,
+    "orders": _orders,
+    "servers": _servers,
+    "scale": _scale,
+    "latency": _latency,
+    "backlog": _backlog,
+}

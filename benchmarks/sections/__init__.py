@@ -1,0 +1,1 @@
+"""The sections of the benchmark: each is one question, answered with figures of one run."""
