@@ -53,7 +53,7 @@ static const struct { uint8_t size, kind, dlpack; uint64_t exponent; } DTYPES[CO
     [FLOAT8_E4M3FN] = {1, FLOATING, 10, 0}, [FLOAT8_E5M2] = {1, FLOATING, 12, 0},
 };
 
-#define INTERFACE 2 /* of these functions; Python uses a core with the same number alone */
+#define INTERFACE 3 /* of these functions; Python uses a core with the same number alone */
 #define PREFIX_BYTES 16
 #define MAX_BLOB_BYTES ((uint64_t)512 << 20)
 #define MAX_SCHEMA_BYTES 65535
@@ -133,13 +133,15 @@ typedef struct { uint64_t any, magnitude; } Range;
         range->any |= any;                                                                    \
         range->magnitude |= magnitude;                                                        \
     }                                                                                         \
-    FAST static void pack_##N(const void *from, u8 *to, uint64_t bytes) {                     \
+    FAST static void pack_##N(const void *from, u8 *to, uint64_t count) {                     \
         const U *at = from;                                                                   \
-        for (uint64_t i = 0; i < bytes; i++) {                                                \
+        for (uint64_t i = 0; i < count / 8; i++) {                                            \
             U bits = 0;                                                                       \
             for (int k = 0; k < 8; k++) bits |= (U)((U)(at[8 * i + k] != 0) << k);            \
             to[i] = (u8)bits;                                                                 \
         }                                                                                     \
+        if (count % 8) to[count / 8] = 0;                                                     \
+        for (uint64_t i = count / 8 * 8; i < count; i++) to[i / 8] |= (u8)((at[i] != 0) << i % 8); \
     }                                                                                         \
     FAST static void unpack_##N(const u8 *bits, void *into, uint64_t count) {                 \
         U *to = into;                                                                         \
@@ -179,19 +181,10 @@ static void resize(const u8 *from, int size, bool sign, u8 *to, int new_size, ui
     switch (KEY(size, sign && new_size > size, new_size)) { CONVERSIONS(CASE) }
 }
 
-static uint64_t element(const u8 *at, int size, uint64_t index) {
-    switch (size) {
-    case 1: return at[index];
-    case 2: return ((const u16 *)at)[index];
-    case 4: return ((const u32 *)at)[index];
-    default: return ((const u64 *)at)[index];
-    }
-}
-
 /* The value of an element as headers have it: integers by value, floats by bits, bools 0 or 1. */
 static uint64_t value_of(const u8 *at, int code, uint64_t index) {
-    int unused = 64 - 8 * DTYPES[code].size;
-    uint64_t bits = element(at, DTYPES[code].size, index);
+    uint64_t size = DTYPES[code].size, unused = 64 - 8 * size, bits = 0;
+    memcpy(&bits, at + index * size, size); /* little-endian, as Python has checked */
     if (code == BOOL) return bits != 0;
     return DTYPES[code].kind == SIGNED ? (uint64_t)((int64_t)(bits << unused) >> unused) : bits;
 }
@@ -210,12 +203,6 @@ static int narrowest(int code, const Range *range) {
     int steps = 0; /* how often one byte doubles */
     while (steps < 3 && most >> ((8 << steps) - negative)) steps++;
     return 1 << steps >= DTYPES[code].size ? code : (negative ? INT8 : UINT8) + steps;
-}
-
-static void pack_bits(const u8 *at, int size, u8 *to, uint64_t count) {
-    BY_SIZE(size, pack, at, to, count / 8);
-    if (count % 8) to[count / 8] = 0;
-    for (uint64_t i = count / 8 * 8; i < count; i++) to[i / 8] |= (u8)((element(at, size, i) != 0) << i % 8);
 }
 
 static void repeat(u8 *to, int size, uint64_t value, uint64_t count) {
@@ -253,7 +240,7 @@ static void widen_floats(const u16 *from, int wire, u8 *to, int code, uint64_t c
 /* Write `count` elements of dtype `code` as a body of dtype `wire`. */
 static void store(const u8 *from, int code, u8 *to, int wire, uint64_t count) {
     int size = DTYPES[code].size, stored = DTYPES[wire].size;
-    if (wire == BOOL) pack_bits(from, size, to, count);
+    if (wire == BOOL) BY_SIZE(size, pack, from, to, count);
     else if (stored == size) memcpy(to, from, count * size);
     else resize(from, size, false, to, stored, count);
 }
@@ -292,38 +279,32 @@ static void put_list(u8 **to, uint64_t count) {
 
 typedef struct { const u8 *at, *end; } In;
 
-typedef enum { OTHER, NUMBER, NIL, LIST } Kind;
 typedef struct {
-    Kind kind;
-    bool negative;  /* of a number: its value is (int64_t)bits */
-    uint64_t bits;  /* of a list: the elements that follow */
+    enum { OTHER, NUMBER, NEGATIVE, NIL, LIST } kind;
+    uint64_t bits;  /* of a negative number: (int64_t)bits is its value; of a list: its elements follow */
 } Token;
 
 /* Read one number, nil or list header; all else, and what is cut off, is OTHER and not moved past. */
 static Token read_token(In *in) {
-    Token token = {OTHER, false, 0};
+    Token token = {OTHER, 0};
     if (in->at >= in->end) return token;
     uint8_t tag = *in->at;
     int bytes = 0;
     bool sign = tag >= 0xd0 && tag <= 0xd3;
-    if (tag < 0x80 || tag >= 0xe0) token = (Token){NUMBER, tag >= 0xe0, (uint64_t)(int64_t)(int8_t)tag};
-    else if ((tag & 0xf0) == 0x90) token = (Token){LIST, false, tag & 15};
+    if (tag < 0x80 || tag >= 0xe0) token = (Token){NUMBER, (uint64_t)(int64_t)(int8_t)tag};
+    else if ((tag & 0xf0) == 0x90) token = (Token){LIST, tag & 15};
     else if (tag == 0xc0) token.kind = NIL;
     else if ((tag >= 0xcc && tag <= 0xcf) || sign) token.kind = NUMBER, bytes = 1 << (tag & 3);
     else if (tag == 0xdc || tag == 0xdd) token.kind = LIST, bytes = 2 << (tag & 1);
-    if (token.kind == OTHER || in->end - in->at < 1 + bytes) return (Token){OTHER, false, 0};
+    if (token.kind == OTHER || in->end - in->at < 1 + bytes) return (Token){OTHER, 0};
     for (int i = 1; i <= bytes; i++) token.bits = token.bits << 8 | in->at[i];
-    if (sign) {
-        token.bits = (uint64_t)((int64_t)(token.bits << (64 - 8 * bytes)) >> (64 - 8 * bytes));
-        token.negative = (int64_t)token.bits < 0;
-    }
+    if (sign) token.bits = (uint64_t)((int64_t)(token.bits << (64 - 8 * bytes)) >> (64 - 8 * bytes));
+    if ((sign || tag >= 0xe0) && (int64_t)token.bits < 0) token.kind = NEGATIVE;
     in->at += 1 + bytes;
     return token;
 }
 
-static bool in_range(const Token *token, uint64_t most) {
-    return token->kind == NUMBER && !token->negative && token->bits <= most;
-}
+static bool in_range(const Token *token, uint64_t most) { return token->kind == NUMBER && token->bits <= most; }
 
 /* ---------------------------------------------------------------------------------------------
  * The columns of one group that is to be encoded.
@@ -339,67 +320,42 @@ typedef struct {
 typedef struct { PyObject *key; int code, wire; bool here; Cell *cells; } EncodedColumn;
 
 typedef struct {
-    PyObject_HEAD
     Py_ssize_t samples, count;
-    EncodedColumn *columns; /* one piece of memory with all that follows */
+    EncodedColumn *columns;
     Shape *shapes;
-    uint64_t shape_count;
-    uint32_t *slots, mask;  /* places of shapes by hash, counted from 1 */
-    PyObject *oldest;
-    char sound, is_encoded;
-} Columns;
-
-static PyTypeObject ColumnsType;
+    uint64_t shape_count, oldest; /* oldest: token version >= 0, UINT64_MAX where there is none */
+    uint32_t *slots, mask;        /* places of shapes by hash, counted from 1 */
+    bool sound, is_encoded;
+} Columns; /* one piece of memory with its columns, cells, shapes and slots */
+#define CAPSULE "redrb.codec.Columns"
 
 static Columns *columns_new(Py_ssize_t samples, Py_ssize_t count) {
     if (samples < 1 || samples > MAX_SAMPLES || count > MAX_COLUMNS)
         return PyErr_SetString(PyExc_ValueError, "too many samples or columns"), NULL;
     size_t cells = (size_t)(count * samples), slots = 16;
     while (slots < 2 * cells) slots *= 2;
-    Columns *all = PyObject_New(Columns, &ColumnsType);
-    if (!all) return NULL;
-    memset((char *)all + offsetof(Columns, samples), 0, sizeof(Columns) - offsetof(Columns, samples));
-    all->columns = PyMem_Calloc(1, (size_t)count * sizeof(EncodedColumn) + slots * sizeof(uint32_t) +
-                                       cells * (sizeof(Cell) + sizeof(Shape)));
-    if (!all->columns) return Py_DECREF(all), PyErr_NoMemory(), NULL;
+    Columns *all = PyMem_Calloc(1, sizeof(Columns) + (size_t)count * sizeof(EncodedColumn) +
+                                       cells * (sizeof(Cell) + sizeof(Shape)) + slots * sizeof(uint32_t));
+    if (!all) return PyErr_NoMemory(), NULL;
+    *all = (Columns){.samples = samples, .count = count, .columns = (EncodedColumn *)(all + 1),
+                     .mask = (uint32_t)slots - 1, .oldest = UINT64_MAX, .sound = true};
     Cell *first = (Cell *)(all->columns + count);
     all->shapes = (Shape *)(first + cells);
     all->slots = (uint32_t *)(all->shapes + cells);
-    all->mask = (uint32_t)slots - 1;
-    all->samples = samples;
-    all->count = count;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        all->columns[i].cells = first + i * samples;
-        for (Py_ssize_t k = 0; k < samples; k++) all->columns[i].cells[k].parts[REF] = MISSING;
-    }
+    for (Py_ssize_t i = 0; i < count * samples; i++) first[i].parts[REF] = MISSING;
+    for (Py_ssize_t i = 0; i < count; i++) all->columns[i].cells = first + i * samples;
     return all;
 }
 
-static void columns_dealloc(PyObject *self) {
-    Columns *all = (Columns *)self;
-    for (Py_ssize_t i = 0; i < all->count; i++) {
+static void columns_free(Columns *all) {
+    for (Py_ssize_t i = 0; all && i < all->count; i++) {
         Py_XDECREF(all->columns[i].key);
         for (Py_ssize_t k = 0; k < all->samples; k++) Py_XDECREF(all->columns[i].cells[k].owner);
     }
-    PyMem_Free(all->columns);
-    Py_XDECREF(all->oldest);
-    PyObject_Free(self);
+    PyMem_Free(all);
 }
 
-static PyMemberDef columns_members[] = {
-    {"sound", T_BOOL, offsetof(Columns, sound), READONLY, "whether the samples keep all rules"},
-    {"oldest", T_OBJECT, offsetof(Columns, oldest), READONLY, "the oldest token's version >= 0"},
-    {NULL, 0, 0, 0, NULL},
-};
-static PyTypeObject ColumnsType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "redrb.codec._core.Columns",
-    .tp_basicsize = sizeof(Columns),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_dealloc = columns_dealloc,
-    .tp_members = columns_members,
-    .tp_doc = "Where the tensors of one group lie, which it holds.",
-};
+static void capsule_free(PyObject *capsule) { columns_free(PyCapsule_GetPointer(capsule, CAPSULE)); }
 
 /* Return the place of a shape among those of the group, in the order of their first use. */
 static uint64_t shape_place(Columns *all, const Shape *shape) {
@@ -422,7 +378,7 @@ static void set_cell(Columns *all, EncodedColumn *column, Py_ssize_t sample, con
 }
 
 static int shape_from(PyObject *sizes, Shape *shape) {
-    *shape = (Shape){.rank = PyTuple_Check(sizes) ? (uint64_t)PyTuple_GET_SIZE(sizes) : MAX_RANK + 1};
+    *shape = (Shape){.rank = (uint64_t)PyTuple_GET_SIZE(sizes)};
     bool fits = shape->rank <= MAX_RANK;
     for (uint64_t i = 0; fits && i < shape->rank; i++) {
         uint64_t size = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(sizes, i));
@@ -449,12 +405,13 @@ static int column_from(Columns *all, EncodedColumn *column, PyObject *given) {
         unsigned long long at, body = 0;
         Shape shape;
         if (cell == Py_None) continue;
-        if (!PyTuple_Check(cell) || !PyArg_ParseTuple(cell, "KO|K", &at, &sizes, &body)) {
-            if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a sample is None or (address, shape)");
-            return -1;
+        if (!PyArg_Parse(cell, "(KO!)", &at, &PyTuple_Type, &sizes)) {
+            PyErr_Clear();
+            if (!PyArg_Parse(cell, "(KO!K)", &at, &PyTuple_Type, &sizes, &body)) return -1;
         }
         if (body && column->wire < 0) return PyErr_SetString(PyExc_ValueError, "rounded as what?"), -1;
         if (shape_from(sizes, &shape)) return -1;
+        if (!at && shape.count) return PyErr_SetString(PyExc_ValueError, "elements without an address"), -1;
         set_cell(all, column, i, (const void *)(uintptr_t)at, &shape);
         if (body) column->cells[i].body = (const u8 *)(uintptr_t)body;
     }
@@ -462,10 +419,9 @@ static int column_from(Columns *all, EncodedColumn *column, PyObject *given) {
 }
 
 static Columns *columns_from(PyObject *list, Py_ssize_t samples) {
-    if (!PyList_Check(list)) return PyErr_SetString(PyExc_TypeError, "columns are a list"), NULL;
     Columns *all = columns_new(samples, PyList_GET_SIZE(list));
     for (Py_ssize_t i = 0; all && i < all->count; i++)
-        if (column_from(all, &all->columns[i], PyList_GET_ITEM(list, i))) Py_CLEAR(all);
+        if (column_from(all, &all->columns[i], PyList_GET_ITEM(list, i))) return columns_free(all), NULL;
     return all;
 }
 
@@ -509,7 +465,7 @@ static bool take_memory(Columns *all, EncodedColumn *column, Py_ssize_t sample, 
         if (tensor->shape[i] > (int64_t)MAX_ELEMENTS) return false;
         shape->sizes[i] = (uint32_t)tensor->shape[i];
     }
-    if (!count_elements(shape)) return false;
+    if (!count_elements(shape) || (shape->count && !tensor->data)) return false;
     int64_t step = 1;
     for (int i = tensor->rank - 1; shape->count && i >= 0; step *= tensor->shape[i--])
         if (tensor->shape[i] != 1 && tensor->strides[i] != step) return false;
@@ -535,20 +491,12 @@ static bool keeps_rule(const Rule *rule, const EncodedColumn *column, const Cell
     return true;
 }
 
-/* Note the oldest version of a sample's tokens; -1, or any value below 0, stands for an unknown one. */
-static int note_versions(Columns *all, const EncodedColumn *column, const Cell *cell) {
-    uint64_t oldest = UINT64_MAX; /* versions are not negative as signed numbers, which this is */
+/* Note the oldest version of a sample's tokens; values below 0 stand for unknown ones. */
+static void note_versions(Columns *all, const EncodedColumn *column, const Cell *cell) {
     for (uint64_t i = 0; i < cell->count; i++) {
         uint64_t version = value_of(cell->at, column->code, i);
-        if (version <= INT64_MAX && version < oldest) oldest = version;
+        if (version <= INT64_MAX && version < all->oldest) all->oldest = version;
     }
-    if (oldest > INT64_MAX) return 0;
-    PyObject *found = PyLong_FromUnsignedLongLong(oldest);
-    if (!found) return -1;
-    int older = all->oldest ? PyObject_RichCompareBool(found, all->oldest, Py_LT) : 1;
-    if (older > 0) Py_XSETREF(all->oldest, Py_NewRef(found));
-    Py_DECREF(found);
-    return older < 0 ? -1 : 0;
 }
 
 /* Fill in one cell. Returns 1, or 0 where the field is not plain, or -1 with an error. */
@@ -568,9 +516,8 @@ static int collect_cell(Columns *all, EncodedColumn *column, Py_ssize_t sample, 
     }
     if (rule && all->sound) all->sound = keeps_rule(rule, column, cell, &shape, lengths);
     if (!rule || !(rule->needs & VERSIONS)) return 1;
-    int kind = DTYPES[column->code].kind;
-    if (kind != SIGNED && kind != UNSIGNED) return 0;
-    return note_versions(all, column, cell) ? -1 : 1;
+    note_versions(all, column, cell);
+    return DTYPES[column->code].kind == SIGNED || DTYPES[column->code].kind == UNSIGNED;
 }
 
 static int collect_column(Columns *all, EncodedColumn *column, PyObject *rows, PyObject *name, PyObject *type,
@@ -603,45 +550,49 @@ static int check_sample(Columns *all, PyObject *sample, const uint64_t *lengths)
     return 0;
 }
 
-/* collect(samples, tables, names, keys, rules, tensor type, exchange) -> Columns; None where a field is not plain.
- *     The names beyond the rules are those of further tensors, in the tables. */
+/* Collect all columns. Returns 1, or 0 where a field is not plain, or -1 with an error. */
+static int collect_all(Columns *all, PyObject *samples, PyObject *tables, PyObject *names, PyObject *keys,
+                       const Rule *rules, Py_ssize_t ruled, PyObject *type, const Exchange *exchange) {
+    int found = 1;
+    uint64_t *lengths = PyMem_Calloc((size_t)all->samples, 2 * sizeof(uint64_t));
+    if (!lengths) return PyErr_NoMemory(), -1;
+    for (Py_ssize_t i = 0; found == 1 && i < all->count; i++) {
+        all->columns[i].key = Py_NewRef(PyTuple_GET_ITEM(keys, i));
+        found = collect_column(all, &all->columns[i], i < ruled ? samples : tables, PyTuple_GET_ITEM(names, i), type,
+                               exchange, i < ruled ? &rules[i] : NULL, lengths);
+    }
+    for (Py_ssize_t i = 0; found == 1 && i < all->samples; i++)
+        if (check_sample(all, PyTuple_GET_ITEM(samples, i), &lengths[2 * i])) found = -1;
+    PyMem_Free(lengths);
+    return found;
+}
+
+/* collect(samples, tables, names, keys, rules, tensor type, exchange) -> (columns, sound, oldest version); None where
+ *     a field is not plain. The names beyond the rules are those of further tensors, in the tables. */
 static PyObject *collect(PyObject *module, PyObject *args) {
-    PyObject *given[2], *names, *keys, *type, *capsule;
+    PyObject *samples, *tables, *names, *keys, *type, *capsule;
     const Rule *rules;
     Py_ssize_t ruled;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOO!O!y#OO", &given[0], &given[1], &PyTuple_Type, &names, &PyTuple_Type, &keys, &rules,
-                          &ruled, &type, &capsule))
+    if (!PyArg_ParseTuple(args, "O!O!O!O!y#OO", &PyTuple_Type, &samples, &PyTuple_Type, &tables, &PyTuple_Type, &names,
+                          &PyTuple_Type, &keys, &rules, &ruled, &type, &capsule))
         return NULL;
-    int found = -1;
-    Columns *all = NULL;
-    uint64_t *lengths = NULL;
-    PyObject *samples = PySequence_Tuple(given[0]), *tables = PySequence_Tuple(given[1]); /* nobody changes them */
     const Exchange *exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-    if (!samples || !tables || !exchange) goto done;
     Py_ssize_t size = PyTuple_GET_SIZE(samples), count = PyTuple_GET_SIZE(names);
-    found = size >= 1 && size <= MAX_SAMPLES && size == PyTuple_GET_SIZE(tables) && count <= MAX_COLUMNS &&
-            count == PyTuple_GET_SIZE(keys) && exchange->version.major == 1 && exchange->borrow;
-    if (!found) goto done;
-    found = -1;
-    if (!(all = columns_new(size, count))) goto done;
-    if (!(lengths = PyMem_Calloc((size_t)size, 2 * sizeof(uint64_t)))) { PyErr_NoMemory(); goto done; }
-    found = all->sound = 1;
-    for (Py_ssize_t i = 0; found == 1 && i < count; i++) {
-        bool has_rule = i < ruled / (Py_ssize_t)sizeof(Rule);
-        all->columns[i].key = Py_NewRef(PyTuple_GET_ITEM(keys, i));
-        found = collect_column(all, &all->columns[i], has_rule ? samples : tables, PyTuple_GET_ITEM(names, i), type,
-                               exchange, has_rule ? &rules[i] : NULL, lengths);
+    if (!exchange) return NULL;
+    if (size < 1 || size > MAX_SAMPLES || size != PyTuple_GET_SIZE(tables) || count > MAX_COLUMNS ||
+        count != PyTuple_GET_SIZE(keys) || exchange->version.major != 1 || !exchange->borrow)
+        Py_RETURN_NONE;
+    Columns *all = columns_new(size, count);
+    if (!all) return NULL;
+    int found = collect_all(all, samples, tables, names, keys, rules, ruled / (Py_ssize_t)sizeof(Rule), type, exchange);
+    PyObject *columns = found == 1 ? PyCapsule_New(all, CAPSULE, capsule_free) : NULL;
+    if (!columns) {
+        columns_free(all);
+        return found ? NULL : Py_NewRef(Py_None);
     }
-    for (Py_ssize_t i = 0; found == 1 && i < size; i++)
-        if (check_sample(all, PyTuple_GET_ITEM(samples, i), &lengths[2 * i])) found = -1;
-done:
-    if (found != 1) Py_CLEAR(all);
-    PyMem_Free(lengths);
-    Py_XDECREF(samples);
-    Py_XDECREF(tables);
-    if (!found) Py_RETURN_NONE;
-    return (PyObject *)all;
+    PyObject *oldest = all->oldest > INT64_MAX ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(all->oldest);
+    return Py_BuildValue("NON", columns, all->sound ? Py_True : Py_False, oldest);
 }
 
 /* ---------------------------------------------------------------------------------------------
@@ -803,12 +754,13 @@ static PyObject *encode(PyObject *module, PyObject *args) {
     Py_buffer tail, extras;
     (void)module;
     if (!PyArg_ParseTuple(args, "nOny*y*", &samples, &given, &tails, &tail, &extras)) return NULL;
-    Columns *all = Py_IS_TYPE(given, &ColumnsType) ? (Columns *)Py_NewRef(given) : columns_from(given, samples);
+    bool is_list = PyList_Check(given);
+    Columns *all = is_list ? columns_from(given, samples) : PyCapsule_GetPointer(given, CAPSULE);
     if (all && (tails < 0 || tails > 4 || all->samples != samples))
         PyErr_SetString(PyExc_ValueError, "a group has at most 4 further elements, and all its samples");
     else if (all)
         blob = encode_columns(all, tails, &tail, &extras);
-    Py_XDECREF(all);
+    if (is_list) columns_free(all);
     PyBuffer_Release(&tail);
     PyBuffer_Release(&extras);
     return blob;
@@ -851,8 +803,8 @@ static Piece piece_of(const Column *column, Py_ssize_t row) {
 
 static bool is_value(int code, const Token *token) {
     int sign = DTYPES[code].kind == SIGNED, bits = code == BOOL ? 1 : 8 * DTYPES[code].size - sign;
-    if (token->kind != NUMBER || (token->negative && !sign)) return false;
-    return (token->negative ? ~token->bits : token->bits) <= UINT64_MAX >> (64 - bits);
+    if (token->kind == NEGATIVE && sign) return ~token->bits <= UINT64_MAX >> (64 - bits);
+    return in_range(token, UINT64_MAX >> (64 - bits));
 }
 
 static int set_part(Piece *piece, int part, int code, const Token *token) {
@@ -886,10 +838,11 @@ static int read_part(In *in, Column *column, Py_ssize_t samples, int part) {
 static int read_entry(In *in, Column *column, Py_ssize_t samples) {
     In ahead = *in;
     Token token = read_token(&ahead);
-    if (token.kind != NUMBER && (token.kind != LIST || token.bits < 1 || token.bits > PARTS))
+    bool is_list = token.kind == LIST && token.bits >= 1 && token.bits <= PARTS;
+    if (!is_list && token.kind != NUMBER && token.kind != NEGATIVE)
         return malformed("a column is placed by neither a shape nor a short list");
     in->at = ahead.at;
-    if (token.kind == NUMBER) return set_part(&column->one, REF, column->code, &token);
+    if (!is_list) return set_part(&column->one, REF, column->code, &token);
     for (int part = 0; part < (int)token.bits; part++)
         if (read_part(in, column, samples, part)) return -1;
     return 0;
@@ -959,7 +912,8 @@ static int read_tail(In *in, Group *group) {
     if (group->tails == 0 && in->at != in->end) return malformed("something follows its header");
     In ahead = *in;
     Token token = read_token(&ahead);
-    if (group->tails == 1 && token.kind == NUMBER && (token.negative || token.bits <= INT64_MAX) && ahead.at == ahead.end)
+    bool is_version = token.kind == NEGATIVE || in_range(&token, INT64_MAX);
+    if (group->tails == 1 && is_version && ahead.at == ahead.end)
         group->version = PyLong_FromLongLong((int64_t)token.bits);
     else
         group->tail = PyBytes_FromStringAndSize((const char *)in->at, in->end - in->at);
@@ -983,46 +937,39 @@ static int read_header(In *in, Group *group, const u8 *codes) {
     return read_shapes(in, group) || read_tail(in, group) || place_all(group) ? -1 : 0;
 }
 
-/* Find the sections of a blob. Returns 0 where they lie within it. */
-static int find_sections(Group *group, Py_ssize_t *header_at, Py_ssize_t *extras_at) {
-    const u8 *at = group->blob.buf;
+/* Find the sections of a blob, and read its header by the columns that `lookup` finds in its schema. */
+static int read_group(Group *group, PyObject *lookup) {
+    const char *at = group->blob.buf;
     uint16_t schema;
-    uint32_t lengths[2];
+    uint32_t lengths[2]; /* of header and extras */
     if (group->blob.len < PREFIX_BYTES || (uint64_t)group->blob.len > MAX_BLOB_BYTES)
         return PyErr_Format(DecodeError, "not a valid group: it has %zd bytes", group->blob.len), -1;
     if (memcmp(at, "RDRB", 4)) return malformed("it does not start with RDRB");
     if (at[4] != 1 || at[5])
-        return PyErr_Format(DecodeError, "not a valid group: it is written in version %d with flags %d, and "
-                            "only version 1 without flags is known here: upgrade redrb", at[4], at[5]), -1;
+        return PyErr_Format(DecodeError, "not a valid group: it is written in version %d with flags %d, and only "
+                            "version 1 without flags is known here: upgrade redrb", (u8)at[4], (u8)at[5]), -1;
     memcpy(&schema, at + 6, 2);
     memcpy(lengths, at + 8, 8);
     uint64_t body = (uint64_t)PREFIX_BYTES + schema + lengths[0] + lengths[1];
     if (lengths[0] > MAX_HEADER_BYTES || lengths[1] > MAX_EXTRAS_BYTES || body > (uint64_t)group->blob.len)
         return malformed("its header or extras are longer than allowed");
-    *header_at = PREFIX_BYTES + schema;
-    *extras_at = *header_at + (Py_ssize_t)lengths[0];
     group->body_at = (Py_ssize_t)body;
-    return 0;
-}
-
-static int read_group(Group *group, PyObject *lookup) {
-    Py_ssize_t header_at, extras_at;
-    PyObject *fields, *codes;
-    if (find_sections(group, &header_at, &extras_at)) return -1;
-    const char *start = group->blob.buf;
-    PyObject *found = PyObject_CallFunction(lookup, "y#", start + PREFIX_BYTES, header_at - PREFIX_BYTES);
-    if (!found) return -1;
-    if (!PyArg_ParseTuple(found, "O!S", &PyTuple_Type, &fields, &codes)) return Py_DECREF(found), -1;
-    int failed = 0;
-    group->column_count = PyTuple_GET_SIZE(fields);
+    group->extras = PyBytes_FromStringAndSize(at + body - lengths[1], lengths[1]);
+    if (!group->extras) return -1;
+    PyObject *found = PyObject_CallFunction(lookup, "y#", at + PREFIX_BYTES, (Py_ssize_t)schema), *codes;
+    if (!found || !PyArg_ParseTuple(found, "O!S", &PyTuple_Type, &group->fields, &codes)) {
+        group->fields = NULL;
+        Py_XDECREF(found);
+        return -1;
+    }
+    Py_INCREF(group->fields);
+    In in = {(const u8 *)at + PREFIX_BYTES + schema, (const u8 *)at + PREFIX_BYTES + schema + lengths[0]};
+    group->column_count = PyTuple_GET_SIZE(group->fields);
     group->columns = PyMem_Calloc((size_t)group->column_count + 1, sizeof(Column));
-    group->fields = Py_NewRef(fields);
-    group->extras = PyBytes_FromStringAndSize(start + extras_at, group->body_at - extras_at);
-    In in = {(const u8 *)start + header_at, (const u8 *)start + extras_at};
-    if (!group->columns) failed = (PyErr_NoMemory(), -1);
-    else if (!group->extras) failed = -1;
+    int failed = -1;
+    if (!group->columns) PyErr_NoMemory();
     else if (PyBytes_GET_SIZE(codes) != 2 * group->column_count)
-        failed = (PyErr_SetString(PyExc_ValueError, "two codes a column are needed"), -1);
+        PyErr_SetString(PyExc_ValueError, "two codes a column are needed");
     else failed = read_header(&in, group, (const u8 *)PyBytes_AS_STRING(codes));
     Py_DECREF(found);
     return failed;
@@ -1064,25 +1011,14 @@ static PyObject *shape_tuple(const Shape *shape) {
     return tuple;
 }
 
-static PyObject *piece_shape(const Group *group, const Column *column, const Piece *piece) {
-    (void)column;
-    return shape_tuple(&group->shapes[piece->parts[REF]]);
-}
-
-static PyObject *piece_runs(const Group *group, const Column *column, const Piece *piece) {
-    (void)group;
-    return Py_BuildValue(DTYPES[column->code].kind == SIGNED ? "KKLKL" : "KKKKK", piece->count, piece->parts[LEAD],
-                         piece->parts[LEAD_VALUE], piece->parts[TRAIL], piece->parts[TRAIL_VALUE]);
-}
-
 static Column *column_at(Group *group, Py_ssize_t index) {
     if (index >= 0 && index < group->column_count) return &group->columns[index];
     PyErr_SetString(PyExc_IndexError, "there is no such column");
     return NULL;
 }
 
-/* Return a list of one fact of each sample, None where the sample has none of the column. */
-static PyObject *of_each(PyObject *self, PyObject *place, PyObject *fact(const Group *, const Column *, const Piece *)) {
+/* pieces(column) -> (shape, stored elements, lead, its value, trail, its value) of each sample, or None */
+static PyObject *group_pieces(PyObject *self, PyObject *place) {
     Group *group = (Group *)self;
     Py_ssize_t index = PyLong_AsSsize_t(place);
     if (index == -1 && PyErr_Occurred()) return NULL;
@@ -1090,15 +1026,16 @@ static PyObject *of_each(PyObject *self, PyObject *place, PyObject *fact(const G
     PyObject *list = column ? PyList_New(group->samples) : NULL;
     for (Py_ssize_t i = 0; list && i < group->samples; i++) {
         Piece piece = piece_of(column, i);
-        PyObject *found = piece.parts[REF] == MISSING ? Py_NewRef(Py_None) : fact(group, column, &piece);
+        uint64_t *parts = piece.parts;
+        PyObject *found = parts[REF] == MISSING ? Py_NewRef(Py_None)
+            : Py_BuildValue(DTYPES[column->code].kind == SIGNED ? "NKKLKL" : "NKKKKK",
+                            shape_tuple(&group->shapes[parts[REF]]), piece.count, parts[LEAD], parts[LEAD_VALUE],
+                            parts[TRAIL], parts[TRAIL_VALUE]);
         if (!found) return Py_DECREF(list), NULL;
         PyList_SET_ITEM(list, i, found);
     }
     return list;
 }
-
-static PyObject *group_shapes(PyObject *self, PyObject *place) { return of_each(self, place, piece_shape); }
-static PyObject *group_runs(PyObject *self, PyObject *place) { return of_each(self, place, piece_runs); }
 
 /* read(column, sample, address, nbytes): decode one sample into memory that the caller gives */
 static PyObject *group_read(PyObject *self, PyObject *args) {
@@ -1128,8 +1065,7 @@ static PyMemberDef group_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 static PyMethodDef group_methods[] = {
-    {"shapes", group_shapes, METH_O, "shapes(column): shape of each sample; None where there is none"},
-    {"runs", group_runs, METH_O, "runs(column): stored elements, lead, its value, trail, its value of each sample"},
+    {"pieces", group_pieces, METH_O, "pieces(column): shape, stored elements and runs of each sample"},
     {"read", group_read, METH_VARARGS, "read(column, sample, address, nbytes): decode one sample"},
     {NULL, NULL, 0, NULL},
 };
@@ -1287,7 +1223,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     name_is_neg = PyUnicode_InternFromString("is_neg");
     name_policy_version = PyUnicode_InternFromString("policy_version");
     if (!EncodeError || !DecodeError || !name_is_neg || !name_policy_version) return NULL;
-    if (PyType_Ready(&GroupType) < 0 || PyType_Ready(&ColumnsType) < 0) return NULL;
+    if (PyType_Ready(&GroupType) < 0) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module && PyModule_AddIntConstant(module, "INTERFACE", INTERFACE)) Py_CLEAR(module);
     return module;

@@ -45,7 +45,7 @@ class Collected(NamedTuple):
         oldest: The oldest version >= 0 in `token_versions`.
     """
 
-    columns: Columns | list[EncodedColumn]
+    columns: object
     held: list[Tensor]
     oldest: int | None
 
@@ -64,7 +64,10 @@ class Collector:
         named = _named(frozenset(chain.from_iterable(tables)) if any(tables) else frozenset())
         if named is None:
             return None
-        return kernels.kernel.collect(group, tables, *named, _RULES, Tensor, _EXCHANGE)
+        found = kernels.kernel.collect(
+            tuple(group), tuple(tables), *named, _RULES, Tensor, _EXCHANGE
+        )
+        return None if found is None else Columns(*found)
 
     def any(self, group: Sequence[BufferItem]) -> Collected:
         """Return the columns of a group of any tensors.
@@ -183,16 +186,20 @@ def _row_bytes(tensor: Tensor) -> int:
 
 def plain_memory(name: str, tensor: Tensor) -> Tensor:
     """Return the tensor's elements in one contiguous tensor on the CPU, without its history."""
-    if type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.requires_grad:
-        is_plain = tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
-        if is_plain:
-            return tensor
     try:
-        plain = tensor.detach().cpu().resolve_neg().contiguous()
-        plain.data_ptr()
+        plain = tensor if _is_plain(tensor) else tensor.detach().cpu().resolve_neg().contiguous()
+        address = plain.data_ptr()
     except RuntimeError as error:
         raise EncodeError(f"{name} cannot be read as plain memory: {error}") from error
+    if not address and plain.numel():
+        raise EncodeError(f"{name} has no memory: its storage was freed.")
     return plain
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.requires_grad:
+        return False
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def rounded(tensor: Tensor, narrow: DType) -> Tensor:

@@ -120,6 +120,7 @@ class _Column:
         name: The field.
         dtype: Its dtype in all groups.
         groups: The groups.
+        rows: Samples in all groups.
         places: Place of the field among the columns of each group; NOWHERE where one lacks it.
         ones: Of a mask that some rows lack: by row, how many ones stand for it.
         alike: Whether all rows have one shape; known after `padded_shape`.
@@ -128,6 +129,7 @@ class _Column:
     name: str
     dtype: DType
     groups: tuple[Group, ...]
+    rows: int
     places: bytes
     ones: dict[int, int] | None = None
     alike: bool = False
@@ -140,7 +142,10 @@ class _Column:
         """Return the shape of each row's sample; None where it has none."""
         shapes: list[Shape | None] = []
         for group, place in zip(self.groups, self.places, strict=True):
-            shapes += [None] * group.samples if place == NOWHERE else group.shapes(place)
+            if place == NOWHERE:
+                shapes += [None] * group.samples
+            else:
+                shapes += [piece and piece[0] for piece in group.pieces(place)]
         return shapes
 
     def padded_shape(self, columns: Mapping[str, _Column]) -> Shape:
@@ -149,8 +154,7 @@ class _Column:
         if extent is None:
             return self._uneven_shape(columns)
         first, longest, self.alike = extent
-        rows = sum(group.samples for group in self.groups)
-        return (rows, *first) if self.alike else (rows, longest, *first[1:])
+        return (self.rows, *first) if self.alike else (self.rows, longest, *first[1:])
 
     def _uneven_shape(self, columns: Mapping[str, _Column]) -> Shape:
         """Do the same row by row, where some lack the field or differ in rank."""
@@ -231,13 +235,14 @@ def _bits_of(value: int, code: int) -> int:
 def _columns(layouts: Sequence[GroupLayout]) -> dict[str, _Column]:
     """Return the fields that any group has: the standard ones first, then by name."""
     groups = tuple(layout.group for layout in layouts)
+    rows = sum(layout.samples for layout in layouts)
     found: dict[str, _Column] = {}
     row = 0
     fields = layouts[0].fields
     if all(layout.fields is fields for layout in layouts):
         for index, field in enumerate(fields):
             found[field.name] = _Column(
-                field.name, field.dtype, groups, bytes([index]) * len(groups)
+                field.name, field.dtype, groups, rows, bytes([index]) * len(groups)
             )
         return _sorted(found)
     dtypes: dict[str, DType] = {}
@@ -254,7 +259,7 @@ def _columns(layouts: Sequence[GroupLayout]) -> dict[str, _Column]:
             known.setdefault(field.name, bytearray([NOWHERE]) * len(groups))[place] = index
         row += layout.samples
     for name, dtype in dtypes.items():
-        found[name] = _Column(name, dtype, groups, bytes(known[name]))
+        found[name] = _Column(name, dtype, groups, rows, bytes(known[name]))
     return _sorted(found)
 
 

@@ -104,10 +104,10 @@ def _encode_all(
     metadata = metadata_of_items(groups, policy_version)
     return [
         _encode(
-            collector.any(group) if columns is None else Collected(columns, [], columns.oldest),
+            collector.any(group) if found is None else Collected(found.memory, [], found.oldest),
             meta,
         )
-        for group, columns, meta in zip(groups, plain, metadata, strict=True)
+        for group, found, meta in zip(groups, plain, metadata, strict=True)
     ]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 Shape: TypeAlias = tuple[int, ...]
 Cell: TypeAlias = tuple[int, Shape] | tuple[int, Shape, int]
@@ -18,15 +18,21 @@ Lookup: TypeAlias = Callable[[bytes], tuple[tuple[Any, ...], bytes]]
 """From a schema's bytes to its fields, and two bytes for each: codes of dtype and wire dtype."""
 
 
-class Columns(Protocol):
+Piece: TypeAlias = tuple[Shape, int, int, int, int, int]
+"""One sample of one column: its shape, stored elements, lead, its value, trail, its value."""
+
+
+class Columns(NamedTuple):
     """The columns of one group, collected by the kernel, which holds their tensors.
 
     Attributes:
+        memory: Where they lie, as `Kernel.encode` takes it once.
         sound: Whether the kernel found that the samples are as `check_groups` wants them; what it
             does not know, `check_groups` does.
         oldest: The oldest version >= 0 in `token_versions`.
     """
 
+    memory: object
     sound: bool
     oldest: int | None
 
@@ -52,11 +58,8 @@ class Group(Protocol):
     tail: bytes | None
     extras: bytes
 
-    def shapes(self, column: int) -> list[Shape | None]:
-        """Return the shape of each sample of a column; None where a sample has none."""
-
-    def runs(self, column: int) -> list[tuple[int, int, int, int, int] | None]:
-        """Return of each sample: stored elements, lead, its value, trail, its value."""
+    def pieces(self, column: int) -> list[Piece | None]:
+        """Return each sample of a column; None where a sample has none."""
 
     def read(self, column: int, sample: int, address: int, nbytes: int) -> None:
         """Decode one sample of a column to memory of exactly its size."""
@@ -67,14 +70,14 @@ class Kernel(Protocol):
 
     def collect(
         self,
-        samples: Sequence[Any],
-        tables: Sequence[Any],
+        samples: tuple[Any, ...],
+        tables: tuple[Any, ...],
         names: tuple[str, ...],
         keys: tuple[bytes, ...],
         rules: bytes,
         tensor: type,
         exchange: Any,
-    ) -> Columns | None:
+    ) -> tuple[object, bool, int | None] | None:
         """Return the columns of a group in one pass over its samples.
 
         Standard fields are attributes of a sample and come first in `names`, further ones entries
@@ -96,12 +99,14 @@ class Kernel(Protocol):
     def encode(
         self,
         samples: int,
-        columns: Columns | list[EncodedColumn],
+        columns: object,
         tails: int,
         tail: bytes,
         extras: bytes,
     ) -> bytes:
         """Return the blob of one group; raises EncodeError where it exceeds a limit.
+
+        Columns are a list of `EncodedColumn`, or what `collect` found.
 
         Raises ValueError where a shape does, or where collected columns are encoded again.
         """
@@ -142,7 +147,7 @@ NOWHERE = 255
 """Stands for the place of a column in a group that lacks it."""
 
 
-INTERFACE = 2
+INTERFACE = 3
 """Number of the functions' signatures: a core that an older version compiled is not used."""
 
 

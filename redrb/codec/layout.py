@@ -72,7 +72,7 @@ class GroupLayout:
 
     def shapes(self, column: int) -> list[Shape | None]:
         """Return the shape of each sample of a column; None where a sample has none."""
-        return self.group.shapes(column)
+        return [piece and piece[0] for piece in self.group.pieces(column)]
 
 
 def parse_groups(blobs: Iterable[Blob]) -> list[GroupLayout | DecodeError]:

@@ -160,6 +160,13 @@ def test_tensors_that_cannot_be_stored_are_named(tensor: Tensor, match: str) -> 
         encode_groups([[numbered(0, tensors={"x": tensor})]])
 
 
+def test_a_tensor_whose_storage_was_freed_is_refused() -> None:
+    freed = torch.ones(40)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(EncodeError, match="x has no memory"):
+        encode_groups([[numbered(0, tensors={"x": freed})]])
+
+
 def test_further_tensors_may_be_in_some_samples_alone() -> None:
     group = [numbered(0, tensors={"b": torch.ones(2), "a": torch.ones(1)}), numbered(1)]
     (encoded,) = check_and_encode_groups([group])
@@ -190,14 +197,14 @@ def test_collected_columns_are_encoded_once() -> None:
         pytest.skip("the plain kernel collects nothing")
     columns = Collector(None).plain([numbered(0)])
     assert columns is not None
-    blob = kernels.kernel.encode(1, columns, 0, b"", b"")
+    blob = kernels.kernel.encode(1, columns.memory, 0, b"", b"")
     assert parse_group(blob).samples == 1
     with pytest.raises(ValueError, match="once"):
-        kernels.kernel.encode(1, columns, 0, b"", b"")
+        kernels.kernel.encode(1, columns.memory, 0, b"", b"")
     again = Collector(None).plain([numbered(0)])
     assert again is not None
     with pytest.raises(ValueError, match="samples"):
-        kernels.kernel.encode(2, again, 0, b"", b"")
+        kernels.kernel.encode(2, again.memory, 0, b"", b"")
 
 
 def test_a_collected_group_holds_its_tensors() -> None:
@@ -208,6 +215,6 @@ def test_a_collected_group_holds_its_tensors() -> None:
     for name in TENSOR_FIELDS:
         setattr(item, name, None)
     torch.full((100_000,), 7)
-    blob = kernels.kernel.encode(1, columns, 0, b"", b"")
+    blob = kernels.kernel.encode(1, columns.memory, 0, b"", b"")
     (found,) = decode_items(parse_group(blob))
     assert torch.equal(named_tensors(found)["sequences"], torch.arange(100_000))

@@ -15,7 +15,7 @@ from redrb.codec.plain.memory import bits_of, memory
 def _rows(groups: tuple[Group, ...], places: bytes) -> Iterator[tuple[Group, int, Piece | None]]:
     for group, place in zip(groups, places, strict=True):
         nothing: list[Piece | None] = [None] * group.samples
-        pieces = nothing if place == NOWHERE else group.pieces[place]
+        pieces = nothing if place == NOWHERE else group.placed[place]
         for piece in pieces:
             yield group, place, piece
 

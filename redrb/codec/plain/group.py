@@ -68,7 +68,7 @@ class Group:
     def _place(self, entries: list[list[Any]], shapes: list[tuple[int, ...]], end: int) -> None:
         """Find where each sample's body lies, one behind the other."""
         self.decoded_bytes = 0
-        self.pieces: list[list[Piece | None]] = []
+        self.placed: list[list[Piece | None]] = []
         for (code, wire), entry in zip(self._codes, entries, strict=True):
             column: list[Piece | None] = []
             for ref, lead, lead_value, trail, trail_value in entry:
@@ -84,28 +84,31 @@ class Group:
                     malformed("a column has runs longer than its shape")
                 column.append(Piece(shapes[ref], body, lead, lead_value, trail, trail_value, end))
                 end += (body + 7) >> 3 if wire == BOOL else body * DTYPES[wire].itemsize
-            self.pieces.append(column)
+            self.placed.append(column)
         if end != len(self.blob):
             malformed("its columns do not end where it ends")
         if self.decoded_bytes > decoded_limit(len(self.blob)):
             malformed("it says that it decodes to much more than its bytes")
 
-    def shapes(self, column: int) -> list[tuple[int, ...] | None]:
-        """Return the shape of each sample of a column."""
-        return [None if piece is None else piece.shape for piece in self.pieces[column]]
-
-    def runs(self, column: int) -> list[tuple[int, int, int, int, int] | None]:
-        """Return the stored elements and the runs of each sample of a column."""
+    def pieces(self, column: int) -> list[tuple[Any, ...] | None]:
+        """Return the shape, the stored elements and the runs of each sample of a column."""
         return [
             None
             if piece is None
-            else (piece.count, piece.lead, piece.lead_value, piece.trail, piece.trail_value)
-            for piece in self.pieces[column]
+            else (
+                piece.shape,
+                piece.count,
+                piece.lead,
+                piece.lead_value,
+                piece.trail,
+                piece.trail_value,
+            )
+            for piece in self.placed[column]
         ]
 
     def read(self, column: int, sample: int, address: int, nbytes: int) -> None:
         """Decode one sample of a column to memory of exactly its size."""
-        piece = self.pieces[column][sample]
+        piece = self.placed[column][sample]
         dtype = DTYPES[self._codes[column][0]]
         if piece is None or math.prod(piece.shape) * dtype.itemsize != nbytes:
             raise ValueError("the memory has another size than the sample")

@@ -73,6 +73,7 @@ def _newest_token(item: BufferItem, default: int | None) -> int | None:
     versions, mask = item.token_versions, item.action_mask
     if versions is None or not versions.numel():
         return item.policy_version if item.policy_version is not None else default
-    counted = versions if mask is None else versions[mask != 0]
-    known = counted[counted >= 0]
-    return int(known.max()) if known.numel() else None
+    versions = versions.long()
+    counted = versions if mask is None else versions.masked_fill(mask == 0, -1)
+    newest = int(counted.max())
+    return newest if newest >= 0 else None

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from redrb.codec import GroupLayout
+from redrb.codec.kernels import Piece
 
 
 def dealt(count: int, parts: int) -> list[list[int]]:
@@ -49,16 +50,16 @@ def tokens_of(layout: GroupLayout) -> int:
     the length of the sequence counts.
     """
     columns = {field.name: index for index, field in enumerate(layout.fields)}
-    nothing: list[tuple[int, int, int, int, int] | None] = [None] * layout.samples
+    nothing: list[Piece | None] = [None] * layout.samples
     masks, sequences = (
-        layout.group.runs(columns[name]) if name in columns else nothing
+        layout.group.pieces(columns[name]) if name in columns else nothing
         for name in ("attention_mask", "sequences")
     )
     total = 0
     for mask, sequence in zip(masks, sequences, strict=True):
-        runs = mask if mask is not None else sequence
-        if runs is not None:
-            stored, lead, lead_value, trail, trail_value = runs
+        piece = mask if mask is not None else sequence
+        if piece is not None:
+            _, stored, lead, lead_value, trail, trail_value = piece
             total += stored + (lead if lead_value else 0) + (trail if trail_value else 0)
     return total
 
