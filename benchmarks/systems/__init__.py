@@ -14,18 +14,21 @@ from benchmarks.systems.job import TIMEOUT_S, Job
 OURS = ("redrb", "raw", "packed")
 """redrb and its floors; their processes are shared from round to round."""
 
-PEERS: tuple[str, ...] = ()
+PEERS = ("torchrl", "pipelinerl", "rocket_learn")
 """Other systems, which run where they are installed."""
 
-__all__ = ["OURS", "PEERS", "TIMEOUT_S", "Job", "versions"]
+INSTALL = "pip install -c constraints.txt '.[bench]'"
+"""Installs all of them."""
+
+__all__ = ["INSTALL", "OURS", "PEERS", "TIMEOUT_S", "Job", "versions"]
 
 
 def versions() -> dict[str, str]:
-    """Return the version of each system that is installed."""
+    """Return the version of each system that is installed; print those that are not."""
     found = {}
     for name in OURS + PEERS:
         try:
             found[name] = importlib.import_module(f"benchmarks.systems.{name}").version()
-        except ImportError:
-            continue
+        except ImportError as error:
+            print(f"{name}: not installed ({error}); {INSTALL}", flush=True)
     return found

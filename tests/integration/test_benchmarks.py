@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+import torch
+
+from benchmarks.server import private_server
+from benchmarks.shapes import SHAPES
+from benchmarks.systems import Job
+from benchmarks.systems.rows import Row
+from redrb import make_experience_batch
+from redrb.experience.records import named_tensors
 
 
 def benchmark(module: str, *options: str) -> str:
@@ -35,6 +45,29 @@ def test_the_benchmark_writes_figures_and_plots(sections: str, tmp_path: Path) -
         figures = json.loads((tmp_path / f"{section}.json").read_text())
         assert figures["run"]["rounds"] == 1
         assert (tmp_path / f"{section}.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("shape", ["ragged", "grpo", "tiny"])
+@pytest.mark.parametrize("system", ["pipelinerl", "rocket_learn"])
+def test_a_peer_gives_the_batches_that_redrb_gives(
+    system: str, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module(f"benchmarks.systems.{system}")
+    batches: list[Row] = []
+    monkeypatch.setattr(module, "check_full", lambda _, batch: batches.append(batch))
+    groups = 2 * SHAPES[shape].take_groups
+    with private_server() as server:
+        job = Job(server.url, "peer", shape, groups, threading.Barrier(2))  # type: ignore[arg-type]
+        producer = threading.Thread(target=module.produce, args=(job,))
+        producer.start()
+        module.consume(job)
+        producer.join()
+    taken = SHAPES[shape].items(groups)[SHAPES[shape].take_groups :]
+    expected = make_experience_batch([item for group in taken for item in group])
+    assert len(batches) == 2
+    assert batches[1].keys() == named_tensors(expected).keys()
+    for name, tensor in named_tensors(expected).items():
+        assert torch.equal(batches[1][name], tensor)
 
 
 def test_the_benchmark_of_the_runtime_ends_with_its_figures() -> None:
