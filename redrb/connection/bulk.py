@@ -1,4 +1,4 @@
-"""Receives large replies straight into given memory, without the parser and its copies."""
+"""Sends large values at the speed of the cache, and receives them straight into given memory."""
 
 from __future__ import annotations
 
@@ -19,11 +19,34 @@ WakeAt: TypeAlias = Callable[[int], None]
 
 _TCP = (socket.AF_INET, socket.AF_INET6)
 _WAKE_BYTES = 256 << 10
+_SEND_BUFFER_BYTES = 256 << 10
 _LINE = 512  # an error message, at most
 
 
 def _at_once(_: int) -> None:
     """Wake for any byte."""
+
+
+@contextmanager
+def small_send_buffer(connection: redis.Connection) -> Iterator[None]:
+    """Limit the bytes that wait in the kernel, while large values are sent to this machine.
+
+    The kernel gives a fast connection a send buffer of megabytes. Bytes that wait in it for the
+    server have left the processor's cache when the server reads them; with a small buffer both
+    sides spend a quarter less time. Between machines the buffer is left as it is, because it must
+    hold all bytes that are on the way.
+    """
+    channel: Any = connection._sock  # noqa: SLF001 (redis-py does not show its socket)
+    if not _is_within_machine(channel):
+        yield
+        return
+    doubled = channel.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)  # Linux doubles what is set
+    channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it is closed
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, doubled // 2)
 
 
 def read_into(
@@ -66,6 +89,15 @@ def read_into(
         raise RedisTimeoutError("no reply in time") from error
     except OSError as error:
         raise RedisConnectionError(f"the connection broke: {error}") from error
+
+
+def _is_within_machine(channel: object) -> bool:
+    """Return whether this is a TCP connection whose ends have the same address."""
+    if not isinstance(channel, socket.socket) or channel.family not in _TCP:
+        return False
+    with suppress(OSError):  # it broke: the next request on it fails
+        return bool(channel.getsockname()[0] == channel.getpeername()[0])
+    return False
 
 
 def _channel(connection: Any) -> socket.socket | None:

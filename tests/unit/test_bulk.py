@@ -7,6 +7,7 @@ import itertools
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import redis
@@ -16,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import redrb
-from redrb.connection.bulk import read_into
+from redrb.connection.bulk import read_into, small_send_buffer
 from redrb.connection.transport import Pipeline, packed, read_reply
 
 
@@ -263,3 +264,40 @@ def test_the_parser_goes_on_on_the_same_connection(real_url, namespace):
         with client.connection() as connection:
             assert connection is first
         client.execute("DEL", namespace)
+
+
+def send_buffer(connection):
+    return connection._sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+
+
+def test_the_send_buffer_is_small_while_large_values_are_sent(server):
+    before = send_buffer(server.connection)
+    with small_send_buffer(server.connection):
+        assert send_buffer(server.connection) <= 512 << 10 < before
+    assert send_buffer(server.connection) == min(before, 2 * _largest_send_buffer())
+
+
+def test_other_connections_keep_their_send_buffer():
+    ours, peer = socket.socketpair()  # a unix socket
+    connection = redis.Connection()
+    connection._sock = ours
+    before = send_buffer(connection)
+    with small_send_buffer(connection):
+        assert send_buffer(connection) == before
+    connection._sock = object()  # as of a fake server
+    with small_send_buffer(connection):
+        pass
+    ours.close()
+    peer.close()
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_connection_that_breaks_has_no_send_buffer_to_restore(server, when):
+    if when == "before":
+        server.connection._sock.close()
+    with small_send_buffer(server.connection):
+        server.connection._sock.close()
+
+
+def _largest_send_buffer():
+    return int(Path("/proc/sys/net/core/wmem_max").read_text())

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import xxhash
 
 from redrb.connection import Client
-from redrb.connection.bulk import read_into
+from redrb.connection.bulk import read_into, small_send_buffer
 from redrb.connection.transport import first_error, packed, read_reply
 from redrb.errors import WeightCorrupt, WeightError
 from redrb.weights.wire.delta import Bytes
@@ -142,7 +142,7 @@ def _staging(client: Client, values: Iterable[Outgoing], expire_s: int) -> Calla
     sent: list[Outgoing] = []  # to be sent again after an error
 
     def attempt() -> None:
-        with client.connection() as connection:
+        with client.connection() as connection, small_send_buffer(connection):
             for value in sent:
                 _send(connection, _command(value, tail, len))
             for value in coming:
