@@ -120,8 +120,8 @@ class MessageReader:
 
 def block_on_stream(
     client: Client, key: str, after: str, seconds: float, *, retry_s: float
-) -> None:
-    """Wait on the server until a stream may have an entry after the id `after`.
+) -> list[Reply]:
+    """Wait on the server until a stream has entries after the id `after`.
 
     Args:
         client: Client of the stream's node.
@@ -130,11 +130,14 @@ def block_on_stream(
         seconds: Longest wait; it is shortened to half of the connection's timeout.
         retry_s: Seconds to repeat the request while Redis is away.
 
+    Returns:
+        All entries after `after`, the newest last; none if none came in time.
+
     Raises:
         StoreUnavailable: Redis stayed away.
     """
 
-    def attempt() -> None:
+    def attempt() -> list[Reply]:
         with client.connection() as connection:
             silence = connection.socket_timeout
             block_s = seconds if silence is None else min(seconds, silence / 2)
@@ -145,8 +148,9 @@ def block_on_stream(
             reply = read_reply(connection)
         if isinstance(reply, Exception):
             raise reply
+        return reply[0][1] if reply else []
 
-    client.retrying(attempt, retry_s=retry_s)
+    return client.retrying(attempt, retry_s=retry_s)
 
 
 def _send(client: Client, pipeline: Pipeline) -> None:

@@ -62,7 +62,7 @@ class Catalogue:
         found = self.client.execute(
             "XREVRANGE", self.keys.versions, "+", least, "COUNT", 1, retry_s=retry_s
         )
-        return self._described(found[0]) if found else None
+        return self.described(found[0]) if found else None
 
     def other_than(self, version: int, *, retry_s: float | None = None) -> WeightVersion | None:
         """Return the newest version if it is another one than `version`, else None.
@@ -84,12 +84,38 @@ class Catalogue:
         """Return a version by its number, None if it is deleted."""
         at = f"{version}-0"
         found = self.client.execute("XRANGE", self.keys.versions, at, at)
-        return self._described(found[0]) if found else None
+        return self.described(found[0]) if found else None
 
     def kept(self) -> list[WeightVersion]:
         """Return the kept versions, the newest last, at most 1,000."""
         found = self.client.execute("XREVRANGE", self.keys.versions, "+", "-", "COUNT", _LISTED)
-        return [self._described(entry) for entry in reversed(found)]
+        return [self.described(entry) for entry in reversed(found)]
+
+    def described(self, entry: Reply) -> WeightVersion:
+        """Return the version that an entry of the stream describes.
+
+        Raises:
+            DecodeError: The entry is no version.
+        """
+        number = _ID.fullmatch(entry[0])
+        fields = dict(zip(entry[1][::2], entry[1][1::2], strict=True))
+        kind = fields.get(b"kind")
+        if number is None or kind not in (b"full", b"delta", b"lora"):
+            raise DecodeError(
+                f"weights {self.name!r}: the stream entry {entry[0]!r:.40} is not a version."
+            )
+        delta = fields.get(b"delta", b"")
+        return WeightVersion(
+            self.name,
+            int(number[1]),
+            kind.decode(),
+            _whole(fields.get(b"base")) if kind != b"full" else 0,
+            _whole(fields.get(b"nbytes")),
+            _whole(fields.get(b"stored")),
+            _whole(delta) if delta else None,
+            _whole(fields.get(b"names")),
+            _whole(fields.get(b"created_ms")) / 1000,
+        )
 
     def route(self, reader: str, *, have: int, wanted: int, used: int) -> list[Step]:
         """Return the steps to a version, and pin them for `PIN_S`.
@@ -152,27 +178,6 @@ class Catalogue:
             raise DecodeError(f"weights {self.name!r}: version {version} has no delta.")
         created_s = _whole(created_ms) / 1000
         return Step(cast(How, word), manifest, manifest.describe(self.name, created_s))
-
-    def _described(self, entry: Reply) -> WeightVersion:
-        number = _ID.fullmatch(entry[0])
-        fields = dict(zip(entry[1][::2], entry[1][1::2], strict=True))
-        kind = fields.get(b"kind")
-        if number is None or kind not in (b"full", b"delta", b"lora"):
-            raise DecodeError(
-                f"weights {self.name!r}: the stream entry {entry[0]!r:.40} is not a version."
-            )
-        delta = fields.get(b"delta", b"")
-        return WeightVersion(
-            self.name,
-            int(number[1]),
-            kind.decode(),
-            _whole(fields.get(b"base")) if kind != b"full" else 0,
-            _whole(fields.get(b"nbytes")),
-            _whole(fields.get(b"stored")),
-            _whole(delta) if delta else None,
-            _whole(fields.get(b"names")),
-            _whole(fields.get(b"created_ms")) / 1000,
-        )
 
 
 class Pin:

@@ -26,6 +26,8 @@ def wait_for_version(
         left = max(0.0, deadline - time.monotonic())
         retry_s = min(left, catalogue.client.retry_s)
         found = look(version, retry_s=retry_s)
+        if found is None and left:
+            found = _block(catalogue, version, min(left, BLOCK_S), retry_s=retry_s)
         if found is not None:
             return found
         if not left:
@@ -36,20 +38,27 @@ def wait_for_version(
                 newest=newest.version if newest else None,
                 waited_s=timeout or 0.0,
             )
-        _block(catalogue, version, min(left, BLOCK_S), retry_s=retry_s)
 
 
 def wait_once(catalogue: Catalogue, version: int, seconds: float) -> WeightVersion | None:
     """Return the newest version if it is not `version`, after one wait of at most `seconds`."""
     retry_s = min(seconds, catalogue.client.retry_s)
-    found = catalogue.other_than(version, retry_s=retry_s)
-    if found is None:
-        _block(catalogue, version, seconds, retry_s=retry_s)
-    return found or catalogue.other_than(version, retry_s=retry_s)
+    return (
+        catalogue.other_than(version, retry_s=retry_s)
+        or _block(catalogue, version, seconds, retry_s=retry_s)
+        or catalogue.other_than(version, retry_s=retry_s)
+    )
 
 
-def _block(catalogue: Catalogue, version: int, seconds: float, *, retry_s: float) -> None:
-    """Wait until there may be a version larger than `version`, at most `seconds`."""
-    block_on_stream(
+def _block(
+    catalogue: Catalogue, version: int, seconds: float, *, retry_s: float
+) -> WeightVersion | None:
+    """Wait for a version larger than `version`, at most `seconds`; return the newest, if any.
+
+    The reply that ends the wait has the versions in it: readers that are woken together do not
+    all ask again.
+    """
+    entries = block_on_stream(
         catalogue.client, catalogue.keys.versions, f"{version}-0", seconds, retry_s=retry_s
     )
+    return catalogue.described(entries[-1]) if entries else None
