@@ -82,17 +82,18 @@ class LoadTarget:
         """
         entries = {entry.name: entry for entry in state.layout.tensors}
         loaded = self.names(state.layout)
-        for name in loaded:
-            entry = entries[entries[name].alias or name]
-            for piece in entry.pieces:
-                with torch.inference_mode(
-                    mode=False
-                ):  # inference tensors must not become parameters' data
-                    value = state.value(entry, piece)
-                if adopt and _can_adopt(self.targets[name], value):
-                    self.targets[name].tensor.data = value
-                elif not _same_memory(value, self.targets[name].tensor):
-                    load_in_place(self.targets[name], value, piece.start)
+        with torch.inference_mode(mode=False):  # inference tensors must not become parameters' data
+            values = [
+                (self.targets[name], state.value(entry, piece), piece)
+                for name in loaded
+                for entry in [entries[entries[name].alias or name]]
+                for piece in entry.pieces
+            ]
+        for target, value, piece in values:
+            if adopt and _can_adopt(target, value):
+                target.tensor.data = value
+            elif not _same_memory(value, target.tensor):
+                load_in_place(target, value, piece.start)
         synchronize(self.targets[name] for name in loaded)
 
 
@@ -127,6 +128,8 @@ def _rows(piece: Piece, target: TensorShard) -> range:
     """Return the rows of a piece, along its first dimension, that overlap the target."""
     if not piece.elements:
         return range(0)
+    if target.is_whole:
+        return range(piece.shape[0]) if piece.shape else range(1)
     box = zip(piece.start, piece.shape, target.start, target.tensor.shape, strict=True)
     overlaps = [
         range(max(first, target_first) - first, min(first + size, target_first + rows) - first)
@@ -147,7 +150,7 @@ def _can_adopt(target: TensorShard, value: Tensor) -> bool:
         target.is_whole
         and tensor.device.type == "cpu"
         and (tensor.dtype, tensor.shape) == (value.dtype, value.shape)
-        and not (tensor.is_inference() or tensor.is_shared())
+        and not (tensor.is_inference() or tensor.untyped_storage().is_shared())
         and not (tensor._is_view() or tensor.grad_fn)  # noqa: SLF001
     )
 

@@ -108,6 +108,8 @@ def _difference(entry: TensorEntry, shard: TensorShard) -> str:
         return f"published {entry}, model {dtype}[{', '.join(map(str, shard.shape))}]"
     if target.layout != torch.strided or target.is_meta:
         return f"the model's is {'on the meta device' if target.is_meta else 'sparse'}"
+    if target.is_contiguous():
+        return ""
     steps = zip(target.shape, target.stride(), strict=True)
     if any(size > 1 and step == 0 for size, step in steps):
         return "the model's is expanded: several elements share memory"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -48,7 +49,6 @@ class State:
             WeightError: There is not enough memory.
         """
         self.layout = layout
-        self._spans = layout.spans()
         self._pieces = layout.pieces()
         self._numbers = {
             (entry.name, piece.offset): number for number, (entry, piece) in enumerate(self._pieces)
@@ -154,6 +154,11 @@ class State:
     def runs(self, index: int) -> list[Run]:
         """Return the runs of items of equal width in a chunk."""
         return runs_of(self._spans[index])
+
+    @cached_property
+    def _spans(self) -> list[list[Span]]:
+        # made at the first use: readers of a host's copy need whole tensors only
+        return self.layout.spans()
 
     def _bytes(self, index: int, span: Span) -> Bytes:
         plain = self._plain.get(span.piece)
