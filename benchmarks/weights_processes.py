@@ -92,6 +92,8 @@ class Reader:
         ended = time.monotonic()
         if loaded is None:
             raise SystemExit("there was no new version")
+        if together:
+            self._barrier.wait(TIMEOUT_S)  # a process that reads would delay others that load
         content = content_of(self._model)
         return began, ended, time.monotonic(), content
 
