@@ -16,10 +16,10 @@ full version: a transformer of 23M float32 parameters, trained here, published a
 and `apply_gb_s`: one thread, 4 MiB blocks, the trained states repeated up to `--megabytes`.
 
 `host_cache_8_over_1`: seconds until a full version is loaded by 8 processes that share the host's
-copy, over those of one of them alone; none of them reads the weights before all have loaded. `peak_extra_memory`: the largest growth of a process in a
-`poll(in_place=True)`, over the bytes of its model. `wake_p99_ms`: from just before `publish` of a
-tiny state is called to the return of `wait` in 8 processes; 99th percentile of all versions and
-readers.
+copy, over those of one of them alone; none of them reads the weights before all have loaded.
+`peak_extra_memory`: the largest growth of a process in a `poll(in_place=True)`, over the bytes of
+its model. `wake_p99_ms`: from just before `publish` of a tiny state is called to the return of
+`wait` in 8 processes; 99th percentile of all versions and readers.
 """
 
 from __future__ import annotations
