@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
   --config-settings editable_mode=compat
 
-.PHONY: help setup demo test test-slow check format bench clean
+.PHONY: help setup demo test test-slow check format guard bench clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -31,6 +31,9 @@ check: .venv/.dev  ## lint, format, types, import rules and Lua
 format: .venv/.dev  ## mend what the tools can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+guard: .venv/.dev  ## fail where redrb has lost a fifth of its lead over raw redis-py
+	$(BIN)/python -m benchmarks.guard
 
 bench: .venv/.dev  ## everything that docs/performance.md shows: shapes, orders, scale, codec, weights
 	$(BIN)/python -m benchmarks

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.guard import lost
 from benchmarks.server import private_server
 from benchmarks.shapes import SHAPES
 from benchmarks.systems import Job
@@ -68,6 +69,12 @@ def test_a_peer_gives_the_batches_that_redrb_gives(
     assert batches[1].keys() == named_tensors(expected).keys()
     for name, tensor in named_tensors(expected).items():
         assert torch.equal(batches[1][name], tensor)
+
+
+def test_the_guard_fails_where_more_than_a_fifth_is_lost() -> None:
+    expected = {"rlhf-1k": 1.5, "grpo": 2.0}
+    assert lost(expected, {"rlhf-1k": 1.21, "grpo": 1.61}) == []
+    assert lost(expected, {"rlhf-1k": 1.19, "grpo": 2.5}) == ["rlhf-1k"]
 
 
 def test_the_benchmark_of_the_runtime_ends_with_its_figures() -> None:
