@@ -1,4 +1,4 @@
-# What runs here runs in CI too: `.ci/run` calls check and test.
+# What runs here runs in CI too: `.ci/run` calls check, test and guard.
 PYTHON ?= python3
 BIN := .venv/bin
 # compat: a path, so that scripts beside the clone's directory find the package and not the directory
