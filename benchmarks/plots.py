@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 Figures = dict[str, Any]
 
@@ -34,18 +34,30 @@ def _bars(axes: Axes, names: Sequence[str], series: Mapping[str, Sequence[float 
         places = [at + (index - (len(series) - 1) / 2) * width for at in range(len(names))]
         shown = [value if value is not None else 0.0 for value in values]
         bars = axes.bar(places, shown, width, label=label, color=_colour(label, index))
-        texts = [f"{value:.2g}" if value is not None else "" for value in values]
-        axes.bar_label(bars, texts, fontsize=6.5 if len(series) < 6 else 5, padding=1)
+        texts = ["" if value is None else _short(value) for value in values]
+        crowded = len(series) * len(names) > 15
+        axes.bar_label(bars, texts, fontsize=6.5, padding=2, rotation=90 if crowded else 0)
+    axes.margins(y=0.2)
     axes.set_xticks(range(len(names)), names)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
 
 
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
+
+
 def _log_scale(axes: Axes) -> None:
     """Use a logarithmic scale whose numbers are written out."""
     axes.set_yscale("log")
-    for axis_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        axis_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _legend(axes: Axes) -> None:
+    """Put the legend to the right of a plot, where it hides nothing."""
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _floor(axes: Axes, height: float = 1.0) -> None:
@@ -69,17 +81,16 @@ def _shapes(figure: Figure, figures: Figures) -> None:
     _bars(above, list(shapes), rates)
     _floor(above)
     _log_scale(above)
-    above.set_ylim(top=above.get_ylim()[1] * 3)
     above.set_title(f"Samples/s over the raw floor, {figures['server']} (higher is better)")
     above.set_ylabel("times the raw floor")
-    above.legend(fontsize=7, ncols=4)
+    _legend(above)
     _processor_time(below, shapes)
 
 
 def _processor_time(axes: Axes, shapes: Figures) -> None:
     """Draw the processor time of a sample by process, as a share of the raw floor's."""
     systems, parts = ("redrb", "raw", "packed"), ("producer_us", "server_us", "consumer_us")
-    shades = ("#922b21", "#d98880", "#f2d7d5")
+    shades = ("#f2d7d5", "#d98880", "#922b21")
     for index, system in enumerate(systems):
         places = [at + (index - 1) * 0.28 for at in range(len(shapes))]
         floors = [sum(each["systems"]["raw"][part] for part in parts) for each in shapes.values()]
@@ -92,39 +103,36 @@ def _processor_time(axes: Axes, shapes: Figures) -> None:
             label = part.removesuffix("_us") if not index else None
             axes.bar(places, heights, 0.25, bottom=bottom, color=shade, label=label)
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
-        for place, height in zip(places, bottom, strict=True):
-            axes.text(place, height + 0.02, system, fontsize=6, ha="center")
+        for place in places:
+            axes.text(place, 0.03, system, fontsize=7, ha="center", rotation=90)
     _floor(axes)
-    axes.margins(y=0.25)
     axes.set_xticks(range(len(shapes)), list(shapes))
     axes.set_title("Processor time of a sample, all processes (lower is better)")
     axes.set_ylabel("times the raw floor")
-    axes.legend(fontsize=7, ncols=3)
+    _legend(axes)
 
 
 def _puts(figure: Figure, figures: Figures) -> None:
     shapes = figures["shapes"]
-    left, right = figure.subplots(1, 2)
+    above, below = figure.subplots(2, 1)
     systems = ("redrb", "redrb stalest", "packed")
-    _bars(left, list(shapes), _values(shapes, systems, "wire_bytes_a_put"))
-    _floor(left, 600)
-    _log_scale(left)
-    left.set_title("Bytes on the wire of a put, beyond its payload")
-    left.set_ylabel("bytes (dashed: target)")
-    left.legend(fontsize=8)
+    _bars(above, list(shapes), _values(shapes, systems, "wire_bytes_a_put"))
+    _floor(above, 600)
+    _log_scale(above)
+    above.set_title("Bytes on the wire of a put, beyond its payload")
+    above.set_ylabel("bytes (dashed: target)")
+    _legend(above)
     sizes = {
         name: [
             each["systems"][name]["memory_bytes"] / each["packed_bytes"] for each in shapes.values()
         ]
         for name in ("redrb", "redrb stalest", "raw")
     }
-    _bars(right, list(shapes), sizes)
-    _floor(right)
-    right.set_title("Memory in Redis over the encoded sample")
-    right.set_ylabel("times the encoded bytes")
-    right.legend(fontsize=8)
-    for axes in (left, right):
-        axes.tick_params(axis="x", labelsize=8)
+    _bars(below, list(shapes), sizes)
+    _floor(below)
+    below.set_title("Memory in Redis over the encoded sample")
+    below.set_ylabel("times the encoded bytes")
+    _legend(below)
 
 
 def _values(shapes: Figures, systems: Sequence[str], field: str) -> dict[str, list[float | None]]:
@@ -145,7 +153,7 @@ def _orders(figure: Figure, figures: Figures) -> None:
     _floor(axes)
     axes.set_title(f"Samples/s of orders over fifo, {figures['server']}")
     axes.set_ylabel("times fifo")
-    axes.legend()
+    _legend(axes)
 
 
 def _servers(figure: Figure, figures: Figures) -> None:
@@ -170,7 +178,7 @@ def _servers(figure: Figure, figures: Figures) -> None:
     axes.set_ylabel("samples/s")
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
-    axes.legend()
+    _legend(axes)
 
 
 def _scale(figure: Figure, figures: Figures) -> None:
@@ -188,10 +196,10 @@ def _scale(figure: Figure, figures: Figures) -> None:
     idle = figures["idle_clients"]
     for system in ("redrb", "raw"):
         rates = [case["systems"][system]["samples_per_s"] for case in idle.values()]
-        panels[3].plot(list(idle), rates, "o-", color=COLOURS[system])
+        panels[3].plot(list(idle), rates, "o-", color=COLOURS[system], label=system)
     panels[3].set_title("idle clients")
     panels[0].set_ylabel(f"samples/s, {figures['shape']}")
-    panels[0].legend()
+    _legend(panels[3])
     for axes in panels:
         axes.set_ylim(bottom=0)
         axes.margins(x=0.12)
@@ -210,7 +218,7 @@ def _latency(figure: Figure, figures: Figures) -> None:
         axes.set_xlabel("percentile")
         axes.grid(alpha=0.3, which="both")
     panels[0].set_ylabel("put to batch in hand, ms (dashed: target for p99)")
-    panels[0].legend()
+    _legend(panels[-1])
 
 
 def _backlog(figure: Figure, figures: Figures) -> None:
@@ -219,14 +227,15 @@ def _backlog(figure: Figure, figures: Figures) -> None:
     backlogs = [int(groups) for groups in found]
     for index, call in enumerate(next(iter(found.values()))):
         costs = [each[call] for each in found.values()]
-        axes.plot(backlogs, costs, "o-", label=call, color=PALETTE[index])
-    axes.set_xscale("log")
+        axes.plot(
+            [f"{groups:,}" for groups in backlogs], costs, "o-", label=call, color=PALETTE[index]
+        )
     axes.set_ylim(bottom=0)
     axes.set_xlabel("groups that wait")
     axes.set_ylabel("microseconds a call, round trip included")
     axes.set_title(f"Calls by backlog, {figures['server']}")
     axes.grid(alpha=0.3)
-    axes.legend()
+    _legend(axes)
 
 
 DRAWINGS: dict[str, Callable[[Figure, Figures], None]] = {
