@@ -90,7 +90,7 @@ def _shapes(figure: Figure, figures: Figures) -> None:
 def _processor_time(axes: Axes, shapes: Figures) -> None:
     """Draw the processor time of a sample by process, as a share of the raw floor's."""
     systems, parts = ("redrb", "raw", "packed"), ("producer_us", "server_us", "consumer_us")
-    shades = ("#f2d7d5", "#d98880", "#922b21")
+    shades = ("#f2d7d5", "#e6b0aa", "#cd6155")
     for index, system in enumerate(systems):
         places = [at + (index - 1) * 0.28 for at in range(len(shapes))]
         floors = [sum(each["systems"]["raw"][part] for part in parts) for each in shapes.values()]

@@ -15,6 +15,9 @@ from benchmarks.systems import OURS, versions
 
 QUICK = ("rlhf-1k", "grpo", "agent")
 
+PEER_SHARE = 0.25
+"""Size of a peer's round over that of redrb's: a peer takes many times as long."""
+
 
 def run(options: Options) -> dict[str, Any]:
     """Return the figures of every system in every shape, and redrb's ratios to the others."""
@@ -45,9 +48,10 @@ def _race(
     """Race systems in one shape; each peer has processes of its own, so that none slows another."""
     with ExitStack() as scope:
         teams = {each: own if each in OURS else scope.enter_context(sides()) for each in systems}
+        sizes = {each: options.size * (1 if each in OURS else PEER_SHARE) for each in systems}
         contestants = {
-            system: partial(team.run, server, system, shape, size=options.size)
-            for system, team in teams.items()
+            each: partial(team.run, server, each, shape, size=sizes[each])
+            for each, team in teams.items()
         }
         return race(contestants, options.rounds, shape)
 
