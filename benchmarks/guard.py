@@ -23,8 +23,9 @@ from redrb.codec.kernels import NAME
 RATIOS = Path(__file__).parent / "guard.json"
 ALLOWED_LOSS = 0.2
 ATTEMPTS = 3
-ROUNDS, ROUNDS_TO_WRITE = 5, 31
-SIZE = 0.1
+ROUNDS, ROUNDS_TO_WRITE = 5, 21
+SIZES = {"rlhf-1k": 0.1, "grpo": 0.1, "agent": 0.4}
+"""Share of a full round."""
 
 WITH_CONSUMER = ("rlhf-1k", "grpo")
 PUTS_ONLY = ("agent",)
@@ -43,7 +44,7 @@ def ratios_of(
     found = {}
     for shape in shapes:
         contestants = {
-            system: partial(teams[shape].run, server, system, shape, size=SIZE)
+            system: partial(teams[shape].run, server, system, shape, size=SIZES[shape])
             for system in ("raw", "redrb")
         }
         raced = race(contestants, rounds, shape)
