@@ -18,7 +18,7 @@ from statistics import median
 
 from benchmarks.race import Round, Sides, race, sides
 from benchmarks.server import Server, private_server
-from redrb.codec.kernels import NAME
+from redrb.codec.core import NAME
 
 RATIOS = Path(__file__).parent / "guard.json"
 ALLOWED_LOSS = 0.2

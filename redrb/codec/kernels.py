@@ -6,6 +6,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from redrb.codec.core import compiled
+
 Shape: TypeAlias = tuple[int, ...]
 Cell: TypeAlias = tuple[int, Shape] | tuple[int, Shape, int]
 """Address and shape of one sample's elements; then, of rounded floats, the address of these."""
@@ -146,20 +148,4 @@ class Kernel(Protocol):
 NOWHERE = 255
 """Stands for the place of a column in a group that lacks it."""
 
-
-INTERFACE = 3
-"""Number of the functions' signatures: a core that an older version compiled is not used."""
-
-
-def _choose() -> tuple[Kernel, str]:
-    try:
-        compiled: Any = import_module("redrb.codec._core")
-    except ImportError:
-        compiled = None
-    if getattr(compiled, "INTERFACE", 1) == INTERFACE:
-        return compiled, "compiled"
-    plain: Kernel = import_module("redrb.codec.plain")
-    return plain, "plain Python"
-
-
-kernel, NAME = _choose()
+kernel: Kernel = import_module("redrb.codec.plain") if compiled is None else compiled

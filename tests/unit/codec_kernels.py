@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from redrb.codec import kernels, plain
+from redrb.codec import core, kernels, plain
 
 
 @pytest.fixture(params=["compiled", "plain"], autouse=True)
@@ -15,6 +15,6 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "plain":
             patch.setattr(kernels, "kernel", plain)
-        elif kernels.NAME != "compiled":
+        elif core.NAME != "compiled":
             pytest.skip("the codec was not compiled")
         yield

@@ -13,6 +13,7 @@ from torch import Tensor
 from redrb.codec import (
     check_and_encode_groups,
     collecting,
+    core,
     decode_items,
     encode_groups,
     kernels,
@@ -27,7 +28,7 @@ from tests.samples import numbered
 from tests.unit.codec_kernels import kernel  # noqa: F401 (used by every test)
 
 needs_exchange = pytest.mark.skipif(
-    kernels.NAME != "compiled" or not hasattr(Tensor, "__dlpack_c_exchange_api__"),
+    core.NAME != "compiled" or not hasattr(Tensor, "__dlpack_c_exchange_api__"),
     reason="the codec was not compiled, or torch is too old",
 )
 
