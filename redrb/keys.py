@@ -42,9 +42,9 @@ class TaskKeys:
         return f"{self.prefix}stream"
 
     @property
-    def producers(self) -> str:
-        """Last operation of each producer."""
-        return f"{self.prefix}producers"
+    def puts(self) -> str:
+        """Counters of all puts, and the last operation of each producer."""
+        return f"{self.prefix}puts"
 
     @property
     def dead(self) -> str:

@@ -41,36 +41,35 @@ def audit(stream: ExperienceStream) -> dict[str, Holdings]:
     if not client.execute("EXISTS", f"{prefix}task"):
         return {}
     names = sorted(name.decode() for name in client.execute("SMEMBERS", f"{prefix}groups"))
-    entries, info, task, sizes, facts, archive, joined, dead, needs, queue, *replies = _together(
+    entries, info, task, puts, facts, archive, joined, dead, needs, queue, *replies = _together(
         stream,
         *_of_task(prefix),
         *(command for name in names for command in _of_group(prefix, name)),
     )
     assert sorted(name.decode() for name in joined) == names, "a group came or went meanwhile"
-    counters = _counters(task)
+    counters = _counters(task) + _counters(puts)
     stored = {_seq(entry_id): fields for entry_id, fields in entries}
     last = _seq(_pairs(info)["last-generated-id"])
     assert counters["last"] == last, "the last id of the task differs from the stream's"
     assert all(seq <= last for seq in stored)
     assert sorted(needs) == sorted(queue)
-    _check_bytes(stored, _pairs(sizes), counters)
+    sizes = {seq: len(stored[seq][1]) for seq in stored if seq > counters["sized_after"]}
     if counters["max_bytes"]:
-        history = sum(len(stored[int(member)][1]) for member in archive)
+        assert counters["bytes"] == sum(sizes.values()), "bytes"
+        history = sum(sizes.get(int(member), 0) for member in archive)
         assert counters["kept_bytes"] == history, "bytes of history"
     buried = Counter(_pairs(fields)["group"].decode() for _, fields in dead)
     settings = _pairs(task)
-    indexed = settings.get("indexed") == b"1"
     known = {int(member): unpack_facts(packed) for member, packed in _pairs(facts, str).items()}
-    assert known.keys() == (stored.keys() if indexed else set()), "facts without a group"
+    assert known.keys() == stored.keys(), "facts without a group"
     for seq, kept in known.items():
-        assert kept["size"] in (len(stored[seq][1]), 0)
+        assert kept["size"] == len(stored[seq][1])
     found = {}
     step = len(_of_group("", ""))
     for index, name in enumerate(names):
         of_group = replies[index * step : (index + 1) * step]
-        found[name] = _check_group(stored, of_group, name, buried, known if indexed else None)
-        if indexed:
-            _check_pools(stream, name, known, settings)
+        found[name] = _check_group(stored, of_group, name, buried, counters)
+        _check_pools(stream, name, known, settings)
     needed = set().union(*(held.waiting | held.leased.keys() for held in found.values()))
     kept = set(map(int, archive))
     assert not kept & needed, "history that a consumer group needs"
@@ -95,7 +94,7 @@ def _of_task(prefix: str) -> list[tuple[Any, ...]]:
         ("XRANGE", f"{prefix}stream", "-", "+"),
         ("XINFO", "STREAM", f"{prefix}stream"),
         ("HGETALL", f"{prefix}task"),
-        ("HGETALL", f"{prefix}sizes"),
+        ("HGETALL", f"{prefix}puts"),
         ("HGETALL", f"{prefix}facts"),
         ("ZRANGE", f"{prefix}archive", 0, -1),
         ("SMEMBERS", f"{prefix}groups"),
@@ -109,10 +108,7 @@ def _of_group(prefix: str, name: str) -> list[tuple[Any, ...]]:
     return [
         ("HGETALL", f"{prefix}group:{name}"),
         ("XPENDING", f"{prefix}stream", name, "-", "+", _MANY),
-        *(
-            ("ZRANGE", f"{prefix}ready:{_pool(name, status)}", 0, -1, "WITHSCORES")
-            for status in Status
-        ),
+        *(("ZRANGE", f"{prefix}ready:{_pool(name, status)}", 0, -1) for status in Status),
         ("HGETALL", f"{prefix}leases:{name}"),
         ("ZRANGE", f"{prefix}consumers:{name}", 0, -1),
         ("HGETALL", f"{prefix}deliveries:{name}"),
@@ -126,38 +122,33 @@ def _check_group(
     replies: list[Any],
     name: str,
     buried: Counter[str],
-    known: dict[int, Facts] | None,
+    task: Counter[str],
 ) -> Holdings:
     state, pending, *pools, leases, consumers, deliveries, needs, queue = replies
-    counters = _counters(state)
-    scores = [
-        (int(member), float(score))
-        for scored in pools
-        for member, score in zip(scored[::2], scored[1::2], strict=True)
-    ]
-    ready = dict(scores)
-    assert len(scores) == len(ready), f"{name}: in two pools at once"
-    assert known is not None or all(seq == score for seq, score in scores)
+    counters = Counter({field: int(value) for field, value in _pairs(state).items()})
+    # puts change the counters of the task only
+    counters["put"] += task["put"] + task["filtered"] + task["kept_back"]
+    counters["filtered"] += task["filtered"]
+    counters["expired"] += task["arrived_stale"]
+    members = [int(member) for pool in pools for member in pool]
+    ready = frozenset(members)
+    assert len(members) == len(ready), f"{name}: in two pools at once"
     leased = {_seq(entry_id): slot.decode() for entry_id, slot, *_ in pending}
-    cursor = counters["cursor"]
-    fresh = {seq for seq in stored if seq > cursor}
-    assert all(seq <= cursor for seq in (*ready, *leased)), f"{name}: taken beyond the cursor"
-    assert not ready.keys() & leased.keys(), f"{name}: leased and waiting at once"
-    assert ready.keys() | leased.keys() <= stored.keys(), f"{name}: groups are not stored"
-    assert counters["waiting"] == len(ready) + len(fresh), f"{name}: waiting"
+    assert not ready & leased.keys(), f"{name}: leased and waiting at once"
+    assert ready | leased.keys() <= stored.keys(), f"{name}: groups are not stored"
     # dead letters outlive the group that gave them up
     assert counters["dead"] <= buried[name], f"{name}: dead"
     ended = sum(counters[kind] for kind in ("acked", "expired", "filtered", "evicted", "dead"))
-    assert counters["put"] == ended + len(leased) + len(ready) + len(fresh), f"{name}: {counters}"
+    assert counters["put"] == ended + len(leased) + len(ready), f"{name}: {counters}"
     alive = {consumer.decode() for consumer in consumers}
     tokens = {slot.decode(): token.decode() for slot, token in _pairs(leases, str).items()}
     for slot in set(leased.values()):
         assert not tokens[slot].endswith(" ended"), f"{name}: an ended lease holds groups"
         assert slot.rpartition("/")[0] in alive, f"{name}: the consumer of a lease is dead"
     failed = {int(member) for member in deliveries[::2]}
-    assert failed <= ready.keys() | leased.keys(), f"{name}: deliveries of groups that are gone"
+    assert failed <= ready | leased.keys(), f"{name}: deliveries of groups that are gone"
     assert sorted(needs) == sorted(queue)
-    return Holdings(frozenset(ready.keys() | fresh), leased)
+    return Holdings(ready, leased)
 
 
 def _check_pools(
@@ -199,15 +190,6 @@ def _check_pools(
 
 def _pool(group: str, status: Status) -> str:
     return group if status is Status.COMPLETED else f"{group}:{status}"
-
-
-def _check_bytes(stored: dict[int, Any], sizes: dict[str, bytes], counters: Counter[str]) -> None:
-    if counters["max_bytes"] == 0:
-        assert not sizes
-        return
-    actual = {seq: len(fields[1]) for seq, fields in stored.items()}
-    assert {int(seq): int(size) for seq, size in sizes.items()} == actual
-    assert counters["bytes"] == sum(actual.values())
 
 
 def _together(stream: ExperienceStream, *commands: tuple[Any, ...]) -> list[Any]:

@@ -20,7 +20,7 @@ from redrb.lua.scripts import Script, load
 _LUA = Path(str(files("redrb.lua")))
 _GLOBALS = (
     *("KEYS", "ARGV", "redis", "cjson", "cmsgpack"),
-    *("error", "ipairs", "math", "pairs", "string", "table", "tonumber", "type", "unpack"),
+    *("error", "ipairs", "math", "pairs", "pcall", "string", "table", "tonumber", "type", "unpack"),
 )
 _OPTIONS = ("--no-config", "--no-cache", "--no-color", "--codes", "--formatter=plain", "--std=none")
 _WARNING = re.compile(r"^.*/(\d+)\.lua:(\d+):\d+: \((\w\d+)\) (.*)$", re.M)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from typing import Any
 
@@ -36,12 +37,12 @@ def fake_pool(name: str) -> redis.ConnectionPool:
         )
         if is_new:
             redis.Redis(connection_pool=pool).eval("return 1", 0)  # starts the server's Lua
-            _add_cmsgpack(server)
+            _complete_lua(server)
     return pool
 
 
-def _add_cmsgpack(server: Any) -> None:
-    """Give the Lua scripts of a fake server the library `cmsgpack`, as every real server does."""
+def _complete_lua(server: Any) -> None:
+    """Give the Lua scripts of a fake server what it lacks: `cmsgpack` and `redis.sha1hex`."""
     lua = server._lua_runtime  # noqa: SLF001 - there is no public way
 
     def pack(value: Any) -> bytes:
@@ -49,9 +50,17 @@ def _add_cmsgpack(server: Any) -> None:
         return packed
 
     def unpack(packed: bytes) -> Any:
-        value = msgpack.unpackb(packed, raw=True, strict_map_key=False)
-        return lua.table_from(value, recursive=True) if isinstance(value, dict | list) else value
+        unpacker = msgpack.Unpacker(raw=True, strict_map_key=False)
+        unpacker.feed(packed)
+        return tuple(
+            lua.table_from(value, recursive=True) if isinstance(value, dict | list) else value
+            for value in unpacker
+        )
 
+    def sha1hex(text: bytes) -> bytes:
+        return hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
+
+    lua.globals()[b"redis"][b"sha1hex"] = sha1hex
     lua.globals()[b"cmsgpack"] = lua.table_from({b"pack": pack, b"unpack": unpack})
     server._lua_expected_globals.add(b"cmsgpack")  # noqa: SLF001
 

@@ -8,42 +8,10 @@ local function stored_after(seq, last)
   return entry and seq_of(entry[1]) or last + 1
 end
 
--- Candidates in a plain task: requeued entries, and entries that some group has never taken.
-local function plain_candidates(all, last)
-  local requeued, seen, fresh = {}, {}, last
-  for _, group in ipairs(all) do
-    fresh = math.min(fresh, number(key('group', group), 'cursor'))
-    if redis.call('ZCARD', key('ready', group)) > 4000 then
-      last = 0 -- later entries are left to the next call
-    end
-    for _, member in ipairs(redis.call('ZRANGE', key('ready', group), 0, 3999)) do
-      if not seen[member] then
-        seen[member] = true
-        requeued[#requeued + 1] = tonumber(member)
-      end
-    end
-  end
-  table.sort(requeued)
-  local index, looked = 1, #all == 0 and 0 or fresh
-  fresh = #all == 0 and stored_after(0, last) or fresh + 1
-  return function(gone)
-    if gone == false and looked == fresh - 1 then -- leased by some, or a gap
-      fresh = stored_after(looked, last)
-    end
-    local seq = requeued[index]
-    if seq and seq <= fresh then
-      index, looked = index + 1, nil
-      return seq
-    end
-    looked, fresh = fresh, fresh + 1
-    return looked <= last and looked or nil
-  end
-end
-
--- Candidates in an indexed task, by arrival. Entries below `floor`, which the task keeps, are deleted,
+-- Candidates by arrival. Entries below `floor`, which the task keeps, are deleted,
 -- history or leased, and are not looked at again; the sorted set behind holds those that were requeued
 -- since. After LOOKS looks the rest is left to the next call.
-local LOOKS = 10000
+local LOOKS = 1000
 local function oldest_candidates(last)
   local found, at, looks, window = {}, 0, 0, 4
   local next_seq = number(task, 'floor')
@@ -86,12 +54,13 @@ local function oldest_candidates(last)
   end
 end
 
--- Candidates from a sorted set: by ZRANGE the first ones, by ZREVRANGE the last ones.
+-- Candidates from a sorted set: by ZRANGE the first ones, by ZREVRANGE the last ones. After LOOKS
+-- candidates that another consumer group leases, those by arrival follow.
 local function sorted_candidates(name, command)
   local rank = 0
   return function(gone)
     rank = rank + (gone == false and 1 or 0)
-    local member = redis.call(command, name, rank, rank)[1]
+    local member = rank < LOOKS and redis.call(command, name, rank, rank)[1]
     return member and tonumber(member)
   end
 end

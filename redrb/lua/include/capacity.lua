@@ -58,16 +58,16 @@ local function reads_left(group)
     return 0
   end
   local reads = reads_of(group, share)
-  return math.max(math.floor(number(task, 'put') * spi - reads - least + 1e-6), 0)
+  return math.max(math.floor(number(puts, 'put') * spi - reads - least + 1e-6), 0)
 end
 
 -- How many groups the limits and the rate let in now.
 local function room_left()
-  local known = numbers(task, 'limit', 'max_bytes', 'bytes', 'kept_bytes', 'put')
+  local known = numbers(task, 'limit', 'max_bytes', 'bytes', 'kept_bytes')
   if known[2] > 0 and known[3] - known[4] >= known[2] then -- history gives way to a put
     return 0
   end
-  local left = inserts_left(known[5])
+  local left = inserts_left(number(puts, 'put'))
   if known[1] == 0 then
     return left
   end

@@ -2,7 +2,7 @@
 --
 -- A lease is a table of group, pool and slot, and the result so far: claimed and lost, numbers of
 -- entries leased and of entries that another client had deleted; members; weights if they are drawn.
---@include task facts pools groups staleness
+--@include task facts pools history groups staleness
 
 -- Lease entries. Returns the ids of those that exist.
 local function claim(lease, ids)
@@ -27,18 +27,14 @@ local function claim_members(lease, found)
     ids[i] = BASE .. member
     lease.members[#lease.members + 1] = member
   end
-  if rules().indexed then
-    local all = note_taken(lease.group, lease.pool, found, lease.weights)
-    withdraw(lease.group, lease.pool, found, all)
-  else
-    in_parts('ZREM', key('ready', lease.pool), found)
-  end
+  local all = note_taken(lease.group, lease.pool, found, lease.weights)
+  withdraw(lease.group, lease.pool, found, all)
   local held = #claim(lease, ids)
   lease.lost = lease.lost + #ids - held
-  if held < #ids and rules().indexed then
+  if held < #ids then
     for i in ipairs(ids) do
       if not is_leased(lease.group, found[i]) then
-        redis.call('HDEL', key('facts'), found[i])
+        delete({tonumber(found[i])})
       end
     end
   end

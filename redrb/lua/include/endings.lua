@@ -21,7 +21,7 @@ end
 -- or kept as history, without those that an earlier, repeated call has ended.
 local function read_again(group, slot, seqs)
   local rule, over = rules(), {}
-  if not rule.indexed or rule.max_reads == 1 and not keeps() then
+  if rule.max_reads == 1 and not keeps() then
     return seqs
   end
   for _, seq in ipairs(seqs) do

@@ -22,29 +22,16 @@ local function evict_one(all, seq, history)
   if #waits == 0 and #all > 0 then
     return false
   end
-  local indexed = rules().indexed
-  if not indexed and delete({seq}) == 0 then -- a gap that an undone put left
-    return false
-  end
   for _, found in ipairs(waits) do
     local group, pool = found[1], found[2]
     left_unread(group, {seq})
-    if indexed then
-      withdraw(group, pool, {member})
-      redis.call('HDEL', key('moved', group), member)
-      redis.call('HDEL', key('expiries', group), member)
-      redis.call('HDEL', key('reads', group), member)
-    elseif redis.call('ZREM', key('ready', group), member) == 0
-      and number(key('group', group), 'cursor') == seq - 1 then -- the gap need not be looked at again
-      redis.call('HSET', key('group', group), 'cursor', string.format('%.0f', seq))
+    withdraw(group, pool, {member})
+    for _, kind in ipairs({'moved', 'expiries', 'reads', 'deliveries'}) do
+      redis.call('HDEL', key(kind, group), member)
     end
-    redis.call('HDEL', key('deliveries', group), member)
-    add(key('group', group), 'waiting', -1)
     add(key('group', group), 'evicted', 1)
   end
-  if indexed then
-    delete({seq})
-  end
+  delete({seq})
   add(task, 'evicted', 1)
   return 'stored'
 end
@@ -52,22 +39,18 @@ end
 -- Evict until `excess` groups and `excess_bytes` bytes are gone, or no more group can be evicted.
 -- `history`: deleted history counts as groups, too. Returns the number of entries evicted.
 local function evict(excess, excess_bytes, history)
-  local all, last, evicted = groups(), number(task, 'last'), 0
+  local all, last, evicted = groups(), number(puts, 'last'), 0
   local eviction = redis.call('HGET', task, 'eviction')
   local sources = {}
-  if not rules().indexed then
-    sources[1] = plain_candidates(all, last)
-  else
-    if history or excess_bytes > 0 then
-      sources[1] = sorted_candidates(key('archive'), 'ZRANGE')
-    end
-    if eviction == 'stalest' and all[1] then
-      sources[#sources + 1] = sorted_candidates(versions_of(all[1]), 'ZRANGE')
-    elseif eviction == 'last' and all[1] then
-      sources[#sources + 1] = sorted_candidates(key('ready', all[1]), 'ZREVRANGE')
-    end
-    sources[#sources + 1] = oldest_candidates(last) -- groups that wait in other pools, or have no version
+  if history or excess_bytes > 0 then
+    sources[1] = sorted_candidates(key('archive'), 'ZRANGE')
   end
+  if eviction == 'stalest' and all[1] then
+    sources[#sources + 1] = sorted_candidates(versions_of(all[1]), 'ZRANGE')
+  elseif eviction == 'last' and all[1] then
+    sources[#sources + 1] = sorted_candidates(key('ready', all[1]), 'ZREVRANGE')
+  end
+  sources[#sources + 1] = oldest_candidates(last) -- groups that wait in other pools, or have no version
   local bytes, at, gone = number(task, 'bytes'), 1, nil
   while sources[at] and (excess > 0 or excess_bytes > 0) do
     local seq = sources[at](gone)

@@ -1,10 +1,8 @@
 -- Says where an entry stands in each consumer group, and lets it go when all are done with it.
 --
--- In a consumer group an entry is waiting, leased (in the pending list) or done. When it is done in all
--- groups it is deleted or becomes history. In a plain task the entries beyond the cursor wait, and those
--- in the sorted set ready:<group>, which were requeued. In an indexed task the entries in the group's
--- pools wait. group:<group> holds cursor and counters.
---@include task facts pools history capacity waiters
+-- In a consumer group an entry is waiting (in one of its pools), leased (in the pending list) or done.
+-- When it is done in all groups it is deleted or becomes history.
+--@include task facts pools history capacity
 
 local function is_leased(group, seq)
   local id = id_of(seq)
@@ -13,13 +11,9 @@ end
 
 -- The pool in which an entry waits, or nil.
 local function waits_in(group, seq)
-  local member, pool = member_of(seq), group
-  if rules().indexed then
-    local facts = facts_of(member)
-    pool = facts and home_of(group, member, facts) or group
-  elseif tonumber(seq) > number(key('group', group), 'cursor') then
-    return group
-  end
+  local member = member_of(seq)
+  local facts = facts_of(member)
+  local pool = facts and home_of(group, member, facts) or group
   return redis.call('ZSCORE', key('ready', pool), member) and pool or nil
 end
 
@@ -27,7 +21,7 @@ end
 -- `leased`: the entries are being read, which counts as one read each.
 local function left_unread(group, seqs, leased)
   local most = rules().max_reads
-  if not rules().indexed or most == 0 or #seqs == 0 then
+  if most == 0 or #seqs == 0 then
     return
   end
   local left = (most - (leased and 1 or 0)) * #seqs
@@ -63,7 +57,7 @@ local function needed_by_none(group, seqs)
     end
     if not needed then
       over[#over + 1] = seq
-    elseif rules().indexed then
+    else
       let_evict(seq)
     end
   end
@@ -74,8 +68,7 @@ end
 -- group needs. If the task keeps history, entries that any group has acknowledged become history
 -- instead; `acked`: this group has. Returns the number of entries deleted.
 local function forget(group, seqs, acked)
-  if rules().indexed
-    and redis.call('EXISTS', key('moved', group), key('expiries', group), key('reads', group)) > 0 then
+  if redis.call('EXISTS', key('moved', group), key('expiries', group), key('reads', group)) > 0 then
     for _, seq in ipairs(seqs) do
       redis.call('HDEL', key('moved', group), member_of(seq))
       redis.call('HDEL', key('expiries', group), member_of(seq))
@@ -83,7 +76,7 @@ local function forget(group, seqs, acked)
     end
   end
   local over = needed_by_none(group, seqs)
-  if not keeps() or not rules().indexed then
+  if not keeps() then
     return delete(over)
   elseif acked then
     return retire(over)
@@ -95,33 +88,4 @@ local function forget(group, seqs, acked)
     target[#target + 1] = seq
   end
   return delete(gone) + retire(read)
-end
-
--- Wake takes that wait for a pool: as many as it satisfies, and all takes with a query.
-local function wake_pool(pool, now)
-  if redis.call('EXISTS', key('queue', pool)) == 1 then
-    local group = string.match(pool, '^[^:]+')
-    local waiting
-    if rules().indexed then
-      waiting = math.min(redis.call('ZCARD', key('ready', pool)), reads_left(group))
-    else
-      waiting = number(key('group', group), 'waiting')
-    end
-    wake(pool, waiting, now)
-  end
-  if rules().indexed then
-    wake(pool .. '?', math.huge, now)
-  end
-end
-
--- Wake takes that wait for any pool of a consumer group.
-local function wake_pools(group, now)
-  wake_pool(group, now)
-  if rules().indexed then
-    for _, status in ipairs(STATUSES) do
-      if status ~= 'completed' then
-        wake_pool(pool_of(group, status), now)
-      end
-    end
-  end
 end

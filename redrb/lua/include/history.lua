@@ -4,34 +4,36 @@
 -- bytes (kept_bytes) count toward max_bytes, and the oldest is deleted when a put needs them.
 --@include task facts
 
+local MOST_TRIMMED = 100 -- entries of the history that one call deletes, beyond those that it adds
+
+-- Bytes of entries as max_bytes counts them: of those put since the task has that setting.
+local function bytes_of(seqs)
+  local bytes, since, members = 0, number(task, 'sized_after'), {}
+  for _, seq in ipairs(seqs) do
+    if tonumber(seq) > since then
+      members[#members + 1] = member_of(seq)
+    end
+  end
+  for _, facts in ipairs(facts_of_all(members)) do
+    bytes = bytes + (facts and facts.size or 0)
+  end
+  return bytes
+end
+
 -- Delete entries. Returns the number of entries that existed.
 local function delete(seqs)
-  if #seqs == 0 then
-    return 0
-  end
-  local sized, described = number(task, 'max_bytes') > 0, rules().described
   local deleted = 0
+  if rules().max_bytes > 0 then
+    add(task, 'bytes', -bytes_of(seqs))
+  end
   for first = 1, #seqs, 1000 do
-    local ids, fields, members = {}, {}, {}
+    local ids, members = {}, {}
     for i = first, math.min(first + 999, #seqs) do
       ids[i - first + 1] = id_of(seqs[i])
-      fields[i - first + 1] = seqs[i]
-      if described then
-        members[i - first + 1] = member_of(seqs[i])
-      end
+      members[i - first + 1] = member_of(seqs[i])
     end
     deleted = deleted + redis.call('XDEL', stream, unpack(ids))
-    if sized then
-      local freed = 0
-      for _, size in ipairs(redis.call('HMGET', key('sizes'), unpack(fields))) do
-        freed = freed + tonumber(size or '0')
-      end
-      add(task, 'bytes', -freed)
-      redis.call('HDEL', key('sizes'), unpack(fields))
-    end
-    if described then
-      redis.call('HDEL', key('facts'), unpack(members))
-    end
+    redis.call('HDEL', key('facts'), unpack(members))
   end
   return deleted
 end
@@ -43,17 +45,9 @@ end
 
 -- Count the bytes of entries that become history (sign 1) or stop being history (-1).
 local function count_history(seqs, sign)
-  if #seqs == 0 or number(task, 'max_bytes') == 0 then
-    return
+  if #seqs > 0 and rules().max_bytes > 0 then
+    add(task, 'kept_bytes', sign * bytes_of(seqs))
   end
-  local bytes = 0
-  for first = 1, #seqs, 1000 do
-    local last = math.min(first + 999, #seqs)
-    for _, size in ipairs(redis.call('HMGET', key('sizes'), unpack(seqs, first, last))) do
-      bytes = bytes + tonumber(size or '0')
-    end
-  end
-  add(task, 'kept_bytes', sign * bytes)
 end
 
 -- Delete entries of the history, by member. Returns their number.
@@ -94,7 +88,7 @@ local function retire(seqs)
     end
   end
   count_history(fresh, 1)
-  return trim_history(1000 + #seqs)
+  return trim_history(MOST_TRIMMED + #seqs)
 end
 
 -- Delete the oldest history until `excess` bytes are free.
@@ -105,7 +99,7 @@ local function free_history(excess)
       local seq = string.match(member, '[1-9]%d*')
       if excess > 0 then
         gone[i] = member
-        excess = excess - tonumber(redis.call('HGET', key('sizes'), seq) or '0')
+        excess = excess - bytes_of({seq})
       end
     end
     if #gone == 0 then

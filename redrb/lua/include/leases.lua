@@ -5,6 +5,8 @@
 -- which Redis keeps one lease: <consumer>/<number>.
 --@include task facts pools pending groups
 
+local MOST_TAKEN_OVER = 200
+
 -- Move a leased entry, already out of the pending list, to the dead-letter stream.
 local function add_dead_letter(group, seq, fields, reason, consumer)
   local deliveries = redis.call('HGET', key('deliveries', group), member_of(seq)) or '0'
@@ -32,18 +34,13 @@ end
 -- Let an entry wait that is neither leased nor waiting: in its old place, or in a newly drawn one.
 local function requeue(group, seq)
   local member = member_of(seq)
-  if rules().indexed then
-    local facts = facts_of(member)
-    if not facts then -- another client deleted the entry
-      add(key('group', group), 'evicted', 1)
-      return
-    end
-    enter(group, home_of(group, member, facts), {member}, {facts})
-    let_evict(seq)
-  else
-    redis.call('ZADD', key('ready', group), seq, member)
+  local facts = facts_of(member)
+  if not facts then -- another client deleted the entry
+    add(key('group', group), 'evicted', 1)
+    return
   end
-  add(key('group', group), 'waiting', 1)
+  enter(group, home_of(group, member, facts), {member}, {facts})
+  let_evict(seq)
 end
 
 -- End the lease of an entry: requeue it, or make it a dead letter if its deliveries failed too often.
@@ -53,9 +50,7 @@ local function return_lease(group, seq, counted, consumer)
   if redis.call('XACK', stream, group, id_of(seq)) == 0 then
     return 0
   end
-  if rules().indexed then
-    add(key('group', group), 'taken', -1)
-  end
+  add(key('group', group), 'taken', -1)
   if counted then
     local failed = redis.call('HINCRBY', key('deliveries', group), member_of(seq), 1)
     if failed >= max_deliveries() then
@@ -71,31 +66,56 @@ local function return_lease(group, seq, counted, consumer)
   return 1
 end
 
--- End the lease in a slot. Returns the number of its entries.
-local function return_slot(group, slot, counted, consumer)
-  local returned = 0
+-- End the lease in a slot, or `most` entries of it. Returns the number of entries returned, and of
+-- entries looked at.
+local function return_slot(group, slot, counted, consumer, most)
+  local returned, seen = 0, 0
   each_leased(group, slot, function(seq)
-    returned = returned + return_lease(group, seq, counted, consumer)
+    returned, seen = returned + return_lease(group, seq, counted, consumer), seen + 1
+    return seen == most
   end)
-  return returned
+  return returned, seen
 end
 
--- End all leases of a consumer. Returns the number of their entries.
-local function return_leases(group, consumer, counted)
-  local returned = 0
-  for _, slot in ipairs(redis.call('HKEYS', key('leases', group))) do
-    if string.sub(slot, 1, #consumer + 1) == consumer .. '/' then
-      returned = returned + return_slot(group, slot, counted, consumer)
-      redis.call('HDEL', key('leases', group), slot)
-      redis.call('XGROUP', 'DELCONSUMER', stream, group, slot)
+-- The slots in which a consumer has leases. It numbers them from 0 and uses the lowest free one.
+local function slots_of(group, consumer)
+  local found, first, any = {}, 0, true
+  while any do
+    local slots = {}
+    for i = 1, 32 do
+      slots[i] = string.format('%s/%d', consumer, first + i - 1)
     end
+    any = false
+    for i, token in ipairs(redis.call('HMGET', key('leases', group), unpack(slots))) do
+      if token then
+        found[#found + 1], any = slots[i], true
+      end
+    end
+    first = first + 32
+  end
+  return found
+end
+
+-- End the leases of a consumer in these slots, at most `most` entries: then it is called again later.
+-- Returns the number of entries returned.
+local function return_leases(group, consumer, slots, counted, most)
+  local returned, left = 0, most
+  for _, slot in ipairs(slots) do
+    local ended, seen = return_slot(group, slot, counted, consumer, left)
+    returned, left = returned + ended, left - seen
+    if left == 0 then
+      return returned
+    end
+    redis.call('HDEL', key('leases', group), slot)
+    redis.call('XGROUP', 'DELCONSUMER', stream, group, slot)
   end
   redis.call('ZREM', key('consumers', group), consumer)
   return returned
 end
 
 -- Renew a consumer's deadline, and end the leases of consumers whose deadline is over. If the caller's
--- deadline is over too, all deadlines are renewed instead: most likely Redis was away.
+-- deadline is over too, all deadlines are renewed instead: most likely Redis was away. At most
+-- MOST_TAKEN_OVER entries are taken over in one call, the others in the next ones.
 -- Returns the number of entries taken over, and the caller's old deadline, if it had one.
 local function beat(group, consumer, lease_ms, now)
   local consumers = key('consumers', group)
@@ -107,7 +127,10 @@ local function beat(group, consumer, lease_ms, now)
     if deadline and tonumber(deadline) <= now then
       redis.call('ZADD', consumers, until_ms, other)
     else
-      returned = returned + return_leases(group, other, true)
+      local left = MOST_TAKEN_OVER - returned
+      if left > 0 then
+        returned = returned + return_leases(group, other, slots_of(group, other), true, left)
+      end
     end
   end
   add(key('group', group), 'taken_over', returned)

@@ -1,5 +1,7 @@
 -- Lets a consumer group join a task, or end.
---@include task facts pools history capacity groups waiters
+--@include task facts pools history capacity groups waiters waking ledger
+
+local JOIN_PAGE = 200 -- groups that one call adds to the pools of a consumer group that joins
 
 -- Note how many reads a group that joins late is behind the others: a rate does not wait for them.
 local function give_lead(group)
@@ -17,7 +19,7 @@ local function give_lead(group)
   end
 end
 
--- Add the next page of an indexed task's groups to the pools of a consumer group that joins. The hash
+-- Add the next page of the task's groups to the pools of a consumer group that joins. The hash
 -- joining:<group> holds `at`, the place in the facts; `last`, the last id before it joined; `put`, the
 -- groups put until then; `found`, the groups added; `start`. Returns whether this was the last page.
 local function join_page(group)
@@ -26,11 +28,11 @@ local function join_page(group)
   if not at then
     return true
   end
-  local page, pools, entered = redis.call('HSCAN', key('facts'), at, 'COUNT', 1000), {}, 0
+  local page, pools, added = redis.call('HSCAN', key('facts'), at, 'COUNT', JOIN_PAGE), {}, 0
   local history = redis.call('EXISTS', key('archive')) == 1
   start = tonumber(start or '')
   for i = 1, #page[2], 2 do
-    local member, facts = page[2][i], cmsgpack.unpack(page[2][i + 1])
+    local member, facts = page[2][i], unpack_facts(page[2][i + 1])
     local seq, pool = tonumber(member), pool_of(group, facts.status)
     local kept = history and redis.call('ZSCORE', key('archive'), member)
     if seq <= tonumber(last) and (start and seq >= start or not start and not kept)
@@ -43,15 +45,14 @@ local function join_page(group)
       pools[pool] = pools[pool] or {{}, {}}
       table.insert(pools[pool][1], member)
       table.insert(pools[pool][2], facts)
-      entered = entered + 1
+      added = added + 1
     end
   end
   for pool, found_there in pairs(pools) do
     enter(group, pool, found_there[1], found_there[2])
   end
-  add(key('group', group), 'put', entered)
-  add(key('group', group), 'waiting', entered)
-  found = tonumber(found) + entered
+  add(key('group', group), 'put', added)
+  found = tonumber(found) + added
   redis.call('HSET', key('joining', group), 'at', page[1], 'found', found)
   if page[1] ~= '0' then
     return false
@@ -63,41 +64,27 @@ local function join_page(group)
 end
 
 -- Make sure that a consumer group exists. A new one sees all stored groups, or with `start` the entries
--- from that seq on, history included. In an indexed task they are added a page at a time: returns false
--- if there are more pages, and the script must do nothing else.
+-- from that seq on, history included. They are added a page at a time: returns false if there are more
+-- pages, and the script must do nothing else.
 local function join(group, start)
   local state = key('group', group)
   if redis.call('SADD', key('groups'), group) == 0 then
-    return not rules().indexed or join_page(group)
-  end
-  redis.call('XGROUP', 'CREATE', stream, group, '0')
-  local last = number(task, 'last')
-  if rules().indexed then
-    redis.call('HSET', state, 'cursor', string.format('%.0f', last), 'put', 0, 'waiting', 0)
-    if start and start > last then
-      add(state, 'unread', rules().max_reads * number(task, 'put'))
-      give_lead(group)
-      return true
-    end
-    redis.call('HSET', key('joining', group), 'at', '0', 'last', string.format('%.0f', last),
-      'put', redis.call('HGET', task, 'put') or '0', 'found', '0')
-    if start then
-      redis.call('HSET', key('joining', group), 'start', string.format('%.0f', start))
-    end
     return join_page(group)
   end
-  local cursor = last
-  local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
-  if first then
-    cursor = seq_of(first[1]) - 1
-  end
-  local stored = redis.call('XLEN', stream)
+  redis.call('XGROUP', 'CREATE', stream, group, '0')
+  begin_ledger(group)
+  local last, put = number(puts, 'last'), redis.call('HGET', puts, 'put') or '0'
   if start and start > last then
-    cursor, stored = last, 0
+    add(state, 'unread', rules().max_reads * tonumber(put))
+    give_lead(group)
+    return true
   end
-  redis.call('HSET', state, 'cursor', string.format('%.0f', cursor),
-    'put', stored, 'waiting', stored)
-  return true
+  redis.call('HSET', key('joining', group), 'at', '0', 'last', string.format('%d', last), 'put', put,
+    'found', '0')
+  if start then
+    redis.call('HSET', key('joining', group), 'start', string.format('%d', start))
+  end
+  return join_page(group)
 end
 
 -- Delete the keys of a consumer group.
@@ -110,8 +97,8 @@ local function drop_keys(group)
     local pool = pool_of(group, status)
     for _, kind in ipairs({'ready', 'versions', 'newest', 'queue', 'needs'}) do
       redis.call('UNLINK', key(kind, pool))
-      redis.call('DEL', key(kind, pool .. '?'))
     end
+    drop_queries(pool)
     for _, name in ipairs(rules().names) do
       redis.call('UNLINK', key('tag', pool .. ':' .. name))
     end
@@ -124,10 +111,9 @@ local function delete_task(all, now)
   for _, group in ipairs(all) do
     for _, status in ipairs(STATUSES) do
       wake(pool_of(group, status), math.huge, now)
-      wake(pool_of(group, status) .. '?', math.huge, now)
     end
     drop_keys(group)
   end
-  redis.call('UNLINK', stream, task, key('groups'), key('producers'), key('sizes'), key('facts'),
-    key('archive'), key('behind'), key('terms'), key('dead'), key('queue', '#room'), key('needs', '#room'))
+  redis.call('UNLINK', stream, task, puts, key('groups'), key('facts'), key('archive'),
+    key('behind'), key('terms'), key('dead'), key('queue', '#room'), key('needs', '#room'))
 end

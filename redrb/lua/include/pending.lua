@@ -1,7 +1,8 @@
 -- The pending list of a consumer group: its leased entries.
 --@include task
 
--- Call `visit` with the seq of every entry that a group leases, or that one slot of it does.
+-- Call `visit` with the seq of every entry that a group leases, or that one slot of it does, until it
+-- returns true.
 local function each_leased(group, slot, visit)
   local from = '-'
   while true do
@@ -10,7 +11,9 @@ local function each_leased(group, slot, visit)
       return
     end
     for _, entry in ipairs(pending) do
-      visit(seq_of(entry[1]))
+      if visit(seq_of(entry[1])) then
+        return
+      end
     end
     from = '(' .. pending[#pending][1]
   end

@@ -11,6 +11,12 @@
 
 local STATUSES = {'init', 'completed', 'aborted', 'expired', 'failed', 'filtered', 'archived'}
 
+-- Facts of a group of which only its arrival matters.
+local ARRIVED = {}
+
+-- Facts of the groups that this script has let wait, by pool.
+local entered = {}
+
 local function pool_of(group, status)
   return status == 'completed' and group or group .. ':' .. status
 end
@@ -47,11 +53,13 @@ local function weigh(group, pool, all, sign)
 end
 
 -- A group's place in the order; `clock` is given if places are drawn.
-local function place(facts, clock)
-  if not clock then
-    return facts.score
+local function place(facts, member, clock)
+  if clock then
+    return facts.score > 0 and clock + exponential() / facts.score or math.huge
+  elseif facts.score == '-arrival' then
+    return '-' .. member
   end
-  return facts.score > 0 and clock + exponential() / facts.score or math.huge
+  return facts.score or member
 end
 
 local function clock_of(group, pool)
@@ -64,7 +72,7 @@ local function enter(group, pool, members, all)
   local ready, versions, newest = {}, {}, {}
   for i, member in ipairs(members) do
     local facts = all[i]
-    ready[#ready + 1], ready[#ready + 2] = place(facts, clock), member
+    ready[#ready + 1], ready[#ready + 2] = place(facts, member, clock), member
     if rule.max_staleness and rule.order ~= 'stalest' and facts.version then
       versions[#versions + 1], versions[#versions + 2] = facts.version, member
     end
@@ -80,6 +88,10 @@ local function enter(group, pool, members, all)
   end
   if rule.sampled then
     weigh(group, pool, all, 1)
+  end
+  entered[pool] = entered[pool] or {}
+  for i = 1, #members do
+    table.insert(entered[pool], all[i])
   end
 end
 

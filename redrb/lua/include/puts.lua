@@ -1,17 +1,57 @@
--- Counts the entries that a transaction has added to the stream, or takes them out again.
---@include task
+-- The entries that a transaction has added to the stream: found, counted once, or taken out again.
+--@include task facts pools capacity groups
 
--- Delete the `count` entries beyond the id `before`; later ids count on behind them.
-local function undo(before, count)
-  for seq = before + 1, before + count do
+-- Take entries that the task does not count out of the stream and the pools.
+local function take_out(seqs)
+  for _, seq in ipairs(seqs) do
+    local member = member_of(seq)
+    local facts = facts_of(member)
+    for _, group in ipairs(facts and groups() or {}) do
+      local pool = waits_in(group, seq)
+      if pool then
+        withdraw(group, pool, {member}, {facts})
+      end
+    end
+    redis.call('HDEL', key('facts'), member)
     redis.call('XDEL', stream, id_of(seq))
   end
-  redis.call('HSET', task, 'last', string.format('%.0f', before + count))
+end
+
+-- The id before the first of the `count` entries that this transaction has added; `last` is the last id
+-- that the task counts. Between them may lie entries of a transaction whose script failed or was
+-- unknown to the server: they were never counted, and are removed.
+local function find_added(last, count)
+  if #redis.call('XRANGE', stream, '(' .. id_of(last + count), '+', 'COUNT', 1) == 0 then
+    return last
+  end
+  local added = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', count)
+  local before = seq_of(added[count][1]) - 1
+  local from = '(' .. id_of(last)
+  while true do
+    local page, orphans = redis.call('XRANGE', stream, from, id_of(before), 'COUNT', 100), {}
+    for i, entry in ipairs(page) do
+      orphans[i] = seq_of(entry[1])
+    end
+    take_out(orphans)
+    if #page < 100 then
+      return before
+    end
+  end
+end
+
+-- Take out the `count` entries beyond the id `before`; later ids count on behind them.
+local function undo(before, count)
+  local seqs = {}
+  for i = 1, count do
+    seqs[i] = before + i
+  end
+  take_out(seqs)
+  redis.call('HSET', puts, 'last', string.format('%d', before + count))
 end
 
 -- The reply that says what an earlier attempt of the producer's operation has stored; nil if nothing.
-local function done_before(producer, operation)
-  local earlier = redis.call('HGET', key('producers'), producer)
+-- `earlier` is the producer's last operation as count_put has stored it, or false.
+local function done_before(earlier, operation)
   if earlier then
     local done, at, entries = string.match(earlier, '^(%d+) (%d+) (%d+)$')
     if tonumber(done) >= operation then
@@ -19,15 +59,4 @@ local function done_before(producer, operation)
     end
   end
   return nil
-end
-
--- Count a put that is stored; `known` are the counters put, samples_put and bytes_put until now.
-local function count_put(producer, operation, last, count, known, samples, bytes, filtered)
-  redis.call('HSET', key('producers'), producer,
-    string.format('%.0f %.0f %.0f', operation, last, count))
-  redis.call('HSET', task, 'last', string.format('%.0f', last),
-    'put', string.format('%.0f', known[1] + count),
-    'samples_put', string.format('%.0f', known[2] + samples),
-    'bytes_put', string.format('%.0f', known[3] + bytes))
-  add(task, 'filtered', filtered)
 end

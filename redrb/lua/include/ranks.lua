@@ -84,7 +84,13 @@ end
 
 -- End the ranks of a consumer group, and requeue the groups that they lease.
 local function end_ranks(group)
-  return_leases(group, RANKS, false)
+  local slots = {}
+  for _, slot in ipairs(redis.call('HKEYS', key('leases', group))) do
+    if string.sub(slot, 1, #RANKS + 1) == RANKS .. '/' then
+      slots[#slots + 1] = slot
+    end
+  end
+  return_leases(group, RANKS, slots, false, math.huge)
   redis.call('DEL', key('ranks', group), key('rank_parts', group), key('rank_requests', group))
 end
 

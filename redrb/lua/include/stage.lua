@@ -9,7 +9,7 @@ local home = prefix
 
 -- From here on all functions work on the task with this prefix.
 local function work_at(other)
-  prefix, stream, task = other, other .. 'stream', other .. 'task'
+  prefix, stream, task, puts = other, other .. 'stream', other .. 'task', other .. 'puts'
   known_rules = nil
 end
 
@@ -19,7 +19,7 @@ end
 
 -- Names, below the prefix, of all keys that a restored task may have.
 local function names_of_keys()
-  local names = {'stream', 'task', 'facts', 'sizes', 'archive', 'groups', 'terms', 'producers', 'dead'}
+  local names = {'stream', 'task', 'puts', 'facts', 'archive', 'groups', 'terms', 'dead'}
   local tags = rules().names
   for _, group in ipairs(groups()) do
     for _, kind in ipairs({'group', 'deliveries', 'moved', 'expiries', 'reads', 'clock', 'mass',

@@ -1,6 +1,7 @@
 -- Expires groups that are too stale, and counts the staleness of taken groups.
 --@include task facts pools groups
 
+local MOST_EXPIRED = 200 -- in one call
 local MOST_STALENESS = 1023 -- a larger staleness counts as this one, as in redrb/stream/task/expiration.py
 
 -- At most `limit` members of a pool whose oldest version is at most `cut`, or the version of whose newest
@@ -54,7 +55,6 @@ local function expire_pool(group, status, cut, token_cut, limit, note)
   for i, member in ipairs(found) do
     seqs[i] = string.match(member, '[1-9]%d*')
   end
-  add(state, 'waiting', -#found)
   add(state, 'expired', #found)
   left_unread(group, seqs)
   if redis.call('EXISTS', key('deliveries', group)) == 1 then
@@ -64,7 +64,7 @@ local function expire_pool(group, status, cut, token_cut, limit, note)
   return #found
 end
 
--- Expire at most a thousand groups of a status that are too stale by the task's rules. Returns their
+-- Expire at most MOST_EXPIRED groups of a status that are too stale by the task's rules. Returns their
 -- number, and whether there may be more.
 local function expire_overdue(group, status)
   local rule = rules()
@@ -76,10 +76,9 @@ local function expire_overdue(group, status)
   if not cut and not token_cut then
     return 0, false
   end
-  local note = rule.keep and table.concat({rule.version, rule.max_staleness or '-',
-    rule.max_token_staleness or '-'}, ' ')
-  local expired = expire_pool(group, status, cut, token_cut, 1000, note)
-  return expired, expired == 1000
+  local note = rule.keep and expiry_note(rule.version, rule.max_staleness, rule.max_token_staleness)
+  local expired = expire_pool(group, status, cut, token_cut, MOST_EXPIRED, note)
+  return expired, expired == MOST_EXPIRED
 end
 
 -- Count the staleness of groups that are being taken: o by the oldest token, n by the newest. Of o the
@@ -145,13 +144,10 @@ end
 -- not in the order in which they were drawn.
 local function taken_before(group, pool, pending)
   local entries, members, weights, total = {}, {}, {}, 0
-  if not rules().indexed then
-    return {'taken', #pending, {}, {}}
-  end
   for i, entry in ipairs(pending) do
     local member = member_of(seq_of(entry[1]))
     local facts = facts_of(member)
-    entries[i] = {facts and facts.score or 0, member}
+    entries[i] = {facts and score_of(facts, member) or 0, member}
   end
   table.sort(entries, function(one, other)
     return one[1] < other[1] or one[1] == other[1] and one[2] < other[2]

@@ -1,4 +1,4 @@
--- Declared tags of indexed tasks: tag:<pool>:<name> sorts the groups that wait in a pool by one tag.
+-- Declared tags: tag:<pool>:<name> sorts the groups that wait in a pool by one tag.
 --
 -- The score of a number is the number. Strings are numbered from 1 in the hash terms, by
 -- "<name>\n<string>", and the n-th has the score n * 1e300. Every number is nearer to zero (the client
@@ -16,22 +16,21 @@ local function term(name, text, create)
   return found and tonumber(found .. 'e300') or nil
 end
 
--- Replace the strings among a group's tags by their scores.
-local function intern(tags)
-  for name, value in pairs(tags) do
-    if type(value) == 'string' then
-      tags[name] = term(name, value, true)
-    end
+-- The score of a tag's value; nil for no value, and for a string that no group has had.
+local function tag_score(name, value, create)
+  if type(value) == 'string' then
+    return term(name, value, create)
   end
+  return value
 end
 
 -- Sort groups of a pool by their tags; `all` holds their facts.
 local function tag_in(pool, members, all)
   local added = {}
   for i, facts in ipairs(all) do
-    for name, score in pairs(facts.tags or {}) do
+    for name, value in pairs(facts.tags or {}) do
       added[name] = added[name] or {}
-      table.insert(added[name], score)
+      table.insert(added[name], tag_score(name, value, true))
       table.insert(added[name], members[i])
     end
   end

@@ -5,11 +5,17 @@
 --
 -- Ids of entries are <BASE><seq>. BASE lies in the future, so that XADD with `*` counts seq up by one:
 -- a script in the same transaction knows the ids of the entries that were just added.
+--
+-- The hash task holds settings and counters; the hash puts what every put changes: `last`, the last id;
+-- `put`, `samples_put` and `bytes_put`, counters of all puts; and the last operation of each producer.
 
 local BASE = '9999999999999-'
 local stream = KEYS[1]
 local prefix = string.sub(stream, 1, -7)
 local task = prefix .. 'task'
+local puts = prefix .. 'puts'
+
+local PUT_COUNTERS = {'last', 'put', 'samples_put', 'bytes_put'}
 
 local function key(kind, name)
   return name and (prefix .. kind .. ':' .. name) or (prefix .. kind)
@@ -21,7 +27,7 @@ end
 
 -- Members of sorted sets order by score, then by text: padded, text order is arrival order.
 local function member_of(seq)
-  return string.format('%016.0f', seq)
+  return string.format('%016d', seq)
 end
 
 local function seq_of(id)

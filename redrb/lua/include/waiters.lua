@@ -7,23 +7,12 @@
 --@include task
 
 local WAKE_MS = 10000 -- a wake-up that nobody reads is forgotten
+local MOST_WAITERS = 500 -- that one call looks at; those behind look again by themselves
 
 local function send_wake(waiter)
   local list = key('wake', waiter)
   redis.call('RPUSH', list, '1')
   redis.call('PEXPIRE', list, WAKE_MS)
-end
-
--- What a waiter needs, its deadline, and whether it was woken; nil if it is not queued or dead.
-local function need_of(name, waiter, now)
-  local stored = redis.call('HGET', key('needs', name), waiter)
-  if stored then
-    local need, deadline, woken = string.match(stored, '^(%d+) (%d+) (%d)$')
-    if tonumber(deadline) > now then
-      return tonumber(need), deadline, woken == '1'
-    end
-  end
-  return nil
 end
 
 local function dequeue(name, waiter)
@@ -37,44 +26,59 @@ local function enqueue(name, waiter, need, ttl_ms, now)
   if not redis.call('ZSCORE', queue, waiter) then
     redis.call('ZADD', queue, redis.call('HINCRBY', task, 'queued', 1), waiter)
   end
-  local entry = string.format('%.0f %.0f 0', need, now + ttl_ms)
+  local entry = string.format('%d %d 0', need, now + ttl_ms)
   redis.call('HSET', key('needs', name), waiter, entry)
 end
 
--- The sum of the needs of all waiters before this one, or of all waiters if it is not queued.
-local function reserved_before(name, waiter, now)
-  local total = 0
-  for _, other in ipairs(redis.call('ZRANGE', key('queue', name), 0, -1)) do
-    if other == waiter then
-      break
+-- Call `visit` with name, need, deadline and wake-up of each living waiter, in their order, until it
+-- returns true. Dead waiters leave the queue.
+local function each_waiter(name, now, visit)
+  local dead, stop, first, size = {}, false, 0, 10
+  while not stop and first < MOST_WAITERS do
+    local waiters = redis.call('ZRANGE', key('queue', name), first, first + size - 1)
+    local needs = #waiters > 0 and redis.call('HMGET', key('needs', name), unpack(waiters)) or {}
+    for i, waiter in ipairs(waiters) do
+      local need, deadline, woken = string.match(needs[i] or '0 0 0', '^(%d+) (%d+) (%d)$')
+      if tonumber(deadline) <= now then
+        dead[#dead + 1] = waiter
+      else
+        stop = visit(waiter, tonumber(need), deadline, woken == '1')
+      end
+      if stop then
+        break
+      end
     end
-    local need = need_of(name, other, now)
-    if need then
-      total = total + need
-    else
-      dequeue(name, other)
-    end
+    stop = stop or #waiters < size
+    first, size = first + size, 100
   end
+  for _, waiter in ipairs(dead) do
+    dequeue(name, waiter)
+  end
+end
+
+-- The sum of the needs of the waiters before this one, or of all waiters if it is not queued; once it
+-- is more than `enough`, no further waiter is looked at.
+local function reserved_before(name, waiter, now, enough)
+  local total = 0
+  each_waiter(name, now, function(other, need)
+    if other == waiter or total > enough then
+      return true
+    end
+    total = total + need
+  end)
   return total
 end
 
 -- Wake as many waiters as `available` satisfies, first come first served.
 local function wake(name, available, now)
-  if redis.call('EXISTS', key('queue', name)) == 0 then
-    return
-  end
-  for _, waiter in ipairs(redis.call('ZRANGE', key('queue', name), 0, -1)) do
-    local need, deadline, woken = need_of(name, waiter, now)
-    if not need then
-      dequeue(name, waiter)
-    elseif need > available then
-      return
-    else
-      available = available - need
-      if not woken then
-        send_wake(waiter)
-        redis.call('HSET', key('needs', name), waiter, string.format('%.0f %s 1', need, deadline))
-      end
+  each_waiter(name, now, function(waiter, need, deadline, woken)
+    if need > available then
+      return true
     end
-  end
+    available = available - need
+    if not woken then
+      send_wake(waiter)
+      redis.call('HSET', key('needs', name), waiter, string.format('%d %s 1', need, deadline))
+    end
+  end)
 end

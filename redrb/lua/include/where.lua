@@ -97,7 +97,7 @@ local function count_where(pool, names, expr)
 end
 
 -- Sort {score, member} as the pool does, and keep the first n.
-local function cut(found, n)
+local function keep_first(found, n)
   table.sort(found, function(one, other)
     return one[1] < other[1] or (one[1] == other[1] and one[2] < other[2])
   end)
@@ -132,10 +132,10 @@ local function select_where(pool, names, expr, n)
       found[#found + 1] = {tonumber(score), members[i]}
     end
     if #found > n + 4 * CHUNK then
-      cut(found, n)
+      keep_first(found, n)
     end
   end)
-  cut(found, n)
+  keep_first(found, n)
   for i, each in ipairs(found) do
     chosen[i] = each[2]
   end

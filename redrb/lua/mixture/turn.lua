@@ -155,7 +155,7 @@ if known then -- a repeated request that comes late
   return answer
 elseif not has_turn then
   local taken = redis.call('EXISTS', turn) == 1
-  if taken or reserved_before('turn', caller, now) > 0 then
+  if taken or reserved_before('turn', caller, now, 0) > 0 then
     answer[1], answer[2] = 'wait', taken and redis.call('HGET', task, 'waits') or ''
     answer[3] = number(task, 'need')
     if queue_ms > 0 then

@@ -10,7 +10,7 @@
 --@include task capacity eviction
 
 begin_writing()
-local earlier = redis.call('HGET', key('producers'), ARGV[1])
+local earlier = redis.call('HGET', puts, ARGV[1])
 if not exists() or (earlier and tonumber(string.match(earlier, '^%d+')) >= tonumber(ARGV[2])) then
   return 0
 end

@@ -4,22 +4,26 @@
 --         ttl_ms: how long the place in the queue and the granted room are kept; 0: leave the queue
 -- Returns {entries, setting}: how many of the entries may be put now, and which setting leaves no room
 --         for more: limit | rate | max_bytes, or ''
---@include task capacity waiters
+--@include task capacity waiters waking
 
 begin_writing()
 local producer, ttl_ms, count, now = ARGV[1], tonumber(ARGV[2]), #ARGV - 2, now_ms()
 if ttl_ms == 0 or not exists() then
   dequeue('#room', producer)
-  wake('#room', room_left(), now)
+  wake_room(now)
   return {count, ''}
 end
 local limit, max_bytes = number(task, 'limit'), number(task, 'max_bytes')
 local granted, setting = count, ''
 if limit > 0 then
-  local left = limit - stored_groups() - reserved_before('#room', producer, now)
+  local left = limit - stored_groups()
+  left = left - reserved_before('#room', producer, now, left)
   granted, setting = math.max(math.min(count, left), 0), 'limit'
 end
-local inserts = inserts_left(number(task, 'put')) - reserved_before('#room', producer, now)
+local inserts = inserts_left(number(puts, 'put'))
+if inserts < math.huge then
+  inserts = inserts - reserved_before('#room', producer, now, inserts)
+end
 if inserts < granted then
   granted, setting = math.max(inserts, 0), 'rate'
 end

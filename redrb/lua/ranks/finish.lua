@@ -8,11 +8,11 @@
 --         reason: of reject, for the dead-letter stream; samples: of ack, number of samples trained
 -- Returns {'ok'} | {'lost'}: another process is this rank, or the step was formed anew
 --         Repeated, it changes nothing more and returns {'ok'}.
---@include task capacity waiters groups ranks endings steps
+--@include task waking groups ranks endings steps
 
 begin_writing()
 local group, consumer, rank, step = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local outcome, ranks, parts, now = ARGV[5], key('ranks', group), key('rank_parts', group), now_ms()
+local outcome, ranks, parts = ARGV[5], key('ranks', group), key('rank_parts', group)
 if redis.call('HGET', ranks, 'holder:' .. ARGV[3]) ~= consumer then
   return {'lost'}
 end
@@ -68,6 +68,6 @@ else
     mark_acked(group, step, rank, '0')
   end
 end
-wake('#room', room_left(), now)
-wake_pools(group, now)
+wake_room()
+wake_returned(group)
 return {'ok'}

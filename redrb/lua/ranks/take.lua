@@ -20,7 +20,7 @@
 --       | {'held', world, {living rank ...}}: other ranks take from this consumer group
 --       | {'leased', entries}: other consumers lease entries of this consumer group
 --       | {'gone'} | {'more'}: the consumer group is joining, run it again
---@include task capacity waiters leases ranks attempts membership steps
+--@include task waking leases ranks attempts membership steps
 
 local FORMING_MS = 3000 -- a rank that forms a step and is silent for so long is replaced by another
 
@@ -34,7 +34,7 @@ elseif not join(group) then
   return {'more'}
 end
 if beat(group, consumer, tonumber(ARGV[10]), now) > 0 then
-  wake('#room', room_left(), now)
+  wake_room(now)
 end
 
 -- ranks of another number, or with other requests, end when all their processes are dead
@@ -73,7 +73,7 @@ if holder ~= consumer then
     for earlier = state[2], math.min(step - 1, state[3]) do
       mark_acked(group, earlier, rank, '0')
     end
-    wake('#room', room_left(), now)
+    wake_room(now)
   end
 end
 local known = numbers(ranks, 'first', 'formed')
@@ -95,7 +95,7 @@ elseif step <= formed then
     end
     return {'part', seqs, redis.call('HGET', parts, name .. ':weights') or ''}
   end
-  wake('#room', room_left(), now)
+  wake_room(now)
   if elsewhere then -- ranks that have their part learn it when they acknowledge
     return {'ended', 'anew', '', {}}
   end

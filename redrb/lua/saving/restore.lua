@@ -4,15 +4,15 @@
 -- ARGV    part, ttl_ms, kind, value
 --         ttl_ms: the stage expires after so long without a further part
 --         value: packed with cmsgpack, by kind:
---         task       {task = {field = value}, groups = {name = {state = {}, staleness = {}}}}
---         entries    a list of {seq, size, facts or '', archived ms or '', needs}; needs is a list of
+--         task       {task = {field = value}, puts = {field = value}, groups = {name = {state = {}, staleness = {}}}}
+--         entries    a list of {seq, size, facts, archived ms or '', needs}; needs is a list of
 --                    {consumer group, status it was moved to or '', rule it expired by or '',
 --                    failed deliveries, reads}
 --         dead       {}: the transaction adds the dead letters
---         terms, producers    {field = value}
+--         terms, puts         {field = value}
 --         end        {last id of the task, id of the last entry}
 -- Returns 'ok' | 'again': the part was added before | 'gone': the stage has expired
---@include task facts pools stage
+--@include task facts pools ledger stage
 
 begin_writing()
 local part, ttl_ms, kind, value = tonumber(ARGV[1]), ARGV[2], ARGV[3], cmsgpack.unpack(ARGV[4])
@@ -34,11 +34,15 @@ local function begin()
   redis.call('XADD', stream, BASE .. '0', 'g', '')
   redis.call('XDEL', stream, BASE .. '0')
   fill(task, value.task)
+  fill(puts, value.puts)
   redis.call('HDEL', task, 'floor') -- the entries that it is about are not saved
   for group, saved in pairs(value.groups) do
     redis.call('SADD', key('groups'), group)
     redis.call('XGROUP', 'CREATE', stream, group, '0')
-    fill(key('group', group), saved.state)
+    begin_ledger(group)
+    for name, count in pairs(saved.state) do
+      redis.call('HINCRBY', key('group', group), name, count)
+    end
     fill(key('staleness', group), saved.staleness)
   end
 end
@@ -53,7 +57,7 @@ local function wait(group, member, facts)
   table.insert(waiting[group][pool][2], facts)
 end
 
-local function restore_need(seq, member, facts, need)
+local function restore_need(member, facts, need)
   local group = need[1]
   for name, text in pairs({moved = need[2], expiries = need[3]}) do
     if text ~= '' then
@@ -66,31 +70,25 @@ local function restore_need(seq, member, facts, need)
   if need[5] > 0 then
     redis.call('HSET', key('reads', group), member, need[5])
   end
-  if rules().indexed then
-    wait(group, member, facts)
-  elseif seq <= number(key('group', group), 'cursor') then
-    redis.call('ZADD', key('ready', group), seq, member)
-  end
+  wait(group, member, facts)
 end
 
 local function restore_entries()
-  local sized, bytes, kept = number(task, 'max_bytes') > 0, 0, 0
+  local sized, since, bytes, kept = number(task, 'max_bytes') > 0, number(task, 'sized_after'), 0, 0
   for _, entry in ipairs(value) do
     local seq, size, facts, archived = entry[1], entry[2], entry[3], entry[4]
     local member = member_of(seq)
-    if facts ~= '' then
-      store_facts(member, facts)
-    end
+    facts.status = facts.status or 'completed'
+    store_facts(member, facts)
     if archived ~= '' then
       redis.call('ZADD', key('archive'), archived, member)
     end
-    if sized then
-      redis.call('HSET', key('sizes'), string.format('%.0f', seq), string.format('%.0f', size))
+    if sized and seq > since then
       bytes = bytes + size
       kept = kept + (archived ~= '' and size or 0)
     end
     for _, need in ipairs(entry[5]) do
-      restore_need(seq, member, facts, need)
+      restore_need(member, facts, need)
     end
   end
   add(task, 'bytes', bytes)
@@ -109,7 +107,7 @@ elseif kind == 'entries' then
 elseif kind == 'end' and value[1] > value[2] then -- ids count on from where they were
   redis.call('XADD', stream, id_of(value[1]), 'g', '')
   redis.call('XDEL', stream, id_of(value[1]))
-elseif kind == 'terms' or kind == 'producers' then
+elseif kind == 'terms' or kind == 'puts' then
   fill(key(kind), value)
 end
 redis.call('HSET', task, 'part', part)

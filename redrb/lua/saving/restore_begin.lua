@@ -20,6 +20,6 @@ else
   end
   redis.call('SET', key('restoring'), token, 'PX', ttl_ms)
 end
-return {number(task, 'put') + number(task, 'filtered') + number(task, 'arrived_stale'),
+return {number(puts, 'put') + number(task, 'filtered') + number(task, 'arrived_stale'),
   redis.call('XLEN', stream) + redis.call('XLEN', key('dead')),
   redis.call('HGETALL', task), unpack(groups())}

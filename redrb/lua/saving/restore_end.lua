@@ -33,7 +33,7 @@ local here, settings = redis.call('HGETALL', task), {}
 for i = 1, #here, 2 do
   settings[here[i]] = here[i + 1]
 end
-if tonumber(settings.put or '0') + tonumber(settings.filtered or '0')
+if number(puts, 'put') + tonumber(settings.filtered or '0')
   + tonumber(settings.arrived_stale or '0') > 0
   or redis.call('XLEN', stream) + redis.call('XLEN', key('dead')) > 0 then
   return {'used'}
@@ -45,7 +45,7 @@ if not is_complete() then
 end
 local differs = {'differs'}
 for _, name in ipairs(SETTINGS) do
-  if settings[name] and settings[name] ~= redis.call('HGET', task, name) then
+  if name ~= 'revision' and settings[name] and settings[name] ~= redis.call('HGET', task, name) then
     differs[#differs + 1] = name
   end
 end
@@ -57,7 +57,7 @@ if version and version > number(task, 'version') then
   redis.call('HSET', task, 'version', settings.version)
 end
 redis.call('HDEL', task, 'part')
-redis.call('HSET', task, 'restored', token)
+redis.call('HSET', task, 'restored', token, 'revision', token)
 local names = names_of_keys()
 
 work_at(home)

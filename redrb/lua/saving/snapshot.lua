@@ -5,36 +5,41 @@
 -- Returns of 'task': {} if there is no task, else
 --             {{field, value, ...} of the task, number of strings, id of the last dead letter or '',
 --              {consumer group, {field, value, ...}, leased, {staleness, groups, ...}}, ...}
---         of 'entries': {last id, 'indexed' | 'plain', {cursor of each consumer group}, then of each entry
---             {facts or '', archived ms or '', then of each consumer group that is not done with it: its
---              place in ARGV, status it was moved to or '', rule it expired by or '', failed deliveries,
---              reads}}
---@include task facts capacity groups
+--         of 'entries': {last id, then of each entry {facts or '', archived ms or '', then of each consumer
+--              group that is not done with it: its place in ARGV, status it was moved to or '', rule it
+--              expired by or '', failed deliveries, reads}}
+--@include task facts capacity groups ledger
 
 if not exists() then
   return {}
 end
 if ARGV[1] == 'task' then
   local newest = redis.call('XREVRANGE', key('dead'), '+', '-', 'COUNT', 1)[1]
-  local found = {redis.call('HGETALL', task), redis.call('HLEN', key('terms')),
-    newest and newest[1] or ''}
+  local counters = redis.call('HGETALL', task)
+  for _, name in ipairs(PUT_COUNTERS) do
+    counters[#counters + 1], counters[#counters + 2] = name, string.format('%d', number(puts, name))
+  end
+  local found = {counters, redis.call('HLEN', key('terms')), newest and newest[1] or ''}
   for _, group in ipairs(groups()) do
-    found[#found + 1] = {group, redis.call('HGETALL', key('group', group)),
+    local state = {}
+    for name, value in pairs(ledger_of(group)) do
+      state[#state + 1], state[#state + 2] = name, string.format('%d', value)
+    end
+    found[#found + 1] = {group, state,
       redis.call('XPENDING', stream, group)[1], redis.call('HGETALL', key('staleness', group))}
   end
   return found
 end
 
-local names, cursors = {}, {}
+local names = {}
 for i = 1, tonumber(ARGV[2]) do
   local group = ARGV[2 + i]
   names[i] = redis.call('SISMEMBER', key('groups'), group) == 1 and group
-  cursors[i] = number(key('group', group), 'cursor')
 end
-local found = {number(task, 'last'), rules().indexed and 'indexed' or 'plain', cursors}
+local found = {number(puts, 'last')}
 for i = 3 + #names, #ARGV do
   local seq, member = ARGV[i], member_of(ARGV[i])
-  local notes = {rules().indexed and redis.call('HGET', key('facts'), member) or '',
+  local notes = {redis.call('HGET', key('facts'), member) or '',
     redis.call('ZSCORE', key('archive'), member) or ''}
   for at, group in ipairs(names) do
     if group and (waits_in(group, seq) or is_leased(group, seq)) then

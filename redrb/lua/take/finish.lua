@@ -7,7 +7,7 @@
 --         ends: 1 when nothing of the lease is left
 -- Returns {'ok', entries ended} | {'lost'}: another consumer has the lease
 --         Repeated, it changes nothing more and returns {'ok', 0}.
---@include task facts capacity waiters groups leases endings
+--@include task facts waking groups leases endings
 
 begin_writing()
 local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -38,12 +38,6 @@ end
 if ARGV[8] == '1' then
   redis.call('HSET', key('leases', group), slot, token .. ' ended')
 end
-if redis.call('EXISTS', key('queue', '#room')) == 1 then
-  wake('#room', room_left(), now_ms())
-end
-if rules().indexed then
-  wake_pools(group, now_ms())
-elseif redis.call('EXISTS', key('queue', group)) == 1 then
-  wake_pool(group, now_ms())
-end
+wake_room()
+wake_returned(group)
 return {'ok', ended}

@@ -4,7 +4,7 @@
 --         lease_ms: the consumer is dead after so long without a heartbeat
 -- Returns {'held' | 'lost', entries}: whether the consumer was registered until now, so that it has its
 --         leases yet, and how many entries were taken over from other consumers
---@include task capacity waiters groups leases
+--@include task capacity waking groups leases
 
 begin_writing()
 local group, consumer, now = ARGV[1], ARGV[2], now_ms()
@@ -13,7 +13,7 @@ if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0 then
 end
 local returned, known = beat(group, consumer, tonumber(ARGV[3]), now)
 if returned > 0 then
-  wake('#room', room_left(), now)
-  wake_pools(group, now)
+  wake_room(now)
+  wake_returned(group, now)
 end
 return {known and 'held' or 'lost', returned}

@@ -1,14 +1,15 @@
--- A consumer ends: its leased groups are requeued.
+-- A consumer ends: its leased groups are requeued, some hundred at a time.
 -- KEYS[1] stream
 -- ARGV    group, consumer
--- Returns the number of entries requeued.
---@include task groups leases
+-- Returns {'more' | 'done', entries requeued}: with 'more', run it again
+--@include task waking groups leases
 
 begin_writing()
-local group = ARGV[1]
+local group, consumer = ARGV[1], ARGV[2]
 if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0 then
-  return 0
+  return {'done', 0}
 end
-local returned = return_leases(group, ARGV[2], false)
-wake_pools(group, now_ms())
-return returned
+local returned = return_leases(group, consumer, slots_of(group, consumer), false, MOST_TAKEN_OVER)
+wake_returned(group)
+local left = redis.call('ZSCORE', key('consumers', group), consumer)
+return {left and 'more' or 'done', returned}

@@ -8,26 +8,27 @@
 --         waiter: name in the queue; ttl_ms: how long its place is kept, 0: do not queue, leave the queue
 --         lease_ms: the consumer is dead after so long without a heartbeat
 --         where: JSON of a query, or ''
--- Returns {'taken', entries, {member ...}, {weight ..., sum of weights}}: of an indexed task the members in
---         the task's order, of an order that draws their weights and the weight of all groups that waited
+-- Returns {'taken', entries, {member ...}, {weight ..., sum of weights}}: of an order
+--         other than fifo the members in this order, of one that draws their weights and the weight of all
+--         groups that waited
 --       | {'short', waiting, producers that wait for room, groups that just expired, groups that wait
 --         with another status}
 --       | {'never', limit}: the limit is smaller than the batch
 --       | {'gone'}: there is no such task | {'late'}: a later take of the slot came first
 --       | {'ranks'}: ranks take from this consumer group, so other consumers may not
 --       | {'more', groups that just expired}: run it again, there is more to do before
---@include task facts pools history capacity waiters groups leases ranks staleness claims membership where
+--@include task facts pools history capacity waiters waking groups leases ranks staleness claims membership
+--@include ledger where
 
 begin_writing()
-local known, gone = numbers(task, 'last', 'limit', 'capacity')
-if gone then
+local rule = rules()
+if not rule.exists then
   return {'gone'}
 end
-local last, limit = known[1], known[2]
 local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local count, least, waiter = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 local ttl_ms, status, where, now = tonumber(ARGV[8]), ARGV[10], ARGV[11], now_ms()
-local state, pool, indexed = key('group', group), pool_of(group, status), rules().indexed
+local state, pool = key('group', group), pool_of(group, status)
 local leased = redis.call('HGET', key('leases', group), slot)
 if leased == token then
   return taken_before(group, pool, redis.call('XPENDING', stream, group, '-', '+', count, slot))
@@ -46,48 +47,37 @@ local returned = 0
 if leased and not string.find(leased, ' ended', 1, true) then
   returned = return_slot(group, slot, false, consumer)
 end
-local expired, more = 0, false
-if indexed then
+if keeps() then
   trim_history(100)
-  expired, more = expire_overdue(group, status)
 end
+local expired, more = expire_overdue(group, status)
 if taken_over + expired > 0 then
-  wake('#room', room_left(), now)
+  wake_room(now)
 end
-if returned + taken_over > 0 and indexed then
-  wake_pools(group, now)
-end
-if expired > 0 and rules().keep then
-  wake_pool(pool_of(group, 'expired'), now)
+if returned + taken_over + expired > 0 then
+  wake_returned(group, now)
 end
 if more then
   return {'more', expired}
 end
-local counters = numbers(state, 'cursor', 'waiting')
-local cursor, waiting = counters[1], counters[2]
-local most = limit > 0 and limit or known[3]
+local most = rule.limit > 0 and rule.limit or rule.capacity
 if most > 0 and least > most then
   return {'never', most}
 end
 
 -- how many groups this take may have: groups are reserved for takes before it in the queue
 local here, free, chosen
-local queue = pool
+local queue = queue_of(pool, where)
 if where ~= '' then
-  queue = pool .. '?'
-  chosen = select_where(pool, rules().names, cjson.decode(where), count)
+  chosen = select_where(pool, rule.names, cjson.decode(where), count)
   here, free = #chosen, math.min(#chosen, reads_left(group))
 else
-  if indexed then
-    here = redis.call('ZCARD', key('ready', pool))
-    free = math.min(here, reads_left(group))
-  else
-    here = status == 'completed' and waiting or 0
-    free = here
-  end
-  if redis.call('EXISTS', key('queue', queue)) == 1 then
-    free = free - reserved_before(queue, waiter, now)
-  end
+  here = redis.call('ZCARD', key('ready', pool))
+  free = math.min(here, reads_left(group))
+end
+local awaited = redis.call('EXISTS', key('queue', queue)) == 1
+if awaited and where == '' then
+  free = free - reserved_before(queue, waiter, now, free)
 end
 if free < count then
   if free < least then
@@ -98,56 +88,45 @@ if free < count then
     end
     if where == '' then
       wake_pool(pool, now)
+    elseif ttl_ms > 0 then
+      enqueue_query(pool, where, here)
+    else
+      leave_query(pool, where, 0)
     end
-    local others = indexed and waiting - here or 0
+    local others = waiting_in_all_pools(group) - here
     return {'short', here, redis.call('ZCARD', key('queue', '#room')), expired, others}
   end
   count = free
 end
 
 local lease = {group = group, pool = pool, slot = slot, claimed = 0, lost = 0, members = {}, weights = {}}
-local total = rules().sampled and redis.call('HGET', key('mass', group), pool) or '0'
+local total = rule.sampled and redis.call('HGET', key('mass', group), pool) or '0'
 if chosen then
   for first = 1, count, 1000 do
     claim_members(lease, {unpack(chosen, first, math.min(first + 999, count))})
   end
 else
-  local next_members -- in a plain task: requeued entries come first, they are older
+  local next_members
   repeat
     next_members = redis.call('ZRANGE', key('ready', pool), 0, math.min(count - lease.claimed, 1000) - 1)
     claim_members(lease, next_members)
   until #next_members == 0 or lease.claimed == count
-  while lease.claimed < count and cursor < last do -- of a plain task; undone puts left gaps
-    local upto = math.min(cursor + math.min(count - lease.claimed, 1000), last)
-    local ids = {}
-    for seq = cursor + 1, upto do
-      ids[seq - cursor] = id_of(seq)
-    end
-    claim(lease, ids)
-    cursor = upto
-  end
-  if lease.claimed < count and not indexed then
-    lease.lost = waiting - lease.claimed
-  end
 end
-redis.call('HSET', state, 'cursor', string.format('%.0f', cursor),
-  'waiting', string.format('%.0f', waiting - lease.claimed - lease.lost))
 redis.call('HSET', key('leases', group), slot, token)
--- entries that another client deleted
-add(state, 'evicted', lease.lost)
-if indexed then
-  add(state, 'taken', lease.claimed)
-  if redis.call('HEXISTS', task, 'rate') == 1 then
-    wake('#room', room_left(), now)
-  end
+add(state, 'evicted', lease.lost) -- entries that another client deleted
+add(state, 'taken', lease.claimed)
+if rate_of() then
+  wake_room(now)
 end
-if redis.call('EXISTS', key('queue', queue)) == 1 then
+if awaited then
   dequeue(queue, waiter)
   if where == '' then
     wake_pool(pool, now)
+  else
+    leave_query(pool, where, lease.claimed)
   end
 end
 if #lease.weights > 0 then
   lease.weights[#lease.weights + 1] = total
 end
-return {'taken', lease.claimed, indexed and lease.members or {}, lease.weights}
+return {'taken', lease.claimed, rule.order ~= 'fifo' and lease.members or {}, lease.weights}

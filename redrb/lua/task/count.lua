@@ -13,10 +13,6 @@ local joined = redis.call('SISMEMBER', key('groups'), group) == 1
 if not exists() then
   return {0, '0'}
 end
-if not rule.indexed then
-  local waiting = joined and number(key('group', group), 'waiting') or redis.call('XLEN', stream)
-  return {status == 'completed' and waiting or 0, '0'}
-end
 local root = where ~= '' and cjson.decode(where)
 if root and joined then
   return {count_where(pool, rule.names, root), '0'}
@@ -29,12 +25,12 @@ if joined then
   return {redis.call('ZCARD', key('ready', pool)) + kept, '0'}
 end
 
-local page, members = redis.call('HSCAN', key('facts'), ARGV[4], 'COUNT', 1000), {}
+local page, members = redis.call('HSCAN', key('facts'), ARGV[4], 'COUNT', 500), {}
 local query = root and resolve(rule.names, root)
 for i = 1, #page[2], 2 do
-  local facts = cmsgpack.unpack(page[2][i + 1])
+  local facts = unpack_facts(page[2][i + 1])
   for _, leaf in ipairs(query and query.leaves or {}) do
-    leaf.scores = {facts.tags and facts.tags[leaf.tag]}
+    leaf.scores = {tag_score(leaf.tag, facts.tags and facts.tags[leaf.tag])}
   end
   if facts.status == status and (not query or satisfies(query.root, 1)) then
     members[#members + 1] = page[2][i]

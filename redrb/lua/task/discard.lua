@@ -2,11 +2,11 @@
 -- KEYS[1] stream
 -- ARGV    group, seq ...
 -- Returns the number of entries that waited.
---@include task facts pools capacity waiters groups
+--@include task facts pools waking groups
 
 begin_writing()
 local group, found = ARGV[1], {}
-if not exists() or not rules().indexed then
+if not exists() then
   return 0
 end
 for i = 2, #ARGV do
@@ -17,9 +17,8 @@ for i = 2, #ARGV do
     found[#found + 1] = ARGV[i]
   end
 end
-add(key('group', group), 'waiting', -#found)
 add(key('group', group), 'expired', #found)
 left_unread(group, found)
 forget(group, found)
-wake('#room', room_left(), now_ms())
+wake_room()
 return #found

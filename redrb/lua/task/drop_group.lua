@@ -1,33 +1,44 @@
--- Remove a consumer group, and the entries that no other group needs.
+-- Remove a consumer group, and the entries that no other group needs, some hundred entries at a time.
 -- KEYS[1] stream
 -- ARGV    group
--- Returns the number of entries deleted.
---@include task facts pools pending capacity waiters groups membership
+-- Returns {'more' | 'done', entries deleted}: with 'more', run it again. Until the last call the group is a
+--         member of the task, with fewer and fewer groups
+--@include task facts pools pending capacity waiters waking groups membership
+
+local PAGE = 200
 
 begin_writing()
-local group = ARGV[1]
-if not exists() or redis.call('SREM', key('groups'), group) == 0 then
-  return 0
+local group, deleted, seqs = ARGV[1], 0, {}
+if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0 then
+  return {'done', 0}
 end
-local deleted = 0
-if #groups() > 0 then
-  local seqs = {}
-  for _, status in ipairs(rules().indexed and STATUSES or {'completed'}) do
-    for _, member in ipairs(redis.call('ZRANGE', key('ready', pool_of(group, status)), 0, -1)) do
+for i, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', PAGE)) do
+  redis.call('XACK', stream, group, entry[1])
+  seqs[i] = seq_of(entry[1])
+end
+if #groups() == 1 then -- the entries stay, for consumer groups to come
+  for _, seq in ipairs(seqs) do
+    let_evict(seq)
+  end
+else
+  for _, status in ipairs(STATUSES) do
+    local pool = pool_of(group, status)
+    local members = #seqs < PAGE and redis.call('ZRANGE', key('ready', pool), 0, PAGE - #seqs - 1) or {}
+    if #members > 0 then
+      withdraw(group, pool, members)
+    end
+    for _, member in ipairs(members) do
       seqs[#seqs + 1] = tonumber(member)
     end
   end
-  each_leased(group, nil, function(seq)
-    seqs[#seqs + 1] = seq
-  end)
-  for seq = number(key('group', group), 'cursor') + 1, number(task, 'last') do
-    seqs[#seqs + 1] = seq
-  end
   deleted = forget(group, seqs)
-elseif rules().indexed then
-  each_leased(group, nil, let_evict)
 end
+add(key('group', group), 'evicted', #seqs)
+if #seqs == PAGE then
+  return {'more', deleted}
+end
+redis.call('SREM', key('groups'), group)
 redis.call('XGROUP', 'DESTROY', stream, group)
 drop_keys(group)
-wake('#room', room_left(), now_ms())
-return deleted
+wake_room()
+return {'done', deleted}

@@ -6,7 +6,7 @@
 -- Returns {'ok', groups expired, seq ...}: the seqs of groups that would expire, by look
 --       | {'unversioned'}: the task has no index of versions for such a rule
 --       | {'gone'}: there is no such task | {'more'}: the consumer group is joining, run it again
---@include task facts pools capacity waiters groups staleness membership
+--@include task facts pools waking groups staleness membership
 
 begin_writing()
 if not exists() then
@@ -33,7 +33,7 @@ if ARGV[3] == 'look' then
   end
   return found
 end
-local note = ARGV[3] == 'keep' and table.concat({ARGV[4], ARGV[5], ARGV[6]}, ' ')
+local note = ARGV[3] == 'keep' and expiry_note(ARGV[4], ARGV[5], ARGV[6])
 local expired = 0
 for i = 7, #ARGV do
   if expired < limit then
@@ -41,8 +41,7 @@ for i = 7, #ARGV do
   end
 end
 if expired > 0 then
-  local now = now_ms()
-  wake('#room', room_left(), now)
-  wake_pool(pool_of(group, 'expired'), now)
+  wake_room()
+  wake_entered()
 end
 return {'ok', expired}

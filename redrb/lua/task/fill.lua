@@ -2,7 +2,7 @@
 -- time: the caller repeats.
 -- KEYS[1] stream
 -- Returns 'more' | 'done'
---@include task conversion
+--@include task filling
 
 begin_writing()
 return fill_versions() and 'more' or 'done'

@@ -3,18 +3,12 @@
 -- ARGV    group, status, seq ...
 -- Returns {'ok', entries}: how many of the entries wait in that status now
 --         | {'more'}: the consumer group is joining, run it again
---         | {'plain'}: run convert.lua until it is done
---@include task facts pools capacity groups conversion membership
+--@include task facts pools waking groups membership
 
 begin_writing()
 local group, status, moved = ARGV[1], ARGV[2], 0
 if not exists() then
   return {'ok', 0}
-end
-if not is_nearly_indexed(groups()) then
-  return {'plain'}
-elseif not rules().indexed then
-  index_all(groups())
 end
 if not join(group) then
   return {'more'}
@@ -34,7 +28,5 @@ for i = 3, #ARGV do
     moved = moved + 1
   end
 end
-if moved > 0 then
-  wake_pool(target, now_ms())
-end
+wake_entered()
 return {'ok', moved}

@@ -1,25 +1,23 @@
 -- Create the task, or check that it has these settings.
 -- KEYS[1] stream
--- ARGV    name, value, ...
+-- ARGV    revision, name, value, ...
+--         revision: name of the settings, if this call changes them
 --         a setting that the task was not given yet is added to it; default_<name>: value of a setting
 --         until it is given, kept from the first call
 -- Returns {'ok', name, value, ..., 'filling', place or nil} with all settings; if there is a place, run
 --         task/fill until it is done
 --       | {'differs', name, stored value, ...}
 --       | {'unversioned'}: it is to evict the stalest groups, and indexes no versions
---       | {'plain'}: run task/convert until it is done, and then this again
---@include task facts capacity conversion settings
+--@include task facts capacity filling settings
 
 begin_writing()
-local used = number(task, 'put') > 0
-local differing, given, index, fill = {'differs'}, {}, false, false
-for i = 1, #ARGV, 2 do
+local used = number(puts, 'put') > 0
+local differing, given, changed, fill = {'differs'}, {}, false, false
+for i = 2, #ARGV, 2 do
   local name, value = ARGV[i], ARGV[i + 1]
   local stored = redis.call('HGET', task, name)
   if string.sub(name, 1, 8) == 'default_' then
     value = stored or value
-  elseif name == 'indexed' then
-    index = not stored
   elseif not stored and used and ((name == 'order' and value ~= 'fifo') or name == 'tags') then
     stored = name == 'order' and 'fifo' or '' -- groups were put without
   elseif not stored and (name == 'max_staleness' or name == 'max_token_staleness') then
@@ -29,7 +27,7 @@ for i = 1, #ARGV, 2 do
     differing[#differing + 1] = name
     differing[#differing + 1] = stored
   end
-  given[name] = value
+  given[name], changed = value, changed or not stored
 end
 if #differing > 1 then
   return differing
@@ -41,27 +39,24 @@ if given.eviction == 'stalest' and setting('order') ~= 'stalest'
   and not setting('max_staleness') then
   return {'unversioned'}
 end
-if index and exists() and not is_nearly_indexed(groups()) then
-  return {'plain'}
-end
 if not exists() then
   -- an entry that was deleted leaves its id behind: ids count up from there
   redis.call('DEL', stream)
   redis.call('XADD', stream, BASE .. '0', 'g', '')
   redis.call('XDEL', stream, BASE .. '0')
-  redis.call('HSET', task, 'last', '0')
+  redis.call('HSET', puts, 'last', '0')
 end
 for name, value in pairs(given) do
-  if name ~= 'indexed' then
-    redis.call('HSET', task, name, value)
+  if name == 'max_bytes' and not redis.call('HGET', task, name) then
+    redis.call('HSET', task, 'sized_after', number(puts, 'last'))
   end
+  redis.call('HSET', task, name, value)
 end
-if index then
-  index_all(groups())
+if changed then
+  redis.call('HSET', task, 'revision', ARGV[1])
 end
-if fill and not index and rules().indexed then
+if fill and used then
   redis.call('HSET', task, 'filling', '0')
-  known_rules = nil
   fill_versions()
 end
 local settings = {'ok'}

@@ -2,24 +2,25 @@
 -- KEYS[1] stream
 -- ARGV    group
 -- Returns a flat list name, number, ...; {} if there is no task.
---@include task facts pools capacity
+--@include task facts pools capacity ledger waking
 
 local found = {}
 local function report(name, value)
   found[#found + 1] = name
-  found[#found + 1] = string.format('%.0f', value)
+  found[#found + 1] = string.format('%d', value)
 end
 if not exists() then
   return found
 end
 local group, now = ARGV[1], now_ms()
-local state = key('group', group)
 local stored = stored_groups()
 report('stored', stored)
 report('archived', redis.call('ZCARD', key('archive')))
-for _, name in ipairs({'limit', 'max_bytes', 'capacity', 'samples_put', 'bytes_put', 'version'}) do
+for _, name in ipairs({'limit', 'max_bytes', 'capacity', 'version'}) do
   report(name, number(task, name))
 end
+report('samples_put', number(puts, 'samples_put'))
+report('bytes_put', number(puts, 'bytes_put'))
 report('dead_letters', redis.call('XLEN', key('dead')))
 report('producers_waiting', redis.call('ZCARD', key('queue', '#room')))
 if redis.call('SISMEMBER', key('groups'), group) == 0 then
@@ -29,19 +30,18 @@ if redis.call('SISMEMBER', key('groups'), group) == 0 then
   return found
 end
 report('joined', 1)
+local ledger = ledger_of(group)
 for _, name in ipairs({'put', 'waiting', 'acked', 'expired', 'filtered', 'evicted', 'dead',
   'samples_acked', 'returned', 'taken_over', 'reads'}) do
-  report(name, number(state, name))
+  report(name, ledger[name] or 0)
 end
 report('leased', redis.call('XPENDING', stream, group)[1])
-report('consumers', redis.call('ZCOUNT', key('consumers', group), '(' .. string.format('%.0f', now), '(+inf'))
+report('consumers', redis.call('ZCOUNT', key('consumers', group), '(' .. string.format('%d', now), '(+inf'))
 local queued = 0
-for _, status in ipairs(rules().indexed and STATUSES or {'completed'}) do
+for _, status in ipairs(STATUSES) do
   local pool = pool_of(group, status)
-  if rules().indexed then
-    report('waiting_' .. status, redis.call('ZCARD', key('ready', pool)))
-  end
-  queued = queued + redis.call('ZCARD', key('queue', pool)) + redis.call('ZCARD', key('queue', pool .. '?'))
+  report('waiting_' .. status, redis.call('ZCARD', key('ready', pool)))
+  queued = queued + queued_for(pool)
 end
 report('consumers_waiting', queued)
 return found

@@ -24,7 +24,7 @@ local function report_scores(kind, name)
   end
 end
 
-if not exists() or not rules().indexed then
+if not exists() then
   return found
 end
 for _, status in ipairs(STATUSES) do

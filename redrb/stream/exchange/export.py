@@ -200,7 +200,7 @@ class _Export:
         self.archived += record.archived != ""
 
     def _line(self, record: GroupRecord, items: list[BufferItem], shard: str | None) -> Line:
-        facts: Mapping[str, Any] = record.facts or {}
+        facts: Mapping[str, Any] = record.facts
         versions = [item.policy_version for item in items if item.policy_version is not None]
         return {
             "id": record.seq,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from redrb.codec import EncodedGroup
-from redrb.experience import Status
 from redrb.stream.put.index_values import NO_VALUES, IndexValues
 from redrb.stream.put.options import PutOptions
 
@@ -20,6 +19,7 @@ class PutBatch:
 
     Attributes:
         groups: The groups.
+        revision: The task's settings that the groups were prepared for.
         options: The options of the put.
         values: The values of the samples that the task indexes.
         filtered: Groups of the same put that a filter dropped.
@@ -27,6 +27,7 @@ class PutBatch:
     """
 
     groups: Sequence[EncodedGroup]
+    revision: str = ""
     options: PutOptions = NO_OPTIONS
     values: IndexValues = NO_VALUES
     filtered: int = 0
@@ -35,14 +36,6 @@ class PutBatch:
     def __bool__(self) -> bool:
         """Return whether there are groups to store or to count."""
         return bool(self.groups) or self.filtered + self.expired > 0
-
-    @property
-    def needs_index(self) -> bool:
-        """Whether a plain task must become an indexed one to hold the groups."""
-        for group in self.groups:
-            if group.status is not Status.COMPLETED:
-                return True
-        return self.options.priority is not None or self.expired > 0
 
     def part(self, start: int, end: int) -> Self:
         """Return some of the groups; the counts of dropped groups go with the first part."""

@@ -1,19 +1,21 @@
-"""Packs the facts of groups as arguments of the script `put_indexed`."""
+"""Packs the facts of groups as arguments of the script `put/put`."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgpack
 
 from redrb.connection.transport import Argument
 from redrb.errors import ConfigError
+from redrb.experience import Status
 from redrb.orders import GroupFacts, Order, checked_score
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.task.description import TaskDescription
-from redrb.stream.task.facts import Facts
 
 
 def index_arguments(description: TaskDescription, batch: PutBatch) -> list[Argument]:
-    """Return the arguments of the script `put/put_indexed` that describe a batch.
+    """Return the arguments of the script `put/put` that describe a batch.
 
     They name the settings that the batch was prepared for, because the task may have others by now;
     a batch without groups fits all settings.
@@ -27,10 +29,10 @@ def index_arguments(description: TaskDescription, batch: PutBatch) -> list[Argum
             "this task has an order that is not built in: open the stream with the same Order "
             "object as order= to put here."
         )
-    by_token, names = int(batch.values.newest is not None), batch.values.tag_names
-    if not batch.groups:
-        by_token, names = 1, description.tags
-    return [batch.expired, order.name, by_token, " ".join(names), *_packed_facts(order, batch)]
+    statuses = {group.status for group in batch.groups}
+    status = statuses.pop() if len(statuses) == 1 else ""
+    revision = batch.revision if batch.groups else ""
+    return [batch.expired, revision, status, *_packed_facts(order, batch)]
 
 
 def _packed_facts(order: Order, batch: PutBatch) -> list[bytes]:
@@ -43,12 +45,14 @@ def _packed_facts(order: Order, batch: PutBatch) -> list[bytes]:
         version, status = group.policy_version, group.status
         seen = GroupFacts(version, priority, group.samples, group.nbytes, status)
         score = checked_score(order, seen)
-        facts: Facts = {
+        facts: dict[str, Any] = {
             "size": group.nbytes,
             "samples": group.samples,
-            "status": status.value,
-            "score": score if isinstance(score, str) else float(score),
         }
+        if status is not Status.COMPLETED:
+            facts["status"] = status.value
+        if score != "arrival":
+            facts["score"] = score if isinstance(score, str) else float(score)
         if priority is not None:
             facts["priority"] = float(priority)
         if version is not None:

@@ -74,7 +74,7 @@ class Preparer:
         if options.status is not None:
             encoded = [group._replace(status=options.status) for group in encoded]
         values = index_values(description, groups, options) if reads else NO_VALUES
-        return PutBatch(encoded, options, values, filtered)
+        return PutBatch(encoded, description.revision, options, values, filtered)
 
     def _encode(
         self, encode: Callable[..., list[EncodedGroup]], groups: Groups, options: PutOptions

@@ -137,11 +137,9 @@ class Producer:
                 pending.sent = None
                 return reply
             pending.sent = None
-            if reply.outcome in ("gone", "indexed"):
+            if reply.outcome in ("gone", "changed"):
                 self._task.reopen()
                 pending.batch = reindexed(pending.batch, self._task.description)
-            elif reply.outcome == "plain":
-                self._task.scripts.convert()
             else:
                 self._room.make(attempt, reply)
             attempt.chunk = pending.chunk()

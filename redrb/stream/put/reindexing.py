@@ -22,6 +22,7 @@ def reindexed(batch: PutBatch, description: TaskDescription) -> PutBatch:
         RecordError: A tag of the samples cannot be indexed.
     """
     if not reads_samples(description, batch.options):
-        return replace(batch, values=NO_VALUES)
+        return replace(batch, revision=description.revision, values=NO_VALUES)
     groups = [decode_items(parse_group(group.blob)) for group in batch.groups]
-    return replace(batch, values=index_values(description, groups, batch.options))
+    values = index_values(description, groups, batch.options)
+    return replace(batch, revision=description.revision, values=values)

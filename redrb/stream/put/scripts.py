@@ -20,9 +20,7 @@ from redrb.stream.task.task import Task
 MOST_EVICTED = 1000
 """Most groups beyond the limit that one call evicts; there are many after it was lowered."""
 
-PutOutcome: TypeAlias = Literal[
-    "ok", "again", "full", "never", "gone", "indexed", "plain", "memory"
-]
+PutOutcome: TypeAlias = Literal["ok", "again", "full", "never", "gone", "changed", "memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +29,9 @@ class PutReply:
 
     Attributes:
         outcome: "ok"; "again": an earlier attempt was stored; "full"; "never": the groups exceed
-            the limits even when nothing is stored; "gone": the task was deleted; "indexed": the
-            groups were prepared for other settings than the task's; "plain": convert the task
-            first; "memory": the server is at its memory limit.
+            the limits even when nothing is stored; "gone": the task was deleted; "changed": the
+            groups were prepared for other settings than the task's; "memory": the server is at
+            its memory limit.
         last: Id of the last group stored.
         stored: Groups stored; an earlier attempt may have stored another number.
         room: Groups that may still be put; -1 without a limit.
@@ -89,14 +87,9 @@ class PutScripts:
             add_to(pipeline, load("put/evict"), store.script_keys, room, whole=True)
         for group in groups:
             pipeline.add_payload(self._xadd, 6, [group.blob], group.nbytes)
-        account: list[Argument] = [producer, operation, samples, batch.filtered]
-        if not (description.indexed or batch.needs_index):
-            script = load("put/put")
-            account += sizes
-        else:
-            script = load("put/put_indexed")
-            account += index_arguments(description, batch)
-        add_to(pipeline, script, store.script_keys, account, whole=True)
+        account: list[Argument] = [producer, operation, samples, sum(sizes), batch.filtered]
+        account += index_arguments(description, batch)
+        add_to(pipeline, load("put/put"), store.script_keys, account, whole=True)
         pipeline.add("EXEC")
         count = len(groups)
         return Request(
@@ -126,7 +119,7 @@ class PutScripts:
 
     def forget(self, producers: Sequence[str]) -> None:
         """Delete the last operation numbers of producers that put no more."""
-        self._store.client.execute("HDEL", self._store.keys.producers, *producers)
+        self._store.client.execute("HDEL", self._store.keys.puts, *producers)
 
 
 def _results(replies: list[Reply]) -> list[Reply]:
@@ -144,8 +137,7 @@ def _results(replies: list[Reply]) -> list[Reply]:
 def _put_reply(reply: Reply, count: int) -> PutReply:
     outcome: PutOutcome = reply[0].decode()
     if outcome == "ok":
-        expired = int(reply[3]) if len(reply) > 3 else 0
-        return PutReply(outcome, int(reply[1]), count, int(reply[2]), expired=expired)
+        return PutReply(outcome, int(reply[1]), count, int(reply[2]), expired=int(reply[3]))
     if outcome == "again":
         return PutReply(outcome, last=int(reply[1]), stored=int(reply[2]))
     return PutReply(outcome, setting=reply[1].decode() if outcome == "full" else "")

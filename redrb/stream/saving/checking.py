@@ -18,6 +18,7 @@ from redrb.stream.saving.records import (
     TaskHeader,
 )
 from redrb.stream.task.facts import Facts
+from redrb.stream.task.tags import MOST_BYTES
 
 Record: TypeAlias = GroupRecord | DeadRecord | dict[str, str]
 
@@ -32,8 +33,8 @@ _STALENESS: Final = re.compile(r"[onfq][0-9]{1,4}")
 _ENTRY_ID: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _TERM_NUMBER: Final = re.compile(r"[1-9][0-9]{0,15}")
 _OPERATION: Final = re.compile(r"[0-9]+ [0-9]+ [0-9]+")
-_REQUIRED_FACTS: Final = {"size", "samples", "status", "score"}
-_OTHER_FACTS: Final = {"priority", "version", "newest", "reads", "tags"}
+_REQUIRED_FACTS: Final = {"size", "samples", "status"}
+_OTHER_FACTS: Final = {"score", "priority", "version", "newest", "reads", "tags"}
 
 
 class CheckedContents:
@@ -90,12 +91,10 @@ class CheckedContents:
         numbers = [ending.groups, ending.archived, ending.dead_letters]
         whole = numbers == self._counted and ending.waiting == self._waiting
         _require(whole, "the number of records")
-        _require(len(ending.cursors) == len(self._waiting), "cursors")
         return None
 
     def _group(self, record: GroupRecord) -> GroupRecord:
         _require(self._seq < record.seq <= self.header.last, "the order of groups")
-        _require((record.facts is not None) == self.header.indexed, "a group's facts")
         _require(not (record.archived and record.needs), "history that is needed")
         self._seq = record.seq
         self._counted[0] += 1
@@ -156,7 +155,7 @@ def parse_group(head: Any, groups: int, tags: Sequence[str]) -> GroupRecord:
     _require(isinstance(needs, list) and len(needs) <= groups, "a group's needs")
     parsed = tuple(_parse_need(need, groups) for need in needs)
     _require(len({need.place for need in parsed}) == len(parsed), "a need twice")
-    return GroupRecord(seq, None if facts is None else _parse_facts(facts, tags), archived, parsed)
+    return GroupRecord(seq, _parse_facts(facts, tags), archived, parsed)
 
 
 def parse_dead_letter(frame: Frame) -> DeadRecord:
@@ -204,8 +203,9 @@ def _parse_facts(value: Any, names: Sequence[str]) -> Facts:
         _require(type(facts.get(name, 0)) is int and abs(facts.get(name, 0)) < 2**63, "a version")
     tags = facts.get("tags", {})
     _require(isinstance(tags, dict) and tags.keys() <= set(names), "a group's tags")
-    for number in (facts["score"], facts.get("priority", 0), *tags.values()):
-        _require(type(number) in (int, float) and number == number, "a group's numbers")
+    _require(all(map(_is_tag, tags.values())), "a group's tags")
+    _require(facts.get("score") == "-arrival" or _is_number(facts.get("score", 0)), "a score")
+    _require(_is_number(facts.get("priority", 0)), "a priority")
     return cast("Facts", facts)
 
 
@@ -213,9 +213,8 @@ def _parse_ending(head: Any) -> TaskEnd:
     fields = _map(head, "the end")
     for name in ("groups", "archived", "dead_letters"):
         _require(_is_count(fields.get(name)), "the end")
-    for name in ("waiting", "cursors"):
-        value = fields.get(name)
-        _require(isinstance(value, list) and all(map(_is_count, value)), "the end")
+    waiting = fields.get("waiting")
+    _require(isinstance(waiting, list) and all(map(_is_count, waiting)), "the end")
     return TaskEnd(**{name: fields[name] for name in TaskEnd.__slots__})
 
 
@@ -234,6 +233,14 @@ def _is_text(value: Any, longest: int) -> bool:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= _MAX_COUNT
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and value == value
+
+
+def _is_tag(value: Any) -> bool:
+    return _is_number(value) or _is_text(value, MOST_BYTES)
 
 
 def _is_status(value: Any) -> bool:

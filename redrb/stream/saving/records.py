@@ -10,12 +10,15 @@ from typing import NamedTuple
 from redrb.stream.task.facts import Facts
 
 COUNTERS = (
-    *("last", "put", "samples_put", "bytes_put", "filtered", "evicted", "arrived_stale"),
-    *("version", "floor"),
+    *("last", "put", "samples_put", "bytes_put", "filtered", "kept_back", "evicted"),
+    *("arrived_stale", "sized_after", "version", "floor"),
 )
 """Fields of a task that are counters; other fields are settings, unless they are transient."""
 
-_TRANSIENT = frozenset({"bytes", "kept_bytes", "queued", "restored", "part"})
+PUT_COUNTERS = ("last", "put", "samples_put", "bytes_put")
+"""Those counters that every put changes: Redis keeps them apart, in the hash `puts`."""
+
+_TRANSIENT = frozenset({"bytes", "kept_bytes", "queued", "restored", "part", "revision"})
 """Fields of a task that are not saved."""
 
 _ENDED = ("acked", "expired", "filtered", "evicted", "dead")
@@ -38,7 +41,7 @@ class ConsumerGroup:
     held: int = 0
     staleness: dict[str, int] = field(default_factory=dict)
 
-    def ledger(self, waiting: int, *, last: int, cursor: int) -> dict[str, int]:
+    def ledger(self, waiting: int) -> dict[str, int]:
         """Return its counters in the restored task.
 
         Groups that ended while the task was saved are in no counter; for a rate they count as
@@ -46,15 +49,12 @@ class ConsumerGroup:
 
         Args:
             waiting: Groups in the file that it needs.
-            last: Newest id of the task.
-            cursor: Id up to which it was given groups when the last page was read.
         """
         counters = dict(self.counters)
         if "taken" in counters:
             leased = max(self.held - counters.get("waiting", 0), 0)
             counters["taken"] = max(counters["taken"] + self.held - waiting - leased, 0)
-        counters["waiting"] = waiting
-        counters["cursor"] = min(cursor, last)
+        counters.pop("waiting", None)
         counters["put"] = waiting + sum(counters.get(name, 0) for name in _ENDED)
         return counters
 
@@ -78,11 +78,6 @@ class TaskHeader:
     counters: dict[str, int]
     groups: tuple[ConsumerGroup, ...]
     terms: int
-
-    @property
-    def indexed(self) -> bool:
-        """Whether the task keeps facts of each group."""
-        return self.settings.get("indexed") == "1"
 
     @property
     def last(self) -> int:
@@ -118,13 +113,13 @@ class GroupRecord(NamedTuple):
 
     Attributes:
         seq: Its id.
-        facts: Its facts; None in a plain task.
+        facts: Its facts.
         archived: When it became history, in ms since 1970; "" while a consumer group needs it.
         needs: Consumer groups that have not acknowledged it yet.
     """
 
     seq: int
-    facts: Facts | None
+    facts: Facts
     archived: str
     needs: tuple[Need, ...]
 
@@ -145,14 +140,12 @@ class TaskEnd:
         archived: Groups of the history.
         dead_letters: Dead letters.
         waiting: For each consumer group, the groups in the file that it needs.
-        cursors: For each consumer group of a plain task, the id up to which it was given groups.
     """
 
     groups: int = 0
     archived: int = 0
     dead_letters: int = 0
     waiting: list[int] = field(default_factory=list)
-    cursors: list[int] = field(default_factory=list)
 
 
 def settings_of(fields: Mapping[str, str]) -> dict[str, str]:

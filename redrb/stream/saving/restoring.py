@@ -21,6 +21,7 @@ from redrb.keys import TaskKeys
 from redrb.lua.scripts import add_to, load
 from redrb.stream.saving.file import Kind
 from redrb.stream.saving.records import (
+    PUT_COUNTERS,
     ConsumerGroup,
     DeadRecord,
     GroupRecord,
@@ -31,7 +32,7 @@ from redrb.stream.saving.records import (
 )
 from redrb.stream.saving.snapshot import PAGE_BYTES, PAGE_GROUPS
 from redrb.stream.task.entries import entry_id
-from redrb.stream.task.facts import Facts
+from redrb.stream.task.scripts import WIRE_FORMAT
 from redrb.stream.task.settings import STORED_DEFAULTS
 from redrb.stream.task.store import TaskStore
 
@@ -75,7 +76,6 @@ class Restoring:
         self._names = [group.name for group in header.groups]
         self._late: list[str] = []
         self._settings: dict[str, str] = {}
-        self._cursors: dict[str, int] = {}
         self._members: Counter[str] = Counter()
 
     def begin(self) -> None:
@@ -93,7 +93,7 @@ class Restoring:
         self._settings = self._merged(given)
         # consumer groups that have joined already find everything, and may wait for it
         self._late = sorted({name.decode() for name in groups} - set(self._names))
-        self._send("task", {"task": self._task(), "groups": self._groups()})
+        self._send("task", {**self._task(), "groups": self._groups()})
 
     def group(self, record: GroupRecord, payload: bytes) -> None:
         """Put a group on the stage."""
@@ -102,9 +102,8 @@ class Restoring:
             needs += [(name, "", "", 0, 0) for name in self._late]
         for need in needs:
             name = str(need[0])
-            self._members[name] += self._is_indexed() or record.seq <= self._cursors[name]
-        facts = self._facts(record, payload) or ""
-        described = [record.seq, len(payload), facts, record.archived, needs]
+            self._members[name] += 1
+        described = [record.seq, len(payload), record.facts, record.archived, needs]
         command: list[Argument] = ["XADD", self._stage.stream, "NOMKSTREAM"]
         self._add(Kind.GROUP, [*command, entry_id(record.seq), "g"], payload, described)
         self._last = record.seq
@@ -120,7 +119,7 @@ class Restoring:
     def pairs(self, kind: Kind, pairs: Mapping[str, str]) -> None:
         """Put strings of tags, or last operations of producers, on the stage."""
         self._flush()
-        self._send("terms" if kind is Kind.TERMS else "producers", pairs)
+        self._send("terms" if kind is Kind.TERMS else "puts", pairs)
 
     def end(self) -> None:
         """Replace the task's keys by those of the stage, in one script.
@@ -131,9 +130,8 @@ class Restoring:
         """
         self._flush()
         self._send("end", [self.header.last, self._last])
-        facts = self.ending.groups if self._is_indexed() else 0
-        expected: list[Argument] = [self.ending.groups, facts]
-        for name in self._cursors:
+        expected: list[Argument] = [self.ending.groups, self.ending.groups]
+        for name in (*self._names, *self._late):
             expected += [name, self._members[name]]
         outcome, *names = self._run("saving/restore_end", *expected)
         if outcome == b"used":
@@ -189,7 +187,7 @@ class Restoring:
         """
         saved = self.header.settings
         differing: dict[str, tuple[object, object]] = {}
-        for name, default in (("format", "1"), ("order", "fifo"), ("sampled", "0")):
+        for name, default in (("format", str(WIRE_FORMAT)), ("order", "fifo"), ("sampled", "0")):
             if name in given and given[name] != saved.get(name, default):
                 differing[name] = (given[name], saved.get(name, default))
         if "tags" in given and declared_tags(given) != self.header.tags:
@@ -198,42 +196,32 @@ class Restoring:
             raise TaskMismatch(self._store.task, differing)
         return {**STORED_DEFAULTS, **saved, **given}
 
-    def _is_indexed(self) -> bool:
-        return self._settings.get("indexed") == "1"
-
-    def _facts(self, record: GroupRecord, payload: bytes) -> Facts | None:
-        """Return a group's facts; made up for a saved plain task that becomes an indexed one."""
-        if record.facts or not self._is_indexed():
-            return record.facts
-        return {"size": len(payload), "samples": 1, "status": "completed", "score": record.seq}
-
-    def _task(self) -> dict[str, str]:
-        return {**self._settings, **_texts(self.header.counters)}
+    def _task(self) -> dict[str, dict[str, str]]:
+        """Return the fields of the hashes `task` and `puts`."""
+        counters = _texts(self.header.counters)
+        of_puts = {name: counters.pop(name) for name in PUT_COUNTERS if name in counters}
+        return {"task": {**self._settings, **counters}, "puts": of_puts}
 
     def _groups(self) -> dict[str, dict[str, dict[str, str]]]:
-        """Return the state of each consumer group for the stage, and note the cursors."""
-        last, ending = self.header.last, self.ending
+        """Return the state of each consumer group for the stage."""
+        ending = self.ending
         found = ending.groups - ending.archived
         late = [ConsumerGroup(name, self._counters_of_late(found), found) for name in self._late]
         waiting = [*ending.waiting, *[found] * len(late)]
-        cursors = [*ending.cursors, *[0] * len(late)]
-        if self._is_indexed():
-            cursors = [last] * len(cursors)
-        states = {}
-        groups = [*self.header.groups, *late]
-        for group, needed, cursor in zip(groups, waiting, cursors, strict=True):
-            state = group.ledger(needed, last=last, cursor=cursor)
-            states[group.name] = {"state": _texts(state), "staleness": _texts(group.staleness)}
-            self._cursors[group.name] = state["cursor"]
-        return states
+        return {
+            group.name: {
+                "state": _texts(group.ledger(needed)),
+                "staleness": _texts(group.staleness),
+            }
+            for group, needed in zip([*self.header.groups, *late], waiting, strict=True)
+        }
 
     def _counters_of_late(self, found: int) -> dict[str, int]:
         """Return the counters of a consumer group that joined late, and finds `found` groups."""
         never_found = self.header.counters.get("put", 0) - found
         reads = self._settings.get("max_reads") or self._settings["default_max_reads"]
         unread = int(reads) * never_found
-        counters = {"waiting": found}
-        return {**counters, "unread": unread} if self._is_indexed() else counters
+        return {"waiting": found, "unread": unread}
 
     def _run(self, script: str, *arguments: Argument) -> Reply:
         return self._store.run(script, [self._token, *arguments])

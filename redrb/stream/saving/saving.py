@@ -27,7 +27,7 @@ from redrb.stream.task.store import TaskStore
 AnyPath: TypeAlias = str | os.PathLike[str]
 
 _ATTEMPTS = 3
-"""Attempts to save a task that is cleared or converted meanwhile."""
+"""Attempts to save a task that is cleared meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def save_task(store: TaskStore, path: AnyPath) -> SavedTask:
         except TaskChanged:
             continue
         return _saved(target, ending)
-    raise StoreError(f"task {store.task!r} was cleared or converted while it was saved: try again.")
+    raise StoreError(f"task {store.task!r} was cleared while it was saved: try again.")
 
 
 def resume_task(store: TaskStore, path: AnyPath) -> SavedTask:
@@ -143,7 +143,7 @@ def _write(store: TaskStore, file: BinaryIO) -> TaskEnd:
         writer.pairs(Kind.TERMS, terms)
     for producers in reader.producers():
         writer.pairs(Kind.PRODUCERS, producers)
-    ending = TaskEnd(**numbers, waiting=waiting, cursors=reader.cursors)
+    ending = TaskEnd(**numbers, waiting=waiting)
     writer.end(ending)
     return ending
 

@@ -14,6 +14,7 @@ from redrb.connection.transport import Argument, Reply
 from redrb.errors import ConfigError, RedrbError
 from redrb.stream.saving.records import (
     COUNTERS,
+    PUT_COUNTERS,
     ConsumerGroup,
     DeadRecord,
     GroupRecord,
@@ -35,7 +36,7 @@ _SCAN_FIELDS = 500
 
 
 class TaskChanged(RedrbError):
-    """The task was cleared or converted while it was read: begin again."""
+    """The task was cleared while it was read: begin again."""
 
 
 class TaskReader:
@@ -43,7 +44,6 @@ class TaskReader:
 
     Attributes:
         header: The task without its groups, when the reading began.
-        cursors: For each consumer group, the id up to which it was given groups at the last page.
     """
 
     def __init__(self, store: TaskStore, now_ms: int) -> None:
@@ -67,13 +67,12 @@ class TaskReader:
             groups=tuple(sorted(map(_consumer_group, groups), key=lambda group: group.name)),
             terms=int(terms),
         )
-        self.cursors = [group.counters.get("cursor", 0) for group in self.header.groups]
 
     def groups(self) -> Iterator[tuple[GroupRecord, bytes]]:
         """Yield the stored groups with their payloads, by arrival.
 
         Raises:
-            TaskChanged: The task was cleared, or became an indexed one.
+            TaskChanged: The task was cleared.
         """
         stream, end = self._store.keys.stream, entry_id(self.header.last)
         after, count = 0, 1
@@ -84,7 +83,7 @@ class TaskReader:
             entries = list(map(parse_entry, page))
             records = self._records([seq for seq, _ in entries])
             for (_, payload), record in zip(entries, records, strict=True):
-                if self._is_stored(record):
+                if record is not None and self._is_stored(record):
                     yield record, payload or b""
             after = entries[-1][0]
             count = _next_count(sum(map(len, fields)) for _, fields in page)
@@ -114,28 +113,25 @@ class TaskReader:
 
     def producers(self) -> Iterator[dict[str, str]]:
         """Yield, in parts, the last operations of producers whose groups are in the snapshot."""
-        for part in self._scan(self._store.keys.producers):
+        for part in self._scan(self._store.keys.puts):
             yield {
                 name: operation
                 for name, operation in part.items()
-                if int(operation.split()[1]) <= self.header.last
+                if name not in PUT_COUNTERS and int(operation.split()[1]) <= self.header.last
             }
 
-    def _records(self, seqs: Sequence[int]) -> list[GroupRecord]:
+    def _records(self, seqs: Sequence[int]) -> list[GroupRecord | None]:
         names = [group.name for group in self.header.groups]
         reply = self._run("entries", len(names), *names, *seqs)
         if not reply:
             raise TaskChanged("the task was cleared")
-        last, kind, cursors, *records = reply
-        if last < self.header.last or (kind == b"indexed") != self.header.indexed:
-            raise TaskChanged("the task was cleared or converted")
-        self.cursors = [min(cursor, self.header.last) for cursor in cursors]
+        last, *records = reply
+        if last < self.header.last:
+            raise TaskChanged("the task was cleared")
         return [_record(seq, values) for seq, values in zip(seqs, records, strict=True)]
 
     def _is_stored(self, record: GroupRecord) -> bool:
         """Return whether a group is stored still; it may have been deleted after it was read."""
-        if self.header.indexed and not record.facts:
-            return False
         return bool(record.needs or record.archived or not self.header.groups)
 
     def _scan(self, key: str) -> Iterator[dict[str, str]]:
@@ -170,12 +166,15 @@ def _consumer_group(values: Sequence[Any]) -> ConsumerGroup:
     )
 
 
-def _record(seq: int, values: Sequence[Any]) -> GroupRecord:
+def _record(seq: int, values: Sequence[Any]) -> GroupRecord | None:
+    """Return the record of a group; None when the group was deleted meanwhile."""
     facts, archived, *flat = values
+    if not facts:
+        return None
     needs = zip(*(flat[place::5] for place in range(5)), strict=True)
     return GroupRecord(
         seq,
-        _saved_facts(facts) if facts else None,
+        _saved_facts(facts),
         archived.decode(),
         tuple(
             Need(int(place), moved.decode(), expiry.decode(), int(failed), int(reads))

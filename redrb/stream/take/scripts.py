@@ -189,7 +189,11 @@ class TakeScripts:
 
     def leave(self, group: str, consumer: str) -> int:
         """Requeue the groups that a consumer leases, unharmed; returns their number."""
-        return int(self._store.run("take/leave", [group, consumer]))
+        returned, outcome = 0, b"more"
+        while outcome == b"more":
+            outcome, found = self._store.run("take/leave", [group, consumer])
+            returned += int(found)
+        return returned
 
     def expiries(self, group: str, ids: Sequence[int]) -> list[str | None]:
         """Return the rules by which groups expired, as the three words of `Expiry`."""

@@ -34,14 +34,14 @@ class TaskDescription:
 
     Attributes:
         order: The task's order; None where it is an `Order` object that this process was not given.
-        indexed: Whether Redis keeps facts of each group, which only a plain fifo task does without.
+        revision: Name of these settings; the task has another one once they changed.
         tags: Names of the declared tags.
         staleness: When its groups expire.
         keep_expired: Whether expired groups wait with status EXPIRED, instead of being discarded.
     """
 
     order: Order | None
-    indexed: bool
+    revision: str
     tags: tuple[str, ...]
     staleness: StalenessRules
     keep_expired: bool
@@ -51,7 +51,7 @@ class TaskDescription:
         """Return the description of a task from its settings in Redis; "" for those not given."""
         return cls(
             order=order,
-            indexed=stored["indexed"] == "1",
+            revision=stored["revision"],
             tags=tuple(json.loads(stored["tags"] or "[]")),
             staleness=StalenessRules(
                 _number(stored["max_staleness"]), _number(stored["max_token_staleness"])

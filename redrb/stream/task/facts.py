@@ -1,10 +1,12 @@
-"""The facts of a group: the record that an indexed task keeps of each group it stores."""
+"""The facts of a group: the record that a task keeps of each group it stores."""
 
 from __future__ import annotations
 
 from typing import NotRequired, TypedDict
 
 import msgpack
+
+from redrb.experience import Status
 
 
 class Facts(TypedDict):
@@ -13,7 +15,7 @@ class Facts(TypedDict):
     size: int
     samples: int
     status: str
-    score: float | str
+    score: NotRequired[float | str]
     priority: NotRequired[float]
     version: NotRequired[int]
     newest: NotRequired[int]
@@ -23,6 +25,12 @@ class Facts(TypedDict):
 
 
 def unpack_facts(packed: bytes) -> Facts:
-    """Return the facts that a script has packed."""
-    facts: Facts = msgpack.unpackb(packed)
+    """Return the facts that Redis keeps."""
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(packed)
+    facts: Facts
+    facts, *current = unpacker
+    facts.setdefault("status", Status.COMPLETED.value)
+    if current:
+        facts["current"] = current[0]
     return facts

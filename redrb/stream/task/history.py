@@ -35,7 +35,7 @@ class StoredGroup:
 
 def read_groups(task: Task, ids: Sequence[int]) -> list[StoredGroup | None]:
     """Return groups by id, in the order of `ids`; None for a group that is gone."""
-    _trim(task)
+    task.scripts.trim()
     found: list[StoredGroup | None] = []
     for start in range(0, len(ids), PAGE_GROUPS):
         for seq, payload, at_ms in _read(task.store, ids[start : start + PAGE_GROUPS]):
@@ -48,7 +48,7 @@ def history(task: Task, since: datetime | None, until: datetime | None) -> Itera
     after = ("-inf", "") if since is None else (f"{since.timestamp() * 1000:.0f}", "")
     end = "+inf" if until is None else f"({until.timestamp() * 1000:.0f}"
     while True:
-        _trim(task)
+        task.scripts.trim()
         page = task.scripts.archived(*after, end, PAGE_GROUPS)
         if not page:
             return
@@ -56,11 +56,6 @@ def history(task: Task, since: datetime | None, until: datetime | None) -> Itera
             if payload is not None:
                 yield _group(seq, payload, at_ms)
         after = (page[-1][1], member_of(page[-1][0]))
-
-
-def _trim(task: Task) -> None:
-    if task.description.indexed:  # a plain task keeps no history
-        task.scripts.trim()
 
 
 def _read(store: TaskStore, ids: Sequence[int]) -> list[tuple[int, bytes | None, int | None]]:

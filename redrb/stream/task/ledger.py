@@ -96,7 +96,7 @@ class StreamStats:
         ledger = Ledger(**{name: counters.get(name, 0) for name in Ledger.__slots__})
         others = [name for name in cls.__slots__ if name not in ("ledger", "waiting")]
         waiting = {status: counters.get(f"waiting_{status}", 0) for status in Status}
-        if not any(waiting.values()):  # a plain task holds completed groups only
+        if not any(waiting.values()):  # the consumer group has not joined
             waiting[Status.COMPLETED] = ledger.waiting
         return cls(
             ledger=ledger,

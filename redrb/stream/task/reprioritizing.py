@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from redrb.errors import ConfigError
 from redrb.experience import Status
-from redrb.orders import GroupFacts, Order, Score, checked_score
+from redrb.orders import GroupFacts, Order, Score, checked_score, ignores_priority
 from redrb.stream.task.entries import member_of
 from redrb.stream.task.facts import Facts, unpack_facts
 from redrb.stream.task.store import TaskStore
@@ -34,7 +34,8 @@ def update_priorities(task: Task, ids: Sequence[int], priorities: Sequence[float
 
 
 def _order_of(task: Task) -> Order | None:
-    return task.description.order if task.description.indexed else None
+    order = task.description.order
+    return None if ignores_priority(order) else order
 
 
 def _update(task: Task, ids: Sequence[int], priorities: Sequence[float]) -> int | None:

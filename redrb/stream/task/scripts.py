@@ -6,6 +6,7 @@ Each method repeats its script with the same arguments while Redis is away, whic
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
@@ -18,7 +19,7 @@ from redrb.stream.task.store import TaskStore
 
 ExpireMode: TypeAlias = Literal["keep", "discard", "look"]
 
-WIRE_FORMAT = 1
+WIRE_FORMAT = 2
 """Version of the layout of a task in Redis."""
 
 MOVE_GROUPS = 1000
@@ -40,10 +41,7 @@ class TaskScripts:
         """
         asked = {"format": str(WIRE_FORMAT), **STORED_DEFAULTS, **settings}
         flat = [word for item in asked.items() for word in item]
-        head, *reply = self._store.run("task/open", flat)
-        if head == b"plain":
-            self.convert()
-            return self.open(settings)
+        head, *reply = self._store.run("task/open", [uuid.uuid4().hex, *flat])
         if head == b"unversioned":
             raise ConfigError(
                 f'task {self._store.task!r} indexes no versions, so eviction="stalest" has nothing '
@@ -62,11 +60,6 @@ class TaskScripts:
                 pass
         return stored
 
-    def convert(self) -> None:
-        """Make a plain task ready to become an indexed one, page by page."""
-        while self._store.run("task/convert") == b"more":
-            pass
-
     def join(self, group: str, start: str = "") -> bool:
         """Register a consumer group, page by page; False when the task does not exist.
 
@@ -81,7 +74,7 @@ class TaskScripts:
         outcome = b"more"
         while outcome == b"more":
             outcome = self._store.run("task/join", [group, start])
-        if outcome == b"plain":
+        if outcome == b"forgetful":
             raise ConfigError("only a task with keep= or keep_groups= can be read from an id on.")
         return bool(outcome == b"joined")
 
@@ -108,8 +101,6 @@ class TaskScripts:
             outcome, *found = b"more", 0
             while outcome != b"ok":
                 outcome, *found = self._store.run("task/move", [group, status, *part])
-                if outcome == b"plain":
-                    self.convert()
             moved += int(found[0])
         return moved
 
@@ -199,7 +190,11 @@ class TaskScripts:
 
     def drop_group(self, group: str) -> int:
         """Remove a consumer group; returns the number of groups deleted with it."""
-        return int(self._store.run("task/drop_group", [group]))
+        deleted, outcome = 0, b"more"
+        while outcome == b"more":
+            outcome, found = self._store.run("task/drop_group", [group])
+            deleted += int(found)
+        return deleted
 
     def clear(self) -> int:
         """Delete the task; returns the number of groups that were stored."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypedDict, get_args
 
@@ -43,9 +43,6 @@ _LEAST = {
     "keep_groups": 1,
 }
 """Settings that are integers, and their smallest values."""
-
-_OF_PLAIN_TASKS = {"limit", "max_bytes", "max_deliveries"}
-"""Settings for which Redis need not keep facts of each group."""
 
 _PERIODS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _PERIOD = re.compile(r"(\d{1,9})([smhdw])")
@@ -143,7 +140,7 @@ class TaskSettings:
             stored["tags"] = json.dumps(declare_tags(self.tags))
         if self.keep is not None:
             stored["keep_ms"] = str(_period_ms(self.keep))
-        return {**stored, **self._stored_order(), **self._stored_index(stored)}
+        return {**stored, **self._stored_order()}
 
     def chosen_order(self, stored: str) -> Order | None:
         """Return the task's order; None for an `Order` object that these settings do not hold."""
@@ -181,11 +178,6 @@ class TaskSettings:
         if namesake is not None and type(namesake) is not type(order):
             raise ConfigError(f"name your order otherwise: redrb has an order {order.name!r}.")
         return {"order": order.name, "sampled": str(int(order.sampled))}
-
-    def _stored_index(self, stored: Mapping[str, str]) -> dict[str, str]:
-        """Return `indexed` when Redis must keep facts of each group."""
-        order = self._stored_order().get("order", Fifo.name)
-        return {"indexed": "1"} if order != Fifo.name or stored.keys() - _OF_PLAIN_TASKS else {}
 
 
 def _period_ms(text: str) -> int:

@@ -1,0 +1,135 @@
+-- Wakes the takes for which there are groups now, and the puts for which there is room.
+--
+-- A take with a query waits in a queue of its own pool and query. The hash queries:<pool> counts, by
+-- query, the waiting groups that match it: those found when the take began to wait, and those that entered
+-- the pool since. A take that is woken counts anew, so the number may be too large but not too small.
+--@include task facts pools capacity waiters where
+
+local MOST_QUERIES = 100 -- that one call matches; takes of others look again by themselves
+
+-- Name of the queue of takes with a query.
+local function queue_of(pool, where)
+  return where == '' and pool or pool .. '?' .. redis.sha1hex(where)
+end
+
+-- Queries that takes of a pool wait with: a flat list query, matches, ...
+local function queries_of(pool)
+  local queries = key('queries', pool)
+  if redis.call('HLEN', queries) <= MOST_QUERIES then
+    return redis.call('HGETALL', queries)
+  end
+  return redis.call('HRANDFIELD', queries, MOST_QUERIES, 'WITHVALUES')
+end
+
+-- How many takes wait for a pool.
+local function queued_for(pool)
+  local queued, queries = redis.call('ZCARD', key('queue', pool)), queries_of(pool)
+  for i = 1, #queries, 2 do
+    queued = queued + redis.call('ZCARD', key('queue', queue_of(pool, queries[i])))
+  end
+  return queued
+end
+
+-- Let a take wait for groups that match its query, of which it has found `matches`.
+local function enqueue_query(pool, where, matches)
+  redis.call('HSET', key('queries', pool), where, matches)
+end
+
+-- A take has leased some of the groups that match its query.
+local function leave_query(pool, where, leased)
+  local queries = key('queries', pool)
+  if redis.call('EXISTS', key('queue', queue_of(pool, where))) == 0 then
+    redis.call('HDEL', queries, where)
+  elseif leased > 0 then
+    redis.call('HINCRBY', queries, where, -leased)
+  end
+end
+
+-- How many of the groups with these facts match a query.
+local function matches_among(all, where)
+  local found, query = 0, resolve(rules().names, cjson.decode(where))
+  for _, facts in ipairs(all) do
+    for _, leaf in ipairs(query.leaves) do
+      leaf.scores = {tag_score(leaf.tag, facts.tags and facts.tags[leaf.tag])}
+    end
+    found = found + (satisfies(query.root, 1) and 1 or 0)
+  end
+  return found
+end
+
+-- Wake takes of a pool that wait with a query. `all` holds the facts of groups that have just entered
+-- the pool; without it, for another reason that takes may go on now, all queries are looked at.
+local function wake_queries(pool, now, all)
+  local queries = queries_of(pool)
+  for i = 1, #queries, 2 do
+    local where, matches = queries[i], tonumber(queries[i + 1])
+    local queue = queue_of(pool, where)
+    local new = all and matches_among(all, where) or 0
+    if redis.call('EXISTS', key('queue', queue)) == 0 then -- its takes have died
+      redis.call('HDEL', key('queries', pool), where)
+    elseif new > 0 or not all then
+      redis.call('HINCRBY', key('queries', pool), where, new)
+      wake(queue, matches + new, now)
+    end
+  end
+end
+
+-- Wake all takes of a pool that wait with a query, and forget them.
+local function drop_queries(pool)
+  local now, queries = now_ms(), redis.call('HKEYS', key('queries', pool))
+  for _, where in ipairs(queries) do
+    local queue = queue_of(pool, where)
+    wake(queue, math.huge, now)
+    redis.call('UNLINK', key('queue', queue), key('needs', queue))
+  end
+  redis.call('UNLINK', key('queries', pool))
+end
+
+-- Wake takes without a query that wait for a pool: as many as it satisfies.
+local function wake_pool(pool, now)
+  if redis.call('EXISTS', key('queue', pool)) == 1 then
+    local group = string.match(pool, '^[^:]+')
+    wake(pool, math.min(redis.call('ZCARD', key('ready', pool)), reads_left(group)), now)
+  end
+end
+
+-- Wake takes that wait for any pool of a consumer group.
+local function wake_pools(group, now)
+  now = now or now_ms()
+  for _, status in ipairs(STATUSES) do
+    wake_pool(pool_of(group, status), now)
+    wake_queries(pool_of(group, status), now)
+  end
+end
+
+-- Wake takes for the groups that this script has let wait.
+local function wake_entered(now)
+  local names = {}
+  for pool in pairs(entered) do
+    names[#names + 1], names[#names + 2] = key('queue', pool), key('queries', pool)
+  end
+  if #names == 0 or redis.call('EXISTS', unpack(names)) == 0 then
+    return
+  end
+  now = now or now_ms()
+  for pool, all in pairs(entered) do
+    wake_pool(pool, now)
+    wake_queries(pool, now, all)
+  end
+end
+
+-- Wake takes of a consumer group after groups returned to it: with a rate, other takes may go on, too.
+local function wake_returned(group, now)
+  if rate_of() then
+    wake_pools(group, now)
+  else
+    wake_entered(now)
+  end
+end
+
+-- Wake puts that wait for room.
+local function wake_room(now)
+  if redis.call('EXISTS', key('queue', '#room')) == 1 then
+    wake('#room', room_left(), now or now_ms())
+  end
+end
