@@ -46,7 +46,6 @@ local pool, names = ARGV[2], cjson.decode(ARGV[3])
 if ARGV[1] == 'put' then
   for _, entry in ipairs(cjson.decode(ARGV[4])) do
     redis.call('ZADD', key('ready', pool), entry.place, entry.member)
-    intern(entry.tags)
     tag_in(pool, {entry.member}, {entry})
   end
 elseif ARGV[1] == 'remove' then

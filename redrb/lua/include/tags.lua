@@ -24,6 +24,15 @@ local function tag_score(name, value, create)
   return value
 end
 
+-- Number the strings among the tags of groups that enter no pool yet.
+local function number_strings(all)
+  for _, facts in ipairs(all) do
+    for name, value in pairs(facts.tags or {}) do
+      tag_score(name, value, true)
+    end
+  end
+end
+
 -- Sort groups of a pool by their tags; `all` holds their facts.
 local function tag_in(pool, members, all)
   local added = {}

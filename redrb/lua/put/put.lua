@@ -14,7 +14,7 @@
 --       | {'never'}: the entries exceed the limits of an empty task
 --       | {'gone'}: there is no such task
 --       | {'changed'}: the task's settings are not those of the revision
---@include task facts pools history capacity waiters waking groups eviction puts
+--@include task facts tags pools history capacity waiters waking groups eviction puts
 
 begin_writing()
 local rule = rules()
@@ -132,7 +132,13 @@ end
 -- Whatever fails from here on, nothing of the put remains.
 local function store()
   in_parts('HSET', key('facts'), stored)
-  for _, group in ipairs(groups()) do
+  local all = groups()
+  if #all == 0 and #rule.names > 0 then
+    for _, pool in pairs(pools) do
+      number_strings(pool.facts)
+    end
+  end
+  for _, group in ipairs(all) do
     for status, pool in pairs(pools) do
       enter(group, pool_of(group, status), pool.members, pool.facts)
     end

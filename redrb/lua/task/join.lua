@@ -3,15 +3,12 @@
 -- ARGV    group, start
 --         start: '' for all stored groups, '+' for groups put later, or a seq: stored groups from it
 --         on, history included
--- Returns 'joined' | 'more': run it again | 'forgetful': the task has no history to start in | 'gone'
---@include task facts history membership
+-- Returns 'joined' | 'more': run it again | 'gone'
+--@include task membership
 
 begin_writing()
 if not exists() then
   return 'gone'
 end
 local start = ARGV[2] == '+' and math.huge or tonumber(ARGV[2])
-if start and start < math.huge and not keeps() then
-  return 'forgetful'
-end
 return join(ARGV[1], start) and 'joined' or 'more'

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from redrb.connection.failures import is_missing_script
 from redrb.connection.request import Request
-from redrb.connection.transport import Argument, Reply, first_error, packed
+from redrb.connection.transport import Argument, Pipeline, Reply, first_error, packed
 from redrb.lua.scripts import add_to, load
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.indexing import index_arguments
@@ -71,30 +72,29 @@ class PutScripts:
             batch: The groups.
             evict: Least number of groups to evict first; None: evict nothing.
         """
-        store, description, groups = self._store, self._task.description, batch.groups
-        sizes = [group.nbytes for group in groups]
+        store, groups = self._store, batch.groups
+        nbytes = sum([group.nbytes for group in groups])
         samples = sum([group.samples for group in groups])
-        pipeline = store.client.transaction(store.keys.none)
-        if evict is not None:
-            room: list[Argument] = [
-                producer,
-                operation,
-                len(groups),
-                sum(sizes),
-                evict,
-                MOST_EVICTED,
-            ]
-            add_to(pipeline, load("put/evict"), store.script_keys, room, whole=True)
-        for group in groups:
-            pipeline.add_payload(self._xadd, 6, [group.blob], group.nbytes)
-        account: list[Argument] = [producer, operation, samples, sum(sizes), batch.filtered]
-        account += index_arguments(description, batch)
-        add_to(pipeline, load("put/put"), store.script_keys, account, whole=True)
-        pipeline.add("EXEC")
-        count = len(groups)
-        return Request(
-            store.client, pipeline, lambda replies: _put_reply(_results(replies)[-1], count)
-        )
+        account: list[Argument] = [producer, operation, samples, nbytes, batch.filtered]
+        account += index_arguments(self._task.description, batch)
+        room: list[Argument] = [producer, operation, len(groups), nbytes, evict or 0, MOST_EVICTED]
+
+        def pipeline(*, whole: bool) -> Pipeline:
+            made = store.client.transaction(store.keys.none)
+            if evict is not None:
+                add_to(made, load("put/evict"), store.script_keys, room, whole=whole)
+            for group in groups:
+                made.add_payload(self._xadd, 6, [group.blob], group.nbytes)
+            add_to(made, load("put/put"), store.script_keys, account, whole=whole)
+            made.add("EXEC")
+            return made
+
+        def result(replies: list[Reply]) -> PutReply:
+            if _lacks_script(replies):  # the next attempt removes the entries of this one
+                replies = store.client.exchange(pipeline(whole=True))
+            return _put_reply(_results(replies)[-1], len(groups))
+
+        return Request(store.client, pipeline(whole=False), result)
 
     def evict(self, producer: str, operation: int, batch: PutBatch, *, least: int) -> int:
         """Make room for a put before it is sent; returns the number of groups evicted.
@@ -120,6 +120,11 @@ class PutScripts:
     def forget(self, producers: Sequence[str]) -> None:
         """Delete the last operation numbers of producers that put no more."""
         self._store.client.execute("HDEL", self._store.keys.puts, *producers)
+
+
+def _lacks_script(replies: list[Reply]) -> bool:
+    results = replies[-1]
+    return isinstance(results, list) and any(map(is_missing_script, results))
 
 
 def _results(replies: list[Reply]) -> list[Reply]:
