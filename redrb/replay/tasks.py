@@ -83,7 +83,7 @@ class Tasks:
     def note_refresh(self, task: str, statuses: Iterable[Status], train_step: int) -> None:
         """Note that all groups stored now have their staleness at `train_step`."""
         keys = TaskKeys.of(self.namespace, task)
-        last = int(self.client.at(keys.prefix).execute("HGET", f"{keys.prefix}task", "last") or 0)
+        last = int(self.client.at(keys.prefix).execute("HGET", keys.puts, "last") or 0)
         pairs = [
             word for status in statuses for word in (f"{task} {status}", f"{train_step} {last}")
         ]

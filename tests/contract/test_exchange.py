@@ -185,7 +185,8 @@ def test_groups_that_cannot_be_read_are_listed(
     at = f"9999999999999-{bad}"
     client.execute("XDEL", keys.stream, at)
     client.execute("XADD", keys.stream, f"9999999999999-{bad + 1}", "g", b"rubbish")
-    client.execute("HSET", f"{keys.prefix}task", "last", bad + 1)
+    client.execute("HSET", keys.puts, "last", bad + 1)
+    client.execute("HSET", f"{keys.prefix}facts", f"{bad + 1:016d}", b"\x80")
     exported = export_task(client, "from", tmp_path / "out", namespace=namespace)
     assert (exported.groups, exported.unreadable) == (1, (bad + 1,))
 

@@ -272,7 +272,7 @@ def test_scripts_that_the_server_forgot_are_sent_again(
     forget()
     stream._consumer.beat()
     forget()
-    lease.ack([1])
+    lease.ack(lease.ids[:1])
     forget()
     lease.release()
     forget()

@@ -442,12 +442,13 @@ def test_a_new_consumer_group_begins_at_any_id(client: Client, namespace: str) -
     audit(stream)
 
 
-def test_a_plain_task_can_be_joined_at_its_end_only(client: Client, namespace: str) -> None:
+def test_a_task_without_history_can_be_joined_anywhere(client: Client, namespace: str) -> None:
     stream = stream_of(client, namespace)
     put(stream, 0, 1)
     fresh = stream_of(client, namespace, group="fresh")
-    with pytest.raises(ConfigError, match="keep="):
-        fresh.join_group(start=1)
+    fresh.join_group(start=2)
+    assert fresh.stats().ledger.waiting == 1
+    fresh.drop_group()
     fresh.join_group(start="newest")
     assert fresh.stats().ledger.waiting == 0
     put(stream, 2)

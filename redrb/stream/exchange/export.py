@@ -33,7 +33,6 @@ from redrb.stream.exchange.layout import (
 from redrb.stream.saving.records import GroupRecord
 from redrb.stream.saving.snapshot import TaskReader
 from redrb.stream.task.store import TaskStore
-from redrb.stream.task.tags import BEYOND_NUMBERS
 from redrb.weights.files.safetensors import safetensors_torch
 
 Line: TypeAlias = dict[str, Any]
@@ -161,7 +160,6 @@ class _Export:
         names = [each.name for each in reader.header.groups]
         self._place = names.index(group) if group in names else -1
         self._names = reader.header.tags
-        self._terms = self._read_terms() if self._names else {}
 
     def run(self) -> None:
         """Write everything."""
@@ -224,25 +222,14 @@ class _Export:
                 return need.moved
         return facts.get("status") or str(group_status(item.status for item in items))
 
-    def _tags(self, scores: Mapping[str, float]) -> dict[str, str | float]:
+    def _tags(self, values: Mapping[str, str | float]) -> dict[str, str | float]:
         """Return the declared tags that a group has."""
-        found: dict[str, str | float] = {}
-        for name in self._names:
-            if (score := scores.get(name)) is None:
-                continue
-            if score >= BEYOND_NUMBERS:
-                found[name] = self._terms[name, str(round(score / BEYOND_NUMBERS))]
-            else:
-                found[name] = int(score) if float(score).is_integer() else score
-        return found
+        return {name: _whole(values[name]) for name in self._names if name in values}
 
-    def _read_terms(self) -> dict[tuple[str, str], str]:
-        found = {}
-        for part in self._reader.terms():
-            for term, number in part.items():
-                name, _, text = term.partition("\n")
-                found[name, number] = text
-        return found
+
+def _whole(value: str | float) -> str | float:
+    """Return a whole number as an int: Redis keeps numbers as doubles."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _sample(item: BufferItem) -> Line:

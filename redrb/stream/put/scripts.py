@@ -54,6 +54,7 @@ class PutScripts:
     def __init__(self, task: Task) -> None:
         self._task = task
         self._store = task.store
+        self._known = False
         self._xadd = packed("XADD", task.store.keys.stream, "NOMKSTREAM", "*", "g")
 
     def put(
@@ -94,7 +95,8 @@ class PutScripts:
                 replies = store.client.exchange(pipeline(whole=True))
             return _put_reply(_results(replies)[-1], len(groups))
 
-        return Request(store.client, pipeline(whole=False), result)
+        first, self._known = not self._known, True  # the first put brings the text of the script
+        return Request(store.client, pipeline(whole=first), result)
 
     def evict(self, producer: str, operation: int, batch: PutBatch, *, least: int) -> int:
         """Make room for a put before it is sent; returns the number of groups evicted.
