@@ -2,7 +2,7 @@
 --
 -- A lease is a table of group, pool and slot, and the result so far: claimed and lost, numbers of
 -- entries leased and of entries that another client had deleted; members; weights if they are drawn.
---@include task facts pools history groups staleness
+--@include task pools history groups staleness
 
 -- Lease entries. Returns the ids of those that exist.
 local function claim(lease, ids)

@@ -15,6 +15,7 @@
 --       | {'gone'}: there is no such task
 --       | {'changed'}: the task's settings are not those of the revision
 --@include task facts tags pools history capacity waiters waking groups eviction puts
+--@include room
 
 begin_writing()
 local rule = rules()
@@ -38,42 +39,7 @@ if ARGV[7] ~= '' and ARGV[7] ~= rule.revision then
   return {'changed'}
 end
 
--- Room: the reply if there is none, and the room that is left.
-local now
-local function find_room()
-  local spi, _, least, most = rate_of()
-  if rule.limit == 0 and rule.max_bytes == 0 and not spi then
-    return nil, -1
-  end
-  now = now_ms()
-  if (rule.limit > 0 and count > rule.limit) or (rule.max_bytes > 0 and bytes > rule.max_bytes)
-    or (spi and count > (most - least) / spi) then
-    return {'never'}
-  end
-  local left = -1
-  if rule.limit > 0 then
-    left = rule.limit - stored_groups()
-    if left < reserved_before('#room', producer, now, left) then
-      return {'full', 'limit'}
-    end
-  end
-  if spi then
-    local allowed = inserts_left(put) - count
-    if allowed < reserved_before('#room', producer, now, allowed) then
-      return {'full', 'rate'}
-    end
-    left = left < 0 and allowed or math.min(left, allowed)
-  end
-  if rule.max_bytes > 0 then
-    local stored = numbers(task, 'bytes', 'kept_bytes')
-    if stored[1] - stored[2] + bytes > rule.max_bytes then
-      return {'full', 'max_bytes'}
-    end
-    free_history(stored[1] + bytes - rule.max_bytes)
-  end
-  return nil, left
-end
-local full, left = find_room()
+local full, left, now = find_room(producer, put, count, bytes)
 if full then
   undo(before, count)
   return full

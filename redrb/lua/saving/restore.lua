@@ -4,7 +4,8 @@
 -- ARGV    part, ttl_ms, kind, value
 --         ttl_ms: the stage expires after so long without a further part
 --         value: packed with cmsgpack, by kind:
---         task       {task = {field = value}, puts = {field = value}, groups = {name = {state = {}, staleness = {}}}}
+--         task       {task = {field = value}, puts = {field = value},
+--                    groups = {name = {state = {}, staleness = {}}}}
 --         entries    a list of {seq, size, facts, archived ms or '', needs}; needs is a list of
 --                    {consumer group, status it was moved to or '', rule it expired by or '',
 --                    failed deliveries, reads}

@@ -7,7 +7,7 @@
 --         ends: 1 when nothing of the lease is left
 -- Returns {'ok', entries ended} | {'lost'}: another consumer has the lease
 --         Repeated, it changes nothing more and returns {'ok', 0}.
---@include task facts waking groups leases endings
+--@include task waking leases endings
 
 begin_writing()
 local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]

@@ -4,7 +4,7 @@
 --         lease_ms: the consumer is dead after so long without a heartbeat
 -- Returns {'held' | 'lost', entries}: whether the consumer was registered until now, so that it has its
 --         leases yet, and how many entries were taken over from other consumers
---@include task capacity waking groups leases
+--@include task waking leases
 
 begin_writing()
 local group, consumer, now = ARGV[1], ARGV[2], now_ms()

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    group, consumer
 -- Returns {'more' | 'done', entries requeued}: with 'more', run it again
---@include task waking groups leases
+--@include task waking leases
 
 begin_writing()
 local group, consumer = ARGV[1], ARGV[2]

@@ -17,8 +17,8 @@
 --       | {'gone'}: there is no such task | {'late'}: a later take of the slot came first
 --       | {'ranks'}: ranks take from this consumer group, so other consumers may not
 --       | {'more', groups that just expired}: run it again, there is more to do before
---@include task facts pools history capacity waiters waking groups leases ranks staleness claims membership
---@include ledger where
+--@include task facts pools history capacity waiters waking leases ranks staleness claims membership ledger
+--@include where
 
 begin_writing()
 local rule = rules()

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    group, seq ...
 -- Returns the number of entries that waited.
---@include task facts pools waking groups
+--@include task pools waking groups
 
 begin_writing()
 local group, found = ARGV[1], {}

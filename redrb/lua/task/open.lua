@@ -8,7 +8,7 @@
 --         task/fill until it is done
 --       | {'differs', name, stored value, ...}
 --       | {'unversioned'}: it is to evict the stalest groups, and indexes no versions
---@include task facts capacity filling settings
+--@include task filling settings
 
 begin_writing()
 local used = number(puts, 'put') > 0

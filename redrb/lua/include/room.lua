@@ -1,0 +1,39 @@
+-- Says whether the limits of a task let a put in.
+--@include task facts history capacity waiters
+
+-- Room for a producer's put of so many groups and bytes, after `put` groups. Returns the reply of the put
+-- if there is none, or nil; the groups that may follow, -1 without a limit; and the time if it was read.
+local function find_room(producer, put, count, bytes)
+  local rule = rules()
+  local spi, _, least, most = rate_of()
+  if rule.limit == 0 and rule.max_bytes == 0 and not spi then
+    return nil, -1, nil
+  end
+  local now = now_ms()
+  if (rule.limit > 0 and count > rule.limit) or (rule.max_bytes > 0 and bytes > rule.max_bytes)
+    or (spi and count > (most - least) / spi) then
+    return {'never'}
+  end
+  local left = -1
+  if rule.limit > 0 then
+    left = rule.limit - stored_groups()
+    if left < reserved_before('#room', producer, now, left) then
+      return {'full', 'limit'}
+    end
+  end
+  if spi then
+    local allowed = inserts_left(put) - count
+    if allowed < reserved_before('#room', producer, now, allowed) then
+      return {'full', 'rate'}
+    end
+    left = left < 0 and allowed or math.min(left, allowed)
+  end
+  if rule.max_bytes > 0 then
+    local stored = numbers(task, 'bytes', 'kept_bytes')
+    if stored[1] - stored[2] + bytes > rule.max_bytes then
+      return {'full', 'max_bytes'}
+    end
+    free_history(stored[1] + bytes - rule.max_bytes)
+  end
+  return nil, left, now
+end
