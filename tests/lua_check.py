@@ -20,7 +20,19 @@ from redrb.lua.scripts import Script, load
 _LUA = Path(str(files("redrb.lua")))
 _GLOBALS = (
     *("KEYS", "ARGV", "redis", "cjson", "cmsgpack"),
-    *("error", "ipairs", "math", "pairs", "pcall", "string", "table", "tonumber", "type", "unpack"),
+    *(
+        "error",
+        "ipairs",
+        "math",
+        "next",
+        "pairs",
+        "pcall",
+        "string",
+        "table",
+        "tonumber",
+        "type",
+        "unpack",
+    ),
 )
 _OPTIONS = ("--no-config", "--no-cache", "--no-color", "--codes", "--formatter=plain", "--std=none")
 _WARNING = re.compile(r"^.*/(\d+)\.lua:(\d+):\d+: \((\w\d+)\) (.*)$", re.M)
@@ -52,6 +64,7 @@ def _warnings(scripts: list[Script]) -> list[str]:
     found = _WARNING.findall(run.stdout)
     if run.returncode > 1 or bool(run.returncode) != bool(found):
         raise SystemExit(f"luacheck failed: {run.stdout}{run.stderr}")
+    found = [each for each in found if not _shadows_another_file(*each, scripts)]
     times = Counter(
         (scripts[int(number)].sources[int(line) - 1], code, _located(text, scripts[int(number)]))
         for number, line, code, text in found
@@ -62,6 +75,23 @@ def _warnings(scripts: list[Script]) -> list[str]:
         for (source, code, text), count in sorted(times.items())
         if code not in _UNUSED or count == includes[source]
     ]
+
+
+def _shadows_another_file(
+    number: str, line: str, code: str, text: str, scripts: list[Script]
+) -> bool:
+    """Return whether a variable of a file is named like one of the file that includes it."""
+    sources = scripts[int(number)].sources
+    shadowed = re.search(r"\bon line (\d+)", text)
+    return (
+        code in ("W421", "W422", "W423", "W431", "W432", "W433")
+        and shadowed is not None
+        and _file(sources[int(line) - 1]) != _file(sources[int(shadowed[1]) - 1])
+    )
+
+
+def _file(source: str) -> str:
+    return source.partition(":")[0]
 
 
 def _located(text: str, script: Script) -> str:

@@ -1,9 +1,12 @@
 """Loads and runs the Lua scripts.
 
 A script begins with a header: purpose, KEYS, ARGV, returns. A line `--@include name ...` names the
-files of `redrb/lua/include` whose functions this file calls; the includes of these files are found
-by themselves. A reply that has cases begins with a word. Repeated with the same arguments a script
-changes nothing more, so the client repeats it when a connection breaks.
+files of `redrb/lua/include` whose functions the lines below it call; the includes of these files
+are found by themselves. Redis runs a script from its first line each time, and making the functions
+of all files takes longer than most calls do: an include inside a block, indented like its lines, is
+made only when the block runs, and known only there. A reply that has cases begins with a word.
+Repeated with the same arguments a script changes nothing more, so the client repeats it when a
+connection breaks.
 """
 
 from __future__ import annotations
@@ -48,8 +51,7 @@ def load(name: str) -> Script:
 
 def assemble(name: str, source: str) -> Script:
     """Return the script with this source: its includes first, without comments."""
-    lines = [line for each in _includes(source) for line in _code_lines(each, _read(each))]
-    lines += _code_lines(name, source)
+    lines = list(_with_includes(name, source, []))
     text = "\n".join(line for _, line in lines)
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     return Script(text, sha, tuple(source for source, _ in lines))
@@ -108,24 +110,30 @@ def add_to(
     pipeline.scripts.append(script.sha)
 
 
-def _includes(source: str, found: dict[str, None] | None = None) -> list[str]:
-    """Return the names of all includes of a source, each once, behind those that it needs."""
-    found = {} if found is None else found
-    for line in source.splitlines():
-        if line.startswith(_INCLUDE):
-            for each in line.removeprefix(_INCLUDE).split():
-                name = f"include/{each}"
-                if name not in found:
-                    _includes(_read(name), found)
-                    found[name] = None
-    return list(found)
+def _with_includes(
+    name: str, source: str, known: list[tuple[int, str]], inside: int = 0
+) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a file, in the place of each include the files that it brings.
+
+    Args:
+        name: Name of the file.
+        source: Its text.
+        known: Indentation and name of each include that is in scope.
+        inside: Indentation of the include that brings this file.
+    """
+    for number, line in enumerate(source.splitlines(), start=1):
+        code = line.strip()
+        depth = inside + len(line) - len(code)
+        if code.startswith(_INCLUDE):
+            for each in code.removeprefix(_INCLUDE).split():
+                file = f"include/{each}"
+                if file not in [one for _, one in known]:
+                    yield from _with_includes(file, _read(file), known, depth)
+                    known.append((depth, file))
+        elif code and not code.startswith("--"):
+            known[:] = [one for one in known if one[0] <= depth]
+            yield f"redrb/lua/{name}.lua:{number}", code
 
 
 def _read(name: str) -> str:
     return files("redrb.lua").joinpath(f"{name}.lua").read_text("utf-8")
-
-
-def _code_lines(name: str, source: str) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(source.splitlines(), start=1):
-        if (code := line.strip()) and not code.startswith("--"):
-            yield f"redrb/lua/{name}.lua:{number}", code

@@ -86,18 +86,18 @@ def test_a_script_loads_with_the_parts_that_it_names(name: str) -> None:
     assert load(name) is script
     assert len(script.sha) == 40
     assert "--@" not in script.text
-    for included in re.findall(r"^--@include (.*)$", _LUA[name], re.M):
+    for included in re.findall(r"^ *--@include (.*)$", _LUA[name], re.M):
         for each in included.split():
             first = next(
                 line.strip()
                 for line in _LUA[f"include/{each}"].splitlines()
                 if line.strip() and not line.strip().startswith("--")
             )
-            assert script.text.count(first) == 1
+            assert first in script.text
 
 
 def included(name: str) -> list[str]:
-    lines = re.findall(r"^--@include (.*)$", _LUA[name], re.M)
+    lines = re.findall(r"^ *--@include (.*)$", _LUA[name], re.M)
     return [f"include/{each}" for line in lines for each in line.split()]
 
 
@@ -126,7 +126,7 @@ def test_a_file_includes_what_it_uses_and_nothing_else(name: str) -> None:
 def test_a_script_of_a_task_that_writes_begins_so(name: str) -> None:
     """At the memory limit, or while a cluster moves the slot, nothing of it is done."""
     body = _LUA[name].replace(header(name), "")
-    if not re.search(r"^--@include task", _LUA[name], re.M):
+    if not re.search(r"^ *--@include task", _LUA[name], re.M):
         return
     written = re.search(r"'(X?ADD|X?DEL|HSET|HDEL|SET|ZADD|ZREM|R?PUSH|UNLINK|P?EXPIRE)'", body)
     reads_only = name in (

@@ -7,10 +7,6 @@
 -- so far behind the others when it joined.
 --@include task
 
-local function groups()
-  return redis.call('SMEMBERS', key('groups'))
-end
-
 local function stored_groups()
   return redis.call('XLEN', stream) - redis.call('ZCARD', key('archive'))
 end

@@ -1,5 +1,5 @@
 -- Deletes waiting groups to make room; leased groups never go.
---@include task pools history capacity groups candidates
+--@include task pools history groups candidates
 
 -- Evict one group if it waits: 'stored', else false. A group of the history, which makes room for bytes
 -- only, is deleted if `history` is set: 'history'.

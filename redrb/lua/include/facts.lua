@@ -13,35 +13,15 @@
 -- A put stores the record as its producer has packed it, and appends `current` packed by itself.
 --@include task
 
-local RULES = {'format', 'order', 'sampled', 'max_staleness', 'max_token_staleness', 'on_expired',
-  'version', 'max_reads', 'default_max_reads', 'tags', 'keep_ms', 'keep_groups', 'limit', 'max_bytes',
-  'capacity', 'revision'}
-
 -- Settings of the task that decide about groups, and the newest policy version that it knows.
 local known_rules
 local function rules()
   if not known_rules then
-    local stored = {}
-    for i, value in ipairs(redis.call('HMGET', task, unpack(RULES))) do
-      stored[RULES[i]] = value
-    end
-    known_rules = {
-      exists = stored.format ~= false,
-      revision = stored.revision,
-      order = stored.order or 'fifo',
-      sampled = stored.sampled == '1',
-      max_staleness = tonumber(stored.max_staleness or ''),
-      max_token_staleness = tonumber(stored.max_token_staleness or ''),
-      keep = stored.on_expired == 'keep',
-      version = tonumber(stored.version or ''),
-      max_reads = tonumber(stored.max_reads or stored.default_max_reads or '1'),
-      names = stored.tags and stored.tags ~= '' and cjson.decode(stored.tags) or {},
-      keep_ms = tonumber(stored.keep_ms or ''),
-      keep_groups = tonumber(stored.keep_groups or ''),
-      limit = tonumber(stored.limit or '0'),
-      max_bytes = tonumber(stored.max_bytes or '0'),
-      capacity = tonumber(stored.capacity or '0'),
-    }
+    local stored = redis.call('HMGET', task, 'rules', 'version')
+    known_rules = stored[1] and cmsgpack.unpack(stored[1])
+      or {order = 'fifo', max_reads = 1, names = {}, limit = 0, max_bytes = 0, capacity = 0}
+    known_rules.exists = stored[1] ~= false
+    known_rules.version = tonumber(stored[2] or '')
   end
   return known_rules
 end
@@ -77,6 +57,16 @@ end
 -- Says that a group expired, and by which rules: '-' for a rule that the task has not.
 local function expiry_note(version, max_staleness, max_token_staleness)
   return table.concat({version, max_staleness or '-', max_token_staleness or '-'}, ' ')
+end
+
+-- Whether a group is too stale by the task's rules.
+local function is_overdue(facts)
+  local rule = rules()
+  local function is_over(version, staleness)
+    return version and staleness and rule.version - version > staleness
+  end
+  return rule.version and facts.status ~= 'expired'
+    and (is_over(facts.version, rule.max_staleness) or is_over(facts.newest, rule.max_token_staleness))
 end
 
 -- A group's score as a number.

@@ -1,5 +1,5 @@
 -- Indexes versions for staleness rules that a used task was given later.
---@include task facts pools capacity
+--@include task facts pools
 
 -- Add waiting groups to versions:<pool> and newest:<pool>, for staleness rules that the task was given
 -- later: the next page of the facts. Returns whether there is more.

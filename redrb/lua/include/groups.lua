@@ -2,11 +2,16 @@
 --
 -- In a consumer group an entry is waiting (in one of its pools), leased (in the pending list) or done.
 -- When it is done in all groups it is deleted or becomes history.
---@include task facts pools history capacity
+--@include task facts pools history
 
 local function is_leased(group, seq)
   local id = id_of(seq)
   return #redis.call('XPENDING', stream, group, id, id, 1) > 0
+end
+
+-- Whether a slot leases an entry. In a repeated call, the entry may be another slot's by now.
+local function holds(group, slot, seq)
+  return #redis.call('XPENDING', stream, group, id_of(seq), id_of(seq), 1, slot) > 0
 end
 
 -- The pool in which an entry waits, or nil.
@@ -76,7 +81,7 @@ local function forget(group, seqs, acked)
     end
   end
   local over = needed_by_none(group, seqs)
-  if not keeps() then
+  if not rules().keeps then
     return delete(over)
   elseif acked then
     return retire(over)

@@ -38,11 +38,6 @@ local function delete(seqs)
   return deleted
 end
 
--- Whether the task keeps history.
-local function keeps()
-  return rules().keep_ms or rules().keep_groups
-end
-
 -- Count the bytes of entries that become history (sign 1) or stop being history (-1).
 local function count_history(seqs, sign)
   if #seqs > 0 and rules().max_bytes > 0 then

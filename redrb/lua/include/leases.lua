@@ -3,7 +3,7 @@
 -- deliveries:<group> holds failed deliveries by seq, consumers:<group> the deadline of each
 -- consumer's heartbeat, leases:<group> a lease's token by slot. A slot is the consumer name under
 -- which Redis keeps one lease: <consumer>/<number>.
---@include task facts pools pending groups
+--@include task facts pools pending groups heartbeats
 
 local MOST_TAKEN_OVER = 200
 
@@ -113,26 +113,26 @@ local function return_leases(group, consumer, slots, counted, most)
   return returned
 end
 
--- Renew a consumer's deadline, and end the leases of consumers whose deadline is over. If the caller's
--- deadline is over too, all deadlines are renewed instead: most likely Redis was away. At most
--- MOST_TAKEN_OVER entries are taken over in one call, the others in the next ones.
--- Returns the number of entries taken over, and the caller's old deadline, if it had one.
-local function beat(group, consumer, lease_ms, now)
-  local consumers = key('consumers', group)
-  local deadline = redis.call('ZSCORE', consumers, consumer)
-  local until_ms = string.format('%.0f', now + lease_ms)
-  redis.call('ZADD', consumers, until_ms, consumer)
+-- End the leases of consumers whose deadline is over. If the caller's deadline was over too, their
+-- deadlines are renewed instead: most likely Redis was away. At most MOST_TAKEN_OVER entries are taken
+-- over in one call, the others in the next ones. Returns their number.
+local function take_over(group, dead, deadline, lease_ms, now)
   local returned = 0
-  for _, other in ipairs(redis.call('ZRANGEBYSCORE', consumers, '-inf', now)) do
+  for _, other in ipairs(dead) do
     if deadline and tonumber(deadline) <= now then
-      redis.call('ZADD', consumers, until_ms, other)
-    else
+      redis.call('ZADD', key('consumers', group), string.format('%d', now + lease_ms), other)
+    elseif returned < MOST_TAKEN_OVER then
       local left = MOST_TAKEN_OVER - returned
-      if left > 0 then
-        returned = returned + return_leases(group, other, slots_of(group, other), true, left)
-      end
+      returned = returned + return_leases(group, other, slots_of(group, other), true, left)
     end
   end
   add(key('group', group), 'taken_over', returned)
-  return returned, deadline
+  return returned
+end
+
+-- Renew a consumer's deadline, and take over. Returns the number of entries taken over, and the
+-- consumer's old deadline, if it had one.
+local function beat(group, consumer, lease_ms, now)
+  local deadline, dead = renew(group, consumer, lease_ms, now)
+  return take_over(group, dead, deadline, lease_ms, now), deadline
 end

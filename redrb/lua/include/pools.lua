@@ -125,3 +125,8 @@ local function withdraw(group, pool, members, all, lowest_of)
     end
   end
 end
+
+-- Whether this script has let groups wait.
+local function has_entered()
+  return next(entered) ~= nil
+end

@@ -1,5 +1,5 @@
 -- The entries that a transaction has added to the stream: found, counted once, or taken out again.
---@include task facts pools capacity groups
+--@include task facts pools groups
 
 -- Take entries that the task does not count out of the stream and the pools.
 local function take_out(seqs)
@@ -17,13 +17,10 @@ local function take_out(seqs)
   end
 end
 
--- The id before the first of the `count` entries that this transaction has added; `last` is the last id
--- that the task counts. Between them may lie entries of a transaction whose script failed or was
--- unknown to the server: they were never counted, and are removed.
+-- The id before the first of the `count` entries that this transaction has added, where entries lie
+-- between these and `last`, the last id that the task counts. They are of a transaction whose script
+-- failed or was unknown to the server: they were never counted, and are removed.
 local function find_added(last, count)
-  if #redis.call('XRANGE', stream, '(' .. id_of(last + count), '+', 'COUNT', 1) == 0 then
-    return last
-  end
   local added = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', count)
   local before = seq_of(added[count][1]) - 1
   local from = '(' .. id_of(last)
@@ -47,16 +44,4 @@ local function undo(before, count)
   end
   take_out(seqs)
   redis.call('HSET', puts, 'last', string.format('%d', before + count))
-end
-
--- The reply that says what an earlier attempt of the producer's operation has stored; nil if nothing.
--- `earlier` is the producer's last operation as count_put has stored it, or false.
-local function done_before(earlier, operation)
-  if earlier then
-    local done, at, entries = string.match(earlier, '^(%d+) (%d+) (%d+)$')
-    if tonumber(done) >= operation then
-      return {'again', tonumber(at), tonumber(entries)}
-    end
-  end
-  return nil
 end

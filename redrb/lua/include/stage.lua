@@ -3,7 +3,7 @@
 -- A stage is itself a task whose keys begin with restoring:<token>: below the task's prefix, so every
 -- function works on it. Its keys expire unless more parts come. The string restoring holds the token of
 -- the newest stage.
---@include task facts pools capacity
+--@include task facts pools
 
 local home = prefix
 

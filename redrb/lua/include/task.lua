@@ -69,6 +69,11 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
+-- Names of the consumer groups.
+local function groups()
+  return redis.call('SMEMBERS', key('groups'))
+end
+
 local function exists()
   return redis.call('EXISTS', task) == 1
 end

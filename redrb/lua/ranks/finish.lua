@@ -8,7 +8,7 @@
 --         reason: of reject, for the dead-letter stream; samples: of ack, number of samples trained
 -- Returns {'ok'} | {'lost'}: another process is this rank, or the step was formed anew
 --         Repeated, it changes nothing more and returns {'ok'}.
---@include task waking ranks endings steps
+--@include task waking ranks endings steps rejections
 
 begin_writing()
 local group, consumer, rank, step = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])

@@ -13,7 +13,7 @@
 --         terms, puts         {field = value}
 --         end        {last id of the task, id of the last entry}
 -- Returns 'ok' | 'again': the part was added before | 'gone': the stage has expired
---@include task facts pools ledger stage
+--@include task facts pools ledger stage settings
 
 begin_writing()
 local part, ttl_ms, kind, value = tonumber(ARGV[1]), ARGV[2], ARGV[3], cmsgpack.unpack(ARGV[4])
@@ -36,6 +36,7 @@ local function begin()
   redis.call('XDEL', stream, BASE .. '0')
   fill(task, value.task)
   fill(puts, value.puts)
+  pack_rules()
   redis.call('HDEL', task, 'floor') -- the entries that it is about are not saved
   for group, saved in pairs(value.groups) do
     redis.call('SADD', key('groups'), group)

@@ -4,7 +4,7 @@
 --         token: name of this attempt; ttl_ms: how long the attempt is known, 0: give it up
 -- Returns {entries ever put, filtered or too stale on arrival, entries and dead letters stored now,
 --         {field, value, ...} of the task, consumer group, ...}
---@include task capacity stage
+--@include task stage settings
 
 begin_writing()
 local token, ttl_ms = ARGV[1], tonumber(ARGV[2])
@@ -22,4 +22,4 @@ else
 end
 return {number(puts, 'put') + number(task, 'filtered') + number(task, 'arrived_stale'),
   redis.call('XLEN', stream) + redis.call('XLEN', key('dead')),
-  redis.call('HGETALL', task), unpack(groups())}
+  task_fields(), unpack(groups())}

@@ -4,7 +4,7 @@
 --         numbers of entries, facts and members that a complete stage has
 -- Returns {'ok'} | {'gone'}: the stage is not complete | {'used'}: something was put meanwhile
 --       | {'differs', setting, ...}: the task was given other settings meanwhile
---@include task pools capacity membership settings stage
+--@include task pools membership settings stage
 
 begin_writing()
 local token, now = ARGV[1], now_ms()
@@ -58,6 +58,7 @@ if version and version > number(task, 'version') then
 end
 redis.call('HDEL', task, 'part')
 redis.call('HSET', task, 'restored', token, 'revision', token)
+pack_rules()
 local names = names_of_keys()
 
 work_at(home)

@@ -8,14 +8,14 @@
 --         of 'entries': {last id, then of each entry {facts or '', archived ms or '', then of each consumer
 --              group that is not done with it: its place in ARGV, status it was moved to or '', rule it
 --              expired by or '', failed deliveries, reads}}
---@include task capacity groups ledger
+--@include task groups ledger settings
 
 if not exists() then
   return {}
 end
 if ARGV[1] == 'task' then
   local newest = redis.call('XREVRANGE', key('dead'), '+', '-', 'COUNT', 1)[1]
-  local counters = redis.call('HGETALL', task)
+  local counters = task_fields()
   for _, name in ipairs(PUT_COUNTERS) do
     counters[#counters + 1], counters[#counters + 2] = name, string.format('%d', number(puts, name))
   end

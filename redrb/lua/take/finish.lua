@@ -7,7 +7,7 @@
 --         ends: 1 when nothing of the lease is left
 -- Returns {'ok', entries ended} | {'lost'}: another consumer has the lease
 --         Repeated, it changes nothing more and returns {'ok', 0}.
---@include task waking leases endings
+--@include task facts pools groups
 
 begin_writing()
 local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -19,16 +19,19 @@ elseif held ~= token then
   return {'lost'}
 end
 
-local seqs, ended = {}, 0
+local seqs, ended, rule = {}, 0, rules()
 for i = 9, #ARGV do
   seqs[i - 8] = ARGV[i] -- as text: formatting a number costs ten times as much
 end
 
 if outcome == 'ack' or outcome == 'expire' then
+  --@include endings
   ended = end_held(group, slot, seqs, outcome, tonumber(ARGV[7]))
 elseif outcome == 'reject' then
+  --@include rejections
   ended = reject_held(group, slot, seqs, reason, consumer)
 else
+  --@include leases
   for _, seq in ipairs(seqs) do
     if holds(group, slot, seq) then
       ended = ended + return_lease(group, seq, outcome == 'fail', consumer)
@@ -38,6 +41,9 @@ end
 if ARGV[8] == '1' then
   redis.call('HSET', key('leases', group), slot, token .. ' ended')
 end
-wake_room()
-wake_returned(group)
+if rule.rate or has_entered() or redis.call('EXISTS', key('queue', '#room')) == 1 then
+  --@include waking
+  wake_room()
+  wake_returned(group)
+end
 return {'ok', ended}

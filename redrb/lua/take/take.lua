@@ -17,8 +17,7 @@
 --       | {'gone'}: there is no such task | {'late'}: a later take of the slot came first
 --       | {'ranks'}: ranks take from this consumer group, so other consumers may not
 --       | {'more', groups that just expired}: run it again, there is more to do before
---@include task facts pools history capacity waiters waking leases ranks staleness claims membership ledger
---@include where
+--@include task facts pools heartbeats claims
 
 begin_writing()
 local rule = rules()
@@ -31,30 +30,48 @@ local ttl_ms, status, where, now = tonumber(ARGV[8]), ARGV[10], ARGV[11], now_ms
 local state, pool = key('group', group), pool_of(group, status)
 local leased = redis.call('HGET', key('leases', group), slot)
 if leased == token then
+  --@include staleness
   return taken_before(group, pool, redis.call('XPENDING', stream, group, '-', '+', count, slot))
 elseif leased and tonumber(string.match(leased, '^%d+')) >= tonumber(token) then
   return {'late'}
 end
-if not join(group) then
-  return {'more', 0}
+if redis.call('SISMEMBER', key('groups'), group) == 0 or redis.call('EXISTS', key('joining', group)) == 1 then
+  --@include membership
+  if not join(group) then
+    return {'more', 0}
+  end
 end
-if has_ranks(group, slot, now) then
-  return {'ranks'}
+if redis.call('EXISTS', key('ranks', group)) == 1 then
+  --@include ranks
+  if has_ranks(group, slot, now) then
+    return {'ranks'}
+  end
 end
-local taken_over = beat(group, consumer, tonumber(ARGV[9]), now)
--- requeue a batch that an earlier take leased and whose reply was lost
-local returned = 0
+
+-- what has to be done before: leases of the dead, a batch whose reply was lost, history, expiry
+local taken_over, returned, expired, more = 0, 0, 0, false
+local deadline, dead = renew(group, consumer, tonumber(ARGV[9]), now)
+if #dead > 0 then
+  --@include leases
+  taken_over = take_over(group, dead, deadline, tonumber(ARGV[9]), now)
+end
 if leased and not string.find(leased, ' ended', 1, true) then
+  --@include leases
   returned = return_slot(group, slot, false, consumer)
 end
-if keeps() then
+if rule.keeps then
+  --@include history
   trim_history(100)
 end
-local expired, more = expire_overdue(group, status)
-if taken_over + expired > 0 then
-  wake_room(now)
+if rule.version and (rule.max_staleness or rule.max_token_staleness) then
+  --@include staleness
+  expired, more = expire_overdue(group, status)
 end
 if returned + taken_over + expired > 0 then
+  --@include waking
+  if taken_over + expired > 0 then
+    wake_room(now)
+  end
   wake_returned(group, now)
 end
 if more then
@@ -66,59 +83,80 @@ if most > 0 and least > most then
 end
 
 -- how many groups this take may have: groups are reserved for takes before it in the queue
-local here, free, chosen
-local queue = queue_of(pool, where)
+local here, chosen
+local queue = pool
 if where ~= '' then
+  --@include where waking
+  queue = queue_of(pool, where)
   chosen = select_where(pool, rule.names, cjson.decode(where), count)
-  here, free = #chosen, math.min(#chosen, reads_left(group))
+  here = #chosen
 else
   here = redis.call('ZCARD', key('ready', pool))
+end
+local free = here
+if rule.rate then
+  --@include capacity
   free = math.min(here, reads_left(group))
 end
 local awaited = redis.call('EXISTS', key('queue', queue)) == 1
 if awaited and where == '' then
+  --@include waiters
   free = free - reserved_before(queue, waiter, now, free)
 end
-if free < count then
-  if free < least then
-    if ttl_ms > 0 then
-      enqueue(queue, waiter, count, ttl_ms, now)
-    else
-      dequeue(queue, waiter)
-    end
-    if where == '' then
-      wake_pool(pool, now)
-    elseif ttl_ms > 0 then
-      enqueue_query(pool, where, here)
-    else
-      leave_query(pool, where, 0)
-    end
-    local others = waiting_in_all_pools(group) - here
-    return {'short', here, redis.call('ZCARD', key('queue', '#room')), expired, others}
+if free < least then
+  --@include waiters waking ledger
+  if ttl_ms > 0 then
+    enqueue(queue, waiter, count, ttl_ms, now)
+  else
+    dequeue(queue, waiter)
   end
-  count = free
+  if where == '' then
+    wake_pool(pool, now)
+  elseif ttl_ms > 0 then
+    enqueue_query(pool, where, here)
+  else
+    leave_query(pool, where, 0)
+  end
+  local others = waiting_in_all_pools(group) - here
+  return {'short', here, redis.call('ZCARD', key('queue', '#room')), expired, others}
 end
+local amount = math.min(count, free)
 
 local lease = {group = group, pool = pool, slot = slot, claimed = 0, lost = 0, members = {}, weights = {}}
 local total = rule.sampled and redis.call('HGET', key('mass', group), pool) or '0'
-if chosen then
-  for first = 1, count, 1000 do
-    claim_members(lease, {unpack(chosen, first, math.min(first + 999, count))})
+local found
+repeat
+  if chosen then
+    local first = #lease.members + 1
+    found = {unpack(chosen, first, math.min(first + 999, amount))}
+  else
+    found = redis.call('ZRANGE', key('ready', pool), 0, math.min(amount - lease.claimed, 1000) - 1)
   end
-else
-  local next_members
-  repeat
-    next_members = redis.call('ZRANGE', key('ready', pool), 0, math.min(count - lease.claimed, 1000) - 1)
-    claim_members(lease, next_members)
-  until #next_members == 0 or lease.claimed == count
-end
+  local all
+  if rule.version or rule.sampled then
+    --@include staleness
+    all = note_taken(group, pool, found, lease.weights)
+  end
+  withdraw(group, pool, found, all)
+  claim_members(lease, found)
+until #found == 0 or lease.claimed == amount
 redis.call('HSET', key('leases', group), slot, token)
-add(state, 'evicted', lease.lost) -- entries that another client deleted
 add(state, 'taken', lease.claimed)
-if rate_of() then
+if lease.lost > 0 then -- another client deleted these entries
+  --@include history groups
+  for _, member in ipairs(lease.members) do
+    if not is_leased(group, member) then
+      delete({tonumber(member)})
+    end
+  end
+  add(state, 'evicted', lease.lost)
+end
+if rule.rate then
+  --@include waking
   wake_room(now)
 end
 if awaited then
+  --@include waiters waking
   dequeue(queue, waiter)
   if where == '' then
     wake_pool(pool, now)

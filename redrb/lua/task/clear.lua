@@ -1,7 +1,7 @@
 -- Delete the task: entries, consumer groups, ledger and settings. All waiters are woken.
 -- KEYS[1] stream
 -- Returns the number of entries deleted.
---@include task capacity membership
+--@include task membership
 
 local stored = redis.call('XLEN', stream)
 begin_writing()

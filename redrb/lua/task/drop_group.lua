@@ -3,7 +3,7 @@
 -- ARGV    group
 -- Returns {'more' | 'done', entries deleted}: with 'more', run it again. Until the last call the group is a
 --         member of the task, with fewer and fewer groups
---@include task pools capacity waking groups membership
+--@include task pools waking groups membership
 
 local PAGE = 200
 

@@ -54,6 +54,7 @@ for name, value in pairs(given) do
 end
 if changed then
   redis.call('HSET', task, 'revision', ARGV[1])
+  pack_rules()
 end
 if fill and used then
   redis.call('HSET', task, 'filling', '0')

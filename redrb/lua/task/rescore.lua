@@ -4,7 +4,7 @@
 --         order: name of the order that the scores are for
 -- Returns {'ok', entries}: how many of the entries are stored
 --         | {'gone'}: there is no such task | {'differs'}: it has another order
---@include task facts pools capacity groups
+--@include task facts pools groups
 
 begin_writing()
 local changed = 0

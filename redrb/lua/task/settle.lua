@@ -3,7 +3,7 @@
 -- ARGV    group, seq, samples, seq, samples, ...
 -- Returns the number of entries acknowledged; repeated, 0. If entries are read several times it does
 --         nothing, as they would be read again anyway.
---@include task facts pools history waking groups
+--@include task facts pools waking groups
 
 begin_writing()
 local group, over, samples = ARGV[1], {}, 0
@@ -23,7 +23,7 @@ for i = 2, #ARGV, 2 do
     found = redis.call('XACK', stream, group, id_of(seq)) == 1
   end
   if found then
-    local facts = keeps() and facts_of(member_of(seq))
+    local facts = rules().keeps and facts_of(member_of(seq))
     if facts then -- acknowledged entries are kept as history
       count_read(member_of(seq), facts)
     end
