@@ -14,7 +14,7 @@ from benchmarks.systems.job import TIMEOUT_S, Job
 OURS = ("redrb", "raw", "packed")
 """redrb and its floors; their processes are shared from round to round."""
 
-PEERS = ("torchrl", "pipelinerl", "rocket_learn")
+PEERS = ("torchrl", "transfer_queue", "ray_queue", "pipelinerl", "rocket_learn")
 """Other systems, which run where they are installed."""
 
 INSTALL = "pip install -c constraints.txt '.[bench]'"
