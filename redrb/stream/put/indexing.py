@@ -9,7 +9,7 @@ import msgpack
 from redrb.connection.transport import Argument
 from redrb.errors import ConfigError
 from redrb.experience import Status
-from redrb.orders import GroupFacts, Order, checked_score
+from redrb.orders import Fifo, GroupFacts, Order, checked_score
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.task.description import TaskDescription
 
@@ -40,27 +40,30 @@ def _packed_facts(order: Order, batch: PutBatch) -> list[bytes]:
     priority, values, pack = batch.options.priority, batch.values, msgpack.Packer().pack
     newest = values.newest or [None] * len(batch.groups)
     tags = values.tags or [()] * len(batch.groups)
+    by_arrival = isinstance(order, Fifo)
     packed = []
     for group, token, group_tags in zip(batch.groups, newest, tags, strict=True):
         version, status = group.policy_version, group.status
-        seen = GroupFacts(version, priority, group.samples, group.nbytes, status)
-        score = checked_score(order, seen)
         facts: dict[str, Any] = {
             "size": group.nbytes,
             "samples": group.samples,
         }
         if status is not Status.COMPLETED:
             facts["status"] = status.value
-        if score != "arrival":
-            facts["score"] = score if isinstance(score, str) else float(score)
+        if not by_arrival:
+            seen = GroupFacts(version, priority, group.samples, group.nbytes, status)
+            score = checked_score(order, seen)
+            if score != "arrival":
+                facts["score"] = score if isinstance(score, str) else float(score)
         if priority is not None:
             facts["priority"] = float(priority)
         if version is not None:
             facts["version"] = version
         if token is not None:
             facts["newest"] = token
-        named = zip(values.tag_names, group_tags, strict=True)
-        if indexed := {name: value for name, value in named if value is not None}:
-            facts["tags"] = indexed  # left out when empty, because Lua packs {} as a list
+        if group_tags:
+            named = zip(values.tag_names, group_tags, strict=True)
+            if indexed := {name: value for name, value in named if value is not None}:
+                facts["tags"] = indexed  # left out when empty, because Lua packs {} as a list
         packed.append(pack(facts))
     return packed
