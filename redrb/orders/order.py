@@ -9,6 +9,9 @@ from typing import Literal, Protocol, TypeAlias
 from redrb.errors import ConfigError
 from redrb.experience import Status
 
+MOST_WEIGHT = 1e100
+"""Largest score in a sampled order: sums of weights stay finite, however many groups wait."""
+
 Score: TypeAlias = float | Literal["arrival", "-arrival"]
 """A number, or the group's position of arrival, or its negative."""
 
@@ -74,15 +77,23 @@ def checked_score(order: Order, facts: GroupFacts) -> Score:
     """Return the score that an order gives a group.
 
     Raises:
-        ConfigError: It is neither a number nor a position of arrival, or a weight below 0.
+        ConfigError: It is neither a number nor a position of arrival, or no weight from 0 to 1e100.
     """
     score: object = order.score(facts)
     if score in ("arrival", "-arrival") and not order.sampled:
         return score
-    number = score if isinstance(score, int | float) else math.nan
-    if 0 <= number < math.inf or (not order.sampled and not math.isnan(number)):
-        return number
+    if isinstance(score, int | float) and not isinstance(score, bool):
+        number = _as_float(score)
+        if not math.isnan(number) and (not order.sampled or 0 <= number <= MOST_WEIGHT):
+            return number
     raise ConfigError(
-        f"order {order.name!r} returned the score {score!r}: return a number, which is finite and "
-        ">= 0 in a sampled order."
+        f"order {order.name!r} returned the score {score!r:.80}: return a number, which lies "
+        f"between 0 and {MOST_WEIGHT:g} in a sampled order."
     )
+
+
+def _as_float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # an int
+        return math.inf if number > 0 else -math.inf

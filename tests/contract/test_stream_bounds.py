@@ -116,7 +116,7 @@ def test_many_groups_move_a_part_at_a_time(
     stream.join_group()
     ran = watch(stream, monkeypatch)
     assert stream.move(ids, Status.ABORTED) == 2500
-    assert ran == ["task/move"] * 3
+    assert ran == ["task/move"] * 25
     audit(stream)
 
 

@@ -10,10 +10,13 @@ end
 
 -- Candidates by arrival. Entries below `floor`, which the task keeps, are deleted,
 -- history or leased, and are not looked at again; the sorted set behind holds those that were requeued
--- since. After LOOKS looks the rest is left to the next call.
+-- since. After LOOKS looks, or MOST_LEASED leased groups, the rest is left to the next call: `unseen` is
+-- set.
 local LOOKS = 1000
+local MOST_LEASED = 50
+local unseen = false
 local function oldest_candidates(last)
-  local found, at, looks, window = {}, 0, 0, 4
+  local found, at, looks, leased, window = {}, 0, 0, 0, 4
   local next_seq = number(task, 'floor')
   if next_seq == 0 then
     next_seq = stored_after(0, last)
@@ -39,7 +42,12 @@ local function oldest_candidates(last)
     end
     looks, window = looks + #members, math.min(window * 2, 128)
   end
-  return function()
+  return function(gone)
+    looks, leased = looks + 1, leased + (gone == false and 1 or 0)
+    unseen = looks >= LOOKS or leased >= MOST_LEASED
+    if unseen then
+      return nil
+    end
     local behind = redis.call('ZPOPMIN', key('behind'))
     if behind[1] then
       return tonumber(behind[1])
@@ -49,18 +57,19 @@ local function oldest_candidates(last)
     end
     at = at + 1
     local seq = found[at]
+    unseen = not seq and next_seq <= last
     redis.call('HSET', task, 'floor', string.format('%.0f', (seq or next_seq - 1) + 1))
     return seq
   end
 end
 
--- Candidates from a sorted set: by ZRANGE the first ones, by ZREVRANGE the last ones. After LOOKS
+-- Candidates from a sorted set: by ZRANGE the first ones, by ZREVRANGE the last ones. After MOST_LEASED
 -- candidates that another consumer group leases, those by arrival follow.
 local function sorted_candidates(name, command)
   local rank = 0
   return function(gone)
     rank = rank + (gone == false and 1 or 0)
-    local member = rank < LOOKS and redis.call(command, name, rank, rank)[1]
+    local member = rank < MOST_LEASED and redis.call(command, name, rank, rank)[1]
     return member and tonumber(member)
   end
 end

@@ -88,13 +88,13 @@ end
 
 -- Delete the oldest history until `excess` bytes are free.
 local function free_history(excess)
+  local since = number(task, 'sized_after')
   while excess > 0 do
     local oldest, gone = redis.call('ZRANGE', key('archive'), 0, 99), {}
-    for i, member in ipairs(oldest) do
-      local seq = string.match(member, '[1-9]%d*')
+    for i, facts in ipairs(facts_of_all(oldest)) do
       if excess > 0 then
-        gone[i] = member
-        excess = excess - bytes_of({seq})
+        gone[i] = oldest[i]
+        excess = excess - (facts and tonumber(oldest[i]) > since and facts.size or 0)
       end
     end
     if #gone == 0 then

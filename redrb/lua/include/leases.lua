@@ -2,10 +2,11 @@
 --
 -- deliveries:<group> holds failed deliveries by seq, consumers:<group> the deadline of each
 -- consumer's heartbeat, leases:<group> a lease's token by slot. A slot is the consumer name under
--- which Redis keeps one lease: <consumer>/<number>.
+-- which Redis keeps one lease: <consumer>/<number>. The string spared:<group> holds a time: consumers whose
+-- deadline was over then live on; it expires.
 --@include task facts pools pending groups heartbeats
 
-local MOST_TAKEN_OVER = 200
+local MOST_TAKEN_OVER = 50
 
 -- Move a leased entry, already out of the pending list, to the dead-letter stream.
 local function add_dead_letter(group, seq, fields, reason, consumer)
@@ -113,17 +114,20 @@ local function return_leases(group, consumer, slots, counted, most)
   return returned
 end
 
--- End the leases of consumers whose deadline is over. If the caller's deadline was over too, their
--- deadlines are renewed instead: most likely Redis was away. At most MOST_TAKEN_OVER entries are taken
--- over in one call, the others in the next ones. Returns their number.
+-- End the leases of consumers whose deadline is over: `dead` is a flat list consumer, deadline. If the
+-- caller's deadline was over too, all deadlines are renewed instead: most likely Redis was away. At most
+-- MOST_TAKEN_OVER entries are taken over in one call, the others in the next ones. Returns their number.
 local function take_over(group, dead, deadline, lease_ms, now)
-  local returned = 0
-  for _, other in ipairs(dead) do
-    if deadline and tonumber(deadline) <= now then
-      redis.call('ZADD', key('consumers', group), string.format('%d', now + lease_ms), other)
-    elseif returned < MOST_TAKEN_OVER then
-      local left = MOST_TAKEN_OVER - returned
-      returned = returned + return_leases(group, other, slots_of(group, other), true, left)
+  if deadline and tonumber(deadline) <= now then
+    redis.call('SET', key('spared', group), string.format('%.0f', now), 'PX', lease_ms)
+  end
+  local spared, returned = tonumber(redis.call('GET', key('spared', group)) or '0'), 0
+  for i = 1, #dead, 2 do
+    local left = MOST_TAKEN_OVER - returned
+    if tonumber(dead[i + 1]) <= spared then
+      redis.call('ZADD', key('consumers', group), string.format('%.0f', now + lease_ms), dead[i])
+    elseif left > 0 then
+      returned = returned + return_leases(group, dead[i], slots_of(group, dead[i]), true, left)
     end
   end
   add(key('group', group), 'taken_over', returned)

@@ -1,7 +1,7 @@
 -- Lets a consumer group join a task, or end.
 --@include task facts pools history capacity groups waiters waking ledger
 
-local JOIN_PAGE = 200 -- groups that one call adds to the pools of a consumer group that joins
+local JOIN_PAGE = 100 -- groups that one call adds to the pools of a consumer group that joins
 
 -- Note how many reads a group that joins late is behind the others: a rate does not wait for them.
 local function give_lead(group)
@@ -90,8 +90,8 @@ end
 -- Delete the keys of a consumer group.
 local function drop_keys(group)
   for _, kind in ipairs({'group', 'deliveries', 'consumers', 'leases', 'moved', 'expiries', 'reads', 'clock',
-    'mass', 'staleness', 'joining', 'ranks', 'rank_requests', 'rank_parts'}) do
-    redis.call('DEL', key(kind, group))
+    'mass', 'staleness', 'joining', 'spared', 'ranks', 'rank_requests', 'rank_parts'}) do
+    redis.call('UNLINK', key(kind, group))
   end
   for _, status in ipairs(STATUSES) do
     local pool = pool_of(group, status)

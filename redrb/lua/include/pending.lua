@@ -1,10 +1,24 @@
 -- The pending list of a consumer group: its leased entries.
 --@include task
 
+-- Number of entries that a consumer group leases. XPENDING without a range would name every consumer.
+local function count_leased(group)
+  for _, info in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local fields = {}
+    for i = 1, #info, 2 do
+      fields[info[i]] = info[i + 1]
+    end
+    if fields.name == group then
+      return fields.pending
+    end
+  end
+  return 0
+end
+
 -- Call `visit` with the seq of every entry that a group leases, or that one slot of it does, until it
--- returns true.
-local function each_leased(group, slot, visit)
-  local from = '-'
+-- returns true; `from` is the first id, as XPENDING takes it.
+local function each_leased(group, slot, visit, from)
+  from = from or '-'
   while true do
     local pending = redis.call('XPENDING', stream, group, from, '+', 500, unpack({slot}))
     if #pending == 0 then

@@ -1,6 +1,8 @@
 -- The entries that a transaction has added to the stream: found, counted once, or taken out again.
 --@include task facts pools groups
 
+local MOST_ORPHANS = 100 -- that one call removes
+
 -- Take entries that the task does not count out of the stream and the pools.
 local function take_out(seqs)
   for _, seq in ipairs(seqs) do
@@ -17,23 +19,34 @@ local function take_out(seqs)
   end
 end
 
+-- Remove entries of transactions whose script failed, or was unknown to the server: they lie beyond
+-- `last`, the last id that the task counts, and up to the id `to`. Returns whether there may be more.
+local function remove_orphans(last, to)
+  local page = redis.call('XRANGE', stream, '(' .. id_of(last), to, 'COUNT', MOST_ORPHANS)
+  local orphans = {}
+  for i, entry in ipairs(page) do
+    orphans[i] = seq_of(entry[1])
+  end
+  take_out(orphans)
+  if #orphans > 0 then
+    redis.call('HSET', puts, 'last', string.format('%d', orphans[#orphans]))
+  end
+  return #page == MOST_ORPHANS
+end
+
 -- The id before the first of the `count` entries that this transaction has added, where entries lie
--- between these and `last`, the last id that the task counts. They are of a transaction whose script
--- failed or was unknown to the server: they were never counted, and are removed.
+-- between these and `last`, the last id that the task counts. These orphans are removed: nil if there are
+-- more of them.
 local function find_added(last, count)
   local added = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', count)
   local before = seq_of(added[count][1]) - 1
-  local from = '(' .. id_of(last)
-  while true do
-    local page, orphans = redis.call('XRANGE', stream, from, id_of(before), 'COUNT', 100), {}
-    for i, entry in ipairs(page) do
-      orphans[i] = seq_of(entry[1])
+  if remove_orphans(last, id_of(before)) then
+    for i = 1, count do
+      take_out({before + i})
     end
-    take_out(orphans)
-    if #page < 100 then
-      return before
-    end
+    return nil
   end
+  return before
 end
 
 -- Take out the `count` entries beyond the id `before`; later ids count on behind them.

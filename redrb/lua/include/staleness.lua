@@ -1,7 +1,7 @@
 -- Expires groups that are too stale, and counts the staleness of taken groups.
 --@include task facts pools groups
 
-local MOST_EXPIRED = 200 -- in one call
+local MOST_EXPIRED = 50 -- in one call
 local MOST_STALENESS = 1023 -- a larger staleness counts as this one, as in redrb/stream/task/expiration.py
 
 -- At most `limit` members of a pool whose oldest version is at most `cut`, or the version of whose newest

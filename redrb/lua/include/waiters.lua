@@ -7,7 +7,7 @@
 --@include task
 
 local WAKE_MS = 10000 -- a wake-up that nobody reads is forgotten
-local MOST_WAITERS = 500 -- that one call looks at; those behind look again by themselves
+local MOST_WAITERS = 200 -- that one call looks at; those behind look again by themselves
 
 local function send_wake(waiter)
   local list = key('wake', waiter)

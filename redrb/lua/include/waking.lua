@@ -30,9 +30,13 @@ local function queued_for(pool)
   return queued
 end
 
--- Let a take wait for groups that match its query, of which it has found `matches`.
-local function enqueue_query(pool, where, matches)
+-- Let a take wait for groups that match its query, of which it has found `matches`. Its queue expires
+-- if nobody renews it.
+local function enqueue_query(pool, where, matches, ttl_ms)
+  local queue = queue_of(pool, where)
   redis.call('HSET', key('queries', pool), where, matches)
+  redis.call('PEXPIRE', key('queue', queue), ttl_ms + WAKE_MS)
+  redis.call('PEXPIRE', key('needs', queue), ttl_ms + WAKE_MS)
 end
 
 -- A take has leased some of the groups that match its query.
@@ -74,11 +78,11 @@ local function wake_queries(pool, now, all)
   end
 end
 
--- Wake all takes of a pool that wait with a query, and forget them.
+-- Wake takes of a pool that wait with a query, and forget all queries.
 local function drop_queries(pool)
-  local now, queries = now_ms(), redis.call('HKEYS', key('queries', pool))
-  for _, where in ipairs(queries) do
-    local queue = queue_of(pool, where)
+  local now, queries = now_ms(), queries_of(pool)
+  for i = 1, #queries, 2 do
+    local queue = queue_of(pool, queries[i])
     wake(queue, math.huge, now)
     redis.call('UNLINK', key('queue', queue), key('needs', queue))
   end

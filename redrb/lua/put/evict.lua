@@ -6,14 +6,15 @@
 --         least: evict at least so many, for a server at its memory limit; then history goes first
 --         most: evict at most so many beyond `count` and `least`: a lowered limit is reached over
 --         several puts
--- Returns the number of entries evicted.
---@include task capacity eviction
+-- Returns {'more' | 'done', entries evicted}: with 'more', there may be others to evict
+--@include task capacity candidates eviction puts
 
 begin_writing()
 local earlier = redis.call('HGET', puts, ARGV[1])
 if not exists() or (earlier and tonumber(string.match(earlier, '^%d+')) >= tonumber(ARGV[2])) then
-  return 0
+  return {'done', 0}
 end
+remove_orphans(number(puts, 'last'), '+') -- no group gives way to them
 local limit, max_bytes = number(task, 'limit'), number(task, 'max_bytes')
 local excess, excess_bytes, history = tonumber(ARGV[5]), 0, true
 if limit > 0 then
@@ -24,4 +25,5 @@ if max_bytes > 0 then
   excess_bytes = number(task, 'bytes') + tonumber(ARGV[4]) - max_bytes
 end
 local most = math.max(tonumber(ARGV[5]), tonumber(ARGV[6]) + tonumber(ARGV[3]))
-return evict(math.min(excess, most), excess_bytes, history)
+local evicted = evict(math.min(excess, most), excess_bytes, history)
+return {(unseen or excess > most) and 'more' or 'done', evicted}

@@ -14,8 +14,21 @@
 --       | {'never'}: the entries exceed the limits of an empty task
 --       | {'gone'}: there is no such task
 --       | {'changed'}: the task's settings are not those of the revision
+--       | an error NOPERM: the user may not run a command that puts need; checked until a
+--         producer's first put
+--       | {'orphans'}: entries of failed transactions were removed, and there are more: run it again
 --@include task facts tags pools
 
+local known = redis.call('HMGET', puts, ARGV[1], 'last', 'put', 'samples_put', 'bytes_put')
+if not known[1] then
+  --@include rights
+  local forbidden = forbidden_command()
+  if forbidden then -- entries that this user cannot remove, the next put of another one removes
+    --@include puts
+    pcall(remove_orphans, tonumber(known[2] or '0'), '+')
+    return redis.error_reply('NOPERM this user may not run ' .. forbidden .. ', which puts need')
+  end
+end
 begin_writing()
 local rule = rules()
 if not rule.exists then
@@ -24,11 +37,13 @@ end
 local producer, operation, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 8
 local samples, bytes = tonumber(ARGV[3]), tonumber(ARGV[4])
 local filtered, kept_back = tonumber(ARGV[5]), tonumber(ARGV[6])
-local known = redis.call('HMGET', puts, producer, 'last', 'put', 'samples_put', 'bytes_put')
 local before, put = tonumber(known[2] or '0'), tonumber(known[3] or '0')
 if #redis.call('XRANGE', stream, '(' .. id_of(before + count), '+', 'COUNT', '1') > 0 then
   --@include puts
   before = find_added(before, count)
+  if not before then
+    return {'orphans'}
+  end
 end
 local last, refused, left, now = before + count, nil, -1, nil
 local earlier = known[1] and {string.match(known[1], '^(%d+) (%d+) (%d+)$')}
@@ -90,8 +105,14 @@ else
   end
 end
 
--- Count what a filter dropped and what was too stale on arrival.
-local function count_dropped(all)
+-- Count what a filter dropped and what was too stale on arrival, or with the sign -1 count it no more.
+local function count_dropped(sign)
+  add(task, 'filtered', sign * filtered)
+  add(task, 'kept_back', sign * kept_back)
+  add(task, 'arrived_stale', sign * (#discarded + kept_back))
+end
+
+local function drop_stale(all)
   for _, seq in ipairs(discarded) do
     redis.call('XDEL', stream, id_of(seq))
   end
@@ -102,11 +123,9 @@ local function count_dropped(all)
       redis.call('HSET', key('expiries', group), member, note)
     end
   end
-  add(task, 'filtered', filtered)
-  add(task, 'kept_back', kept_back)
-  add(task, 'arrived_stale', #discarded + kept_back)
 end
 
+local counted = false
 local function store()
   local all = redis.call('SMEMBERS', key('groups'))
   in_parts('HSET', key('facts'), stored)
@@ -119,42 +138,62 @@ local function store()
     end
   end
   if stale + filtered + kept_back > 0 then
-    count_dropped(all)
+    drop_stale(all)
+    count_dropped(1)
   end
   if rule.max_bytes > 0 then
     add(task, 'bytes', bytes)
   end
+  counted = true
   redis.call('HSET', puts, producer, string.format('%d %d %d', operation, last, count),
     'last', string.format('%d', last), 'put', string.format('%d', put + count),
     'samples_put', string.format('%d', (known[4] or 0) + samples),
     'bytes_put', string.format('%d', (known[5] or 0) + tonumber(ARGV[4])))
 end
-local done, failure = pcall(store)
-if not done then -- nothing of the put remains
-  --@include puts
-  undo(before, count)
-  error(failure)
+
+-- Make the room that a capacity asks for, and wake the takes and puts that can go on.
+local function make_known()
+  if rule.capacity > 0 then -- a capacity that was given later is reached over several puts
+    --@include capacity eviction
+    evict(math.min(stored_groups() - rule.capacity, 100 + count), 0)
+  end
+  local queues = {key('queue', '#room')}
+  for pool in pairs(entered) do
+    queues[#queues + 1], queues[#queues + 2] = key('queue', pool), key('queries', pool)
+  end
+  if redis.call('EXISTS', unpack(queues)) > 0 then
+    --@include waking waiters capacity
+    now = now or now_ms()
+    dequeue('#room', producer)
+    wake_room(now)
+    if rule.rate then -- it may now allow takes of all statuses
+      for _, group in ipairs(groups()) do
+        wake_pools(group, now)
+      end
+    else
+      wake_entered(now)
+    end
+  end
 end
 
-if rule.capacity > 0 then -- a capacity that was given later is reached over several puts
-  --@include capacity eviction
-  evict(math.min(stored_groups() - rule.capacity, 100 + count), 0)
+local done, failure = pcall(store)
+if done then
+  done, failure = pcall(make_known)
 end
-local queues = {key('queue', '#room')}
-for pool in pairs(entered) do
-  queues[#queues + 1], queues[#queues + 2] = key('queue', pool), key('queries', pool)
-end
-if redis.call('EXISTS', unpack(queues)) > 0 then
-  --@include waking waiters capacity
-  now = now or now_ms()
-  dequeue('#room', producer)
-  wake_room(now)
-  if rule.rate then -- it may now allow takes of all statuses
-    for _, group in ipairs(groups()) do
-      wake_pools(group, now)
+if not done then -- take the put back: its counts, then its entries; the next put removes what remains
+  --@include puts
+  if counted then
+    count_dropped(-1)
+    add(task, 'bytes', rule.max_bytes > 0 and -bytes or 0)
+    redis.call('HSET', puts, 'last', string.format('%d', before), 'put', string.format('%d', put),
+      'samples_put', known[4] or '0', 'bytes_put', known[5] or '0')
+    if known[1] then
+      redis.call('HSET', puts, producer, known[1])
+    else
+      redis.call('HDEL', puts, producer)
     end
-  else
-    wake_entered(now)
   end
+  undo(before, count)
+  error(failure)
 end
 return {'ok', last, left, stale}

@@ -52,7 +52,7 @@ if not none and (state[1] ~= world or formed_as and amount(formed_as) ~= amount(
   none = true
 end
 if none then
-  local leased = redis.call('XPENDING', stream, group)[1]
+  local leased = count_leased(group)
   if leased > 0 then
     return {'leased', leased}
   end

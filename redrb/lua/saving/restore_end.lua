@@ -72,6 +72,6 @@ for _, name in ipairs(names) do
 end
 work_at(home) -- the rules are those of the restored task now
 for _, group in ipairs(joined) do
-  while not join(group) do end -- groups that joined meanwhile
+  join(group) -- consumer groups that joined meanwhile; their next calls add the other pages
 end
 return {'ok'}

@@ -8,7 +8,7 @@
 --         of 'entries': {last id, then of each entry {facts or '', archived ms or '', then of each consumer
 --              group that is not done with it: its place in ARGV, status it was moved to or '', rule it
 --              expired by or '', failed deliveries, reads}}
---@include task groups ledger settings
+--@include task groups ledger settings pending
 
 if not exists() then
   return {}
@@ -26,7 +26,7 @@ if ARGV[1] == 'task' then
       state[#state + 1], state[#state + 2] = name, string.format('%d', value)
     end
     found[#found + 1] = {group, state,
-      redis.call('XPENDING', stream, group)[1], redis.call('HGETALL', key('staleness', group))}
+      count_leased(group), redis.call('HGETALL', key('staleness', group))}
   end
   return found
 end

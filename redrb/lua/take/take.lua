@@ -113,7 +113,7 @@ if free < least then
   if where == '' then
     wake_pool(pool, now)
   elseif ttl_ms > 0 then
-    enqueue_query(pool, where, here)
+    enqueue_query(pool, where, here, ttl_ms)
   else
     leave_query(pool, where, 0)
   end

@@ -5,7 +5,7 @@
 --         member of the task, with fewer and fewer groups
 --@include task pools waking groups membership
 
-local PAGE = 200
+local PAGE = 50
 
 begin_writing()
 local group, deleted, seqs = ARGV[1], 0, {}

@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    group
 -- Returns a flat list name, number, ...; {} if there is no task.
---@include task pools capacity ledger waking
+--@include task pools capacity ledger pending waking
 
 local found = {}
 local function report(name, value)
@@ -35,7 +35,7 @@ for _, name in ipairs({'put', 'waiting', 'acked', 'expired', 'filtered', 'evicte
   'samples_acked', 'returned', 'taken_over', 'reads'}) do
   report(name, ledger[name] or 0)
 end
-report('leased', redis.call('XPENDING', stream, group)[1])
+report('leased', count_leased(group))
 report('consumers', redis.call('ZCOUNT', key('consumers', group), '(' .. string.format('%d', now), '(+inf'))
 local queued = 0
 for _, status in ipairs(STATUSES) do

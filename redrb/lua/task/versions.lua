@@ -1,40 +1,62 @@
 -- Count the groups of each policy version. Writes nothing.
 -- KEYS[1] stream
--- ARGV    group
--- Returns a flat list kind, version, groups, ...
+-- ARGV    group, place
+--         place: '', or the place that the last call returned
+-- Returns {place, kind, version, groups, ...}: the next place, '' at the end. A kind may come several times
+--         with the same version: the caller adds.
 --         kind: w waiting, l leased or t taken (then `version` is the staleness when it was taken), followed
 --         by o, the version of the oldest token, or n, of the newest; for taken groups also tf and tq,
 --         the shares of their staleness that arose in flight and in the queue
 --@include task facts pools pending
 
-local group, found = ARGV[1], {}
+local PAGE = 100 -- versions and leased groups that one call looks at
+
+local group, found, looks = ARGV[1], {''}, 0
+local stage, at, after = string.match(ARGV[2], '^(%a) (%d+) (%S+)$')
 local function report(kind, version, count)
   found[#found + 1], found[#found + 2], found[#found + 3] = kind, version, count
 end
 
--- Report how many members of a sorted set have each score, with one look a score.
-local function report_scores(kind, name)
-  local after = '-inf'
-  while after do
-    local version = redis.call('ZRANGEBYSCORE', name, after, '(inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+-- Report how many members of a sorted set have each score beyond `low`, with one look a score. Returns
+-- the score to go on from, nil at the end.
+local function report_scores(kind, name, low)
+  while low do
+    if looks == PAGE then
+      return low
+    end
+    local version = redis.call('ZRANGEBYSCORE', name, low, '(inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
     if version then
       report(kind, version, redis.call('ZCOUNT', name, version, version))
+      looks = looks + 1
     end
-    after = version and '(' .. version
+    low = version and '(' .. version
   end
 end
 
-if not exists() then
-  return found
-end
-for _, status in ipairs(STATUSES) do
-  local pool = pool_of(group, status)
-  if rules().order == 'stalest' or rules().max_staleness then
-    report_scores('wo', versions_of(pool))
+local function report_waiting()
+  local sources = {}
+  for _, status in ipairs(STATUSES) do
+    local pool = pool_of(group, status)
+    if rules().order == 'stalest' or rules().max_staleness then
+      sources[#sources + 1] = {'wo', versions_of(pool)}
+    end
+    sources[#sources + 1] = {'wn', key('newest', pool)}
   end
-  report_scores('wn', key('newest', pool))
+  for i = tonumber(at or '1'), #sources do
+    local rest = report_scores(sources[i][1], sources[i][2], after or '-inf')
+    if rest then
+      return string.format('w %d %s', i, rest)
+    end
+    after = nil
+  end
+  return 'l 0 -'
 end
-if redis.call('SISMEMBER', key('groups'), group) == 1 then
+
+local function report_leased()
+  if redis.call('SISMEMBER', key('groups'), group) == 0 then
+    return ''
+  end
+  local last
   each_leased(group, nil, function(seq)
     local facts = facts_of(member_of(seq))
     if facts and facts.version then
@@ -43,10 +65,24 @@ if redis.call('SISMEMBER', key('groups'), group) == 1 then
     if facts and facts.newest then
       report('ln', facts.newest, 1)
     end
-  end)
+    looks, last = looks + 1, seq
+    return looks >= PAGE
+  end, after)
+  return looks >= PAGE and 'l 0 (' .. id_of(last) or ''
 end
-local taken = redis.call('HGETALL', key('staleness', group))
-for i = 1, #taken, 2 do
-  report('t' .. string.sub(taken[i], 1, 1), string.sub(taken[i], 2), tonumber(taken[i + 1]))
+
+if not exists() then
+  return found
+end
+if not stage then
+  local taken = redis.call('HGETALL', key('staleness', group))
+  for i = 1, #taken, 2 do
+    report('t' .. string.sub(taken[i], 1, 1), string.sub(taken[i], 2), tonumber(taken[i + 1]))
+  end
+end
+if stage ~= 'l' then
+  found[1] = report_waiting()
+else
+  found[1] = report_leased()
 end
 return found

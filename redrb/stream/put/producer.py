@@ -140,7 +140,7 @@ class Producer:
             if reply.outcome in ("gone", "changed"):
                 self._task.reopen()
                 pending.batch = reindexed(pending.batch, self._task.description)
-            else:
+            elif reply.outcome != "orphans":
                 self._room.make(attempt, reply)
             attempt.chunk = pending.chunk()
 

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from redrb.errors import ConfigError, StoreFull
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.pending import PendingPut
-from redrb.stream.put.scripts import MOST_EVICTED, PutReply, PutScripts
+from redrb.stream.put.scripts import PutReply, PutScripts
 from redrb.stream.task.store import TaskStore
 from redrb.stream.waiting import QUEUE_TTL_MS, Wait
 
@@ -118,11 +118,11 @@ class Room:
         if attempt.evict is None:
             attempt.evict = 0
             return
-        gone = found = MOST_EVICTED
-        while found >= MOST_EVICTED:  # a limit that was lowered is reached in several calls
-            found = self._scripts.evict(identity.name, identity.operation, batch, least=0)
+        more, gone = True, 0
+        while more:  # a limit was lowered, or leased groups stand before those that may go
+            more, found = self._scripts.evict(identity.name, identity.operation, batch, least=0)
             gone += found
-        attempt.evict = 0 if gone > MOST_EVICTED else attempt.evict + len(batch.groups)
+        attempt.evict = 0 if gone > 0 else attempt.evict + len(batch.groups)
 
     def _pause(self, attempt: Attempt, reply: PutReply) -> None:
         """Wait in the queue until groups were acknowledged, for one slice of time at most."""

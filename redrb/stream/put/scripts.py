@@ -18,10 +18,12 @@ from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.indexing import index_arguments
 from redrb.stream.task.task import Task
 
-MOST_EVICTED = 1000
+MOST_EVICTED = 100
 """Most groups beyond the limit that one call evicts; there are many after it was lowered."""
 
-PutOutcome: TypeAlias = Literal["ok", "again", "full", "never", "gone", "changed", "memory"]
+PutOutcome: TypeAlias = Literal[
+    "ok", "again", "full", "never", "gone", "changed", "orphans", "memory"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,9 @@ class PutReply:
     Attributes:
         outcome: "ok"; "again": an earlier attempt was stored; "full"; "never": the groups exceed
             the limits even when nothing is stored; "gone": the task was deleted; "changed": the
-            groups were prepared for other settings than the task's; "memory": the server is at
-            its memory limit.
+            groups were prepared for other settings than the task's; "orphans": entries of failed
+            puts are being removed, so the put is to be sent again; "memory": the server is at its
+            memory limit.
         last: Id of the last group stored.
         stored: Groups stored; an earlier attempt may have stored another number.
         room: Groups that may still be put; -1 without a limit.
@@ -98,15 +101,21 @@ class PutScripts:
         first, self._known = not self._known, True  # the first put brings the text of the script
         return Request(store.client, pipeline(whole=first), result)
 
-    def evict(self, producer: str, operation: int, batch: PutBatch, *, least: int) -> int:
-        """Make room for a put before it is sent; returns the number of groups evicted.
+    def evict(
+        self, producer: str, operation: int, batch: PutBatch, *, least: int
+    ) -> tuple[bool, int]:
+        """Make room for a put before it is sent, with bounded work.
 
         At the server's memory limit the whole transaction of a put is refused, with its evictions.
         A call that is repeated after a broken connection may evict more.
+
+        Returns:
+            Whether another call may evict more, and the number of groups evicted.
         """
         nbytes = sum(group.nbytes for group in batch.groups)
         put: list[Argument] = [producer, operation, len(batch.groups), nbytes]
-        return int(self._store.run("put/evict", [*put, least, MOST_EVICTED]))
+        outcome, evicted = self._store.run("put/evict", [*put, least, MOST_EVICTED])
+        return bool(outcome == b"more"), int(evicted)
 
     def room(self, producer: str, sizes: Sequence[int], *, ttl_ms: int) -> tuple[int, str]:
         """Queue for room; returns how many groups may be put now, and the setting that limits them.

@@ -16,8 +16,8 @@ from redrb.stream.task.scripts import ExpireMode
 from redrb.stream.task.settings import OnExpired
 from redrb.stream.task.task import Task
 
-EXPIRE_GROUPS = 1000
-"""Most groups that one script call expires: it takes a few milliseconds."""
+EXPIRE_GROUPS = 50
+"""Most groups that one script call expires."""
 
 CALLBACK_GROUPS = 32
 """Most groups whose ids are asked for before a callback gets each of them."""

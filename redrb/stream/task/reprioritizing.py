@@ -12,7 +12,7 @@ from redrb.stream.task.facts import Facts, unpack_facts
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.task import Task
 
-RESCORE_GROUPS = 500
+RESCORE_GROUPS = 100
 """Most groups that one script call changes."""
 
 

@@ -22,8 +22,11 @@ ExpireMode: TypeAlias = Literal["keep", "discard", "look"]
 WIRE_FORMAT = 2
 """Version of the layout of a task in Redis."""
 
-MOVE_GROUPS = 1000
+MOVE_GROUPS = 100
 """Most groups that one script call moves."""
+
+SETTLE_GROUPS = 100
+"""Most groups that one script call acknowledges for a checkpoint."""
 
 
 class TaskScripts:
@@ -144,8 +147,11 @@ class TaskScripts:
             group: Consumer group.
             trained: Samples of each group, by id.
         """
-        pairs = itertools.chain.from_iterable(trained.items())
-        return int(self._store.run("task/settle", [group, *pairs]))
+        pairs, settled = list(trained.items()), 0
+        for start in range(0, len(pairs), SETTLE_GROUPS):
+            flat = itertools.chain.from_iterable(pairs[start : start + SETTLE_GROUPS])
+            settled += int(self._store.run("task/settle", [group, *flat]))
+        return settled
 
     def archived(self, since: str, after: str, until: str, count: int) -> list[tuple[int, str]]:
         """Return ids and times, in ms, of archived groups: a page that follows `since`, `after`."""
@@ -161,14 +167,22 @@ class TaskScripts:
     def versions(self, group: str) -> list[tuple[str, int, int]]:
         """Return kind, version and number of groups; for taken groups staleness and number.
 
+        It is read in pages: a kind and version may come several times, and groups that move
+        meanwhile may be counted twice or not at all.
+
         The first letter of a kind says waiting, leased or taken, the second one by oldest or newest
         token. The kinds `tf` and `tq` are parts of `to`: stale at put, and by waiting.
         """
-        reply = self._store.run("task/versions", [group])
-        return [
-            (kind.decode(), int(version), int(groups))
-            for kind, version, groups in zip(reply[::3], reply[1::3], reply[2::3], strict=True)
-        ]
+        found: list[tuple[str, int, int]] = []
+        place = b""
+        while True:
+            place, *reply = self._store.run("task/versions", [group, place])
+            found += (
+                (kind.decode(), int(version), int(groups))
+                for kind, version, groups in zip(reply[::3], reply[1::3], reply[2::3], strict=True)
+            )
+            if not place:
+                return found
 
     def advance(self, version: int) -> int:
         """Give the task the newest weight version; returns the version that it knows now.

@@ -1,0 +1,371 @@
+"""The work of one script call does not grow with the backlog, waiters, gaps of ids or consumers.
+
+Each scene is built twice, small and ten times larger. Then the commands that each script calls are
+counted by the server: the larger scene may not need noticeably more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import pytest
+
+import redrb
+from redrb.connection.transport import Pipeline
+from redrb.stream.put.scripts import MOST_EVICTED
+from redrb.stream.task.entries import entry_id
+from redrb.stream.task.expiration import EXPIRE_GROUPS
+from tests.samples import numbered
+from tests.scenes import FOREVER_MS, Scene, groups_of
+
+SMALL, LARGE = 400, 4000
+"""Both are larger than the pages in which scripts work."""
+
+MARGIN = 40
+"""Commands more than in the small scene: the pages of HSCAN vary."""
+
+MOST = 1000
+"""Commands of any one call."""
+
+WHERE = json.dumps({"tag": "score", "inverted": False, "values": [[0.25, 0.75]]})
+RARE = json.dumps({"tag": "score", "inverted": False, "values": [[7, 7]]})
+
+
+Build = Callable[[Scene], None]
+
+
+@pytest.fixture
+def compare(real_url: str, namespace: str) -> Callable[..., None]:
+    """Build a scene twice and compare the costs."""
+
+    def of_both(build: Build, margin: int = MARGIN, **settings: object) -> None:
+        with redrb.connect(real_url) as client:
+            small, large = (
+                Scene(client, f"{namespace}{size}", size, settings) for size in (SMALL, LARGE)
+            )
+            for scene in (small, large):
+                build(scene)
+                scene.close()
+        assert small.costs.keys() == large.costs.keys()
+        grown = {
+            name: (small.costs[name], cost)
+            for name, cost in large.costs.items()
+            if cost > min(small.costs[name] + margin, MOST)
+        }
+        assert not grown, f"commands with {SMALL} and with {LARGE}: {grown}"
+
+    return of_both
+
+
+ORDERS = ["fifo", "lifo", "stalest", "freshest", "priority", "uniform", "prioritized"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_backlog(compare: Callable[..., None], order: str) -> None:
+    def build(scene: Scene) -> None:
+        stream = scene.stream
+        critic = scene.open(group="critic")
+        critic.join_group()
+        scene.fill(policy_version=5, tags={"score": 0.5}, priority=2.0)
+        ids = scene.fill(20, policy_version=5, tags={"score": 7}, priority=1.0)
+        scene.fill(3, policy_version=1)
+        _every_call(scene, ids)
+        assert stream.count() > 200  # every page was full
+
+    compare(build, 300, order=order, tags=["score"], max_staleness=4, max_token_staleness=50)
+
+
+def _every_call(scene: Scene, ids: Sequence[int]) -> None:
+    """Run the scripts of a consumer and of a producer, on a task with two consumer groups."""
+    stream = scene.stream
+    scene.note("put", lambda: stream.put(numbered(1), policy_version=9, tags={"score": 0.5}))
+    scene.note("put many", lambda: stream.put(groups_of(32), policy_version=9))
+    lease = stream.take(4, timeout=0)
+    stream.advance(2)
+    scene.note("take", lambda: stream.take(4, timeout=0))
+    scene.note("ack", lambda: lease.ack(lease.ids[:2]))
+    scene.note("reject", lambda: lease.reject("bad", lease.ids[:1]))
+    scene.note("release", lease.release)
+    scene.note("take rare", lambda: scene.take("a", 2, where=RARE))
+    scene.note("take common", lambda: scene.take("a", 2, where=WHERE))
+    scene.cost("take/take", *scene.taking("b", 10**6))
+    scene.cost("task/count", "default", "completed", "", "0")
+    scene.cost("task/count", "default", "completed", WHERE, "0", name="count where")
+    scene.cost("task/count", "nobody", "completed", WHERE, "0", name="count of a new group")
+    scene.cost("task/stats", "default")
+    scene.cost("task/versions", "default", "")
+    scene.cost("task/move", "default", "aborted", *ids[:4])
+    scene.cost("task/discard", "default", *ids[:4])
+    scene.cost("task/settle", "default", *(word for seq in ids[4:8] for word in (seq, 1)))
+    if scene.settings["order"].startswith("prior"):
+        scene.note("task/rescore", lambda: stream.update_priority(ids[8:10], [3.0, 4.0]))
+    scene.cost("task/expire", "default", EXPIRE_GROUPS, "discard", 9, 3, "-", "completed")
+    scene.cost(
+        "task/expire", "default", EXPIRE_GROUPS, "keep", 9, 3, "-", "completed", name="expire keep"
+    )
+    scene.cost("task/expire", "default", 32, "look", 9, 3, "-", "completed", name="expire look")
+    scene.note("take beyond", lambda: scene.take("a", 2))
+    scene.cost("take/heartbeat", "default", "a", FOREVER_MS)
+    scene.cost("task/join", "late", "")
+    scene.note("read", lambda: stream.read(ids[:4]))
+    scene.cost("saving/snapshot", "task")
+    scene.cost("saving/snapshot", "entries", 1, "default", *ids[10:14], name="snapshot entries")
+    scene.cost("task/drop_group", "critic")
+    while scene.run("task/drop_group", "critic")[0] != b"done":
+        pass
+    scene.cost("take/leave", "default", "a")
+    while scene.run("task/join", "late", "") != b"joined":
+        pass
+
+
+@pytest.mark.parametrize("order", ["fifo", "stalest", "uniform"])
+@pytest.mark.parametrize("on_full", ["drop_oldest", "error"])
+def test_a_full_task(compare: Callable[..., None], order: str, on_full: str) -> None:
+    def build(scene: Scene) -> None:
+        full = scene.open(limit=scene.size, on_full=on_full)
+        critic = scene.open(group="critic")
+        critic.join_group()
+        scene.fill(policy_version=1)
+        for start in range(0, scene.size // 2, 50):  # the critic leases half of them
+            scene.take(f"c{start}", 50, group="critic")
+        if on_full == "drop_oldest":
+            while scene.cost("put/evict", "p", 1, 1, 100, 1, MOST_EVICTED)[0] == b"more":
+                pass
+            for _ in range(3):
+                scene.note("put", lambda: full.put(numbered(1), policy_version=1))
+        else:
+            with pytest.raises(redrb.StoreFull):
+                full.put(numbered(1))
+            scene.cost("put/evict", "p", 1, 1, 100, 1, MOST_EVICTED)
+            scene.cost("put/room", "p", FOREVER_MS, 100, 100)
+        full.close()
+
+    compare(build, 100, order=order, max_staleness=9)
+
+
+def test_a_gap_of_ids(compare: Callable[..., None]) -> None:
+    """Groups were evicted, or never stored, between the first and the last one."""
+
+    def build(scene: Scene) -> None:
+        stream = scene.stream
+        critic = scene.open(group="critic")
+        critic.join_group()
+        scene.fill(1)
+        held = critic.take(1, timeout=0)
+        scene.fill()
+        scene.take("t", scene.size + 1)
+        scene.run(
+            *("take/finish", "default", "t", "t/1", 1, "ack", "", scene.size, 1),
+            *range(1, scene.size + 2),
+        )
+        scene.run("take/take", *scene.taking("u", scene.size, group="critic"))
+        scene.run(
+            *("take/finish", "critic", "u", "u/2", 2, "ack", "", scene.size, 1),
+            *range(2, scene.size + 2),
+        )
+        assert stream.stats().stored == 1
+        scene.note("put", lambda: scene.fill(3))
+        scene.note("take", lambda: stream.take(1, timeout=0).ack())
+        small = scene.open(capacity=2)
+        scene.note("evicting put", lambda: small.put(numbered(1)))
+        scene.note("release", held.release)
+        scene.note("evicting put later", lambda: small.put(numbered(1)))
+        small.close()
+
+    compare(build)
+
+
+def test_waiting_takes(compare: Callable[..., None]) -> None:
+    def build(scene: Scene) -> None:
+        for number in range(scene.size):
+            scene.take(f"w{number}", 3, ttl_ms=FOREVER_MS)
+            scene.take(f"q{number}", 3, ttl_ms=FOREVER_MS, where=WHERE)
+            each = {"tag": "score", "inverted": False, "values": [[number, number]]}
+            scene.take(f"d{number}", 3, ttl_ms=FOREVER_MS, where=json.dumps(each))
+        stream = scene.stream
+        scene.note("put", lambda: stream.put(numbered(1), tags={"score": 0.5}))
+        scene.note("put of many", lambda: stream.put(groups_of(32), tags={"score": 5}))
+        scene.cost("take/take", *scene.taking("w5", 3, ttl_ms=FOREVER_MS))
+        scene.cost("take/take", *scene.taking("x", 3, ttl_ms=FOREVER_MS), name="queue")
+        again = scene.taking("q5", 3, ttl_ms=FOREVER_MS, where=WHERE)
+        scene.cost("take/take", *again, name="where")
+        scene.cost("task/stats", "default")
+        scene.cost("take/heartbeat", "default", "w1", FOREVER_MS)
+        scene.cost("take/leave", "default", "w3")
+        late = scene.open(group="late")
+        late.join_group()
+        scene.cost("task/drop_group", "default")
+        scene.stream.join_group()
+
+    compare(build, 700, tags=["score"])
+
+
+def test_blocked_producers(compare: Callable[..., None]) -> None:
+    def build(scene: Scene) -> None:
+        full = scene.open(limit=4)
+        scene.fill(4)
+        for number in range(scene.size):
+            scene.run("put/room", f"p{number}", FOREVER_MS, 100)
+        scene.cost("put/room", f"p{scene.size - 1}", FOREVER_MS, 100, name="room of the last")
+        scene.cost("put/room", "p0", FOREVER_MS, 100)
+        scene.cost("put/room", "new", FOREVER_MS, 100, name="room of another")
+        lease = full.take(2, timeout=0)
+        scene.note("ack", lease.ack)
+        scene.cost("put/room", "p9", 0, name="room given up")
+        scene.cost("task/stats", "default")
+        full.close()
+
+    compare(build)
+
+
+@pytest.mark.parametrize("fate", ["alive", "dead", "spared"])
+def test_consumers(compare: Callable[..., None], fate: str) -> None:
+    def build(scene: Scene) -> None:
+        client, prefix = scene.client, scene.stream._task.store.keys.prefix
+        scene.fill(policy_version=1)
+        for number in range(scene.size - 20):
+            scene.take(f"c{number}", 1)
+        if fate != "alive":
+            spared = ["me"] if fate == "spared" else []
+            scene.run("take/heartbeat", "default", "me", FOREVER_MS)
+            pipeline = Pipeline()
+            for name in [*(f"c{number}" for number in range(scene.size - 20)), *spared]:
+                pipeline.add("ZADD", f"{prefix}consumers:default", 1, name)
+            client.exchange(pipeline)
+        scene.cost("take/heartbeat", "default", "me", FOREVER_MS)
+        scene.cost("task/stats", "default")
+        scene.cost("saving/snapshot", "task")
+        scene.cost("task/versions", "default", "")
+        scene.note("put", lambda: scene.fill(1, policy_version=1))
+        scene.note("take", lambda: scene.take("me", 1))
+        scene.cost("task/expire", "default", EXPIRE_GROUPS, "discard", 9, 3, "-", "completed")
+        if fate == "spared":
+            while client.execute("ZCOUNT", f"{prefix}consumers:default", "-inf", 1):
+                scene.run("take/heartbeat", "default", "me", FOREVER_MS)
+            assert scene.stream.stats().taken_over == 0
+        scene.cost("task/drop_group", "default")
+        while scene.run("task/drop_group", "default")[0] != b"done":
+            pass
+
+    compare(build, 100, max_staleness=4)
+
+
+def test_a_large_lease_is_returned_page_by_page(compare: Callable[..., None]) -> None:
+    def build(scene: Scene) -> None:
+        scene.fill()
+        scene.take("c", scene.size)
+        scene.cost("take/leave", "default", "c")
+        scene.cost("task/versions", "default", "")
+        while scene.run("take/leave", "default", "c")[0] == b"more":
+            pass
+        scene.take("d", scene.size)
+        prefix = scene.stream._task.store.keys.prefix
+        scene.run("take/heartbeat", "default", "me", FOREVER_MS)
+        scene.client.execute("ZADD", f"{prefix}consumers:default", "XX", 1, "d")
+        scene.cost("take/heartbeat", "default", "me", FOREVER_MS)
+        while scene.run("take/heartbeat", "default", "me", FOREVER_MS)[1]:
+            pass
+
+    compare(build, 200)
+
+
+def test_history(compare: Callable[..., None]) -> None:
+    def build(scene: Scene) -> None:
+        stream, size = scene.stream, scene.size
+        ids = scene.fill()
+        stream.take(size, timeout=0).ack()
+        scene.fill(8)
+        lease = stream.take(4, timeout=0)
+        scene.note("ack", lease.ack)
+        scene.cost("task/archived", "-inf", "", "+inf", 100)
+        scene.cost("task/count", "default", "archived", "", "0")
+        scene.cost("task/join", "late", str(ids[0]))
+        while scene.run("task/join", "late", str(ids[0])) != b"joined":
+            pass
+        scene.stream.drop_group()
+        stream.join_group()
+        small = scene.open(keep_groups=10**6)
+        small.close()
+        scene.cost("task/trim")
+        scene.note("put", lambda: scene.fill(1))
+
+    compare(build, 200, keep_groups=10**6)
+
+
+def test_history_beyond_its_bounds(compare: Callable[..., None]) -> None:
+    """What is kept was bounded later, so there is too much of it."""
+
+    def build(scene: Scene) -> None:
+        scene.fill()
+        scene.stream.take(scene.size, timeout=0).ack()
+        scene.set("keep_groups", 1)
+        scene.note("put", lambda: scene.fill(1))
+        scene.note("take", lambda: scene.stream.take(1, timeout=0).ack())
+        scene.cost("task/trim")
+        while scene.run("task/trim") == b"more":
+            pass
+        scene.set("keep_groups", 10**6)
+
+    compare(build, 200, keep_groups=10**6)
+
+
+def test_versions(compare: Callable[..., None]) -> None:
+    def build(scene: Scene) -> None:
+        for version in range(0, scene.size, 10):
+            scene.fill(10, policy_version=version)
+        many = [[numbered(1)] for _ in range(scene.size)]
+        for version, group in enumerate(many):
+            if version % 3 == 0:
+                scene.stream.put(group, policy_version=10_000 + version)
+        scene.cost("task/versions", "default", "")
+        report = scene.stream.staleness(20_000)
+        assert report.waiting.groups == scene.size + len(range(0, scene.size, 3))
+
+    compare(build, 410, order="stalest")
+
+
+def test_a_new_staleness_rule(compare: Callable[..., None]) -> None:
+    def build(scene: Scene) -> None:
+        scene.fill(policy_version=5)
+        scene.set("max_token_staleness", 3)
+        scene.set("filling", 0)
+        scene.cost("task/fill")
+        while scene.run("task/fill") == b"more":
+            pass
+        scene.cost("task/open", "r", "format", "2", "order", "fifo")
+
+    compare(build, 100)
+
+
+def test_orphans(compare: Callable[..., None]) -> None:
+    """Transactions of puts failed before their script counted the entries."""
+
+    def build(scene: Scene) -> None:
+        scene.fill(4)
+        stream = scene.stream._task.store.keys.stream
+        pipeline = Pipeline()
+        for _ in range(scene.size):
+            pipeline.add("XADD", stream, "*", "g", b"lost")
+        scene.client.exchange(pipeline)
+        scene.cost("put/room", "p", FOREVER_MS, 100)
+        scene.cost("put/evict", "p", 1, 1, 100, 0, MOST_EVICTED)
+        scene.stream.put(numbered(7))
+        assert scene.client.execute("XRANGE", stream, entry_id(4), "+", "COUNT", 2)[1:]
+        assert scene.client.execute("XLEN", stream) == 5
+
+    compare(build)
+
+
+def test_ranks(compare: Callable[..., None]) -> None:
+    def build(scene: Scene) -> None:
+        scene.fill()
+        scene.note("rank take", lambda: _step(scene, 1))
+        scene.note("rank step", lambda: _step(scene, 2))
+
+    compare(build)
+
+
+def _step(scene: Scene, step: int) -> None:
+    lease = scene.stream.take(4, rank=0, world_size=1, step=step, timeout=5)
+    lease.ack()

@@ -1,0 +1,152 @@
+"""No script call takes long with 1,000,000 groups and 10,000 waiters, by the server's slow log."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+import redrb
+from redrb.connection import Client
+from redrb.lua.scripts import assemble, load, run_once
+from redrb.stream.put.scripts import MOST_EVICTED
+from redrb.stream.task.expiration import EXPIRE_GROUPS
+from tests.samples import numbered
+from tests.scenes import FOREVER_MS, Scene, groups_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+GROUPS, WAITERS, PART = 1_000_000, 10_000, 1000
+MOST_US = 3000
+"""Of the median call of a script: 2 ms, and half as much again on a busy machine."""
+
+CLEAR_US = 15_000
+"""Of the one call of task/clear: it wakes hundreds of waiters and unlinks all keys."""
+
+COMMON = json.dumps({"tag": "score", "inverted": False, "values": [[0.25, 0.75]]})
+RARE = json.dumps({"tag": "score", "inverted": False, "values": [[7, 7]]})
+NONE = json.dumps({"tag": "score", "inverted": False, "values": [[8, 8]]})
+
+FILL = """
+--@include task facts pools capacity
+local count, version, payload = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
+local last, members, all = number(puts, 'last'), {}, {}
+for i = 1, count do
+  members[i] = member_of(last + i)
+  all[i] = {size = #payload, samples = 1, status = 'completed', score = version, version = version}
+  all[i].tags = {score = 0.5}
+  redis.call('XADD', stream, id_of(last + i), 'g', payload)
+  store_facts(members[i], all[i])
+end
+for _, group in ipairs(groups()) do
+  enter(group, group, members, all)
+end
+redis.call('HSET', puts, 'last', last + count)
+for name, amount in pairs({put = count, samples_put = count, bytes_put = count * #payload}) do
+  add(puts, name, amount)
+end
+"""
+"""What put/put.lua does, without a client: 1,000,000 puts would take minutes."""
+
+
+@pytest.fixture
+def scene(real_url: str, namespace: str) -> Iterator[Scene]:
+    with redrb.connect(real_url) as client:
+        client.execute("CONFIG", "SET", "slowlog-max-len", 20_000)
+        settings = {"order": "stalest", "tags": ["score"], "max_staleness": 50}
+        yield Scene(client, namespace, GROUPS, settings)
+
+
+def test_no_script_takes_long(scene: Scene) -> None:
+    stream, client = scene.stream, scene.client
+    _fill(scene)
+    rare = stream.put(groups_of(50), policy_version=90, tags={"score": 7})
+    late = scene.open(group="late")
+    while scene.run("task/join", "late", "") != b"joined":
+        pass
+    for number in range(WAITERS // 2):
+        scene.take(f"w{number}", 3, ttl_ms=FOREVER_MS, status="aborted")
+        scene.take(f"q{number}", 3, ttl_ms=FOREVER_MS, where=NONE)
+    full = scene.open(limit=GROUPS)
+    dropping = scene.open(on_full="drop_oldest")
+    for number in range(WAITERS):
+        scene.run("put/room", f"p{number}", FOREVER_MS, 100)
+    for name in _scripts().values():  # else the first call of a script is logged as EVAL
+        client.execute("SCRIPT", "LOAD", load(name).text)
+    _log(client, 0)
+    for turn in range(5):
+        lease = stream.take(16, timeout=0)
+        scene.run("put/room", f"p{turn}", FOREVER_MS, 100)
+        scene.run("put/room", f"new{turn}", FOREVER_MS, 100)
+        lease.ack(lease.ids[:4])
+        lease.reject("bad", lease.ids[:2])
+        lease.release()
+        for where in (RARE, COMMON, NONE):
+            scene.take("a", 4, where=where)
+        scene.run("take/take", *scene.taking("w7", 3, ttl_ms=FOREVER_MS, status="aborted"))
+        scene.run("take/heartbeat", "default", "a", FOREVER_MS)
+        scene.run("task/stats", "default")
+        scene.run("task/count", "default", "completed", "", "0")
+        scene.run("task/count", "default", "completed", COMMON, "0")
+        scene.run("task/count", "nobody", "completed", COMMON, "0")
+        scene.run("task/versions", "default", "")
+        scene.run("task/move", "default", "failed", *rare[turn * 4 : turn * 4 + 4])
+        scene.run("task/settle", "default", *(word for seq in rare[-8:] for word in (seq, 1)))
+        scene.run("task/discard", "default", rare[20 + turn])
+        scene.run("task/expire", "default", EXPIRE_GROUPS, "discard", 100, 98, "-", "completed")
+        scene.run("task/expire", "default", EXPIRE_GROUPS, "keep", 100, 98, "-", "completed")
+        scene.run("saving/snapshot", "task")
+        scene.run("saving/snapshot", "entries", 1, "default", *range(500_000, 500_032))
+        scene.run("put/evict", f"e{turn}", 1, 32, 3000, 0, MOST_EVICTED)
+        scene.run("task/drop_group", "late")
+        scene.run("task/join", f"new{turn}", "")
+        scene.run("task/join", f"new{turn}", "")
+        scene.run("take/leave", "default", f"w{turn}")
+    full.close()
+    prefix = stream._task.store.keys.prefix
+    client.execute("DEL", f"{prefix}queue:#room", f"{prefix}needs:#room")  # nobody waits any more
+    for _ in range(5):
+        dropping.put(numbered(1), policy_version=95, tags={"score": 0.5})
+    dropping.close()
+    late.close()
+    stream.clear()
+    times = _log(client, 10_000)
+    for name, spent in sorted(times.items()):
+        print(f"{name:24} {len(spent):4} calls, median {median(spent):6.0f} us, most {max(spent)}")
+    assert max(times.pop("task/clear")) < CLEAR_US
+    slow = {name: median(spent) for name, spent in times.items() if median(spent) > MOST_US}
+    assert not slow, f"microseconds of the median call: {slow}"
+    assert len(times) >= 17
+
+
+def _fill(scene: Scene) -> None:
+    stream = scene.stream._task.store.keys.stream
+    scene.stream.put(numbered(1), policy_version=1, tags={"score": 0.5})
+    (_, (_, payload)), *_ = scene.client.execute("XRANGE", stream, "-", "+")
+    script = assemble("test", FILL)
+    for start in range(0, GROUPS, PART):
+        version = 1 + start // PART % 40
+        run_once(scene.client, script, [stream], [PART, version, payload])
+
+
+def _scripts() -> dict[str, str]:
+    """Return the names of all scripts by their SHA-1."""
+    folder = Path(redrb.__file__).parent / "lua"
+    names = [str(path.relative_to(folder).with_suffix("")) for path in folder.glob("*/*.lua")]
+    return {load(name).sha: name for name in names if not name.startswith("include/")}
+
+
+def _log(client: Client, threshold_us: int) -> dict[str, list[int]]:
+    """Return the times of all scripts since the last call, and log from so many us on."""
+    by_sha = _scripts()
+    times: dict[str, list[int]] = defaultdict(list)
+    for _, _, spent, (command, *arguments), *_ in client.execute("SLOWLOG", "GET", -1):
+        if command.upper() == b"EVALSHA" and arguments[0].decode() in by_sha:
+            times[by_sha[arguments[0].decode()]].append(spent)
+    client.execute("SLOWLOG", "RESET")
+    client.execute("CONFIG", "SET", "slowlog-log-slower-than", threshold_us)
+    return times

@@ -1,0 +1,256 @@
+"""Puts whose script fails leave nothing behind: their entries go, and nobody gets their payload."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import redrb
+from redrb import BatchTimeout, ConfigError, ExperienceStream
+from redrb.connection import Client
+from redrb.connection.transport import Pipeline
+from redrb.errors import StoreDenied, StoreError
+from redrb.lua.scripts import load
+from tests.audit import audit
+from tests.conftest import Opener
+from tests.samples import numbered, numbers
+
+SECRET = "secret-of-a-test"
+
+SETTINGS: dict[str, Any] = {
+    "order": "prioritized",
+    "limit": 6,
+    "max_bytes": 100_000,
+    "tags": ["score", "source"],
+    "max_staleness": 3,
+}
+
+NEEDED = ["HSET", "ZADD", "HINCRBY", "HINCRBYFLOAT", "XRANGE", "HMGET", "SMEMBERS", "DEL", "XLEN"]
+"""Commands that every put of such a task runs."""
+
+FURTHER = ["XDEL", "HDEL", "HGET", "ZREM", "ZCARD", "RPUSH", "PEXPIRE", "XREVRANGE", "XPENDING"]
+"""Commands that some puts run."""
+
+
+def put(stream: ExperienceStream, number: int) -> tuple[int, ...]:
+    tags: dict[str, Any] = {"score": number, "source": "a"}
+    return stream.put(numbered(number), policy_version=5, priority=2.0, tags=tags, timeout=5)
+
+
+@pytest.fixture
+def admin(real_url: str) -> Iterator[Client]:
+    with redrb.connect(real_url) as client:
+        yield client
+
+
+Limited = Callable[..., Client]
+
+
+@pytest.fixture
+def limited(admin: Client, real_url: str) -> Iterator[Limited]:
+    """Connect as a new user with these rules; called again, change them."""
+    name, clients = f"u{uuid.uuid4().hex[:8]}", []
+
+    def connect(*rules: str) -> Client:
+        admin.execute("ACL", "SETUSER", name, "reset", "on", f">{SECRET}", "~*", "&*", *rules)
+        clients.append(redrb.connect(real_url.replace("://", f"://{name}:{SECRET}@"), retry_s=2))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+    admin.execute("ACL", "DELUSER", name)
+
+
+@pytest.mark.parametrize(
+    ("command", "known"),
+    [*((name, False) for name in NEEDED + FURTHER), *((name, True) for name in NEEDED)],
+)
+def test_a_user_without_one_command(
+    admin: Client, limited: Limited, namespace: str, command: str, *, known: bool
+) -> None:
+    stream = ExperienceStream(admin, "math", namespace=namespace, **SETTINGS)
+    stream.join_group()
+    other = ExperienceStream(limited("+@all"), "math", namespace=namespace, **SETTINGS)
+    allowed = {1}
+    put(stream, 1)
+    if known:
+        put(other, 2)
+        allowed.add(2)
+    limited("+@all", f"-{command.lower()}")
+    for _ in range(2 * SETTINGS["limit"]):  # more than the limit: none of them may take room
+        with pytest.raises(StoreError) as caught:
+            put(other, 99)
+        if not known and command != "HMGET":
+            assert isinstance(caught.value, StoreDenied)
+            assert command in str(caught.value)
+    assert stream.stats().ledger.put == len(allowed)
+    (mine,) = put(stream, 3)
+    allowed.add(3)
+    assert _stored(stream) == allowed
+    (read,) = stream.read([mine])
+    assert read is not None
+    assert numbers(read.items) == [3]
+    audit(stream)
+    while len(allowed) < SETTINGS["limit"]:
+        allowed.add(10 + len(allowed))
+        put(stream, max(allowed))
+    assert stream.stats().stored == SETTINGS["limit"]
+    lease = stream.take(SETTINGS["limit"], timeout=5)
+    assert set(numbers(lease)) == allowed
+    lease.ack()
+    audit(stream)
+    assert stream.stats().ledger.balanced
+
+
+def _stored(stream: ExperienceStream) -> set[int]:
+    entries = stream._task.store.client.execute("XRANGE", stream._task.store.keys.stream, "-", "+")
+    groups = stream.read([int(entry.rpartition(b"-")[2]) for entry, _ in entries])
+    return {numbers(group.items)[0] for group in groups if group is not None}
+
+
+@pytest.mark.parametrize("command", ["RPUSH", "PEXPIRE"])
+def test_a_put_that_cannot_wake_is_taken_back(
+    admin: Client, limited: Limited, namespace: str, command: str
+) -> None:
+    """A user who lost the right to wake consumers after the first put."""
+    stream = ExperienceStream(admin, "math", namespace=namespace, **SETTINGS)
+    other = ExperienceStream(limited("+@all"), "math", namespace=namespace, **SETTINGS)
+    put(other, 1)
+    with pytest.raises(BatchTimeout):  # from now on a place in the queue is kept
+        stream.take(2, timeout=0.01)
+    taking = ["default", "c", "c/0", 1, 2, 2, "w", 60_000, 60_000, "completed", ""]
+    assert stream._task.store.run("take/take", taking)[0] == b"short"
+    limited("+@all", f"-{command.lower()}")
+    for _ in range(9):
+        with pytest.raises(StoreError):
+            put(other, 2)
+    assert stream.stats().ledger.put == 1
+    audit(stream)
+    limited("+@all")
+    put(other, 3)
+    prefix = stream._task.store.keys.prefix
+    admin.execute("DEL", f"{prefix}queue:default", f"{prefix}needs:default")
+    assert sorted(numbers(stream.take(2, timeout=5))) == [1, 3]
+    audit(stream)
+
+
+def test_scripts_are_flushed_between_puts(client: Client, open_stream: Opener) -> None:
+    stream = open_stream(limit=50)
+    stream.join_group()
+    for number in range(5):
+        stream.put(numbered(number))
+        client.execute("SCRIPT", "FLUSH")
+    writer = stream.writer()
+    for number in range(5, 10):
+        writer.put(numbered(number))
+        client.execute("SCRIPT", "FLUSH")
+    writer.flush()
+    lease = stream.take(10, timeout=5)
+    assert numbers(lease) == list(range(10))
+    lease.ack()
+
+
+def test_entries_of_a_transaction_whose_script_is_unknown(
+    client: Client, open_stream: Opener
+) -> None:
+    stream = open_stream(limit=5, on_full="drop_oldest")
+    stream.join_group()
+    keys = stream._task.store.keys
+    stream.put(numbered(1))
+    for count in (1, 3, 250):
+        pipeline = Pipeline()
+        pipeline.add("MULTI")
+        for _ in range(count):
+            pipeline.add("XADD", keys.stream, "NOMKSTREAM", "*", "g", b"lost")
+        pipeline.add("EVALSHA", "0" * 40, 1, keys.stream)
+        pipeline.add("EXEC")
+        client.exchange(pipeline)
+        assert stream.stats().ledger.put == len(stream)
+        (seq,) = stream.put(numbered(count))
+        (read,) = stream.read([seq])
+        assert read is not None
+        assert numbers(read.items) == [count]
+        audit(stream)
+    assert numbers(stream.take(4, timeout=0)) == [1, 1, 3, 250]
+
+
+def test_orphans_do_not_keep_a_blocked_put_waiting(client: Client, open_stream: Opener) -> None:
+    stream = open_stream(limit=4)
+    stream.join_group()
+    keys = stream._task.store.keys
+    for _ in range(4):
+        client.execute("XADD", keys.stream, "NOMKSTREAM", "*", "g", b"lost")
+    granted, setting = stream._task.store.run("put/room", ["p", 60_000, 10])
+    assert (granted, setting) == (1, b"limit")
+    assert stream._task.store.run("put/room", ["p", 0]) == [0, b""]
+    stream.put(numbered(1))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """An order whose score can be changed."""
+
+    scores: list[Any]
+    sampled: bool = True
+    name: str = "mine"
+
+    def score(self, _: object) -> Any:
+        return self.scores[0]
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+@pytest.mark.parametrize("bad", [True, float("nan"), "inf", None])
+def test_a_score_that_is_none(open_stream: Opener, bad: object, *, sampled: bool) -> None:
+    order = Scored([1.0], sampled)
+    stream = open_stream(order=order)
+    stream.join_group()
+    ids = stream.put_many([[numbered(1)], [numbered(2)]])
+    order.scores[0] = bad
+    with pytest.raises(ConfigError, match="returned the score"):
+        stream.put(numbered(9))
+    with pytest.raises(ConfigError, match="returned the score"):
+        stream.update_priority(ids, [1.0, 2.0])
+    order.scores[0] = 2.0
+    assert stream.update_priority(ids, [1.0, 2.0]) == 2
+    stream.put(numbered(3))
+    assert sorted(numbers(stream.take(3, timeout=0))) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("bad", [float("inf"), 1e308, 1e101, -1])
+def test_a_weight_whose_sum_would_overflow(open_stream: Opener, bad: float) -> None:
+    order = Scored([1e100])
+    stream = open_stream(order=order)
+    stream.join_group()
+    ids = stream.put_many([[numbered(number)] for number in range(20)])
+    order.scores[0] = bad
+    for call in (lambda: stream.put(numbered(9)), lambda: stream.update_priority(ids[:1], [1.0])):
+        with pytest.raises(ConfigError, match=r"between 0 and 1e\+100"):
+            call()
+    for _ in range(4):
+        stream.take(5, timeout=0).ack()
+    assert stream.stats().ledger.waiting == 0
+
+
+def test_priorities_near_the_largest_number(open_stream: Opener) -> None:
+    stream = open_stream(order="prioritized")
+    stream.join_group()
+    with pytest.raises(ConfigError, match=r"between 0 and 1e\+100"):
+        stream.put(numbered(1), priority=1e308)
+    (seq,) = stream.put(numbered(1), priority=1e150)
+    with pytest.raises(ConfigError, match=r"between 0 and 1e\+100"):
+        stream.update_priority([seq], [1e308])
+    assert numbers(stream.take(1, timeout=0)) == [1]
+
+
+def test_an_unknown_put_script_is_sent_with_its_text(client: Client, open_stream: Opener) -> None:
+    stream = open_stream()
+    stream.put(numbered(1))
+    client.execute("SCRIPT", "FLUSH")
+    stream.put(numbered(2))
+    known = client.execute("SCRIPT", "EXISTS", load("put/put").sha)
+    assert known == [1]

@@ -1,0 +1,111 @@
+"""`Scene`: a task in a certain state, whose scripts run one by one while their work is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from redrb import ExperienceStream, make_experience_batch
+from redrb.connection import Client
+from redrb.experience import Experience
+from redrb.lua.scripts import assemble, load, run_once
+from tests.audit import audit
+from tests.samples import numbered
+
+FOREVER_MS = 600_000
+"""Longer than any test."""
+
+_SET = """
+--@include task settings
+redis.call('HSET', task, ARGV[1], ARGV[2])
+pack_rules()
+"""
+
+
+@dataclass
+class Scene:
+    """One task in a certain state, and the commands that each script has called in it."""
+
+    client: Client
+    namespace: str
+    size: int
+    settings: dict[str, Any]
+    costs: dict[str, int] = field(default_factory=dict)
+    tokens: Iterator[int] = field(default_factory=lambda: iter(range(1, 1_000_000)))
+
+    def __post_init__(self) -> None:
+        self.stream = self.open()
+        self.stream.join_group()
+
+    def open(self, **changes: Any) -> ExperienceStream:
+        """Open the task of this scene."""
+        return ExperienceStream(
+            self.client, "math", namespace=self.namespace, **{**self.settings, **changes}
+        )
+
+    def fill(self, count: int | None = None, **options: Any) -> tuple[int, ...]:
+        """Put groups; the size of the scene if `count` is None."""
+        return self.stream.put(groups_of(self.size if count is None else count), **options)
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """Run a script once."""
+        keys = [self.stream._task.store.keys.stream]
+        return run_once(self.client, load(script), keys, arguments)
+
+    def set(self, name: str, value: int) -> None:
+        """Change a setting that cannot be changed otherwise."""
+        keys: list[Any] = [self.stream._task.store.keys.stream]
+        run_once(self.client, assemble("test", _SET), keys, [name, value])
+
+    def cost(self, script: str, *arguments: Any, name: str = "") -> Any:
+        """Run a script once and note how many commands that took."""
+        replies: list[Any] = []
+        self.note(name or script, lambda: replies.append(self.run(script, *arguments)))
+        return replies[0]
+
+    def note(self, name: str, call: Callable[[], object]) -> None:
+        """Note how many commands the server ran during a call."""
+        before = commands_run(self.client)
+        call()
+        cost = commands_run(self.client) - before
+        self.costs[name] = max(cost, self.costs.get(name, 0))
+
+    def take(self, consumer: str, count: int, *, ttl_ms: int = 0, **options: Any) -> Any:
+        """Take as a consumer of this name: returns the reply of the script."""
+        return self.run("take/take", *self.taking(consumer, count, ttl_ms=ttl_ms, **options))
+
+    def taking(
+        self,
+        consumer: str,
+        count: int,
+        *,
+        ttl_ms: int = 0,
+        lease_ms: int = FOREVER_MS,
+        status: str = "completed",
+        where: str = "",
+        group: str = "default",
+    ) -> list[Any]:
+        """Return the arguments of a take; each has a slot of its own name."""
+        token = next(self.tokens)
+        who = [group, consumer, f"{consumer}/{token % 8}", token]
+        return [*who, count, count, f"{consumer}.w", ttl_ms, lease_ms, status, where]
+
+    def close(self) -> None:
+        """Check the task, and delete it."""
+        audit(self.stream)
+        assert self.stream.stats().ledger.balanced
+        self.note("task/clear", self.stream.clear)
+        self.stream.close()
+
+
+def groups_of(count: int) -> Experience:
+    """Return so many tiny groups of one sample."""
+    return make_experience_batch([numbered(number % 1000) for number in range(count)])
+
+
+def commands_run(client: Client) -> int:
+    """Return how many commands the server has run, those of scripts included."""
+    statistics = client.execute("INFO", "commandstats").decode()
+    lines = [line for line in statistics.splitlines() if line.startswith("cmdstat_")]
+    return sum(int(line.split("calls=")[1].split(",")[0]) for line in lines)
