@@ -17,7 +17,7 @@
 --       | an error NOPERM: the user may not run a command that puts need; checked until a
 --         producer's first put
 --       | {'orphans'}: entries of failed transactions were removed, and there are more: run it again
---@include task facts tags pools
+--@include task facts tags pools arrival
 
 local known = redis.call('HMGET', puts, ARGV[1], 'last', 'put', 'samples_put', 'bytes_put')
 if not known[1] then
@@ -151,34 +151,9 @@ local function store()
     'bytes_put', string.format('%d', (known[5] or 0) + tonumber(ARGV[4])))
 end
 
--- Make the room that a capacity asks for, and wake the takes and puts that can go on.
-local function make_known()
-  if rule.capacity > 0 then -- a capacity that was given later is reached over several puts
-    --@include capacity eviction
-    evict(math.min(stored_groups() - rule.capacity, 100 + count), 0)
-  end
-  local queues = {key('queue', '#room')}
-  for pool in pairs(entered) do
-    queues[#queues + 1], queues[#queues + 2] = key('queue', pool), key('queries', pool)
-  end
-  if redis.call('EXISTS', unpack(queues)) > 0 then
-    --@include waking waiters capacity
-    now = now or now_ms()
-    dequeue('#room', producer)
-    wake_room(now)
-    if rule.rate then -- it may now allow takes of all statuses
-      for _, group in ipairs(groups()) do
-        wake_pools(group, now)
-      end
-    else
-      wake_entered(now)
-    end
-  end
-end
-
 local done, failure = pcall(store)
 if done then
-  done, failure = pcall(make_known)
+  done, failure = pcall(make_known, producer, count, now)
 end
 if not done then -- take the put back: its counts, then its entries; the next put removes what remains
   --@include puts

@@ -20,7 +20,7 @@
 --       | {'held', world, {living rank ...}}: other ranks take from this consumer group
 --       | {'leased', entries}: other consumers lease entries of this consumer group
 --       | {'gone'} | {'more'}: the consumer group is joining, run it again
---@include task waking leases ranks attempts membership steps
+--@include task pending waking leases ranks attempts membership steps
 
 local FORMING_MS = 3000 -- a rank that forms a step and is silent for so long is replaced by another
 

@@ -1,0 +1,28 @@
+-- What follows when groups have arrived.
+--@include task facts pools
+
+-- Make the room that a capacity asks for, and wake the takes and puts that can go on.
+local function make_known(producer, count, now)
+  local rule = rules()
+  if rule.capacity > 0 then -- a capacity that was given later is reached over several puts
+    --@include capacity eviction
+    evict(math.min(stored_groups() - rule.capacity, 100 + count), 0)
+  end
+  local queues = {key('queue', '#room')}
+  for pool in pairs(entered) do
+    queues[#queues + 1], queues[#queues + 2] = key('queue', pool), key('queries', pool)
+  end
+  if redis.call('EXISTS', unpack(queues)) > 0 then
+    --@include waking waiters capacity
+    now = now or now_ms()
+    dequeue('#room', producer)
+    wake_room(now)
+    if rule.rate then -- it may now allow takes of all statuses
+      for _, group in ipairs(groups()) do
+        wake_pools(group, now)
+      end
+    else
+      wake_entered(now)
+    end
+  end
+end
