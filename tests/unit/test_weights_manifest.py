@@ -314,12 +314,12 @@ def test_other_values_than_manifests_are_refused(stored):
 
 def decoded(stored):
     """Decode, and return the error, if any, and how long it took."""
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         decode_manifest(stored)
     except DecodeError as error:
-        return error, time.perf_counter() - started
-    return None, time.perf_counter() - started
+        return error, time.process_time() - started
+    return None, time.process_time() - started
 
 
 def test_a_million_chunks_are_read_quickly_and_more_are_refused():
