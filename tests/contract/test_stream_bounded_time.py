@@ -25,7 +25,7 @@ MOST_US = 3000
 """Of the median call of a script: 2 ms, and half as much again on a busy machine."""
 
 CLEAR_US = 40_000
-"""Of the one call of task/clear, which wakes hundreds of waiters and unlinks all keys: 9 to 17 ms."""
+"""Of the one call of task/clear, which wakes waiters and unlinks all keys: 9 to 17 ms here."""
 
 COMMON = json.dumps({"tag": "score", "inverted": False, "values": [[0.25, 0.75]]})
 RARE = json.dumps({"tag": "score", "inverted": False, "values": [[7, 7]]})
