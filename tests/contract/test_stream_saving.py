@@ -192,6 +192,7 @@ def test_a_leased_group_waits_again(client: Client, namespace: str, tmp_path: Pa
     stream.save(tmp_path / "task")
     back = ExperienceStream(client, "to", namespace=namespace)
     back.resume(tmp_path / "task")
+    assert [int(member) for member in raw(back, "ready:default")[0][::2]] == [*taken.ids, 4, 5]
     assert list(back.take(3, timeout=0).ids) == [*taken.ids, 4, 5]
     back.put([numbered(7)])
     audit(back)
