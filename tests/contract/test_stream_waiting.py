@@ -152,6 +152,22 @@ def test_a_take_that_gives_up_lets_the_next_one_have_its_groups(
     assert patient.result(timeout=5) == [1]
 
 
+def test_a_take_whose_place_has_lapsed_holds_nobody_up(
+    stream: ExperienceStream, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taker, "QUEUE_TTL_MS", 300)
+    dead = pool.submit(stream.take, 8, timeout=5)  # as if its process had been killed
+    until(lambda: stream.stats().consumers_waiting == 1)
+    monkeypatch.setattr(taker, "QUEUE_TTL_MS", 60_000)
+    took = start_take(pool, stream, 2)
+    time.sleep(0.4)
+    stream.put_many([[numbered(1)], [numbered(2)]])
+    assert took.result(timeout=3) == [1, 2]
+    assert not dead.done()
+    with pytest.raises(TimeoutError):
+        dead.result(timeout=10)
+
+
 def test_released_groups_wake_a_waiting_take(
     stream: ExperienceStream, pool: ThreadPoolExecutor
 ) -> None:
