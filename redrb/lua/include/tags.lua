@@ -5,15 +5,22 @@
 -- checks it), so no range of numbers contains a string. There is room for 179 million strings.
 --@include task
 
+-- Scores of strings that this script has looked up: most groups of a put have the same ones.
+local known_terms = {}
+
 -- The score of a string; nil if it is unknown and not to be created.
 local function term(name, text, create)
   local terms, field = key('terms'), name .. '\n' .. text
+  if known_terms[terms .. field] then
+    return known_terms[terms .. field]
+  end
   local found = redis.call('HGET', terms, field)
   if not found and create then
     found = redis.call('HLEN', terms) + 1
     redis.call('HSET', terms, field, found)
   end
-  return found and tonumber(found .. 'e300') or nil
+  known_terms[terms .. field] = found and tonumber(found .. 'e300') or nil
+  return known_terms[terms .. field]
 end
 
 -- The score of a tag's value; nil for no value, and for a string that no group has had.
