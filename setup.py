@@ -7,7 +7,8 @@ setup(
     ext_modules=[
         Extension(
             "redrb.codec._core",
-            ["redrb/codec/_core.c"],
+            ["redrb/codec/_encode.c", "redrb/codec/_decode.c"],
+            depends=["redrb/codec/_core.h"],
             extra_compile_args=["-O3", "-fno-strict-aliasing"],
             optional=True,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -219,3 +220,56 @@ def test_a_collected_group_holds_its_tensors() -> None:
     blob = kernels.kernel.encode(1, columns.memory, 0, b"", b"")
     (found,) = decode_items(parse_group(blob))
     assert torch.equal(named_tensors(found)["sequences"], torch.arange(100_000))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool])
+def test_tensors_that_another_thread_changes_are_stored_in_one_size(dtype: torch.dtype) -> None:
+    """The run at the start and the one at the end are found one after the other.
+
+    A change between these may not make them overlap.
+    """
+    changing = torch.zeros(1_000_000, dtype=dtype)
+    stopped = Event()
+
+    def change() -> None:
+        while not stopped.is_set():
+            changing[16] = 1
+            changing[16] = 0
+
+    thread = Thread(target=change, daemon=True)
+    thread.start()
+    try:
+        for _ in range(50):
+            found = decoded(numbered(0, tensors={"x": changing})).tensors["x"]
+            assert found.shape == changing.shape
+            assert found.count_nonzero() <= 1
+    finally:
+        stopped.set()
+        thread.join(10)
+
+
+def test_a_column_that_no_sample_has_is_left_out() -> None:
+    blob = kernels.kernel.encode(2, [(b"\x00", 4, -1, [None, None])], 0, b"", b"")
+    assert parse_group(blob).fields == ()
+
+
+@needs_exchange
+@pytest.mark.parametrize(
+    "column",
+    [
+        (b"\x00", 15, -1, [None]),
+        (b"\x00", -1, -1, [None]),
+        (b"\x00", 4, 15, [None]),
+        (b"\x00", 4, -1, []),
+        (b"\x00", 4, -1, [(0, (3,))]),
+        (b"\x00", 10, 9, [(8, (3,))]),
+        (b"\x00", 10, -1, [(8, (3,), 8)]),
+        (b"\x00", 4, -1, [(8, (2**31, 2))]),
+        (b"\x00", 4, -1, [(8, (1,) * 9)]),
+    ],
+)
+def test_the_compiled_kernel_refuses_columns_that_contradict_themselves(column: Any) -> None:
+    if not is_compiled():
+        pytest.skip("the plain kernel trusts its caller")
+    with pytest.raises(ValueError, match=r"column|address|large"):
+        kernels.kernel.encode(1, [column], 0, b"", b"")

@@ -111,8 +111,8 @@ def _sample(
     lead = _run(flat)
     if lead >= MIN_RUN:
         sample.lead, sample.lead_value = lead, int(flat[0])
-    trail = _run(flat[::-1])
-    if trail >= MIN_RUN and sample.lead < len(flat):
+    trail = _run(flat[sample.lead :][::-1])  # both fit, even if another thread writes to the tensor
+    if trail >= MIN_RUN:
         sample.trail, sample.trail_value = trail, int(flat[-1])
     if rounded >= 0:
         flat = memory(cell[2], DTYPES[rounded], math.prod(shape))

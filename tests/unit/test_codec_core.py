@@ -1,0 +1,63 @@
+"""Which kernel runs: a core that is there and cannot be used is no silent loss of speed."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import ModuleType
+
+import pytest
+
+from redrb.cli import main
+from redrb.codec import core
+
+CORE = "redrb.codec._core"
+
+
+def installed(patch: pytest.MonkeyPatch, interface: int) -> ModuleType:
+    found = ModuleType(CORE)
+    found.INTERFACE = interface  # type: ignore[attr-defined]
+    patch.setitem(sys.modules, CORE, found)
+    return found
+
+
+def test_a_core_of_this_interface_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = installed(monkeypatch, core.INTERFACE)
+    assert core.load() == (found, "compiled")
+
+
+def test_a_core_of_another_interface_is_named_and_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed(monkeypatch, core.INTERFACE - 1)
+    with pytest.warns(RuntimeWarning, match=r"plain Python.*interface 2.*Reinstall redrb"):
+        found, name = core.load()
+    assert found is None
+    assert name.startswith("plain Python, because the compiled core has interface 2")
+    monkeypatch.setattr(core, "NAME", name)
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert "reinstall redrb" in capsys.readouterr().out
+
+
+def test_a_core_that_cannot_be_loaded_is_named_and_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: str) -> ModuleType:
+        raise ImportError("undefined symbol: PyCapsule_New")
+
+    monkeypatch.setattr(core, "import_module", refuse)
+    with pytest.warns(RuntimeWarning, match="undefined symbol"):
+        found, name = core.load()
+    assert found is None
+    assert "undefined symbol" in name
+
+
+def test_without_a_core_the_plain_kernel_runs_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    def miss(name: str) -> ModuleType:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(core, "import_module", miss)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert core.load() == (None, "plain Python")
