@@ -43,7 +43,7 @@ class DType:
     wires: frozenset[int]
 
 
-# a new dtype also gets its code and its size in `redrb/codec/_core.c`
+# a new dtype also gets its code and its size in `redrb/codec/_core.h`
 BOOL, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64 = range(9)
 FLOAT16, FLOAT32, FLOAT64, BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2 = range(9, 15)
 _INTEGERS: Final = range(INT8, UINT64 + 1)

@@ -1,0 +1,20 @@
+#!/bin/sh
+# Run the codec's tests on a kernel that gcc compiled with AddressSanitizer and UndefinedBehaviorSanitizer.
+# Usage, in the root of the repository: tests/sanitize.sh PYTHON [pytest's arguments]
+set -eu
+python=$(realpath -s "$1")
+shift
+tree=$(mktemp -d)
+trap 'rm -rf "$tree"' EXIT
+cp -r redrb tests setup.py pyproject.toml "$tree"
+cd "$tree"
+rm -f redrb/codec/_core.*.so
+CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1 -DREDRB_NO_CLONES" \
+  "$python" setup.py -q build_ext --inplace
+ls redrb/codec/_core.*.so # fails where nothing was compiled
+
+# Python itself was compiled without sanitizers and frees little at its end: their libraries are loaded
+# before it, leaks are not looked for, and all memory comes from malloc, which they watch.
+export PYTHONPATH="$tree" PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
+LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" \
+  "$python" -m pytest -p no:cacheprovider tests/unit/test_codec*.py tests/unit/test_balance.py "$@"
