@@ -6,7 +6,7 @@ python=$(realpath -s "$1")
 shift
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
-cp -r redrb tests setup.py pyproject.toml "$tree"
+cp -r redrb tests setup.py pyproject.toml README.md LICENSE "$tree"
 cd "$tree"
 rm -f redrb/codec/_core.*.so
 CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1 -DREDRB_NO_CLONES" \

@@ -51,7 +51,8 @@ def encode_groups(
 ) -> list[EncodedGroup]:
     """Encode groups of samples, one blob each.
 
-    A blob depends on its group alone, and the caller's items are not changed.
+    A blob depends on its group alone, and the caller's items are not changed. An element that
+    another thread changes meanwhile may be stored as any value; tensors must not be resized.
 
     Args:
         groups: Groups of at least one sample each.
