@@ -6,6 +6,7 @@ counted by the server: the larger scene may not need noticeably more.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 
@@ -13,6 +14,7 @@ import pytest
 
 import redrb
 from redrb.connection.transport import Pipeline
+from redrb.experience import Status
 from redrb.stream.put.scripts import MOST_EVICTED
 from redrb.stream.task.entries import entry_id
 from redrb.stream.task.expiration import EXPIRE_GROUPS
@@ -217,6 +219,25 @@ def test_blocked_producers(compare: Callable[..., None]) -> None:
         full.close()
 
     compare(build)
+
+
+@pytest.mark.parametrize("how", ["task/clear", "task/drop_group"])
+def test_waiters_of_many_queues(compare: Callable[..., None], how: str) -> None:
+    """A task or consumer group ends for which takes of each status wait, with and without queries."""
+
+    def build(scene: Scene) -> None:
+        scene.open(limit=8).close()
+        scene.fill(8)
+        for number in range(scene.size):
+            scene.run("put/room", f"p{number}", FOREVER_MS, 100)
+        for status, number in itertools.product(Status, range(scene.size // 4)):
+            for name, where in (("w", ""), ("q", WHERE)):
+                consumer = f"{name}{number}"
+                scene.take(consumer, 5, ttl_ms=FOREVER_MS, status=status, where=where)
+        scene.cost(how, "default")
+        scene.stream.join_group()
+
+    compare(build, tags=["score"])
 
 
 @pytest.mark.parametrize("fate", ["alive", "dead", "spared"])

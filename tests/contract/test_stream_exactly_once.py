@@ -13,6 +13,7 @@ from redis.exceptions import ConnectionError as Broken
 from redrb import ExperienceStream, LeaseLost, StoreUnavailable
 from redrb.connection import Client
 from redrb.connection.transport import Pipeline
+from redrb.lua.scripts import load, run_once
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
@@ -284,6 +285,28 @@ def test_scripts_that_the_server_forgot_are_sent_again(
     stream.drop_group()
     forget()
     assert stream.clear() == 2
+
+
+@pytest.mark.parametrize("cut", WHEN)
+def test_a_repeated_clear_returns_the_groups_of_the_first(
+    stream: ExperienceStream, line: Line, cut: str
+) -> None:
+    stream.put_many([[numbered(1)], [numbered(2)]])
+    line.cuts = [cut, cut]
+    assert stream.clear() == 2
+    assert stream.clear() == 0
+
+
+def test_a_repeated_clear_spares_a_task_that_was_created_meanwhile(
+    client: Client, stream: ExperienceStream
+) -> None:
+    stream.put(numbered(1))
+    clear = [client, load("task/clear"), stream._task.store.script_keys]
+    assert run_once(*clear, ["first"]) == 1
+    stream.put_many([[numbered(2)], [numbered(3)]])
+    assert run_once(*clear, ["first"]) == 1
+    assert numbers(stream.take(2, timeout=0)) == [2, 3]
+    assert run_once(*clear, ["second"]) == 2
 
 
 def test_a_retry_is_logged_with_what_it_waits_for(

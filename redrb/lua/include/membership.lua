@@ -87,33 +87,65 @@ local function join(group, start)
   return join_page(group)
 end
 
--- Delete the keys of a consumer group.
-local function drop_keys(group)
+-- Add the names of a consumer group's keys to `names`, its queues to `plain` and `with_query`.
+local function add_keys(group, names, plain, with_query)
   for _, kind in ipairs({'group', 'deliveries', 'consumers', 'leases', 'moved', 'expiries', 'reads', 'clock',
     'mass', 'staleness', 'joining', 'spared', 'ranks', 'rank_requests', 'rank_parts'}) do
-    redis.call('UNLINK', key(kind, group))
+    names[#names + 1] = key(kind, group)
   end
   for _, status in ipairs(STATUSES) do
     local pool = pool_of(group, status)
-    for _, kind in ipairs({'ready', 'versions', 'newest', 'queue', 'needs'}) do
-      redis.call('UNLINK', key(kind, pool))
+    plain[#plain + 1] = pool
+    for _, kind in ipairs({'ready', 'versions', 'newest', 'queries'}) do
+      names[#names + 1] = key(kind, pool)
     end
-    drop_queries(pool)
     for _, name in ipairs(rules().names) do
-      redis.call('UNLINK', key('tag', pool .. ':' .. name))
+      names[#names + 1] = key('tag', pool .. ':' .. name)
+    end
+    local queries = queries_of(pool)
+    for i = 1, #queries, 2 do
+      with_query[#with_query + 1] = queue_of(pool, queries[i])
     end
   end
 end
 
--- Delete the keys of the task and of these consumer groups. All waiters are woken, to look again.
-local function delete_task(all, now)
-  wake('#room', math.huge, now)
-  for _, group in ipairs(all) do
-    for _, status in ipairs(STATUSES) do
-      wake(pool_of(group, status), math.huge, now)
+-- Wake the first waiters of queues that are about to be deleted. All others look again by themselves.
+local function wake_first(queues, most)
+  for _, queue in ipairs(queues) do
+    local waiters = most > 0 and redis.call('ZRANGE', key('queue', queue), 0, most - 1) or {}
+    for _, waiter in ipairs(waiters) do
+      send_wake(waiter)
     end
-    drop_keys(group)
+    most = most - math.max(#waiters, 1) -- an empty queue costs a look
   end
-  redis.call('UNLINK', stream, task, puts, key('groups'), key('facts'), key('archive'),
-    key('behind'), key('terms'), key('dead'), key('queue', '#room'), key('needs', '#room'))
+  return most
+end
+
+-- Delete the keys of consumer groups and those in `names`. Of all their waiters, and of those in
+-- `queues`, MOST_WAITERS are woken.
+local function delete_keys(all, names, queues)
+  local with_query = {}
+  for _, group in ipairs(all) do
+    add_keys(group, names, queues, with_query)
+  end
+  wake_first(with_query, wake_first(queues, MOST_WAITERS))
+  for _, found in ipairs({queues, with_query}) do
+    for _, queue in ipairs(found) do
+      names[#names + 1], names[#names + 2] = key('queue', queue), key('needs', queue)
+    end
+  end
+  for first = 1, #names, 1000 do -- a thread of the server frees their memory
+    redis.call('UNLINK', unpack(names, first, math.min(first + 999, #names)))
+  end
+end
+
+-- Delete the keys of a consumer group.
+local function delete_group(group)
+  delete_keys({group}, {}, {})
+end
+
+-- Delete the keys of the task and of these consumer groups.
+local function delete_task(all)
+  delete_keys(all, {stream, task, puts, key('groups'), key('facts'), key('archive'), key('behind'),
+    key('terms'), key('dead')}, {'#room'})
 end

@@ -78,17 +78,6 @@ local function wake_queries(pool, now, all)
   end
 end
 
--- Wake takes of a pool that wait with a query, and forget all queries.
-local function drop_queries(pool)
-  local now, queries = now_ms(), queries_of(pool)
-  for i = 1, #queries, 2 do
-    local queue = queue_of(pool, queries[i])
-    wake(queue, math.huge, now)
-    redis.call('UNLINK', key('queue', queue), key('needs', queue))
-  end
-  redis.call('UNLINK', key('queries', pool))
-end
-
 -- Wake takes without a query that wait for a pool: as many as it satisfies.
 local function wake_pool(pool, now)
   if redis.call('EXISTS', key('queue', pool)) == 1 then

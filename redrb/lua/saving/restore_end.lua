@@ -7,7 +7,7 @@
 --@include task pools membership settings stage
 
 begin_writing()
-local token, now = ARGV[1], now_ms()
+local token = ARGV[1]
 if redis.call('HGET', task, 'restored') == token then
   return {'ok'}
 end
@@ -62,7 +62,7 @@ pack_rules()
 local names = names_of_keys()
 
 work_at(home)
-delete_task(joined, now)
+delete_task(joined)
 redis.call('DEL', key('restoring'))
 for _, name in ipairs(names) do
   local staged = stage_of(token) .. name

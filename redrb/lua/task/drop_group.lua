@@ -39,6 +39,6 @@ if #seqs == PAGE then
 end
 redis.call('SREM', key('groups'), group)
 redis.call('XGROUP', 'DESTROY', stream, group)
-drop_keys(group)
+delete_group(group)
 wake_room()
 return {'done', deleted}

@@ -206,8 +206,11 @@ class TaskScripts:
         return deleted
 
     def clear(self) -> int:
-        """Delete the task; returns the number of groups that were stored."""
-        return int(self._store.run("task/clear"))
+        """Delete the task; returns the number of groups that were stored.
+
+        A call that is repeated after a broken connection deletes no task that was created since.
+        """
+        return int(self._store.run("task/clear", [uuid.uuid4().hex]))
 
     def stats(self, group: str) -> dict[str, int]:
         """Return the task's counters by name; none when there is no such task."""
