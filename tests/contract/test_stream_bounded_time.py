@@ -106,8 +106,6 @@ def test_no_script_takes_long(scene: Scene) -> None:
         scene.run("task/join", f"new{turn}", "")
         scene.run("take/leave", "default", f"w{turn}")
     full.close()
-    prefix = stream._task.store.keys.prefix
-    client.execute("DEL", f"{prefix}queue:#room", f"{prefix}needs:#room")  # nobody waits any more
     for _ in range(5):
         dropping.put(numbered(1), policy_version=95, tags={"score": 0.5})
     dropping.close()

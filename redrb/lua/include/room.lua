@@ -17,13 +17,13 @@ local function find_room(producer, put, count, bytes)
   local left = -1
   if rule.limit > 0 then
     left = rule.limit - stored_groups()
-    if left < reserved_before('#room', producer, now, left) then
+    if left < reserved_before('#room', producer, now, left, count) then
       return {'full', 'limit'}
     end
   end
   if spi then
     local allowed = inserts_left(put) - count
-    if allowed < reserved_before('#room', producer, now, allowed) then
+    if allowed < reserved_before('#room', producer, now, allowed, count) then
       return {'full', 'rate'}
     end
     left = left < 0 and allowed or math.min(left, allowed)

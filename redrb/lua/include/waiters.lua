@@ -30,6 +30,12 @@ local function enqueue(name, waiter, need, ttl_ms, now)
   redis.call('HSET', key('needs', name), waiter, entry)
 end
 
+-- Keep room that a producer has made for itself: its place is before all others, and nobody wakes it.
+local function keep_room(producer, made, ttl_ms, now)
+  redis.call('ZADD', key('queue', '#room'), 0, producer)
+  redis.call('HSET', key('needs', '#room'), producer, string.format('%d %d 1', made, now + ttl_ms))
+end
+
 -- Call `visit` with name, need, deadline and wake-up of each living waiter, in their order, until it
 -- returns true. Dead waiters leave the queue.
 local function each_waiter(name, now, visit)
@@ -56,12 +62,12 @@ local function each_waiter(name, now, visit)
   end
 end
 
--- The sum of the needs of the waiters before this one, or of all waiters if it is not queued; once it
--- is more than `enough`, no further waiter is looked at.
-local function reserved_before(name, waiter, now, enough)
+-- The sum of the needs of the waiters before this one, or of all waiters if it is not queued, or queued
+-- for less than it asks for now; once it is more than `enough`, no further waiter is looked at.
+local function reserved_before(name, waiter, now, enough, asked)
   local total = 0
   each_waiter(name, now, function(other, need)
-    if other == waiter or total > enough then
+    if other == waiter and need >= (asked or 0) or total > enough then
       return true
     end
     total = total + need

@@ -7,23 +7,53 @@
 --         most: evict at most so many beyond `count` and `least`: a lowered limit is reached over
 --         several puts
 -- Returns {'more' | 'done', entries evicted}: with 'more', there may be others to evict
---@include task capacity candidates eviction puts
+--@include task capacity candidates eviction puts waiters
+
+-- Room that is free may be reserved for producers that wait. The put evicts as many groups as it needs, and
+-- the room that it has made is kept for it: it stands first in the queue, without having waited.
+local KEPT_MS = 3000
+
+-- How many of the `free` places a producer need not share: those that it has made, or those that nobody
+-- waits for.
+local function own_places(producer, free, now)
+  if tonumber(redis.call('ZSCORE', key('queue', '#room'), producer) or '') == 0 then
+    local kept = redis.call('HGET', key('needs', '#room'), producer)
+    local made, deadline = string.match(kept, '^(%d+) (%d+)')
+    if tonumber(deadline) > now then
+      return math.max(math.min(tonumber(made), free), 0)
+    end
+  end
+  return math.max(free - reserved_before('#room', producer, now, free), 0)
+end
 
 begin_writing()
-local earlier = redis.call('HGET', puts, ARGV[1])
+local producer, count, least, now = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[5]), now_ms()
+local earlier = redis.call('HGET', puts, producer)
 if not exists() or (earlier and tonumber(string.match(earlier, '^%d+')) >= tonumber(ARGV[2])) then
   return {'done', 0}
 end
 remove_orphans(number(puts, 'last'), '+') -- no group gives way to them
 local limit, max_bytes = number(task, 'limit'), number(task, 'max_bytes')
-local excess, excess_bytes, history = tonumber(ARGV[5]), 0, true
+local excess, excess_bytes, history, free, own = least, 0, true, 0, 0
+local queued = limit > 0 and redis.call('EXISTS', key('queue', '#room')) == 1
 if limit > 0 then
-  local beyond = stored_groups() + tonumber(ARGV[3]) - limit
-  excess, history = math.max(excess, beyond), beyond <= 0
+  free = limit - stored_groups()
+  local missing = count - free
+  if queued then
+    own = own_places(producer, free, now)
+    missing = math.max(missing, count - own)
+  end
+  excess, history = math.max(excess, missing), missing <= 0
 end
 if max_bytes > 0 then
   excess_bytes = number(task, 'bytes') + tonumber(ARGV[4]) - max_bytes
 end
-local most = math.max(tonumber(ARGV[5]), tonumber(ARGV[6]) + tonumber(ARGV[3]))
+local most = math.max(least, tonumber(ARGV[6]) + count)
 local evicted = evict(math.min(excess, most), excess_bytes, history)
+if queued and evicted > 0 then
+  own = own + math.max(limit - stored_groups(), 0) - math.max(free, 0)
+  if own > 0 then
+    keep_room(producer, math.min(own, count), KEPT_MS, now)
+  end
+end
 return {(unseen or excess > most) and 'more' or 'done', evicted}

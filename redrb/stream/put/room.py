@@ -97,6 +97,8 @@ class Room:
         ):
             self._evict(attempt, reply)
         else:
+            if attempt.evict is not None:  # room that was made goes to producers that wait
+                self._scripts.room(attempt.pending.identity.name, [], ttl_ms=0)
             raise self._full(attempt, reply)
 
     def _try_fewer(self, attempt: Attempt) -> None:
@@ -118,11 +120,9 @@ class Room:
         if attempt.evict is None:
             attempt.evict = 0
             return
-        more, gone = True, 0
+        more = True
         while more:  # a limit was lowered, or leased groups stand before those that may go
-            more, found = self._scripts.evict(identity.name, identity.operation, batch, least=0)
-            gone += found
-        attempt.evict = 0 if gone > 0 else attempt.evict + len(batch.groups)
+            more, _ = self._scripts.evict(identity.name, identity.operation, batch, least=0)
 
     def _pause(self, attempt: Attempt, reply: PutReply) -> None:
         """Wait in the queue until groups were acknowledged, for one slice of time at most."""
