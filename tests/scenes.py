@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+import redrb
 from redrb import ExperienceStream, make_experience_batch
 from redrb.connection import Client
 from redrb.experience import Experience
@@ -71,6 +75,27 @@ class Scene:
         cost = commands_run(self.client) - before
         self.costs[name] = max(cost, self.costs.get(name, 0))
 
+    def note_each(self, call: Callable[[], object]) -> None:
+        """Note of each script that a call runs the most commands of one request."""
+        client, names = self.client, script_names()
+        names |= {load(name).text: name for name in names.values()}
+        once, exchange = client.once, client.exchange
+
+        def counted(request: Callable[[], Any], words: Iterable[Any]) -> Any:
+            before = commands_run(counter)
+            reply = request()
+            cost = commands_run(counter) - before
+            for name in {names[word] for word in words if word in names}:
+                self.costs[name] = max(cost, self.costs.get(name, 0))
+            return reply
+
+        with redrb.connect(client.url) as counter, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client, "once", lambda *words: counted(lambda: once(*words), words))
+            patch.setattr(
+                client, "exchange", lambda sent: counted(lambda: exchange(sent), sent.scripts)
+            )
+            call()
+
     def take(self, consumer: str, count: int, *, ttl_ms: int = 0, **options: Any) -> Any:
         """Take as a consumer of this name: returns the reply of the script."""
         return self.run("take/take", *self.taking(consumer, count, ttl_ms=ttl_ms, **options))
@@ -97,6 +122,13 @@ class Scene:
         assert self.stream.stats().ledger.balanced
         self.note("task/clear", self.stream.clear)
         self.stream.close()
+
+
+def script_names() -> dict[str, str]:
+    """Return the names of all scripts by their SHA-1."""
+    folder = Path(redrb.__file__).parent / "lua"
+    names = [str(path.relative_to(folder).with_suffix("")) for path in folder.glob("*/*.lua")]
+    return {load(name).sha: name for name in names if not name.startswith("include/")}
 
 
 def groups_of(count: int) -> Experience:

@@ -576,7 +576,7 @@ class ExperienceStream:
     def clear(self) -> int:
         """Delete the task, in one atomic step: groups, leases, dead letters, ledger and settings.
 
-        Puts and takes that wait notice at once, or within a second if there are hundreds.
+        Puts and takes that wait notice at once, or within a second if there are many.
 
         A stream object that goes on using it creates an empty task with the settings that the
         object was given; with `weights=` this one does so at once, to keep learning versions.

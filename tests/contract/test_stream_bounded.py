@@ -9,15 +9,21 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
 import redrb
 from redrb.connection.transport import Pipeline
 from redrb.experience import Status
+from redrb.keys import TaskKeys
+from redrb.lua.scripts import load, run_once
 from redrb.stream.put.scripts import MOST_EVICTED
+from redrb.stream.saving import saving
+from redrb.stream.saving.restoring import Restoring
 from redrb.stream.task.entries import entry_id
 from redrb.stream.task.expiration import EXPIRE_GROUPS
+from redrb.stream.task.store import TaskStore
 from tests.samples import numbered
 from tests.scenes import FOREVER_MS, Scene, groups_of
 
@@ -223,7 +229,7 @@ def test_blocked_producers(compare: Callable[..., None]) -> None:
 
 @pytest.mark.parametrize("how", ["task/clear", "task/drop_group"])
 def test_waiters_of_many_queues(compare: Callable[..., None], how: str) -> None:
-    """A task or consumer group ends for which takes of each status wait, with and without queries."""
+    """Takes of each status, with and without queries, wait for the task or group that ends."""
 
     def build(scene: Scene) -> None:
         scene.open(limit=8).close()
@@ -378,15 +384,106 @@ def test_orphans(compare: Callable[..., None]) -> None:
     compare(build)
 
 
-def test_ranks(compare: Callable[..., None]) -> None:
+@pytest.mark.parametrize("order", ["fifo", "stalest", "prioritized"])
+def test_ranks(compare: Callable[..., None], order: str) -> None:
+    """Ranks take beside many groups, waiting takes, blocked puts and another consumer group."""
+
     def build(scene: Scene) -> None:
-        scene.fill()
-        scene.note("rank take", lambda: _step(scene, 1))
-        scene.note("rank step", lambda: _step(scene, 2))
+        stream = scene.open(limit=scene.size + 200)
+        critic = scene.open(group="critic")
+        critic.join_group()
+        scene.fill(policy_version=1)
+        for number in range(scene.size // 2):
+            scene.take(f"c{number}", 1, group="critic")
+        scene.fill(200, policy_version=1)
+        for number in range(scene.size):
+            scene.take(f"w{number}", 3, ttl_ms=FOREVER_MS, status="aborted")
+            scene.run("put/room", f"p{number}", FOREVER_MS, 100)
+        for step in (1, 2):
+            scene.note_each(lambda step=step: _ranks_take(stream, step).ack())
+        with pytest.raises(redrb.BatchTimeout):  # the attempt of a step ends without the other rank
+            scene.note_each(lambda: stream.take(4, rank=0, world_size=2, step=3, timeout=0.1))
+        assert {"ranks/take", "ranks/assign", "ranks/finish", "ranks/end"} <= scene.costs.keys()
+        stream.close()
 
-    compare(build)
+    compare(build, 100, order=order, max_staleness=9)
 
 
-def _step(scene: Scene, step: int) -> None:
-    lease = scene.stream.take(4, rank=0, world_size=1, step=step, timeout=5)
-    lease.ack()
+def _ranks_take(stream: redrb.ExperienceStream, step: int) -> redrb.Lease:
+    return stream.take(4, rank=0, world_size=1, step=step, timeout=5)
+
+
+def test_saving(compare: Callable[..., None], tmp_path: Path) -> None:
+    """The task is restored in the place of one for which many takes and puts wait."""
+
+    def build(scene: Scene) -> None:
+        stream, path = scene.stream, tmp_path / f"{scene.size}.redrb"
+        critic = scene.open(group="critic")
+        critic.join_group()
+        scene.fill(policy_version=1, tags={"score": 0.5, "kind": "a"})
+        stream.take(scene.size // 4, timeout=0).ack()
+        stream.take(scene.size // 4, timeout=0).reject("bad")
+        scene.note_each(lambda: stream.save(path))
+        stream.clear()
+        other = scene.open(limit=10 * scene.size)
+        other.join_group()
+        for name in ("late", "later"):
+            scene.run("task/join", name, "")
+        for number in range(scene.size):
+            scene.take(f"w{number}", 3, ttl_ms=FOREVER_MS)
+            scene.take(f"q{number}", 3, ttl_ms=FOREVER_MS, where=WHERE)
+            scene.run("put/room", f"p{number}", FOREVER_MS, 100)
+        restoring = _begun(stream._task.store, path)
+        scene.note_each(lambda: stream.resume(path))  # drops the stage of the other attempt
+        restoring.give_up()
+        assert {f"saving/{name}" for name in SAVING} <= scene.costs.keys()
+        other.close()
+
+    compare(build, 100, tags=["score", "kind"], max_staleness=9, keep_groups=10**6)
+
+
+SAVING = ["snapshot", "restore_begin", "restore", "restore_end"]
+
+
+def _begun(store: TaskStore, path: Path) -> Restoring:
+    """Begin to restore a file, and put its groups on the stage."""
+    with path.open("rb") as file:
+        contents = saving._check(file, path)
+        restoring = Restoring(store, contents.header, contents.ending)
+        restoring.begin()
+        saving._restore(file, path, restoring)
+    return restoring
+
+
+@pytest.mark.parametrize("waiting", ["alive", "dead"])
+def test_turns_of_a_mixture(compare: Callable[..., None], waiting: str) -> None:
+    """Many takes wait for their turn, or have died in the queue."""
+
+    def build(scene: Scene) -> None:
+        queue_ms = FOREVER_MS if waiting == "alive" else 1
+        keys = [TaskKeys(f"redrb:{{{scene.namespace}:mixture}}:").stream]
+
+        def ask(verb: str, caller: str, name: str = "", queue_ms: int = FOREVER_MS) -> bytes:
+            tasks = [word for task in ("a", "b") for word in (task, 1, 2, 0, 0)]
+            arguments = [verb, caller, 1, FOREVER_MS, queue_ms, 4, "", *tasks]
+            replies = []
+            scene.note(
+                f"{verb} {name}",
+                lambda: replies.append(
+                    run_once(scene.client, load("mixture/turn"), keys, arguments)
+                ),
+            )
+            return bytes(replies[0][0])
+
+        assert ask("turn", "first") == b"turn"
+        for number in range(scene.size):
+            assert ask("turn", f"c{number}", queue_ms=queue_ms) == b"wait"
+        ask("hold", "first")
+        ask("look", "first")
+        assert ask("keep", "first") == b"ok"  # wakes the next take
+        found = ask("turn", "new", "of a new take")
+        assert found == (b"wait" if waiting == "alive" else b"turn")
+        assert ask("turn", f"c{scene.size - 1}", "of the last")
+        ask("give", "c0" if waiting == "alive" else "new")
+
+    compare(build, 50 if waiting == "alive" else 450)  # one call removes 210 dead takes

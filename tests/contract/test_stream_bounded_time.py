@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 
 import pytest
@@ -18,7 +17,7 @@ from redrb.stream.put.scripts import MOST_EVICTED
 from redrb.stream.task.expiration import EXPIRE_GROUPS
 from redrb.weights.inspection.listing import scan
 from tests.samples import numbered
-from tests.scenes import FOREVER_MS, Scene, groups_of
+from tests.scenes import FOREVER_MS, Scene, groups_of, script_names
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -74,7 +73,7 @@ def test_no_script_takes_long(scene: Scene) -> None:
     dropping = scene.open(on_full="drop_oldest")
     for number in range(WAITERS):
         scene.run("put/room", f"p{number}", FOREVER_MS, 100)
-    for name in _scripts().values():  # else the first call of a script is logged as EVAL
+    for name in script_names().values():  # else the first call of a script is logged as EVAL
         client.execute("SCRIPT", "LOAD", load(name).text)
     _log(client, 0)
     for turn in range(5):
@@ -140,16 +139,9 @@ def _clear_a_copy(scene: Scene, task: str) -> None:
     run_once(client, load("task/clear"), [copy.stream], [task])
 
 
-def _scripts() -> dict[str, str]:
-    """Return the names of all scripts by their SHA-1."""
-    folder = Path(redrb.__file__).parent / "lua"
-    names = [str(path.relative_to(folder).with_suffix("")) for path in folder.glob("*/*.lua")]
-    return {load(name).sha: name for name in names if not name.startswith("include/")}
-
-
 def _log(client: Client, threshold_us: int) -> dict[str, list[int]]:
     """Return the times of all scripts since the last call, and log from so many us on."""
-    by_sha = _scripts()
+    by_sha = script_names()
     times: dict[str, list[int]] = defaultdict(list)
     for _, _, spent, (command, *arguments), *_ in client.execute("SLOWLOG", "GET", -1):
         if command.upper() == b"EVALSHA" and arguments[0].decode() in by_sha:

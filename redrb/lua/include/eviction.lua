@@ -26,8 +26,11 @@ local function evict_one(all, seq, history)
     local group, pool = found[1], found[2]
     left_unread(group, {seq})
     withdraw(group, pool, {member})
-    for _, kind in ipairs({'moved', 'expiries', 'reads', 'deliveries'}) do
-      redis.call('HDEL', key(kind, group), member)
+    local notes = {key('moved', group), key('expiries', group), key('reads', group), key('deliveries', group)}
+    if redis.call('EXISTS', unpack(notes)) > 0 then
+      for _, name in ipairs(notes) do
+        redis.call('HDEL', name, member)
+      end
     end
     add(key('group', group), 'evicted', 1)
   end

@@ -1,6 +1,7 @@
 -- Lets a consumer group join a task, or end.
 --@include task facts pools history capacity groups waiters waking ledger
 
+local MOST_WOKEN = 100 -- waiters that one call wakes when it deletes queues; others look again by themselves
 local JOIN_PAGE = 100 -- groups that one call adds to the pools of a consumer group that joins
 
 -- Note how many reads a group that joins late is behind the others: a rate does not wait for them.
@@ -109,7 +110,8 @@ local function add_keys(group, names, plain, with_query)
   end
 end
 
--- Wake the first waiters of queues that are about to be deleted. All others look again by themselves.
+-- Wake the first waiters, `most` at most, of queues that are about to be deleted. Returns how many more may
+-- be woken.
 local function wake_first(queues, most)
   for _, queue in ipairs(queues) do
     local waiters = most > 0 and redis.call('ZRANGE', key('queue', queue), 0, most - 1) or {}
@@ -122,13 +124,13 @@ local function wake_first(queues, most)
 end
 
 -- Delete the keys of consumer groups and those in `names`. Of all their waiters, and of those in
--- `queues`, MOST_WAITERS are woken.
+-- `queues`, MOST_WOKEN are woken.
 local function delete_keys(all, names, queues)
   local with_query = {}
   for _, group in ipairs(all) do
     add_keys(group, names, queues, with_query)
   end
-  wake_first(with_query, wake_first(queues, MOST_WAITERS))
+  wake_first(with_query, wake_first(queues, MOST_WOKEN))
   for _, found in ipairs({queues, with_query}) do
     for _, queue in ipairs(found) do
       names[#names + 1], names[#names + 2] = key('queue', queue), key('needs', queue)
