@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,12 +77,17 @@ class Scene:
         self.costs[name] = max(cost, self.costs.get(name, 0))
 
     def note_each(self, call: Callable[[], object]) -> None:
-        """Note of each script that a call runs the most commands of one request."""
-        client, names = self.client, script_names()
+        """Note of each script that a call runs the most commands of one request.
+
+        Requests of other threads, such as heartbeats, are not noted.
+        """
+        client, names, caller = self.client, script_names(), threading.get_ident()
         names |= {load(name).text: name for name in names.values()}
         once, exchange = client.once, client.exchange
 
         def counted(request: Callable[[], Any], words: Iterable[Any]) -> Any:
+            if threading.get_ident() != caller:
+                return request()
             before = commands_run(counter)
             reply = request()
             cost = commands_run(counter) - before

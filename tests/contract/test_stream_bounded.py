@@ -421,8 +421,9 @@ def test_saving(compare: Callable[..., None], tmp_path: Path) -> None:
         critic = scene.open(group="critic")
         critic.join_group()
         scene.fill(policy_version=1, tags={"score": 0.5, "kind": "a"})
-        stream.take(scene.size // 4, timeout=0).ack()
-        stream.take(scene.size // 4, timeout=0).reject("bad")
+        with scene.open() as trainer:
+            trainer.take(scene.size // 4, timeout=0).ack()
+            trainer.take(scene.size // 4, timeout=0).reject("bad")
         scene.note_each(lambda: stream.save(path))
         stream.clear()
         other = scene.open(limit=10 * scene.size)
