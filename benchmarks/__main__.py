@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.options import Options
+from benchmarks.machine import disturbed, machine
+from benchmarks.options import ROUND_S, Options
 from benchmarks.plots import draw
 from benchmarks.report import load, report
 from benchmarks.sections import backlog, latency, orders, puts, scale, servers, shapes
@@ -38,29 +35,15 @@ SECTIONS: dict[str, Callable[[Options], dict[str, Any]]] = {
 }
 
 
-def machine() -> dict[str, Any]:
-    """Return what the figures depend on."""
-    models = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    return {
-        "processor": models[0] if models else platform.machine(),
-        "cores": os.cpu_count(),
-        "load_before": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
 def measure(names: list[str], options: Options, results: Path) -> None:
     """Run sections; each writes its JSON and its plot when it is done."""
     results.mkdir(parents=True, exist_ok=True)
     for name in names:
         print(f"== {name}", flush=True)
         about = {**machine(), "rounds": options.rounds, "size": options.size}
+        warning = disturbed(name, about)
+        if warning:
+            print(warning, flush=True)
         began = time.monotonic()
         figures = SECTIONS[name](options)
         about["seconds"] = round(time.monotonic() - began)
@@ -74,7 +57,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", help=f"sections, separated by commas: {', '.join(SECTIONS)}")
     parser.add_argument("--rounds", type=int, help="timed rounds of each contestant; default 5")
-    parser.add_argument("--size", type=float, help="share of a full round; default 1")
+    parser.add_argument("--size", type=float, help=f"share of a round of {ROUND_S:g} s; default 1")
     parser.add_argument("--server", help="path of a redis-server; default: the one on PATH")
     parser.add_argument("--quick", action="store_true", help="few small cases; writes to quick/")
     parser.add_argument("--results", type=Path, help="directory to write to")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ROUND_S = 4.0
+
 
 @dataclass(frozen=True)
 class Options:
@@ -11,7 +13,7 @@ class Options:
 
     Attributes:
         rounds: Timed rounds of each contestant.
-        size: Share of a full round.
+        size: Share of a full round, which takes `ROUND_S`.
         server: Path of the server; None: the one on PATH.
         quick: Leave out the largest cases.
     """
@@ -20,3 +22,8 @@ class Options:
     size: float = 1.0
     server: str | None = None
     quick: bool = False
+
+    @property
+    def round_s(self) -> float:
+        """About the seconds of a round of each contestant."""
+        return ROUND_S * self.size

@@ -81,13 +81,13 @@ def _redrb_takes(url: str, key: str, shape: Shape) -> Iterator[Callable[[], obje
 
 @contextmanager
 def _raw_puts(url: str, key: str, shape: Shape) -> Iterator[Callable[[int], object]]:
-    entry, size = entries_of(shape), shape.put_groups * shape.group_samples
+    entry, size = entries_of(shape), shape.put_samples
     with redis.Redis.from_url(url) as client:
 
         def put(put_number: int) -> None:
             pipeline = client.pipeline(transaction=False)
             for number in range(put_number * size, (put_number + 1) * size):
-                pipeline.xadd(key, dict(entry(number)))
+                pipeline.xadd(key, entry(number))
             pipeline.execute()
 
         yield put
@@ -95,7 +95,7 @@ def _raw_puts(url: str, key: str, shape: Shape) -> Iterator[Callable[[int], obje
 
 @contextmanager
 def _raw_takes(url: str, key: str, shape: Shape) -> Iterator[Callable[[], object]]:
-    size, ids = shape.put_groups * shape.group_samples, list[bytes]()
+    size, ids = shape.put_samples, list[bytes]()
     with redis.Redis.from_url(url) as client:
         client.xgroup_create(key, GROUP, "0", mkstream=True)
 

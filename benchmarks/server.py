@@ -35,12 +35,12 @@ class Server:
     unix_url: str
 
     def info(self) -> dict[str, float]:
-        """Return processor seconds, bytes received and bytes of memory, as the server counts."""
+        """Return the counters of a `Round`: processor seconds, bytes received, bytes of memory."""
         with redis.Redis.from_url(self.url) as client:
             found = client.info("everything")
         assert isinstance(found, dict)
         return {
-            "processor_s": found["used_cpu_sys"] + found["used_cpu_user"],
+            "server_s": found["used_cpu_sys"] + found["used_cpu_user"],
             "input_bytes": found["total_net_input_bytes"],
             "memory_bytes": found["used_memory"],
         }

@@ -21,28 +21,38 @@ class Shape:
         name: Its name on the command line and in the results.
         summary: One line that says what users put in this shape.
         make: Makes one sample.
+        take_groups: Groups a take.
+        round_groups: Groups of a round of size 1, a multiple of `put_groups` and `take_groups`.
+        distinct_groups: Distinct groups that a producer puts again and again, likewise.
         group_samples: Samples a group.
         put_groups: Groups a put.
-        take_groups: Groups a take.
-        round_groups: Groups of a round at full size, a multiple of `put_groups` and `take_groups`.
-        distinct_groups: Distinct groups that a producer puts again and again, likewise.
         lengths_vary: Whether a batch needs padding.
     """
 
     name: str
     summary: str
     make: MakeSample
-    group_samples: int
-    put_groups: int
     take_groups: int
     round_groups: int
     distinct_groups: int
+    group_samples: int = 1
+    put_groups: int = 1
     lengths_vary: bool = False
+
+    @property
+    def put_samples(self) -> int:
+        """Samples a put."""
+        return self.put_groups * self.group_samples
+
+    @property
+    def take_samples(self) -> int:
+        """Samples a take."""
+        return self.take_groups * self.group_samples
 
     @property
     def one_at_a_time(self) -> bool:
         """Whether a put is one sample, and its maker waits until it is stored."""
-        return self.put_groups * self.group_samples == 1
+        return self.put_samples == 1
 
     def items(self, groups: int) -> list[list[BufferItem]]:
         """Return so many distinct groups, the same ones in every process.
@@ -127,7 +137,6 @@ SHAPES = {
             "rlhf-1k",
             "PPO: 1,024 tokens, all lengths equal; 32 samples a put",
             make=padded(1024),
-            group_samples=1,
             put_groups=32,
             take_groups=32,
             round_groups=16_384,
@@ -137,7 +146,6 @@ SHAPES = {
             "ragged",
             "64 to 4,096 tokens; 32 samples a put",
             make=ragged(64, 4096),
-            group_samples=1,
             put_groups=32,
             take_groups=32,
             round_groups=8_192,
@@ -149,7 +157,6 @@ SHAPES = {
             "groups of 8 completions of 256 to 1,024 tokens; a group a put",
             make=ragged(256, 1024),
             group_samples=8,
-            put_groups=1,
             take_groups=4,
             round_groups=3_072,
             distinct_groups=32,
@@ -159,8 +166,6 @@ SHAPES = {
             "agent",
             "256 tokens; each completion is put by itself as it finishes",
             make=padded(256),
-            group_samples=1,
-            put_groups=1,
             take_groups=32,
             round_groups=4_096,
             distinct_groups=256,
@@ -170,7 +175,6 @@ SHAPES = {
             "transitions of 205 bytes; groups of 64, a group a put",
             make=transition,
             group_samples=64,
-            put_groups=1,
             take_groups=4,
             round_groups=2_048,
             distinct_groups=32,
@@ -180,7 +184,6 @@ SHAPES = {
             "groups of 4 of 8,192 to 32,768 tokens; a group a put",
             make=ragged(8_192, 32_768),
             group_samples=4,
-            put_groups=1,
             take_groups=2,
             round_groups=192,
             distinct_groups=8,
@@ -190,7 +193,6 @@ SHAPES = {
             "vision",
             "1.5 MB of pixels beside 1,024 tokens; 8 samples a put",
             make=pictured,
-            group_samples=1,
             put_groups=8,
             take_groups=8,
             round_groups=512,

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.options import Options
-from benchmarks.race import race, ratio, sides, summary
+from benchmarks.race import lasting, race, ratio, sides, summary
 from benchmarks.server import private_server
 from redrb.stream.task.settings import SettingArguments
 
@@ -25,8 +25,8 @@ def run(options: Options) -> dict[str, Any]:
     with private_server(options.server) as server, sides() as team:
         for shape in QUICK if options.quick else SHAPES:
             contestants = {
-                name: partial(
-                    team.run, server, "redrb", shape, size=options.size, settings=settings
+                name: lasting(
+                    partial(team.run, server, "redrb", shape, settings=settings), options.round_s
                 )
                 for name, settings in ORDERS.items()
             }

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.idle_clients import idle_clients
 from benchmarks.options import Options
-from benchmarks.race import Round, race, ratio, sides, summary
+from benchmarks.race import Round, lasting, race, ratio, sides, summary
 from benchmarks.server import Server, private_server
 
 SHAPE = "rlhf-1k"
@@ -43,7 +43,7 @@ def _processes(
     for makers, trainers in counts:
         with sides(makers, trainers) as team:
             contestants = {
-                system: partial(team.run, server, system, SHAPE, size=options.size)
+                system: lasting(partial(team.run, server, system, SHAPE), options.round_s)
                 for system in ("redrb", "raw")
             }
             rounds = race(contestants, options.rounds, f"{makers} makers, {trainers} trainers")
@@ -55,7 +55,9 @@ def _tasks(server: Server, options: Options, counts: Sequence[int]) -> list[dict
     """Race one maker and one trainer that go through so many tasks in turn."""
     with sides() as team:
         contestants = {
-            str(tasks): partial(team.run, server, "redrb", SHAPE, size=options.size, tasks=tasks)
+            str(tasks): lasting(
+                partial(team.run, server, "redrb", SHAPE, tasks=tasks), options.round_s
+            )
             for tasks in counts
         }
         rounds = race(contestants, options.rounds, "tasks")
@@ -78,7 +80,7 @@ def _idle(server: Server, options: Options, count: int) -> dict[str, Any]:
             if clients:
                 scope.enter_context(idle_clients(server.url, clients))
             contestants = {
-                system: partial(team.run, server, system, SHAPE, size=options.size)
+                system: lasting(partial(team.run, server, system, SHAPE), options.round_s)
                 for system in ("redrb", "raw")
             }
             found[str(clients)] = _against_raw(

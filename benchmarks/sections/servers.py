@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.options import Options
-from benchmarks.race import race, ratio, sides, summary
+from benchmarks.race import lasting, race, ratio, sides, summary
 from benchmarks.server import APPEND, private_server, programs
 
 SHAPE = "rlhf-1k"
@@ -22,11 +22,9 @@ def run(options: Options) -> dict[str, Any]:
                 with private_server(program, *arguments) as server:
                     for transport in ("TCP", "unix socket"):
                         contestants = {
-                            system: partial(
-                                team.run,
-                                *(server, system, SHAPE),
-                                size=options.size / 2,
-                                unix=transport != "TCP",
+                            system: lasting(
+                                partial(team.run, server, system, SHAPE, unix=transport != "TCP"),
+                                options.round_s,
                             )
                             for system in SYSTEMS
                         }

@@ -17,10 +17,22 @@ OURS = ("redrb", "raw", "packed")
 PEERS = ("torchrl", "transfer_queue", "ray_queue", "pipelinerl", "rocket_learn")
 """Other systems, which run where they are installed."""
 
+AFTER_A_TAKE = {
+    "redrb": "leased, then acknowledged and deleted; what a dead consumer held is taken again",
+    "raw": "XACK and XDEL of the batch; nothing is decoded or padded",
+    "packed": "XACK and XDEL of the batch; nothing is decoded or padded",
+    "torchrl": "its rows are free for other samples; nothing is acknowledged",
+    "transfer_queue": "marked as consumed as it is asked for; deleted after the clock stopped",
+    "ray_queue": "removed as it is taken, from memory of an actor; nothing is acknowledged",
+    "pipelinerl": "nothing is acknowledged or deleted; a reader that restarts begins at the first",
+    "rocket_learn": "removed as it is taken; nothing is acknowledged",
+}
+"""What each system does with a batch that was taken: they do not all do the same work."""
+
 INSTALL = "pip install -c constraints.txt '.[bench]'"
 """Installs all of them."""
 
-__all__ = ["INSTALL", "OURS", "PEERS", "TIMEOUT_S", "Job", "versions"]
+__all__ = ["AFTER_A_TAKE", "INSTALL", "OURS", "PEERS", "TIMEOUT_S", "Job", "versions"]
 
 
 def versions() -> dict[str, str]:

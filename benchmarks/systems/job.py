@@ -26,7 +26,8 @@ class Job:
         shape_name: Key of `SHAPES`.
         groups: Groups that this process puts or takes, a multiple of the shape's `put_groups` and
             `take_groups`.
-        barrier: Where all sides meet before the clock starts.
+        barrier: Where all sides meet twice before the clock starts: when all are prepared, and when
+            the counters of the server have been read.
         settings: Arguments of `redrb.ExperienceStream`, such as the order; only redrb reads them.
         tasks: Tasks among which the groups go in turn; only redrb reads it.
         began_s, ended_s: `time.monotonic()` of `start` and `finish`.
@@ -51,7 +52,8 @@ class Job:
 
     def start(self) -> None:
         """Wait until all sides are ready; what follows is measured."""
-        self.barrier.wait(TIMEOUT_S)
+        for _ in range(2):
+            self.barrier.wait(TIMEOUT_S)
         self.began_s = time.monotonic()
         self.processor_s = -time.process_time()
 

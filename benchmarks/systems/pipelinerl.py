@@ -10,20 +10,15 @@ from __future__ import annotations
 
 import pickle
 import time
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import redis
 import torch
 
 from benchmarks.systems.job import TIMEOUT_S, Job
-from benchmarks.systems.rows import (
-    Row,
-    check_full,
-    connected,
-    distinct_groups,
-    padded,
-    repeated,
-)
+from benchmarks.systems.rows import Row, connected, consume_groups, distinct_groups, repeated
 
 BLOCK_MS = 100
 MOST_ENTRIES = 1_000_000
@@ -31,7 +26,6 @@ MOST_ENTRIES = 1_000_000
 
 def produce(job: Job) -> None:
     """Write each group as an entry."""
-    torch.set_num_threads(1)
     groups = [
         [{name: tensor.numpy() for name, tensor in row.items()} for row in group]
         for group in distinct_groups(job.shape)
@@ -46,30 +40,23 @@ def produce(job: Job) -> None:
 
 def consume(job: Job) -> None:
     """Read one group after the other, and pad the batches."""
-    torch.set_num_threads(1)
     with connected(job) as client:
-        job.start()
-        last = b"0"
-        for _ in range(0, job.groups, job.shape.take_groups):
-            rows: list[Row] = []
-            for _ in range(job.shape.take_groups):
-                last, group = _next(client, job.key, last)
-                rows += group
-            check_full(job, padded(rows))
-        job.finish()
+        consume_groups(job, partial(next, _read(client, job.key)))
 
 
-def _next(client: redis.Redis, key: str, last: bytes) -> tuple[bytes, list[Row]]:
-    """Return the id and the samples of the entry behind `last`."""
+def _read(client: redis.Redis, key: str) -> Iterator[list[Row]]:
+    """Yield the samples of each entry, from the first on."""
+    last = b"0"
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         reply: Any = client.xread({key: last}, count=1, block=BLOCK_MS)
         if reply:
-            found, entry = reply[0][1][0]
-            return found, [
+            last, entry = reply[0][1][0]
+            yield [
                 {name: torch.from_numpy(array) for name, array in row.items()}
                 for row in pickle.loads(entry[b"data"])
             ]
+            deadline = time.monotonic() + TIMEOUT_S
     raise TimeoutError(f"no entry within {TIMEOUT_S} s")
 
 

@@ -16,13 +16,13 @@ def produce(job: Job) -> None:
     """Add the bytes of each tensor, read from the tensors as they are put."""
     shape = job.shape
     samples = job.groups * shape.group_samples
-    add_all(job, samples, entries_of(shape), pipelined=shape.put_groups * shape.group_samples)
+    add_all(job, samples, entries_of(shape), pipelined=shape.put_samples)
 
 
 def consume(job: Job) -> None:
     """Read as many samples as a batch has."""
-    samples = job.shape.group_samples
-    read_all(job, job.groups * samples, batch=job.shape.take_groups * samples)
+    shape = job.shape
+    read_all(job, job.groups * shape.group_samples, batch=shape.take_samples)
 
 
 def entries_of(shape: Shape) -> Callable[[int], Entry]:

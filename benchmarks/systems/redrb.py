@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 
-import torch
-
 import redrb
 from benchmarks.shapes import Shape
 from benchmarks.systems.job import TIMEOUT_S, Job
@@ -20,7 +18,6 @@ Put = list[list[redrb.BufferItem]]
 
 def produce(job: Job) -> None:
     """Put all groups, pipelined unless the shape is one sample at a time."""
-    torch.set_num_threads(1)
     prioritized = job.settings.get("order") == "prioritized"
     puts = puts_of(job.shape, tagged="tags" in job.settings)
     with ExitStack() as scope:
@@ -38,7 +35,6 @@ def produce(job: Job) -> None:
 
 def consume(job: Job) -> None:
     """Take all groups as padded batches; each is acknowledged when the next one is asked for."""
-    torch.set_num_threads(1)
     shape = job.shape
     with ExitStack() as scope:
         streams = _streams(job, scope)
@@ -50,7 +46,7 @@ def consume(job: Job) -> None:
         for number in range(job.groups // shape.take_groups):
             task = number % job.tasks
             last[task] = next(loops[task])
-            if len(last[task].batch()) != shape.take_groups * shape.group_samples:
+            if len(last[task].batch()) != shape.take_samples:
                 raise SystemExit("a batch is not full")
         for lease in last.values():
             lease.ack()

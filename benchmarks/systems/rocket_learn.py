@@ -16,19 +16,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.systems.job import TIMEOUT_S, Job
-from benchmarks.systems.rows import (
-    Row,
-    check_full,
-    connected,
-    distinct_groups,
-    padded,
-    repeated,
-)
+from benchmarks.systems.rows import Row, connected, consume_groups, distinct_groups, repeated
 
 
 def produce(job: Job) -> None:
     """Push each group as a rollout."""
-    torch.set_num_threads(1)
     groups = distinct_groups(job.shape)
     with connected(job) as client:
         job.start()
@@ -39,18 +31,16 @@ def produce(job: Job) -> None:
 
 def consume(job: Job) -> None:
     """Pop one rollout after the other, and pad the batches."""
-    torch.set_num_threads(1)
     with connected(job) as client:
-        job.start()
-        for _ in range(0, job.groups, job.shape.take_groups):
-            rows: list[Row] = []
-            for _ in range(job.shape.take_groups):
-                reply: Any = client.blpop([job.key], timeout=TIMEOUT_S)
-                if reply is None:
-                    raise TimeoutError(f"no rollout within {TIMEOUT_S} s")
-                rows += msgpack.unpackb(zlib.decompress(reply[1]), object_hook=_unpacked)
-            check_full(job, padded(rows))
-        job.finish()
+
+        def pop() -> list[Row]:
+            reply: Any = client.blpop([job.key], timeout=TIMEOUT_S)
+            if reply is None:
+                raise TimeoutError(f"no rollout within {TIMEOUT_S} s")
+            rows: list[Row] = msgpack.unpackb(zlib.decompress(reply[1]), object_hook=_unpacked)
+            return rows
+
+        consume_groups(job, pop)
 
 
 def _packed(tensor: Tensor) -> dict[str, Any]:

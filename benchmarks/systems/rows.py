@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import redis
@@ -55,8 +55,16 @@ def _column(tensors: list[Tensor]) -> Tensor:
     return pad_sequence(tensors, batch_first=True, padding_side="left")
 
 
-def check_full(job: Job, batch: Row) -> None:
-    """Raise unless a batch has all samples of a take."""
-    wanted = job.shape.take_groups * job.shape.group_samples
-    if any(len(tensor) != wanted for tensor in batch.values()):
-        raise RuntimeError(f"a batch has not {wanted} samples")
+def check_full(batch: Row, samples: int) -> None:
+    """Raise unless a batch has so many samples."""
+    if any(len(tensor) != samples for tensor in batch.values()):
+        raise RuntimeError(f"a batch has not {samples} samples")
+
+
+def consume_groups(job: Job, next_group: Callable[[], list[Row]]) -> None:
+    """Read group after group, and pad each batch: the measured part of a consumer."""
+    job.start()
+    for _ in range(0, job.groups, job.shape.take_groups):
+        batch = [row for _ in range(job.shape.take_groups) for row in next_group()]
+        check_full(padded(batch), job.shape.take_samples)
+    job.finish()

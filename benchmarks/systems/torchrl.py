@@ -40,7 +40,6 @@ FREE_AT_ONCE = 8
 
 def produce(job: Job) -> None:
     """Write each put to free rows."""
-    torch.set_num_threads(1)
     puts = _fixed_puts(job.shape)
     size = len(puts[0])
     with connected(job) as client:
@@ -60,7 +59,6 @@ def produce(job: Job) -> None:
 
 def consume(job: Job) -> None:
     """Read the rows of each take, and free them."""
-    torch.set_num_threads(1)
     shape = job.shape
     puts = _fixed_puts(shape)
     size, count = len(puts[0]), shape.take_groups // shape.put_groups
@@ -74,7 +72,7 @@ def consume(job: Job) -> None:
             starts = [next(written) for _ in range(count)]
             batch = dict(store[_index(starts, size)].items())
             client.rpush(f"{job.key}:free", *starts)
-            check_full(job, _cut(batch) if shape.lengths_vary else batch)
+            check_full(_cut(batch) if shape.lengths_vary else batch, shape.take_samples)
         job.finish()
 
 
@@ -97,9 +95,10 @@ def _fixed_puts(shape: Shape) -> list[TensorDict]:
 def _capacity(shape: Shape, put: TensorDict) -> int:
     """Return the rows of the storage: a whole number of takes, and at least two."""
     row_bytes: int = max(tensor.nbytes // len(put) for tensor in put.values())
-    take = shape.take_groups * shape.group_samples
-    takes = min(shape.round_groups * shape.group_samples, FIELD_BYTES // row_bytes) // take
-    return max(2, takes) * take
+    takes = min(
+        shape.round_groups // shape.take_groups, FIELD_BYTES // row_bytes // shape.take_samples
+    )
+    return max(2, takes) * shape.take_samples
 
 
 def _index(starts: list[int], size: int) -> slice | torch.Tensor:

@@ -34,7 +34,6 @@ TASK = "train"
 
 def produce(job: Job) -> None:
     """Put the samples of each put as rows."""
-    torch.set_num_threads(1)
     with connected(job) as client:
         ray_cluster.join(client, job)
         queue = _queue(polling=False)
@@ -49,8 +48,7 @@ def produce(job: Job) -> None:
 
 def consume(job: Job) -> None:
     """Take batches of rows, and pad them."""
-    torch.set_num_threads(1)
-    size = job.shape.take_groups * job.shape.group_samples
+    size = job.shape.take_samples
     fields = list(distinct_puts(job.shape)[0][0])
     with connected(job) as client:
         ray_cluster.start()
@@ -59,9 +57,8 @@ def consume(job: Job) -> None:
         job.start()
         for _ in range(0, job.groups, job.shape.take_groups):
             rows = _next(queue, job, fields, size)
-            check_full(
-                job, {name: _padded(tensor) for name, tensor in queue.get_data(rows).items()}
-            )
+            batch = {name: _padded(tensor) for name, tensor in queue.get_data(rows).items()}
+            check_full(batch, size)
         job.finish()
         queue.clear_partition(job.key)
 
