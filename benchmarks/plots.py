@@ -10,6 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from benchmarks.shapes import SHAPES
+
 Figures = dict[str, Any]
 
 COLOURS = {"redrb": "#c0392b", "raw": "#7f8c8d", "packed": "#bdc3c7"}
@@ -18,7 +20,7 @@ PALETTE = ("#2471a3", "#229954", "#b9770e", "#7d3c98", "#148f77", "#5d6d7e")
 
 def draw(section: str, figures: Figures, path: Path) -> None:
     """Draw a section's plot as a PNG."""
-    figure = Figure(figsize=(10, 5.5), dpi=110, layout="constrained")
+    figure = Figure(figsize=(10, 6.5), dpi=110, layout="constrained")
     DRAWINGS[section](figure, figures)
     figure.savefig(path, facecolor="white")
 
@@ -30,29 +32,42 @@ def _colour(name: str, index: int) -> str:
 def _bars(axes: Axes, names: Sequence[str], series: Mapping[str, Sequence[float | None]]) -> None:
     """Draw bars for each name, one of each series, with their values above."""
     width = 0.85 / len(series)
+    crowded = len(series) * len(names) > 15
     for index, (label, values) in enumerate(series.items()):
         places = [at + (index - (len(series) - 1) / 2) * width for at in range(len(names))]
         shown = [value if value is not None else 0.0 for value in values]
         bars = axes.bar(places, shown, width, label=label, color=_colour(label, index))
         texts = ["" if value is None else _short(value) for value in values]
-        crowded = len(series) * len(names) > 15
-        axes.bar_label(bars, texts, fontsize=6.5, padding=2, rotation=90 if crowded else 0)
-    axes.margins(y=0.2)
+        axes.bar_label(
+            bars,
+            texts,
+            fontsize=7.5 if crowded else 9,
+            padding=3,
+            rotation=90 if crowded else 0,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+        )
+    axes.margins(x=0.02, y=0.35 if crowded else 0.15)
     axes.set_xticks(range(len(names)), names)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
 
 
 def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
 
 
 def _log_scale(axes: Axes) -> None:
     """Use a logarithmic scale whose numbers are written out."""
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 500 * low else (1, 2, 3, 5)))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _thousands(axes: Axes) -> None:
+    """Write 10,000 instead of 10000."""
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
 
 def _legend(axes: Axes) -> None:
@@ -116,11 +131,16 @@ def _puts(figure: Figure, figures: Figures) -> None:
     shapes = figures["shapes"]
     above, below = figure.subplots(2, 1)
     systems = ("redrb", "redrb stalest", "packed")
-    _bars(above, list(shapes), _values(shapes, systems, "wire_bytes_a_put"))
+    groups = [SHAPES[name].put_groups for name in shapes]
+    names = [
+        f"{name}\n{count} group{'s' * (count > 1)}"
+        for name, count in zip(shapes, groups, strict=True)
+    ]
+    _bars(above, names, _values(shapes, systems, "wire_bytes_a_put"))
     _floor(above, 600)
     _log_scale(above)
     above.set_title("Bytes on the wire of a put, beyond its payload")
-    above.set_ylabel("bytes (dashed: target)")
+    above.set_ylabel("bytes\n(dashed: target for one group)")
     _legend(above)
     sizes = {
         name: [
@@ -148,11 +168,15 @@ def _orders(figure: Figure, figures: Figures) -> None:
     _bars(
         axes,
         list(shapes),
-        {order: [each["over_fifo"][order] for each in shapes.values()] for order in orders},
+        {
+            order: [each["over_fifo"][order] for each in shapes.values()]
+            for order in orders
+            if order != "fifo"
+        },
     )
     _floor(axes)
     axes.set_title(f"Samples/s of orders over fifo, {figures['server']}")
-    axes.set_ylabel("times fifo")
+    axes.set_ylabel("times fifo (dashed)")
     _legend(axes)
 
 
@@ -173,9 +197,10 @@ def _servers(figure: Figure, figures: Figures) -> None:
         places = [at + (index - 0.5) * 0.4 for at in range(len(cases))]
         axes.bar(places, rates, 0.38, label=system, color=COLOURS[system])
         axes.errorbar(places, rates, yerr=spread, fmt="none", ecolor="black", elinewidth=0.8)
-    axes.set_xticks(range(len(cases)), names, fontsize=7)
+    axes.set_xticks(range(len(cases)), names, fontsize=8)
     axes.set_title(f"{figures['shape']}: medians, least and most of the rounds")
     axes.set_ylabel("samples/s")
+    _thousands(axes)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     _legend(axes)
@@ -188,16 +213,20 @@ def _scale(figure: Figure, figures: Figures) -> None:
             counts = [case[what] for case in figures[what]]
             rates = [case["systems"][system]["samples_per_s"] for case in figures[what]]
             axes.plot(list(map(str, counts)), rates, "o-", color=COLOURS[system], label=system)
-        axes.set_title(f"{what}" + (", 2 makers" if what == "trainers" else ", 1 trainer"))
+        axes.set_title("2 makers" if what == "trainers" else "1 trainer")
+        axes.set_xlabel(what)
     tasks = figures["tasks"]
     rates = [case["redrb"]["samples_per_s"] for case in tasks]
     panels[2].plot([str(case["tasks"]) for case in tasks], rates, "o-", color=COLOURS["redrb"])
-    panels[2].set_title("tasks in turn")
+    panels[2].set_title("1 maker, 1 trainer")
+    panels[2].set_xlabel("tasks in turn")
     idle = figures["idle_clients"]
     for system in ("redrb", "raw"):
         rates = [case["systems"][system]["samples_per_s"] for case in idle.values()]
         panels[3].plot(list(idle), rates, "o-", color=COLOURS[system], label=system)
-    panels[3].set_title("idle clients")
+    panels[3].set_title("1 maker, 1 trainer")
+    panels[3].set_xlabel("idle clients")
+    _thousands(panels[0])
     panels[0].set_ylabel(f"samples/s, {figures['shape']}")
     _legend(panels[3])
     for axes in panels:
@@ -211,14 +240,15 @@ def _latency(figure: Figure, figures: Figures) -> None:
     panels = figure.subplots(1, len(shapes), sharey=True, squeeze=False)[0]
     for axes, (shape, found) in zip(panels, shapes.items(), strict=True):
         for system, each in found.items():
-            axes.plot(range(1, 100), each["percentiles_ms"], color=COLOURS[system], label=system)
+            label = f"{system}, {each['puts_per_s']:,.0f} puts/s"
+            axes.plot(range(1, 100), each["percentiles_ms"], color=COLOURS[system], label=label)
         _floor(axes, 3.0)
         _log_scale(axes)
-        axes.set_title(f"{shape}, {found['redrb']['puts_per_s']:,.0f} puts/s")
+        axes.set_title(shape)
+        axes.legend(fontsize=8, loc="upper left")
         axes.set_xlabel("percentile")
         axes.grid(alpha=0.3, which="both")
     panels[0].set_ylabel("put to batch in hand, ms (dashed: target for p99)")
-    _legend(panels[-1])
 
 
 def _backlog(figure: Figure, figures: Figures) -> None:
@@ -233,6 +263,7 @@ def _backlog(figure: Figure, figures: Figures) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("groups that wait")
     axes.set_ylabel("microseconds a call, round trip included")
+    _thousands(axes)
     axes.set_title(f"Calls by backlog, {figures['server']}")
     axes.grid(alpha=0.3)
     _legend(axes)

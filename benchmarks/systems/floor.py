@@ -23,6 +23,7 @@ def add_all(job: Job, entries: int, entry: Callable[[int], Entry], *, pipelined:
     An entry a round trip is sent without a pipeline.
     """
     client = redis.Redis.from_url(job.url)
+    client.ping()  # connects
     job.start()
     if pipelined == 1:
         for number in range(entries):

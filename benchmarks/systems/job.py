@@ -17,8 +17,8 @@ TIMEOUT_S = 120
 class Job:
     """What one producer or one consumer process has to do.
 
-    A side prepares everything that is not measured, then calls `start`; after its last group is
-    stored (a producer) or acknowledged (a consumer) it calls `finish`.
+    A side connects and prepares everything that is not measured, then calls `start`; after its last
+    group is stored (a producer) or acknowledged (a consumer) it calls `finish`.
 
     Attributes:
         url: Of the server.

@@ -21,9 +21,12 @@ def produce(job: Job) -> None:
     prioritized = job.settings.get("order") == "prioritized"
     puts = puts_of(job.shape, tagged="tags" in job.settings)
     with ExitStack() as scope:
-        streams = _streams(job, scope)
+        client = scope.enter_context(redrb.connect(job.url))
+        streams = _streams(job, client, scope)
         writers = [scope.enter_context(stream.writer()) for stream in streams]
         targets = streams if job.shape.one_at_a_time else writers
+        first = scope.enter_context(redrb.ExperienceStream(client, f"{job.key}-first"))
+        first.put_many(puts[0])  # connects, and sends the server its scripts
         job.start()
         for number in range(job.groups // job.shape.put_groups):
             priority = 1.0 + number % 7 if prioritized else None
@@ -37,7 +40,8 @@ def consume(job: Job) -> None:
     """Take all groups as padded batches; each is acknowledged when the next one is asked for."""
     shape = job.shape
     with ExitStack() as scope:
-        streams = _streams(job, scope)
+        client = scope.enter_context(redrb.connect(job.url))
+        streams = _streams(job, client, scope)
         for stream in streams:
             stream.join_group()
         job.start()
@@ -74,9 +78,8 @@ def puts_of(shape: Shape, *, tagged: bool = False) -> list[Put]:
     ]
 
 
-def _streams(job: Job, scope: ExitStack) -> list[redrb.ExperienceStream]:
+def _streams(job: Job, client: redrb.Client, scope: ExitStack) -> list[redrb.ExperienceStream]:
     """Open a stream for each task."""
-    client = scope.enter_context(redrb.connect(job.url))
     streams = [
         scope.enter_context(redrb.ExperienceStream(client, f"{job.key}-{task}", **job.settings))
         for task in range(job.tasks)

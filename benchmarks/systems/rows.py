@@ -19,8 +19,10 @@ Form = TypeVar("Form")
 
 
 def connected(job: Job) -> redis.Redis:
-    """Return a client that lets a command block as long as any side may wait."""
-    return redis.Redis.from_url(job.url, socket_timeout=2 * TIMEOUT_S)
+    """Return a connected client that lets a command block as long as any side may wait."""
+    client = redis.Redis.from_url(job.url, socket_timeout=2 * TIMEOUT_S)
+    client.ping()
+    return client
 
 
 def distinct_groups(shape: Shape) -> list[list[Row]]:
