@@ -15,7 +15,7 @@ import torch
 from benchmarks.guard import lost
 from benchmarks.server import private_server
 from benchmarks.shapes import SHAPES
-from benchmarks.systems import Job
+from benchmarks.systems import Job, rows
 from benchmarks.systems.rows import Row
 from redrb import make_experience_batch
 from redrb.experience.records import named_tensors
@@ -55,7 +55,7 @@ def test_a_peer_gives_the_batches_that_redrb_gives(
 ) -> None:
     module = importlib.import_module(f"benchmarks.systems.{system}")
     batches: list[Row] = []
-    monkeypatch.setattr(module, "check_full", lambda batch, _: batches.append(batch))
+    monkeypatch.setattr(rows, "check_full", lambda batch, _: batches.append(batch))
     groups = 2 * SHAPES[shape].take_groups
     with private_server() as server:
         job = Job(server.url, "peer", shape, groups, threading.Barrier(2))  # type: ignore[arg-type]
