@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
@@ -14,11 +15,11 @@ from tenacity import (
     RetryCallState,
     Retrying,
     retry_if_exception,
-    stop_after_delay,
     wait_random_exponential,
 )
 
-from redrb.connection import stopping
+from redrb.connection import deadline, stopping
+from redrb.connection.deadline import GRACE_S
 from redrb.connection.failures import is_moving, is_transient, may_have_landed, translate
 from redrb.connection.lending import Lender, refuse_closed
 from redrb.connection.transport import Argument, Pipeline, Reply, read_reply
@@ -84,12 +85,19 @@ class Client:
 
         Args:
             attempt: Sends a request and returns its result; raises redis-py's exceptions.
-            retry_s: Seconds after which no further attempt starts; default: the client's.
+            retry_s: Seconds after which no further attempt starts; default and most: the client's.
+                An attempt that is under way then has `GRACE_S` more to end.
 
         Raises:
             StoreUnavailable: Redis stayed away.
             StoreError: Redis answered with an error.
         """
+        seconds = self.retry_s if retry_s is None else min(retry_s, self.retry_s)
+        with deadline.within(seconds + GRACE_S):
+            return self._retrying(attempt, seconds)
+
+    def _retrying(self, attempt: Callable[[], T], seconds: float) -> T:
+        until = time.monotonic() + seconds
         try:
             return attempt()  # the code below costs more than a small request
         except RedisError as error:
@@ -98,11 +106,9 @@ class Client:
             if self._lender.closed:
                 refuse_closed()
             again = _FailedOnce(error, attempt)
-        seconds = self.retry_s if retry_s is None else min(retry_s, self.retry_s)
-        time_is_up = stop_after_delay(seconds)
         retries = Retrying(
             retry=retry_if_exception(is_transient),
-            stop=lambda state: stopping.asked() or time_is_up(state),
+            stop=lambda _: stopping.asked() or deadline.over() or time.monotonic() >= until,
             wait=wait_random_exponential(multiplier=0.02, max=1.0),
             sleep=stopping.pause,
             before_sleep=partial(self._log_retry, seconds),
@@ -216,7 +222,7 @@ class Sent:
 
     def replies(self) -> list[Reply]:
         """Read the replies; call it once. An error reply is an item of the list."""
-        with self._scope:
+        with self._scope, deadline.limited(self._connection):
             return [read_reply(self._connection) for _ in range(self._commands)]
 
     def drop(self) -> None:

@@ -15,6 +15,7 @@ from redis.retry import Retry
 from redrb import environment
 from redrb.connection.client import Client
 from redrb.connection.cluster import Cluster, Topology
+from redrb.connection.deadline import PUNCTUAL, within
 from redrb.connection.embedded import EmbeddedServer
 from redrb.connection.failures import translate
 from redrb.connection.fake import fake_pool
@@ -161,7 +162,7 @@ def _pool(address: Address, connect_timeout: float) -> redis.ConnectionPool:
     if address.scheme != "unix":
         options.setdefault("socket_keepalive", True)
     return redis.ConnectionPool(
-        connection_class=connection_class,
+        connection_class=PUNCTUAL[connection_class],
         **options,
         protocol=2,
         retry=Retry(NoBackoff(), 0),  # redis-py's retries replay writes
@@ -186,11 +187,11 @@ def _check_server(
     """Return the server's version, by HELLO: the one command that needs no permission."""
     where = address.where
     connection: Any = pool.make_connection()
-    connection.socket_timeout = timeout
     try:
-        connection.connect()
-        connection.send_command("HELLO", 2)
-        answer = connection.read_response()
+        with within(timeout):
+            connection.connect()
+            connection.send_command("HELLO", 2)
+            answer = connection.read_response()
     except ResponseError as error:
         if "unknown command" in str(error).lower():
             raise UnsupportedServer(_too_old(where, "older than 6.0")) from error

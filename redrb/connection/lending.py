@@ -10,6 +10,7 @@ from typing import NoReturn, Protocol
 
 import redis
 
+from redrb.connection.deadline import limited
 from redrb.errors import StoreClosed
 
 
@@ -53,7 +54,8 @@ class Connections:
         """Lend a connection; it is closed if an exception leaves replies unread on it.
 
         Returned connections are lent again without asking the pool, whose checks cost more than a
-        small request. A connection that broke meanwhile fails when it is used.
+        small request. A connection that broke meanwhile fails when it is used. It is opened, sends
+        and receives within the deadline of the calling thread.
 
         Raises:
             StoreClosed: `close` was called.
@@ -63,7 +65,8 @@ class Connections:
         idle = self._idle_here()
         connection = self._idle_connection() or self._pool.get_connection()
         try:
-            yield connection
+            with limited(connection):
+                yield connection
         except BaseException:
             self._drop(connection)
             while other := self._idle_connection():  # most likely they broke too

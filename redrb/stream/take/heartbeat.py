@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
+from redrb.connection.deadline import within
 from redrb.errors import RedrbError, StoreClosed
 
 _log = logging.getLogger("redrb")
 
 BEATS_PER_DEADLINE = 3
 """Two beats in a row may be lost or late before the deadline passes."""
+
+_SHORTEST_BEAT_S = 1.0
+"""Time that a beat has at least, however short the lease."""
 
 _STOP_S = 0.5
 """How long `stop` waits for a beat that is under way."""
@@ -23,7 +28,9 @@ class Heartbeat:
     """Calls `beat` on a background thread, several times a deadline, until it is stopped.
 
     It holds the method's object weakly, and ends with it, or with the client. A beat that fails is
-    logged and the next one tries again: leases live until their deadline in Redis passes.
+    logged and the next one tries again, on another connection: leases live until their deadline in
+    Redis passes. A beat may take half of the time until the next one, so that a connection that is
+    frozen costs one beat and not the lease.
     """
 
     def __init__(self, beat: Callable[[], None], deadline_ms: int, name: str) -> None:
@@ -52,21 +59,26 @@ class Heartbeat:
         self._nudges.put(True)
 
     def _run(self) -> None:
-        while self._wait():
+        due = time.monotonic() + self._interval_s
+        while self._wait(due):
+            due = time.monotonic() + self._interval_s
             beat = self._beat()
             if beat is None:
                 return
             try:
-                beat()
+                with within(max(self._interval_s / 2, _SHORTEST_BEAT_S)):
+                    beat()
             except StoreClosed:
                 return
             except RedrbError as error:
                 _log.warning("heartbeat failed, leases may be taken over: %s", error)
+            except Exception:  # noqa: BLE001 (a beat that fails must not end those after it)
+                _log.exception("heartbeat failed, leases may be taken over")
             del beat  # it references its object
 
-    def _wait(self) -> bool:
+    def _wait(self, due: float) -> bool:
         """Wait until the next beat is due; False when the heartbeat was stopped."""
         try:
-            return self._nudges.get(timeout=self._interval_s)
+            return self._nudges.get(timeout=max(0.0, due - time.monotonic()))
         except Empty:
             return True

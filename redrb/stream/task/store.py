@@ -8,6 +8,7 @@ from typing import Self
 from redis.exceptions import RedisError
 
 from redrb.connection import Client
+from redrb.connection.deadline import GRACE_S, within
 from redrb.connection.failures import is_transient
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error
 from redrb.errors import StoreError
@@ -77,7 +78,8 @@ class TaskStore:
         """Block until one of `waiters` is woken, `seconds` are over, or the connection breaks."""
         wakes = map(self.keys.wake, waiters)
         try:
-            self.client.once("BLPOP", *wakes, f"{max(seconds, _SHORTEST_BLOCK_S):.3f}")
+            with within(seconds + GRACE_S):
+                self.client.once("BLPOP", *wakes, f"{max(seconds, _SHORTEST_BLOCK_S):.3f}")
         except RedisError as error:
             if not is_transient(error):
                 raise StoreError(f"waiting on {self.client.where} failed: {error}") from error

@@ -1,0 +1,147 @@
+"""Packets vanish: every call ends within its time, and a lease outlives a frozen connection."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+import redrb
+from redrb import ExperienceStream
+from redrb.connection.deadline import GRACE_S
+from redrb.errors import RedrbError, StoreUnavailable
+from tests.proxy import Proxy
+from tests.samples import numbered
+
+RETRY_S = 2.0
+LATE_S = 1.0  # of a busy machine
+
+
+@pytest.fixture
+def proxy(real_url: str) -> Iterator[Proxy]:
+    address = urlsplit(real_url)
+    assert address.hostname
+    assert address.port
+    with Proxy(address.hostname, address.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def stream(proxy: Proxy, namespace: str) -> Iterator[ExperienceStream]:
+    with (
+        redrb.connect(f"redis://127.0.0.1:{proxy.port}", retry_s=RETRY_S) as client,
+        ExperienceStream(client, "math", namespace=namespace) as stream,
+    ):
+        stream.put_many([[numbered(n)] for n in range(8)])
+        yield stream
+        proxy.thaw()
+        stream.clear()
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """Return how long a call takes to fail because Redis is silent."""
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        call()
+    return time.monotonic() - began
+
+
+CALLS: dict[str, tuple[float, Callable[[ExperienceStream], object]]] = {
+    "put": (1.0, lambda stream: stream.put(numbered(9), timeout=1.0)),
+    "take": (1.0, lambda stream: stream.take(4, timeout=1.0)),
+    "look": (1.0, lambda stream: stream.take(4, timeout=0)),
+    "leases": (1.0, lambda stream: next(stream.leases(4, timeout=1.0))),
+    "stats": (RETRY_S, lambda stream: stream.stats()),
+    "count": (RETRY_S, lambda stream: stream.count()),
+    "clear": (RETRY_S, lambda stream: stream.clear()),
+    "read": (RETRY_S, lambda stream: stream.read([1])),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_ends_in_time_when_packets_vanish(
+    proxy: Proxy, stream: ExperienceStream, name: str
+) -> None:
+    seconds, call = CALLS[name]
+    proxy.freeze()
+    assert seconds_of(lambda: call(stream)) < seconds + GRACE_S + LATE_S
+    proxy.thaw()
+    assert stream.stats().ledger.balanced
+
+
+def test_an_acknowledgement_ends_in_time_and_can_be_repeated(
+    proxy: Proxy, stream: ExperienceStream
+) -> None:
+    lease = stream.take(4, timeout=5)
+    proxy.freeze()
+    assert seconds_of(lease.ack) < RETRY_S + GRACE_S + LATE_S
+    proxy.thaw()
+    lease.ack()
+    assert stream.stats().ledger.acked == 4
+
+
+def test_a_writer_waits_no_longer_than_its_timeout(proxy: Proxy, stream: ExperienceStream) -> None:
+    with stream.writer() as writer:
+        writer.put(numbered(1))
+        writer.flush(timeout=5)
+        proxy.freeze()
+
+        def put_twice() -> None:
+            writer.put(numbered(2), timeout=1.0)
+            writer.flush(timeout=1.0)
+
+        assert seconds_of(put_twice) < 2 * 1.0 + GRACE_S + LATE_S
+        proxy.thaw()
+        writer.flush(timeout=5)
+
+
+def test_a_wait_notices_a_frozen_connection(proxy: Proxy, stream: ExperienceStream) -> None:
+    began = time.monotonic()
+    leases = stream.leases(4, timeout=3.0)
+    next(leases)
+    next(leases)
+    proxy.freeze()
+    with pytest.raises(RedrbError):
+        next(leases)
+    assert time.monotonic() - began < 3.0 + GRACE_S + 2 * LATE_S
+    proxy.thaw()
+    leases.close()
+
+
+def test_closing_ends_in_time(proxy: Proxy, namespace: str) -> None:
+    client = redrb.connect(f"redis://127.0.0.1:{proxy.port}", retry_s=RETRY_S)
+    stream = ExperienceStream(client, "math", namespace=namespace)
+    stream.put(numbered(1))
+    lease = stream.take(1, timeout=5)
+    proxy.freeze()
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        stream.close()
+    assert time.monotonic() - began < RETRY_S + GRACE_S + LATE_S
+    client.close()
+    del lease
+
+
+def test_a_frozen_connection_costs_a_beat_and_not_the_lease(
+    proxy: Proxy, real_url: str, namespace: str
+) -> None:
+    with (
+        redrb.connect(f"redis://127.0.0.1:{proxy.port}", retry_s=20) as client,
+        redrb.connect(real_url) as other,
+        ExperienceStream(client, "math", namespace=namespace, lease_ms=6000) as mine,
+        ExperienceStream(other, "math", namespace=namespace, lease_ms=6000) as theirs,
+    ):
+        mine.put_many([[numbered(n)] for n in range(4)])
+        lease = mine.take(4, timeout=5)
+        with pytest.raises(TimeoutError):
+            theirs.take(1, timeout=0.1)  # from now on it takes over leases of the dead
+        proxy.freeze()
+        time.sleep(0.1)
+        proxy.thaw()  # new connections work, those that were open stay silent
+        with pytest.raises(TimeoutError):
+            theirs.take(1, timeout=8.0)
+        lease.ack()
+        assert mine.stats().ledger.acked == 4
+        mine.clear()
