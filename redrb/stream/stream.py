@@ -21,6 +21,7 @@ from redrb.checks import (
 )
 from redrb.codec import NarrowFloats
 from redrb.connection import Client, check_client
+from redrb.connection.deadline import GRACE_S, within
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
@@ -593,14 +594,16 @@ class ExperienceStream:
         """Stop the heartbeat and requeue what is still leased; closing twice does no harm.
 
         The client stays open. This object puts and takes no more; `stats` and the other methods
-        that look at the task go on working.
+        that look at the task go on working. While Redis is away all of it lasts as long as one
+        request.
         """
         self._closed = True
-        try:
-            self._ranks.close()
-        finally:
-            self._consumer.close()
-            self._producer.close()
+        with within(self._task.store.client.retry_s + GRACE_S):
+            try:
+                self._ranks.close()
+            finally:
+                self._consumer.close()
+                self._producer.close()
 
     def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> tuple[int, ...]:
         batch = self._prepare(groups, options)

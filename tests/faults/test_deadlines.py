@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import redrb
-from redrb import ExperienceStream
+from redrb import ExperienceStream, Mixture
 from redrb.connection.deadline import GRACE_S
 from redrb.errors import RedrbError, StoreUnavailable
 from tests.proxy import Proxy
@@ -122,6 +122,19 @@ def test_closing_ends_in_time(proxy: Proxy, namespace: str) -> None:
     assert time.monotonic() - began < RETRY_S + GRACE_S + LATE_S
     client.close()
     del lease
+
+
+def test_closing_a_mixture_ends_in_time(proxy: Proxy, namespace: str) -> None:
+    client = redrb.connect(f"redis://127.0.0.1:{proxy.port}", retry_s=RETRY_S)
+    mixture = Mixture(client, {"math": 0.5, "code": 0.5}, namespace=namespace)
+    with pytest.raises(TimeoutError):
+        mixture.take(2, timeout=0.1)
+    proxy.freeze()
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        mixture.close()
+    assert time.monotonic() - began < RETRY_S + GRACE_S + LATE_S
+    client.close()
 
 
 def test_a_frozen_connection_costs_a_beat_and_not_the_lease(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
 from redrb.checks import checked_int
 from redrb.connection import Client
+from redrb.connection.deadline import GRACE_S, within
 from redrb.errors import BatchTimeout, LeaseLost, StoreError, StoreUnavailable
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.mixture.lease import MixtureLease
@@ -75,6 +77,7 @@ class Mixture:
             )
             for task in self._ratio.parts
         }
+        self._client = client
         self._turns = Turns(client, namespace, group, self._ratio)
         self._begin()
 
@@ -148,10 +151,11 @@ class Mixture:
 
     def close(self) -> None:
         """Stop the heartbeats and requeue the groups still leased. The client stays open."""
-        if self._pid == os.getpid():
-            self._operations.close()
-        for stream in self._streams.values():
-            stream.close()
+        with within(self._client.retry_s + GRACE_S), ExitStack() as scope:
+            for stream in self._streams.values():  # one that fails keeps no other open
+                scope.callback(stream.close)
+            if self._pid == os.getpid():
+                self._operations.close()
 
     def _attempt(self, count: int, wait: TurnTimeout) -> MixtureLease | None:
         """Take once; None when the process stood still for so long that it lost the turn."""
