@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 import warnings
+from typing import Any
 
 import redrb
 from tests.samples import numbered, numbers
@@ -47,6 +49,36 @@ def test_parent_and_child_put_and_take_for_themselves(real_url: str, namespace: 
         ledger = stream.stats().ledger
         assert (ledger.put, ledger.acked, ledger.waiting) == (3, 2, 1)
         stream.take(1, timeout=0).ack()
+
+
+def test_a_copy_of_a_lease_that_a_child_drops_ends_no_lease(real_url: str, namespace: str) -> None:
+    with (
+        redrb.connect(real_url) as client,
+        redrb.ExperienceStream(client, "math", namespace=namespace) as stream,
+    ):
+        stream.put_many([[numbered(n)] for n in range(8)])
+        held: list[Any] = [stream.leases(2, timeout=5)]
+        held.append(next(held[0]))  # now a take is in flight too
+
+        def child() -> None:
+            own = stream.take(1, timeout=5)
+            held.clear()
+            gc.collect()
+            stream._consumer.beat()
+            own.ack()
+            assert stream.stats().ledger.acked == 1
+            stream.close()
+
+        in_a_child(child)
+        stream._consumer.beat()
+        loop, lease = held
+        assert numbers(lease) == [0, 1]
+        lease.ack()
+        following = next(loop)
+        assert numbers(following) == [2, 3]
+        following.ack()
+        assert stream.stats().ledger.acked == 5
+        loop.close()
 
 
 def test_closing_an_embedded_server_does_not_wait_for_forked_children() -> None:

@@ -23,21 +23,34 @@ _log = logging.getLogger("redrb")
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The holder of one lease: a numbered place of a consumer, and the token of one lease in it."""
+    """The holder of one lease: a numbered place of a consumer, and the token of one lease in it.
+
+    Attributes:
+        consumer: The consumer.
+        owner: Its name in Redis. A forked process has a copy of the slot, and another name.
+        number: Number of the place.
+        token: Number of the lease in it, as text.
+    """
 
     consumer: Consumer
+    owner: str
     number: int
     token: str
 
     @property
     def name(self) -> str:
         """Name in Redis' pending list."""
-        return f"{self.consumer.name}/{self.number}"
+        return f"{self.owner}/{self.number}"
 
     @property
     def waiter(self) -> str:
         """Name in the queue of takes."""
-        return f"{self.consumer.name}.{self.number}"
+        return f"{self.owner}.{self.number}"
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this is a forked process's copy: the lease belongs to the parent."""
+        return self.owner != self.consumer.name
 
     def ending(
         self,
@@ -56,7 +69,7 @@ class Slot:
     ) -> bool:
         """End groups of this lease; frees the slot with the last ones; see `Holder.finish`."""
         ending = self.ending(outcome, ids, reason=reason, samples=samples, ends=ends)
-        held = self.consumer.finish(ending)
+        held = self.consumer.finish(self.owner, ending)
         if ends or not held:
             self.free()
         return held
@@ -67,7 +80,8 @@ class Slot:
 
     def free(self) -> None:
         """Let another lease use the slot."""
-        self.consumer.free(self.number)
+        if not self.is_copy:
+            self.consumer.free(self.number)
 
 
 class UnreadTake(Protocol):
@@ -119,23 +133,26 @@ class Consumer:
         with self._lock:
             number = next(free for free in itertools.count() if free not in self._slots)
             self._slots.add(number)
-        return Slot(self, number, str(next(self._tokens)))
+        return Slot(self, self.name, number, str(next(self._tokens)))
 
     def free(self, number: int) -> None:
         """Let another lease use a slot."""
         with self._lock:
             self._slots.discard(number)
 
-    def finish(self, ending: Ending) -> bool:
-        """End groups of a lease; False when another consumer has taken them over."""
-        return self._scripts.finish(self.group, self.name, ending)
+    def finish(self, owner: str, ending: Ending) -> bool:
+        """End groups of a lease of `owner`; False when another consumer has taken them over."""
+        return self._scripts.finish(self.group, owner, ending)
 
     def abandon(self, slot: Slot, ids: tuple[int, ...]) -> None:
         """Leave groups to the next heartbeat, which releases them; never blocks."""
-        self._abandoned.append((slot, ids))
+        if not slot.is_copy:
+            self._abandoned.append((slot, ids))
 
-    def abandon_take(self, take: UnreadTake) -> None:
+    def abandon_take(self, slot: Slot, take: UnreadTake) -> None:
         """Hand an unread take to the heartbeat thread, which releases it at once; never blocks."""
+        if slot.is_copy:
+            return
         self._unread.append(take)
         if self._heartbeat is not None and self._pid == os.getpid():
             self._heartbeat.nudge()

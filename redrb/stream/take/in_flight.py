@@ -78,7 +78,7 @@ class InFlightTake:
 
     def abandon(self) -> None:
         """Let the heartbeat thread read the reply and release the batch; never blocks."""
-        self._slot.consumer.abandon_take(self)
+        self._slot.consumer.abandon_take(self._slot, self)
 
 
 def leases(taker: Taker, request: TakeRequest, timeout: float | None) -> Generator[Lease]:

@@ -100,7 +100,7 @@ class Taker:
         before.holder.free()
         if not reply.held and reply.outcome == "taken":
             ids = [seq for seq, _ in reply.entries]
-            self._consumer.finish(slot.ending("release", ids))
+            self._consumer.finish(slot.owner, slot.ending("release", ids))
         before.conclude(held=reply.held)
 
     def _part_of(self, ack: Lease | None) -> LeasePart | None:
