@@ -20,6 +20,7 @@ from redis.exceptions import ClusterDownError, MovedError, RedisError
 from redis.exceptions import ConnectionError as Broken
 
 from redrb.connection.client import Client
+from redrb.connection.deadline import within
 from redrb.connection.failures import is_transient
 from redrb.connection.lending import Connections, refuse_closed
 from redrb.connection.transport import Pipeline, Reply
@@ -100,8 +101,11 @@ class Topology:
         host = moved.host or (before.endpoint[0] if before is not None else "")
         self._slots[slot] = self._node((host, moved.port))
 
-    def learn(self) -> None:
-        """Ask the nodes, until one answers, which node serves which slot.
+    def learn(self, first: Endpoint | None = None) -> None:
+        """Ask the nodes, until one knows it, which node serves which slot.
+
+        Args:
+            first: The node to ask before the others.
 
         Raises redis-py's exceptions.
         """
@@ -109,14 +113,16 @@ class Topology:
             refuse_closed()
         self._doubted = False
         failure: Exception = Broken("Error connecting to any node of the cluster.")
-        for endpoint in self._candidates():
+        for endpoint in self._candidates(first):
             try:
                 ranges = self._ask(endpoint)
             except (RedisError, OSError) as error:
                 failure = error
             else:
-                self._note(ranges, endpoint[0])
-                return
+                if ranges:
+                    self._note(ranges, endpoint[0])
+                    return
+                failure = ClusterDownError(f"the node {_named(endpoint)} serves no slots yet")
         self._doubted = True
         if isinstance(failure, RedisError):
             raise failure
@@ -128,20 +134,21 @@ class Topology:
         for node in list(self._nodes.values()):
             node.connections.close()
 
-    def _candidates(self) -> list[Endpoint]:
+    def _candidates(self, first: Endpoint | None) -> list[Endpoint]:
         """Return the nodes to ask; the node that failed comes last."""
-        others = {*self._members, *self._named} - {self._suspect}
+        others = {*self._members, *self._named} - {self._suspect, first}
         # in random order: a node that is cut off from the others would answer with old slots
+        before = [first] if first is not None else []
         suspect = [self._suspect] if self._suspect is not None else []
-        return [*random.sample(sorted(others), len(others)), *suspect]
+        return [*before, *random.sample(sorted(others), len(others)), *suspect]
 
     def _ask(self, endpoint: Endpoint) -> Reply:
         connection: Any = self._dial(endpoint).make_connection()
-        connection.socket_timeout = self._timeout
         try:
-            connection.connect()
-            connection.send_command("CLUSTER", "SLOTS")
-            return connection.read_response()
+            with within(self._timeout):
+                connection.connect()
+                connection.send_command("CLUSTER", "SLOTS")
+                return connection.read_response()
         finally:
             connection.disconnect()
 
@@ -294,6 +301,10 @@ class _NoLender:
 
     def close(self) -> None:
         self._topology.close()
+
+
+def _named(endpoint: Endpoint) -> str:
+    return f"{endpoint[0]}:{endpoint[1]}"
 
 
 def _endpoint(server: Reply, asked: str) -> Endpoint:

@@ -17,7 +17,7 @@ from redrb.connection.client import Client
 from redrb.connection.cluster import Cluster, Topology
 from redrb.connection.deadline import PUNCTUAL, within
 from redrb.connection.embedded import EmbeddedServer
-from redrb.connection.failures import translate
+from redrb.connection.failures import is_transient, translate
 from redrb.connection.fake import fake_pool
 from redrb.connection.lending import Connections
 from redrb.connection.server_program import OLDEST_SERVER, dotted
@@ -109,26 +109,31 @@ def _connect_cluster(address: Address, url: str, connect_timeout: float, retry_s
         lambda endpoint: _pool(address.node(endpoint), connect_timeout),
         connect_timeout,
     )
-    away: list[StoreUnavailable] = []
+    failures: list[StoreUnavailable | UnsupportedServer] = []
     for endpoint in address.nodes:
         node = address.node(endpoint)
         try:
             version = _check_server(
                 _pool(node, connect_timeout), node, connect_timeout, in_cluster=True
             )
-            topology.learn()
-        except StoreUnavailable as error:
-            away.append(error)
+            topology.learn(first=endpoint)
+        except (StoreUnavailable, UnsupportedServer) as error:
+            failures.append(error)
         except RedisError as error:
-            raise translate(error, address.where) from error
+            if not is_transient(error):
+                raise translate(error, address.where) from error
+            failures.append(StoreUnavailable(str(error), where=node.where))
         else:
             return Cluster(
                 topology, where=address.where, url=url, server_version=version, retry_s=retry_s
             )
+    last = failures[-1]
+    if isinstance(last, UnsupportedServer):
+        raise last
     raise StoreUnavailable(
-        f"no node of the cluster {address.where} is reachable; the last one: {away[-1]}",
+        f"no node of the cluster {address.where} is reachable; the last one: {last}",
         where=address.where,
-    ) from away[-1]
+    ) from last
 
 
 def _connect_embedded(address: Address, connect_timeout: float, retry_s: float) -> Client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 import uuid
@@ -410,6 +411,41 @@ def test_one_of_the_named_nodes_is_enough(cluster: RedisCluster, namespace: str)
         assert len(client.primaries()) == 3
         for number in range(6):
             stream_of(client, f"n{number}", namespace).put([numbered(number)])
+
+
+def test_a_node_that_knows_no_slots_is_not_believed(cluster: RedisCluster, namespace: str) -> None:
+    stranger = Primary(cluster.primaries[0].program)  # not joined yet
+    try:
+        for _ in range(6):  # nodes are asked in random order
+            url = f"redis+cluster://127.0.0.1:{stranger.port},{cluster.url.partition('://')[2]}"
+            with redrb.connect(url) as client:
+                assert len(client.primaries()) == 3
+                stream_of(client, "n1", namespace).put([numbered(1)])
+        with pytest.raises(StoreUnavailable, match="serves no slots"):
+            redrb.connect(f"redis+cluster://127.0.0.1:{stranger.port}")
+    finally:
+        stranger.close()
+
+
+def test_named_nodes_that_are_silent_or_no_redis_are_passed_over(cluster: RedisCluster) -> None:
+    good = f"127.0.0.1:{cluster.primaries[0].port}"
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as pool:
+        began = time.monotonic()
+        url = f"redis+cluster://127.0.0.1:{silent.getsockname()[1]},{good}"
+        with redrb.connect(url, connect_timeout=1.5) as client:
+            assert time.monotonic() - began < 2.5
+            assert len(client.primaries()) == 3
+
+        def answer() -> None:
+            for _ in range(2):
+                connection, _ = silent.accept()
+                connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+                connection.close()
+
+        answered = pool.submit(answer)
+        with redrb.connect(url) as client:
+            assert len(client.primaries()) == 3
+        answered.result(timeout=10)
 
 
 def test_urls_for_one_server_and_for_clusters_are_not_confused(cluster: RedisCluster) -> None:
