@@ -22,6 +22,7 @@ from redrb.connection import deadline, stopping
 from redrb.connection.deadline import GRACE_S
 from redrb.connection.failures import is_moving, is_transient, may_have_landed, translate
 from redrb.connection.lending import Lender, refuse_closed
+from redrb.connection.sockets import limited
 from redrb.connection.transport import Argument, Pipeline, Reply, read_reply
 from redrb.errors import ConfigError, StoreUnavailable
 
@@ -222,7 +223,7 @@ class Sent:
 
     def replies(self) -> list[Reply]:
         """Read the replies; call it once. An error reply is an item of the list."""
-        with self._scope, deadline.limited(self._connection):
+        with self._scope, limited(self._connection):
             return [read_reply(self._connection) for _ in range(self._commands)]
 
     def drop(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 import redis
@@ -15,12 +16,13 @@ from redis.retry import Retry
 from redrb import environment
 from redrb.connection.client import Client
 from redrb.connection.cluster import Cluster, Topology
-from redrb.connection.deadline import PUNCTUAL, within
+from redrb.connection.deadline import within
 from redrb.connection.embedded import EmbeddedServer
 from redrb.connection.failures import is_transient, translate
 from redrb.connection.fake import fake_pool
 from redrb.connection.lending import Connections
 from redrb.connection.server_program import OLDEST_SERVER, dotted
+from redrb.connection.sockets import PUNCTUAL, log_in
 from redrb.connection.url import CLUSTER, Address, parse_address
 from redrb.errors import ConfigError, RedrbError, StoreUnavailable, UnsupportedServer
 
@@ -34,7 +36,11 @@ _READ_SIZE = 1 << 20
 
 
 def connect(
-    url: str | None = None, *, connect_timeout: float = 5.0, retry_s: float = 60.0
+    url: str | None = None,
+    *,
+    connect_timeout: float = 5.0,
+    retry_s: float = 60.0,
+    allow_eviction: bool = False,
 ) -> Client:
     """Connect to Redis, or start one.
 
@@ -48,13 +54,17 @@ def connect(
         connect_timeout: Seconds within which the server must be reached and answer.
         retry_s: Seconds for which later requests are repeated while Redis is away. A repeated
             request stores nothing twice.
+        allow_eviction: Use a server whose maxmemory-policy is not noeviction all the same: when its
+            memory is full it deletes groups, and the ledger no longer balances.
 
     Returns:
         A client; close it, or use it in a `with` statement.
 
     Raises:
         ConfigError: The URL is wrong or missing; it is a cluster's URL and the server is not in a
-            cluster, or the reverse; or `connect_timeout` or `retry_s` is out of range.
+            cluster, or the reverse; its maxmemory-policy is not noeviction (this is checked with
+            every new connection, so a later call may raise it too); or `connect_timeout` or
+            `retry_s` is out of range.
         StoreUnavailable: No server answers.
         StoreDenied: Wrong user or password.
         UnsupportedServer: The server is older than Redis 7.0, or not a Redis.
@@ -76,9 +86,13 @@ def connect(
         )
     if address.scheme == "embedded":
         return _connect_embedded(address, connect_timeout, retry_s)
+    options = {
+        "socket_connect_timeout": connect_timeout,
+        "redis_connect_func": None if allow_eviction else log_in,
+    }
     if address.nodes:
-        return _connect_cluster(address, url, connect_timeout, retry_s)
-    return _connect_server(address, url, connect_timeout, retry_s)
+        return _connect_cluster(address, url, options, retry_s)
+    return _connect_server(address, url, options, retry_s)
 
 
 def _check_seconds(connect_timeout: object, retry_s: object) -> None:
@@ -93,29 +107,30 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _connect_server(address: Address, url: str, connect_timeout: float, retry_s: float) -> Client:
+def _connect_server(
+    address: Address, url: str, options: Mapping[str, Any], retry_s: float
+) -> Client:
     """Connect to one server."""
-    pool = _pool(address, connect_timeout)
-    version = _check_server(pool, address, connect_timeout)
+    pool = _pool(address, options)
+    version = _check_server(pool, address, options["socket_connect_timeout"])
     return Client(
         Connections(pool), where=address.where, url=url, server_version=version, retry_s=retry_s
     )
 
 
-def _connect_cluster(address: Address, url: str, connect_timeout: float, retry_s: float) -> Client:
+def _connect_cluster(
+    address: Address, url: str, options: Mapping[str, Any], retry_s: float
+) -> Client:
     """Connect to a cluster through the first node of the URL that answers."""
+    timeout = options["socket_connect_timeout"]
     topology = Topology(
-        address.nodes,
-        lambda endpoint: _pool(address.node(endpoint), connect_timeout),
-        connect_timeout,
+        address.nodes, lambda endpoint: _pool(address.node(endpoint), options), timeout
     )
     failures: list[StoreUnavailable | UnsupportedServer] = []
     for endpoint in address.nodes:
         node = address.node(endpoint)
         try:
-            version = _check_server(
-                _pool(node, connect_timeout), node, connect_timeout, in_cluster=True
-            )
+            version = _check_server(_pool(node, options), node, timeout, in_cluster=True)
             topology.learn(first=endpoint)
         except (StoreUnavailable, UnsupportedServer) as error:
             failures.append(error)
@@ -142,7 +157,7 @@ def _connect_embedded(address: Address, connect_timeout: float, retry_s: float) 
     server = EmbeddedServer(address.path)
     url = f"unix://{server.socket}"
     at_socket = parse_address(url)
-    pool = _pool(at_socket, connect_timeout)
+    pool = _pool(at_socket, {"socket_connect_timeout": connect_timeout})
     try:
         version = _check_server(pool, at_socket, connect_timeout)
     except RedrbError:
@@ -158,12 +173,15 @@ def _connect_embedded(address: Address, connect_timeout: float, retry_s: float) 
     )
 
 
-def _pool(address: Address, connect_timeout: float) -> redis.ConnectionPool:
-    options = dict(address.options)
+def _pool(address: Address, given: Mapping[str, Any]) -> redis.ConnectionPool:
+    """Return a pool; options in the URL come before those that are `given`."""
+    options = {
+        "socket_timeout": SOCKET_TIMEOUT_S,
+        "max_connections": MAX_CONNECTIONS,
+        **given,
+        **address.options,
+    }
     connection_class = options.pop("connection_class", redis.Connection)
-    options.setdefault("socket_timeout", SOCKET_TIMEOUT_S)
-    options.setdefault("socket_connect_timeout", connect_timeout)
-    options.setdefault("max_connections", MAX_CONNECTIONS)
     if address.scheme != "unix":
         options.setdefault("socket_keepalive", True)
     return redis.ConnectionPool(

@@ -10,7 +10,7 @@ from typing import NoReturn, Protocol
 
 import redis
 
-from redrb.connection.deadline import limited
+from redrb.connection.sockets import limited
 from redrb.errors import StoreClosed
 
 

@@ -12,10 +12,11 @@ from redis.exceptions import ConnectionError as Broken
 from redis.exceptions import ResponseError
 
 import redrb
-from redrb import StoreUnavailable
+from redrb import ConfigError, StoreUnavailable
 from redrb.connection import Client
 from redrb.connection.transport import Pipeline, packed
 from redrb.errors import StoreError
+from tests.samples import numbered
 from tests.servers import Server
 
 
@@ -164,3 +165,28 @@ def test_the_log_says_how_long_a_request_is_still_repeated(
             client.execute("PING", retry_s=0.3)
     first = next(record for record in caplog.records if "is away" in record.getMessage())
     assert "trying for 0 s more" in first.getMessage()
+
+
+def test_a_server_that_evicts_keys_is_refused(own_server: Callable[..., Server]) -> None:
+    server = own_server("--maxmemory-policy", "allkeys-lru")
+    with pytest.raises(ConfigError, match="has maxmemory-policy allkeys-lru"):
+        redrb.connect(server.url)
+    with redrb.connect(server.url, allow_eviction=True) as client:
+        assert client.execute("PING") == b"PONG"
+
+
+def test_a_server_that_evicts_keys_after_a_reconnect_is_refused(
+    own_server: Callable[..., Server],
+) -> None:
+    server = own_server()
+    with redrb.connect(server.url) as client, redrb.connect(server.url) as admin:
+        stream = redrb.ExperienceStream(client, "math")
+        stream.put(numbered(1))
+        admin.execute("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
+        assert stream.put(numbered(2)) == (2,)
+        admin.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        with pytest.raises(ConfigError, match="volatile-lru"):
+            stream.put(numbered(3))
+        admin.execute("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        assert stream.put(numbered(4)) == (3,)
+        stream.close()

@@ -1,0 +1,135 @@
+"""Connections of redis-py that keep a call's deadline, and refuse a server that evicts keys."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from redis.connection import SSLConnection, UnixDomainSocketConnection
+from redis.exceptions import NoPermissionError
+
+from redrb.connection.deadline import shortened
+from redrb.errors import ConfigError
+
+_log = logging.getLogger("redrb")
+
+
+@contextmanager
+def limited(connection: redis.Connection) -> Iterator[None]:
+    """Limit sends and receives on an open connection to what is left until the deadline."""
+    usual = getattr(connection, "usual_timeout", None)
+    limit = shortened(usual)
+    if limit == usual:
+        yield
+        return
+    connection.update_current_socket_timeout(limit)
+    try:
+        yield
+    finally:
+        connection.update_current_socket_timeout(usual)
+
+
+class _Punctual:
+    """Opens a connection, with TLS and login, within the deadline of the calling thread.
+
+    Attributes:
+        usual_timeout: Seconds without a byte after which the connection counts as broken.
+        usual_connect_timeout: Seconds within which the server must accept the connection.
+    """
+
+    usual_timeout: float | None = None
+    usual_connect_timeout: float | None = None
+
+    def __init__(
+        self,
+        *args: Any,
+        socket_timeout: float | None = None,
+        socket_connect_timeout: float | None = None,
+        **options: Any,
+    ) -> None:
+        options |= {
+            "socket_timeout": socket_timeout,
+            "socket_connect_timeout": socket_connect_timeout,
+        }
+        super().__init__(*args, **options)
+        self.usual_timeout = socket_timeout
+        self.usual_connect_timeout = socket_connect_timeout
+
+    @property
+    def socket_timeout(self) -> float | None:
+        """The timeout that a socket gets when it is opened."""
+        return shortened(self.usual_timeout)
+
+    @socket_timeout.setter
+    def socket_timeout(self, seconds: float | None) -> None:
+        self.usual_timeout = seconds
+
+    @property
+    def socket_connect_timeout(self) -> float | None:
+        """The timeout of opening a socket."""
+        return shortened(self.usual_connect_timeout)
+
+    @socket_connect_timeout.setter
+    def socket_connect_timeout(self, seconds: float | None) -> None:
+        self.usual_connect_timeout = seconds
+
+
+class _Tcp(_Punctual, redis.Connection):
+    pass
+
+
+class _Tls(_Punctual, SSLConnection):
+    pass
+
+
+class _Unix(_Punctual, UnixDomainSocketConnection):
+    pass
+
+
+PUNCTUAL: dict[Any, type[Any]] = {
+    redis.Connection: _Tcp,
+    SSLConnection: _Tls,
+    UnixDomainSocketConnection: _Unix,
+}
+"""The connection classes of redis-py, and those of this module that replace them."""
+
+
+def log_in(connection: Any) -> None:
+    """Log in on a new connection, and check the server: it may be another one than before.
+
+    Raises:
+        ConfigError: It deletes keys when its memory is full.
+    """
+    connection.on_connect()
+    try:
+        _refuse_eviction(connection)
+    except ConfigError:
+        connection.disconnect()
+        raise
+
+
+def _refuse_eviction(connection: Any) -> None:
+    """Check the `maxmemory-policy` of a server: with another one groups would vanish uncounted.
+
+    Raises:
+        ConfigError: It is not noeviction.
+    """
+    place = getattr(connection, "path", None) or f"{connection.host}:{connection.port}"
+    connection.send_command("INFO", "memory")
+    try:
+        facts = connection.read_response().decode()
+    except NoPermissionError:
+        _log.debug("the user of Redis at %s may not run INFO: its policy is not known", place)
+        return
+    lines = (line.partition(":") for line in facts.splitlines())
+    policy = next((value for name, _, value in lines if name == "maxmemory_policy"), "noeviction")
+    if policy != "noeviction":
+        raise ConfigError(
+            f"Redis at {place} has maxmemory-policy {policy}: when its memory is full it would "
+            "delete groups that nobody has trained. Set it to noeviction (`redis-cli config set "
+            "maxmemory-policy noeviction`), or accept the loss with "
+            "redrb.connect(url, allow_eviction=True)."
+        )
