@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 from redis.connection import SSLConnection, UnixDomainSocketConnection
-from redis.exceptions import NoPermissionError
+from redis.exceptions import InvalidResponse, NoPermissionError
 
 from redrb.connection.deadline import shortened
 from redrb.errors import ConfigError
@@ -125,7 +125,9 @@ def _refuse_eviction(connection: Any) -> None:
         _log.debug("the user of Redis at %s may not run INFO: its policy is not known", place)
         return
     lines = (line.partition(":") for line in facts.splitlines())
-    policy = next((value for name, _, value in lines if name == "maxmemory_policy"), "noeviction")
+    policy = next((value for name, _, value in lines if name == "maxmemory_policy"), None)
+    if policy is None:
+        raise InvalidResponse(f"INFO answered {facts!r:.80}")
     if policy != "noeviction":
         raise ConfigError(
             f"Redis at {place} has maxmemory-policy {policy}: when its memory is full it would "
