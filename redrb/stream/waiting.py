@@ -38,6 +38,11 @@ class Wait:
         return time.monotonic() - self._started
 
     @property
+    def left_s(self) -> float | None:
+        """Seconds until the wait ends; None if it never does."""
+        return None if self._timeout is None else max(0.0, self._timeout - self.waited_s)
+
+    @property
     def over(self) -> bool:
         """Whether the time is up, or this thread was asked to stop."""
         if stopping.asked():

@@ -24,6 +24,7 @@ from redrb import (
 from redrb.codec.encode import EncodedGroup
 from redrb.connection import Client
 from redrb.connection.client import Sent
+from redrb.connection.transport import Pipeline
 from redrb.errors import RecordError
 from redrb.experience import Status
 from redrb.stream.put.batch import PutBatch
@@ -178,6 +179,49 @@ def test_a_writer_waits_for_room(client: Client, namespace: str) -> None:
         stream.take(2, timeout=0).ack()
         writer.put(numbered(3))
     assert numbers(stream.take(1, timeout=0)) == [3]
+
+
+def test_a_put_on_a_crowded_task_whose_reply_was_lost_is_stored_once(
+    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = ExperienceStream(client, "math", namespace=namespace, limit=9)
+    exchange = Client.exchange
+
+    def lost(client: Client, pipeline: Pipeline) -> Any:
+        exchange(client, pipeline)
+        raise Broken("Connection closed by server.")
+
+    with stream.writer() as writer:
+        send = writer.in_flight.send
+
+        def crowded(batch: PutBatch) -> bool:
+            stream._producer._room.scarce = True
+            return send(batch)
+
+        writer.put(numbered(0))
+        assert writer.put(numbered(1)) == (1,)
+        monkeypatch.setattr(writer.in_flight, "send", crowded)
+        monkeypatch.setattr(Client, "exchange", lost)
+        began = time.monotonic()
+        assert writer.put(numbered(2), timeout=0.3) == (2,)
+        assert time.monotonic() - began < 4
+        monkeypatch.undo()
+        assert writer.put(numbered(3)) == (3,)
+    assert numbers(stream.take(4, timeout=0)) == [0, 1, 2, 3]
+    assert stream.stats().ledger.put == 4
+    audit(stream)
+
+
+def test_ids_of_the_put_before_are_kept_when_this_one_finds_no_room(
+    client: Client, namespace: str
+) -> None:
+    stream = ExperienceStream(client, "math", namespace=namespace, limit=2)
+    with stream.writer() as writer:
+        for n in range(2):
+            writer.put(numbered(n))
+        with pytest.raises(StoreFull):
+            writer.put(numbered(2), timeout=0.05)
+        assert writer.flush() == (2,)
 
 
 def test_a_put_that_can_never_be_in_is_reported_once_and_given_up(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from redrb.errors import ConfigError, RecordError, RedrbError
+from redrb.errors import ConfigError, RecordError, RedrbError, StoreUnavailable
 from redrb.experience import BufferItem
 from redrb.experience.records import Scalar
 from redrb.stream.arguments import AnyStatus
@@ -15,6 +16,9 @@ from redrb.stream.put.in_flight import PutInFlight
 from redrb.stream.put.items import Groups, Items, groups_of, groups_of_many
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.producer import Producer
+from redrb.stream.waiting import Wait
+
+_log = logging.getLogger("redrb")
 
 LEAVE_S = 1.0
 """How long a block that raised waits for room for its last put."""
@@ -37,6 +41,7 @@ class Writer:
     ) -> None:
         self.in_flight = PutInFlight(producer, prepare)
         self._puts = 0
+        self._stored: tuple[int, ...] = ()
 
     def __enter__(self) -> Self:
         return self
@@ -74,7 +79,9 @@ class Writer:
 
         Raises:
             As `stream.put` does, for this put or the one before. The items of this call were then
-            not put; the put before stays with the writer, and the next call tries it again.
+            not put; the put before stays with the writer, and the next call tries it again. If
+            Redis goes away while the put of this call waits for room, it may be stored or not: then
+            nothing is raised, the writer keeps it, and the next call tries it again.
             ConfigError: The put before can never be stored; the message names it. The writer drops
                 it, and the next call puts again.
         """
@@ -99,17 +106,13 @@ class Writer:
         return self._put(groups_of_many(groups), options, timeout)
 
     def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> tuple[int, ...]:
-        batch = self.in_flight.prepare(groups, options)
-        ids = self.flush(timeout=timeout)
-        if not batch:
-            return ids
-        self._puts += 1
-        if not self.in_flight.send(batch):
-            try:
-                ids += self.in_flight.finish(timeout)
-            finally:
-                self.in_flight.drop()
-        return ids
+        batch, wait = self.in_flight.prepare(groups, options), Wait(timeout)
+        self._finish(wait)
+        if batch:
+            self._puts += 1
+            if not self.in_flight.send(batch):
+                self._finish_at_once(wait)
+        return self._newly_stored()
 
     def flush(self, *, timeout: float | None = None) -> tuple[int, ...]:
         """Wait until all puts are stored.
@@ -121,10 +124,29 @@ class Writer:
             As `stream.put` does; a further call tries again.
             ConfigError: The last put can never be stored, and is given up.
         """
+        self._finish(Wait(timeout))
+        return self._newly_stored()
+
+    def _finish(self, wait: Wait) -> None:
+        """Wait until the put in flight is stored."""
         try:
-            return self.in_flight.finish(timeout)
+            self._stored += self.in_flight.finish(wait.left_s)
         except (ConfigError, RecordError) as error:
             raise self._given_up(error) from error
+
+    def _finish_at_once(self, wait: Wait) -> None:
+        """Store a put that could not be sent ahead; drop it if it is certainly not stored."""
+        try:
+            self._stored += self.in_flight.finish(wait.left_s)
+        except StoreUnavailable as error:
+            _log.warning("a writer's put may not be stored, the next call tries again: %s", error)
+        except BaseException:
+            self.in_flight.drop()
+            raise
+
+    def _newly_stored(self) -> tuple[int, ...]:
+        ids, self._stored = self._stored, ()
+        return ids
 
     def _given_up(self, error: ConfigError | RecordError) -> ConfigError:
         """Drop a put that no further attempt can store, and return the error to raise."""
