@@ -57,7 +57,9 @@ class DetachedTrainer(ABC):
         task: Task of the buffer; default: the trainer's name.
         namespace: Keeps experiments on one server apart.
         device: Device on which batches are trained; default: the accelerator, if there is one.
-        prefetch: Batches prepared while a step runs; each makes batches one step staler.
+        prefetch: Batches prepared while a step runs; 0: each is taken when it is needed. A bound of
+            staleness holds for prefetched batches too, when their step begins; without a bound,
+            and with `rank`, each makes batches one step staler.
         timeout: Seconds that `fit` waits for a full batch. None waits for ever, and logs what is
             missing.
         ack: "step" acknowledges a batch after its step; a resumed run does not train it again.

@@ -331,7 +331,8 @@ class ExperienceStream:
         The loop acknowledges a lease when it asks for the next one, unless the lease has ended.
         After `break` or an exception a background thread releases the lease unharmed: call
         `lease.ack()` before a `break`, or use `with lease:` to count failures. The loop holds up to
-        two batches, so a batch may be one step staler than with `take`.
+        two batches. In a task with a bound of staleness the prefetched batch is checked again when
+        the loop asks for it: if it has become too stale, it is returned, and another one comes.
 
         Args:
             count, timeout, at_least, status, where: Arguments of each take.
@@ -346,6 +347,25 @@ class ExperienceStream:
         request = self._take_request(count, at_least, status, where)
         loop = leases(self._taker, request, checked_timeout(timeout))
         return self._while_open(loop)
+
+    def is_fresh(self, lease: Lease, *, timeout: float | None = None) -> bool:
+        """Look whether a batch that was taken some time ago is within the task's bounds yet.
+
+        The bounds are `max_staleness` and `max_token_staleness`, counted from the newest version
+        that the task knows in Redis. If one group is too stale, the lease is over: its groups are
+        requeued, and those that are too stale expire. In a task without bounds no request is sent.
+
+        Args:
+            lease: A lease of this stream; parts of ranks are not checked.
+            timeout: Seconds for which Redis may be away; None: the limit of the client.
+
+        Returns:
+            Whether the batch may be trained. If not, take another one.
+
+        Raises:
+            StoreUnavailable: Redis stayed away; the batch is still leased.
+        """
+        return self._taker.is_fresh(lease, checked_timeout(timeout))
 
     @property
     def consumer(self) -> str:

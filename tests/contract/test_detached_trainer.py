@@ -681,3 +681,29 @@ def test_callbacks_are_called_for_lost_batches_and_misfits(make: Callable[..., T
         trainer.fit(3, 3)
         assert events == ["lost", "misfits 1"]
         assert trainer.trained[1:] == [[0, 1], [6, 10]]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_no_step_trains_groups_beyond_the_bound_of_staleness(
+    make: Callable[..., Trainer], prefetch: int
+) -> None:
+    trained: list[int | None] = []
+
+    def put() -> None:
+        for number in range(6):
+            trainer.buffer.stream.put([item(number)], policy_version=trainer.weight_version)
+
+    class Steps(TrainerCallback):
+        def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:
+            versions = experience.policy_version
+            assert isinstance(versions, list)
+            trained.extend(made and trainer.weight_version - made for made in versions)
+
+        def on_update_end(self) -> None:
+            put()
+
+    with make(prefetch=prefetch, max_staleness=0, callbacks=[Steps()]) as trainer:
+        trainer.sync_models_to_remote_makers()
+        put()
+        trainer.fit(total_steps=4, update_steps=1)
+    assert trained == [0] * 8

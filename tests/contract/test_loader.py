@@ -390,7 +390,7 @@ def test_ranks_get_the_same_number_of_batches(client: Client, namespace: str) ->
 
 
 def test_arguments_are_checked(stream: ExperienceStream) -> None:
-    for options in ({"prefetch": 0}, {"at_least": 3}, {"timeout": -1}, {"device": "nonsense"}):
+    for options in ({"prefetch": -1}, {"at_least": 3}, {"timeout": -1}, {"device": "nonsense"}):
         with pytest.raises(ConfigError):
             ExperienceLoader(stream, 2, **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="no redrb"):

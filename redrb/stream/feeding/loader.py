@@ -31,8 +31,11 @@ class ExperienceLoader:
     batch by `close`, unless it was ended (`loader.lease.ack()`). Left by an exception, a `with`
     block counts a failed delivery of the last batch only.
 
-    It holds up to `prefetch` + 1 batches, so a batch may be `prefetch` steps staler than one that
-    is taken when it is needed. Belongs to one thread; a second loop ends the first.
+    It holds up to `prefetch` + 1 batches. In a task with `max_staleness` or `max_token_staleness`
+    each batch is checked again when the loop gets it: batches that have become too stale are
+    returned, and the next one that is within the bound comes instead. Otherwise a batch may be
+    `prefetch` steps staler than one that is taken when it is needed. Belongs to one thread; a
+    second loop ends the first.
 
     Attributes:
         lease: Lease of the batch that was given last; None before.
@@ -69,7 +72,7 @@ class ExperienceLoader:
         Args:
             stream: The stream; close it after the loader.
             batch_size: Groups in a batch.
-            prefetch: Most batches that are taken ahead, >= 1.
+            prefetch: Most batches that are taken ahead; 0: each is taken when the loop asks for it.
             steps: Batches of a loop; None: it goes on until a batch does not come in time.
             device: Device of the batches.
             pin_memory: Decode into pinned memory: copies to the device then go on beside the step.
@@ -90,7 +93,7 @@ class ExperienceLoader:
             raise ConfigError(f"a {type(stream).__name__} is no redrb.ExperienceStream.")
         self._stream = stream
         self._batch_size, least = checked_least(batch_size, at_least)
-        self._prefetch = checked_int("prefetch", prefetch, 1)
+        self._prefetch = checked_int("prefetch", prefetch)
         self._steps = checked_int_or_none("steps", steps, 0)
         self._timeout = checked_timeout(timeout)
         self._placer = Placer(device, side, pin_memory=pin_memory)
@@ -162,7 +165,12 @@ class ExperienceLoader:
             step: dict[str, Any] = {"step": first + number} if "rank" in keywords else {}
             return stream.take(count, **keywords, **step)
 
-        prefetcher = Prefetcher(take, self._placer, prefetch=self._prefetch, steps=self._steps)
+        def is_fresh(lease: Lease, timeout: float | None) -> bool:
+            return stream.is_fresh(lease, timeout=timeout)
+
+        prefetcher = Prefetcher(
+            take, is_fresh, self._placer, prefetch=self._prefetch, steps=self._steps
+        )
         self._prefetcher = prefetcher
         return prefetcher
 

@@ -16,6 +16,7 @@ from redrb.connection.stopping import Stop, stoppable
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, StoreError, StoreUnavailable
 from redrb.stream import Lease
 from redrb.stream.feeding.placing import PlacedBatch, Placer
+from redrb.stream.waiting import Wait
 
 _log = logging.getLogger("redrb")
 
@@ -48,6 +49,7 @@ class Prefetcher:
     def __init__(
         self,
         take: Callable[[int], Lease],
+        is_fresh: Callable[[Lease, float | None], bool],
         placer: Placer,
         *,
         prefetch: int,
@@ -58,19 +60,26 @@ class Prefetcher:
         Args:
             take: Takes the batch of a number, from 0 on; it waits for ever, or until the thread is
                 asked to stop.
+            is_fresh: Returns whether a batch may be handed over; otherwise its lease is over, and
+                another batch is taken in its place. It may raise StoreUnavailable after so many
+                seconds.
             placer: Makes it a batch on its device.
-            prefetch: Most batches that are taken and not read.
+            prefetch: Most batches that are taken and not read; 0: a batch is taken when it is read.
             steps: Batches in all; None: no end.
         """
         self._take = take
+        self._is_fresh = is_fresh
         self._placer = placer
         self._steps = steps
+        self._on_demand = prefetch == 0
         self._pid = os.getpid()
         self._stopped = False
         self._ended = False
         self._placed_count = self._read_count = 0
+        self._returned_count = 0  # batches that were read, and were too stale to be handed over
         self._overdue = -1  # number of the batch whose time is up
         self._stop_take = Stop()  # of the take that is under way
+        self._stop_check = Stop()
         self._permits: SimpleQueue[bool] = SimpleQueue()
         self._ready: SimpleQueue[Prefetched | BaseException | None] = SimpleQueue()
         for _ in range(prefetch):
@@ -87,13 +96,14 @@ class Prefetcher:
     @property
     def ready(self) -> int:
         """Batches that could be read now."""
-        return 0 if self.over else self._placed_count - self._read_count
+        return 0 if self.over else self._placed_count - self._read_count - self._returned_count
 
     def next(self, timeout: float | None) -> Prefetched | None:
         """Return the next batch as soon as it is ready; None at the end, and after `stop`.
 
         When the time is up the thread looks a last time, and takes a batch that is there. Redis
-        may be away as long as a batch is waited for.
+        may be away as long as a batch is waited for. Batches that have become too stale are
+        passed over.
 
         Raises:
             BatchTimeout: No batch came in time, and no more will come.
@@ -105,12 +115,28 @@ class Prefetcher:
             raise ConfigError(
                 "this loop was begun before the process forked: begin another loop in the child."
             )
+        if self._read_count == self._steps:
+            self._ended = True
         if self.over:
             return None
+        wait = Wait(timeout)
+        if self._on_demand:
+            self._permits.put(True)
+        while (batch := self._read(wait)) is not None and not self._may_go(batch.lease, wait):
+            self._returned_count += 1
+            self._permits.put(True)
+        if batch is not None:
+            self._read_count += 1
+            if not self._on_demand:
+                self._permits.put(True)
+        return batch
+
+    def _read(self, wait: Wait) -> Prefetched | None:
+        """Wait until a batch is placed; None after `stop`."""
         try:
-            batch = self._ready.get(timeout=timeout)
+            batch = self._ready.get(timeout=wait.left_s)
         except Empty:
-            self._overdue = self._read_count
+            self._overdue = self._read_count + self._returned_count
             self._stop_take.ask()
             batch = self._ready.get()
         self._ended = not isinstance(batch, Prefetched)
@@ -119,16 +145,35 @@ class Prefetcher:
                 raise batch
             finally:
                 del batch  # it references this frame
-        if batch is not None:
-            self._read_count += 1
-            self._permits.put(True)
         return batch
+
+    def _may_go(self, lease: Lease, wait: Wait) -> bool:
+        """Return whether a batch is fresh enough to be handed over, however long Redis is away.
+
+        Raises:
+            StoreUnavailable: Redis was away when the time was up.
+        """
+        while True:
+            try:
+                with stoppable(self._stop_check):
+                    return self._is_fresh(lease, wait.left_s)
+            except StoreUnavailable as error:
+                if self._stopped:
+                    lease.abandon()
+                    return False
+                if wait.over:
+                    self._ended = True
+                    lease.abandon()
+                    raise
+                _log.warning("a loader cannot check the staleness of a batch yet: %s", error)
+                self._stop_check.wait(AGAIN_S)
 
     def stop(self) -> None:
         """Let the thread end; never blocks."""
         if self._pid == os.getpid():
             self._stopped = True
             self._stop_take.ask()
+            self._stop_check.ask()
             self._permits.put(False)
 
     def close(self, timeout: float = JOIN_S) -> None:
@@ -154,7 +199,9 @@ class Prefetcher:
 
     def _take_all(self) -> None:
         number = 0
-        while (self._steps is None or number < self._steps) and self._permits.get():
+        while self._permits.get():
+            if self._steps is not None and number >= self._steps + self._returned_count:
+                continue  # all are taken; another one is taken only for one that was too stale
             lease = self._taken(number)
             with ExitStack() as scope:
                 scope.push(lease)  # if decoding fails, the lease ends as in `with lease`

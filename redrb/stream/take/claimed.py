@@ -62,7 +62,7 @@ def claimed_part(
     ids = [seq for seq, _ in good]
     if least is None or (not bad and len(good) >= least):
         expiries = _expiries(store, group, ids) if status is Status.EXPIRED else None
-        return LeasePart(store.task, good, holder, draw=draw, expiries=expiries)
+        return LeasePart(store.task, good, holder, draw=draw, expiries=expiries, status=status)
     if good or not bad:
         holder.finish("release", ids, reason="", samples=0, ends=True)
     return None

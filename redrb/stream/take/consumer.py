@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from redrb.errors import LeaseLost, StoreError
+from redrb.experience import Status
 from redrb.stream.take.heartbeat import Heartbeat
 from redrb.stream.take.scripts import Ending, Outcome, TakeScripts
 from redrb.stream.task.store import TaskStore
@@ -143,6 +144,16 @@ class Consumer:
     def finish(self, owner: str, ending: Ending) -> bool:
         """End groups of a lease of `owner`; False when another consumer has taken them over."""
         return self._scripts.finish(self.group, owner, ending)
+
+    def recheck(
+        self, slot: Slot, status: Status, ids: Sequence[int], retry_s: float | None
+    ) -> bool:
+        """Return whether a lease is within the bound of staleness; else it is over."""
+        place = (self.group, slot.owner, slot.name, slot.token)
+        fresh = self._scripts.recheck(*place, status, ids, retry_s=retry_s)
+        if not fresh:
+            slot.free()
+        return fresh
 
     def abandon(self, slot: Slot, ids: tuple[int, ...]) -> None:
         """Leave groups to the next heartbeat, which releases them; never blocks."""

@@ -102,7 +102,10 @@ class _LeaseLoop:
         self._in_flight: InFlightTake | None = None
 
     def next(self) -> Lease:
-        """Acknowledge the last lease, send the take after the next one, and return the next."""
+        """Acknowledge the last lease, send the take after the next one, and return the next.
+
+        A batch that was taken ahead and has become too stale is returned, and another one comes.
+        """
         done = self._lease or None  # the user may have ended it
         lease = None
         while lease is None:
@@ -115,7 +118,9 @@ class _LeaseLoop:
             self._in_flight = self._taker.send(self._request, done)
             done = None
             if received is not None:
-                lease = received.lease()
+                lease = self._lease = received.lease()
+                if lease is not None and not self._taker.is_fresh(lease, self._timeout):
+                    lease = None
         self._lease = lease
         return lease
 

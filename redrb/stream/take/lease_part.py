@@ -9,6 +9,7 @@ from typing import Protocol, Self
 
 from redrb.codec import GroupLayout
 from redrb.errors import LeaseLost
+from redrb.experience import Status
 from redrb.stream.take.scripts import Outcome
 
 
@@ -77,6 +78,7 @@ class LeasePart:
             of the batch.
         draw: Weights by which the order drew the groups; None if it does not draw.
         expiries: Why groups expired, by id; only of groups taken with status EXPIRED.
+        status: Status in which the groups were taken.
     """
 
     def __init__(
@@ -87,12 +89,14 @@ class LeasePart:
         *,
         draw: Draw | None = None,
         expiries: Mapping[int, Expiry | None] | None = None,
+        status: Status = Status.COMPLETED,
     ) -> None:
         self.task = task
         self.holder = holder
         self.layouts = dict(groups)
         self.draw = draw
         self.expiries = dict(expiries or {})
+        self.status = status
         # a part that nobody ended and nobody references any more is released
         self._finalizer = weakref.finalize(self, holder.abandon, tuple(self.layouts))
         self._finalizer.atexit = False
@@ -134,6 +138,10 @@ class LeasePart:
         self._forget(ids)
         if not held:
             raise self._lost(ids)
+
+    def forget(self) -> None:
+        """Note that another request has ended the whole part unread; its groups wait again."""
+        self._forget(self.ids)
 
     def abandon(self) -> None:
         """Let the holder release the groups that are still leased, later; never blocks."""

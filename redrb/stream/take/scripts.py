@@ -182,6 +182,26 @@ class TakeScripts:
         reply = self._store.run("take/finish", ending.arguments(group, consumer))
         return bool(reply[0] == b"ok")
 
+    def recheck(
+        self,
+        group: str,
+        consumer: str,
+        slot: str,
+        token: str,
+        status: Status,
+        ids: Sequence[int],
+        *,
+        retry_s: float | None,
+    ) -> bool:
+        """Look whether leased groups are within the task's bound of staleness yet.
+
+        Otherwise, and when another consumer has the lease, the lease is over: its groups wait
+        again, and those that are too stale have expired.
+        """
+        arguments: list[Argument] = [group, consumer, slot, token, status, *ids]
+        reply = self._store.run("take/recheck", arguments, retry_s=retry_s)
+        return bool(reply[0] == b"fresh")
+
     def heartbeat(self, group: str, consumer: str, lease_ms: int) -> tuple[bool, int]:
         """Renew a consumer's deadline; returns whether it was known, and the groups taken over."""
         outcome, taken_over = self._store.run("take/heartbeat", [group, consumer, lease_ms])

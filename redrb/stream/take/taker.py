@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from redrb.connection.request import Request
 from redrb.errors import BatchTimeout, ConfigError, StoreError
+from redrb.experience import Status
 from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer, Slot
 from redrb.stream.take.in_flight import InFlightTake
@@ -88,6 +89,31 @@ class Taker:
             least=min(request.least, request.count),
         )
         return None if part is None else Lease([part])
+
+    def is_fresh(self, lease: Lease, timeout: float | None) -> bool:
+        """Return whether a batch that was taken ahead may be handed over.
+
+        In a task with a bound of staleness it may not if one of its groups has become too stale
+        since it was taken, or if another consumer has it. Then the lease is over: its groups wait
+        again, and those that are too stale have expired. Tasks without a bound are not asked.
+
+        Args:
+            lease: A lease; one of a rank's part is not checked.
+            timeout: Seconds for which Redis may be away.
+
+        Raises:
+            StoreUnavailable: Redis stayed away; the batch is still leased.
+        """
+        if not self._task.description.staleness.any:
+            return True
+        for part in lease.parts:
+            slot = part.holder
+            if not isinstance(slot, Slot) or not part or part.status is Status.EXPIRED:
+                continue
+            if not self._consumer.recheck(slot, part.status, part.ids, Wait(timeout).retry_s):
+                part.forget()
+                return False
+        return True
 
     def conclude(self, before: LeasePart, slot: Slot, reply: TakeReply) -> None:
         """Close the lease that a take has acknowledged.
