@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from redrb.options import variable_of
 
@@ -22,6 +22,11 @@ TAKEOVER = (
     "PublisherFenced."
 )
 """The effect of `redrb weights put` and `rm` on a trainer that publishes under the same name."""
+
+Role: TypeAlias = Literal["maker", "trainer", "observer", "admin"]
+"""What a user of Redis does."""
+
+ROLES: tuple[Role, ...] = get_args(Role)
 
 TASK = ("task", "name of the task")
 WEIGHTS = ("name", "name of the weights")

@@ -32,6 +32,7 @@ _NOT_NOW = (
 _NOT_NOW_CODES = ("BUSY ", "NOREPLICAS", "UNBLOCKED")
 _MISSED_IN_SCRIPT = "ttempted to access a non local key in a cluster node"
 _DOWN_IN_SCRIPT = "while the cluster is down"
+_DENIED_IN_SCRIPT = ("The user executing the script can't ", "ACL failure in script")
 
 _SCRIPT_LINE = re.compile(r"user_script: ?(\d+)")
 _SCRIPT_SHA = re.compile(r"\b[0-9a-f]{40}\b")
@@ -57,7 +58,7 @@ def name_scripts(error: upstream.ResponseError, shas: Sequence[str]) -> None:
 
 def is_transient(error: BaseException) -> bool:
     """Return whether the same request may succeed a little later."""
-    if isinstance(error, (*_DENIED, upstream.MaxConnectionsError)):
+    if isinstance(error, upstream.MaxConnectionsError) or is_denied(error):
         return False
     if isinstance(error, (*_UNREACHABLE, *_NOT_NOW)):
         return True
@@ -67,6 +68,14 @@ def is_transient(error: BaseException) -> bool:
         or "-READONLY " in str(error)
         or _DOWN_IN_SCRIPT in str(error)
         or is_moving(error)
+    )
+
+
+def is_denied(error: BaseException) -> bool:
+    """Return whether the server refused the login, or a command of this user, also in a script."""
+    return isinstance(error, _DENIED) or (
+        isinstance(error, upstream.ResponseError)
+        and any(phrase in str(error) for phrase in _DENIED_IN_SCRIPT)
     )
 
 
@@ -97,10 +106,11 @@ def is_missing_script(error: BaseException) -> bool:
 def translate(error: upstream.RedisError, where: str) -> RedrbError:
     """Return redrb's error for an exception of redis-py."""
     reply = _first_line(error)
-    if isinstance(error, _DENIED):
+    if is_denied(error):
         return StoreDenied(
             f"Redis at {where} refused access: {reply}. Check user and password in the URL "
-            "(or REDRB_URL), and that this user may run scripts and use keys `redrb:*`."
+            "(or REDRB_URL), and that this user may run scripts and use keys `redrb:*`: "
+            "`redrb acl` prints the rights that it needs."
         )
     if is_out_of_memory(error):
         return StoreFull(

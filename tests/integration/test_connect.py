@@ -208,7 +208,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
         + ["-nodes", "-keyout", "key.pem", "-out", "cert.pem", "-days", "1"]
-        + ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
+        + ["-subj", "/CN=redrb", "-addext", "subjectAltName=IP:127.0.0.1"],
         cwd=directory,
         check=True,
         capture_output=True,
@@ -247,7 +247,29 @@ def test_tls_is_checked_against_the_certificate(own_server: OwnServer, certifica
             assert client.execute("PING") == b"PONG"
     with pytest.raises(StoreUnavailable, match="certificate"):
         redrb.connect(f"rediss://127.0.0.1:{port}/0")
+    with pytest.raises(StoreUnavailable, match="certificate"):  # it is for 127.0.0.1
+        redrb.connect(trusting.replace("127.0.0.1", "localhost"))
     with pytest.raises(StoreUnavailable):
         redrb.connect(f"rediss://127.0.0.1:{server.port}/0", connect_timeout=0.5)
     with pytest.raises((StoreUnavailable, UnsupportedServer)):
         redrb.connect(f"redis://127.0.0.1:{port}/0", connect_timeout=0.5)
+
+
+@pytest.mark.parametrize(
+    "own_server", [name for name, program in programs().items() if has_tls(program)], indirect=True
+)
+def test_a_server_may_ask_for_a_client_certificate(
+    own_server: OwnServer, certificate: Path
+) -> None:
+    server, port = own_server(), free_port()
+    cert, key = certificate / "cert.pem", certificate / "key.pem"
+    with redrb.connect(server.url) as client:
+        client.execute(
+            *("CONFIG", "SET", "tls-auth-clients", "yes", "tls-port", port),
+            *("tls-cert-file", str(cert), "tls-key-file", str(key), "tls-ca-cert-file", str(cert)),
+        )
+    trusting = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={cert}"
+    with pytest.raises(StoreUnavailable):
+        redrb.connect(trusting, retry_s=0)
+    with redrb.connect(f"{trusting}&ssl_certfile={cert}&ssl_keyfile={key}") as client:
+        ExperienceStream(client, "math").put(numbered(1))

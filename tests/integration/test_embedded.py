@@ -78,6 +78,15 @@ def test_a_private_server_works_and_ends_with_its_client() -> None:
         redrb.connect(client.url)
 
 
+def test_only_its_user_may_connect(tmp_path: Path) -> None:
+    for url in ("embedded://", f"embedded://{tmp_path}/data"):
+        with redrb.connect(url) as client:
+            socket = Path(client.url.removeprefix("unix://")).stat()
+            assert socket.st_uid == os.getuid()
+            assert not socket.st_mode & 0o077
+            assert client.execute("CONFIG", "GET", "port") == [b"port", b"0"]
+
+
 def test_two_private_servers_are_apart() -> None:
     with redrb.connect("embedded://") as one, redrb.connect("embedded://") as two:
         assert one.url != two.url

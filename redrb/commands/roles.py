@@ -1,0 +1,138 @@
+"""The rights in Redis that each role of a run needs: commands, and the keys that they may touch.
+
+A rule set has a part for the task's keys and, behind it, selectors: a request is allowed if one of
+these parts allows all of it. The commands inside scripts are found in the scripts' text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from redrb.commands.arguments import Role
+from redrb.keys import TaskKeys, WeightKeys
+from redrb.lua.needed_commands import needed_commands
+
+CONNECTING = ("cluster|slots", "info", "select")
+"""Commands of new connections; INFO says whether the server would delete keys."""
+
+_RUN_SCRIPTS = ("eval", "evalsha")
+_PUT = ("blpop", "exec", "exists", "hdel", "hget", "multi", "xadd")
+_TAKE = ("blpop", "hget", "hmget", "xpending", "xrange", "xreadgroup", "xrevrange", "zscore")
+_LOOK = ("hget", "hmget", "hscan", "time", "xrange", "xrevrange", "zscore")
+_READ_WEIGHTS = ("exists", "get", "hget", "time", "xrange", "xread", "xrevrange")
+_PUBLISH = (
+    *("exists", "expire", "get", "hexists", "hget", "persist", "pexpire", "set", "smembers"),
+    *("srem", "time", "unlink", "xadd", "xrange", "xread", "xrevrange", "xtrim"),
+)
+
+_PUT_SCRIPTS = ("put/evict", "put/put", "put/room", "task/open", "task/stats")
+_LOOK_SCRIPTS = ("task/archived", "task/count", "task/stats", "task/versions")
+_TAKE_SCRIPTS = (
+    *("ranks/assign", "ranks/end", "ranks/finish", "ranks/take"),
+    *("take/finish", "take/heartbeat", "take/leave", "take/take"),
+    *("task/advance", "task/discard", "task/expire", "task/fill", "task/join", "task/move"),
+    *("task/open", "task/rescore", "task/settle", "task/trim"),
+    *_LOOK_SCRIPTS,
+)
+_ADMIN_SCRIPTS = (
+    *("saving/restore", "saving/restore_begin", "saving/restore_end", "saving/snapshot"),
+    *("task/clear", "task/drop_group"),
+    *_PUT_SCRIPTS,
+    *_TAKE_SCRIPTS,
+)
+_READ_WEIGHTS_SCRIPTS = ("weights/follow", "weights/pin", "weights/renew_pin")
+_PUBLISH_SCRIPTS = (
+    *("weights/begin", "weights/commit", "weights/discard", "weights/take_over"),
+    *_READ_WEIGHTS_SCRIPTS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """A part of a user's rights.
+
+    Attributes:
+        keys: Patterns of keys, as ACL rules: "~pattern", or "%R~pattern" for reading only.
+        commands: Names of commands.
+        writes: Whether commands that write stay allowed.
+    """
+
+    keys: tuple[str, ...]
+    commands: frozenset[str]
+    writes: bool = True
+
+    def __str__(self) -> str:
+        allowed = [*self.keys, *(f"+{command}" for command in sorted(self.commands))]
+        return " ".join(allowed if self.writes else [*allowed, "-@write"])
+
+
+def rights(role: Role, task: str, namespace: str, weights: str | None) -> str:
+    """Return the rules of `ACL SETUSER` for a role; they replace all rights that a user had.
+
+    Args:
+        role: What the user does.
+        task: The task that it does this with.
+        namespace: Namespace of the task and the weights.
+        weights: Weights that it reads, or as a trainer or admin publishes; None: none.
+
+    Raises:
+        ConfigError: A name is not usable.
+    """
+    keys = TaskKeys.of(namespace, task)
+    published = None if weights is None else WeightKeys.of(namespace, weights)
+    first, *selectors = _parts(role, keys, published)
+    parts = [str(first), *(f"({selector})" for selector in selectors)]
+    return " ".join(["clearselectors resetkeys resetchannels -@all", *parts])
+
+
+def _parts(role: Role, keys: TaskKeys, weights: WeightKeys | None) -> list[Rules]:
+    if role == "observer":
+        return _observer(keys, weights)
+    scripts, commands = {
+        "maker": (_PUT_SCRIPTS, _PUT),
+        "trainer": (_TAKE_SCRIPTS, _TAKE),
+        "admin": (_ADMIN_SCRIPTS, (*_PUT, *_TAKE, *_LOOK)),
+    }[role]
+    allowed = _commands(scripts, *CONNECTING, *_RUN_SCRIPTS, *commands)
+    task = Rules((f"~{keys.prefix}*",), allowed)
+    if weights is None:
+        return [task]
+    if role == "maker":
+        return [task, *_reader(weights)]
+    publishing = _commands(_PUBLISH_SCRIPTS, *_RUN_SCRIPTS, *_PUBLISH)
+    if role == "admin":  # it deletes chunks that no version has, and must search for them
+        publishing |= _commands(["weights/remove"], "scan")
+    return [task, Rules(tuple(f"~{name}" for name in _patterns(weights)), publishing)]
+
+
+def _observer(keys: TaskKeys, weights: WeightKeys | None) -> list[Rules]:
+    """EVAL counts as writing to its key, so it is allowed apart from the commands in scripts."""
+    looking = _commands(_LOOK_SCRIPTS, *CONNECTING, *_LOOK)
+    parts = [
+        Rules((f"%R~{keys.prefix}*",), looking, writes=False),
+        Rules((f"~{keys.stream}",), frozenset(_RUN_SCRIPTS)),
+    ]
+    if weights is not None:
+        read = tuple(f"%R~{name}" for name in _patterns(weights))
+        parts.append(Rules(read, frozenset(_READ_WEIGHTS)))
+    return parts
+
+
+def _reader(weights: WeightKeys) -> list[Rules]:
+    """Return what a subscriber needs: it notes the versions that it reads, and writes no other."""
+    notes = (f"~{weights.prefix}{name}" for name in ("followers", "none", "pins"))
+    read = (f"%R~{name}" for name in _patterns(weights))
+    return [
+        Rules((*notes, *read), _commands(_READ_WEIGHTS_SCRIPTS, *_READ_WEIGHTS)),
+        Rules((f"~{weights.versions}",), frozenset(_RUN_SCRIPTS)),
+    ]
+
+
+def _patterns(weights: WeightKeys) -> tuple[str, str]:
+    """Return the patterns of all keys; on a cluster chunks have further hash tags."""
+    return f"{weights.prefix}*", f"{weights.prefix.removesuffix('}:')}:*}}:*"
+
+
+def _commands(scripts: Iterable[str], *others: str) -> frozenset[str]:
+    return frozenset(others).union(*map(needed_commands, scripts))

@@ -1,0 +1,227 @@
+"""Users of Redis with the rights that `redrb acl` prints: what each role can and cannot do."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import redrb
+from redrb import ExperienceStream
+from redrb.cli import main
+from redrb.commands.arguments import ROLES
+from redrb.connection import Client
+from redrb.errors import RedrbError, StoreDenied
+from redrb.stream.task.inspection import task_stats
+from redrb.weights.inspection.removal import remove_weights
+from tests.samples import numbered, numbers
+
+WEIGHTS = {"a": torch.arange(8.0)}
+TASK = "math"
+SECRET = "c0rrect-horse"
+
+FORBIDDEN = (
+    ("FLUSHALL",),
+    ("FLUSHDB",),
+    ("CONFIG", "GET", "maxmemory"),
+    ("CONFIG", "SET", "maxmemory", "0"),
+    ("KEYS", "*"),
+    ("SCAN", "0"),
+    ("ACL", "LIST"),
+    ("CLIENT", "LIST"),
+    ("MONITOR",),
+    ("SHUTDOWN", "NOSAVE"),
+    ("SCRIPT", "FLUSH"),
+    ("GET", "redrb:{other:math}:task"),
+    ("EVAL", "return redis.call('GET', 'secret')", "0"),
+    ("EVAL", "return redis.call('FLUSHALL')", "0"),
+)
+
+LogIn = Callable[[str], Client]
+
+
+@pytest.fixture
+def log_in(real_url: str, namespace: str, capsys: pytest.CaptureFixture[str]) -> Iterator[LogIn]:
+    """Make a user with the rights of a role, and return its client."""
+    opened: list[Client] = []
+    users: list[str] = []
+    with redrb.connect(real_url) as owner:
+
+        def make(role: str) -> Client:
+            user = f"{role}-{namespace}"
+            names = ["--task", TASK, "--namespace", namespace, "--weights", "policy"]
+            assert main(["acl", "--role", role, *names, "--user", user]) == 0
+            owner.execute(*shlex.split(capsys.readouterr().out), f">{SECRET}")
+            users.append(user)
+            place = real_url.removeprefix("redis://")
+            opened.append(redrb.connect(f"redis://{user}:{SECRET}@{place}", retry_s=2))
+            return opened[-1]
+
+        yield make
+        for client in opened:
+            client.close()
+        owner.execute("ACL", "DELUSER", *users)
+
+
+@pytest.fixture
+def owner(real_url: str) -> Iterator[Client]:
+    """A client with all rights."""
+    with redrb.connect(real_url) as client:
+        yield client
+
+
+def publish(client: Client, namespace: str, step: float = 0.0) -> None:
+    """Publish weights as their trainer."""
+    publisher = redrb.WeightPublisher(client, "policy", namespace=namespace)
+    publisher.publish({"a": WEIGHTS["a"] + step})
+
+
+def content(owner: Client, namespace: str) -> dict[bytes, object]:
+    """Return all keys of a namespace, with their values."""
+    keys: list[bytes] = owner.execute("KEYS", f"redrb:{{{namespace}:*")
+    return {key: owner.execute("DUMP", key) for key in keys}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_no_role_reaches_other_keys_or_the_server(
+    log_in: LogIn, owner: Client, namespace: str, role: str
+) -> None:
+    with ExperienceStream(owner, "secret", namespace=namespace) as stream:
+        stream.put(numbered(1))
+    client = log_in(role)
+    for command in FORBIDDEN:
+        if (role, *command) == ("admin", "SCAN", "0"):
+            continue  # `redrb weights rm` searches for chunks that no version has
+        with pytest.raises(StoreDenied):
+            client.execute(*command)
+    for task, place in (("secret", namespace), (TASK, "other")):
+        with pytest.raises(StoreDenied):
+            ExperienceStream(client, task, namespace=place).put(numbered(2))
+        with pytest.raises(StoreDenied):
+            task_stats(client, task, namespace=place, group="default")
+    with pytest.raises(StoreDenied):
+        redrb.WeightSubscriber(client, "others", namespace=namespace).poll({"a": torch.zeros(8)})
+
+
+def test_a_maker_puts_and_reads_weights(log_in: LogIn, owner: Client, namespace: str) -> None:
+    client = log_in("maker")
+    options = {"namespace": namespace, "limit": 2, "tags": {"site": str}, "max_staleness": 4}
+    with ExperienceStream(client, TASK, weights="policy", **options) as stream:
+        stream.put(numbered(1), policy_version=0, tags={"site": "a"})
+        with stream.writer() as writer:
+            writer.put(numbered(2), policy_version=0, tags={"site": "b"})
+        with ExperienceStream(owner, TASK, namespace=namespace) as trainer:
+            threading.Timer(0.3, lambda: trainer.take(2, timeout=5).ack()).start()
+            stream.put(numbered(3), policy_version=0, tags={"site": "a"}, timeout=10)
+        assert stream.stats().ledger.put == 3
+    publish(owner, namespace)
+    reader = redrb.WeightSubscriber(client, "policy", namespace=namespace)
+    target = {"a": torch.zeros(8)}
+    assert reader.poll(target)
+    assert torch.equal(target["a"], WEIGHTS["a"])
+
+
+def test_a_maker_publishes_no_weights(log_in: LogIn, owner: Client, namespace: str) -> None:
+    publish(owner, namespace)
+    client = log_in("maker")
+    before = content(owner, namespace)
+    with pytest.raises(StoreDenied):
+        publish(client, namespace, 1.0)
+    with pytest.raises(StoreDenied):
+        remove_weights(client, "policy", namespace=namespace)
+    prefix = f"redrb:{{{namespace}:weights:policy}}:"
+    for command in (("XADD", f"{prefix}versions", "*", "a", "b"), ("DEL", f"{prefix}fence")):
+        with pytest.raises(StoreDenied):
+            client.execute(*command)
+    assert content(owner, namespace) == before
+
+
+def test_a_maker_takes_nothing(log_in: LogIn, namespace: str) -> None:
+    with ExperienceStream(log_in("maker"), TASK, namespace=namespace) as stream:
+        stream.put(numbered(1))
+        with pytest.raises(StoreDenied):
+            stream.take(1, timeout=0)
+
+
+def test_a_trainer_takes_acknowledges_and_publishes(
+    log_in: LogIn, owner: Client, namespace: str
+) -> None:
+    client = log_in("trainer")
+    with (
+        ExperienceStream(owner, TASK, namespace=namespace, weights="policy") as maker,
+        ExperienceStream(client, TASK, namespace=namespace) as stream,
+    ):
+        maker.put_many([[numbered(n)] for n in range(1, 7)])
+        lease = stream.take(2, timeout=0)
+        assert numbers(lease) == [1, 2]
+        lease = stream.take(2, timeout=0, ack=lease)
+        lease.release()
+        stream.take(1, timeout=0).reject("broken")
+        threading.Timer(0.3, lambda: maker.put_many([[numbered(n)] for n in (7, 8)])).start()
+        stream.take(5, timeout=10).ack()
+        publish(client, namespace)
+        publish(client, namespace, 1.0)
+        assert maker.stats().version == 2
+        ledger = stream.stats().ledger
+        assert (ledger.acked, ledger.dead, ledger.waiting, ledger.balanced) == (7, 1, 0, True)
+
+
+def test_an_observer_sees_all_and_changes_nothing(
+    log_in: LogIn, owner: Client, namespace: str
+) -> None:
+    publish(owner, namespace)
+    with ExperienceStream(owner, TASK, namespace=namespace, weights="policy") as stream:
+        stream.put_many([[numbered(1)], [numbered(2)]])
+        lease = stream.take(1, timeout=0)
+        client = log_in("observer")
+        before = content(owner, namespace)
+        arguments = ["stats", TASK, "--namespace", namespace, "--url", client.url]
+        assert main(arguments) == 0
+        prefix = f"redrb:{{{namespace}:{TASK}}}:"
+        for command in (
+            ("DEL", f"{prefix}stream"),
+            ("XADD", f"{prefix}stream", "*", "g", "x"),
+            ("HSET", f"{prefix}task", "limit", "1"),
+            ("EVAL", "return redis.call('XTRIM', KEYS[1], 'MAXLEN', 0)", "1", f"{prefix}stream"),
+            ("EVAL", "return redis.call('UNLINK', KEYS[1])", "1", f"{prefix}stream"),
+        ):
+            with pytest.raises(StoreDenied):
+                client.execute(*command)
+        assert content(owner, namespace) == before
+        lease.ack()
+
+
+def test_an_admin_saves_clears_and_resumes(
+    log_in: LogIn, owner: Client, namespace: str, tmp_path: Path
+) -> None:
+    client = log_in("admin")
+    with ExperienceStream(owner, TASK, namespace=namespace) as stream:
+        stream.put_many([[numbered(1)], [numbered(2)]])
+        stream.take(1, timeout=0).reject("broken")
+    file = str(tmp_path / "math.redrb")
+    common = ["--namespace", namespace, "--url", client.url]
+    assert main(["save", TASK, file, *common]) == 0
+    with ExperienceStream(client, TASK, namespace=namespace) as stream:
+        assert stream.clear() == 1
+    assert main(["resume", TASK, file, *common]) == 0
+    with ExperienceStream(client, TASK, namespace=namespace) as stream:
+        stream.put(numbered(3))
+        assert numbers(stream.take(2, timeout=0)) == [2, 3]
+    publish(client, namespace)
+    assert remove_weights(client, "policy", namespace=namespace)
+    assert main(["acl", "--role", "admin", "--task", "no task"]) == 2
+
+
+def test_the_rights_replace_those_that_a_user_had(
+    log_in: LogIn, owner: Client, namespace: str
+) -> None:
+    client = log_in("admin")
+    owner.execute("ACL", "SETUSER", f"observer-{namespace}", "on", "+@all", "allkeys", f">{SECRET}")
+    observer = log_in("observer")
+    with pytest.raises(RedrbError):
+        observer.execute("FLUSHALL")
+    assert client.execute("TIME")
