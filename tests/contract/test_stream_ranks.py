@@ -283,6 +283,34 @@ def test_a_rank_that_dies_ends_all_ranks_at_the_same_step(open_stream: Opener) -
     assert [numbers(part) for part in leases(ranks, 3, 5)] == [[3], [4], [5]]
 
 
+def test_a_rank_that_was_silent_still_acknowledges_and_goes_on(open_stream: Opener) -> None:
+    ranks = [open_stream(lease_ms=300), open_stream(lease_ms=300)]
+    fill(ranks[0], 8)
+    first, second = leases(ranks, 2, 0)
+    first.ack()
+    kill_consumer(ranks[1])  # it pauses after its step
+    with pytest.raises(RankLost):
+        take(ranks[0], 0, 2, 1, 2)
+    second.ack()
+    audit(ranks[0])
+    assert ranks[0].stats().ledger.acked == 2
+    for step in (1, 2):
+        for part in leases(ranks, 2, step):
+            part.ack()
+    assert ranks[0].stats().ledger.acked == 6
+
+
+def test_a_rank_whose_silent_job_has_ended_learns_it(open_stream: Opener) -> None:
+    ranks, other = [open_stream(), open_stream()], open_stream()
+    fill(ranks[0], 4)
+    part = leases(ranks, 2, 0)[1]
+    for rank in ranks:
+        kill_consumer(rank)
+    other.take(4, timeout=0).ack()  # requeues the parts of ranks that are all dead
+    with pytest.raises(LeaseLost, match="rank 1 was silent for longer than lease_ms"):
+        part.ack()
+
+
 def test_many_ranks_take_and_lose_one(open_stream: Opener) -> None:
     ranks = [open_stream() for _ in range(20)]
     fill(ranks[0], 60)
@@ -345,7 +373,7 @@ def test_of_two_processes_with_one_rank_the_older_one_gets_an_error(open_stream:
     older, ranks[1] = ranks[1], open_stream()
     new = take(ranks[1], 1, 2, 0, 4)
     assert numbers(new) == numbers(old)
-    with pytest.raises(LeaseLost, match="rank 1 is held by another process"):
+    with pytest.raises(LeaseLost, match="another process has taken rank 1 over"):
         old.ack()
     with pytest.raises(ConfigError, match="another process has taken rank 1 over"):
         take(older, 1, 2, 1, 4)

@@ -6,15 +6,19 @@
 --         delivery) | reject (to the dead-letter stream, at once) | expire (at once)
 --         | leave (the process of the rank ends; its parts are kept)
 --         reason: of reject, for the dead-letter stream; samples: of ack, number of samples trained
--- Returns {'ok'} | {'lost'}: another process is this rank, or the step was formed anew
+-- Returns {'ok'} | {'lost', reason}
+--         reason: replaced (another process is this rank) | anew (the step was formed again)
+--         | ended (the ranks have ended, or have ended this step, while this one was silent)
+--         A rank that was silent for too long still ends its parts, while no other process is this rank.
 --         Repeated, it changes nothing more and returns {'ok'}.
 --@include task waking ranks endings steps rejections
 
 begin_writing()
 local group, consumer, rank, step = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local outcome, ranks, parts = ARGV[5], key('ranks', group), key('rank_parts', group)
-if redis.call('HGET', ranks, 'holder:' .. ARGV[3]) ~= consumer then
-  return {'lost'}
+local holder = redis.call('HGET', ranks, 'holder:' .. ARGV[3])
+if holder and holder ~= consumer then
+  return {'lost', 'replaced'}
 end
 local state = numbers(ranks, 'first', 'formed')
 if outcome == 'leave' then
@@ -25,9 +29,13 @@ if outcome == 'leave' then
 end
 local name, slot = part_of(step, rank), slot_of(step, rank)
 if step > state[2] then
-  return {'lost'}
+  return {'lost', holder and 'anew' or 'ended'}
 elseif step < state[1] or redis.call('HEXISTS', parts, ARGV[4]) == 0 then
-  return {'ok'} -- all have acknowledged it
+  return holder and {'ok'} or {'lost', 'ended'} -- all have acknowledged it
+end
+local given = redis.call('HGET', parts, name .. ':given')
+if not holder and given and given ~= consumer then -- a process that replaced this one, and died
+  return {'lost', 'replaced'}
 end
 
 local held, mine, left = {}, {}, {}
@@ -38,7 +46,7 @@ for i = 8, #ARGV do
   if held[ARGV[i]] then
     mine[#mine + 1] = ARGV[i]
   elseif outcome ~= 'reject' and outcome ~= 'expire' then
-    return {'lost'} -- the step was formed anew
+    return {'lost', 'anew'}
   end
 end
 if outcome == 'release' then

@@ -33,6 +33,9 @@ RankOutcome: TypeAlias = Literal[
     "more",
 ]
 
+Loss: TypeAlias = Literal["replaced", "anew", "ended"]
+"""Why a rank cannot end its part any more; see `redrb/lua/ranks/finish.lua`."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
@@ -202,8 +205,8 @@ class RankStore:
         *,
         reason: str = "",
         samples: int = 0,
-    ) -> bool:
-        """End a part, or groups of it; False when another process holds it."""
+    ) -> Loss | None:
+        """End a part, or groups of it; returns why that cannot be done any more, if so."""
         ending: list[Argument] = [outcome, reason, samples, *ids]
         return self._finish(consumer, place.rank, place.step, ending)
 
@@ -216,9 +219,9 @@ class RankStore:
         wakes = [f"{consumer}.rank", *([self._waiter] if forming else [])]
         self._store.wait_for_wake(seconds, *wakes)
 
-    def _finish(self, consumer: str, rank: int, step: int, ending: list[Argument]) -> bool:
+    def _finish(self, consumer: str, rank: int, step: int, ending: list[Argument]) -> Loss | None:
         reply = self._store.run("ranks/finish", [self._group, consumer, rank, step, *ending])
-        return bool(reply[0] == b"ok")
+        return None if reply[0] == b"ok" else reply[1].decode()
 
 
 def _rank_reply(outcome: RankOutcome, values: Sequence[Reply]) -> RankReply:
