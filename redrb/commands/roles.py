@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from redrb.commands.arguments import Role
 from redrb.keys import TaskKeys, WeightKeys
-from redrb.lua.needed_commands import needed_commands
+from redrb.lua.needed_commands import needed_commands, scripts_in
 
 CONNECTING = ("cluster|slots", "info", "select")
 """Commands of new connections; INFO says whether the server would delete keys."""
@@ -26,26 +26,14 @@ _PUBLISH = (
     *("srem", "time", "unlink", "xadd", "xrange", "xread", "xrevrange", "xtrim"),
 )
 
-_PUT_SCRIPTS = ("put/evict", "put/put", "put/room", "task/open", "task/stats")
+_PUT_SCRIPTS = (*scripts_in("put"), "task/open", "task/stats")
 _LOOK_SCRIPTS = ("task/archived", "task/count", "task/stats", "task/versions")
-_TAKE_SCRIPTS = (
-    *("ranks/assign", "ranks/end", "ranks/finish", "ranks/take"),
-    *("take/finish", "take/heartbeat", "take/leave", "take/take"),
-    *("task/advance", "task/discard", "task/expire", "task/fill", "task/join", "task/move"),
-    *("task/open", "task/rescore", "task/settle", "task/trim"),
-    *_LOOK_SCRIPTS,
-)
-_ADMIN_SCRIPTS = (
-    *("saving/restore", "saving/restore_begin", "saving/restore_end", "saving/snapshot"),
-    *("task/clear", "task/drop_group"),
-    *_PUT_SCRIPTS,
-    *_TAKE_SCRIPTS,
-)
+_ENDING_SCRIPTS = ("task/clear", "task/drop_group")
+_TASK_SCRIPTS = tuple(name for name in scripts_in("task") if name not in _ENDING_SCRIPTS)
+_TAKE_SCRIPTS = (*scripts_in("take"), *scripts_in("ranks"), *_TASK_SCRIPTS)
+_ADMIN_SCRIPTS = (*scripts_in("saving"), *_ENDING_SCRIPTS, *scripts_in("put"), *_TAKE_SCRIPTS)
 _READ_WEIGHTS_SCRIPTS = ("weights/follow", "weights/pin", "weights/renew_pin")
-_PUBLISH_SCRIPTS = (
-    *("weights/begin", "weights/commit", "weights/discard", "weights/take_over"),
-    *_READ_WEIGHTS_SCRIPTS,
-)
+_PUBLISH_SCRIPTS = (*(name for name in scripts_in("weights") if name != "weights/remove"),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The commands of Redis that a script calls, read from its text.
+"""The commands of Redis that scripts call, read from their text.
 
 Redis checks each of them against the rights of the user who runs the script.
 """
@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from importlib.resources import files
 
 from redrb.lua.scripts import load
 
 _CONTAINER = re.compile(r"'(XGROUP|XINFO)', '([A-Z]+)'")
 _WORD = re.compile(r"'([A-Z]{3,})'")
 _OPTIONS = frozenset({"COUNT", "FORCE", "JUSTID", "LIMIT", "WITHSCORES", "WITHVALUES"})
+
+
+def scripts_in(folder: str) -> list[str]:
+    """Return the names of the scripts in a folder, such as "take/take" in "take"."""
+    found = files("redrb.lua").joinpath(folder).iterdir()
+    return sorted(f"{folder}/{file.name[:-4]}" for file in found if file.name.endswith(".lua"))
 
 
 @cache

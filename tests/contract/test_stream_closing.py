@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 import redrb
 from redrb import ConfigError, ExperienceStream, WeightPublisher, WeightSubscriber
 from redrb.connection import Client
-from redrb.errors import StoreClosed
+from redrb.errors import BatchTimeout, StoreClosed
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
@@ -115,3 +116,41 @@ def test_a_take_that_waits_ends_when_the_client_is_closed(real_url: str, namespa
                 time.sleep(0.01)
         with pytest.raises(StoreClosed):
             waiting.result(5)
+
+
+def consumers_of(stream: ExperienceStream) -> list[Any]:
+    """Return the consumers of the stream's consumer group in Redis."""
+    store = stream._task.store
+    return list(store.client.execute("XINFO", "CONSUMERS", store.keys.stream, "default"))
+
+
+def test_takes_that_found_too_little_leave_no_consumers(client: Client, namespace: str) -> None:
+    with ExperienceStream(client, "math", namespace=namespace) as lasting:
+        lasting.put(numbered(1))
+        for _ in range(10):
+            stream = ExperienceStream(client, "math", namespace=namespace)
+            with stream, pytest.raises(BatchTimeout):
+                stream.take(2, timeout=0)
+        assert consumers_of(lasting) == []
+        prefix = lasting._task.store.keys.prefix
+        for kind in ("leases", "consumers"):
+            assert not client.execute("EXISTS", f"{prefix}{kind}:default")
+        audit(lasting)
+
+
+def test_a_dead_consumer_that_found_too_little_is_deleted(client: Client, namespace: str) -> None:
+    dead = ExperienceStream(client, "math", namespace=namespace, lease_ms=300)
+    with pytest.raises(BatchTimeout):
+        dead.take(2, timeout=0)
+    heartbeat = dead._consumer._heartbeat
+    assert heartbeat is not None
+    heartbeat.stop()
+    with ExperienceStream(client, "math", namespace=namespace, lease_ms=300) as stream:
+        assert len(consumers_of(stream)) == 1
+        time.sleep(0.4)
+        with pytest.raises(BatchTimeout):
+            stream.take(2, timeout=0)
+        with pytest.raises(BatchTimeout):
+            stream.take(2, timeout=0.5)
+        names = [found[1] for found in map(list, consumers_of(stream))]
+        assert all(dead._consumer.name.encode() not in name for name in names)

@@ -188,6 +188,18 @@ def test_a_pin_of_a_dead_reader_ends(make, subscriber, client, namespace, monkey
     check_nothing_left(client, namespace)
 
 
+def test_versions_without_their_base_are_not_listed(make, subscriber, client, namespace):
+    publisher = make(keep=1, anchor_every=100)
+    publish(publisher, 1, 2, 3)
+    reader = redrb.WeightSubscriber(client, "actor", namespace=namespace)
+    reader._catalogue.route("reader", have=2, wanted=3, used=2)  # pins the delta from 2 to 3
+    fresh = make(keep=1, deltas=False)
+    publish(fresh, 4)
+    entries = client.execute("XRANGE", prefix(namespace) + "versions", "-", "+")
+    assert [entry[0] for entry in entries] == [b"3-0", b"4-0"]
+    assert numbers(subscriber) == [4]
+
+
 def test_a_long_fetch_renews_its_pin(make, subscriber, client, namespace, monkeypatch):
     publisher = make(keep=1, deltas=False)
     publisher.publish({"a": torch.zeros(20_000)})  # several batches

@@ -68,3 +68,49 @@ def test_a_resume_that_is_killed_at_any_time_changes_nothing(
         assert killed >= 2
         source.close()
         source.clear()
+
+
+def test_the_files_of_killed_saves_are_deleted_and_others_stay(
+    real_url: str, namespace: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "math.redrb"
+    writing = """
+import sys
+from pathlib import Path
+from redrb.stream.saving.replacing import replacing
+with replacing(Path(sys.argv[1])) as file:
+    file.write(b"half")
+    print("writes", flush=True)
+    sys.stdin.read()
+"""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", writing, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writes\n"
+    alive, *killed = processes
+    for process in killed:
+        process.kill()
+        process.wait(20)
+    own = tmp_path / ".math.redrb.notes"
+    own.write_text("not of a save")
+    with redrb.connect(real_url) as client:
+        stream = redrb.ExperienceStream(client, "math", namespace=namespace)
+        stream.put(numbered(1))
+        stream.save(path)
+        stream.close()
+        stream.clear()
+    assert len(list(tmp_path.iterdir())) == 3  # the save, `own`, and the file that is still written
+    assert own.exists()
+    alive.communicate("", timeout=20)
+    assert path.read_bytes() == b"half"
+    for process in killed:
+        process.communicate(timeout=20)
+    assert sorted(tmp_path.iterdir()) == sorted([own, path])

@@ -41,6 +41,9 @@ if redis.call('SISMEMBER', key('groups'), group) == 0 or redis.call('EXISTS', ke
     return {'more', 0}
   end
 end
+if not leased then -- XREADGROUP creates a consumer of this name: note it, so that it is deleted some day
+  redis.call('HSET', key('leases', group), slot, '0 ended')
+end
 if redis.call('EXISTS', key('ranks', group)) == 1 then
   --@include ranks
   if has_ranks(group, slot, now) then

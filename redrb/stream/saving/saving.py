@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -20,6 +17,7 @@ from redrb.errors import ConfigError, StoreError
 from redrb.stream.saving.checking import CheckedContents
 from redrb.stream.saving.file import Kind, SaveReader, SaveWriter
 from redrb.stream.saving.records import DeadRecord, GroupRecord, TaskEnd
+from redrb.stream.saving.replacing import replacing
 from redrb.stream.saving.restoring import Restoring
 from redrb.stream.saving.snapshot import TaskChanged, TaskReader
 from redrb.stream.task.store import TaskStore
@@ -62,7 +60,7 @@ def save_task(store: TaskStore, path: AnyPath) -> SavedTask:
     target = Path(path)
     for _ in range(_ATTEMPTS):
         try:
-            with _replacing(target) as file:
+            with replacing(target) as file:
                 ending = _write(store, file)
         except TaskChanged:
             continue
@@ -96,32 +94,6 @@ def resume_task(store: TaskStore, path: AnyPath) -> SavedTask:
             restoring.give_up()
             raise
     return _saved(source, contents.ending)
-
-
-@contextmanager
-def _replacing(target: Path) -> Iterator[BinaryIO]:
-    """Open a new file that replaces `target` when the block ends without an error."""
-    fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    try:
-        try:
-            with fresh.open("xb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(target)
-            _sync(target.parent)
-        finally:
-            fresh.unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{target} cannot be written: {error}.") from error
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _write(store: TaskStore, file: BinaryIO) -> TaskEnd:

@@ -87,9 +87,19 @@ class Catalogue:
         return self.described(found[0]) if found else None
 
     def kept(self) -> list[WeightVersion]:
-        """Return the kept versions, the newest last, at most 1,000."""
+        """Return the kept versions, the newest last, at most 1,000.
+
+        Without deltas and adapters whose base was deleted: a reader that had the base has pinned
+        them, and no other can use them.
+        """
         found = self.client.execute("XREVRANGE", self.keys.versions, "+", "-", "COUNT", _LISTED)
-        return [self.described(entry) for entry in reversed(found)]
+        listed = [self.described(entry) for entry in reversed(found)]
+        known: set[int] = set()
+        for each in listed:
+            beyond = len(listed) == _LISTED and each.base < listed[0].version
+            if not each.base or each.base in known or beyond:
+                known.add(each.version)
+        return [each for each in listed if each.version in known]
 
     def described(self, entry: Reply) -> WeightVersion:
         """Return the version that an entry of the stream describes.
