@@ -43,6 +43,11 @@ class Scene:
         self.stream = self.open()
         self.stream.join_group()
 
+    @property
+    def incarnation(self) -> str:
+        """Incarnation of the task."""
+        return self.stream._task.description.incarnation
+
     def open(self, **changes: Any) -> ExperienceStream:
         """Open the task of this scene."""
         return ExperienceStream(
@@ -120,7 +125,10 @@ class Scene:
         """Return the arguments of a take; each has a slot of its own name."""
         token = next(self.tokens)
         who = [group, consumer, f"{consumer}/{token % 8}", token]
-        return [*who, count, count, f"{consumer}.w", ttl_ms, lease_ms, status, where]
+        return [
+            *(*who, count, count, f"{consumer}.w", ttl_ms, lease_ms, status, where),
+            self.incarnation,
+        ]
 
     def close(self) -> None:
         """Check the task, and delete it."""

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgpack
 import torch
@@ -25,7 +25,10 @@ from redrb.experience.batching import METADATA
 from redrb.experience.records import TENSOR_FIELDS, batch_size, per_sample
 from redrb.runtime.random_state import random_state, restore_random_state
 
-FORMAT = 1
+FORMAT = 2
+
+Unacked: TypeAlias = dict[str, dict[int, int]]
+"""Groups that were trained and not acknowledged yet: incarnation of the task -> id -> samples."""
 
 # errors of torch.load for files that are cut off or of another kind
 _DAMAGED = (
@@ -115,15 +118,13 @@ class Checkpoints:
         found = (_NAME.fullmatch(path.name) for path in self._directory.glob("checkpoint-*.pt"))
         return sorted(int(name[1]) for name in found if name)
 
-    def save(
-        self, parts: Mapping[str, Stateful], position: Position, unacked: Mapping[int, int]
-    ) -> None:
+    def save(self, parts: Mapping[str, Stateful], position: Position, unacked: Unacked) -> None:
         """Write a checkpoint; a crash leaves either the previous one or the new one, complete.
 
         Args:
             parts: The modules, optimizers and the like, by name.
             position: How far training has come.
-            unacked: Groups that were trained and not acknowledged yet: id to number of samples.
+            unacked: Groups that were trained and not acknowledged yet.
 
         Raises:
             ConfigError: The file cannot be written.
@@ -136,7 +137,7 @@ class Checkpoints:
             "parts": {name: part.state_dict() for name, part in parts.items()},
             "random": random_state(),
             "position": stored,
-            "mark": {"ids": list(unacked), "samples": list(unacked.values())},
+            "unacked": unacked,
         }
         try:
             self._write(position.step, content)
@@ -145,7 +146,7 @@ class Checkpoints:
                 f"no checkpoint can be written to {self._directory}: {error}."
             ) from error
 
-    def load(self, step: int, parts: Mapping[str, Stateful]) -> tuple[Position, dict[int, int]]:
+    def load(self, step: int, parts: Mapping[str, Stateful]) -> tuple[Position, Unacked]:
         """Load a checkpoint into `parts` and the random number generators.
 
         Returns:
@@ -202,7 +203,7 @@ class Checkpoints:
         return self._directory / f"checkpoint-{step}.pt"
 
 
-def _read(path: Path) -> tuple[dict[str, Any], Position, dict[int, int]]:
+def _read(path: Path) -> tuple[dict[str, Any], Position, Unacked]:
     """Return the content of a file, and the position and unacknowledged groups in it."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
@@ -210,8 +211,8 @@ def _read(path: Path) -> tuple[dict[str, Any], Position, dict[int, int]]:
             raise DecodeError(f"{path} has format {content['format']}, this redrb reads {FORMAT}.")
         stored = dict(content["position"])
         stored["kept"] = [_unpacked(batch) for batch in stored["kept"]]
-        position, mark = Position(**stored), content["mark"]
-        unacked = dict(zip(mark["ids"], mark["samples"], strict=True))
+        position = Position(**stored)
+        unacked = {str(name): dict(groups) for name, groups in content["unacked"].items()}
         if not {"owner", "parts", "random"} <= content.keys():
             raise DecodeError(f"{path} is not a checkpoint of redrb: it lacks a part.")
     except DecodeError:

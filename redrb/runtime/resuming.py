@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from redrb.errors import ConfigError
-from redrb.runtime.checkpoint import Checkpoints, Position, Stateful
+from redrb.runtime.checkpoint import Checkpoints, Position, Stateful, Unacked
 from redrb.runtime.world import newest_common_step
 
 
@@ -25,13 +25,13 @@ class Resumption:
     def load(
         self,
         find_parts: Callable[[], Mapping[str, Stateful]],
-        settle: Callable[[Mapping[int, int]], None],
+        settle: Callable[[Unacked], None],
     ) -> Position:
         """Load the newest checkpoint that all ranks have, if any; all ranks must call it.
 
         Args:
             find_parts: Returns the parts that checkpoints hold.
-            settle: Acknowledges the groups (id to samples) that the checkpoint holds as trained.
+            settle: Acknowledges the groups that the checkpoint holds as trained.
 
         Raises:
             DecodeError, ConfigError: The checkpoint cannot be used; nothing was loaded.

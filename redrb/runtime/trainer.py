@@ -20,7 +20,7 @@ from redrb.keys import check_name
 from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.buffer import DetachedReplayBuffer
 from redrb.runtime.callbacks import Callbacks, TrainerCallback
-from redrb.runtime.checkpoint import Stateful, stateful_parts
+from redrb.runtime.checkpoint import Stateful, Unacked, stateful_parts
 from redrb.runtime.client import client_for
 from redrb.runtime.fresh_batches import FreshBatches
 from redrb.runtime.predecessor import replace_predecessor
@@ -319,12 +319,19 @@ class DetachedTrainer(ABC):
         if "limit" in options:
             raise ConfigError("give buffer_limit, in batches, instead of limit.")
         size = batch_size * (self._batches.world_size or 1)
-        return DetachedReplayBuffer(size, most, client=self._client, **options)
+        buffer = DetachedReplayBuffer(size, most, client=self._client, **options)
+        try:
+            buffer.stream.join_group()  # its ledger counts from now on, not from the first batch
+        except BaseException:
+            buffer.close()
+            raise
+        return buffer
 
-    def _settle(self, unacked: Mapping[int, int]) -> None:
+    def _settle(self, unacked: Unacked) -> None:
         """Acknowledge groups that a checkpoint holds as trained; ranks do so when they take."""
         if self._batches.rank is None:
-            self.buffer.stream.settle(unacked)
+            for incarnation, groups in unacked.items():
+                self.buffer.stream.settle(groups, incarnation=incarnation)
 
     def _loop_config(self) -> LoopConfig:
         return LoopConfig(

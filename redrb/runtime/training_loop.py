@@ -15,7 +15,7 @@ from redrb.errors import BatchTimeout, LeaseLost, StoreUnavailable
 from redrb.experience import Experience
 from redrb.runtime.buffer import DetachedReplayBuffer
 from redrb.runtime.callbacks import Callbacks
-from redrb.runtime.checkpoint import Checkpoints, Position, Stateful
+from redrb.runtime.checkpoint import Checkpoints, Position, Stateful, Unacked
 from redrb.runtime.fresh_batches import FreshBatches
 from redrb.runtime.progress import ProgressBar
 from redrb.runtime.stopping import StopRequest
@@ -238,11 +238,10 @@ class TrainingLoop:
     def _save(self) -> None:
         """Write a checkpoint, if there are any; it names the groups not acknowledged yet."""
         if self.config.checkpoints is not None:
-            unacked = {
-                seq: layout.samples
-                for lease in self.leased
-                for seq, layout in lease.layouts.items()
-            }
+            unacked: Unacked = {}
+            for lease in self.leased:
+                for seq, layout in lease.layouts.items():
+                    unacked.setdefault(lease.incarnation, {})[seq] = layout.samples
             self.config.checkpoints.save(self.config.parts, self.position, unacked)
 
     def _acknowledge(self, lease: Lease) -> None:

@@ -148,7 +148,7 @@ class ExperienceStream:
         self._expiration = Expiration(self._task, group)
         self._preparer = Preparer(self._task, narrow_floats, checked_filters)
         self._producer = Producer(self._task, on_full)
-        self._consumer = Consumer(self._task.store, group, lease_ms)
+        self._consumer = Consumer(self._task, group, lease_ms)
         self._taker = Taker(self._task, self._consumer)
         self._ranks = Ranks(self._task, self._consumer)
 
@@ -250,7 +250,8 @@ class ExperienceStream:
         self._check_open()
         expired = checked_int("groups", groups)
         if expired:
-            self._producer.put(PutBatch((), expired=expired), None)
+            revision = self._task.description.revision
+            self._producer.put(PutBatch((), revision, expired=expired), None)
 
     # take/, ranks/
 
@@ -391,15 +392,29 @@ class ExperienceStream:
         scripts = TakeScripts(self._task.store)
         return scripts.leave(self.group, check_name("consumer", consumer))
 
-    def settle(self, trained: Mapping[int, int]) -> int:
+    @property
+    def incarnation(self) -> str:
+        """Random name that the task got when it was created.
+
+        After Redis lost its data, or the task was cleared, it is created anew with another name,
+        and its ids begin anew: an id names a group only together with the incarnation.
+        """
+        return self._task.description.incarnation
+
+    def settle(self, trained: Mapping[int, int], *, incarnation: str) -> int:
         """Acknowledge groups by id, leased or waiting, when a run resumes from a checkpoint.
 
         A run may die between its checkpoint and its acknowledgements. The groups that the
         checkpoint has trained then wait again, or are leased by the dead run; this call prevents
         that they are taken a second time.
 
+        Groups whose ids may be those of other groups by now are not acknowledged, and a warning
+        says how many: all of them when the task was created anew since, and those that were put
+        after the save when it was restored from a file.
+
         Args:
             trained: Samples of each group that the checkpoint has trained, by the group's id.
+            incarnation: `lease.incarnation` of the lease on these groups.
 
         Returns:
             How many of them were not acknowledged yet.
@@ -408,7 +423,17 @@ class ExperienceStream:
             StoreUnavailable: Redis stayed away.
         """
         self._check_open()
-        return self._task.scripts.settle(self.group, trained) if trained else 0
+        if not isinstance(incarnation, str):
+            raise ConfigError(f"incarnation={incarnation!r:.80}: give lease.incarnation.")
+        settled, refused = self._task.scripts.settle(self.group, trained, incarnation)
+        if refused:
+            _log.warning(
+                "task %r: %d groups that a checkpoint has trained are not acknowledged, because "
+                "the task was created anew since: their ids may be those of other groups now",
+                self.task,
+                refused,
+            )
+        return settled
 
     def join_group(self, start: int | Literal["newest"] | None = None) -> None:
         """Register this consumer group now instead of at its first take.
@@ -429,9 +454,7 @@ class ExperienceStream:
             first = str(checked_int("start", start, 1))
         self._check_open()
         self._consumer.attend()
-        if not self._task.scripts.join(self.group, first):
-            self._task.reopen()
-            self._task.scripts.join(self.group, first)
+        self._task.join(self.group, first)
 
     # task/
 
@@ -592,7 +615,7 @@ class ExperienceStream:
         Returns:
             Groups that were deleted because no other consumer group needs them.
         """
-        return self._task.scripts.drop_group(self.group)
+        return self._task.drop_group(self.group)
 
     def clear(self) -> int:
         """Delete the task, in one atomic step: groups, leases, dead letters, ledger and settings.
@@ -605,10 +628,7 @@ class ExperienceStream:
         Returns:
             Groups that were stored.
         """
-        stored = self._task.scripts.clear()
-        if self._task.follows_weights:
-            self._task.reopen()
-        return stored
+        return self._task.clear()
 
     def close(self) -> None:
         """Stop the heartbeat and requeue what is still leased; closing twice does no harm.

@@ -105,7 +105,12 @@ def _every_call(scene: Scene, ids: Sequence[int]) -> None:
     scene.cost("task/versions", "default", "")
     scene.cost("task/move", "default", "aborted", *ids[:4])
     scene.cost("task/discard", "default", *ids[:4])
-    scene.cost("task/settle", "default", *(word for seq in ids[4:8] for word in (seq, 1)))
+    scene.cost(
+        "task/settle",
+        "default",
+        scene.incarnation,
+        *(word for seq in ids[4:8] for word in (seq, 1)),
+    )
     if scene.settings["order"].startswith("prior"):
         scene.note("task/rescore", lambda: stream.update_priority(ids[8:10], [3.0, 4.0]))
     scene.cost("task/expire", "default", EXPIRE_GROUPS, "discard", 9, 3, "-", "completed")
@@ -114,7 +119,7 @@ def _every_call(scene: Scene, ids: Sequence[int]) -> None:
     )
     scene.cost("task/expire", "default", 32, "look", 9, 3, "-", "completed", name="expire look")
     scene.note("take beyond", lambda: scene.take("a", 2))
-    scene.cost("take/heartbeat", "default", "a", FOREVER_MS)
+    scene.cost("take/heartbeat", "default", "a", FOREVER_MS, scene.incarnation)
     scene.cost("task/join", "late", "")
     scene.note("read", lambda: stream.read(ids[:4]))
     scene.cost("saving/snapshot", "task")
@@ -199,7 +204,7 @@ def test_waiting_takes(compare: Callable[..., None]) -> None:
         again = scene.taking("q5", 3, ttl_ms=FOREVER_MS, where=WHERE)
         scene.cost("take/take", *again, name="where")
         scene.cost("task/stats", "default")
-        scene.cost("take/heartbeat", "default", "w1", FOREVER_MS)
+        scene.cost("take/heartbeat", "default", "w1", FOREVER_MS, scene.incarnation)
         scene.cost("take/leave", "default", "w3")
         late = scene.open(group="late")
         late.join_group()
@@ -255,12 +260,12 @@ def test_consumers(compare: Callable[..., None], fate: str) -> None:
             scene.take(f"c{number}", 1)
         if fate != "alive":
             spared = ["me"] if fate == "spared" else []
-            scene.run("take/heartbeat", "default", "me", FOREVER_MS)
+            scene.run("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
             pipeline = Pipeline()
             for name in [*(f"c{number}" for number in range(scene.size - 20)), *spared]:
                 pipeline.add("ZADD", f"{prefix}consumers:default", 1, name)
             client.exchange(pipeline)
-        scene.cost("take/heartbeat", "default", "me", FOREVER_MS)
+        scene.cost("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
         scene.cost("task/stats", "default")
         scene.cost("saving/snapshot", "task")
         scene.cost("task/versions", "default", "")
@@ -269,7 +274,7 @@ def test_consumers(compare: Callable[..., None], fate: str) -> None:
         scene.cost("task/expire", "default", EXPIRE_GROUPS, "discard", 9, 3, "-", "completed")
         if fate == "spared":
             while client.execute("ZCOUNT", f"{prefix}consumers:default", "-inf", 1):
-                scene.run("take/heartbeat", "default", "me", FOREVER_MS)
+                scene.run("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
             assert scene.stream.stats().taken_over == 0
         scene.cost("task/drop_group", "default")
         while scene.run("task/drop_group", "default")[0] != b"done":
@@ -288,10 +293,10 @@ def test_a_large_lease_is_returned_page_by_page(compare: Callable[..., None]) ->
             pass
         scene.take("d", scene.size)
         prefix = scene.stream._task.store.keys.prefix
-        scene.run("take/heartbeat", "default", "me", FOREVER_MS)
+        scene.run("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
         scene.client.execute("ZADD", f"{prefix}consumers:default", "XX", 1, "d")
-        scene.cost("take/heartbeat", "default", "me", FOREVER_MS)
-        while scene.run("take/heartbeat", "default", "me", FOREVER_MS)[1]:
+        scene.cost("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
+        while scene.run("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)[1]:
             pass
 
     compare(build, 200)

@@ -86,14 +86,19 @@ def test_no_script_takes_long(scene: Scene) -> None:
         for where in (RARE, COMMON, NONE):
             scene.take("a", 4, where=where)
         scene.run("take/take", *scene.taking("w7", 3, ttl_ms=FOREVER_MS, status="aborted"))
-        scene.run("take/heartbeat", "default", "a", FOREVER_MS)
+        scene.run("take/heartbeat", "default", "a", FOREVER_MS, scene.incarnation)
         scene.run("task/stats", "default")
         scene.run("task/count", "default", "completed", "", "0")
         scene.run("task/count", "default", "completed", COMMON, "0")
         scene.run("task/count", "nobody", "completed", COMMON, "0")
         scene.run("task/versions", "default", "")
         scene.run("task/move", "default", "failed", *rare[turn * 4 : turn * 4 + 4])
-        scene.run("task/settle", "default", *(word for seq in rare[-8:] for word in (seq, 1)))
+        scene.run(
+            "task/settle",
+            "default",
+            scene.incarnation,
+            *(word for seq in rare[-8:] for word in (seq, 1)),
+        )
         scene.run("task/discard", "default", rare[20 + turn])
         scene.run("task/expire", "default", EXPIRE_GROUPS, "discard", 100, 98, "-", "completed")
         scene.run("task/expire", "default", EXPIRE_GROUPS, "keep", 100, 98, "-", "completed")

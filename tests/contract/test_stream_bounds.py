@@ -222,7 +222,7 @@ def test_a_delayed_take_changes_nothing(client: Client, namespace: str) -> None:
         before = stream.stats()
         for token in ("1", "2"):
             arguments = ["default", stream._consumer.name, slot, token, 2, 2, "w", 3000, 30000]
-            arguments += ["completed", ""]
+            arguments += ["completed", "", stream._task.description.incarnation]
             reply = run(client, load("take/take"), [stream._task.store.keys.stream], arguments)
             assert reply == [b"late"]
             with pytest.raises(StoreError, match="later take"):

@@ -124,6 +124,7 @@ def test_a_put_that_cannot_wake_is_taken_back(
     with pytest.raises(BatchTimeout):  # from now on a place in the queue is kept
         stream.take(2, timeout=0.01)
     taking = ["default", "c", "c/0", 1, 2, 2, "w", 60_000, 60_000, "completed", ""]
+    taking.append(stream._task.description.incarnation)
     assert stream._task.store.run("take/take", taking)[0] == b"short"
     limited("+@all", f"-{command.lower()}")
     for _ in range(9):

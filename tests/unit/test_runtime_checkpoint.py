@@ -51,7 +51,7 @@ def test_all_contents_are_restored(tmp_path: Path) -> None:
     trainer.step()
     kept = batch()
     position = Position(0, 2, 1, 3, 11, 7, [2, 0, 1], [kept])  # type: ignore[list-item]
-    unacked = {5: 1, 9: 4}
+    unacked = {"a1": {5: 1, 9: 4}, "b2": {5: 2}}
     checkpoints = Checkpoints(tmp_path / "run", owner="me")
     checkpoints.save(stateful_parts(trainer), position, unacked)
     drawn = (torch.rand(3), random.random(), np.random.rand())

@@ -12,7 +12,8 @@ local MOST_TAKEN_OVER = 50
 local function add_dead_letter(group, seq, fields, reason, consumer)
   local deliveries = redis.call('HGET', key('deliveries', group), member_of(seq)) or '0'
   local letter = {'XADD', key('dead'), '*', 'seq', seq, 'group', group,
-    'reason', reason, 'consumer', consumer, 'failed_deliveries', deliveries}
+    'reason', reason, 'consumer', consumer, 'failed_deliveries', deliveries,
+    'incarnation', rules().incarnation}
   for _, value in ipairs(fields) do
     letter[#letter + 1] = value
   end

@@ -4,7 +4,7 @@
 -- In the order in which task/open.lua returns them.
 local SETTINGS = {'format', 'order', 'limit', 'max_bytes', 'max_deliveries', 'sampled', 'max_staleness',
   'max_token_staleness', 'on_expired', 'max_reads', 'capacity', 'eviction', 'rate', 'tags', 'keep_ms',
-  'keep_groups', 'revision'}
+  'keep_groups', 'revision', 'incarnation'}
 
 -- Pack the settings that decide about groups into the field `rules`, which every script reads.
 local function pack_rules()
@@ -15,6 +15,7 @@ local function pack_rules()
   local tags = stored.tags
   redis.call('HSET', task, 'rules', cmsgpack.pack({
     revision = stored.revision,
+    incarnation = stored.incarnation,
     order = stored.order or 'fifo',
     sampled = stored.sampled == '1',
     max_staleness = tonumber(stored.max_staleness or ''),

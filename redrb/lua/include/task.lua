@@ -8,6 +8,10 @@
 --
 -- The hash task holds settings and counters; the hash puts what every put changes: `last`, the last id;
 -- `put`, `samples_put` and `bytes_put`, counters of all puts; and the last operation of each producer.
+--
+-- The field `incarnation` of the task is a random text that it is given when it is created. A task that is
+-- created anew, after Redis lost its data or after it was cleared, has another one, and its ids begin anew.
+-- `ancestors` says which ids are those of earlier incarnations: docs/decisions/0024-incarnations.md.
 
 local BASE = '9999999999999-'
 local stream = KEYS[1]

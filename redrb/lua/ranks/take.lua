@@ -2,12 +2,14 @@
 -- leases the batch with take/take.lua and deals it with ranks/assign.lua. Payload is then read with
 -- XREADGROUP GROUP group ranks/<step>.<rank> STREAMS stream 0.
 -- KEYS[1] stream
--- ARGV    group, consumer, rank, world, step, spec, attempt, joined, last, lease_ms, most
+-- ARGV    group, consumer, rank, world, step, spec, attempt, joined, last, lease_ms, most,
+--         incarnation
 --         spec: the request, the same for all ranks; its first word is the number of groups
 --         attempt: attempt in which the rank asked before, or 0
 --         joined: 1: the consumer has been this rank; 0: it starts, and has trained all earlier steps
 --         last: 1 when the rank's time is up
 --         most: number of formed steps that may be unacknowledged
+--         incarnation: of the task that the client has opened
 -- Returns {'part', {seq ...}, weights}
 --       | {'form', attempt}: this rank forms the step
 --       | {'wait', attempt, {rank that has not asked yet ...}}
@@ -19,8 +21,9 @@
 --       | {'differs', spec of the other ranks} | {'replaced'}: another process is this rank
 --       | {'held', world, {living rank ...}}: other ranks take from this consumer group
 --       | {'leased', entries}: other consumers lease entries of this consumer group
---       | {'gone'} | {'more'}: the consumer group is joining, run it again
---@include task pending waking leases ranks attempts membership steps
+--       | {'gone'}: there is no such task, or it was created anew
+--       | {'more'}: the consumer group is joining, run it again
+--@include task facts pending waking leases ranks attempts membership steps
 
 local FORMING_MS = 3000 -- a rank that forms a step and is silent for so long is replaced by another
 
@@ -28,7 +31,7 @@ begin_writing()
 local group, consumer, rank, world = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local step, spec, before, now = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), now_ms()
 local ranks, parts = key('ranks', group), key('rank_parts', group)
-if not exists() then
+if not rules().exists or rules().incarnation ~= ARGV[12] then
   return {'gone'}
 elseif not join(group) then
   return {'more'}

@@ -45,7 +45,8 @@ if not is_complete() then
 end
 local differs = {'differs'}
 for _, name in ipairs(SETTINGS) do
-  if name ~= 'revision' and settings[name] and settings[name] ~= redis.call('HGET', task, name) then
+  local here_only = name == 'revision' or name == 'incarnation'
+  if not here_only and settings[name] and settings[name] ~= redis.call('HGET', task, name) then
     differs[#differs + 1] = name
   end
 end
@@ -57,7 +58,9 @@ if version and version > number(task, 'version') then
   redis.call('HSET', task, 'version', settings.version)
 end
 redis.call('HDEL', task, 'part')
-redis.call('HSET', task, 'restored', token, 'revision', token)
+-- an incarnation into which nothing was put has no ids yet, so the restored task may go on with it
+redis.call('HSET', task, 'restored', token, 'revision', token,
+  'incarnation', settings.incarnation or token)
 pack_rules()
 local names = names_of_keys()
 

@@ -1,14 +1,17 @@
 -- Renew a consumer's deadline, and requeue the leases of consumers whose deadline is over.
 -- KEYS[1] stream
--- ARGV    group, consumer, lease_ms
+-- ARGV    group, consumer, lease_ms, incarnation
 --         lease_ms: the consumer is dead after so long without a heartbeat
 -- Returns {'held' | 'lost', entries}: whether the consumer was registered until now, so that it has its
 --         leases yet, and how many entries were taken over from other consumers
---@include task waking leases
+--       | {'anew', 0}: the task was created anew since the client has opened it in this incarnation
+--@include task facts waking leases
 
 begin_writing()
 local group, consumer, now = ARGV[1], ARGV[2], now_ms()
-if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0 then
+if rules().exists and rules().incarnation ~= ARGV[4] then
+  return {'anew', 0}
+elseif not rules().exists or redis.call('SISMEMBER', key('groups'), group) == 0 then
   return {'lost', 0}
 end
 local returned, known = beat(group, consumer, tonumber(ARGV[3]), now)

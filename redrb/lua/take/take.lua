@@ -1,27 +1,28 @@
 -- Lease a full batch, or lease nothing and queue for it. Payload is then read with
 -- XREADGROUP GROUP group slot STREAMS stream 0.
 -- KEYS[1] stream
--- ARGV    group, consumer, slot, token, count, least, waiter, ttl_ms, lease_ms, status, where
+-- ARGV    group, consumer, slot, token, count, least, waiter, ttl_ms, lease_ms, status, where, incarnation
 --         token: name of the lease, a number that counts up in its slot; repeated with the same token, a
 --         take returns the batch that it leased
 --         least: fewest entries that are accepted instead of `count`
 --         waiter: name in the queue; ttl_ms: how long its place is kept, 0: do not queue, leave the queue
 --         lease_ms: the consumer is dead after so long without a heartbeat
 --         where: JSON of a query, or ''
+--         incarnation: of the task that the client has opened
 -- Returns {'taken', entries, {member ...}, {weight ..., sum of weights}}: of an order
 --         other than fifo the members in this order, of one that draws their weights and the weight of all
 --         groups that waited
 --       | {'short', waiting, producers that wait for room, groups that just expired, groups that wait
 --         with another status}
 --       | {'never', limit}: the limit is smaller than the batch
---       | {'gone'}: there is no such task | {'late'}: a later take of the slot came first
+--       | {'gone'}: there is no such task, or it was created anew | {'late'}: a later take of the slot came first
 --       | {'ranks'}: ranks take from this consumer group, so other consumers may not
 --       | {'more', groups that just expired}: run it again, there is more to do before
 --@include task facts pools heartbeats claims
 
 begin_writing()
 local rule = rules()
-if not rule.exists then
+if not rule.exists or rule.incarnation ~= ARGV[12] then
   return {'gone'}
 end
 local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]

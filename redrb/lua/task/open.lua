@@ -1,7 +1,8 @@
 -- Create the task, or check that it has these settings.
 -- KEYS[1] stream
 -- ARGV    revision, name, value, ...
---         revision: name of the settings, if this call changes them
+--         revision: random name of the settings, if this call changes them, and of the incarnation of the
+--         task, if this call creates it
 --         a setting that the task was not given yet is added to it; default_<name>: value of a setting
 --         until it is given, kept from the first call
 -- Returns {'ok', name, value, ..., 'filling', place or nil} with all settings; if there is a place, run
@@ -45,6 +46,9 @@ if not exists() then
   redis.call('XADD', stream, BASE .. '0', 'g', '')
   redis.call('XDEL', stream, BASE .. '0')
   redis.call('HSET', puts, 'last', '0')
+end
+if redis.call('HSETNX', task, 'incarnation', ARGV[1]) == 1 then
+  changed = true
 end
 for name, value in pairs(given) do
   if name == 'max_bytes' and not redis.call('HGET', task, name) then

@@ -1,25 +1,43 @@
 -- Acknowledge the entries that a checkpoint has trained, waiting or leased, by their seq.
 -- KEYS[1] stream
--- ARGV    group, seq, samples, seq, samples, ...
--- Returns the number of entries acknowledged; repeated, 0. If entries are read several times it does
---         nothing, as they would be read again anyway.
+-- ARGV    group, incarnation, seq, samples, seq, samples, ...
+--         incarnation: of the task in which these entries were leased
+-- Returns {entries acknowledged, entries refused}: refused are those that may be others than the ones that
+--         were trained, because the task was created anew since, or was restored from an older save.
+--         Repeated, none is acknowledged. If entries are read several times it does nothing, as they
+--         would be read again anyway.
 --@include task facts pools waking groups
 
 begin_writing()
-local group, over, samples = ARGV[1], {}, 0
+local group, over, samples, refused = ARGV[1], {}, 0, 0
 local state = key('group', group)
-if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0
-  or rules().max_reads ~= 1 then
+
+-- The last seq that names the same entry in this task as in that incarnation.
+local function last_shared(incarnation)
+  if rules().incarnation == incarnation then
+    return math.huge
+  end
+  local ancestors = redis.call('HGET', task, 'ancestors') or ''
+  for name, last in string.gmatch(ancestors, '(%S+) (%d+)') do
+    if name == incarnation then
+      return tonumber(last)
+    end
+  end
   return 0
 end
-for i = 2, #ARGV, 2 do
+
+local last = last_shared(ARGV[2])
+local joined = redis.call('SISMEMBER', key('groups'), group) == 1 and rules().max_reads == 1
+for i = 3, #ARGV, 2 do
   local seq = ARGV[i]
-  local pool = waits_in(group, seq)
-  local found = true
+  local known = tonumber(seq) <= last
+  local pool = joined and known and waits_in(group, seq)
+  local found = joined and known
+  refused = refused + (known and 0 or 1)
   if pool then
     withdraw(group, pool, {member_of(seq)})
     add(state, 'taken', 1)
-  else -- leased by a consumer that is dead, or that will learn that it lost the lease
+  elseif found then -- leased by a consumer that is dead, or that will learn that it lost the lease
     found = redis.call('XACK', stream, group, id_of(seq)) == 1
   end
   if found then
@@ -32,8 +50,10 @@ for i = 2, #ARGV, 2 do
     redis.call('HDEL', key('deliveries', group), member_of(seq))
   end
 end
-add(state, 'acked', #over)
-add(state, 'samples_acked', samples)
-forget(group, over, true)
-wake_room()
-return #over
+if #over > 0 then
+  add(state, 'acked', #over)
+  add(state, 'samples_acked', samples)
+  forget(group, over, true)
+  wake_room()
+end
+return {#over, refused}

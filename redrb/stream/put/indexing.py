@@ -17,8 +17,7 @@ from redrb.stream.task.description import TaskDescription
 def index_arguments(description: TaskDescription, batch: PutBatch) -> list[Argument]:
     """Return the arguments of the script `put/put` that describe a batch.
 
-    They name the settings that the batch was prepared for, because the task may have others by now;
-    a batch without groups fits all settings.
+    They name the settings that the batch was prepared for, because the task may have others by now.
 
     Raises:
         ConfigError: This process was not given the `Order` object of the task.
@@ -31,8 +30,7 @@ def index_arguments(description: TaskDescription, batch: PutBatch) -> list[Argum
         )
     statuses = {group.status for group in batch.groups}
     status = statuses.pop() if len(statuses) == 1 else ""
-    revision = batch.revision if batch.groups else ""
-    return [batch.expired, revision, status, *_packed_facts(order, batch)]
+    return [batch.expired, batch.revision, status, *_packed_facts(order, batch)]
 
 
 def _packed_facts(order: Order, batch: PutBatch) -> list[bytes]:

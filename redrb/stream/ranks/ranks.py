@@ -57,9 +57,10 @@ class Ranks:
         grace: Wait | None = None
         while True:
             last = wait.over
-            reply = self._ask(request, attempt, wait, last=last)
+            incarnation = self._task.description.incarnation
+            reply = self._ask(request, attempt, wait, incarnation, last=last)
             if reply.outcome == "part":
-                lease = self._lease(request, reply)
+                lease = self._lease(request, reply, incarnation)
                 if lease is not None:
                     return lease
             elif reply.outcome == "gone":
@@ -91,7 +92,9 @@ class Ranks:
             self._rank_store.leave(consumer, rank)
         self._joined.clear()
 
-    def _ask(self, request: PartRequest, attempt: int, wait: Wait, *, last: bool) -> RankReply:
+    def _ask(
+        self, request: PartRequest, attempt: int, wait: Wait, incarnation: str, *, last: bool
+    ) -> RankReply:
         rank, consumer = request.place.rank, self._consumer.name
         joined = self._joined.get(rank) == consumer
         reply = self._rank_store.ask(
@@ -100,6 +103,7 @@ class Ranks:
             joined=joined,
             last=last,
             lease_ms=self._consumer.lease_ms,
+            incarnation=incarnation,
             retry_s=wait.retry_s,
         )
         if reply.outcome not in ("held", "leased", "replaced", "gone", "more"):
@@ -134,6 +138,7 @@ class Ranks:
             *(self._consumer.name, step, attempt, take if last else take.full),
             ttl_ms=0 if last else QUEUE_TTL_MS,
             lease_ms=self._consumer.lease_ms,
+            incarnation=self._task.description.incarnation,
             retry_s=wait.retry_s,
         )
         if batch.outcome == "taken":
@@ -153,7 +158,7 @@ class Ranks:
             return last
         return True
 
-    def _lease(self, request: PartRequest, reply: RankReply) -> Lease | None:
+    def _lease(self, request: PartRequest, reply: RankReply, incarnation: str) -> Lease | None:
         """Return the lease on a part; None when another process has taken the rank over.
 
         Groups that cannot be decoded go to the dead letters: the part is smaller, and the number
@@ -168,6 +173,7 @@ class Ranks:
                 [(seq, payloads.get(seq)) for seq in reply.ids],
                 RankPart(self._rank_store, self._store.task, self._consumer.name, place),
                 status=request.take.status,
+                incarnation=incarnation,
                 draw=part_draw(reply.text),
             )
         except LeaseLost:

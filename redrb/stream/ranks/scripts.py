@@ -115,6 +115,7 @@ class RankStore:
         joined: bool,
         last: bool,
         lease_ms: int,
+        incarnation: str,
         retry_s: float | None,
     ) -> RankReply:
         """Ask for a part.
@@ -127,10 +128,12 @@ class RankStore:
             joined: Whether this process was this rank before.
             last: Whether the rank's time is up.
             lease_ms: Silence after which the rank is lost.
+            incarnation: Of the task, as this process knows it.
             retry_s: How long Redis may be away.
         """
         arguments: list[Argument] = [self._group, consumer, place.rank, place.world_size]
         arguments += [place.step, spec, attempt, int(joined), int(last), lease_ms, MOST_STEPS]
+        arguments.append(incarnation)
         outcome, *values = self._store.run("ranks/take", arguments, retry_s=retry_s)
         return _rank_reply(outcome.decode(), values)
 
@@ -143,6 +146,7 @@ class RankStore:
         *,
         ttl_ms: int,
         lease_ms: int,
+        incarnation: str,
         retry_s: float | None,
     ) -> BatchReply:
         """Lease the batch of a step, or queue for it; the same attempt finds the same batch."""
@@ -152,6 +156,7 @@ class RankStore:
             waiter=self._waiter,
             ttl_ms=ttl_ms,
             lease_ms=lease_ms,
+            incarnation=incarnation,
         )
         outcome, *values = self._store.run("take/take", arguments, retry_s=retry_s)
         if outcome != b"taken":

@@ -29,6 +29,8 @@ _STATUSES: Final = frozenset(Status)
 _MAX_COUNT: Final = 2**53 - 1
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _GROUP_NAME: Final = re.compile(r"[A-Za-z0-9._/@+-]{1,128}")
+_INCARNATION: Final = re.compile(r"[0-9a-f]{1,64}")
+_ANCESTORS: Final = re.compile(r"([0-9a-f]{1,64} [0-9]{1,16}( (?=.)|$))*")
 _STALENESS: Final = re.compile(r"[onfq][0-9]{1,4}")
 _ENTRY_ID: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _TERM_NUMBER: Final = re.compile(r"[1-9][0-9]{0,15}")
@@ -121,6 +123,8 @@ def parse_header(head: Any) -> TaskHeader:
     _require(_is_count(fields.get("saved_ms")) and _is_count(fields.get("terms")), "counts")
     settings = _pairs(fields.get("settings"), 1 << 16)
     _require(all(map(_NAME.fullmatch, settings)), "settings")
+    _require(_INCARNATION.fullmatch(settings.get("incarnation", "0")), "the incarnation")
+    _require(_ANCESTORS.fullmatch(settings.get("ancestors", "")), "earlier incarnations")
     parsed = tuple(map(_parse_consumer_group, groups or ()))
     _require(len({group.name for group in parsed}) == len(parsed), "a consumer group twice")
     header = TaskHeader(

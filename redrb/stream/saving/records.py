@@ -21,6 +21,9 @@ PUT_COUNTERS = ("last", "put", "samples_put", "bytes_put")
 _TRANSIENT = frozenset({"bytes", "kept_bytes", "queued", "restored", "part", "revision"})
 """Fields of a task that are not saved."""
 
+MOST_ANCESTORS = 64
+"""Incarnations that a restored task knows."""
+
 _ENDED = ("acked", "expired", "filtered", "evicted", "dead")
 """Counters of groups that a consumer group does not need any more."""
 
@@ -152,6 +155,17 @@ def settings_of(fields: Mapping[str, str]) -> dict[str, str]:
     """Return the settings among the fields that Redis keeps of a task."""
     others = _TRANSIENT.union(COUNTERS)
     return {name: value for name, value in fields.items() if name not in others}
+
+
+def ancestors_of(header: TaskHeader) -> str:
+    """Return which ids of the restored task are ids of earlier incarnations.
+
+    Pairs of an incarnation and its last id in the file: up to it, an id names the same group.
+    """
+    words = header.settings.get("ancestors", "").split()
+    if "incarnation" in header.settings:
+        words += [header.settings["incarnation"], str(header.last)]
+    return " ".join(words[-2 * MOST_ANCESTORS :])
 
 
 def declared_tags(settings: Mapping[str, str]) -> tuple[str, ...]:

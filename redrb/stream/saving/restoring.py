@@ -27,6 +27,7 @@ from redrb.stream.saving.records import (
     GroupRecord,
     TaskEnd,
     TaskHeader,
+    ancestors_of,
     declared_tags,
     settings_of,
 )
@@ -200,7 +201,8 @@ class Restoring:
         """Return the fields of the hashes `task` and `puts`."""
         counters = _texts(self.header.counters)
         of_puts = {name: counters.pop(name) for name in PUT_COUNTERS if name in counters}
-        return {"task": {**self._settings, **counters}, "puts": of_puts}
+        settings = {**self._settings, "ancestors": ancestors_of(self.header)}
+        return {"task": {**settings, **counters}, "puts": of_puts}
 
     def _groups(self) -> dict[str, dict[str, dict[str, str]]]:
         """Return the state of each consumer group for the stage."""

@@ -25,6 +25,7 @@ def claimed_part(
     holder: Holder,
     *,
     status: Status,
+    incarnation: str,
     draw: Draw | None = None,
     least: int | None = None,
 ) -> LeasePart | None:
@@ -38,6 +39,7 @@ def claimed_part(
         entries: The entries that a script claimed for `holder`.
         holder: Their place in Redis.
         status: Status in which the groups were taken.
+        incarnation: Incarnation of the task in which they were claimed.
         draw: Weights by which the order drew them.
         least: Fewest groups in a part. A claim with fewer, or of which a group cannot be decoded,
             is released. None: decodable groups are a part, however many there are.
@@ -62,7 +64,13 @@ def claimed_part(
     ids = [seq for seq, _ in good]
     if least is None or (not bad and len(good) >= least):
         expiries = _expiries(store, group, ids) if status is Status.EXPIRED else None
-        return LeasePart(store.task, good, holder, draw=draw, expiries=expiries, status=status)
+        return LeasePart(
+            *(store.task, good, holder),
+            incarnation=incarnation,
+            draw=draw,
+            expiries=expiries,
+            status=status,
+        )
     if good or not bad:
         holder.finish("release", ids, reason="", samples=0, ends=True)
     return None

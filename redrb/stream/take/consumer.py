@@ -17,7 +17,7 @@ from redrb.errors import LeaseLost, StoreError
 from redrb.experience import Status
 from redrb.stream.take.heartbeat import Heartbeat
 from redrb.stream.take.scripts import Ending, Outcome, TakeScripts
-from redrb.stream.task.store import TaskStore
+from redrb.stream.task.task import Task
 
 _log = logging.getLogger("redrb")
 
@@ -95,16 +95,16 @@ class UnreadTake(Protocol):
 class Consumer:
     """One member of a consumer group; safe among threads."""
 
-    def __init__(self, store: TaskStore, group: str, lease_ms: int) -> None:
+    def __init__(self, task: Task, group: str, lease_ms: int) -> None:
         """Make a consumer; its heartbeat begins with the first take.
 
         Args:
-            store: The task.
+            task: The task.
             group: Name of the consumer group.
             lease_ms: Silence of the heartbeat after which other consumers take its leases over.
         """
-        self._task = store.task
-        self._scripts = TakeScripts(store)
+        self._task = task
+        self._scripts = TakeScripts(task.store)
         self.group = group
         self.lease_ms = lease_ms
         self._begin()
@@ -170,18 +170,23 @@ class Consumer:
 
     def beat(self) -> None:
         """Renew this consumer's deadline, and release leases that were dropped."""
-        known, taken_over = self._scripts.heartbeat(self.group, self.name, self.lease_ms)
-        if not known and self._slots:
-            _log.warning("task %r: the heartbeat came too late", self._task)
+        name, incarnation = self._task.name, self._task.description.incarnation
+        outcome, taken_over = self._scripts.heartbeat(
+            self.group, self.name, self.lease_ms, incarnation
+        )
+        if outcome == "anew":
+            self._task.reopen()
+        elif outcome == "lost" and self._slots:
+            _log.warning("task %r: the heartbeat came too late", name)
         if taken_over:
-            _log.warning("task %r: took %d groups over from dead consumers", self._task, taken_over)
+            _log.warning("task %r: took %d groups over from dead consumers", name, taken_over)
         self._release_unread()
         while self._abandoned:
             slot, ids = self._abandoned.popleft()
             _log.warning(
                 "task %r: a lease on %d groups was dropped without ack, release or reject; "
                 "its groups are requeued",
-                self._task,
+                self._task.name,
                 len(ids),
             )
             try:
@@ -208,6 +213,6 @@ class Consumer:
             except (LeaseLost, StoreError) as error:
                 _log.warning(
                     "task %r: a batch that was taken ahead is requeued later: %s",
-                    self._task,
+                    self._task.name,
                     error,
                 )

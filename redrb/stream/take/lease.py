@@ -251,6 +251,11 @@ class Lease(PartsLease[Collection[int]]):
         return tuple(seq for part in self._parts for seq in part.layouts)
 
     @property
+    def incarnation(self) -> str:
+        """Incarnation of the task in which the groups were leased; `settle` asks for it."""
+        return self._parts[0].incarnation
+
+    @property
     def layouts(self) -> dict[int, GroupLayout]:
         """The groups that are still leased, checked and not decoded yet, by id."""
         return {seq: layout for part in self._parts for seq, layout in part.layouts.items()}

@@ -74,6 +74,7 @@ class LeasePart:
     Attributes:
         task: Name of the task.
         holder: The groups' place in Redis.
+        incarnation: Incarnation of the task in which the groups were leased.
         layouts: The groups that are still leased, checked and not decoded yet, by id, in the order
             of the batch.
         draw: Weights by which the order drew the groups; None if it does not draw.
@@ -87,12 +88,14 @@ class LeasePart:
         groups: Sequence[tuple[int, GroupLayout]],
         holder: Holder,
         *,
+        incarnation: str = "",
         draw: Draw | None = None,
         expiries: Mapping[int, Expiry | None] | None = None,
         status: Status = Status.COMPLETED,
     ) -> None:
         self.task = task
         self.holder = holder
+        self.incarnation = incarnation
         self.layouts = dict(groups)
         self.draw = draw
         self.expiries = dict(expiries or {})
@@ -160,5 +163,6 @@ class LeasePart:
             task=self.task,
             ids=tuple(ids),
             why="this consumer's heartbeat stopped for longer than lease_ms, and other consumers "
-            "took the groups over. Drop the result of training on them and take again.",
+            "took the groups over, or Redis has lost the task's data. Drop the result of training "
+            "on them and take again.",
         )

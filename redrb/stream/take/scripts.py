@@ -7,7 +7,7 @@ headers of the scripts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from redis.exceptions import ResponseError
@@ -22,6 +22,9 @@ from redrb.stream.task.store import TaskStore
 
 Outcome: TypeAlias = Literal["ack", "expire", "release", "fail", "reject"]
 """How leased groups end."""
+
+Beat: TypeAlias = Literal["held", "lost", "anew"]
+"""Result of a heartbeat; see `redrb/lua/take/heartbeat.lua`."""
 
 TakeOutcome: TypeAlias = Literal["taken", "short", "never", "gone", "more", "late", "ranks"]
 
@@ -54,9 +57,9 @@ class TakeReply:
 
     Attributes:
         outcome: "taken"; "short": too few groups wait; "never": the limit is smaller than the
-            batch; "gone": the task was deleted; "more": there is more to do before, ask again;
-            "late": a later take of the slot came first; "ranks": ranks take from this consumer
-            group.
+            batch; "gone": the task was deleted, or created anew; "more": there is more to do
+            before, ask again; "late": a later take of the slot came first; "ranks": ranks take from
+            this consumer group.
         amount: Groups leased, groups waiting, or the limit, as `outcome` says.
         blocked: Producers that wait for room, where too few groups are waiting.
         expired: Groups that turned out to be too stale, where too few are waiting.
@@ -65,6 +68,7 @@ class TakeReply:
         weights: Weight of each, in an order that draws; else empty.
         total_weight: Sum of the weights of all groups that waited.
         held: False when another consumer has taken over the lease that was to end first.
+        incarnation: Incarnation of the task in which the groups were leased.
     """
 
     outcome: TakeOutcome
@@ -76,6 +80,7 @@ class TakeReply:
     total_weight: float = 0.0
     expired: int = 0
     others: int = 0
+    incarnation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,7 @@ def take_arguments(
     waiter: str,
     ttl_ms: int,
     lease_ms: int,
+    incarnation: str,
 ) -> list[Argument]:
     """Return the ARGV of the script `take/take`.
 
@@ -126,9 +132,10 @@ def take_arguments(
         waiter: Name in the queue of takes.
         ttl_ms: How long the place in the queue is kept; 0: do not queue, leave the queue.
         lease_ms: Silence of the consumer's heartbeat after which others take its leases over.
+        incarnation: Of the task, as this process knows it.
     """
     taking: list[Argument] = [group, consumer, slot, token, request.count, request.least]
-    return [*taking, waiter, ttl_ms, lease_ms, request.status, request.where]
+    return [*taking, waiter, ttl_ms, lease_ms, request.status, request.where, incarnation]
 
 
 class TakeScripts:
@@ -148,6 +155,7 @@ class TakeScripts:
         waiter: str,
         ttl_ms: int,
         lease_ms: int,
+        incarnation: str,
         first: Ending | None = None,
     ) -> Request[TakeReply]:
         """Return the request that leases a batch, or nothing, and reads its payload.
@@ -155,7 +163,11 @@ class TakeScripts:
         In the same round trip, and before it, another lease of this consumer may end: `first`.
         """
         arguments = take_arguments(
-            group, consumer, slot, token, request, waiter=waiter, ttl_ms=ttl_ms, lease_ms=lease_ms
+            *(group, consumer, slot, token, request),
+            waiter=waiter,
+            ttl_ms=ttl_ms,
+            lease_ms=lease_ms,
+            incarnation=incarnation,
         )
         scripts = [("take/take", arguments)]
         if first is not None:
@@ -173,7 +185,7 @@ class TakeScripts:
         def result(replies: list[Reply]) -> TakeReply:
             if any(map(is_missing_script, replies[:-1])):
                 replies = store.client.exchange(pipeline(whole=True))
-            return _take_reply(replies)
+            return replace(_take_reply(replies), incarnation=incarnation)
 
         return Request(store.client, pipeline(whole=False), result)
 
@@ -202,10 +214,13 @@ class TakeScripts:
         reply = self._store.run("take/recheck", arguments, retry_s=retry_s)
         return bool(reply[0] == b"fresh")
 
-    def heartbeat(self, group: str, consumer: str, lease_ms: int) -> tuple[bool, int]:
+    def heartbeat(
+        self, group: str, consumer: str, lease_ms: int, incarnation: str
+    ) -> tuple[Beat, int]:
         """Renew a consumer's deadline; returns whether it was known, and the groups taken over."""
-        outcome, taken_over = self._store.run("take/heartbeat", [group, consumer, lease_ms])
-        return bool(outcome == b"held"), int(taken_over)
+        arguments: list[Argument] = [group, consumer, lease_ms, incarnation]
+        outcome, taken_over = self._store.run("take/heartbeat", arguments)
+        return outcome.decode(), int(taken_over)
 
     def leave(self, group: str, consumer: str) -> int:
         """Requeue the groups that a consumer leases, unharmed; returns their number."""

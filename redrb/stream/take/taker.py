@@ -85,6 +85,7 @@ class Taker:
             reply.entries,
             slot,
             status=request.status,
+            incarnation=reply.incarnation,
             draw=draw,
             least=min(request.least, request.count),
         )
@@ -149,17 +150,18 @@ class Taker:
             accepted = request if last else request.full
             sent = self._request(slot, accepted, 0 if last else QUEUE_TTL_MS, before)
             reply = sent.result(retry_s=wait.retry_s)
+            if reply.outcome == "gone":
+                self._task.reopen()
             if before is not None:
                 self.conclude(before, slot, reply)
                 before = None
             expired += reply.expired
             if reply.outcome == "taken":
                 return reply
-            if reply.outcome == "more":  # its consumer group joins, or much expires, in parts
+            if reply.outcome in ("gone", "more"):
+                # "more": its consumer group joins, or much expires, in parts
                 continue
             self._refuse(request, reply)
-            if reply.outcome == "gone":
-                self._task.reopen()
             if last:
                 raise BatchTimeout(
                     task=self._store.task,
@@ -205,6 +207,7 @@ class Taker:
             waiter=slot.waiter,
             ttl_ms=ttl_ms,
             lease_ms=consumer.lease_ms,
+            incarnation=self._task.description.incarnation,
             first=None if before is None else _acknowledgement(before),
         )
 

@@ -19,6 +19,7 @@ class DeadLetter:
         group: Consumer group that gave it up.
         reason: The reason given to `reject`, or that deliveries failed.
         failed_deliveries: Deliveries that ended without acknowledgement.
+        incarnation: Incarnation of the task in which the group had that id.
         items: Samples of the group; None when they cannot be decoded.
     """
 
@@ -26,6 +27,7 @@ class DeadLetter:
     group: str
     reason: str
     failed_deliveries: int
+    incarnation: str
     items: list[BufferItem] | None
 
 
@@ -48,6 +50,7 @@ def _dead_letter(fields: dict[bytes, bytes]) -> DeadLetter:
             group=fields[b"group"].decode(),
             reason=fields[b"reason"].decode(errors="replace"),
             failed_deliveries=int(fields[b"failed_deliveries"]),
+            incarnation=fields.get(b"incarnation", b"").decode(),
             items=items,
         )
     except (KeyError, ValueError) as error:

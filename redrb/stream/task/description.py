@@ -35,6 +35,8 @@ class TaskDescription:
     Attributes:
         order: The task's order; None where it is an `Order` object that this process was not given.
         revision: Name of these settings; the task has another one once they changed.
+        incarnation: Random name that the task was given when it was created; "" once this process
+            has cleared the task.
         tags: Names of the declared tags.
         staleness: When its groups expire.
         keep_expired: Whether expired groups wait with status EXPIRED, instead of being discarded.
@@ -42,6 +44,7 @@ class TaskDescription:
 
     order: Order | None
     revision: str
+    incarnation: str
     tags: tuple[str, ...]
     staleness: StalenessRules
     keep_expired: bool
@@ -52,6 +55,7 @@ class TaskDescription:
         return cls(
             order=order,
             revision=stored["revision"],
+            incarnation=stored["incarnation"],
             tags=tuple(json.loads(stored["tags"] or "[]")),
             staleness=StalenessRules(
                 _number(stored["max_staleness"]), _number(stored["max_token_staleness"])

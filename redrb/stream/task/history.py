@@ -26,11 +26,13 @@ class StoredGroup:
         items: Its samples.
         archived_at: When the last consumer group acknowledged it, in UTC; None while a consumer
             group still needs it.
+        incarnation: Incarnation of the task in which it has this id.
     """
 
     id: int
     items: list[BufferItem]
     archived_at: datetime | None
+    incarnation: str
 
 
 def read_groups(task: Task, ids: Sequence[int]) -> list[StoredGroup | None]:
@@ -38,8 +40,7 @@ def read_groups(task: Task, ids: Sequence[int]) -> list[StoredGroup | None]:
     task.scripts.trim()
     found: list[StoredGroup | None] = []
     for start in range(0, len(ids), PAGE_GROUPS):
-        for seq, payload, at_ms in _read(task.store, ids[start : start + PAGE_GROUPS]):
-            found.append(None if payload is None else _group(seq, payload, at_ms))
+        found += _read(task.store, ids[start : start + PAGE_GROUPS])
     return found
 
 
@@ -52,29 +53,38 @@ def history(task: Task, since: datetime | None, until: datetime | None) -> Itera
         page = task.scripts.archived(*after, end, PAGE_GROUPS)
         if not page:
             return
-        for seq, payload, at_ms in _read(task.store, [seq for seq, _ in page]):
-            if payload is not None:
-                yield _group(seq, payload, at_ms)
+        for group in _read(task.store, [seq for seq, _ in page]):
+            if group is not None:
+                yield group
         after = (page[-1][1], member_of(page[-1][0]))
 
 
-def _read(store: TaskStore, ids: Sequence[int]) -> list[tuple[int, bytes | None, int | None]]:
-    """Return id, bytes and time of archiving in ms of groups; None where there is none."""
+def _read(store: TaskStore, ids: Sequence[int]) -> list[StoredGroup | None]:
+    """Return groups by id; None where there is none.
+
+    They are read between two looks at the incarnation: if it has changed, they are read again.
+    """
     pipeline = Pipeline()
+    pipeline.add("HGET", f"{store.keys.prefix}task", "incarnation")
     for seq in ids:
         pipeline.add("XRANGE", store.keys.stream, entry_id(seq), entry_id(seq))
         pipeline.add("ZSCORE", f"{store.keys.prefix}archive", member_of(seq))
-    replies = store.exchange(pipeline)
+    pipeline.add("HGET", f"{store.keys.prefix}task", "incarnation")
+    while True:
+        before, *replies, incarnation = store.exchange(pipeline)
+        if before == incarnation:
+            break
+    name = "" if incarnation is None else incarnation.decode()
     return [
-        (
-            seq,
-            parse_entry(entries[0])[1] if entries else None,
-            None if score is None else int(float(score)),
-        )
+        _group(seq, parse_entry(entries[0])[1], score, name) if entries else None
         for seq, entries, score in zip(ids, replies[::2], replies[1::2], strict=True)
     ]
 
 
-def _group(seq: int, payload: bytes, at_ms: int | None) -> StoredGroup:
-    at = None if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC)
-    return StoredGroup(seq, decode_items(parse_group(payload)), at)
+def _group(
+    seq: int, payload: bytes | None, at_ms: bytes | None, incarnation: str
+) -> StoredGroup | None:
+    if payload is None:
+        return None
+    at = None if at_ms is None else datetime.fromtimestamp(int(float(at_ms)) / 1000, UTC)
+    return StoredGroup(seq, decode_items(parse_group(payload)), at, incarnation)

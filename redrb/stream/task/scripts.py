@@ -140,18 +140,24 @@ class TaskScripts:
         """Discard groups as expired if they wait; returns how many did."""
         return int(self._store.run("task/discard", [group, *ids]))
 
-    def settle(self, group: str, trained: Mapping[int, int]) -> int:
-        """Acknowledge groups, leased or waiting; returns how many were not acknowledged yet.
+    def settle(self, group: str, trained: Mapping[int, int], incarnation: str) -> tuple[int, int]:
+        """Acknowledge groups, leased or waiting, of an incarnation of the task.
 
         Args:
             group: Consumer group.
             trained: Samples of each group, by id.
+            incarnation: Incarnation of the task in which they were leased.
+
+        Returns:
+            How many were not acknowledged yet, and how many were refused, because their ids may be
+            those of other groups by now.
         """
-        pairs, settled = list(trained.items()), 0
+        pairs, settled, refused = list(trained.items()), 0, 0
         for start in range(0, len(pairs), SETTLE_GROUPS):
             flat = itertools.chain.from_iterable(pairs[start : start + SETTLE_GROUPS])
-            settled += int(self._store.run("task/settle", [group, *flat]))
-        return settled
+            found = self._store.run("task/settle", [group, incarnation, *flat])
+            settled, refused = settled + int(found[0]), refused + int(found[1])
+        return settled, refused
 
     def archived(self, since: str, after: str, until: str, count: int) -> list[tuple[int, str]]:
         """Return ids and times, in ms, of archived groups: a page that follows `since`, `after`."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
+
 from redrb.connection import Client
 from redrb.errors import TaskMismatch
 from redrb.stream.task.description import TaskDescription
@@ -10,12 +13,15 @@ from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.settings import TaskSettings
 from redrb.stream.task.store import TaskStore
 
+_log = logging.getLogger("redrb")
+
 
 class Task:
     """A task in Redis that this process has opened; safe among threads.
 
-    Another process may delete the task, or give it further settings. A script that notices says so,
-    its caller calls `reopen`, and `description` is another one from then on.
+    Another process may delete the task, or give it further settings; or Redis loses its data, and
+    whoever comes first creates the task anew. A script that notices says so, its caller calls
+    `reopen`, and `description` is another one from then on.
 
     Attributes:
         name: Name of the task.
@@ -50,19 +56,60 @@ class Task:
         self._settings = settings
         self._checked_settings = settings.as_stored()
         self._follower = None if weights is None else Follower(self.store, namespace, weights)
-        self.reopen()
-
-    @property
-    def follows_weights(self) -> bool:
-        """Whether the task learns the versions of published weights."""
-        return self._follower is not None
+        self._joined: set[str] = set()
+        self._noted: dict[str, object] = {}
+        self._open()
 
     def reopen(self) -> None:
-        """Create the task where it was deleted, and learn its settings.
+        """Create the task where it was deleted, restore its settings, and learn the others.
+
+        When the task was created anew, consumer groups that have joined from here join again, and
+        the loss of its data is logged, once.
 
         Raises:
             TaskMismatch: The task exists with other settings.
         """
+        before = self.description.incarnation
+        self._open()
+        incarnation = self.description.incarnation
+        if incarnation == before:
+            return
+        for group in tuple(self._joined):
+            self.scripts.join(group)
+        mine = object()  # of several threads that notice, one logs
+        if before and self._noted.setdefault(incarnation, mine) is mine:
+            self._log_loss()
+
+    def join(self, group: str, start: str = "") -> None:
+        """Register a consumer group, now and whenever the task was created anew."""
+        while not self.scripts.join(group, start):
+            self.reopen()
+        self._joined.add(group)
+
+    def drop_group(self, group: str) -> int:
+        """Remove a consumer group; returns the number of groups deleted with it."""
+        self._joined.discard(group)
+        return self.scripts.drop_group(group)
+
+    def clear(self) -> int:
+        """Delete the task; returns the number of groups that were stored."""
+        stored = self.scripts.clear()
+        self.description = replace(self.description, incarnation="")
+        if self._follower is not None:
+            self.reopen()
+        return stored
+
+    def _log_loss(self) -> None:
+        given = [f"{name}={value}" for name, value in self._checked_settings.items()]
+        _log.warning(
+            "task %r was created anew, because Redis lost its data or another process cleared the "
+            "task: its waiting and leased groups, ledger, history and dead letters are gone. "
+            "Restored from here: %s",
+            self.name,
+            ", ".join(given) or "nothing, this process gave it no settings",
+        )
+
+    def _open(self) -> None:
         try:
             stored = self.scripts.open(self._checked_settings)
         except TaskMismatch as error:
