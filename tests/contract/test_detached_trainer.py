@@ -372,6 +372,37 @@ def test_staleness_counts_from_the_trainers_version(
         assert trainer.buffer.stream.stats().ledger.expired == 2
 
 
+def test_groups_that_expire_before_the_first_batch_are_in_the_ledger(
+    make: Callable[..., Trainer], client: Client, namespace: str
+) -> None:
+    with make(max_staleness=0) as trainer:
+        stream = trainer.buffer.stream
+        with redrb.ExperienceStream(client, stream.task, namespace=namespace) as maker:
+            maker.advance(5)
+            maker.put(item(1), policy_version=1)
+            maker.discard_expired(2)
+        ledger = stream.stats().ledger
+        assert (ledger.put, ledger.expired) == (3, 3)
+        assert ledger.balanced
+
+
+def test_a_checkpoint_acknowledges_nothing_of_a_task_that_was_created_anew(
+    make: Callable[..., Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"checkpoint_dir": tmp_path, "ack": "checkpoint"}
+    with make(**options) as first:
+        feed(first, 2)
+        with monkeypatch.context() as patch, pytest.raises(KeyError):
+            patch.setattr("redrb.stream.take.lease.Lease.ack", lambda *_: {}["crash"])
+            first.fit(2, 2)
+        first.buffer.stream.clear()
+    with make(**options) as second:
+        feed(second, 2)
+        assert second.resume()
+        assert second.buffer.stream.stats().ledger.acked == 0
+        assert len(second.buffer.stream) == 4
+
+
 def test_batches_before_a_timeout_are_not_trained_again_by_the_same_trainer(
     make: Callable[..., Trainer], tmp_path: Path
 ) -> None:

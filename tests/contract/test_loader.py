@@ -231,7 +231,7 @@ def test_a_lost_lease_is_an_error_when_the_loop_comes_back(stream: ExperienceStr
         next(batches)
         soon(lambda: loader.ready == 1)
         kill_consumer(stream)
-        stream._consumer._scripts.heartbeat("default", "another", 1000)
+        stream._consumer._scripts.heartbeat("default", "another", 1000, stream.incarnation)
         with pytest.raises(LeaseLost):
             next(batches)
         assert next(batches, None) is None

@@ -429,7 +429,7 @@ def test_a_lost_lease_is_an_error_one_batch_later(stream: ExperienceStream) -> N
     next(loop)
     next(loop)  # acknowledges the first
     kill_consumer(stream)
-    stream._consumer._scripts.heartbeat("default", "another", 1000)
+    stream._consumer._scripts.heartbeat("default", "another", 1000, stream.incarnation)
     next(loop)  # the take before the kill; it sends the acknowledgement of the second
     with pytest.raises(LeaseLost):
         next(loop)
@@ -444,7 +444,7 @@ def test_closing_a_loop_whose_leases_are_lost_only_warns(
     loop = stream.leases(2, timeout=1)
     next(loop)
     kill_consumer(stream)
-    stream._consumer._scripts.heartbeat("default", "another", 1000)
+    stream._consumer._scripts.heartbeat("default", "another", 1000, stream.incarnation)
     with caplog.at_level(logging.WARNING, "redrb"):
         loop.close()
         stream._consumer.beat()
