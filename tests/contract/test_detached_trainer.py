@@ -397,6 +397,7 @@ def test_a_checkpoint_acknowledges_nothing_of_a_task_that_was_created_anew(
             first.fit(2, 2)
         first.buffer.stream.clear()
     with make(**options) as second:
+        second.buffer.stream.join_group()
         feed(second, 2)
         assert second.resume()
         assert second.buffer.stream.stats().ledger.acked == 0
