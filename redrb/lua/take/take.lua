@@ -1,7 +1,8 @@
 -- Lease a full batch, or lease nothing and queue for it. Payload is then read with
 -- XREADGROUP GROUP group slot STREAMS stream 0.
 -- KEYS[1] stream
--- ARGV    group, consumer, slot, token, count, least, waiter, ttl_ms, lease_ms, status, where, incarnation
+-- ARGV    group, consumer, slot, token, count, least, waiter, ttl_ms, lease_ms, status, where,
+--         incarnation
 --         token: name of the lease, a number that counts up in its slot; repeated with the same token, a
 --         take returns the batch that it leased
 --         least: fewest entries that are accepted instead of `count`
@@ -15,7 +16,8 @@
 --       | {'short', waiting, producers that wait for room, groups that just expired, groups that wait
 --         with another status}
 --       | {'never', limit}: the limit is smaller than the batch
---       | {'gone'}: there is no such task, or it was created anew | {'late'}: a later take of the slot came first
+--       | {'gone'}: there is no such task, or it was created anew
+--       | {'late'}: a later take of the slot came first
 --       | {'ranks'}: ranks take from this consumer group, so other consumers may not
 --       | {'more', groups that just expired}: run it again, there is more to do before
 --@include task facts pools heartbeats claims
