@@ -95,6 +95,8 @@ class Model:
         self.numbers = itertools.count()
         self.number_of: dict[int, int] = {}
         self.cleared = False
+        self.joined: set[str] = set()  # consumers whose stream joins again when the task is new
+        self.stale: set[str] = set()  # consumers that have not noticed yet that it is
 
     def close(self) -> None:
         for stream in (self.maker, self.dropping, *self.streams.values()):
@@ -127,7 +129,10 @@ class Model:
             self.cleared = False
             with pytest.raises(BatchTimeout):
                 stream.take(count, timeout=0)
+            self._group(CONSUMERS[consumer])
+            self.stale.discard(consumer)
             return
+        self._notice(consumer)
         group = self._group(CONSUMERS[consumer])
         if len(group.waiting) < count:
             with pytest.raises(BatchTimeout) as caught:
@@ -171,17 +176,22 @@ class Model:
         kill_consumer(self.streams[consumer])
         other = {"a1": "a2", "a2": "a1"}[consumer]
         self.streams[other]._consumer.beat()
+        if not self.cleared:
+            self._notice(other)
         self._lose(consumer, counted=True)
 
     def close_consumer(self, consumer: str) -> None:
         self.streams[consumer].close()
         self.streams[consumer] = self.reopen[consumer]()
+        self.joined.discard(consumer)
+        self.stale.discard(consumer)
         self.cleared = False  # that has opened the task again
         self._lose(consumer, counted=False)
 
     def drop(self, name: str) -> None:
         before = len(self.stored)
         self.streams[f"{name}1"].drop_group()
+        self.joined.discard(f"{name}1")
         self.groups.pop(name, None)
         for held in self.leases:
             if CONSUMERS[held.consumer] == name:
@@ -191,12 +201,14 @@ class Model:
 
     def join(self, name: str) -> None:
         self.streams[f"{name}1"].join_group()
+        self.joined.add(f"{name}1")
         self.cleared = False
         self._group(name)
 
     def clear(self) -> None:
         assert self.maker.clear() == len(self.stored)
         self.stored, self.groups, self.cleared = set(), {}, True
+        self.stale = set(CONSUMERS)
         for held in self.leases:
             held.ids = []
 
@@ -250,6 +262,12 @@ class Model:
                 if group is not None:
                     group.give_back(held.ids, counted=counted)
                 held.ids = []
+
+    def _notice(self, consumer: str) -> None:
+        """A consumer learns that the task is another one, and joins it if it had joined."""
+        if consumer in self.stale and consumer in self.joined:
+            self._group(CONSUMERS[consumer])
+        self.stale.discard(consumer)
 
     def _group(self, name: str) -> Group:
         self._forget()

@@ -213,6 +213,8 @@ class Model:
         self.run = client.execute
         self.numbers = itertools.count()
         self.leases: list[Held] = []
+        self.joined: set[str] = set()  # consumers whose stream joins again when the task is new
+        self.stale: set[str] = set()  # consumers that have not noticed yet that it is
         self._begin()
         # a server that knows no scripts yet runs a take before the acknowledgement sent with it
         with ExperienceStream(client, "warm", namespace=shared["namespace"]) as other:
@@ -280,7 +282,10 @@ class Model:
             self.exists = True
             with pytest.raises(BatchTimeout):
                 stream.take(count, timeout=0, **options)
+            self._group(name)
+            self.stale.discard(consumer)
             return
+        self._notice(consumer)
         before = next((held for held in self.leases if held.consumer == consumer), None)
         if acks and before is not None and before.ids:
             options["ack"] = before.lease
@@ -404,12 +409,16 @@ class Model:
         kill_consumer(self.streams[consumer])
         other = {"a1": "a2", "a2": "a1"}[consumer]
         self.streams[other]._consumer.beat()
+        if self.exists:
+            self._notice(other)
         self._lose(consumer, counted=True)
 
     def close_consumer(self, consumer: str) -> None:
         self.streams[consumer].close()
         self.streams[consumer] = self._open(consumer)
         self.exists = True  # that has opened the task again
+        self.joined.discard(consumer)
+        self.stale.discard(consumer)
         self._lose(consumer, counted=False)
 
     def join(self, name: str, start: Any) -> None:
@@ -420,10 +429,12 @@ class Model:
             start = known[start % len(known)] if known else None
         self.exists = True
         self.streams[f"{name}1"].join_group(start)
+        self.joined.add(f"{name}1")
         self._group(name, start)
 
     def drop(self, name: str) -> None:
         deleted = self.streams[f"{name}1"].drop_group()
+        self.joined.discard(f"{name}1")
         before = len(self.facts)
         group = self.groups.pop(name, None)
         for held in self.leases:
@@ -437,12 +448,19 @@ class Model:
         assert self.maker.clear() == len(self.facts)
         self._begin()
         self.exists = False
+        self.stale = set(CONSUMERS)
         for held in self.leases:
             held.ids = []
         left = {
             key.decode().removeprefix(self.prefix) for key in self.run("KEYS", self.prefix + "*")
         }
         assert {key for key in left if not key.startswith("wake:")} == set()
+
+    def _notice(self, consumer: str) -> None:
+        """A consumer learns that the task is another one, and joins it if it had joined."""
+        if consumer in self.stale and consumer in self.joined:
+            self._group(CONSUMERS[consumer])
+        self.stale.discard(consumer)
 
     # What should be there after a step
 
