@@ -42,6 +42,11 @@ class TaskKeys:
         return f"{self.prefix}stream"
 
     @property
+    def task(self) -> str:
+        """Settings and counters."""
+        return f"{self.prefix}task"
+
+    @property
     def puts(self) -> str:
         """Counters of all puts, and the last operation of each producer."""
         return f"{self.prefix}puts"

@@ -141,7 +141,8 @@ def _clear_a_copy(scene: Scene, task: str) -> None:
     copy = TaskKeys.of(scene.namespace, task)
     for key in scan(client, f"{keys.prefix}*"):
         client.execute("COPY", key, key.decode().replace(keys.prefix, copy.prefix))
-    run_once(client, load("task/clear"), [copy.stream], [task])
+    incarnation = client.execute("HGET", copy.task, "incarnation")
+    run_once(client, load("task/clear"), [copy.stream], [incarnation])
 
 
 def _log(client: Client, threshold_us: int) -> dict[str, list[int]]:

@@ -301,12 +301,13 @@ def test_a_repeated_clear_spares_a_task_that_was_created_meanwhile(
     client: Client, stream: ExperienceStream
 ) -> None:
     stream.put(numbered(1))
+    first = stream._task.description.incarnation
     clear = [client, load("task/clear"), stream._task.store.script_keys]
-    assert run_once(*clear, ["first"]) == 1
+    assert run_once(*clear, [first]) == [b"cleared", 1]
     stream.put_many([[numbered(2)], [numbered(3)]])
-    assert run_once(*clear, ["first"]) == 1
+    assert run_once(*clear, [first]) == [b"gone"]
     assert numbers(stream.take(2, timeout=0)) == [2, 3]
-    assert run_once(*clear, ["second"]) == 2
+    assert run_once(*clear, [stream._task.description.incarnation]) == [b"cleared", 2]
 
 
 def test_a_retry_is_logged_with_what_it_waits_for(

@@ -65,11 +65,11 @@ def _read(store: TaskStore, ids: Sequence[int]) -> list[StoredGroup | None]:
     They are read between two looks at the incarnation: if it has changed, they are read again.
     """
     pipeline = Pipeline()
-    pipeline.add("HGET", f"{store.keys.prefix}task", "incarnation")
+    pipeline.add("HGET", store.keys.task, "incarnation")
     for seq in ids:
         pipeline.add("XRANGE", store.keys.stream, entry_id(seq), entry_id(seq))
         pipeline.add("ZSCORE", f"{store.keys.prefix}archive", member_of(seq))
-    pipeline.add("HGET", f"{store.keys.prefix}task", "incarnation")
+    pipeline.add("HGET", store.keys.task, "incarnation")
     while True:
         before, *replies, incarnation = store.exchange(pipeline)
         if before == incarnation:

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from redrb.connection.transport import Argument
+from redrb.connection.transport import Argument, Pipeline
 from redrb.errors import ConfigError, TaskMismatch
 from redrb.experience import Status
 from redrb.orders import Score
@@ -200,7 +200,7 @@ class TaskScripts:
 
     def current_version(self) -> int | None:
         """Return the newest weight version that the task knows; None when it knows none."""
-        version = self._store.client.execute("HGET", f"{self._store.keys.prefix}task", "version")
+        version = self._store.client.execute("HGET", self._store.keys.task, "version")
         return None if version is None else int(version)
 
     def drop_group(self, group: str) -> int:
@@ -216,7 +216,12 @@ class TaskScripts:
 
         A call that is repeated after a broken connection deletes no task that was created since.
         """
-        return int(self._store.run("task/clear", [uuid.uuid4().hex]))
+        look = Pipeline()
+        look.add("HGET", self._store.keys.task, "incarnation")
+        look.add("XLEN", self._store.keys.stream)
+        incarnation, found = self._store.exchange(look)
+        outcome, *stored = self._store.run("task/clear", [incarnation or ""])
+        return int(stored[0] if outcome == b"cleared" else found)
 
     def stats(self, group: str) -> dict[str, int]:
         """Return the task's counters by name; none when there is no such task."""
