@@ -170,12 +170,11 @@ class Consumer:
 
     def beat(self) -> None:
         """Renew this consumer's deadline, and release leases that were dropped."""
-        name, incarnation = self._task.name, self._task.description.incarnation
-        outcome, taken_over = self._scripts.heartbeat(
-            self.group, self.name, self.lease_ms, incarnation
-        )
+        name = self._task.name
+        outcome, taken_over = self._renew()
         if outcome == "anew":
             self._task.reopen()
+            _, taken_over = self._renew()
         elif outcome == "lost" and self._slots:
             _log.warning("task %r: the heartbeat came too late", name)
         if taken_over:
@@ -194,6 +193,11 @@ class Consumer:
             except StoreError:
                 self._abandoned.appendleft((slot, ids))
                 raise
+
+    def _renew(self) -> tuple[str, int]:
+        return self._scripts.heartbeat(
+            self.group, self.name, self.lease_ms, self._task.description.incarnation
+        )
 
     def close(self) -> None:
         """Stop the heartbeat and requeue the groups that are still leased, unharmed."""
