@@ -14,12 +14,15 @@ from redrb.codec.collecting import check_text
 from redrb.codec.wire import (
     COMPLETED,
     INT64_RANGE,
+    MAX_CONTAINERS,
     MAX_EXTRAS_BYTES,
     MAX_GROUP_ID_BYTES,
     MAX_NAME_BYTES,
+    MAX_NESTING,
     MAX_TAGS,
     STATUS_CODES,
     STATUSES,
+    may_hold_more,
     unpack,
 )
 from redrb.errors import DecodeError, EncodeError
@@ -34,6 +37,8 @@ Row = tuple[Any, Any, Any, Any, Any]
 _SCALARS = (str, int, float, bool)
 _FLAT = {str, int, float, bool, bytes, type(None)}
 _row = attrgetter(*METADATA)
+_LEVELS_ABOVE = 2
+"""Levels around an extra: the list of the samples' extras, and the map of one sample's."""
 
 
 @dataclass(slots=True)
@@ -203,6 +208,8 @@ def _extras(rows: Sequence[Any]) -> bytes:
     joined = b"".join([msgpack.Packer().pack_array_header(len(packed)), *packed])
     if len(joined) > MAX_EXTRAS_BYTES:
         raise EncodeError(f"extras have {len(joined)} bytes, the limit is {MAX_EXTRAS_BYTES}.")
+    if may_hold_more(joined, MAX_CONTAINERS):
+        _check_readable(joined, "extras cannot be stored", MAX_NESTING)
     return joined
 
 
@@ -210,10 +217,19 @@ def _check_extra(key: str, value: object) -> None:
     """Refuse values that can be packed but not unpacked, such as nested maps with int keys."""
     check_text(key, MAX_EXTRAS_BYTES, "an extra's key")
     if type(value) not in _FLAT:
+        cannot = f"extra {key!r} cannot be stored"
         try:
-            unpack(_pack(value), "value")
-        except (EncodeError, DecodeError) as error:
-            raise EncodeError(f"extra {key!r} cannot be stored: {error}") from error
+            packed = _pack(value)
+        except EncodeError as error:
+            raise EncodeError(f"{cannot}: {error}") from error
+        _check_readable(packed, cannot, MAX_NESTING - _LEVELS_ABOVE)
+
+
+def _check_readable(packed: bytes, cannot: str, levels: int) -> None:
+    try:
+        unpack(packed, "value", levels=levels)
+    except DecodeError as error:
+        raise EncodeError(f"{cannot}: {error}") from error
 
 
 def _pack_map(values: Mapping[str, Any], what: str, check: Callable[[str, object], None]) -> bytes:

@@ -406,12 +406,29 @@ def test_unsupported_values_are_refused(what: str) -> None:
         encode_groups([items])
 
 
-def test_a_deep_extra_is_refused() -> None:
+def nested(levels: int) -> list[Any]:
     deep: list[Any] = []
-    for _ in range(5_000):
+    for _ in range(levels - 1):
         deep = [deep]
+    return deep
+
+
+@pytest.mark.parametrize("levels", [63, 500, 5_000])
+def test_a_deep_extra_is_refused(levels: int) -> None:
     with pytest.raises(EncodeError, match="extra 'deep'"):
-        encode_groups([[rollout(extras={"deep": deep})]])
+        encode_groups([[rollout(extras={"deep": nested(levels)})]])
+
+
+def test_the_deepest_extra_that_is_written_is_read() -> None:
+    (group,) = encode_groups([[rollout(extras={"deep": nested(62)})]])
+    (item,) = decode_items(parse_group(join(group)))
+    assert item.extras == {"deep": nested(62)}
+
+
+def test_extras_of_too_many_lists_and_maps_are_refused_at_put() -> None:
+    some: list[Any] = [[]] * 200_000
+    with pytest.raises(EncodeError, match=r"cannot be stored: .* 262144 lists and maps"):
+        encode_groups([[rollout(extras={"a": some, "b": some})]])
 
 
 def test_a_field_that_is_no_tensor_is_a_record_error() -> None:

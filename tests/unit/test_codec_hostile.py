@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import time
 import tracemalloc
@@ -406,6 +408,41 @@ def test_nested_and_long_lists_are_refused_cheaply(data: bytes) -> None:
     tracemalloc.stop()
     assert peak < 64 << 20
     assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("tail", ["versions", "statuses", "group_id", "extras"])
+@pytest.mark.parametrize("levels", [65, 500, 1_000])
+def test_deep_lists_are_refused_before_anything_recurses_into_them(tail: str, levels: int) -> None:
+    deep = b"\x91" * levels + b"\xc0"
+    if tail == "extras":
+        blob = blob_of([], [1, [], []], extras=b"\x91\x81\xa1a" + deep)
+    else:
+        before = b"\xc0" * (tail != "versions") + b"\x01" * (tail == "group_id")
+        count = 4 + len(before)
+        blob = blob_of([], bytes([0x90 + count]) + b"\x01\x90\x90" + before + deep)
+    with pytest.raises(DecodeError):
+        parse_group(blob)
+
+
+def test_extras_of_the_deepest_nesting_can_be_copied_and_pickled() -> None:
+    deep = b"\x91" * 62 + b"\xc0"
+    layout = parse_group(blob_of([], [1, [], []], extras=b"\x91\x81\xa1a" + deep))
+    assert copy.deepcopy(layout.extras) == pickle.loads(pickle.dumps(layout.extras))
+    with pytest.raises(DecodeError, match="64 levels"):
+        parse_group(blob_of([], [1, [], []], extras=b"\x91\x81\xa1a\x91" + deep))
+
+
+@pytest.mark.parametrize("entry", [b"\x90", b"\x80", b"\x81\xa1a\xc0", b"\x91\xc0"])
+def test_many_small_lists_and_maps_are_refused_in_bounded_memory(entry: bytes) -> None:
+    count = (8 << 20) // len(entry)
+    extras = b"\x91\x81\xa1a\xdd" + count.to_bytes(4, "big") + entry * count
+    blob = blob_of([], [1, [], []], extras=extras)
+    tracemalloc.start()
+    with pytest.raises(DecodeError, match="262144 lists and maps"):
+        parse_group(blob)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 160 << 20
 
 
 def test_the_largest_header_stays_small_in_memory() -> None:
