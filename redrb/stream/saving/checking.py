@@ -6,10 +6,14 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias, cast
 
+from redrb.codec.wire import MAX_BLOB_BYTES, MAX_SAMPLES
 from redrb.errors import DecodeError
 from redrb.experience import Status
+from redrb.orders.order import MOST_WEIGHT
+from redrb.stream.saving.checking_settings import check_saved_settings
 from redrb.stream.saving.file import Frame, Kind
 from redrb.stream.saving.records import (
+    PUT_COUNTERS,
     ConsumerGroup,
     DeadRecord,
     GroupRecord,
@@ -26,7 +30,8 @@ MAX_GROUPS: Final = 4096
 """Most consumer groups."""
 
 _STATUSES: Final = frozenset(Status)
-_MAX_COUNT: Final = 2**53 - 1
+_MAX_COUNT: Final = 2**52
+"""Half of what doubles hold exactly: a resumed task counts on from here."""
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _GROUP_NAME: Final = re.compile(r"[A-Za-z0-9._/@+-]{1,128}")
 _INCARNATION: Final = re.compile(r"[0-9a-f]{1,64}")
@@ -34,7 +39,7 @@ _ANCESTORS: Final = re.compile(r"([0-9a-f]{1,64} [0-9]{1,16}( (?=.)|$))*")
 _STALENESS: Final = re.compile(r"[onfq][0-9]{1,4}")
 _ENTRY_ID: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _TERM_NUMBER: Final = re.compile(r"[1-9][0-9]{0,15}")
-_OPERATION: Final = re.compile(r"[0-9]+ [0-9]+ [0-9]+")
+_OPERATION: Final = re.compile(r"[0-9]{1,15} [0-9]{1,15} [0-9]{1,15}")
 _REQUIRED_FACTS: Final = {"size", "samples", "status"}
 _OTHER_FACTS: Final = {"score", "priority", "version", "newest", "reads", "tags"}
 
@@ -54,6 +59,7 @@ class CheckedContents:
         self._where = where
         self._begun = False
         self._tags: tuple[str, ...] = ()
+        self._sampled = False
         self._seq = 0
         self._letter = (0, 0)
         self._counted: list[int] = [0, 0, 0]
@@ -78,16 +84,20 @@ class CheckedContents:
         if frame.kind is Kind.HEADER:
             self.header, self._begun = parse_header(frame.head), True
             self._tags = self.header.tags
+            self._sampled = self.header.settings.get("sampled") == "1"
             self._waiting = [0] * len(self.header.groups)
             return None
         if frame.kind is Kind.GROUP:
-            return self._group(parse_group(frame.head, len(self.header.groups), self._tags))
+            groups = len(self.header.groups)
+            return self._group(parse_group(frame.head, groups, self._tags, sampled=self._sampled))
         if frame.kind is Kind.DEAD_LETTER:
             return self._dead_letter(parse_dead_letter(frame))
         if frame.kind is not Kind.END:
             pairs = _pairs(frame.head, 2048)
             shape = _TERM_NUMBER if frame.kind is Kind.TERMS else _OPERATION
             _require(all(map(shape.fullmatch, pairs.values())), "pairs")
+            known = () if frame.kind is Kind.TERMS else PUT_COUNTERS
+            _require(pairs.keys().isdisjoint(known), "a producer")
             return pairs
         self.ending = ending = _parse_ending(frame.head)
         numbers = [ending.groups, ending.archived, ending.dead_letters]
@@ -108,6 +118,7 @@ class CheckedContents:
     def _dead_letter(self, record: DeadRecord) -> DeadRecord:
         ms, _, number = record.entry_id.partition("-")
         _require(self._letter < (int(ms), int(number)), "the order of dead letters")
+        _require(max(int(ms), int(number)) <= _MAX_COUNT, "a dead letter's id")
         _require(record.fields, "a dead letter")
         self._letter = (int(ms), int(number))
         self._counted[2] += 1
@@ -135,21 +146,23 @@ def parse_header(head: Any) -> TaskHeader:
         groups=parsed,
         terms=fields["terms"],
     )
-    _require(header.last >= 0, "the last id")
+    _require(all(header.counters.get(name, 0) >= 0 for name in PUT_COUNTERS), "counters")
     try:
         _require(all(_is_text(name, 128) for name in header.tags), "tags")
+        check_saved_settings(settings, header.tags)
     except (ValueError, RecursionError) as error:
-        raise _Malformed("tags") from error
+        raise _Malformed(f"settings: {error}") from error
     return header
 
 
-def parse_group(head: Any, groups: int, tags: Sequence[str]) -> GroupRecord:
+def parse_group(head: Any, groups: int, tags: Sequence[str], *, sampled: bool) -> GroupRecord:
     """Return the record of a group that a frame holds.
 
     Args:
         head: Head of the frame.
         groups: Number of consumer groups.
         tags: Names of the declared tags.
+        sampled: Whether the task's order draws: scores are weights then.
     """
     _require(isinstance(head, list) and len(head) == 4, "a group")
     seq, facts, archived, needs = head
@@ -159,7 +172,7 @@ def parse_group(head: Any, groups: int, tags: Sequence[str]) -> GroupRecord:
     _require(isinstance(needs, list) and len(needs) <= groups, "a group's needs")
     parsed = tuple(_parse_need(need, groups) for need in needs)
     _require(len({need.place for need in parsed}) == len(parsed), "a need twice")
-    return GroupRecord(seq, _parse_facts(facts, tags), archived, parsed)
+    return GroupRecord(seq, _parse_facts(facts, tags, sampled=sampled), archived, parsed)
 
 
 def parse_dead_letter(frame: Frame) -> DeadRecord:
@@ -198,17 +211,18 @@ def _parse_need(value: Any, groups: int) -> Need:
     return Need(place, str(moved), expiry, failed, reads)
 
 
-def _parse_facts(value: Any, names: Sequence[str]) -> Facts:
+def _parse_facts(value: Any, names: Sequence[str], *, sampled: bool) -> Facts:
     facts = _map(value, "a group's facts")
     _require(_REQUIRED_FACTS <= facts.keys() <= _REQUIRED_FACTS | _OTHER_FACTS, "a group's facts")
     _require(_is_status(facts["status"]), "a group's status")
     _require(all(_is_count(facts.get(name, 0)) for name in ("size", "samples", "reads")), "a count")
+    _require(facts["size"] <= MAX_BLOB_BYTES and facts["samples"] <= MAX_SAMPLES, "a count")
     for name in ("version", "newest"):
         _require(type(facts.get(name, 0)) is int and abs(facts.get(name, 0)) < 2**63, "a version")
     tags = facts.get("tags", {})
     _require(isinstance(tags, dict) and tags.keys() <= set(names), "a group's tags")
     _require(all(map(_is_tag, tags.values())), "a group's tags")
-    _require(facts.get("score") == "-arrival" or _is_number(facts.get("score", 0)), "a score")
+    _require(_is_score(facts.get("score"), sampled=sampled), "a score")
     _require(_is_number(facts.get("priority", 0)), "a priority")
     return cast("Facts", facts)
 
@@ -241,6 +255,12 @@ def _is_count(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and value == value
+
+
+def _is_score(value: Any, *, sampled: bool) -> bool:
+    if sampled:
+        return _is_number(value) and 0 <= value <= MOST_WEIGHT
+    return value in (None, "-arrival") or _is_number(value)
 
 
 def _is_tag(value: Any) -> bool:

@@ -32,7 +32,7 @@ STORED_DEFAULTS = {
 }
 """Defaults that scripts need. A task keeps the defaults of the redrb version that created it."""
 
-_LEAST = {
+NUMBERS = {
     "limit": 0,
     "max_bytes": 0,
     "max_deliveries": 1,
@@ -123,7 +123,7 @@ class TaskSettings:
         """
         numbers = {
             name: checked_int_or_none(name, getattr(self, name), least)
-            for name, least in _LEAST.items()
+            for name, least in NUMBERS.items()
         }
         if self.on_expired is not None:
             check_choice("on_expired", self.on_expired, get_args(OnExpired))
