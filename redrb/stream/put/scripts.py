@@ -18,7 +18,7 @@ from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.indexing import index_arguments
 from redrb.stream.task.task import Task
 
-MOST_EVICTED = 100
+MOST_EVICTED = 50
 """Most groups beyond the limit that one call evicts; there are many after it was lowered."""
 
 PutOutcome: TypeAlias = Literal[
