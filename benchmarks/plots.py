@@ -269,6 +269,37 @@ def _backlog(figure: Figure, figures: Figures) -> None:
     _legend(axes)
 
 
+def _profile(figure: Figure, figures: Figures) -> None:
+    """Draw the parts of the server's time over the whole time of the packed floor."""
+    axes, shapes = figure.subplots(), figures["shapes"]
+    colours = ("#5d6d7e", "#aeb6bf", "#2471a3", "#b9770e", "#c0392b")
+    parts = {
+        "kernel": "kernel: sockets",
+        "rest": "protocol, events",
+        "sent": "commands of clients",
+        "called": "commands of scripts",
+        "lua": "Lua",
+    }
+    for index, system in enumerate(("packed", "redrb")):
+        places = [at + (index - 0.5) * 0.4 for at in range(len(shapes))]
+        bottom = [0.0] * len(shapes)
+        for part, colour in zip(parts, colours, strict=True):
+            heights = [
+                each["systems"][system][part] / each["systems"]["packed"]["server"]
+                for each in shapes.values()
+            ]
+            label = None if index else parts[part]
+            axes.bar(places, heights, 0.38, bottom=bottom, color=colour, label=label)
+            bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+        for place, height in zip(places, bottom, strict=True):
+            axes.text(place, height + 0.03, system, fontsize=8, ha="center")
+    axes.set_xticks(range(len(shapes)), list(shapes))
+    axes.set_title(f"Processor time of the server by part, {figures['server']}")
+    axes.set_ylabel("times the packed floor")
+    axes.margins(y=0.08)
+    _legend(axes)
+
+
 DRAWINGS: dict[str, Callable[[Figure, Figures], None]] = {
     "shapes": _shapes,
     "puts": _puts,
@@ -277,4 +308,5 @@ DRAWINGS: dict[str, Callable[[Figure, Figures], None]] = {
     "scale": _scale,
     "latency": _latency,
     "backlog": _backlog,
+    "profile": _profile,
 }

@@ -33,6 +33,7 @@ class Round:
         seconds: From the common start to the last acknowledgement, or to the last put.
         producer_s, consumer_s, server_s: Seconds of processor time of all producer processes, of
             all consumer processes, and of the Redis server; other processes are not counted.
+        server_kernel_s: The kernel's part of `server_s`.
         input_bytes: Bytes that the Redis server received.
         memory_bytes: Growth of the server's memory, where nobody took.
     """
@@ -42,6 +43,7 @@ class Round:
     producer_s: float
     consumer_s: float
     server_s: float
+    server_kernel_s: float
     input_bytes: float
     memory_bytes: float
 

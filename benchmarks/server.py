@@ -41,9 +41,21 @@ class Server:
         assert isinstance(found, dict)
         return {
             "server_s": found["used_cpu_sys"] + found["used_cpu_user"],
+            "server_kernel_s": found["used_cpu_sys"],
             "input_bytes": found["total_net_input_bytes"],
             "memory_bytes": found["used_memory"],
         }
+
+    def commands(self) -> dict[str, float]:
+        """Return the seconds that each command took since the last call.
+
+        A command that runs others, such as EXEC and EVALSHA, holds their time, too.
+        """
+        with redis.Redis.from_url(self.url) as client:
+            found = client.info("commandstats")
+            client.config_resetstat()
+        assert isinstance(found, dict)
+        return {name.removeprefix("cmdstat_"): each["usec"] / 1e6 for name, each in found.items()}
 
     def clear(self) -> None:
         """Delete everything."""

@@ -37,7 +37,9 @@ def benchmark(module: str, *options: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("sections", ["shapes,puts,orders", "servers", "scale", "latency,backlog"])
+@pytest.mark.parametrize(
+    "sections", ["shapes,puts,orders", "servers", "scale", "latency,backlog,profile"]
+)
 def test_the_benchmark_writes_figures_and_plots(sections: str, tmp_path: Path) -> None:
     small = ("--quick", "--rounds", "1", "--size", "0.01")
     said = benchmark("benchmarks", *small, "--only", sections, "--results", str(tmp_path))
