@@ -64,10 +64,21 @@ def free_port() -> int:
 
 
 class Server:
-    """One server process on loopback; `restart` keeps its data when it appends."""
+    """One server process on loopback; `start` after `kill` keeps its data when it appends.
 
-    def __init__(self, program: str, *arguments: str) -> None:
+    Args:
+        program: Path of the server.
+        arguments: Further arguments.
+        password: The password that it asks for, to see that it has started.
+        sentinel: Settings of a Sentinel; the process is one if they are given.
+    """
+
+    def __init__(
+        self, program: str, *arguments: str, password: str = "", sentinel: str = ""
+    ) -> None:
         self.program = program
+        self.password = password
+        self.sentinel = sentinel
         self.port = free_port()
         self.directory = Path(tempfile.mkdtemp(prefix="redrb-test-"))
         self.arguments = arguments
@@ -85,17 +96,25 @@ class Server:
 
     def start(self) -> None:
         log = (self.directory / "log").open("ab")
+        usual = ("--port", str(self.port), "--bind", "127.0.0.1", "--daemonize", "no")
+        command = [self.program, *usual, "--dir", str(self.directory)]
+        if self.sentinel:
+            settings = self.directory / "sentinel.conf"  # it keeps its state there
+            if not settings.exists():
+                settings.write_text(self.sentinel)
+            command[1:1] = [str(settings), "--sentinel"]
+        else:
+            command += ["--save", ""]
         self.process = subprocess.Popen(
-            [
-                *(self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""),
-                *("--dir", str(self.directory), "--daemonize", "no", *self.arguments),
-            ],
+            [*command, *self.arguments],
             stdout=log,
             stderr=log,
         )
         log.close()
         deadline = time.monotonic() + 20
-        client = redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0))
+        client = redis.Redis(
+            port=self.port, password=self.password or None, retry=Retry(NoBackoff(), 0)
+        )
         while True:
             try:
                 client.ping()

@@ -17,7 +17,7 @@ CONNECTING = ("cluster|slots", "info", "select")
 """Commands of new connections; INFO says whether the server would delete keys."""
 
 _RUN_SCRIPTS = ("eval", "evalsha")
-_PUT = ("blpop", "exec", "exists", "hdel", "hget", "multi", "xadd")
+_PUT = ("blpop", "exec", "exists", "hdel", "hget", "multi", "wait", "xadd")
 _TAKE = ("blpop", "hget", "hmget", "xpending", "xrange", "xreadgroup", "xrevrange", "zscore")
 _LOOK = ("hget", "hmget", "hscan", "time", "xrange", "xrevrange", "zscore")
 _READ_WEIGHTS = ("exists", "get", "hget", "time", "xrange", "xread", "xrevrange")

@@ -43,7 +43,10 @@ class Client:
         url: URL under which other processes reach the same server; it holds the password.
         server_version: The server's version, such as (7, 0, 15).
         retry_s: Seconds for which a request is repeated while Redis is away.
+        min_replicas: Replicas that must confirm a put before it returns.
     """
+
+    min_replicas = 0
 
     def __init__(
         self,
@@ -112,7 +115,7 @@ class Client:
             stop=lambda _: stopping.asked() or deadline.over() or time.monotonic() >= until,
             wait=wait_random_exponential(multiplier=0.02, max=1.0),
             sleep=stopping.pause,
-            before_sleep=partial(self._log_retry, seconds),
+            before_sleep=partial(self._prepare_again, seconds),
             reraise=True,
         )
         try:
@@ -184,8 +187,13 @@ class Client:
             raise reply
         return reply
 
-    def _log_retry(self, retry_s: float, state: RetryCallState) -> None:
-        """Log the first and the tenth repetition of a request that is given up after `retry_s`."""
+    def _prepare_again(self, retry_s: float, state: RetryCallState) -> None:
+        """Let the next attempt open a connection, and log the first and the tenth repetition.
+
+        A server that answers that it cannot write now may have become a replica, and its address
+        that of another server.
+        """
+        self._lender.renew()
         outcome = state.outcome
         cause: Any = outcome.exception() if outcome is not None else None
         level = logging.WARNING if state.attempt_number in (1, 10) else logging.DEBUG

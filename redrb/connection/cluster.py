@@ -226,6 +226,7 @@ class _SlotClient(Client):
             server_version=cluster.server_version,
             retry_s=cluster.retry_s,
         )
+        self.min_replicas = cluster.min_replicas
         self._cluster = cluster
         self._slot = slot
 
@@ -279,6 +280,9 @@ class _SlotLender:
     def lend(self) -> AbstractContextManager[redis.Connection]:
         return self._topology.serving(self._slot).connections.lend()
 
+    def renew(self) -> None:
+        """Close nothing: `_SlotClient` asks for the node again after each failure."""
+
     def close(self) -> None:
         self._topology.close()
 
@@ -298,6 +302,9 @@ class _NoLender:
             "on a cluster the node depends on the key: send requests through client.at(key), or to "
             "each of client.primaries()."
         )
+
+    def renew(self) -> None:
+        """Close nothing: it has no connections."""
 
     def close(self) -> None:
         self._topology.close()

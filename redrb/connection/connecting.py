@@ -14,6 +14,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from redrb import environment
+from redrb.checks import checked_int
 from redrb.connection.client import Client
 from redrb.connection.cluster import Cluster, Topology
 from redrb.connection.deadline import within
@@ -21,6 +22,7 @@ from redrb.connection.embedded import EmbeddedServer
 from redrb.connection.failures import is_transient, translate
 from redrb.connection.fake import fake_pool
 from redrb.connection.lending import Connections
+from redrb.connection.sentinel import PrimaryPool, Sentinels
 from redrb.connection.server_program import OLDEST_SERVER, dotted
 from redrb.connection.sockets import PUNCTUAL, log_in
 from redrb.connection.url import CLUSTER, Address, parse_address
@@ -41,6 +43,7 @@ def connect(
     connect_timeout: float = 5.0,
     retry_s: float = 60.0,
     allow_eviction: bool = False,
+    min_replicas: int = 0,
 ) -> Client:
     """Connect to Redis, or start one.
 
@@ -48,14 +51,21 @@ def connect(
         url: `redis://[user:password@]host[:port][/database]`, the same with `rediss://` for TLS,
             `unix:///path/redis.sock`; `redis+cluster://[user:password@]host:port,host:port` and
             `rediss+cluster://` reach all nodes of a Redis Cluster through any of these nodes, with
-            one user, password and options; `embedded://` starts a private server that ends with
-            this process, `embedded:///directory` keeps its data there; `fake://name` is fakeredis.
+            one user, password and options;
+            `redis+sentinel://[user:password@]host:port,host:port/service/database` and
+            `rediss+sentinel://` reach the primary that these Sentinels name at the moment (options
+            that begin with `sentinel_` are for the Sentinels: docs/deployment.md); `embedded://`
+            starts a private server that ends with this process, `embedded:///directory` keeps its
+            data there; `fake://name` is fakeredis.
             Default: the variable REDRB_URL.
         connect_timeout: Seconds within which the server must be reached and answer.
         retry_s: Seconds for which later requests are repeated while Redis is away. A repeated
             request stores nothing twice.
         allow_eviction: Use a server whose maxmemory-policy is not noeviction all the same: when its
             memory is full it deletes groups, and the ledger no longer balances.
+        min_replicas: Replicas that must have received a put before it returns, so that a failover
+            loses no put that has returned. A put that they do not confirm within its timeout (at
+            most `retry_s`) raises StoreUnavailable; it may survive or not.
 
     Returns:
         A client; close it, or use it in a `with` statement.
@@ -70,12 +80,24 @@ def connect(
         UnsupportedServer: The server is older than Redis 7.0, or not a Redis.
     """
     _check_seconds(connect_timeout, retry_s)
+    min_replicas = checked_int("min_replicas", min_replicas, 0)
     url = url or environment.variable(environment.URL)
     if not url:
         raise ConfigError("no Redis URL: pass one, or set REDRB_URL=redis://host:6379/0.")
     if not isinstance(url, str):
         raise ConfigError(f"the Redis URL is a {type(url).__name__}: pass a string.")
     address = parse_address(url)
+    if min_replicas and address.scheme in ("fake", "embedded"):
+        raise ConfigError(f"min_replicas={min_replicas}: {address.scheme}:// has no replicas.")
+    client = _connected(address, url, connect_timeout, retry_s, allow_eviction=allow_eviction)
+    client.min_replicas = min_replicas
+    return client
+
+
+def _connected(
+    address: Address, url: str, connect_timeout: float, retry_s: float, *, allow_eviction: bool
+) -> Client:
+    """Return the client for any kind of address."""
     if address.scheme == "fake":
         return Client(
             Connections(fake_pool(address.path)),
@@ -92,6 +114,8 @@ def connect(
     }
     if address.nodes:
         return _connect_cluster(address, url, options, retry_s)
+    if address.sentinels:
+        return _connect_primary(address, url, options, retry_s)
     return _connect_server(address, url, options, retry_s)
 
 
@@ -151,6 +175,32 @@ def _connect_cluster(
     ) from last
 
 
+def _connect_primary(
+    address: Address, url: str, options: Mapping[str, Any], retry_s: float
+) -> Client:
+    """Connect to the primary that Sentinels name."""
+    timeout = options["socket_connect_timeout"]
+    sentinels = Sentinels(
+        {each.where: _pool(each, {"socket_connect_timeout": timeout}) for each in address.sentinels}
+    )
+    arguments = _arguments(address, options)
+    login = arguments.pop("redis_connect_func")
+    pool = PrimaryPool(address.service, sentinels, arguments, login=login)
+    try:
+        version = _check_server(pool, address, timeout)
+    except RedrbError:
+        sentinels.close()
+        raise
+    return Client(
+        Connections(pool),
+        where=address.where,
+        url=url,
+        server_version=version,
+        retry_s=retry_s,
+        on_close=sentinels.close,
+    )
+
+
 def _connect_embedded(address: Address, connect_timeout: float, retry_s: float) -> Client:
     if address.path and not address.path.startswith("/"):
         raise ConfigError(f"embedded://{address.path}: give an absolute path, embedded:///dir.")
@@ -174,24 +224,29 @@ def _connect_embedded(address: Address, connect_timeout: float, retry_s: float) 
 
 
 def _pool(address: Address, given: Mapping[str, Any]) -> redis.ConnectionPool:
-    """Return a pool; options in the URL come before those that are `given`."""
+    """Return the connections to one server."""
+    options = _arguments(address, given)
+    connection_class = options.pop("connection_class", redis.Connection)
+    return redis.ConnectionPool(connection_class=PUNCTUAL[connection_class], **options)
+
+
+def _arguments(address: Address, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of connections; options in the URL come before those that are given."""
     options = {
         "socket_timeout": SOCKET_TIMEOUT_S,
         "max_connections": MAX_CONNECTIONS,
         **given,
         **address.options,
     }
-    connection_class = options.pop("connection_class", redis.Connection)
     if address.scheme != "unix":
         options.setdefault("socket_keepalive", True)
-    return redis.ConnectionPool(
-        connection_class=PUNCTUAL[connection_class],
+    return {
         **options,
-        protocol=2,
-        retry=Retry(NoBackoff(), 0),  # redis-py's retries replay writes
-        socket_read_size=_READ_SIZE,
-        driver_info=_driver_info(connection_class),
-    )
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),  # redis-py's retries replay writes
+        "socket_read_size": _READ_SIZE,
+        "driver_info": _driver_info(options.get("connection_class", redis.Connection)),
+    }
 
 
 def _driver_info(connection_class: type[redis.Connection]) -> DriverInfo | None:
@@ -235,6 +290,11 @@ def _check_server(
 def _check_mode(mode: bytes, address: Address, *, in_cluster: bool) -> None:
     """Refuse a cluster's node under a single server's URL, and the reverse."""
     where, scheme = address.where.partition("/")[0], address.scheme
+    if mode == b"sentinel":
+        raise ConfigError(
+            f"the server at {where} is a Sentinel: use {scheme}+sentinel://{where}/SERVICE/0, with "
+            "the name of the service that it watches."
+        )
     if mode == b"cluster" and not in_cluster:
         use = "redis+cluster://host:port" if scheme == "unix" else f"{scheme}{CLUSTER}://{where}"
         raise ConfigError(

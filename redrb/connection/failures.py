@@ -44,6 +44,10 @@ _sources: dict[str, tuple[str, ...]] = {}
 """Of each Lua script, by its SHA-1: the file and line of each line that the server knows."""
 
 
+class NotReplicated(upstream.ConnectionError):
+    """A write was done, and fewer replicas than asked for have confirmed it so far."""
+
+
 def note_script(sha: str, sources: tuple[str, ...]) -> None:
     """Remember where the lines of a script come from, so that its errors name file and line."""
     _sources[sha] = sources
@@ -125,6 +129,14 @@ def translate(error: upstream.RedisError, where: str) -> RedrbError:
             f"not finished in time: {reply}. Look at `redis-cli --cluster check`, and raise "
             "retry_s if slots are that large.",
             where=where,
+        )
+    if isinstance(error, NotReplicated):
+        return StoreUnavailable(
+            f"Redis at {where} has stored the put, but {reply}. If the primary fails now, the put "
+            "may be lost: look at `redis-cli info replication`, or lower min_replicas. The same "
+            "groups put again are stored twice.",
+            where=where,
+            uncertain=True,
         )
     if is_transient(error):
         return StoreUnavailable(

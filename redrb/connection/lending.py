@@ -24,6 +24,9 @@ class Lender(Protocol):
     def lend(self) -> AbstractContextManager[redis.Connection]:
         """Lend a connection; it is closed if an exception leaves replies unread on it."""
 
+    def renew(self) -> None:
+        """Close idle connections: the server at their end may have become a replica."""
+
     def close(self) -> None:
         """Close every connection, and lend none from now on."""
 
@@ -69,13 +72,18 @@ class Connections:
                 yield connection
         except BaseException:
             self._drop(connection)
-            while other := self._idle_connection():  # most likely they broke too
-                self._drop(other)
+            self.renew()  # most likely they broke too
             raise
         if self.closed:  # meanwhile
             self._drop(connection)
         else:
             idle.append(connection)
+
+    def renew(self) -> None:
+        """Close the idle connections of this process."""
+        self._idle_here()
+        while connection := self._idle_connection():
+            self._drop(connection)
 
     def close(self) -> None:
         """Close every connection, lent ones too, and lend none from now on."""

@@ -32,7 +32,7 @@ def limited(connection: redis.Connection) -> Iterator[None]:
         connection.update_current_socket_timeout(usual)
 
 
-class _Punctual:
+class Punctual:
     """Opens a connection, with TLS and login, within the deadline of the calling thread.
 
     Attributes:
@@ -77,15 +77,15 @@ class _Punctual:
         self.usual_connect_timeout = seconds
 
 
-class _Tcp(_Punctual, redis.Connection):
+class _Tcp(Punctual, redis.Connection):
     pass
 
 
-class _Tls(_Punctual, SSLConnection):
+class _Tls(Punctual, SSLConnection):
     pass
 
 
-class _Unix(_Punctual, UnixDomainSocketConnection):
+class _Unix(Punctual, UnixDomainSocketConnection):
     pass
 
 
@@ -123,6 +123,8 @@ def _refuse_eviction(connection: Any) -> None:
         facts = connection.read_response().decode()
     except NoPermissionError:
         _log.debug("the user of Redis at %s may not run INFO: its policy is not known", place)
+        return
+    if not facts.strip():  # a Sentinel, which `connect` refuses by its mode
         return
     lines = (line.partition(":") for line in facts.splitlines())
     policy = next((value for name, _, value in lines if name == "maxmemory_policy"), None)

@@ -5,16 +5,29 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from redis.connection import SSLConnection, parse_url
 
 from redrb.errors import ConfigError
 
-SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster", "unix", "embedded", "fake")
+SCHEMES = (
+    *("redis", "rediss", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"),
+    *("unix", "embedded", "fake"),
+)
 
 CLUSTER = "+cluster"
 """End of the schemes for a cluster."""
+
+SENTINEL = "+sentinel"
+"""End of the schemes for a primary that Sentinels name."""
+
+_OF_SENTINELS = "sentinel_"
+"""Begin of the options for connections to Sentinels."""
+
+SENTINEL_PORT = 26379
+
+_FORMS = {"cluster": "host[:port],...", "sentinel": "host[:port],.../service[/database]"}
 
 Endpoint: TypeAlias = tuple[str, int]
 """Host and port."""
@@ -30,6 +43,8 @@ class Address:
         options: Arguments of a redis-py connection, with the password.
         path: The part after `embedded://` or `fake://`.
         nodes: The nodes in the URL of a cluster.
+        service: Name under which Sentinels watch the primary.
+        sentinels: Address of each Sentinel in the URL.
     """
 
     scheme: str
@@ -37,6 +52,8 @@ class Address:
     options: dict[str, Any] = field(repr=False)
     path: str = ""
     nodes: tuple[Endpoint, ...] = ()
+    service: str = ""
+    sentinels: tuple[Address, ...] = ()
 
     def node(self, endpoint: Endpoint) -> Address:
         """Return the address of one node of a cluster."""
@@ -68,6 +85,8 @@ def parse_address(url: str) -> Address:
         return Address(scheme, f"{scheme}://{path}", {}, path)
     if scheme.endswith(CLUSTER):
         return _parse_cluster(scheme, url)
+    if scheme.endswith(SENTINEL):
+        return _parse_sentinels(scheme, url)
     options = _options(scheme, url)
     if scheme == "unix":
         if not options.get("path"):
@@ -79,11 +98,9 @@ def parse_address(url: str) -> Address:
 
 def _parse_cluster(scheme: str, url: str) -> Address:
     """Parse a URL with several nodes: each like a URL with this node only."""
-    authority, *path = re.split(r"(?=[/?#])", url.partition("://")[2], maxsplit=1)
-    user, at, hosts = authority.rpartition("@")
+    login, names, rest = _divided(url)
     single = scheme.removesuffix(CLUSTER)
-    names = [name for name in hosts.split(",") if name] or [""]
-    each = [_options(scheme, f"{single}://{user}{at}{name}{''.join(path)}") for name in names]
+    each = [_options(scheme, f"{single}://{login}{name}{rest}") for name in names]
     options = each[0]
     if options.get("db"):
         raise ConfigError("a cluster has database 0 only: leave the number out of the URL.")
@@ -91,19 +108,69 @@ def _parse_cluster(scheme: str, url: str) -> Address:
     return Address(scheme, ",".join(f"{host}:{port}" for host, port in nodes), options, nodes=nodes)
 
 
-def _options(scheme: str, url: str) -> dict[str, Any]:
+def _parse_sentinels(scheme: str, url: str) -> Address:
+    """Parse a URL with several Sentinels, a service and a database.
+
+    User, password and options are those of the primary, those that begin with `sentinel_` those of
+    the Sentinels, which use TLS as the primary does unless `sentinel_tls` says otherwise.
+    """
+    login, names, rest = _divided(url)
+    single = scheme.removesuffix(SENTINEL)
+    parts = urlsplit(rest)
+    service, _, database = parts.path.strip("/").partition("/")
+    if not service:
+        raise ConfigError(
+            f"a {scheme}:// URL needs the name of the service that the Sentinels watch: "
+            f"{scheme}://host1:26379,host2:26379/service/0"
+        )
+    given = parse_qsl(parts.query, keep_blank_values=True)
+    own = {
+        name.removeprefix(_OF_SENTINELS): value
+        for name, value in given
+        if name.startswith(_OF_SENTINELS)
+    }
+    tls = own.pop("tls", str(single == "rediss")).lower()
+    if tls not in ("true", "false"):
+        raise ConfigError(f"sentinel_tls={tls:.20} in the URL: it must be true or false.")
+    user, password = (quote(own.pop(name, ""), safe="") for name in ("username", "password"))
+    at = f"{user}:{password}@" if user or password else ""
+    kind, query = "rediss" if tls == "true" else "redis", f"?{urlencode(own)}" if own else ""
+    each = [
+        _options(scheme, f"{kind}://{at}{name}{query}", default_port=SENTINEL_PORT)
+        for name in names
+    ]
+    sentinels = tuple(Address(kind, f"{one['host']}:{one['port']}", one) for one in each)
+    others = [pair for pair in given if not pair[0].startswith(_OF_SENTINELS)]
+    query = f"?{urlencode(others)}" if others else ""
+    options = _options(scheme, f"{single}://{login}localhost/{database}{query}")
+    del options["host"], options["port"]
+    where = f"{service}/{options.get('db', 0)} of the Sentinels " + ",".join(
+        sentinel.where for sentinel in sentinels
+    )
+    return Address(scheme, where, options, service=unquote(service), sentinels=sentinels)
+
+
+def _divided(url: str) -> tuple[str, list[str], str]:
+    """Return the login with its "@", the hosts with their ports, and the rest of a URL."""
+    authority, *rest = re.split(r"(?=[/?#])", url.partition("://")[2], maxsplit=1)
+    user, at, hosts = authority.rpartition("@")
+    return user + at, [name for name in hosts.split(",") if name] or [""], "".join(rest)
+
+
+def _options(scheme: str, url: str, *, default_port: int = 6379) -> dict[str, Any]:
     """Return the arguments of a connection to one server.
 
     Args:
         scheme: As the user wrote it.
         url: URL of the server.
+        default_port: The port where the URL has none.
     """
     try:
         options = dict(parse_url(url))  # type: ignore[no-untyped-call]
         port = urlsplit(url).port
     except ValueError:
         # the cause may quote the URL, and with it the password
-        hosts = "host[:port],..." if scheme.endswith(CLUSTER) else "host[:port][/database]"
+        hosts = _FORMS.get(scheme.partition("+")[2], "host[:port][/database]")
         raise ConfigError(
             f"the {scheme}:// URL does not parse: expected "
             f"{scheme}://[user:password@]{hosts}[?option=value]; "
@@ -114,5 +181,5 @@ def _options(scheme: str, url: str) -> dict[str, Any]:
     if "connection_class" in options and options["connection_class"] is not SSLConnection:
         raise ConfigError("the URL may not choose a connection class.")
     options.setdefault("host", "localhost")
-    options["port"] = port if port is not None else 6379
+    options["port"] = port if port is not None else default_port
     return options

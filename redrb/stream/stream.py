@@ -99,6 +99,7 @@ class ExperienceStream:
         narrow_floats: NarrowFloats | None = None,
         weights: str | None = None,
         filters: Sequence[Filter] = (),
+        min_replicas: int | None = None,
         settings: TaskSettings | None = None,
         **task_settings: Unpack[SettingArguments],
     ) -> None:
@@ -117,6 +118,8 @@ class ExperienceStream:
                 and not lossless.
             weights: Name of the published weights whose newest version is the task's current one.
             filters: Functions that every group must pass to be put; others count as filtered.
+            min_replicas: Replicas that must have received a put before it returns; default: that of
+                the client.
             settings: Settings that the task must have.
             task_settings: Fields of `TaskSettings`, such as `order="stalest"` or `limit=4096`; they
                 replace those of `settings`.
@@ -130,6 +133,7 @@ class ExperienceStream:
         check_choice("on_full", on_full, get_args(OnFull))
         if narrow_floats is not None:
             check_choice("narrow_floats", narrow_floats, get_args(NarrowFloats))
+        replicas = checked_int_or_none("min_replicas", min_replicas, 0)
         lease_ms = checked_int("lease_ms", lease_ms, LEAST_LEASE_MS)
         if not isinstance(settings, TaskSettings | None):
             raise ConfigError(f"settings={settings!r:.80}: give a redrb.stream.TaskSettings.")
@@ -147,7 +151,8 @@ class ExperienceStream:
         )
         self._expiration = Expiration(self._task, group)
         self._preparer = Preparer(self._task, narrow_floats, checked_filters)
-        self._producer = Producer(self._task, on_full)
+        min_replicas = client.min_replicas if replicas is None else replicas
+        self._producer = Producer(self._task, on_full, min_replicas)
         self._consumer = Consumer(self._task, group, lease_ms)
         self._taker = Taker(self._task, self._consumer)
         self._ranks = Ranks(self._task, self._consumer)

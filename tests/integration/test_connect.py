@@ -273,3 +273,35 @@ def test_a_server_may_ask_for_a_client_certificate(
         redrb.connect(trusting, retry_s=0)
     with redrb.connect(f"{trusting}&ssl_certfile={cert}&ssl_keyfile={key}") as client:
         ExperienceStream(client, "math").put(numbered(1))
+
+
+@pytest.mark.parametrize(
+    "own_server", [name for name, program in programs().items() if has_tls(program)], indirect=True
+)
+@pytest.mark.parametrize("sentinel_tls", [True, False])
+def test_tls_to_sentinels_and_tls_to_servers_are_chosen_apart(
+    own_server: OwnServer, certificate: Path, *, sentinel_tls: bool
+) -> None:
+    server, port, own_port = own_server(), free_port(), free_port()
+    cert, key = certificate / "cert.pem", certificate / "key.pem"
+    with redrb.connect(server.url) as client:
+        client.execute(
+            *("CONFIG", "SET", "tls-auth-clients", "no", "tls-port", port),
+            *("tls-cert-file", str(cert), "tls-key-file", str(key)),
+        )
+    settings = [
+        f"sentinel monitor experience 127.0.0.1 {port} 1",
+        *(f"tls-port {own_port}", f"tls-cert-file {cert}", f"tls-key-file {key}"),
+        "tls-auth-clients no",
+    ]
+    sentinel = Server(server.program, sentinel="\n".join(settings))
+    try:
+        at = f"127.0.0.1:{own_port if sentinel_tls else sentinel.port}/experience/0"
+        own = f"sentinel_ssl_ca_certs={cert}" if sentinel_tls else "sentinel_tls=false"
+        url = f"rediss+sentinel://{at}?ssl_ca_certs={cert}&{own}"
+        with redrb.connect(url) as client, ExperienceStream(client, "math") as stream:
+            stream.put(numbered(1))
+        with pytest.raises(StoreUnavailable, match="certificate"):
+            redrb.connect(f"rediss+sentinel://{at}?{own}")
+    finally:
+        sentinel.close()

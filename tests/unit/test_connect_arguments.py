@@ -35,3 +35,14 @@ def test_requests_are_repeated_for_any_time(right: float) -> None:
 def test_a_url_is_a_string(url: object) -> None:
     with pytest.raises(ConfigError, match="pass a string"):
         redrb.connect(url)
+
+
+@pytest.mark.parametrize("wrong", ["1", -1, 0.5, None, True])
+def test_min_replicas_is_a_number(wrong: object) -> None:
+    with pytest.raises(ConfigError, match="min_replicas="):
+        redrb.connect("redis://127.0.0.1:1", min_replicas=wrong)
+
+
+def test_a_server_without_replicas_confirms_nothing() -> None:
+    with pytest.raises(ConfigError, match="fake:// has no replicas"):
+        redrb.connect(f"fake://{uuid.uuid4().hex}", min_replicas=1)

@@ -211,3 +211,38 @@ def test_a_url_of_a_cluster_names_nodes_that_share_all_else() -> None:
     assert node.options["password"] == SECRET
     assert node.options["socket_timeout"] == 9.0
     assert (node.options["host"], node.options["port"]) == ("c", 7009)
+
+
+def test_a_url_of_sentinels_keeps_their_login_apart_from_that_of_the_servers() -> None:
+    address = parse_address(
+        f"rediss+sentinel://maker:{SECRET}@a,b:7001/my%20service/3?ssl_ca_certs=ca.pem"
+        "&socket_timeout=9&sentinel_username=watcher&sentinel_password=p%40ss%2F"
+    )
+    assert address.service == "my service"
+    assert address.where == "my%20service/3 of the Sentinels a:26379,b:7001"
+    assert address.options["username"] == "maker"
+    assert address.options["password"] == SECRET
+    assert address.options["db"] == 3
+    assert address.options["ssl_ca_certs"] == "ca.pem"
+    assert "host" not in address.options
+    first, second = address.sentinels
+    assert (first.scheme, first.where, second.where) == ("rediss", "a:26379", "b:7001")
+    assert first.options["username"] == "watcher"
+    assert first.options["password"] == "p@ss/"
+    assert "db" not in first.options
+    assert SECRET not in repr(address)
+
+
+def test_sentinels_have_no_login_and_use_tls_as_the_servers_do() -> None:
+    for scheme, option, tls in [
+        ("redis", "", False),
+        ("rediss", "", True),
+        ("redis", "?sentinel_tls=true", True),
+        ("rediss", "?sentinel_tls=false", False),
+    ]:
+        address = parse_address(f"{scheme}+sentinel://:{SECRET}@a/service{option}")
+        (sentinel,) = address.sentinels
+        assert ("connection_class" in sentinel.options) is tls
+        assert ("connection_class" in address.options) is (scheme == "rediss")
+        assert "password" not in sentinel.options
+        assert "db" not in address.options

@@ -23,15 +23,16 @@ class Producer:
     `put` is `send`, `finish` and `abandon` in one call.
     """
 
-    def __init__(self, task: Task, on_full: OnFull) -> None:
+    def __init__(self, task: Task, on_full: OnFull, min_replicas: int) -> None:
         """Make a producer.
 
         Args:
             task: The task.
             on_full: What a put does when there is no room.
+            min_replicas: Replicas that must confirm a put.
         """
         self._task = task
-        self._scripts = PutScripts(task)
+        self._scripts = PutScripts(task, min_replicas)
         self._room = Room(task.store, self._scripts, on_full)
         self._pid = os.getpid()
         self._idle: deque[ProducerIdentity] = deque()
