@@ -73,7 +73,11 @@ def ranks(client: Client, namespace: str) -> Iterator[Publish]:
     with ThreadPoolExecutor(WORLD) as threads:
 
         def publish(
-            states: list[State], *, timeout: float = 20, version: int | None = None
+            states: list[State],
+            *,
+            timeout: float = 20,
+            version: int | None = None,
+            world_size: int | None = None,
         ) -> list:
             for rank in range(len(states)):
                 if rank not in publishers:
@@ -81,7 +85,7 @@ def ranks(client: Client, namespace: str) -> Iterator[Publish]:
                         *(client, "actor"),
                         namespace=namespace,
                         rank=rank,
-                        world_size=len(states),
+                        world_size=world_size or len(states),
                         anchor_every=4,
                         timeout=timeout,
                     )
@@ -295,6 +299,47 @@ def test_a_rank_that_starts_again_is_not_taken_for_its_earlier_self(ranks, reade
     fetched = reader.fetch()
     assert all(torch.equal(fetched[name], state[name]) for name in state)
     assert not all(torch.equal(fetched[name], before[name]) for name in state)
+
+
+@pytest.mark.parametrize("dies_at", ["decide", "parts"])
+def test_a_restarted_rank_0_joins_the_call_that_the_other_ranks_are_in(
+    ranks, reader, monkeypatch, dies_at
+):
+    """The ranks have staged a delta for its earlier process, and its first version is whole."""
+    state = whole()
+    ranks([shards(state, rank) for rank in range(WORLD)])
+    change(state, random.Random(2))
+
+    class KilledError(BaseException):
+        """Ends rank 0, which then sends nothing and deletes nothing."""
+
+    decide = RendezvousLeader.decide
+
+    def die(leader, *arguments):
+        if dies_at == "decide":
+            decide(leader, *arguments)  # one rank learns of it
+        raise KilledError
+
+    leader = ranks.publishers.pop(0)
+    monkeypatch.setattr(RendezvousLeader, dies_at, die)
+    monkeypatch.setattr(RendezvousLeader, "end", lambda *_: None)
+    monkeypatch.setattr(leader._committer, "discard", lambda _: None)
+    with ThreadPoolExecutor(WORLD) as threads:
+        others = [
+            threads.submit(ranks.publishers[rank].publish, shards(state, rank)) for rank in (1, 2)
+        ]
+        with pytest.raises(KilledError):
+            leader.publish(shards(state, 0))
+        monkeypatch.undo()
+        monkeypatch.setattr("redrb.weights.publishing.publisher.CHUNK_BYTES", 1024)
+        first = ranks([shards(state, 0)], world_size=WORLD)
+        assert [first[0].version, *(other.result(30).version for other in others)] == [2, 2, 2]
+    fetched = reader.fetch()
+    assert all(torch.equal(fetched[name], state[name]) for name in state)
+    change(state, random.Random(3))
+    assert [v.kind for v in ranks([shards(state, rank) for rank in range(WORLD)])] == ["delta"] * 3
+    fetched = reader.fetch()
+    assert all(torch.equal(fetched[name], state[name]) for name in state)
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ def unpack_offer(message: dict[str, Any]) -> Offer | None:
 def pack_part(part: StagedPart) -> dict[str, Any]:
     """Return a staged part as a message's value."""
     return {
+        "token": part.place.token,
         "tensors": list_tensors(part.layout),
         "nbytes": part.layout.nbytes,
         "chunk_bytes": part.layout.chunk_bytes,
@@ -104,6 +105,11 @@ def pack_part(part: StagedPart) -> dict[str, Any]:
         "sizes": None if part.sizes is None else list(part.sizes),
         "pieces": list(part.pieces),
     }
+
+
+def token_of(stored: Any) -> Any:
+    """Return the token under which a packed part was staged; None if it names none."""
+    return stored.get("token") if isinstance(stored, dict) else None
 
 
 def unpack_part(stored: Any, place: StagingPlace) -> StagedPart:

@@ -212,16 +212,22 @@ class FollowingRank:
         difference = baseline.difference(source, baseline.version)
         base = difference.base if difference is not None else 0
         decision = member.decision(chunks=source.layout.chunks, version=version or 0, base=base)
-        difference = difference if decision.delta else None
-        attempt = StagingAttempt(
-            *(self._client, self._keys, decision.place, source), waits_s=self._timeout
-        )
-        try:
-            part = attempt.stage(difference, whole=decision.whole, anchor=baseline.anchor)
-            stored, created_s = member.outcome(part)
-            manifest = decode_manifest(stored)
-        except BaseException:
-            self._committer.discard(attempt)
-            raise
-        baseline.advance(manifest, source, part, difference)
+        while True:
+            staged = difference if decision.delta else None
+            attempt = StagingAttempt(
+                *(self._client, self._keys, decision.place, source), waits_s=self._timeout
+            )
+            try:
+                part = attempt.stage(staged, whole=decision.whole, anchor=baseline.anchor)
+                outcome = member.outcome(part)
+                if not isinstance(outcome, Decision):
+                    stored, created_s = outcome
+                    manifest = decode_manifest(stored)
+                    break
+            except BaseException:
+                self._committer.discard(attempt)
+                raise
+            self._committer.discard(attempt)  # rank 0 was restarted, and has decided anew
+            decision = outcome
+        baseline.advance(manifest, source, part, staged)
         return manifest.describe(self._name, created_s)

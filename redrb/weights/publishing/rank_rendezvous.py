@@ -4,6 +4,10 @@ Every rank but 0 posts to one stream that rank 0 reads: first its offer, then it
 0 replies in a stream that belongs to one attempt of one rank. So rank 0 distinguishes a restarted
 rank from its earlier process, and no rank reads the reply to an earlier attempt.
 
+A restarted rank 0 finds the offers to its earlier process and decides anew, under other tokens. A
+staged part names its token: rank 0 uses only parts that were staged by its own decision, and a rank
+that reads a newer decision stages its part again.
+
 Every rank counts its calls of `publish`, and rank 0 maps the count of each rank to the count of
 rank 0. So shards of different calls never become one version, even if rank 0 did not wait for one
 of them.
@@ -28,6 +32,7 @@ from redrb.weights.publishing.rank_messages import (
     Offer,
     pack_decision,
     pack_part,
+    token_of,
     unpack_decision,
     unpack_offer,
     unpack_part,
@@ -69,15 +74,21 @@ class RendezvousMember:
         self._offered = True
         return unpack_decision(self._reply())
 
-    def outcome(self, part: StagedPart) -> tuple[bytes, float]:
+    def outcome(self, part: StagedPart) -> Decision | tuple[bytes, float]:
         """Report a staged part; return the committed version's manifest and time.
+
+        Returns:
+            The manifest and the time; or a new decision, of a rank 0 that was restarted meanwhile:
+            the part has to be staged again.
 
         Raises:
             WeightError, BeginAgainError: As `decision` does.
         """
         self._post({"part": pack_part(part)})
         while "token" in (reply := self._reply()):
-            pass  # the decision, which may have come twice
+            decision = unpack_decision(reply)
+            if decision.place.token > part.place.token:  # else the same one came twice
+                return decision
         manifest, created_s = reply.get("manifest"), reply.get("created_s")
         if not isinstance(manifest, bytes) or not isinstance(created_s, float):
             raise DecodeError("rank 0's reply has no manifest")
@@ -187,7 +198,9 @@ class RendezvousLeader:
                     self._accept(message)
                     raise BeginAgainError
             elif message["call"] == offer.call and "part" in message:
-                parts[rank] = unpack_part(message["part"], decisions[rank].place)
+                place = decisions[rank].place
+                if token_of(message["part"]) == place.token:
+                    parts[rank] = unpack_part(message["part"], place)
         return [parts[rank] for rank in self._others]
 
     def end(self, reply: dict[str, Any]) -> None:
