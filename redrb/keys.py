@@ -57,6 +57,11 @@ class TaskKeys:
         return f"{self.prefix}dead"
 
     @property
+    def refreshed(self) -> str:
+        """The last refresh of staleness of each status, of a task of a `ReplayBuffer`."""
+        return f"{self.prefix}refreshed"
+
+    @property
     def none(self) -> str:
         """A key that never exists."""
         return f"{self.prefix}none"

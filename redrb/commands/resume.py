@@ -18,7 +18,7 @@ def add_to(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from redrb.connection import connect
-    from redrb.stream.saving.saving import resume_task
+    from redrb.stream.saving.resuming import resume_task
     from redrb.stream.task.store import TaskStore
 
     with connect(options.url) as client:

@@ -9,13 +9,15 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from redrb.errors import ConfigError, DecodeError
 from redrb.replay.tasks import Tasks
+from redrb.stream.saving.checked_file import CheckedFile
+from redrb.stream.saving.resuming import TaskFile, restore_tasks, unrestored
 
 INDEX = "replay_buffer.json"
 FORMAT = 1
@@ -28,7 +30,7 @@ class SaveIndex:
     Attributes:
         order: Order of the buffer that was saved.
         files: Task -> name of its file.
-        refreshes: Result of `Tasks.refreshes`.
+        refreshes: "<task> <status>" -> last refresh, as `Tasks.refreshes` returns it.
     """
 
     order: str
@@ -51,7 +53,12 @@ def save(tasks: Tasks, directory: Path) -> None:
         try:
             for task, name in files.items():
                 tasks.open(task).save(directory / name)
-            _write_index(directory, stamp, SaveIndex(tasks.order, files, tasks.refreshes()))
+            refreshes = {
+                f"{task} {status}": mark
+                for task in files
+                for status, mark in tasks.refreshes(task).items()
+            }
+            _write_index(directory, stamp, SaveIndex(tasks.order, files, refreshes))
         except BaseException:
             _remove(directory, files.values())
             raise
@@ -82,11 +89,14 @@ def _remove(directory: Path, names: Iterable[str]) -> None:
 
 
 def resume(tasks: Tasks, directory: Path) -> None:
-    """Fill an empty buffer from a save; after an error nothing is changed.
+    """Fill an empty buffer from a save, or complete a resume of this save that was interrupted.
 
     Raises:
         ConfigError: There is no save, it is of another order, or the buffer holds groups.
-        DecodeError: The index is malformed, or of a newer redrb.
+        DecodeError: The save is malformed, or of a newer redrb.
+        StoreError: Another process began to resume the buffer meanwhile.
+        After each of them nothing is changed, except on a cluster, where a note of the error names
+        the tasks that are restored.
     """
     index = read_index(directory)
     if index.order != tasks.order:
@@ -97,27 +107,35 @@ def resume(tasks: Tasks, directory: Path) -> None:
     missing = [name for name in index.files.values() if not (directory / name).is_file()]
     if missing:
         raise ConfigError(f"{directory} lacks {', '.join(missing)}: the save is incomplete.")
-    stored = tasks.stored()
+    files = [
+        _task_file(tasks, task, directory / name, index.refreshes)
+        for task, name in sorted(index.files.items())
+    ]
+    stored = tasks.stored(leaving_out=index.files)
     if stored:
         raise ConfigError(
             f"the buffer holds {stored} groups: resume into an empty one, or another namespace."
         )
-    _fill(tasks, directory, index)
-    tasks.replace_refreshes(index.refreshes)
+    waiting = unrestored(files)
+    for file in waiting:
+        tasks.open(file.store.task)
+    if waiting:
+        restore_tasks(waiting, number=tasks.now_us())
+    for file in waiting:
+        if file.put:
+            tasks.forget(file.store.task)
 
 
-def _fill(tasks: Tasks, directory: Path, index: SaveIndex) -> None:
-    done: list[str] = []
-    try:
-        for task, name in index.files.items():
-            if tasks.open(task).stats().ledger.put:  # empty, but it has counters
-                tasks.clear(task)
-            tasks.open(task).resume(directory / name)
-            done.append(task)
-    except BaseException:
-        for task in done:
-            tasks.clear(task)
-        raise
+def _task_file(tasks: Tasks, task: str, path: Path, refreshes: Mapping[str, str]) -> TaskFile:
+    saved = CheckedFile.read(path)
+    marks = {}
+    for name, mark in refreshes.items():
+        refreshed, _, status = name.rpartition(" ")
+        if refreshed == task:
+            train_step, last = map(int, mark.split())
+            # later ids are given to other groups
+            marks[status] = f"{train_step} {min(last, saved.header.last)}"
+    return TaskFile(tasks.store(task), saved, marks)
 
 
 def read_index(directory: Path) -> SaveIndex:

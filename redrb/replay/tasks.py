@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable
 from typing import Literal, NamedTuple, TypeAlias
 
 from redrb.checks import check_choice
@@ -11,6 +11,7 @@ from redrb.connection import Client, check_client
 from redrb.experience import Status
 from redrb.keys import TaskKeys, check_name
 from redrb.stream import ExperienceStream
+from redrb.stream.task.store import TaskStore
 
 ReplayOrder: TypeAlias = Literal["fifo", "stalest"]
 
@@ -44,7 +45,6 @@ class Tasks:
         self._streams: dict[str, ExperienceStream] = {}
         prefix = TaskKeys.of(namespace, GROUP).prefix
         self._names = f"{prefix}tasks"
-        self._refreshed = f"{prefix}refreshed"
         self._names_client = client.at(prefix)
 
     def open(self, task: str) -> ExperienceStream:
@@ -76,43 +76,47 @@ class Tasks:
         """Return the number of waiting groups over all tasks and statuses."""
         return sum(len(self.open(task)) for task in self.names())
 
-    def stored(self) -> int:
-        """Return the number of stored groups, including leased ones."""
-        return sum(self.open(task).stats().stored for task in self.names())
+    def stored(self, *, leaving_out: Container[str]) -> int:
+        """Return the number of stored groups of all other tasks, including leased ones."""
+        return sum(
+            self.open(task).stats().stored for task in self.names() if task not in leaving_out
+        )
 
     def note_refresh(self, task: str, statuses: Iterable[Status], train_step: int) -> None:
         """Note that all groups stored now have their staleness at `train_step`."""
-        keys = TaskKeys.of(self.namespace, task)
-        last = int(self.client.at(keys.prefix).execute("HGET", keys.puts, "last") or 0)
-        pairs = [
-            word for status in statuses for word in (f"{task} {status}", f"{train_step} {last}")
-        ]
+        store = self.store(task)
+        last = int(store.client.execute("HGET", store.keys.puts, "last") or 0)
+        pairs = [word for status in statuses for word in (str(status), f"{train_step} {last}")]
         if pairs:
-            self._names_client.execute("HSET", self._refreshed, *pairs)
+            store.client.execute("HSET", store.keys.refreshed, *pairs)
 
     def refreshed(self, task: str, status: Status) -> Refreshed | None:
         """Return the last refresh of a status; None if there was none."""
-        stored = self._names_client.execute("HGET", self._refreshed, f"{task} {status}")
+        store = self.store(task)
+        stored = store.client.execute("HGET", store.keys.refreshed, str(status))
         return None if stored is None else Refreshed(*map(int, stored.split()))
 
-    def refreshes(self) -> dict[str, str]:
-        """Return all refreshes, in the form of `replace_refreshes`."""
-        flat = iter(self._names_client.execute("HGETALL", self._refreshed))
-        return {name.decode(): mark.decode() for name, mark in zip(flat, flat, strict=True)}
+    def refreshes(self, task: str) -> dict[str, str]:
+        """Return the last refresh of each status: "<train step> <newest id>"."""
+        store = self.store(task)
+        flat = iter(store.client.execute("HGETALL", store.keys.refreshed))
+        return {status.decode(): mark.decode() for status, mark in zip(flat, flat, strict=True)}
 
-    def replace_refreshes(self, refreshes: Mapping[str, str]) -> None:
-        """Replace all noted refreshes."""
-        self._names_client.execute("DEL", self._refreshed)
-        for name, mark in refreshes.items():
-            self._names_client.execute("HSET", self._refreshed, name, mark)
+    def store(self, task: str) -> TaskStore:
+        """Return the store of a task, which may not exist."""
+        return TaskStore.of(self.client, self.namespace, task)
 
-    def clear(self, task: str) -> None:
-        """Delete a task; the next `open` creates it again."""
-        stream = self.open(task)
+    def now_us(self) -> int:
+        """Return the time of the server that holds the names of the tasks, in us since 1970."""
+        seconds, microseconds = map(int, self._names_client.execute("TIME"))
+        return seconds * 1_000_000 + microseconds
+
+    def forget(self, task: str) -> None:
+        """Close the stream of a task that was replaced; the next `open` opens it again."""
         with self._lock:
-            stream.clear()
+            stream = self._streams.pop(task, None)
+        if stream is not None:
             stream.close()
-            self._streams.pop(task, None)
 
     def close(self) -> None:
         """Close the streams; their leased groups are requeued."""

@@ -44,7 +44,8 @@ from redrb.stream.put.room import OnFull
 from redrb.stream.put.writer import Writer
 from redrb.stream.ranks.rank_requests import Balance, checked_balance, checked_place
 from redrb.stream.ranks.ranks import Ranks
-from redrb.stream.saving.saving import AnyPath, SavedTask, resume_task, save_task
+from redrb.stream.saving.resuming import resume_task
+from redrb.stream.saving.saving import AnyPath, SavedTask, save_task
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.in_flight import leases
 from redrb.stream.take.lease import Lease

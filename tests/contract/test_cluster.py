@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,6 +29,7 @@ from redrb.connection import Client
 from redrb.demo.run import _delete_run
 from redrb.errors import StoreClosed, StoreDenied
 from redrb.keys import TaskKeys
+from redrb.replay import saving
 from redrb.runtime.announcements import (
     Announcement,
     AnnouncementReader,
@@ -35,6 +37,8 @@ from redrb.runtime.announcements import (
     maker_key,
     trainer_key,
 )
+from redrb.stream.saving import resuming
+from redrb.stream.saving.restoring import Restoring
 from tests.audit import audit
 from tests.clusters import Primary, RedisCluster
 from tests.conftest import REAL
@@ -151,7 +155,11 @@ def test_a_mixture_takes_from_tasks_on_different_nodes(
 
 
 def test_a_replay_buffer_has_its_tasks_on_different_nodes(
-    client: Client, tasks: list[str], namespace: str, tmp_path: Path
+    client: Client,
+    tasks: list[str],
+    namespace: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def rollout(number: int) -> dict[str, object]:
         return {
@@ -174,6 +182,23 @@ def test_a_replay_buffer_has_its_tasks_on_different_nodes(
         async with ReplayBuffer(client, namespace=uuid.uuid4().hex) as buffer:
             await buffer.resume(tmp_path / "replay")
             assert await buffer.size() == len(tasks)
+        async with ReplayBuffer(client, namespace=uuid.uuid4().hex) as buffer:
+            with monkeypatch.context() as patch:  # it dies between two nodes
+                replace = [Mock(side_effect=KeyboardInterrupt), resuming.replace_tasks]
+                patch.setattr(resuming, "replace_tasks", lambda batch: replace.pop()(batch))
+                patch.setattr(Restoring, "give_up", Mock())
+                with pytest.raises(KeyboardInterrupt):
+                    saving.resume(buffer._tasks, tmp_path / "replay")
+            assert await buffer.size() == 1
+            first = min(tasks)
+            assert len(await buffer.get(1, first, "completed")) == 1
+            await buffer.put([rollout(7)], first)
+            await buffer.resume(tmp_path / "replay")  # goes on with the others
+            assert await buffer.size() == len(tasks)
+            with pytest.raises(ConfigError, match="used since"):
+                await buffer.resume(tmp_path / "replay")
+            await buffer.put([rollout(8)], first)
+            assert await buffer.count(first, "completed") == 2
 
     asyncio.run(scenario())
 

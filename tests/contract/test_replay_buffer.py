@@ -19,8 +19,13 @@ import pytest
 
 from redrb import ConfigError, ExperienceStream, Status, TaskMismatch
 from redrb.connection import Client
-from redrb.errors import DecodeError, RecordError
+from redrb.errors import DecodeError, RecordError, StoreError
 from redrb.replay import ReplayBuffer
+from redrb.replay.rollout_packing import pack_group
+from redrb.stream.saving import resuming
+from redrb.stream.saving.checked_file import CheckedFile
+from redrb.stream.saving.restoring import Restoring
+from redrb.stream.task.store import TaskStore
 from tests.audit import audit
 from tests.samples import numbered
 
@@ -885,6 +890,83 @@ def test_a_buffer_that_was_emptied_may_resume(
             await buffer.resume(tmp_path)
             assert len(buffer) == 1
             assert ids(await buffer.get(9, "task", "completed")) == [[1]]
+
+    asyncio.run(main())
+
+
+def test_a_group_put_right_before_the_last_step_stays_and_the_resume_changes_nothing(
+    saved: Any, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with await saved("fifo", [[as_dict(1)]]) as buffer:
+            replace = resuming.replace_tasks
+
+            def late(attempts: Any) -> None:
+                with buffer._tasks._make("task") as stream:
+                    stream.put(pack_group([as_dict(7)], None))
+                replace(attempts)
+
+            monkeypatch.setattr(resuming, "replace_tasks", late)
+            with pytest.raises(ConfigError, match="not new"):
+                await buffer.resume(tmp_path / "save")
+            assert len(buffer) == 1
+            assert ids(await buffer.get(9, "task", "completed")) == [[7]]
+            monkeypatch.undo()
+            await buffer._executor.drain()
+            await buffer.resume(tmp_path / "save")  # emptied, so it may be replaced
+            assert ids(await buffer.get(9, "task", "completed")) == [[1]]
+
+    asyncio.run(main())
+
+
+def test_a_repeated_resume_agrees_unless_the_buffer_was_used(
+    saved: Any, tmp_path: Path, order: Any
+) -> None:
+    async def main() -> None:
+        async with await saved(order, [[as_dict(1)], [as_dict(2)]]) as buffer:
+            await buffer.resume(tmp_path / "save")
+            await buffer.resume(tmp_path / "save")  # as if the reply to the first one was lost
+            assert len(buffer) == 3
+            await buffer.get(1, "task", "completed")
+            with pytest.raises(ConfigError, match="used since"):
+                await buffer.resume(tmp_path / "save")
+            await buffer.put([as_dict(3)], "task")
+            await buffer.get(1, "task", "completed")
+            with pytest.raises(ConfigError, match="used since"):
+                await buffer.resume(tmp_path / "save")
+            assert len(buffer) == 2
+
+    asyncio.run(main())
+
+
+def test_the_resume_that_began_later_replaces_the_other(
+    saved: Any, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with await saved("fifo", [[as_dict(1)]]) as buffer:
+            later = ReplayBuffer(client, namespace=buffer._tasks.namespace)
+            fill, waiting = resuming._fill, [later]
+
+            def meanwhile(*arguments: Any) -> None:
+                if waiting:
+                    asyncio.run(waiting.pop().resume(tmp_path / "save"))
+                fill(*arguments)
+
+            monkeypatch.setattr(resuming, "_fill", meanwhile)
+            with pytest.raises(StoreError, match="another process"):
+                await buffer.resume(tmp_path / "save")
+            assert len(buffer) == 2
+            monkeypatch.undo()
+
+            # an attempt that began earlier, and is slower, replaces none of the later one
+            task = TaskStore.of(client, buffer._tasks.namespace, "slow")
+            saved_as = CheckedFile.read(next((tmp_path / "save").glob("*-0.redrb")))
+            newer = Restoring(task, saved_as, number=2)
+            newer.begin()
+            with pytest.raises(StoreError, match="another process"):
+                Restoring(task, saved_as, number=1).begin()
+            newer.give_up()
+            await later.close()
 
     asyncio.run(main())
 

@@ -19,7 +19,8 @@ from redrb.experience import Status
 from redrb.keys import TaskKeys
 from redrb.lua.scripts import load, run_once
 from redrb.stream.put.scripts import MOST_EVICTED
-from redrb.stream.saving import saving
+from redrb.stream.saving import resuming
+from redrb.stream.saving.checked_file import CheckedFile
 from redrb.stream.saving.restoring import Restoring
 from redrb.stream.task.entries import entry_id
 from redrb.stream.task.expiration import EXPIRE_GROUPS
@@ -455,11 +456,9 @@ SAVING = ["snapshot", "restore_begin", "restore", "restore_end"]
 
 def _begun(store: TaskStore, path: Path) -> Restoring:
     """Begin to restore a file, and put its groups on the stage."""
-    with path.open("rb") as file:
-        contents = saving._check(file, path)
-        restoring = Restoring(store, contents.header, contents.ending)
-        restoring.begin()
-        saving._restore(file, path, restoring)
+    restoring = Restoring(store, CheckedFile.read(path))
+    restoring.begin()
+    resuming._fill(restoring, {})
     return restoring
 
 

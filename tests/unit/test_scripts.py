@@ -135,6 +135,7 @@ def test_a_script_of_a_task_that_writes_begins_so(name: str) -> None:
     reads_only = name in (
         "task/archived",
         "task/count",
+        "saving/restore_look",
         "saving/snapshot",
         "task/stats",
         "task/versions",

@@ -13,13 +13,48 @@ local function work_at(other)
   known_rules = nil
 end
 
+-- From here on all functions work on the task with this stream, and stages are stages of this task.
+local function work_on(name)
+  home = string.sub(name, 1, -7)
+  work_at(home)
+end
+
 local function stage_of(token)
   return home .. 'restoring:' .. token .. ':'
 end
 
+-- The number of groups that were ever put, with those that were dropped at their put.
+local function ever_put()
+  return number(puts, 'put') + number(task, 'filtered') + number(task, 'arrived_stale')
+end
+
+-- The number of entries and dead letters.
+local function stored_now()
+  return redis.call('XLEN', stream) + redis.call('XLEN', key('dead'))
+end
+
+-- Whether the task holds all entries, and its consumer groups wait for all members, of a saved task.
+local function is_whole(whole)
+  if redis.call('XLEN', stream) ~= whole.entries
+    or redis.call('HLEN', key('facts')) ~= whole.entries then
+    return false
+  end
+  for group, expected in pairs(whole.members) do
+    local members = 0
+    for _, status in ipairs(STATUSES) do
+      members = members + redis.call('ZCARD', key('ready', pool_of(group, status)))
+    end
+    if members ~= expected then
+      return false
+    end
+  end
+  return true
+end
+
 -- Names, below the prefix, of all keys that a restored task may have.
 local function names_of_keys()
-  local names = {'stream', 'task', 'puts', 'facts', 'archive', 'groups', 'terms', 'dead'}
+  local names = {'stream', 'task', 'puts', 'facts', 'archive', 'groups', 'terms', 'dead',
+    'refreshed'}
   local tags = rules().names
   for _, group in ipairs(groups()) do
     for _, kind in ipairs({'group', 'deliveries', 'moved', 'expiries', 'reads', 'clock', 'mass',

@@ -95,7 +95,11 @@ class SaveWriter:
 
 
 class SaveReader:
-    """Reads the frames of one file, in constant memory."""
+    """Reads the frames of one file, in constant memory.
+
+    Attributes:
+        checksum: The checksum of the file, in hexadecimal digits, once all frames were read.
+    """
 
     def __init__(self, file: BinaryIO, where: str) -> None:
         """Read magic and version.
@@ -106,6 +110,7 @@ class SaveReader:
         self._file = file
         self._where = where
         self._digest = xxhash.xxh3_128()
+        self.checksum = ""
         self._left = file.seek(0, 2)
         file.seek(0)
         if self._left < PREFIX.size:
@@ -145,6 +150,7 @@ class SaveReader:
             yield Frame(kind, self._unpacked(head), payload)
         if self._left != DIGEST_BYTES or self._file.read(DIGEST_BYTES) != self._digest.digest():
             self._damaged("its checksum is another")
+        self.checksum = self._digest.hexdigest()
 
     def _unpacked(self, head: bytes) -> Any:
         try:

@@ -18,7 +18,9 @@ COUNTERS = (
 PUT_COUNTERS = ("last", "put", "samples_put", "bytes_put")
 """Those counters that every put changes: Redis keeps them apart, in the hash `puts`."""
 
-_TRANSIENT = frozenset({"bytes", "kept_bytes", "queued", "restored", "part", "revision"})
+_TRANSIENT = frozenset(
+    {"bytes", "kept_bytes", "queued", "restored", "restored_file", "part", "revision"}
+)
 """Fields of a task that are not saved."""
 
 MOST_ANCESTORS = 64

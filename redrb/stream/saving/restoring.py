@@ -1,4 +1,4 @@
-"""`Restoring`: builds a saved task on a stage, whose keys then replace those of the task.
+"""`Restoring`: builds a saved task on a stage, whose keys `replacing_tasks` moves to their place.
 
 Parts go to the stage like puts: the payloads by XADD, and the records to a script, in one
 transaction that has its effect once however often it is sent.
@@ -7,7 +7,6 @@ transaction that has its effect once however often it is sent.
 from __future__ import annotations
 
 import uuid
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,14 +18,13 @@ from redrb.connection.transport import Argument, Reply, first_error, packed
 from redrb.errors import ConfigError, StoreError, TaskMismatch
 from redrb.keys import TaskKeys
 from redrb.lua.scripts import add_to, load
+from redrb.stream.saving.checked_file import CheckedFile
 from redrb.stream.saving.file import Kind
 from redrb.stream.saving.records import (
     PUT_COUNTERS,
     ConsumerGroup,
     DeadRecord,
     GroupRecord,
-    TaskEnd,
-    TaskHeader,
     ancestors_of,
     declared_tags,
     settings_of,
@@ -40,8 +38,8 @@ from redrb.stream.task.store import TaskStore
 STAGE_TTL_MS = 600_000
 """Time after which Redis deletes a stage that no process continues."""
 
-_RESTORING_TTL_MS = 86_400_000
-"""Time for which the token of the newest attempt is kept."""
+COMPLETE_TTL_MS = 3_600_000
+"""The same of a complete stage, which waits for the stages of other tasks, and of its token."""
 
 
 @dataclass(slots=True)
@@ -64,31 +62,46 @@ class _Page:
 class Restoring:
     """One attempt to restore a task: its stage, and the parts that were put on it."""
 
-    def __init__(self, store: TaskStore, header: TaskHeader, ending: TaskEnd) -> None:
-        self.header = header
-        self.ending = ending
-        self._store = store
-        self._token = uuid.uuid4().hex
-        self._stage = TaskKeys(f"{store.keys.prefix}restoring:{self._token}:")
+    def __init__(
+        self, store: TaskStore, saved: CheckedFile, *, put: int = 0, number: int = 0
+    ) -> None:
+        """Prepare an attempt, without a request to Redis.
+
+        Args:
+            store: The task.
+            saved: The file.
+            put: Groups that were ever put into the task, all of which have ended.
+            number: Attempts with a larger number replace this one; an attempt with 0 replaces
+                every other one.
+        """
+        self.store = store
+        self.saved = saved
+        self.header = saved.header
+        self.token = f"{number}-{uuid.uuid4().hex}"
+        self.put = put
+        self._stage = TaskKeys(f"{store.keys.prefix}restoring:{self.token}:")
         self._part = 0
         self._page = _Page()
         self._kind = Kind.GROUP
         self._last = 0
-        self._names = [group.name for group in header.groups]
+        self._names = [group.name for group in self.header.groups]
         self._late: list[str] = []
         self._settings: dict[str, str] = {}
-        self._members: Counter[str] = Counter()
 
     def begin(self) -> None:
         """Check that the task may be restored, and begin a stage.
 
         Raises:
             ConfigError: The task was used.
+            StoreError: Another process began to resume later.
             TaskMismatch: The task has another order or other tags.
         """
-        put, stored, fields, *groups = self._run("saving/restore_begin", _RESTORING_TTL_MS)
-        if put or stored:
-            raise self._used()
+        outcome, *reply = self._run("saving/restore_begin", COMPLETE_TTL_MS, self.put)
+        if outcome == b"used":
+            raise self.used()
+        if outcome == b"overtaken":
+            raise self.gone()
+        fields, *groups = reply
         pairs = zip(fields[::2], fields[1::2], strict=True)
         given = settings_of({name.decode(): value.decode() for name, value in pairs})
         self._settings = self._merged(given)
@@ -101,9 +114,6 @@ class Restoring:
         needs = [(self._names[place], *others) for place, *others in record.needs]
         if not record.archived:
             needs += [(name, "", "", 0, 0) for name in self._late]
-        for need in needs:
-            name = str(need[0])
-            self._members[name] += 1
         described = [record.seq, len(payload), record.facts, record.archived, needs]
         command: list[Argument] = ["XADD", self._stage.stream, "NOMKSTREAM"]
         self._add(Kind.GROUP, [*command, entry_id(record.seq), "g"], payload, described)
@@ -122,36 +132,25 @@ class Restoring:
         self._flush()
         self._send("terms" if kind is Kind.TERMS else "puts", pairs)
 
-    def end(self) -> None:
-        """Replace the task's keys by those of the stage, in one script.
+    def refreshes(self, marks: Mapping[str, str]) -> None:
+        """Put the last refreshes of a `ReplayBuffer`, by status, on the stage."""
+        self._flush()
+        self._send("refreshed", marks)
 
-        Raises:
-            ConfigError: The task was used meanwhile, or got other settings.
-            StoreError: The stage is gone.
-        """
+    def end(self) -> None:
+        """Complete the stage."""
         self._flush()
         self._send("end", [self.header.last, self._last])
-        expected: list[Argument] = [self.ending.groups, self.ending.groups]
-        for name in (*self._names, *self._late):
-            expected += [name, self._members[name]]
-        outcome, *names = self._run("saving/restore_end", *expected)
-        if outcome == b"used":
-            raise self._used()
-        if outcome == b"differs":
-            listed = ", ".join(name.decode() for name in names)
-            raise ConfigError(
-                f"task {self._store.task!r} got another {listed} while it was restored: "
-                "nothing was changed; resume it again."
-            )
-        if outcome == b"gone":
-            raise self._gone()
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        """The numbers by which scripts recognize that a stage is complete."""
+        late = dict.fromkeys(self._late, self.saved.needed)
+        return {**self.saved.whole, "members": {**self.saved.whole["members"], **late}}
 
     def give_up(self) -> None:
-        """Delete the stage; while Redis is away it is left to expire."""
-        try:
-            self._run("saving/restore_begin", 0)
-        except StoreError:
-            return
+        """Delete the stage."""
+        self._run("saving/restore_begin", 0, 0)
 
     def _add(
         self, kind: Kind, command: list[Argument], payload: bytes, described: Any = None
@@ -170,15 +169,16 @@ class Restoring:
     def _send(self, kind: str, records: Any, page: _Page | None = None) -> None:
         """Put the next part on the stage, once however often it is sent."""
         self._part += 1
-        pipeline = self._store.client.transaction(self._stage.none)
+        pipeline = self.store.client.transaction(self._stage.none)
         for command, payload in page.commands if page is not None else ():
             pipeline.add_payload(packed(*command), len(command) + 1, [payload], len(payload))
-        arguments: list[Argument] = [self._part, STAGE_TTL_MS, kind, msgpack.packb(records)]
+        ttl_ms = COMPLETE_TTL_MS if kind == "end" else STAGE_TTL_MS
+        arguments: list[Argument] = [self._part, ttl_ms, kind, msgpack.packb(records)]
         add_to(pipeline, load("saving/restore"), [self._stage.stream], arguments, whole=True)
         pipeline.add("EXEC")
-        outcome = Request(self._store.client, pipeline, _outcome).result()
+        outcome = Request(self.store.client, pipeline, _outcome).result()
         if outcome == b"gone":
-            raise self._gone()
+            raise self.gone()
 
     def _merged(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return the settings that the task was given, and those of the file for all others.
@@ -194,7 +194,7 @@ class Restoring:
         if "tags" in given and declared_tags(given) != self.header.tags:
             differing["tags"] = (list(declared_tags(given)), list(self.header.tags))
         if differing:
-            raise TaskMismatch(self._store.task, differing)
+            raise TaskMismatch(self.store.task, differing)
         return {**STORED_DEFAULTS, **saved, **given}
 
     def _task(self) -> dict[str, dict[str, str]]:
@@ -202,12 +202,12 @@ class Restoring:
         counters = _texts(self.header.counters)
         of_puts = {name: counters.pop(name) for name in PUT_COUNTERS if name in counters}
         settings = {**self._settings, "ancestors": ancestors_of(self.header)}
+        settings["restored_file"] = self.saved.checksum
         return {"task": {**settings, **counters}, "puts": of_puts}
 
     def _groups(self) -> dict[str, dict[str, dict[str, str]]]:
         """Return the state of each consumer group for the stage."""
-        ending = self.ending
-        found = ending.groups - ending.archived
+        ending, found = self.saved.ending, self.saved.needed
         late = [ConsumerGroup(name, self._counters_of_late(found), found) for name in self._late]
         waiting = [*ending.waiting, *[found] * len(late)]
         return {
@@ -226,18 +226,20 @@ class Restoring:
         return {"waiting": found, "unread": unread}
 
     def _run(self, script: str, *arguments: Argument) -> Reply:
-        return self._store.run(script, [self._token, *arguments])
+        return self.store.run(script, [self.token, *arguments])
 
-    def _used(self) -> ConfigError:
+    def used(self) -> ConfigError:
+        """Return the error for a task that is not as it was, or not new."""
         return ConfigError(
-            f"task {self._store.task!r} is not new: something was put into it. Resume into another "
-            "task or namespace, or clear() it first; nothing was changed."
+            f"task {self.store.task!r} is not new: something was put into it. Resume into another "
+            "task or namespace, or clear() it first; it was not changed."
         )
 
-    def _gone(self) -> StoreError:
+    def gone(self) -> StoreError:
+        """Return the error for a stage that is not complete any more."""
         return StoreError(
-            f"the restored part of task {self._store.task!r} is gone: another process resumes the "
-            "task, or Redis was away for too long. Nothing was changed; try again."
+            f"the restored part of task {self.store.task!r} is gone: another process resumes the "
+            "task, or Redis was away for too long. The task was not changed; try again."
         )
 
 

@@ -1,8 +1,4 @@
-"""`save_task` writes a task to a file, `resume_task` builds the task anew from the file.
-
-A resume changes the task in its last step only; a resume that fails leaves nothing behind
-(`docs/decisions/0012-saving.md`).
-"""
+"""`save_task` writes a task to a file; `resuming` builds the task anew from it."""
 
 from __future__ import annotations
 
@@ -11,14 +7,12 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, Self, TypeAlias
 
-from redrb.errors import ConfigError, StoreError
-from redrb.stream.saving.checking import CheckedContents
-from redrb.stream.saving.file import Kind, SaveReader, SaveWriter
-from redrb.stream.saving.records import DeadRecord, GroupRecord, TaskEnd
+from redrb.errors import StoreError
+from redrb.stream.saving.file import Kind, SaveWriter
+from redrb.stream.saving.records import TaskEnd
 from redrb.stream.saving.replacing import replacing
-from redrb.stream.saving.restoring import Restoring
 from redrb.stream.saving.snapshot import TaskChanged, TaskReader
 from redrb.stream.task.store import TaskStore
 
@@ -46,6 +40,17 @@ class SavedTask:
     dead_letters: int
     nbytes: int
 
+    @classmethod
+    def of(cls, path: Path, ending: TaskEnd) -> Self:
+        """Return the numbers of a complete file with this ending."""
+        return cls(
+            path=path,
+            groups=ending.groups - ending.archived,
+            archived=ending.archived,
+            dead_letters=ending.dead_letters,
+            nbytes=path.stat().st_size,
+        )
+
 
 def save_task(store: TaskStore, path: AnyPath) -> SavedTask:
     """Write a task to a file, which replaces an older one when it is complete.
@@ -64,36 +69,8 @@ def save_task(store: TaskStore, path: AnyPath) -> SavedTask:
                 ending = _write(store, file)
         except TaskChanged:
             continue
-        return _saved(target, ending)
+        return SavedTask.of(target, ending)
     raise StoreError(f"task {store.task!r} was cleared while it was saved: try again.")
-
-
-def resume_task(store: TaskStore, path: AnyPath) -> SavedTask:
-    """Fill an empty task from a file; settings that the task was not given are those of the file.
-
-    Raises:
-        ConfigError: The file cannot be read, or the task was used: clear it first.
-        TaskMismatch: The task has another order, or other tags.
-        DecodeError: The file is damaged, or of a newer format.
-        StoreUnavailable: Redis stayed away; `uncertain` is set if the last step may be done.
-        After each of them, unless it is uncertain, the task is unchanged.
-    """
-    source = Path(path)
-    try:
-        file = source.open("rb")
-    except OSError as error:
-        raise ConfigError(f"{source} cannot be read: {error}.") from error
-    with file:
-        contents = _check(file, source)
-        restoring = Restoring(store, contents.header, contents.ending)
-        try:
-            restoring.begin()
-            _restore(file, source, restoring)
-            restoring.end()
-        except BaseException:
-            restoring.give_up()
-            raise
-    return _saved(source, contents.ending)
 
 
 def _write(store: TaskStore, file: BinaryIO) -> TaskEnd:
@@ -118,36 +95,3 @@ def _write(store: TaskStore, file: BinaryIO) -> TaskEnd:
     ending = TaskEnd(**numbers, waiting=waiting)
     writer.end(ending)
     return ending
-
-
-def _saved(path: Path, ending: TaskEnd) -> SavedTask:
-    return SavedTask(
-        path=path,
-        groups=ending.groups - ending.archived,
-        archived=ending.archived,
-        dead_letters=ending.dead_letters,
-        nbytes=path.stat().st_size,
-    )
-
-
-def _check(file: BinaryIO, source: Path) -> CheckedContents:
-    """Read all of a file once, to check that it is complete and undamaged."""
-    contents = CheckedContents(str(source))
-    for frame in SaveReader(file, str(source)).frames(payloads=False):
-        contents.add(frame)
-    return contents
-
-
-def _restore(file: BinaryIO, source: Path, restoring: Restoring) -> None:
-    """Read a file again, check it again, and put its records on the stage."""
-    contents = CheckedContents(str(source))
-    for frame in SaveReader(file, str(source)).frames(payloads=True):
-        record = contents.add(frame)
-        if isinstance(record, GroupRecord):
-            restoring.group(record, frame.payload)
-        elif isinstance(record, DeadRecord):
-            restoring.dead_letter(record)
-        elif record:
-            restoring.pairs(frame.kind, record)
-    if (contents.header, contents.ending) != (restoring.header, restoring.ending):
-        raise ConfigError(f"{source} was replaced while it was read: resume it again.")

@@ -1,0 +1,150 @@
+"""Builds tasks anew from their files: one task, or all tasks of a `ReplayBuffer`.
+
+Every task is built on a stage first. The last step puts all stages of one server in the places of
+their tasks, or none of them; nothing is ever deleted from a task that holds groups
+(`docs/decisions/0012-saving.md`, `docs/decisions/0028-resumed-buffers.md`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+
+import msgpack
+
+from redrb.errors import ConfigError, StoreError
+from redrb.stream.saving.checked_file import CheckedFile, open_saved
+from redrb.stream.saving.checking import CheckedContents
+from redrb.stream.saving.file import SaveReader
+from redrb.stream.saving.records import DeadRecord, GroupRecord
+from redrb.stream.saving.replacing_tasks import replace_tasks
+from redrb.stream.saving.restoring import Restoring
+from redrb.stream.saving.saving import AnyPath, SavedTask
+from redrb.stream.task.store import TaskStore
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFile:
+    """A task, and the file that it is restored from.
+
+    Attributes:
+        store: The task.
+        saved: The file, checked.
+        refreshes: Status -> last refresh of a `ReplayBuffer`, in the form of `Tasks.refreshes`.
+        put: Groups that were ever put into the task, all of which have ended.
+    """
+
+    store: TaskStore
+    saved: CheckedFile
+    refreshes: Mapping[str, str] = field(default_factory=dict)
+    put: int = 0
+
+
+def resume_task(store: TaskStore, path: AnyPath) -> SavedTask:
+    """Fill an unused task from a file; settings that the task was not given are those of the file.
+
+    Raises:
+        ConfigError: The file cannot be read, or the task was used: clear it first.
+        TaskMismatch: The task has another order, or other tags.
+        DecodeError: The file is damaged, or of a newer format.
+        StoreError: Another process began to resume the task meanwhile.
+        StoreUnavailable: Redis stayed away; `uncertain` is set if the last step may be done.
+        After each of them, unless it is uncertain, the task is unchanged.
+    """
+    saved = CheckedFile.read(Path(path))
+    restore_tasks([TaskFile(store, saved)], number=0)
+    return SavedTask.of(saved.path, saved.ending)
+
+
+def unrestored(files: Iterable[TaskFile]) -> list[TaskFile]:
+    """Return the tasks of one save that are still to be restored; nothing is changed.
+
+    If only some of the tasks were restored from their files, a resume was interrupted, and the
+    others are returned. If all of them were, and groups were put or taken since, the save is
+    restored again, like any other.
+
+    Raises:
+        ConfigError: A task that is to be restored holds groups.
+    """
+    known, others, unchanged, stored_by_known = [], [], True, 0
+    stored = 0
+    for each in files:
+        how, put, stored_now = each.store.run(
+            "saving/restore_look",
+            [each.saved.checksum, each.saved.ever_put, msgpack.packb(each.saved.whole)],
+        )
+        found = replace(each, put=put)
+        unchanged = unchanged and how == b"unchanged"
+        if how == b"other":
+            others.append(found)
+            stored += stored_now
+        else:
+            known.append(found)
+            stored_by_known += stored_now
+    if unchanged:
+        return []
+    if stored or (not others and stored_by_known):
+        why = "" if others else " It was resumed from this save before, and used since."
+        raise ConfigError(
+            f"the buffer holds {stored or stored_by_known} groups: resume into an empty one, or "
+            f"another namespace.{why}"
+        )
+    return others or known
+
+
+def restore_tasks(files: Sequence[TaskFile], *, number: int) -> None:
+    """Replace tasks that hold nothing by those of their files.
+
+    Tasks on one server are replaced in one step, all or none. On a cluster this holds for each
+    slot: an error may leave some tasks restored, which a note of the error names. The first task is
+    the first one that is replaced, in every process that gives the tasks in the same order.
+
+    Args:
+        files: The tasks, at least one.
+        number: Attempts with a larger number replace this one; an attempt with 0 replaces every
+            other one.
+
+    Raises:
+        ConfigError, TaskMismatch, DecodeError, StoreError, StoreUnavailable: As `resume_task`.
+    """
+    attempts = [Restoring(each.store, each.saved, put=each.put, number=number) for each in files]
+    done: list[str] = []
+    try:
+        for restoring in attempts:
+            restoring.begin()
+        for each, restoring in zip(files, attempts, strict=True):
+            _fill(restoring, each.refreshes)
+        for _, together in groupby(attempts, lambda restoring: restoring.store.client):
+            batch = list(together)
+            replace_tasks(batch)
+            done += [restoring.store.task for restoring in batch]
+    except BaseException as error:
+        if done:
+            error.add_note(f"Tasks {', '.join(done)} are restored: resume again for the others.")
+        with suppress(StoreError):  # while Redis is away the stages are left to expire
+            for restoring in attempts:
+                restoring.give_up()
+        raise
+
+
+def _fill(restoring: Restoring, refreshes: Mapping[str, str]) -> None:
+    """Read a file again, check it again, and put its records on the stage."""
+    path = restoring.saved.path
+    contents = CheckedContents(str(path))
+    with open_saved(path) as file:
+        for frame in SaveReader(file, str(path)).frames(payloads=True):
+            record = contents.add(frame)
+            if isinstance(record, GroupRecord):
+                restoring.group(record, frame.payload)
+            elif isinstance(record, DeadRecord):
+                restoring.dead_letter(record)
+            elif record:
+                restoring.pairs(frame.kind, record)
+    if (contents.header, contents.ending) != (restoring.saved.header, restoring.saved.ending):
+        raise ConfigError(f"{path} was replaced while it was read: resume it again.")
+    if refreshes:
+        restoring.refreshes(refreshes)
+    restoring.end()
