@@ -261,10 +261,18 @@ class ReplayBuffer:
     async def resume(self, path: str | Path) -> None:
         """Fill this empty buffer from a save; groups keep their order and all fields.
 
+        All tasks are restored in one step, or none; groups that other processes put meanwhile stay,
+        and make this call raise ConfigError. It may be repeated: after a success, if nothing was
+        put or taken since, it changes nothing. On a Redis Cluster each task is restored in one
+        step, and a call that failed or was killed between two tasks is completed by the next one.
+
         Raises:
-            ConfigError: The buffer is not empty, the save is of another order, or there is none;
-                nothing was changed.
-            DecodeError: The save is malformed or of a newer redrb; nothing was changed.
+            ConfigError: The buffer is not empty, the save is of another order, or there is none.
+            DecodeError: The save is malformed or of a newer redrb.
+            StoreError: Another process began to resume this buffer meanwhile.
+            StoreUnavailable: Redis stayed away; `uncertain` is set if the last step may be done.
+            After each of them, unless it is uncertain, nothing was changed; on a Redis Cluster, a
+            note of the error names the tasks that are restored.
         """
         await self._executor.drain()
         await self._executor.run(lambda: saving.resume(self._tasks, Path(path)))

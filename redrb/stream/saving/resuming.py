@@ -89,8 +89,8 @@ def unrestored(files: Iterable[TaskFile]) -> list[TaskFile]:
     if stored or (not others and stored_by_known):
         why = "" if others else " It was resumed from this save before, and used since."
         raise ConfigError(
-            f"the buffer holds {stored or stored_by_known} groups: resume into an empty one, or "
-            f"another namespace.{why}"
+            f"the buffer holds {stored or stored_by_known} groups or dead letters: resume into an "
+            f"empty one, or another namespace.{why}"
         )
     return others or known
 
