@@ -20,9 +20,9 @@ local function differing(settings)
 end
 
 -- Check that a task may be replaced. Returns what replace() needs, or nil and the reply.
-local function check(name, plan)
+local function check(name, asked)
   work_on(name)
-  if stored_now() > 0 or ever_put() ~= plan.put then
+  if stored_now() > 0 or ever_put() ~= asked.put then
     return nil, {'used', name}
   end
   local settings, here = {}, redis.call('HGETALL', task)
@@ -30,15 +30,15 @@ local function check(name, plan)
     settings[here[i]] = here[i + 1]
   end
   local joined = groups()
-  work_at(stage_of(plan.token))
-  if not exists() or not is_whole(plan.whole) then
+  work_at(stage_of(asked.token))
+  if not exists() or not is_whole(asked.whole) then
     return nil, {'gone', name}
   end
   local others = differing(settings)
   if #others > 0 then
     return nil, {'differs', name, unpack(others)}
   end
-  return {name = name, token = plan.token, put = plan.put, settings = settings, joined = joined}
+  return {name = name, token = asked.token, put = asked.put, settings = settings, joined = joined}
 end
 
 local function replace(checked)
@@ -72,16 +72,16 @@ local function replace(checked)
 end
 
 begin_writing()
-local plans, all = {}, {}
+local given, all = {}, {}
 for i, name in ipairs(KEYS) do
-  plans[i] = cmsgpack.unpack(ARGV[i])
+  given[i] = cmsgpack.unpack(ARGV[i])
   work_on(name)
-  if redis.call('HGET', task, 'restored') == plans[i].token then -- all of them are
+  if redis.call('HGET', task, 'restored') == given[i].token then -- all of them are
     return {'ok'}
   end
 end
 for i, name in ipairs(KEYS) do
-  local checked, refusal = check(name, plans[i])
+  local checked, refusal = check(name, given[i])
   if refusal then
     return refusal
   end
