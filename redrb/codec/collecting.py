@@ -21,6 +21,7 @@ from redrb.errors import EncodeError
 from redrb.experience.checking import DIMENSIONS, INTEGER_FIELDS
 from redrb.experience.padding import ACTION_FIELDS, Shape
 from redrb.experience.records import TENSOR_FIELDS, BufferItem, Experience, named_tensors
+from redrb.unpacking import unpack
 
 _EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)
 """DLPack's functions in C; where torch is too old for them, tensors are asked in Python."""
@@ -245,7 +246,7 @@ def check_shapes(columns: Sequence[EncodedColumn]) -> None:
     for key, _, _, cells in columns:
         for cell in cells:
             if cell is not None:
-                name = msgpack.unpackb(key)
+                name = unpack(key, "name")
                 check_shape(TENSOR_FIELDS[name] if isinstance(name, int) else name, cell[1])
 
 

@@ -16,12 +16,12 @@ from redrb.codec.wire import (
     MAX_TAGS,
     STATUSES,
     malformed,
-    unpack,
 )
 from redrb.errors import DecodeError
 from redrb.experience.padding import Shape
 from redrb.experience.records import Scalar
 from redrb.experience.status import Status
+from redrb.unpacking import unpack
 
 Blob: TypeAlias = bytes | memoryview
 _SCALARS = frozenset((str, int, float, bool))

@@ -14,21 +14,18 @@ from redrb.codec.collecting import check_text
 from redrb.codec.wire import (
     COMPLETED,
     INT64_RANGE,
-    MAX_CONTAINERS,
     MAX_EXTRAS_BYTES,
     MAX_GROUP_ID_BYTES,
     MAX_NAME_BYTES,
-    MAX_NESTING,
     MAX_TAGS,
     STATUS_CODES,
     STATUSES,
-    may_hold_more,
-    unpack,
 )
 from redrb.errors import DecodeError, EncodeError
 from redrb.experience.batching import METADATA
 from redrb.experience.records import BufferItem, Experience, per_sample
 from redrb.experience.status import Status, group_status
+from redrb.unpacking import MAX_CONTAINERS, MAX_NESTING, may_hold_more, unpack
 
 T = TypeVar("T")
 Row = tuple[Any, Any, Any, Any, Any]

@@ -6,8 +6,9 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from redrb.codec.dtypes import DTYPES, DType
-from redrb.codec.wire import MAX_COLUMNS, MAX_NAME_BYTES, malformed, unpack
+from redrb.codec.wire import MAX_COLUMNS, MAX_NAME_BYTES, malformed
 from redrb.experience.records import TENSOR_FIELDS
+from redrb.unpacking import unpack
 
 FIELD_CODES: Final = {name: code for code, name in enumerate(TENSOR_FIELDS)}
 """The numbers that stand for standard fields on the wire."""

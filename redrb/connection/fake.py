@@ -50,7 +50,8 @@ def _complete_lua(server: Any) -> None:
         return packed
 
     def unpack(packed: bytes) -> Any:
-        unpacker = msgpack.Unpacker(raw=True, strict_map_key=False)
+        # as the server's own cmsgpack: without limits, on bytes as they are
+        unpacker = msgpack.Unpacker(raw=True, strict_map_key=False)  # noqa: TID251
         unpacker.feed(packed)
         return tuple(
             lua.table_from(value, recursive=True) if isinstance(value, dict | list) else value

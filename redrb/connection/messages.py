@@ -13,6 +13,7 @@ import msgpack
 from redrb.connection.client import Client
 from redrb.connection.transport import Pipeline, Reply, first_error, read_reply
 from redrb.errors import DecodeError, EncodeError
+from redrb.unpacking import MAX_CONTAINERS, unpack
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 
@@ -60,9 +61,17 @@ def post(
 class MessageReader:
     """One reader's position in a stream of messages, at first before the oldest."""
 
-    def __init__(self, client: Client, key: str) -> None:
+    def __init__(self, client: Client, key: str, *, containers: int = MAX_CONTAINERS) -> None:
+        """Make a reader.
+
+        Args:
+            client: From `redrb.connect`.
+            key: The stream.
+            containers: Most lists and maps of a message.
+        """
         self._client = client.at(key)
         self._key = key
+        self._containers = containers
         self._last = "0-0"
 
     def next(self, deadline: float) -> dict[str, Any] | None:
@@ -106,7 +115,7 @@ class MessageReader:
             return None
         entry_id, fields = found[0]
         self._last = entry_id.decode()
-        return _unpacked(self._key, fields)
+        return _unpacked(self._key, fields, self._containers)
 
     def _block(self, deadline: float) -> bool:
         """Wait for a message, without polling; returns False when `deadline` has passed."""
@@ -159,13 +168,13 @@ def _send(client: Client, pipeline: Pipeline) -> None:
         raise error
 
 
-def _unpacked(key: str, fields: Reply) -> dict[str, Any]:
+def _unpacked(key: str, fields: Reply, containers: int) -> dict[str, Any]:
     try:
         packed = dict(zip(fields[::2], fields[1::2], strict=True))[b"m"]
         if len(packed) > MAX_MESSAGE_BYTES:
             raise ValueError(f"{len(packed)} bytes")
-        message = msgpack.unpackb(packed)
-    except (KeyError, ValueError, TypeError, msgpack.UnpackException) as error:
+        message = unpack(packed, "message", containers=containers)
+    except (KeyError, ValueError) as error:
         raise DecodeError(f"a message in {key} is damaged: {error!s:.80}") from error
     if not isinstance(message, dict):
         raise DecodeError(f"a message in {key} is not a map.")

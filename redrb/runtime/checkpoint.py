@@ -24,6 +24,7 @@ from redrb.experience import Experience, Status
 from redrb.experience.batching import METADATA
 from redrb.experience.records import TENSOR_FIELDS, batch_size, per_sample
 from redrb.runtime.random_state import random_state, restore_random_state
+from redrb.unpacking import MAX_CONTAINERS, MAX_NESTING, unpack
 
 FORMAT = 2
 
@@ -210,7 +211,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Position, Unacked]:
         if content["format"] != FORMAT:
             raise DecodeError(f"{path} has format {content['format']}, this redrb reads {FORMAT}.")
         stored = dict(content["position"])
-        stored["kept"] = [_unpacked(batch) for batch in stored["kept"]]
+        stored["kept"] = [_unpacked(batch, path) for batch in stored["kept"]]
         position = Position(**stored)
         unacked = {str(name): dict(groups) for name, groups in content["unacked"].items()}
         if not {"owner", "parts", "random"} <= content.keys():
@@ -243,8 +244,14 @@ def _packed(batch: Experience) -> dict[str, Any]:
     }
 
 
-def _unpacked(packed: Mapping[str, Any]) -> Experience:
-    meta = msgpack.unpackb(packed["meta"].numpy().tobytes())
+def _unpacked(packed: Mapping[str, Any], path: Path) -> Experience:
+    size = len(packed["tensors"]["sequences"])
+    meta = unpack(
+        packed["meta"].numpy().tobytes(),
+        f"metadata of a batch in {path}",
+        levels=MAX_NESTING + 1,  # a group's extras may have MAX_NESTING, and stand in a map here
+        containers=MAX_CONTAINERS * (size + 1),  # of each sample, and those around them
+    )
     meta["status"] = [Status(status) for status in meta["status"]]
     return Experience(
         **packed["tensors"], tensors=packed["further"], padding_side=packed["side"], **meta

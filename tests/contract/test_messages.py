@@ -67,6 +67,24 @@ def test_a_damaged_message_is_skipped(client: Client, key: str, fields: tuple[st
     assert reader.next(time.monotonic()) == {"a": 1}
 
 
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (b"\x91" * 64 + b"\xc0", "more than 64 levels"),  # in a map, which is one level more
+        (b"\x91" * 1000 + b"\xc0", "more than 64 levels"),
+        (b"\xdd\x00\x04\x00\x00" + b"\x90" * (1 << 18), "more than 262144 lists"),
+        (b"\xdd\xff\xff\xff\xff" + b"\x90" * 5000, "not valid msgpack"),
+    ],
+    ids=["65 levels", "1001 levels", "many", "a long claim"],
+)
+def test_a_deep_or_crowded_message_is_refused(
+    client: Client, key: str, value: bytes, why: str
+) -> None:
+    client.execute("XADD", key, "*", "m", b"\x81\xa1a" + value)
+    with pytest.raises(DecodeError, match=why):
+        MessageReader(client, key).next(time.monotonic())
+
+
 def test_messages_are_bounded(client: Client, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     post(client, [key], {"a": "b" * 100})
     monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 50)

@@ -113,6 +113,27 @@ def test_damaged_files_are_refused_and_nothing_in_them_is_run(
     assert not Path("exploded").exists()
 
 
+def test_metadata_has_the_limits_of_groups(tmp_path: Path) -> None:
+    deepest: object = None
+    for _ in range(62):  # as deep as a put allows
+        deepest = [deepest]
+    kept = batch()
+    kept.extras = [{"deep": deepest, "many": [[]] * 200_000}] * 2  # type: ignore[attr-defined]
+    checkpoints = Checkpoints(tmp_path, owner="me")
+    checkpoints.save({}, Position(step=1, kept=[kept]), {})  # type: ignore[list-item]
+    restored = checkpoints.load(1, {})[0].kept[0].extras
+    assert restored == kept.extras  # type: ignore[attr-defined]
+    path = tmp_path / "checkpoint-1.pt"
+    content = torch.load(path, weights_only=True)
+    nested, many = b"\x91" * 66 + b"\xc0", b"\xdd\x00\x10\x00\x00" + b"\x90" * (1 << 20)
+    for packed in (nested, b"\x91" * 1000 + b"\xc0", many):
+        meta = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+        content["position"]["kept"][0]["meta"] = meta
+        torch.save(content, path)
+        with pytest.raises(DecodeError, match=r"checkpoint-1\.pt is not valid .* more than"):
+            checkpoints.load(1, {})
+
+
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="no checkpoint can be written"):

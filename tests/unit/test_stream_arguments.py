@@ -22,7 +22,7 @@ from redrb import (
     make_experience_batch,
 )
 from redrb.connection import Client
-from redrb.errors import RecordError
+from redrb.errors import DecodeError, RecordError
 from redrb.stream.task.facts import unpack_facts
 from tests.audit import audit
 from tests.samples import numbered, numbers
@@ -260,6 +260,15 @@ def test_a_priority_that_the_order_ignores_is_stored_with_one_warning(
     assert "its order does not go by them" in record.getMessage()
     facts = client.execute("HGET", f"{stream._task.store.keys.prefix}facts", f"{first:016d}")
     assert unpack_facts(facts)["priority"] == 3.0
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [b"", b"\xc0", b"\x80" * 2 + b"\x81", b"\x81\xa1a" + b"\x91" * 1000 + b"\xc0", b"\xc1"],
+)
+def test_damaged_facts_are_refused(packed: bytes) -> None:
+    with pytest.raises(DecodeError):
+        unpack_facts(packed)
 
 
 def test_an_order_that_goes_by_priorities_is_quiet(

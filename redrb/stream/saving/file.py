@@ -14,9 +14,10 @@ from typing import Any, BinaryIO, Final, NamedTuple, NoReturn
 import msgpack
 import xxhash
 
-from redrb.codec.wire import MAX_BLOB_BYTES, unpack
+from redrb.codec.wire import MAX_BLOB_BYTES
 from redrb.errors import DecodeError
 from redrb.stream.saving.records import DeadRecord, GroupRecord, TaskEnd, TaskHeader
+from redrb.unpacking import unpack
 
 MAGIC: Final = b"RDRBTASK"
 VERSION: Final = 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NotRequired, TypedDict
 
-import msgpack
-
+from redrb.errors import DecodeError
 from redrb.experience import Status
+from redrb.unpacking import unpack_sequence
 
 
 class Facts(TypedDict):
@@ -25,11 +25,15 @@ class Facts(TypedDict):
 
 
 def unpack_facts(packed: bytes) -> Facts:
-    """Return the facts that Redis keeps."""
-    unpacker = msgpack.Unpacker()
-    unpacker.feed(packed)
+    """Return the facts that Redis keeps.
+
+    Raises:
+        DecodeError: They are damaged.
+    """
     facts: Facts
-    facts, *current = unpacker
+    facts, *current = unpack_sequence(packed, "record of a group") or [None]
+    if not isinstance(facts, dict):
+        raise DecodeError(f"the record of a group is not a map: {packed[:40]!r}")
     facts.setdefault("status", Status.COMPLETED.value)
     if current:
         facts["current"] = current[0]

@@ -38,6 +38,7 @@ from redrb.weights.publishing.rank_messages import (
     unpack_part,
 )
 from redrb.weights.publishing.staging import StagedPart
+from redrb.weights.wire.manifest import MAX_LISTS
 
 
 class RendezvousMember:
@@ -126,7 +127,7 @@ class RendezvousLeader:
     def __init__(self, client: Client, keys: WeightKeys, world_size: int, timeout: float) -> None:
         self._client = client
         self._keys = keys
-        self._messages = MessageReader(client, keys.rendezvous)
+        self._messages = MessageReader(client, keys.rendezvous, containers=MAX_LISTS)
         self._others = range(1, world_size)
         self._timeout = timeout
         self._number = 0

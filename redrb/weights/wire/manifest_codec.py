@@ -9,6 +9,7 @@ from typing import Any
 import msgpack
 
 from redrb.errors import DecodeError
+from redrb.unpacking import unpack
 from redrb.weights.wire.field_checks import integer_field, shortened
 from redrb.weights.wire.layout import ALIGNMENT, Layout
 from redrb.weights.wire.manifest import (
@@ -111,10 +112,7 @@ def _fields(stored: bytes) -> dict[str, Any]:
     """Return a manifest's map; its format and kind are checked."""
     if len(stored) > MAX_MANIFEST_BYTES:
         raise DecodeError(f"manifest: {len(stored)} bytes; the limit is {MAX_MANIFEST_BYTES}.")
-    try:
-        fields = _unpacked(stored)
-    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
-        raise DecodeError(f"manifest: it is not msgpack: {error!s:.80}") from error
+    fields = unpack(stored, "manifest", containers=MAX_LISTS)
     if not isinstance(fields, dict):
         raise DecodeError("manifest: it is not a map.")
     kind = fields.get("kind")
@@ -148,19 +146,6 @@ def _layout(
     if layout_hash(layout) != layout_id:
         raise DecodeError("manifest: the hash of its list of tensors is wrong.")
     return layout
-
-
-def _unpacked(stored: bytes) -> Any:
-    """Return the unpacked value; the number of lists is bounded, since each takes 75 bytes."""
-    room = [MAX_LISTS]
-
-    def counted(found: Any) -> Any:
-        room[0] -= 1
-        if not room[0]:
-            raise ValueError(f"more than {MAX_LISTS} lists and maps")
-        return found
-
-    return msgpack.unpackb(stored, list_hook=counted, object_hook=counted)
 
 
 def _checksums(value: object, chunks: int) -> tuple[int, ...]:
