@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import operator
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar, get_type_hints
@@ -12,6 +13,8 @@ from redrb import environment
 from redrb.errors import ConfigError
 
 T = TypeVar("T")
+
+_PASSWORD_OPTION = re.compile(r"[?&](ssl_)?password=.")
 
 
 def option(
@@ -33,6 +36,40 @@ def option(
     """
     ranges = {"at least": least, "more than": above, "at most": most}
     return field(default=default, metadata={"help": text, "ranges": ranges})
+
+
+def url_option(text: str) -> Any:
+    """Return a dataclass field that becomes the option with the URL of Redis: a `UrlFlag`."""
+    return field(default="", metadata={"help": text, "ranges": {}, "action": UrlFlag})
+
+
+class UrlFlag(argparse.Action):
+    """The flag `--url`: it refuses a password, which every user of the machine could read."""
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        _option: str | None = None,
+    ) -> None:
+        """Store the URL; the process ends with status 2 if it has a password."""
+        if has_password(values):
+            variable = variable_of(self.dest)
+            raise argparse.ArgumentError(
+                self,
+                "the URL has a password, which the list of processes shows to every user of this "
+                f"machine. Set {variable} instead, for example from a file that only you can read: "
+                f'{variable}="$(cat redis-url)".',
+            )
+        setattr(namespace, self.dest, values)
+
+
+def has_password(url: str) -> bool:
+    """Return whether a URL has a password, also one that is not percent-encoded."""
+    rest = url.partition("://")[2]
+    login, at, _ = rest.rpartition("@")
+    return bool(_PASSWORD_OPTION.search(rest)) or bool(at and login.partition(":")[2])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +130,8 @@ def _add(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) -> None:
     variable = variable_of(item.name)
     # a flag alone means yes
     forms: dict[str, Any] = {"nargs": "?", "const": True} if kind is bool else {}
+    if "action" in item.metadata:
+        forms["action"] = item.metadata["action"]
     default = ("no", "yes")[item.default] if kind is bool else str(item.default)
     shown = "" if item.default in ("", None) else f"default: {default}; "
     parser.add_argument(

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from redrb.keys import check_name
-from redrb.options import Settings, flag_of, option
+from redrb.options import Settings, flag_of, option, url_option
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(Settings):
     """Options that all workers of one run share."""
 
-    url: str = option("", "where Redis is, e.g. redis://[user:password@]host:6379/0")
+    url: str = url_option(
+        "where Redis is, e.g. redis://host:6379/0; a password only in the variable"
+    )
     namespace: str = option("default", "keeps experiments on one server apart")
     task: str = option("sort", "task whose stream the workers share")
     weights: str = option("", "name under which weights are published; default: the task's")

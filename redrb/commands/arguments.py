@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Literal, TypeAlias, get_args
 
-from redrb.options import variable_of
+from redrb.options import UrlFlag, variable_of
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001
 
@@ -60,7 +60,11 @@ def add_command(
     if subject is not None:
         parser.add_argument(subject[0], metavar=subject[0].upper(), help=subject[1])
     parser.add_argument("--namespace", default="default", help="its namespace (default: default)")
-    parser.add_argument("--url", help=f"where Redis is (default: {variable_of('url')})")
+    parser.add_argument(
+        "--url",
+        action=UrlFlag,
+        help=f"where Redis is; with a password only in {variable_of('url')}, the default",
+    )
     parser.add_argument("--json", action="store_true", help=json_text)
     parser.set_defaults(run=run)
     return parser

@@ -19,7 +19,7 @@ from redrb.connection.client import Client
 from redrb.connection.cluster import Cluster, Topology
 from redrb.connection.deadline import within
 from redrb.connection.embedded import EmbeddedServer
-from redrb.connection.failures import is_transient, translate
+from redrb.connection.failures import is_cut_off, is_transient, translate
 from redrb.connection.fake import fake_pool
 from redrb.connection.lending import Connections
 from redrb.connection.sentinel import PrimaryPool, Sentinels
@@ -277,6 +277,13 @@ def _check_server(
     except (RedisError, OSError) as error:
         if not isinstance(error, RedisError):
             raise StoreUnavailable(f"cannot reach {where}: {error}", where=where) from error
+        if is_cut_off(error) and address.scheme in ("redis", f"redis{CLUSTER}"):
+            raise StoreUnavailable(
+                f"the server at {where} accepted the connection, and answered nothing: "
+                f"{error}. If this "
+                "port expects TLS, write rediss:// and not redis://.",
+                where=where,
+            ) from error
         raise translate(error, where) from error
     finally:
         connection.disconnect()

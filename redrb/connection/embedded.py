@@ -19,6 +19,9 @@ from redrb.errors import ConfigError, StoreUnavailable
 
 START_TIMEOUT_S = 20.0
 
+PRIVATE_UMASK = 0o077
+"""The files that the server writes are readable by its user only."""
+
 # A shell starts the server and reads from a pipe that only the owner holds open: when the owner
 # ends, by whatever signal, the read ends, and the shell ends the server.
 _GUARD = """
@@ -80,6 +83,7 @@ class EmbeddedServer:
             stderr=subprocess.STDOUT,
             text=True,
             env=child_environment(**ALLOCATOR),
+            umask=PRIVATE_UMASK,
             start_new_session=True,  # Ctrl-C reaches only the owner, which ends the server
         )
         threading.Thread(target=self._listen, name="redrb-server-log", daemon=True).start()
@@ -143,11 +147,15 @@ class EmbeddedServer:
 
 
 def _lock_directory(directory: Path) -> IO[str]:
+    data = directory / "appendonlydir"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / "redrb.lock").open("w")
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if data.exists():  # another umask may have made it
+            data.chmod(0o700)
+        descriptor = os.open(directory / "redrb.lock", os.O_WRONLY | os.O_CREAT, 0o600)
     except OSError as error:
         raise ConfigError(f"cannot keep data in {directory}: {error.strerror}.") from error
+    lock = os.fdopen(descriptor, "w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

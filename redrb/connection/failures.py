@@ -34,6 +34,7 @@ _MISSED_IN_SCRIPT = "ttempted to access a non local key in a cluster node"
 _DOWN_IN_SCRIPT = "while the cluster is down"
 _DENIED_IN_SCRIPT = ("The user executing the script can't ", "ACL failure in script")
 
+_NO_LOGIN = re.compile("NOAUTH|Authentication required|already authenticated")
 _SCRIPT_LINE = re.compile(r"user_script: ?(\d+)")
 _SCRIPT_SHA = re.compile(r"\b[0-9a-f]{40}\b")
 _SCRIPT_PLACE = re.compile(
@@ -95,6 +96,12 @@ def may_have_landed(error: BaseException) -> bool:
     return isinstance(error, _UNREACHABLE) and " connecting to " not in str(error)
 
 
+def is_cut_off(error: BaseException) -> bool:
+    """Return whether an open connection ended, or stayed silent, where a reply was due."""
+    # subclasses are errors that the server answered, such as LOADING
+    return type(error) in _UNREACHABLE and may_have_landed(error)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether the server refused a write because it is at its memory limit."""
     return isinstance(error, upstream.OutOfMemoryError) or (
@@ -110,6 +117,12 @@ def is_missing_script(error: BaseException) -> bool:
 def translate(error: upstream.RedisError, where: str) -> RedrbError:
     """Return redrb's error for an exception of redis-py."""
     reply = _first_line(error)
+    if isinstance(error, upstream.AuthenticationError) and _NO_LOGIN.search(reply):
+        return StoreDenied(
+            f"the password is missing: Redis at {where} asks for user and password, and the URL "
+            "has none. Write redis://user:password@host:6379/0 (:password@ for the default user), "
+            "best in the variable REDRB_URL."
+        )
     if is_denied(error):
         return StoreDenied(
             f"Redis at {where} refused access: {reply}. Check user and password in the URL "
@@ -122,7 +135,10 @@ def translate(error: upstream.RedisError, where: str) -> RedrbError:
             reason="memory",
         )
     if isinstance(error, upstream.InvalidResponse):
-        return UnsupportedServer(f"the server at {where} does not speak Redis' protocol.")
+        return UnsupportedServer(
+            f"the server at {where} does not speak Redis' protocol: check host and port; a port "
+            "that expects TLS needs rediss://."
+        )
     if is_moving(error):
         return StoreUnavailable(
             f"Redis at {where} is moving the keys from one node of the cluster to another and has "

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import redis
+from redis import exceptions as upstream
 from redis.connection import SSLConnection, UnixDomainSocketConnection
-from redis.exceptions import InvalidResponse, NoPermissionError
 
 from redrb.connection.deadline import shortened
 from redrb.errors import ConfigError
@@ -82,7 +84,27 @@ class _Tcp(Punctual, redis.Connection):
 
 
 class _Tls(Punctual, SSLConnection):
-    pass
+    """Says what failed in the TLS handshake, and what may be wrong in the URL."""
+
+    def _wrap_socket_with_ssl(self, sock: socket.socket) -> Any:
+        place = f"connecting to {self.host}:{self.port}"
+        try:
+            return super()._wrap_socket_with_ssl(sock)  # type: ignore[no-untyped-call]
+        except ssl.SSLCertVerificationError as error:
+            raise upstream.ConnectionError(
+                f"Error {place}: the server's certificate is not trusted: {error.verify_message}. "
+                "The URL's option ssl_ca_certs=/path/ca.pem names the authority to trust"
+            ) from error
+        except TimeoutError as error:
+            raise upstream.ConnectionError(
+                f"Error {place}: the server did not answer the TLS handshake. If this port speaks "
+                "plain Redis, write redis:// and not rediss://"
+            ) from error
+        except (ssl.SSLError, ConnectionResetError) as error:
+            raise upstream.ConnectionError(
+                f"Error {place}: the TLS handshake failed ({error}). If this port speaks plain "
+                "Redis, write redis:// and not rediss://"
+            ) from error
 
 
 class _Unix(Punctual, UnixDomainSocketConnection):
@@ -121,7 +143,7 @@ def _refuse_eviction(connection: Any) -> None:
     connection.send_command("INFO", "memory")
     try:
         facts = connection.read_response().decode()
-    except NoPermissionError:
+    except upstream.NoPermissionError:
         _log.debug("the user of Redis at %s may not run INFO: its policy is not known", place)
         return
     if not facts.strip():  # a Sentinel, which `connect` refuses by its mode
@@ -129,7 +151,7 @@ def _refuse_eviction(connection: Any) -> None:
     lines = (line.partition(":") for line in facts.splitlines())
     policy = next((value for name, _, value in lines if name == "maxmemory_policy"), None)
     if policy is None:
-        raise InvalidResponse(f"INFO answered {facts!r:.80}")
+        raise upstream.InvalidResponse(f"INFO answered {facts!r:.80}")
     if policy != "noeviction":
         raise ConfigError(
             f"Redis at {place} has maxmemory-policy {policy}: when its memory is full it would "

@@ -1,14 +1,15 @@
-"""Parses the URL of Redis; its query options, such as those of TLS, go to redis-py."""
+"""Parses the URL of Redis; its options, such as those of TLS, go to redis-py."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlencode, urlsplit
 
-from redis.connection import SSLConnection, parse_url
+from redis.connection import parse_url
 
+from redrb.connection.url_options import check_options
 from redrb.errors import ConfigError
 
 SCHEMES = (
@@ -83,6 +84,11 @@ def parse_address(url: str) -> Address:
     if scheme in ("embedded", "fake"):
         path = url.partition("://")[2]
         return Address(scheme, f"{scheme}://{path}", {}, path)
+    if "@" in url.partition("?")[2]:  # most likely in a password: what follows is not shown
+        raise ConfigError(
+            f"the {scheme}:// URL has an @ after a question mark: special characters in the password "
+            "and in options are percent-encoded (%3F for ?, %40 for @)."
+        )
     if scheme.endswith(CLUSTER):
         return _parse_cluster(scheme, url)
     if scheme.endswith(SENTINEL):
@@ -136,7 +142,7 @@ def _parse_sentinels(scheme: str, url: str) -> Address:
     at = f"{user}:{password}@" if user or password else ""
     kind, query = "rediss" if tls == "true" else "redis", f"?{urlencode(own)}" if own else ""
     each = [
-        _options(scheme, f"{kind}://{at}{name}{query}", default_port=SENTINEL_PORT)
+        _options(scheme, f"{kind}://{at}{name}{query}", default_port=SENTINEL_PORT, prefix=_OF_SENTINELS)
         for name in names
     ]
     sentinels = tuple(Address(kind, f"{one['host']}:{one['port']}", one) for one in each)
@@ -157,17 +163,25 @@ def _divided(url: str) -> tuple[str, list[str], str]:
     return user + at, [name for name in hosts.split(",") if name] or [""], "".join(rest)
 
 
-def _options(scheme: str, url: str, *, default_port: int = 6379) -> dict[str, Any]:
+def _options(
+    scheme: str, url: str, *, default_port: int = 6379, prefix: str = ""
+) -> dict[str, Any]:
     """Return the arguments of a connection to one server.
 
     Args:
         scheme: As the user wrote it.
         url: URL of the server.
         default_port: The port where the URL has none.
+        prefix: The beginning of the option names as the user wrote them.
     """
     try:
+        parts = urlsplit(url)
+        names = parse_qs(parts.query, keep_blank_values=True)
+        check_options(scheme, names, tls=parts.scheme == "rediss", prefix=prefix)
         options = dict(parse_url(url))  # type: ignore[no-untyped-call]
-        port = urlsplit(url).port
+        port = parts.port
+    except ConfigError:
+        raise
     except ValueError:
         # the cause may quote the URL, and with it the password
         hosts = _FORMS.get(scheme.partition("+")[2], "host[:port][/database]")
@@ -178,8 +192,6 @@ def _options(scheme: str, url: str, *, default_port: int = 6379) -> dict[str, An
         ) from None
     if scheme == "unix":
         return options
-    if "connection_class" in options and options["connection_class"] is not SSLConnection:
-        raise ConfigError("the URL may not choose a connection class.")
     options.setdefault("host", "localhost")
     options["port"] = port if port is not None else default_port
     return options

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from redrb.options import Settings, option
+from redrb.options import Settings, option, url_option
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings(Settings):
     """The options of `redrb demo`; the workers run with their defaults otherwise."""
 
-    url: str = option("", "use this Redis; default: start an embedded one")
+    url: str = url_option("use this Redis; default: start an embedded one")
     makers: int = option(2, "maker processes", least=1)
     seed: int = option(0, "seed of the run", least=0, most=2**63 - 1)
     target_reward: float = option(0.97, "held-out reward at which the trainer ends")

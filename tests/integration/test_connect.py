@@ -108,6 +108,24 @@ def test_a_server_that_hangs_up_is_unavailable() -> None:
         redrb.connect(f"redis://127.0.0.1:{port}", connect_timeout=2)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "answer", "advice"),
+    [
+        ("redis", b"", "write rediss://"),
+        ("redis", b"\x15\x03\x03\x00\x02\x02\x46", "needs rediss://"),  # a TLS alert
+        ("rediss", b"-ERR unknown command\r\n", "write redis://"),
+        ("rediss", None, "write redis://"),
+        ("rediss", b"", "write redis://"),
+    ],
+)
+def test_tls_on_one_side_only_is_named(scheme: str, answer: bytes | None, advice: str) -> None:
+    with (
+        listening(answer) as port,
+        pytest.raises((StoreUnavailable, UnsupportedServer), match=advice),
+    ):
+        redrb.connect(f"{scheme}://127.0.0.1:{port}", connect_timeout=0.5)
+
+
 def test_a_server_that_does_not_know_hello_is_too_old() -> None:
     reply = b"-ERR unknown command `HELLO`, with args beginning with: `2`,\r\n"
     with listening(reply) as port, pytest.raises(UnsupportedServer, match=r"7\.0 or newer"):
@@ -144,6 +162,12 @@ def test_a_wrong_password_is_denied_and_not_shown(guarded: Server, login: str) -
         redrb.connect(f"redis://{given}127.0.0.1:{guarded.port}", retry_s=5)
     assert "wrong@" not in str(caught.value)
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("allow_eviction", [False, True])
+def test_a_missing_password_is_named_first(guarded: Server, allow_eviction: bool) -> None:
+    with pytest.raises(StoreDenied, match=r"^the password is missing: .*REDRB_URL"):
+        redrb.connect(f"redis://127.0.0.1:{guarded.port}", allow_eviction=allow_eviction)
 
 
 @pytest.mark.parametrize("login", [f":{SECRET}", f"default:{SECRET}", f"maker:{SECRET}"])
@@ -249,9 +273,9 @@ def test_tls_is_checked_against_the_certificate(own_server: OwnServer, certifica
         redrb.connect(f"rediss://127.0.0.1:{port}/0")
     with pytest.raises(StoreUnavailable, match="certificate"):  # it is for 127.0.0.1
         redrb.connect(trusting.replace("127.0.0.1", "localhost"))
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable, match="write redis://"):
         redrb.connect(f"rediss://127.0.0.1:{server.port}/0", connect_timeout=0.5)
-    with pytest.raises((StoreUnavailable, UnsupportedServer)):
+    with pytest.raises((StoreUnavailable, UnsupportedServer), match="rediss://"):
         redrb.connect(f"redis://127.0.0.1:{port}/0", connect_timeout=0.5)
 
 

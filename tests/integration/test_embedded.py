@@ -87,6 +87,27 @@ def test_only_its_user_may_connect(tmp_path: Path) -> None:
             assert client.execute("CONFIG", "GET", "port") == [b"port", b"0"]
 
 
+def test_data_is_readable_by_its_user_only(tmp_path: Path) -> None:
+    shared, own = tmp_path / "shared", tmp_path / "parent" / "own"
+    (shared / "appendonlydir").mkdir(parents=True)
+    (shared / "appendonlydir").chmod(0o755)
+    before = os.umask(0o022)
+    try:
+        for directory in (shared, own):
+            with redrb.connect(f"embedded://{directory}") as client:
+                client.execute("SET", "secret", "x")
+                client.execute("BGREWRITEAOF")
+                client.execute("CONFIG", "SET", "save", "1 1")
+                client.execute("SAVE")
+            written = [path for path in directory.rglob("*") if path.name != "redis.sock"]
+            assert {"redrb.lock", "dump.rdb", "appendonlydir"} <= {path.name for path in written}
+            open_to_others = [path for path in written if path.stat().st_mode & 0o077]
+            assert not open_to_others
+    finally:
+        os.umask(before)
+    assert own.stat().st_mode & 0o777 == 0o700
+
+
 def test_two_private_servers_are_apart() -> None:
     with redrb.connect("embedded://") as one, redrb.connect("embedded://") as two:
         assert one.url != two.url

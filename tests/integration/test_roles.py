@@ -171,15 +171,16 @@ def test_a_trainer_takes_acknowledges_and_publishes(
 
 
 def test_an_observer_sees_all_and_changes_nothing(
-    log_in: LogIn, owner: Client, namespace: str
+    log_in: LogIn, owner: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(owner, namespace)
     with ExperienceStream(owner, TASK, namespace=namespace, weights="policy") as stream:
         stream.put_many([[numbered(1)], [numbered(2)]])
         lease = stream.take(1, timeout=0)
         client = log_in("observer")
+        monkeypatch.setenv("REDRB_URL", client.url)
         before = content(owner, namespace)
-        arguments = ["stats", TASK, "--namespace", namespace, "--url", client.url]
+        arguments = ["stats", TASK, "--namespace", namespace]
         assert main(arguments) == 0
         prefix = f"redrb:{{{namespace}:{TASK}}}:"
         for command in (
@@ -196,14 +197,19 @@ def test_an_observer_sees_all_and_changes_nothing(
 
 
 def test_an_admin_saves_clears_and_resumes(
-    log_in: LogIn, owner: Client, namespace: str, tmp_path: Path
+    log_in: LogIn,
+    owner: Client,
+    namespace: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = log_in("admin")
+    monkeypatch.setenv("REDRB_URL", client.url)
     with ExperienceStream(owner, TASK, namespace=namespace) as stream:
         stream.put_many([[numbered(1)], [numbered(2)]])
         stream.take(1, timeout=0).reject("broken")
     file = str(tmp_path / "math.redrb")
-    common = ["--namespace", namespace, "--url", client.url]
+    common = ["--namespace", namespace]
     assert main(["save", TASK, file, *common]) == 0
     with ExperienceStream(client, TASK, namespace=namespace) as stream:
         assert stream.clear() == 1

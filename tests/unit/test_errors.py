@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import traceback
+from inspect import signature
 
 import pytest
 import redis
 import redis.exceptions as upstream
+from redis.connection import AbstractConnection
 
 import redrb
 from redrb import errors
@@ -20,6 +22,7 @@ from redrb.connection.failures import (
 )
 from redrb.connection.lending import Connections
 from redrb.connection.url import parse_address
+from redrb.connection.url_options import COMMON, TCP, TLS
 
 SECRET = "hunter2!"
 
@@ -163,6 +166,7 @@ def test_passwords_are_used_and_never_shown(url: str) -> None:
         f"unix://maker:{SECRET}@",
         f"redis+cluster://maker:{SECRET}@host:7000,other:port",
         f"redis+cluster://maker:{SECRET}@host:7000,other/1",
+        f"redis://maker:a?{SECRET}=b@host/0",
     ],
 )
 def test_a_url_that_is_wrong_is_an_error_without_its_password(url: str) -> None:
@@ -171,6 +175,37 @@ def test_a_url_that_is_wrong_is_an_error_without_its_password(url: str) -> None:
     text = "".join(traceback.format_exception(caught.value, chain=True))
     frames = [line for line in text.splitlines() if not line.startswith(("  ", "   "))]
     assert SECRET not in "\n".join(frames)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("rediss://host?ca=/ca.pem", ["no option 'ca'", "Is it ssl_ca_certs?", "ssl_keyfile"]),
+        ("rediss://host?ssl_certs=x", ["Is it ssl_ca_certs?"]),
+        ("redis://host?ca=/ca.pem", ["Is it ssl_ca_certs? This one needs TLS: rediss://"]),
+        ("redis://host?ssl_ca_certs=x", ["option ssl_ca_certs", "write rediss://"]),
+        ("redis+cluster://host,other?ssl_keyfile=x", ["write rediss+cluster://"]),
+        ("redis://host?timeout=3", ["Is it socket_timeout?", "socket_connect_timeout"]),
+        ("redis://host?zzz=3&db=1", ["no option 'zzz'. Its options are db"]),
+        ("redis://host?zzz", ["no option 'zzz'"]),
+        ("redis://host?protocol=3", ["no option 'protocol'"]),
+        ("unix:///run/redis.sock?ssl_ca_certs=x", ["no option 'ssl_ca_certs'"]),
+        ("unix:///run/redis.sock?socket_keepalive=1", ["no option 'socket_keepalive'"]),
+    ],
+)
+def test_an_unknown_option_of_a_url_is_named_with_the_nearest(url: str, words: list[str]) -> None:
+    with pytest.raises(errors.ConfigError) as caught:
+        parse_address(url)
+    for each in words:
+        assert each in str(caught.value)
+
+
+@pytest.mark.parametrize("option", COMMON + TCP + TLS)
+def test_each_option_of_a_url_is_one_of_redis_py(option: str) -> None:
+    if option == "max_connections":  # of the pool
+        return
+    kinds = (redis.SSLConnection, redis.Connection, AbstractConnection)
+    assert any(option in signature(kind.__init__).parameters for kind in kinds)
 
 
 @pytest.mark.parametrize(

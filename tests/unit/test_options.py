@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from redrb import cli
 from redrb.demo.settings import DemoSettings
 from redrb.environment import child_environment
 from redrb.errors import ConfigError
 from redrb.options import Settings, add_options, settings_from
+from workers import maker, trainer
 from workers.settings import (
     MakerSettings,
     PPOSettings,
@@ -54,6 +57,46 @@ def test_yes_and_no(
     add_options(parser, MakerSettings)
     made = settings_from(parser.parse_args(flags), MakerSettings)
     assert made.in_flight_updates is expected
+
+
+@pytest.mark.parametrize(
+    ("url", "secret"),
+    [
+        ("redis://maker:hunter2@host:6379/0", True),
+        ("rediss+cluster://:hunter2@host,other", True),
+        ("unix://maker:hunter2@/run/redis.sock", True),
+        ("redis://:hunt/er?2@host", True),
+        ("redis://host?password=hunter2", True),
+        ("rediss://host?ssl_keyfile=k&ssl_password=hunter2", True),
+        ("redis://host:6379/0", False),
+        ("redis://maker@host:6379/0", False),
+        ("redis://[::1]:6379/0?client_name=a", False),
+        ("unix:///run/redis.sock", False),
+        ("embedded:///data", False),
+    ],
+)
+def test_a_flag_takes_no_password_and_the_variable_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str, *, secret: bool
+) -> None:
+    monkeypatch.setenv("REDRB_URL", url)
+    parser = argparse.ArgumentParser()
+    add_options(parser, RunSettings)
+    assert settings_from(parser.parse_args([]), RunSettings).url == url
+    if not secret:
+        assert parser.parse_args([f"--url={url}"]).url == url
+        return
+    programs: list[tuple[Callable[[list[str]], int], list[str]]] = [
+        (maker.main, []),
+        (trainer.main, []),
+        *((cli.main, words) for words in (["demo"], ["stats", "math"], ["weights", "ls"])),
+    ]
+    for program, words in programs:
+        with pytest.raises(SystemExit) as caught:
+            program([*words, f"--url={url}"])
+        assert caught.value.code == 2
+        message = capsys.readouterr().err
+        assert "REDRB_URL" in message
+        assert "hunt" not in message
 
 
 def test_neither_yes_nor_no_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
