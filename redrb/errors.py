@@ -29,6 +29,8 @@ Every message says what to do next; attributes hold the same facts for programs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class RedrbError(Exception):
     """The root of every error that redrb raises on purpose.
@@ -168,6 +170,30 @@ class SendFailed(RedrbError):
         super().__init__(message)
 
 
+_FATES = {
+    "unmatched": "do not match the query",
+    "other_status": "have another status",
+    "leased_here": "are leased by this consumer",
+    "leased_elsewhere": "are leased by other consumers",
+    "leased_by_ranks": "are leased by ranks",
+    "acked": "are acknowledged",
+    "expired": "expired as too stale",
+    "filtered": "were filtered at put",
+    "evicted": "were evicted",
+    "dead": "are dead letters",
+}
+_ENDS = {
+    "filtered": "Filters drop most groups: check the filters and the rewards.",
+    "expired": (
+        "Most groups become too stale: raise max_staleness, publish weights less often, or make "
+        "groups faster."
+    ),
+    "evicted": "Most groups are evicted: raise capacity, or take faster.",
+    "dead": "Most groups are dead letters: stream.dead_letters() has the reasons.",
+}
+"""Advice where this was the fate of at least half of the groups put."""
+
+
 class BatchTimeout(RedrbError, TimeoutError):
     """No full batch came in time; nothing was taken.
 
@@ -176,10 +202,19 @@ class BatchTimeout(RedrbError, TimeoutError):
         wanted: Size of the batch, in groups.
         available: Groups that waited at the last check.
         waited_s: Seconds waited.
-        blocked: Producers that waited for room at the last check.
+        blocked: Producers that wait for room at the last check.
         expired: Groups that became too stale meanwhile.
         others: Groups that waited with another status, or did not match, at the last check.
         missing_ranks: Of a take of ranks: the ranks that did not ask for the step.
+        fates: Where all groups of the task were at the last check, as the consumer group sees it:
+            `put` is the sum of `available`, `unmatched` (they do not match the query),
+            `other_status`, `leased_here` (by the consumer of this take), `leased_elsewhere` (for
+            ranks: `leased_by_ranks`), `acked`, `expired`, `filtered`, `evicted` and `dead`;
+            `put_ever` and `filtered_ever` count the groups of all producers, also those before the
+            consumer group joined. Empty if ranks are missing, or several
+            tasks of a mixture had too few groups.
+        similar: If nobody ever put into this task: tasks of the namespace with groups, the most
+            similar name first, as far as a bounded search has found them.
     """
 
     def __init__(
@@ -193,6 +228,8 @@ class BatchTimeout(RedrbError, TimeoutError):
         expired: int = 0,
         others: int = 0,
         missing_ranks: tuple[int, ...] = (),
+        fates: Mapping[str, int] | None = None,
+        similar: tuple[str, ...] = (),
     ) -> None:
         self.task = task
         self.wanted = wanted
@@ -202,29 +239,65 @@ class BatchTimeout(RedrbError, TimeoutError):
         self.expired = expired
         self.others = others
         self.missing_ranks = missing_ranks
-        advice = "Check that makers are alive (`redrb stats`), or ask for fewer."
-        if blocked:
-            advice = (
-                f"{blocked} producers wait for room: the task is full. Acknowledge leased groups, "
-                "ask for fewer, or raise limit / max_bytes."
-            )
-        if expired:
-            advice = (
-                f"{expired} groups became too stale meanwhile: raise max_staleness, publish "
-                "weights less often, or make groups faster."
-            )
-        if available >= wanted:
-            advice = "The task's rate holds reads back until makers have put more."
-        if missing_ranks:
-            listed = ", ".join(map(str, missing_ranks))
-            advice = (
-                f"Ranks {listed} did not ask for the step: check that they run, or wait longer."
-            )
+        self.fates = dict(fates or {})
+        self.similar = similar
         more = f" {others} more wait with another status or do not match." if others else ""
         super().__init__(
             f"task {task!r}: {available} of {wanted} groups were waiting after {waited_s:.1f} s. "
-            f"None was taken. {advice}{more}"
+            f"None was taken.{self._counted()} {self._advice()}{more}"
         )
+
+    def _counted(self) -> str:
+        """Return a sentence that counts the groups that were put and could not be taken."""
+        fates = self.fates
+        if fates.get("put_ever") and not fates["put"]:
+            return (
+                f" No group was put since this consumer group joined; {fates['put_ever']} were put "
+                f"before, of which {fates['filtered_ever']} were filtered."
+            )
+        counted = [f"{fates[name]} {text}" for name, text in _FATES.items() if fates.get(name)]
+        return f" Of {fates['put']} groups put: {', '.join(counted)}." if counted else ""
+
+    def _advice(self) -> str:
+        """Return what to do, by the cause that explains the most."""
+        fates = self.fates
+        missing = self.wanted - self.available
+        if self.missing_ranks:
+            listed = ", ".join(map(str, self.missing_ranks))
+            return f"Ranks {listed} did not ask for the step: check that they run, or wait longer."
+        if missing <= 0:
+            return "The task's rate holds reads back until makers have put more."
+        if fates and not fates["put_ever"]:
+            listed = ", ".join(map(repr, self.similar))
+            return (
+                "Nobody has ever put into this task: check its name and its namespace, and that "
+                "makers run."
+                + (f" Tasks of this namespace with groups: {listed}." if listed else "")
+            )
+        if self.expired:
+            return (
+                f"{self.expired} groups became too stale meanwhile: raise max_staleness, publish "
+                "weights less often, or make groups faster."
+            )
+        if fates.get("leased_here", 0) >= missing:
+            return "Acknowledge or release the leases of this consumer first, or ask for fewer."
+        if self.blocked:
+            return (
+                f"{self.blocked} producers wait for room: the task is full. Acknowledge leased "
+                "groups, ask for fewer, or raise limit / max_bytes."
+            )
+        if fates.get("unmatched", 0) >= missing:
+            return "Change the query (where=), or ask for fewer."
+        if fates.get("other_status", 0) >= missing:
+            return "Take with their status (status=), move them, or ask for fewer."
+        if fates.get("leased_elsewhere", 0) >= missing:
+            return "Wait until other consumers release them, or makers have put more."
+        if 0 < fates.get("put_ever", 0) <= 2 * fates["filtered_ever"]:
+            return _ENDS["filtered"]
+        for name, advice in _ENDS.items():
+            if 0 < fates.get("put", 0) <= 2 * fates.get(name, 0):
+                return advice
+        return "Check that makers are alive (`redrb stats`), or ask for fewer."
 
 
 class RankLost(RedrbError):

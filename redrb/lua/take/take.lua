@@ -14,7 +14,7 @@
 --         other than fifo the members in this order, of one that draws their weights and the weight of all
 --         groups that waited
 --       | {'short', waiting, producers that wait for room, groups that just expired, groups that wait
---         with another status}
+--         with another status, fates}; fates: of a take that does not queue, as in include/fates.lua
 --       | {'never', limit}: the limit is smaller than the batch
 --       | {'gone'}: there is no such task, or it was created anew
 --       | {'late'}: a later take of the slot came first
@@ -124,7 +124,12 @@ if free < least then
     leave_query(pool, where, 0)
   end
   local others = waiting_in_all_pools(group) - here
-  return {'short', here, redis.call('ZCARD', key('queue', '#room')), expired, others}
+  local fates = {}
+  if ttl_ms == 0 then
+    --@include fates
+    fates = fates_of(group, pool)
+  end
+  return {'short', here, redis.call('ZCARD', key('queue', '#room')), expired, others, fates}
 end
 local amount = math.min(count, free)
 

@@ -127,9 +127,13 @@ def _timeout(
         blocked=first.blocked if first else 0,
         expired=first.expired if first else 0,
         others=first.others if first else 0,
+        fates=first.fates if first and len(counts) == 1 else {},
+        similar=first.similar if first and len(counts) == 1 else (),
     )
     error.add_note(note)
     if len(counts) > 1:
+        if first is not None:
+            error.add_note(str(first))
         for task, (available, needed) in counts.items():
             error.add_note(f"task {task!r}: {available} of {needed} groups were waiting.")
     return error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NoReturn, TypeAlias
 
 from redrb.checks import checked_int
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, RankLost, WrongStep
 from redrb.stream.ranks.scripts import MOST_STEPS, RankReply, RankStep
+from redrb.stream.take.fates import fates_seen_by
 from redrb.stream.take.scripts import TakeRequest
 
 Balance: TypeAlias = Literal["tokens"]
@@ -72,11 +74,16 @@ def checked_balance(balance: object) -> Balance | None:
 
 
 def refuse(
-    task: str, group: str, request: PartRequest, reply: RankReply, waited_s: float
+    task: str,
+    group: str,
+    request: PartRequest,
+    reply: RankReply,
+    waited_s: float,
+    similar: Callable[[], tuple[str, ...]],
 ) -> NoReturn:
-    """Raise the error that a reply without a part means."""
+    """Raise the error that a reply without a part means; `similar` finds tasks of like names."""
     if reply.outcome == "ended":
-        raise _ended(task, request, reply, waited_s)
+        raise _ended(task, request, reply, waited_s, similar)
     step = request.place.step
     if reply.outcome == "done":
         why = "all ranks have acknowledged it already"
@@ -88,7 +95,11 @@ def refuse(
 
 
 def _ended(
-    task: str, request: PartRequest, reply: RankReply, waited_s: float
+    task: str,
+    request: PartRequest,
+    reply: RankReply,
+    waited_s: float,
+    similar: Callable[[], tuple[str, ...]],
 ) -> RankLost | LeaseLost | BatchTimeout:
     """Return the error of an attempt that ended for all ranks."""
     place = request.place
@@ -101,7 +112,12 @@ def _ended(
             why=f"deliveries of rank {place.rank}'s part failed too often, so step "
             f"{place.step} is formed anew: take it again on all ranks.",
         )
-    available, blocked, expired, others = ([*map(int, reply.counts.split())] + [0] * 4)[:4]
+    words = reply.counts.split()
+    numbers = [int(word) for word in words if "=" not in word]
+    available, blocked, expired, others = (numbers + [0] * 4)[:4]
+    named = (word.split("=") for word in words if "=" in word)
+    counts = {name: int(number) for name, number in named}
+    fates = fates_seen_by(counts, available, leased_here=None)
     return BatchTimeout(
         task=task,
         wanted=request.take.least,
@@ -111,6 +127,8 @@ def _ended(
         expired=expired,
         others=others,
         missing_ranks=reply.ranks,
+        fates=fates,
+        similar=() if fates.get("put_ever", 1) else similar(),
     )
 
 

@@ -111,7 +111,8 @@ class Ranks:
         return reply
 
     def _refuse(self, request: PartRequest, reply: RankReply, wait: Wait) -> NoReturn:
-        refuse(self._store.task, self._consumer.group, request, reply, wait.waited_s)
+        task, group = self._store.task, self._consumer.group
+        refuse(task, group, request, reply, wait.waited_s, self._task.similar)
 
     def _end(self, request: PartRequest, attempt: int) -> None:
         """End an attempt for which ranks are missing; the errors count the groups that wait."""
@@ -154,7 +155,7 @@ class Ranks:
             )
         elif batch.outcome == "short":
             if last:
-                self._rank_store.end(attempt, " ".join(map(str, batch.counts)))
+                self._rank_store.end(attempt, batch.counts_as_text)
             return last
         return True
 

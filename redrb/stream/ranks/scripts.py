@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from redrb.connection.transport import Argument, Reply
+from redrb.stream.take.fates import read_fates
 from redrb.stream.take.scripts import Outcome, TakeOutcome, TakeRequest, take_arguments
 from redrb.stream.task.entries import parse_entry
 from redrb.stream.task.store import TaskStore
@@ -89,12 +90,20 @@ class BatchReply:
         ids: The groups that were leased, in the task's order.
         weights: Weight by id, and under 0 the weight of all groups that waited; None if the order
             does not draw.
+        fates: Counts of all groups, where too few are waiting and the time is up.
     """
 
     outcome: TakeOutcome
     counts: tuple[int, ...] = ()
     ids: tuple[int, ...] = ()
     weights: dict[int, bytes] | None = None
+    fates: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def counts_as_text(self) -> str:
+        """Counts and fates for the errors of all ranks."""
+        named = (f"{name}={number}" for name, number in self.fates.items())
+        return " ".join([*map(str, self.counts), *named])
 
 
 class RankStore:
@@ -160,7 +169,8 @@ class RankStore:
         )
         outcome, *values = self._store.run("take/take", arguments, retry_s=retry_s)
         if outcome != b"taken":
-            return BatchReply(outcome.decode(), tuple(values))
+            *numbers, fates = values if outcome == b"short" else [*values, ()]
+            return BatchReply(outcome.decode(), tuple(numbers), fates=read_fates(fates))
         amount, members, weights = values
         pending = self._store.client.execute(
             "XPENDING", self._store.keys.stream, self._group, "-", "+", max(amount, 1), slot

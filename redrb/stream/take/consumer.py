@@ -73,7 +73,14 @@ class Slot:
         held = self.consumer.finish(self.owner, ending)
         if ends or not held:
             self.free()
+        else:
+            self.count(-len(ids))
         return held
+
+    def count(self, groups: int) -> None:
+        """Note groups that the slot leases further; negative: no longer."""
+        if not self.is_copy:
+            self.consumer.count(self.number, groups)
 
     def abandon(self, ids: tuple[int, ...]) -> None:
         """Leave groups to the next heartbeat, which releases them; never blocks."""
@@ -114,7 +121,7 @@ class Consumer:
         self._pid = os.getpid()
         self.name = f"{socket.gethostname()[:32]}-{self._pid}-{uuid.uuid4().hex[:12]}"
         self._tokens = itertools.count(1)
-        self._slots: set[int] = set()
+        self._slots: dict[int, int] = {}  # -> groups leased in it
         self._abandoned: deque[tuple[Slot, tuple[int, ...]]] = deque()
         self._unread: deque[UnreadTake] = deque()
         self._lock = threading.Lock()
@@ -133,13 +140,25 @@ class Consumer:
         self.attend()
         with self._lock:
             number = next(free for free in itertools.count() if free not in self._slots)
-            self._slots.add(number)
+            self._slots[number] = 0
         return Slot(self, self.name, number, str(next(self._tokens)))
 
     def free(self, number: int) -> None:
         """Let another lease use a slot."""
         with self._lock:
-            self._slots.discard(number)
+            self._slots.pop(number, None)
+
+    def count(self, number: int, groups: int) -> None:
+        """Note groups that a slot leases further; negative: no longer."""
+        with self._lock:
+            if number in self._slots:
+                self._slots[number] += groups
+
+    @property
+    def leased(self) -> int:
+        """Groups that this consumer leases, as far as it knows."""
+        with self._lock:
+            return sum(self._slots.values())
 
     def finish(self, owner: str, ending: Ending) -> bool:
         """End groups of a lease of `owner`; False when another consumer has taken them over."""

@@ -6,8 +6,8 @@ headers of the scripts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from redis.exceptions import ResponseError
@@ -17,6 +17,7 @@ from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error
 from redrb.experience import Status
 from redrb.lua.scripts import add_to, load
+from redrb.stream.take.fates import read_fates
 from redrb.stream.task.entries import member_of, parse_entry
 from redrb.stream.task.store import TaskStore
 
@@ -64,6 +65,7 @@ class TakeReply:
         blocked: Producers that wait for room, where too few groups are waiting.
         expired: Groups that turned out to be too stale, where too few are waiting.
         others: Groups that wait with another status, where too few are waiting.
+        fates: Counts of all groups, where too few are waiting and the take does not queue.
         entries: Id and payload of each group, in the task's order; None where it is gone.
         weights: Weight of each, in an order that draws; else empty.
         total_weight: Sum of the weights of all groups that waited.
@@ -80,6 +82,7 @@ class TakeReply:
     total_weight: float = 0.0
     expired: int = 0
     others: int = 0
+    fates: Mapping[str, int] = field(default_factory=dict)
     incarnation: str = ""
 
 
@@ -245,11 +248,20 @@ def _take_reply(replies: list[Reply]) -> TakeReply:
     held = len(answers) == 1 or answers[0][0] == b"ok"
     outcome, *values = answers[-1]
     if outcome != b"taken":  # nothing was leased, so there may be no consumer group to read yet
-        amount, blocked, expired, others = (*values, 0, 0, 0, 0)[:4]
         word: TakeOutcome = outcome.decode()
         if word == "more":
-            return TakeReply(word, held=held, expired=amount)
-        return TakeReply(word, amount, blocked, held=held, expired=expired, others=others)
+            return TakeReply(word, held=held, expired=values[0])
+        *numbers, fates = values if word == "short" else (*values, ())
+        amount, blocked, expired, others = (*numbers, 0, 0, 0, 0)[:4]
+        return TakeReply(
+            word,
+            amount,
+            blocked,
+            held=held,
+            expired=expired,
+            others=others,
+            fates=read_fates(fates),
+        )
     if isinstance(payload, ResponseError):
         raise payload
     entries = list(map(parse_entry, payload[0][1] if payload else []))

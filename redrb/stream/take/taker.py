@@ -7,6 +7,7 @@ from redrb.errors import BatchTimeout, ConfigError, StoreError
 from redrb.experience import Status
 from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer, Slot
+from redrb.stream.take.fates import fates_seen_by
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.lease_part import Draw, LeasePart
@@ -75,6 +76,7 @@ class Taker:
 
         Groups that cannot be decoded go to the dead letters; the others are requeued.
         """
+        slot.count(len(reply.entries))
         draw = None
         if reply.weights:
             ids = [seq for seq, _ in reply.entries]
@@ -163,15 +165,7 @@ class Taker:
                 continue
             self._refuse(request, reply)
             if last:
-                raise BatchTimeout(
-                    task=self._store.task,
-                    wanted=request.least,
-                    available=reply.amount,
-                    waited_s=wait.waited_s,
-                    blocked=reply.blocked,
-                    expired=expired,
-                    others=reply.others,
-                )
+                raise self._timeout(request, reply, wait, expired)
             if reply.outcome == "short":
                 wait.log(
                     f"task {self._store.task!r}, consumer group {self._consumer.group!r}: "
@@ -179,6 +173,25 @@ class Taker:
                     f"stale, and {reply.blocked} producers wait for room"
                 )
                 self._store.wait_for_wake(wait.slice_s(), slot.waiter)
+
+    def _timeout(
+        self, request: TakeRequest, reply: TakeReply, wait: Wait, expired: int
+    ) -> BatchTimeout:
+        """Return the error of a take whose time is up."""
+        waited_s = wait.waited_s
+        leased_here = self._consumer.leased
+        fates = fates_seen_by(reply.fates, reply.amount, leased_here=leased_here)
+        return BatchTimeout(
+            task=self._store.task,
+            wanted=request.least,
+            available=reply.amount,
+            waited_s=waited_s,
+            blocked=reply.blocked,
+            expired=expired,
+            others=reply.others,
+            fates=fates,
+            similar=() if fates.get("put_ever", 1) else self._task.similar(),
+        )
 
     def _refuse(self, request: TakeRequest, reply: TakeReply) -> None:
         """Raise the error of a take that no waiting can help."""

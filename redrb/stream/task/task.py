@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 
 from redrb.connection import Client
@@ -11,7 +12,10 @@ from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.follower import Follower
 from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.settings import TaskSettings
+from redrb.stream.task.similar_tasks import similar_tasks
 from redrb.stream.task.store import TaskStore
+
+SEARCH_AGAIN_S = 30.0
 
 _log = logging.getLogger("redrb")
 
@@ -53,6 +57,9 @@ class Task:
         self.name = name
         self.store = TaskStore.of(client, namespace, name)
         self.scripts = TaskScripts(self.store)
+        self._client = client
+        self._namespace = namespace
+        self._similar: tuple[float, tuple[str, ...]] = (-SEARCH_AGAIN_S, ())
         self._settings = settings
         self._checked_settings = settings.as_stored()
         self._follower = None if weights is None else Follower(self.store, namespace, weights)
@@ -98,6 +105,14 @@ class Task:
         if self._follower is not None:
             self.reopen()
         return stored
+
+    def similar(self) -> tuple[str, ...]:
+        """Return tasks with groups and a similar name; searched at most once in half a minute."""
+        searched, found = self._similar
+        if time.monotonic() - searched >= SEARCH_AGAIN_S:
+            found = similar_tasks(self._client, self._namespace, self.name)
+            self._similar = (time.monotonic(), found)
+        return found
 
     def _log_loss(self) -> None:
         given = [f"{name}={value}" for name, value in self._checked_settings.items()]

@@ -1,0 +1,38 @@
+"""What became of the groups of a task, as the error of a take whose time is up counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+_ENDED = ("acked", "expired", "filtered", "evicted", "dead")
+
+
+def read_fates(flat: Sequence[bytes]) -> dict[str, int]:
+    """Return the counts that `redrb/lua/include/fates.lua` returns, by name."""
+    pairs = zip(flat[::2], flat[1::2], strict=True)
+    return {name.decode(): int(value) for name, value in pairs}
+
+
+def fates_seen_by(
+    counts: Mapping[str, int], available: int, *, leased_here: int | None
+) -> dict[str, int]:
+    """Return the attribute `fates` of `BatchTimeout`.
+
+    Args:
+        counts: From `read_fates`.
+        available: Groups that the take could have had.
+        leased_here: Groups that the consumer of the take leases; None: ranks lease all.
+    """
+    if not counts:
+        return {}
+    fates = {name: counts[name] for name in ("put_ever", "filtered_ever", "put")}
+    fates["available"] = available
+    fates["unmatched"] = max(0, counts["pool"] - available)
+    fates["other_status"] = max(0, counts["waiting"] - counts["pool"])
+    leased = counts["leased"]
+    if leased_here is None:
+        fates["leased_by_ranks"] = leased
+    else:
+        fates["leased_here"] = min(leased_here, leased)
+        fates["leased_elsewhere"] = leased - fates["leased_here"]
+    return fates | {name: counts[name] for name in _ENDED}
