@@ -154,6 +154,21 @@ def test_a_mixture_takes_from_tasks_on_different_nodes(
             mixture.take(8, timeout=0)
 
 
+def test_an_unused_task_is_named_with_tasks_of_all_nodes(
+    client: Client, tasks: list[str], namespace: str
+) -> None:
+    for task in tasks:
+        with stream_of(client, task, namespace) as stream:
+            stream.put(numbered(1))
+    with (
+        stream_of(client, f"{tasks[0]}x", namespace) as unused,
+        pytest.raises(BatchTimeout, match="Nobody has ever put") as caught,
+    ):
+        unused.take(1, timeout=0)
+    assert caught.value.similar[0] == tasks[0]
+    assert set(caught.value.similar) == set(tasks)
+
+
 def test_a_replay_buffer_has_its_tasks_on_different_nodes(
     client: Client,
     tasks: list[str],

@@ -441,6 +441,7 @@ def test_a_task_that_starves_is_named_and_nothing_is_taken(tasks: Tasks, mixture
         mixture.take(10, timeout=0.2)
     error = caught.value
     assert (error.task, error.available, error.wanted) == ("code", 2, 3)
+    assert (error.fates["put"], error.fates["available"]) == (2, 2)
     assert 0.2 <= error.waited_s < 5
     assert tasks.waiting() == {"math": 9, "code": 2}
     assert mixture.taken() == {"code": 0, "math": 0}

@@ -229,6 +229,8 @@ def test_a_short_stream_ends_all_ranks_at_the_same_step(open_stream: Opener) -> 
         assert (error.wanted, error.available, error.missing_ranks) == (6, 2, ())
         assert "2 of 6" in str(error)
         assert "math" in str(error)
+        assert "Of 8 groups put: 6 are acknowledged." in str(error)
+        assert (error.fates["put_ever"], error.fates["leased_by_ranks"]) == (8, 0)
     audit(ranks[0])
     assert len(ranks[0]) == 2
     fill(ranks[0], 4, first=8)

@@ -15,7 +15,7 @@ from redrb import ExperienceStream
 from redrb.cli import main
 from redrb.commands.arguments import ROLES
 from redrb.connection import Client
-from redrb.errors import RedrbError, StoreDenied
+from redrb.errors import BatchTimeout, RedrbError, StoreDenied
 from redrb.stream.task.inspection import task_stats
 from redrb.weights.inspection.removal import remove_weights
 from tests.samples import numbered, numbers
@@ -155,6 +155,9 @@ def test_a_trainer_takes_acknowledges_and_publishes(
         ExperienceStream(owner, TASK, namespace=namespace, weights="policy") as maker,
         ExperienceStream(client, TASK, namespace=namespace) as stream,
     ):
+        with pytest.raises(BatchTimeout, match="Nobody has ever put") as caught:
+            stream.take(1, timeout=0)
+        assert caught.value.similar == ()  # it may not search
         maker.put_many([[numbered(n)] for n in range(1, 7)])
         lease = stream.take(2, timeout=0)
         assert numbers(lease) == [1, 2]

@@ -121,7 +121,8 @@ class Consumer:
         self._pid = os.getpid()
         self.name = f"{socket.gethostname()[:32]}-{self._pid}-{uuid.uuid4().hex[:12]}"
         self._tokens = itertools.count(1)
-        self._slots: dict[int, int] = {}  # -> groups leased in it
+        self._slots: set[int] = set()
+        self._leased: dict[int, int] = {}  # slot -> groups leased in it
         self._abandoned: deque[tuple[Slot, tuple[int, ...]]] = deque()
         self._unread: deque[UnreadTake] = deque()
         self._lock = threading.Lock()
@@ -140,25 +141,26 @@ class Consumer:
         self.attend()
         with self._lock:
             number = next(free for free in itertools.count() if free not in self._slots)
-            self._slots[number] = 0
+            self._slots.add(number)
         return Slot(self, self.name, number, str(next(self._tokens)))
 
     def free(self, number: int) -> None:
         """Let another lease use a slot."""
         with self._lock:
-            self._slots.pop(number, None)
+            self._slots.discard(number)
+            self._leased.pop(number, None)
 
     def count(self, number: int, groups: int) -> None:
         """Note groups that a slot leases further; negative: no longer."""
         with self._lock:
             if number in self._slots:
-                self._slots[number] += groups
+                self._leased[number] = self._leased.get(number, 0) + groups
 
     @property
     def leased(self) -> int:
         """Groups that this consumer leases, as far as it knows."""
         with self._lock:
-            return sum(self._slots.values())
+            return sum(self._leased.values())
 
     def finish(self, owner: str, ending: Ending) -> bool:
         """End groups of a lease of `owner`; False when another consumer has taken them over."""
