@@ -1,5 +1,5 @@
 -- What became of all groups of a task, for the error of a take whose time is up.
---@include task pools ledger pending
+--@include task ledger pending
 
 -- Name, number, ...: the ledger of a consumer group; `pool`, the groups that wait in its pool of a status;
 -- and `put_ever`, `filtered_ever`: all groups of all producers, also before the consumer group joined.

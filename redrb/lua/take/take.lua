@@ -111,9 +111,12 @@ if awaited and where == '' then
 end
 if free < least then
   --@include waiters waking ledger
+  local fates = {}
   if ttl_ms > 0 then
     enqueue(queue, waiter, count, ttl_ms, now)
   else
+    --@include fates
+    fates = fates_of(group, pool)
     dequeue(queue, waiter)
   end
   if where == '' then
@@ -124,11 +127,6 @@ if free < least then
     leave_query(pool, where, 0)
   end
   local others = waiting_in_all_pools(group) - here
-  local fates = {}
-  if ttl_ms == 0 then
-    --@include fates
-    fates = fates_of(group, pool)
-  end
   return {'short', here, redis.call('ZCARD', key('queue', '#room')), expired, others, fates}
 end
 local amount = math.min(count, free)
