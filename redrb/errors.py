@@ -29,7 +29,7 @@ Every message says what to do next; attributes hold the same facts for programs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import abc
 
 
 class RedrbError(Exception):
@@ -228,7 +228,7 @@ class BatchTimeout(RedrbError, TimeoutError):
         expired: int = 0,
         others: int = 0,
         missing_ranks: tuple[int, ...] = (),
-        fates: Mapping[str, int] | None = None,
+        fates: abc.Mapping[str, int] | None = None,
         similar: tuple[str, ...] = (),
     ) -> None:
         self.task = task
