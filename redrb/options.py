@@ -14,7 +14,7 @@ from redrb.errors import ConfigError
 
 T = TypeVar("T")
 
-_PASSWORD_OPTION = re.compile(r"[?&](ssl_)?password=.")
+_PASSWORD_OPTION = re.compile(r"[?&]\w*password=.")
 
 
 def option(

@@ -277,11 +277,10 @@ def _check_server(
     except (RedisError, OSError) as error:
         if not isinstance(error, RedisError):
             raise StoreUnavailable(f"cannot reach {where}: {error}", where=where) from error
-        if is_cut_off(error) and address.scheme in ("redis", f"redis{CLUSTER}"):
+        if is_cut_off(error) and address.scheme.partition("+")[0] == "redis":
             raise StoreUnavailable(
-                f"the server at {where} accepted the connection, and answered nothing: "
-                f"{error}. If this "
-                "port expects TLS, write rediss:// and not redis://.",
+                f"the server at {where} accepted the connection, and answered nothing: {error}. "
+                "If this port expects TLS, write rediss:// and not redis://.",
                 where=where,
             ) from error
         raise translate(error, where) from error

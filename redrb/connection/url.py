@@ -86,8 +86,8 @@ def parse_address(url: str) -> Address:
         return Address(scheme, f"{scheme}://{path}", {}, path)
     if "@" in url.partition("?")[2]:  # most likely in a password: what follows is not shown
         raise ConfigError(
-            f"the {scheme}:// URL has an @ after a question mark: special characters in the password "
-            "and in options are percent-encoded (%3F for ?, %40 for @)."
+            f"the {scheme}:// URL has an @ after a question mark: special characters in the "
+            "password and in options are percent-encoded (%3F for ?, %40 for @)."
         )
     if scheme.endswith(CLUSTER):
         return _parse_cluster(scheme, url)
@@ -142,7 +142,9 @@ def _parse_sentinels(scheme: str, url: str) -> Address:
     at = f"{user}:{password}@" if user or password else ""
     kind, query = "rediss" if tls == "true" else "redis", f"?{urlencode(own)}" if own else ""
     each = [
-        _options(scheme, f"{kind}://{at}{name}{query}", default_port=SENTINEL_PORT, prefix=_OF_SENTINELS)
+        _options(
+            scheme, f"{kind}://{at}{name}{query}", default_port=SENTINEL_PORT, prefix=_OF_SENTINELS
+        )
         for name in names
     ]
     sentinels = tuple(Address(kind, f"{one['host']}:{one['port']}", one) for one in each)

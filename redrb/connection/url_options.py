@@ -56,7 +56,9 @@ def check_options(scheme: str, names: Iterable[str], *, tls: bool, prefix: str =
             continue
         secure = f"{prefix}tls=true" if prefix else scheme.replace("redis", "rediss", 1) + "://"
         if name in TLS and scheme != "unix":
-            raise ConfigError(f"the option {prefix}{name} is one of TLS: write {secure} in the URL.")
+            raise ConfigError(
+                f"the option {prefix}{name} is one of TLS: write {secure} in the URL."
+            )
         nearest = _nearest(name, known if scheme == "unix" else known + TLS)
         hint = f" Is it {prefix}{nearest}?" if nearest else ""
         if nearest in TLS and not tls:

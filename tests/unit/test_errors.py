@@ -167,6 +167,7 @@ def test_passwords_are_used_and_never_shown(url: str) -> None:
         f"redis+cluster://maker:{SECRET}@host:7000,other:port",
         f"redis+cluster://maker:{SECRET}@host:7000,other/1",
         f"redis://maker:a?{SECRET}=b@host/0",
+        f"redis+sentinel://maker:a?{SECRET}=b@host/main/0",
     ],
 )
 def test_a_url_that_is_wrong_is_an_error_without_its_password(url: str) -> None:
@@ -187,6 +188,10 @@ def test_a_url_that_is_wrong_is_an_error_without_its_password(url: str) -> None:
         ("redis+cluster://host,other?ssl_keyfile=x", ["write rediss+cluster://"]),
         ("redis://host?timeout=3", ["Is it socket_timeout?", "socket_connect_timeout"]),
         ("redis://host?zzz=3&db=1", ["no option 'zzz'. Its options are db"]),
+        ("redis+sentinel://host/main?sentinel_ca=x", ["'sentinel_ca'", "sentinel_tls=true"]),
+        ("rediss+sentinel://host/main?sentinel_ca=x", ["Is it sentinel_ssl_ca_certs?"]),
+        ("rediss+sentinel://host/main?sentinel_tls=false&sentinel_ssl_keyfile=x", ["tls=true"]),
+        ("redis+sentinel://host/main?ssl_keyfile=x", ["write rediss+sentinel://"]),
         ("redis://host?zzz", ["no option 'zzz'"]),
         ("redis://host?protocol=3", ["no option 'protocol'"]),
         ("unix:///run/redis.sock?ssl_ca_certs=x", ["no option 'ssl_ca_certs'"]),

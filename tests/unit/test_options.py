@@ -68,6 +68,7 @@ def test_yes_and_no(
         ("redis://:hunt/er?2@host", True),
         ("redis://host?password=hunter2", True),
         ("rediss://host?ssl_keyfile=k&ssl_password=hunter2", True),
+        ("redis+sentinel://host,other/main/0?sentinel_password=hunter2", True),
         ("redis://host:6379/0", False),
         ("redis://maker@host:6379/0", False),
         ("redis://[::1]:6379/0?client_name=a", False),
