@@ -231,8 +231,12 @@ class Sent:
 
     def replies(self) -> list[Reply]:
         """Read the replies; call it once. An error reply is an item of the list."""
+        return self.read(lambda connection: [read_reply(connection) for _ in range(self._commands)])
+
+    def read(self, receive: Callable[[redis.Connection], T]) -> T:
+        """Let `receive` read all replies; call it once."""
         with self._scope, limited(self._connection):
-            return [read_reply(self._connection) for _ in range(self._commands)]
+            return receive(self._connection)
 
     def drop(self) -> None:
         """Close the connection without reading: the server may have done the commands or not."""

@@ -12,9 +12,11 @@ from torch import Tensor
 import redrb
 from redrb import WeightPublisher, WeightSubscriber
 from redrb.connection import Client
+from redrb.connection.client import Sent
+from redrb.connection.transport import Pipeline
 from redrb.weights import TensorShard
 from redrb.weights.publishing import staging
-from redrb.weights.wire import cluster_keys
+from redrb.weights.wire import chunks, cluster_keys
 from tests.clusters import RedisCluster
 from tests.conftest import REAL
 
@@ -210,3 +212,29 @@ def test_ranks_publish_together(client, namespace, reader, keys):
         assert [version.version for version in versions] == [step + 1] * 2
         assert torch.equal(reader.fetch()["w"], whole)
     assert set(keys().values()) == {-1}
+
+
+def test_all_slots_are_asked_before_the_first_reply_is_read(
+    publisher: WeightPublisher, reader: WeightSubscriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the nodes send side by side."""
+    weights = {"a": torch.randn(8 * 256)}  # 8 chunks, in 8 slots
+    publisher.publish(weights)
+    events: list[str] = []
+    begin, receive = Client.begin, chunks._receive
+
+    def begun(client: Client, pipeline: Pipeline) -> Sent:
+        events.append("asked")
+        return begin(client, pipeline)
+
+    def received(connection: object, value: chunks.Incoming) -> None:
+        events.append("received")
+        receive(connection, value)
+
+    monkeypatch.setattr(Client, "begin", begun)
+    monkeypatch.setattr(chunks, "_receive", received)
+    target = {"a": torch.zeros(8 * 256)}
+    reader.poll(target)
+    assert torch.equal(target["a"], weights["a"])
+    assert events[events.index("received") :] == ["received"] * 8
+    assert events.count("asked") >= 8

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any, TypeVar
 
 import xxhash
+from redis.exceptions import RedisError
 
 from redrb.connection import Client
 from redrb.connection.bulk import read_into, small_send_buffer
-from redrb.connection.transport import first_error, packed, read_reply
+from redrb.connection.client import Sent
+from redrb.connection.transport import Pipeline, first_error, packed, read_reply
 from redrb.errors import WeightCorrupt, WeightError
 from redrb.weights.wire.delta import Bytes
 
@@ -114,13 +117,24 @@ def stage(client: Client, values: Iterable[Outgoing], *, expire_s: int) -> None:
 def fetch(client: Client, values: Sequence[Incoming]) -> None:
     """Fetch values into memory and check each of them.
 
+    On a cluster all slots are asked before the first reply is read, so the nodes send side by side.
+
     Raises:
         ChunkGoneError: A value does not exist any more.
         WeightCorrupt: A value has another checksum or size than expected.
         StoreError: Redis stayed away.
     """
-    for node, batch in _by_node(client, values, lambda value: value.key):
-        node.retrying(_fetching(node, batch))
+    fetches = [
+        _Fetch(node, batch) for node, batch in _by_node(client, values, lambda value: value.key)
+    ]
+    try:
+        for each in fetches if len(fetches) > 1 else ():
+            each.begin()
+        for each in fetches:
+            each.finish()
+    finally:
+        for each in fetches:
+            each.drop()
 
 
 def _by_node(
@@ -181,17 +195,52 @@ def _command(
     yield bytes(small)
 
 
-def _fetching(client: Client, values: Sequence[Incoming]) -> Callable[[], None]:
-    def attempt() -> None:
-        with client.connection() as connection:
-            asked = 0
-            for received, value in enumerate(values):
-                while asked < len(values) and asked - received < _IN_FLIGHT:
-                    _send(connection, [b"*2\r\n" + packed("GET", values[asked].key)])
-                    asked += 1
-                _receive(connection, value)
+class _Fetch:
+    """Values of one slot: asked for by `begin`, received by `finish`, which repeats the request."""
 
-    return attempt
+    def __init__(self, client: Client, values: Sequence[Incoming]) -> None:
+        self._client = client
+        self._values = values
+        self._sent: Sent | None = None
+        self._broke: RedisError | None = None
+
+    def begin(self) -> None:
+        """Ask for the first values, once; if that fails, `finish` asks again."""
+        pipeline = Pipeline()
+        for value in self._values[:_IN_FLIGHT]:
+            pipeline.add("GET", value.key)
+        try:
+            self._sent = self._client.begin(pipeline)
+        except RedisError as error:
+            self._broke = error
+
+    def finish(self) -> None:
+        """Receive the values; asks for them if `begin` has not."""
+        self._client.retrying(self._attempt)
+
+    def drop(self) -> None:
+        """Close the connection if replies are left unread on it."""
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            sent.drop()
+
+    def _attempt(self) -> None:
+        sent, self._sent = self._sent, None
+        broke, self._broke = self._broke, None
+        if broke is not None:
+            raise broke
+        if sent is not None:
+            sent.read(partial(self._receive, asked=len(self._values[:_IN_FLIGHT])))
+            return
+        with self._client.connection() as connection:
+            self._receive(connection, asked=0)
+
+    def _receive(self, connection: Any, asked: int) -> None:
+        for received, value in enumerate(self._values):
+            while asked < len(self._values) and asked - received < _IN_FLIGHT:
+                _send(connection, [b"*2\r\n" + packed("GET", self._values[asked].key)])
+                asked += 1
+            _receive(connection, value)
 
 
 def _receive(connection: Any, value: Incoming) -> None:

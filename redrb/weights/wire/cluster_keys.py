@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from redrb.connection import Client
 from redrb.connection.cluster import Cluster
+from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error
 from redrb.keys import WeightKeys
 from redrb.weights.wire.chunks import batches
@@ -23,6 +24,7 @@ SPREAD = 64
 
 _PREPARED_S = 3600
 _AT_ONCE = 1000
+_SIDE_BY_SIDE = 16  # requests, each on a connection of its own
 
 
 def spread_of(client: Client) -> int:
@@ -87,26 +89,36 @@ def _keys_of(
 
 
 def _each(client: Client, names: Iterable[str], command: str, *arguments: Argument) -> list[Reply]:
-    """Run a command that is safe to repeat on each key, slot by slot."""
+    """Run a command that is safe to repeat on each key; several slots are asked side by side."""
     tags: dict[str, list[str]] = {}
     for name in names:
         tags.setdefault(name.partition("}")[0], []).append(name)
+    parts = [batch for tagged in tags.values() for batch in batches(tagged, _AT_ONCE)]
     replies: list[Reply] = []
-    for tagged in tags.values():
-        for batch in batches(tagged, _AT_ONCE):
-            replies += _run(client.at(batch[0]), batch, command, *arguments)
+    for some in batches(parts, _SIDE_BY_SIDE):
+        requests = [_request(client.at(part[0]), part, command, *arguments) for part in some]
+        try:
+            for request in requests:
+                request.begin()
+            for request in requests:
+                replies += request.result()
+        finally:
+            for request in requests:
+                request.drop()
     return replies
 
 
-def _run(client: Client, names: list[str], command: str, *arguments: Argument) -> list[Reply]:
-    def attempt() -> list[Reply]:
-        pipeline = Pipeline()
-        for name in names:
-            pipeline.add(command, name, *arguments)
-        replies = client.exchange(pipeline)
-        error = first_error(replies)
-        if error is not None:
-            raise error
-        return replies
+def _request(
+    client: Client, names: list[str], command: str, *arguments: Argument
+) -> Request[list[Reply]]:
+    pipeline = Pipeline()
+    for name in names:
+        pipeline.add(command, name, *arguments)
+    return Request(client, pipeline, _without_errors)
 
-    return client.retrying(attempt)
+
+def _without_errors(replies: list[Reply]) -> list[Reply]:
+    error = first_error(replies)
+    if error is not None:
+        raise error
+    return replies
