@@ -6,7 +6,7 @@ Each method checks its arguments and hands the work to the package that its sect
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
@@ -47,7 +47,7 @@ from redrb.stream.ranks.ranks import Ranks
 from redrb.stream.saving.resuming import resume_task
 from redrb.stream.saving.saving import AnyPath, SavedTask, save_task
 from redrb.stream.take.consumer import Consumer
-from redrb.stream.take.in_flight import leases
+from redrb.stream.take.in_flight import LeaseLoop
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.scripts import TakeRequest, TakeScripts
 from redrb.stream.take.taker import Taker
@@ -332,14 +332,16 @@ class ExperienceStream:
         at_least: int | None = None,
         status: AnyStatus = Status.COMPLETED,
         where: Mapping[str, Any] | None = None,
-    ) -> Generator[Lease]:
+    ) -> LeaseLoop:
         """Take batch after batch; the next one is prefetched while its user trains on this one.
 
         The loop acknowledges a lease when it asks for the next one, unless the lease has ended.
-        After `break` or an exception a background thread releases the lease unharmed: call
+        After `break` or an exception a background thread releases the lease unharmed, at once: call
         `lease.ack()` before a `break`, or use `with lease:` to count failures. The loop holds up to
-        two batches. In a task with a bound of staleness the prefetched batch is checked again when
-        the loop asks for it: if it has become too stale, it is returned, and another one comes.
+        two batches. A loop that is kept in a variable holds them until it goes on, is closed, or
+        the stream is closed: write `with stream.leases(32) as loop:` then. In a task with a bound
+        of staleness the prefetched batch is checked again when the loop asks for it: if it has
+        become too stale, it is returned, and another one comes.
 
         Args:
             count, timeout, at_least, status, where: Arguments of each take.
@@ -352,8 +354,7 @@ class ExperienceStream:
             ...     train(lease.batch())
         """
         request = self._take_request(count, at_least, status, where)
-        loop = leases(self._taker, request, checked_timeout(timeout))
-        return self._while_open(loop)
+        return LeaseLoop(self._taker, request, checked_timeout(timeout), self._check_open)
 
     def is_fresh(self, lease: Lease, *, timeout: float | None = None) -> bool:
         """Look whether a batch that was taken some time ago is within the task's bounds yet.
@@ -673,14 +674,6 @@ class ExperienceStream:
 
     def _query(self, where: Mapping[str, Any] | None) -> str:
         return "" if where is None else parse_where(where, self._task.description.tags)
-
-    def _while_open(self, batches: Generator[Lease]) -> Generator[Lease]:
-        try:
-            while True:
-                self._check_open()
-                yield next(batches)
-        finally:
-            batches.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -86,6 +86,14 @@ class Slot:
         """Leave groups to the next heartbeat, which releases them; never blocks."""
         self.consumer.abandon(self, ids)
 
+    def give_up(self) -> None:
+        """Free the slot of a take that may have leased groups, although its reply was lost.
+
+        The heartbeat thread requeues them; never blocks.
+        """
+        self.consumer.give_up(self)
+        self.free()
+
     def free(self) -> None:
         """Let another lease use the slot."""
         if not self.is_copy:
@@ -125,6 +133,7 @@ class Consumer:
         self._leased: dict[int, int] = {}  # slot -> groups leased in it
         self._abandoned: deque[tuple[Slot, tuple[int, ...]]] = deque()
         self._unread: deque[UnreadTake] = deque()
+        self._given_up: deque[Slot] = deque()
         self._lock = threading.Lock()
         self._heartbeat: Heartbeat | None = None
 
@@ -181,11 +190,20 @@ class Consumer:
         if not slot.is_copy:
             self._abandoned.append((slot, ids))
 
+    def give_up(self, slot: Slot) -> None:
+        """Let the heartbeat thread requeue what a lost take has leased; never blocks."""
+        if not slot.is_copy:
+            self._given_up.append(slot)
+            self._nudge()
+
     def abandon_take(self, slot: Slot, take: UnreadTake) -> None:
         """Hand an unread take to the heartbeat thread, which releases it at once; never blocks."""
         if slot.is_copy:
             return
         self._unread.append(take)
+        self._nudge()
+
+    def _nudge(self) -> None:
         if self._heartbeat is not None and self._pid == os.getpid():
             self._heartbeat.nudge()
 
@@ -201,6 +219,7 @@ class Consumer:
         if taken_over:
             _log.warning("task %r: took %d groups over from dead consumers", name, taken_over)
         self._release_unread()
+        self._requeue_given_up()
         while self._abandoned:
             slot, ids = self._abandoned.popleft()
             _log.warning(
@@ -214,6 +233,21 @@ class Consumer:
             except StoreError:
                 self._abandoned.appendleft((slot, ids))
                 raise
+
+    def _requeue_given_up(self) -> None:
+        while self._given_up:
+            slot = self._given_up.popleft()
+            try:
+                returned = self._scripts.drop(self.group, slot.owner, slot.name, slot.token)
+            except StoreError:
+                self._given_up.appendleft(slot)
+                raise
+            if returned:
+                _log.warning(
+                    "task %r: %d groups of a take whose reply was lost are requeued",
+                    self._task.name,
+                    returned,
+                )
 
     def _renew(self) -> tuple[str, int]:
         return self._scripts.heartbeat(

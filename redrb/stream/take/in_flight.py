@@ -1,11 +1,13 @@
-"""A take in flight, and the loop over leases that sends each next take before it is needed."""
+"""A take in flight, and the loop over leases, which sends each take before it is needed."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TYPE_CHECKING
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Self
 
 from redrb.connection.request import Request
+from redrb.errors import LeaseLost
 from redrb.stream.take.consumer import Slot
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.lease_part import LeasePart
@@ -48,11 +50,16 @@ class InFlightTake:
             reply = self._sent.result(retry_s=Wait(timeout).retry_s)
             if self._before is not None:
                 self._taker.conclude(self._before, self._slot, reply)
-            if reply.outcome == "taken":
-                self._reply = reply
-        finally:
-            if self._reply is None:
-                self._slot.free()
+        except LeaseLost:  # the batch is released
+            self._slot.free()
+            raise
+        except BaseException:
+            self._slot.give_up()
+            raise
+        if reply.outcome == "taken":
+            self._reply = reply
+        else:
+            self._slot.free()
         return self._reply is not None
 
     def lease(self) -> Lease | None:
@@ -63,7 +70,7 @@ class InFlightTake:
         try:
             return self._taker.claimed(self._slot, self._request, reply)
         except BaseException:
-            self._slot.free()
+            self._slot.give_up()
             raise
 
     def release(self) -> None:
@@ -73,7 +80,7 @@ class InFlightTake:
             try:
                 self._slot.finish("release", ids, reason="", samples=0, ends=True)
             except BaseException:
-                self._slot.free()
+                self._slot.give_up()
                 raise
 
     def abandon(self) -> None:
@@ -81,17 +88,60 @@ class InFlightTake:
         self._slot.consumer.abandon_take(self._slot, self)
 
 
-def leases(taker: Taker, request: TakeRequest, timeout: float | None) -> Generator[Lease]:
-    """Yield leases; see `ExperienceStream.leases`."""
-    loop = _LeaseLoop(taker, request, timeout)
-    try:
-        while True:
-            yield loop.next()
-    finally:
-        loop.close()
+class LeaseLoop:
+    """An iterator over leases, each taken while the one before is trained on.
+
+    See `ExperienceStream.leases`. At the end of a `with` block, by `close`, and when nothing refers
+    to it any more, both batches that it holds are handed to the heartbeat thread, which releases
+    them at once.
+    """
+
+    def __init__(
+        self,
+        taker: Taker,
+        request: TakeRequest,
+        timeout: float | None,
+        check_open: Callable[[], None],
+    ) -> None:
+        """Describe the batches; none is taken yet.
+
+        Args:
+            taker: Takes them.
+            request: The groups of each.
+            timeout: Seconds to wait for each.
+            check_open: Raises an error when the stream is closed.
+        """
+        self._batches = _Batches(taker, request, timeout)
+        self._check_open = check_open
+        self._finalizer = weakref.finalize(self, self._batches.abandon)
+        self._finalizer.atexit = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Lease:
+        """Return the next lease; raises as `ExperienceStream.take` does, and the loop is over."""
+        if not self._finalizer.alive:
+            raise StopIteration
+        try:
+            self._check_open()
+            return self._batches.next()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the loop, and release the batches that it holds; closing twice does no harm."""
+        self._finalizer()
 
 
-class _LeaseLoop:
+class _Batches:
     """Holds the lease that is trained on, and the take in flight of the next one."""
 
     def __init__(self, taker: Taker, request: TakeRequest, timeout: float | None) -> None:
@@ -124,8 +174,8 @@ class _LeaseLoop:
         self._lease = lease
         return lease
 
-    def close(self) -> None:
-        """Leave both batches to the heartbeat thread, which releases them.
+    def abandon(self) -> None:
+        """Hand both batches to the heartbeat thread, which releases them.
 
         No request is sent here: garbage collection may close a loop, in the middle of any code.
         """

@@ -233,6 +233,14 @@ class TakeScripts:
             returned += int(found)
         return returned
 
+    def drop(self, group: str, consumer: str, slot: str, token: str) -> int:
+        """Requeue what a take whose reply was lost has leased; returns the number of groups."""
+        returned, outcome = 0, b"more"
+        while outcome == b"more":
+            outcome, found = self._store.run("take/drop", [group, consumer, slot, token])
+            returned += int(found)
+        return returned
+
     def expiries(self, group: str, ids: Sequence[int]) -> list[str | None]:
         """Return the rules by which groups expired, as the three words of `Expiry`."""
         key = f"{self._store.keys.prefix}expiries:{group}"

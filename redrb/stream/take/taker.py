@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from redrb.connection.request import Request
-from redrb.errors import BatchTimeout, ConfigError, StoreError
+from redrb.errors import BatchTimeout, ConfigError, LeaseLost, StoreError
 from redrb.experience import Status
 from redrb.stream.take.claimed import claimed_part
 from redrb.stream.take.consumer import Consumer, Slot
@@ -53,8 +53,11 @@ class Taker:
                 reply = self._full_batch(slot, request, wait, before)
                 before = None
                 lease = self.claimed(slot, request, reply)
-            except BaseException:
+            except (BatchTimeout, ConfigError, LeaseLost):  # nothing is leased in the slot
                 slot.free()
+                raise
+            except BaseException:
+                slot.give_up()
                 raise
             if lease is not None:
                 return lease

@@ -1,0 +1,27 @@
+-- Give up a take whose reply was lost: the entries that it has leased are requeued, some at a time. A take
+-- that arrives after that leases nothing.
+-- KEYS[1] stream
+-- ARGV    group, consumer, slot, token
+--         token: of the take; an older lease in its slot ends too, as the consumer has given it up before
+-- Returns {'more' | 'done', entries requeued}: with 'more', run it again
+--@include task waking leases
+
+begin_writing()
+local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0 then
+  return {'done', 0}
+end
+local held = redis.call('HGET', key('leases', group), slot)
+if held == token .. ' ended' or (held and tonumber(string.match(held, '^%d+')) > tonumber(token)) then
+  return {'done', 0}
+end
+local returned, seen = return_slot(group, slot, false, consumer, MOST_TAKEN_OVER)
+local more = seen == MOST_TAKEN_OVER
+if not more then
+  redis.call('HSET', key('leases', group), slot, token .. ' ended')
+end
+if returned > 0 then
+  wake_room()
+  wake_returned(group)
+end
+return {more and 'more' or 'done', returned}

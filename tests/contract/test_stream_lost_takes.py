@@ -1,0 +1,206 @@
+"""A take whose reply is lost, and a loop that is left, keep no groups from other consumers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError as Broken
+
+import redrb
+from redrb import ExperienceStream, Lease, Mixture
+from redrb.connection import Client
+from redrb.connection.client import Sent
+from redrb.errors import BatchTimeout, StoreError, StoreUnavailable
+from redrb.lua.scripts import load, run
+from tests.audit import audit
+from tests.samples import numbered, numbers
+
+LATER_S = 5.0
+"""Longest time until groups are back; a beat comes every 10 s, so it cannot be an ordinary one."""
+
+
+@pytest.fixture
+def impatient(url: str) -> Iterator[Client]:
+    """A client that gives up at once when a reply is lost."""
+    with redrb.connect(url, retry_s=0) as client:
+        yield client
+
+
+@pytest.fixture
+def stream(impatient: Client, namespace: str) -> Iterator[ExperienceStream]:
+    with ExperienceStream(impatient, "math", namespace=namespace) as stream:
+        stream.put(numbered(9))
+        stream.take(1, timeout=0).ack()  # from now on the server knows the scripts
+        stream.put_many([[numbered(n)] for n in range(4)])
+        yield stream
+        audit(stream)
+
+
+@pytest.fixture
+def other(client: Client, namespace: str) -> Iterator[ExperienceStream]:
+    with ExperienceStream(client, "math", namespace=namespace) as other:
+        yield other
+
+
+def lose_reply(
+    monkeypatch: pytest.MonkeyPatch, owner: type, method: str, error: BaseException
+) -> None:
+    """Let the server do one request, and raise `error` instead of its reply."""
+    real = getattr(owner, method)
+
+    def lost(*given: Any) -> Any:
+        replies = real(*given)
+        if any(isinstance(reply, list) and reply[:1] == [b"taken"] for reply in replies):
+            monkeypatch.setattr(owner, method, real)
+            raise error
+        return replies
+
+    monkeypatch.setattr(owner, method, lost)
+
+
+@pytest.mark.parametrize("error", [Broken("Connection closed by server."), KeyboardInterrupt()])
+def test_groups_of_a_take_whose_reply_was_lost_come_back(
+    stream: ExperienceStream,
+    other: ExperienceStream,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+) -> None:
+    held = stream.take(1, timeout=0)
+    lose_reply(monkeypatch, Client, "exchange", error)
+    with pytest.raises((StoreUnavailable, KeyboardInterrupt)):
+        stream.take(3, timeout=0)
+    assert numbers(other.take(3, timeout=LATER_S)) == [1, 2, 3]
+    assert other.stats().taken_over == 0
+    held.ack()
+
+
+def test_groups_of_a_prefetched_batch_whose_reply_was_lost_come_back(
+    stream: ExperienceStream, other: ExperienceStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = stream.leases(1, timeout=0)
+    next(loop)
+    lose_reply(monkeypatch, Sent, "replies", Broken("Connection closed by server."))
+    with pytest.raises(StoreUnavailable):
+        next(loop)
+    assert numbers(other.take(4, timeout=LATER_S)) == [0, 1, 2, 3]
+
+
+def test_groups_whose_lost_take_was_part_of_a_mixture_come_back(
+    impatient: Client,
+    stream: ExperienceStream,
+    other: ExperienceStream,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with (
+        Mixture(impatient, {"math": 1.0, "code": 1.0}, namespace=namespace) as mixture,
+        ExperienceStream(impatient, "code", namespace=namespace) as code,
+    ):
+        code.put_many([[numbered(n)] for n in range(4)])
+        lose_reply(monkeypatch, Client, "exchange", KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            mixture.take(8, timeout=0)
+        assert len(other.take(4, timeout=LATER_S)) == 4
+        assert len(code.take(4, timeout=LATER_S)) == 4
+        code.clear()
+
+
+def test_a_take_that_was_given_up_and_arrives_late_leases_nothing(
+    stream: ExperienceStream,
+) -> None:
+    slot = stream._consumer.occupy()
+    store = stream._task.store
+    scripts = stream._taker._scripts
+    assert scripts.drop("default", slot.owner, slot.name, slot.token) == 0
+    late = stream._taker._request(slot, redrb.stream.take.scripts.TakeRequest(4, 4), 0, None)
+    assert late.result().outcome == "late"
+    slot.free()
+    first = stream.take(4, timeout=0)  # a take of the same slot came before the drop
+    assert scripts.drop("default", slot.owner, slot.name, slot.token) == 0
+    first.ack()
+    argv = ["default", slot.owner, slot.name, slot.token]
+    assert run(store.client, load("take/drop"), store.script_keys, argv) == [b"done", 0]
+
+
+def test_a_large_batch_is_given_up_in_parts(stream: ExperienceStream) -> None:
+    stream.put_many([[numbered(n)] for n in range(116)])
+    slot = stream._consumer.occupy()
+    wanted = redrb.stream.take.scripts.TakeRequest(120, 120)
+    assert stream._taker._request(slot, wanted, 0, None).result().outcome == "taken"
+    store = stream._task.store
+    argv = ["default", slot.owner, slot.name, slot.token]
+    replies = [run(store.client, load("take/drop"), store.script_keys, argv) for _ in range(3)]
+    assert replies == [[b"more", 50], [b"more", 50], [b"done", 20]]
+    assert len(stream.take(120, timeout=0)) == 120
+
+
+def test_a_block_over_leases_gives_both_batches_back(
+    stream: ExperienceStream, other: ExperienceStream
+) -> None:
+    with stream.leases(2, timeout=0) as loop:
+        for lease in loop:
+            assert numbers(lease) == [0, 1]
+            break
+    assert numbers(other.take(4, timeout=LATER_S)) == [0, 1, 2, 3]
+    assert not lease
+
+
+def test_an_exception_that_is_kept_keeps_no_batch(
+    stream: ExperienceStream, other: ExperienceStream
+) -> None:
+    kept: list[tuple[BaseException, Lease]] = []
+    try:
+        for lease in stream.leases(2, timeout=0):
+            raise ValueError(len(lease))
+    except ValueError as error:
+        kept.append((error, lease))
+    assert numbers(other.take(4, timeout=LATER_S)) == [0, 1, 2, 3]
+
+
+def test_a_loop_that_took_only_one_batch_gives_it_back_at_once(
+    stream: ExperienceStream, other: ExperienceStream
+) -> None:
+    for lease in stream.leases(4, timeout=0):
+        assert len(lease) == 4
+        break
+    assert len(other.take(4, timeout=LATER_S)) == 4
+
+
+def test_a_loop_that_is_kept_ends_with_its_stream(
+    stream: ExperienceStream, other: ExperienceStream
+) -> None:
+    loop = stream.leases(2, timeout=0)
+    next(loop)
+    with pytest.raises(BatchTimeout):
+        other.take(4, timeout=0)
+    stream.close()
+    assert len(other.take(4, timeout=LATER_S)) == 4
+    loop.close()
+
+
+def test_a_part_that_cannot_be_released_yet_is_tried_again(
+    stream: ExperienceStream, other: ExperienceStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = stream._consumer._scripts
+    real, tries = scripts.drop, []
+
+    def drop(*place: str) -> int:
+        tries.append(place)
+        if len(tries) == 1:
+            raise StoreError("not now")
+        return real(*place)
+
+    monkeypatch.setattr(scripts, "drop", drop)
+    lose_reply(monkeypatch, Client, "exchange", KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        stream.take(4, timeout=0)
+    end = time.monotonic() + LATER_S
+    while not tries:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    stream._consumer._nudge()
+    assert len(other.take(4, timeout=LATER_S)) == 4
+    assert len(tries) == 2
