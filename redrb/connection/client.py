@@ -114,7 +114,7 @@ class Client:
             retry=retry_if_exception(is_transient),
             stop=lambda _: stopping.asked() or deadline.over() or time.monotonic() >= until,
             wait=wait_random_exponential(multiplier=0.02, max=1.0),
-            sleep=stopping.pause,
+            sleep=lambda pause_s: stopping.pause(deadline.most_s(pause_s)),
             before_sleep=partial(self._prepare_again, seconds),
             reraise=True,
         )

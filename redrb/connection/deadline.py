@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from redrb.connection.stop_time import StopTime
 
 GRACE_S = 2.0
 """Time that a server has to answer: it may pause, for a fork or a slow disk."""
@@ -13,7 +15,15 @@ GRACE_S = 2.0
 _SHORTEST_S = 0.05
 """Timeout of a socket when the deadline has passed: enough for a server that answers at once."""
 
-_here = threading.local()
+
+class _Here(threading.local):
+    """The deadlines of a thread; None: it has none."""
+
+    at: float | None = None
+    stop: StopTime | None = None
+
+
+_here = _Here()
 
 
 @contextmanager
@@ -23,19 +33,57 @@ def within(seconds: float) -> Iterator[None]:
     A block within another one has the earlier of both deadlines. Only silence is cut short: a long
     reply that keeps arriving is read to its end.
     """
-    before: float | None = getattr(_here, "at", None)
+    before, stop = _here.at, _here.stop
     at = time.monotonic() + seconds
     _here.at = at if before is None else min(before, at)
+    if before is None and stop is not None:
+        stop.enter()
     try:
         yield
     finally:
         _here.at = before
+        if before is None and stop is not None:
+            stop.leave()
+
+
+@contextmanager
+def ending_within(stop: StopTime) -> Iterator[None]:
+    """Let this block of this thread spend no more than `stop` on Redis, once `stop` has begun.
+
+    In the main thread a request that is under way when the time is up is interrupted.
+    """
+    if _here.stop is stop:
+        yield
+        return
+    with ExitStack() as scope:
+        if threading.current_thread() is threading.main_thread():
+            scope.enter_context(stop.watched())
+        before, _here.stop = _here.stop, stop
+        try:
+            yield
+        finally:
+            _here.stop = before
+
+
+def interrupts() -> set[Callable[[], None]] | None:
+    """Return the functions that interrupt this thread when its time to end is up; None: no time."""
+    return None if _here.stop is None else _here.stop.interrupts
 
 
 def left_s() -> float | None:
     """Return the seconds until the deadline, at least 0; None if there is none."""
-    at: float | None = getattr(_here, "at", None)
-    return None if at is None else max(0.0, at - time.monotonic())
+    at, stop = _here.at, _here.stop
+    left = None if at is None else max(0.0, at - time.monotonic())
+    to_end = None if stop is None else stop.left_s
+    if left is None or to_end is None:
+        return to_end if left is None else left
+    return min(left, to_end)
+
+
+def most_s(seconds: float) -> float:
+    """Return `seconds`, or the time until the deadline if that is less."""
+    left = left_s()
+    return seconds if left is None else min(seconds, left)
 
 
 def over() -> bool:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import redis
 from redis import exceptions as upstream
 from redis.connection import SSLConnection, UnixDomainSocketConnection
 
-from redrb.connection.deadline import shortened
+from redrb.connection.deadline import interrupts, shortened
 from redrb.errors import ConfigError
 
 _log = logging.getLogger("redrb")
@@ -21,17 +22,47 @@ _log = logging.getLogger("redrb")
 
 @contextmanager
 def limited(connection: redis.Connection) -> Iterator[None]:
-    """Limit sends and receives on an open connection to what is left until the deadline."""
+    """Limit sends and receives on an open connection to what is left until the deadline.
+
+    When the time of a process that was asked to end is up, they are interrupted.
+    """
     usual = getattr(connection, "usual_timeout", None)
     limit = shortened(usual)
-    if limit == usual:
+    known = interrupts()
+    if limit == usual and known is None:
         yield
         return
-    connection.update_current_socket_timeout(limit)
+    with _interruptible(connection, known):
+        if limit != usual:
+            connection.update_current_socket_timeout(limit)
+        try:
+            yield
+        finally:
+            if limit != usual:
+                connection.update_current_socket_timeout(usual)
+
+
+@contextmanager
+def _interruptible(connection: Any, known: set[Callable[[], None]] | None) -> Iterator[None]:
+    """Let the functions in `known` break a connection while it is in use."""
+    if known is None:
+        yield
+        return
+    interrupt = partial(_break, connection)
+    known.add(interrupt)
     try:
         yield
     finally:
-        connection.update_current_socket_timeout(usual)
+        known.discard(interrupt)
+
+
+def _break(connection: Any) -> None:
+    """Let the thread that waits for a connection's socket find it broken; never blocks."""
+    channel = getattr(connection, "_sock", None)
+    if isinstance(channel, socket.socket):
+        with suppress(OSError):  # it is closed already
+            # that of an SSLSocket would take the session from under the thread that uses it
+            socket.socket.shutdown(channel, socket.SHUT_RDWR)
 
 
 class Punctual:
@@ -59,6 +90,11 @@ class Punctual:
         super().__init__(*args, **options)
         self.usual_timeout = socket_timeout
         self.usual_connect_timeout = socket_connect_timeout
+
+    def connect(self) -> None:
+        """Open the connection, unless it is open."""
+        with _interruptible(self, interrupts()):
+            super().connect()  # type: ignore[misc]
 
     @property
     def socket_timeout(self) -> float | None:

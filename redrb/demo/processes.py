@@ -13,8 +13,11 @@ from typing import IO, Any
 
 from redrb.environment import PREFIX, child_environment
 
-GRACE_S = 15.0
-"""Seconds that a worker has to end after SIGTERM."""
+STOP_TIMEOUT_S = 10.0
+"""Seconds that a worker may spend on Redis after SIGTERM."""
+
+GRACE_S = STOP_TIMEOUT_S + 5.0
+"""Seconds that workers have to end after SIGTERM."""
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
@@ -35,7 +38,10 @@ class Worker:
         self._errors = (logs / f"{name}.err").open("w+", encoding="utf-8")
         self._metrics = (logs / f"{name}.jsonl").open("w", encoding="utf-8")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *command, "--metrics", "-"],
+            [
+                *(sys.executable, "-m", *command, "--metrics", "-"),
+                *("--stop-timeout", f"{STOP_TIMEOUT_S}"),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -68,15 +74,15 @@ class Worker:
             self._terminated = True
             self._process.terminate()
 
-    def end(self) -> tuple[int, str]:
+    def end(self, timeout: float) -> tuple[int, str]:
         """Wait for the process, or kill it; returns exit status and the end of its error output.
 
         The status is 0 also if SIGTERM came before the worker was ready to handle it.
         """
-        if not self.wait(GRACE_S):
+        if not self.wait(timeout):
             self._process.kill()
             self._process.wait()
-        self._reader.join(GRACE_S)
+        self._reader.join(timeout)
         self._errors.seek(0)
         errors = self._errors.read()
         self._errors.close()

@@ -16,8 +16,10 @@ from types import FrameType
 from rich.console import Console
 
 from redrb.connection import Client, connect
+from redrb.connection.deadline import ending_within
+from redrb.connection.stop_time import StopTime
 from redrb.demo.history import History
-from redrb.demo.processes import Worker
+from redrb.demo.processes import GRACE_S, STOP_TIMEOUT_S, Worker
 from redrb.demo.report import draw_curve, summary, table
 from redrb.demo.screen import Screen
 from redrb.demo.settings import DemoSettings
@@ -41,11 +43,12 @@ def run_demo(settings: DemoSettings, *, as_json: bool) -> int:
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be made: {error.strerror}.") from error
     history, started = History(), time.perf_counter()
-    with connect(settings.url or "embedded://") as client:
+    to_end = StopTime(STOP_TIMEOUT_S)
+    with connect(settings.url or "embedded://") as client, ending_within(to_end):
         namespace = f"demo-{int(time.time())}-{uuid.uuid4().hex[:8]}"
         console.print(f"server {'.'.join(map(str, client.server_version))} at {client.where}")
         stream = ExperienceStream(client, TASK, namespace=namespace)
-        with _interrupts() as interrupted:
+        with _interrupts(to_end) as interrupted:
             workers = _start_workers(settings, client, namespace, out, history)
             try:
                 _watch(workers, stream, history, console, settings, started, interrupted)
@@ -120,7 +123,8 @@ def _end_workers(workers: list[Worker]) -> list[tuple[str, int, str]]:
     """End all workers; returns name, exit status and error output of each that failed."""
     for worker in workers:
         worker.terminate()
-    ended = [(worker.name, *worker.end()) for worker in workers]
+    until = time.monotonic() + GRACE_S
+    ended = [(worker.name, *worker.end(max(0.5, until - time.monotonic()))) for worker in workers]
     return [(name, status, errors) for name, status, errors in ended if status != 0]
 
 
@@ -137,15 +141,16 @@ def _delete_run(stream: ExperienceStream, client: Client, namespace: str) -> Non
 
 
 @contextmanager
-def _interrupts() -> Iterator[threading.Event]:
+def _interrupts(to_end: StopTime) -> Iterator[threading.Event]:
     """Turn Ctrl-C and SIGTERM into an event: the demo then ends its workers, deletes its keys.
 
-    A second signal has its ordinary effect.
+    From then on the time `to_end` counts. A second signal has its ordinary effect.
     """
     event = threading.Event()
 
     def handle(number: int, _frame: FrameType | None) -> None:
         event.set()
+        to_end.begin()
         signal.signal(number, before[number])
 
     numbers: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Self
 
+from redrb.connection.deadline import within
 from redrb.errors import RecordError, WrongStep
 from redrb.experience import Experience
 from redrb.runtime.stopping import StopRequest
@@ -83,7 +86,7 @@ class FreshBatches:
         """
         while not self._stop:
             loader = self._loader = self._loader or self._open_loader()
-            with self._stop.waking(loader.stop):
+            with self._stop.waking(loader.stop), self._ending(loader.stop):
                 try:
                     batch = None if self._stop else next(self._batches, None)
                 except RecordError as error:
@@ -103,7 +106,20 @@ class FreshBatches:
                 self._taken += 1
                 self._left = None if self._left is None else self._left - 1
                 return batch, loader.lease
+            if self._stop.time.over:
+                return None
         return None
+
+    @contextmanager
+    def _ending(self, end: Callable[[], None]) -> Iterator[None]:
+        """In this block call `end` when the time of a process that was asked to end is up."""
+        waits = self._stop.time.interrupts
+        waits.add(end)
+        try:
+            with within(math.inf):
+                yield
+        finally:
+            waits.discard(end)
 
     def _open_loader(self) -> ExperienceLoader:
         loader = ExperienceLoader(

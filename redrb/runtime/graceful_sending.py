@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from redrb.connection.deadline import most_s, within
 from redrb.connection.stopping import stoppable
 from redrb.errors import SendFailed
 from redrb.runtime.stopping import StopRequest
@@ -64,7 +65,8 @@ class GracefulSender:
         """
         failure: SendFailed | None = None
         try:
-            self._sender.close(timeout=0.0 if self._gave_up else timeout)
+            with within(timeout):
+                self._sender.close(timeout=0.0 if self._gave_up else most_s(timeout))
         except SendFailed as error:
             failure = error
         lost, self._lost = self._lost, 0
@@ -110,8 +112,10 @@ class GracefulSender:
             return None
         if self._deadline is None:
             self._deadline = time.monotonic() + self._stop_timeout
+        left_s = max(0.0, self._deadline - time.monotonic())
         try:
-            send(timeout=max(0.0, self._deadline - time.monotonic()))
+            with within(left_s):
+                send(timeout=most_s(left_s))
         except SendFailed as failure:
             return failure
         return None

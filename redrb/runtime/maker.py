@@ -11,6 +11,7 @@ from torch import Tensor
 
 from redrb.algorithms import NaiveExperienceMaker
 from redrb.connection import Client
+from redrb.connection.deadline import ending_within
 from redrb.errors import RecordError
 from redrb.experience import Experience
 from redrb.keys import check_name
@@ -23,7 +24,7 @@ from redrb.runtime.model_placement import PlacedModels, place_models
 from redrb.runtime.performance import ExperienceMakerPerformanceEvaluator
 from redrb.runtime.progress import ProgressBar
 from redrb.runtime.prompt_batches import prompt_batches
-from redrb.runtime.stopping import StopRequest
+from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
 from redrb.runtime.strategy import Strategy
 from redrb.stream import ExperienceStream
 from redrb.stream.sending import ExperienceSender, GroupedRows
@@ -74,8 +75,11 @@ class ExperienceMakerHolder:
         update_timeout: Seconds between two calls of `update_experience_maker`, until an update in
             chunks is dropped.
         weights_timeout: Seconds to wait for the first full update.
-        stop_timeout: Seconds for which a loop that was asked to end waits for room for its last
-            groups; after that they are given up, and a warning counts them.
+        stop_timeout: Seconds that `workingloop` and `close` may spend on Redis, both together,
+            after SIGTERM or Ctrl-C. A batch that is being made is finished and does not count.
+        room_timeout: Seconds for which a loop that was asked to end waits for room for its last
+            groups; after that they are given up, and a warning counts them. Default and most: three
+            quarters of `stop_timeout`.
         max_unsent: Most groups that were made and are not in Redis yet; the loop waits beyond it.
         in_flight_updates: Fetch new weights while `workingloop` generates and swap them in between
             two tokens, as PipelineRL does; `token_versions` note which weights made each token. The
@@ -125,14 +129,18 @@ class ExperienceMakerHolder:
         follow: str | None = None,
         update_timeout: float = 60.0,
         weights_timeout: float = 600.0,
-        stop_timeout: float = 20.0,
+        stop_timeout: float = STOP_TIMEOUT_S,
+        room_timeout: float | None = None,
         max_unsent: int = 256,
         in_flight_updates: bool = False,
         stream_options: Mapping[str, Any] | None = None,
         **generate_kwargs: Any,
     ) -> None:
         names, options = detached_trainer_name_list, stream_options or {}
-        sending = SendSettings(names, buffer_cpu_offload, max_unsent, stop_timeout, options)
+        room_s = 0.75 * checked_stop_seconds("stop_timeout", stop_timeout)
+        if room_timeout is not None:
+            room_s = min(room_s, checked_stop_seconds("room_timeout", room_timeout))
+        sending = SendSettings(names, buffer_cpu_offload, max_unsent, room_s, options)
         weights = WeightSettings(
             follow=follow or sending.trainers[0],
             wait_for_first=sync_models_from_trainers,
@@ -149,7 +157,7 @@ class ExperienceMakerHolder:
         self.generate_kwargs = generate_kwargs
         self._callbacks = _callbacks(callbacks, placed if eval_performance else None)
         self._debug = debug
-        self._stop = StopRequest()
+        self._stop = StopRequest(stop_timeout)
         self._client, self._client_scope = client_for(client)
         self._open(namespace, {"actor": actor, "critic": critic}, weights, sending)
 
@@ -194,7 +202,7 @@ class ExperienceMakerHolder:
         """Make experience of every batch of prompts, each with the newest weights.
 
         SIGTERM, Ctrl-C and `stop` end the loop after the current batch, when all groups are sent
-        or have found no room within `stop_timeout`.
+        or have found no room within `room_timeout`.
 
         Args:
             dataloader_fn: Returns the batches of prompts: tensors, or dicts of tensors.
@@ -209,7 +217,7 @@ class ExperienceMakerHolder:
             SendFailed: Groups could not be sent; the error counts them and names the cause. The
                 newest batch was then sent as well, unless a note of the error denies it.
         """
-        with self._stop.on_signals():
+        with self._stop.on_signals(), ending_within(self._stop.time):
             if not self._weights.wait_until_initialised():
                 return
             self._callbacks.call("on_loop_start")
@@ -294,7 +302,7 @@ class ExperienceMakerHolder:
             SendFailed: Not all groups could be sent in time. If `workingloop` was asked to end and
                 has waited for them already, a warning counts them instead.
         """
-        with self._client_scope, ExitStack() as scope:
+        with self._client_scope, ending_within(self._stop.time), ExitStack() as scope:
             for stream in self._streams:
                 scope.callback(stream.close)
             self._graceful_sender.close(self.name, timeout)
@@ -320,7 +328,7 @@ class ExperienceMakerHolder:
                 self._streams, max_groups=sending.max_unsent, offload=sending.offload
             )
             self._graceful_sender = GracefulSender(
-                self._sender, self._stop, stop_timeout=sending.stop_timeout
+                self._sender, self._stop, stop_timeout=sending.room_timeout
             )
             undo.pop_all()
 

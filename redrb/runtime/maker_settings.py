@@ -18,7 +18,7 @@ class SendSettings:
         trainers: Trainers that get the experience, sample by sample in turn.
         offload: Whether experience is copied to the CPU in the loop.
         max_unsent: Most groups that were made and are not in Redis yet.
-        stop_timeout: Seconds for which a maker that was asked to end waits for room.
+        room_timeout: Seconds for which a maker that was asked to end waits for room.
         stream_options: Further options of `ExperienceStream`.
 
     Raises:
@@ -28,7 +28,7 @@ class SendSettings:
     trainers: Sequence[str]
     offload: bool
     max_unsent: int
-    stop_timeout: float
+    room_timeout: float
     stream_options: Mapping[str, Any]
 
     def __post_init__(self) -> None:

@@ -10,7 +10,25 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from redrb.checks import checked_number
+from redrb.connection.stop_time import StopTime
 from redrb.connection.stopping import Stop
+from redrb.errors import ConfigError
+
+STOP_TIMEOUT_S = 20.0
+"""Default of the seconds that a process may spend on Redis after a signal."""
+
+
+def checked_stop_seconds(name: str, value: object) -> float:
+    """Return seconds that a process has after a signal.
+
+    Raises:
+        ConfigError: `value` is no number from 0 to the longest wait of a thread.
+    """
+    seconds = checked_number(name, value)
+    if not 0 <= seconds <= threading.TIMEOUT_MAX:
+        raise ConfigError(f"{name}={value!r:.80}: give seconds, 0 or more.")
+    return seconds
 
 
 @contextmanager
@@ -35,11 +53,18 @@ class StopRequest:
     Attributes:
         reason: Why the loop was asked to end; "" before.
         waits: Ends the waits of a thread that works in `stoppable(request.waits)`.
+        time: Time that is left for Redis once a signal has come.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stop_timeout: float = STOP_TIMEOUT_S) -> None:
+        """Make a request that nobody has asked yet.
+
+        Args:
+            stop_timeout: Seconds that the process may spend on Redis after a signal.
+        """
         self.reason = ""
         self.waits = Stop()
+        self.time = StopTime(stop_timeout)
         self._wake: Callable[[], None] | None = None
 
     def __bool__(self) -> bool:
@@ -52,6 +77,15 @@ class StopRequest:
             self.waits.ask()
             if self._wake is not None:
                 self._wake()
+
+    def postponed(self) -> StopRequest:
+        """Return a request that is never asked, and shares the time of this one.
+
+        For a wait that a signal must not end as long as there is time, as that of a rank.
+        """
+        never = StopRequest()
+        never.time = self.time
+        return never
 
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
@@ -75,6 +109,7 @@ class StopRequest:
 
         def handle(number: int, _frame: FrameType | None) -> None:
             self.ask(signal.Signals(number).name)
+            self.time.begin()
             for each, handler in before.items():
                 signal.signal(each, handler)
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from redrb.checks import checked_int
 from redrb.connection import Client
+from redrb.connection.deadline import ending_within
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Experience
 from redrb.keys import check_name
@@ -25,7 +26,7 @@ from redrb.runtime.client import client_for
 from redrb.runtime.fresh_batches import FreshBatches
 from redrb.runtime.predecessor import replace_predecessor
 from redrb.runtime.resuming import Resumption
-from redrb.runtime.stopping import StopRequest
+from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
 from redrb.runtime.trainer_settings import Acknowledge, BatchSettings, CheckpointSettings
 from redrb.runtime.training_loop import LoopConfig, TrainingLoop
 from redrb.runtime.world import any_rank, default_device
@@ -71,6 +72,9 @@ class DetachedTrainer(ABC):
         world_size: Number of trainers that share the task.
         weights_dtype: Dtype in which weights are sent, such as "bfloat16"; default: the models'.
             `take_over` loads the weights as they were sent.
+        stop_timeout: Seconds that `fit`, the last update of the makers and `close` may spend on
+            Redis, all together, after SIGTERM or Ctrl-C. A step or a checkpoint that is under way
+            is finished and does not count.
         stream_options: Further options of `ExperienceStream`. `max_staleness=4` counts from the
             version that this trainer has sent last.
 
@@ -116,6 +120,7 @@ class DetachedTrainer(ABC):
         rank: int | None = None,
         world_size: int | None = None,
         weights_dtype: str | torch.dtype | None = None,
+        stop_timeout: float = STOP_TIMEOUT_S,
         **stream_options: Any,
     ) -> None:
         self.name = check_name("trainer", name)
@@ -128,7 +133,7 @@ class DetachedTrainer(ABC):
         self._resumption = Resumption(checkpoints)
         self._callbacks = Callbacks(callbacks, TrainerCallback)
         self._debug = debug
-        self._stop = StopRequest()
+        self._stop = StopRequest(checked_stop_seconds("stop_timeout", stop_timeout))
         self._waited_s = 0.0
         self._fresh: FreshBatches | None = None
         if isinstance(experience_maker_holder_name_list, str):
@@ -218,7 +223,8 @@ class DetachedTrainer(ABC):
         loop = TrainingLoop(self._loop_config(), position, episodes, update_steps, train_epochs)
         self._fresh = loop.fresh
         try:
-            loop.run()
+            with ending_within(self._stop.time):
+                loop.run()
         finally:
             self._waited_s, self._fresh = self.wait_for_batch_s, None
         _log.info(
@@ -254,8 +260,9 @@ class DetachedTrainer(ABC):
 
     def sync_models_to_remote_makers(self, **config: Any) -> None:
         """Send all weights to the makers; makers that wait for their first weights begin."""
-        self.resume()
-        self._update_remote_makers(fully_update=True, **config)
+        with ending_within(self._stop.time):
+            self.resume()
+            self._update_remote_makers(fully_update=True, **config)
 
     def take_over(self, models: Mapping[str, nn.Module]) -> int:
         """Load the weights that a trainer of this name has published last.
@@ -312,7 +319,7 @@ class DetachedTrainer(ABC):
 
     def close(self) -> None:
         """Requeue leased batches and close the buffer, and the client if the trainer opened it."""
-        with self._client_scope:
+        with self._client_scope, ending_within(self._stop.time):
             self.buffer.close()
 
     def _open_buffer(self, batch_size: int, most: int, /, **options: Any) -> DetachedReplayBuffer:

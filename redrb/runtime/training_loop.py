@@ -88,7 +88,7 @@ class TrainingLoop:
             config.buffer.sample_batch_size,
             config.batches,
             # ranks end at the same step: a rank that is asked to end still takes its next batch
-            config.stop if world_size_here() == 1 else StopRequest(),
+            config.stop if world_size_here() == 1 else config.stop.postponed(),
             batches=batches,
             first_step=self.position.taken,
             may_skip_steps=config.checkpointing.ack == "step",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
@@ -10,7 +11,8 @@ import pytest
 
 import redrb
 from redrb import ExperienceStream, Mixture
-from redrb.connection.deadline import GRACE_S
+from redrb.connection.deadline import GRACE_S, ending_within
+from redrb.connection.stop_time import StopTime
 from redrb.errors import RedrbError, StoreUnavailable
 from tests.proxy import Proxy
 from tests.samples import numbered
@@ -158,3 +160,17 @@ def test_a_frozen_connection_costs_a_beat_and_not_the_lease(
         lease.ack()
         assert mine.stats().ledger.acked == 4
         mine.clear()
+
+
+def test_a_request_under_way_is_interrupted_when_the_time_to_end_is_up(
+    proxy: Proxy, namespace: str
+) -> None:
+    with redrb.connect(f"redis://127.0.0.1:{proxy.port}", retry_s=60) as client:
+        stream = ExperienceStream(client, "math", namespace=namespace)
+        stop = StopTime(0.5)
+        proxy.freeze()
+        threading.Timer(0.2, stop.begin).start()
+        with ending_within(stop):
+            assert seconds_of(stream.stats) < 0.2 + 0.5 + LATE_S
+            for call in (stream.count, stream.stats, stream.clear):
+                assert seconds_of(call) < LATE_S / 2

@@ -18,7 +18,7 @@ from workers.sorting.policy import Actor, ActorCritic
 from workers.sorting.rollout import GENERATION, SortingMaker, prompt_batch
 from workers.sorting.task import sample_prompts
 
-STOP_TIMEOUT_S = 2.0
+ROOM_TIMEOUT_S = 2.0
 """Longest wait for room for unsent groups after a maker was asked to end."""
 
 
@@ -61,7 +61,8 @@ class SortingMakerHolder(ExperienceMakerHolder):
             namespace=run.namespace,
             follow=run.policy,
             weights_timeout=settings.weights_timeout,
-            stop_timeout=STOP_TIMEOUT_S,
+            stop_timeout=run.stop_timeout,
+            room_timeout=ROOM_TIMEOUT_S,
             max_unsent=settings.prompts,
             in_flight_updates=settings.in_flight_updates,
             stream_options={"limit": run.limit},

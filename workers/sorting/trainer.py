@@ -70,6 +70,7 @@ class SortingTrainer(DetachedPPOTrainer):
             timeout=settings.idle_timeout,
             lease_ms=settings.lease_ms,
             weights_dtype=settings.weights_dtype,
+            stop_timeout=run.stop_timeout,
         )
 
     def build_optimizer(self, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
+from redrb.connection.deadline import most_s, within
 from redrb.connection.stopping import Stop, stoppable
 from redrb.errors import BatchTimeout, ConfigError, LeaseLost, StoreError, StoreUnavailable
 from redrb.stream import Lease
@@ -175,12 +176,15 @@ class Prefetcher:
             self._stop_take.ask()
             self._stop_check.ask()
             self._permits.put(False)
+            self._ready.put(None)  # for a reader that waits: the thread may stand in a request
 
     def close(self, timeout: float = JOIN_S) -> None:
         """Let the thread end, and wait until the batches that were not read are released."""
         self.stop()
         if self._pid == os.getpid() and threading.current_thread() is not self._thread:
-            self._thread.join(timeout)
+            _running.discard(self)
+            with within(2 * timeout):  # half of a process's time to end is left for other requests
+                self._thread.join(most_s(2 * timeout) / 2)
             if self._thread.is_alive():
                 _log.warning("a loader's thread still waits for Redis: it ends when Redis answers")
 

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 
+from redrb.connection.deadline import most_s, within
 from redrb.errors import SendFailed
 from redrb.stream import ExperienceStream
 from redrb.stream.sending.backlog import Backlog
@@ -109,8 +110,9 @@ class StreamSenders:
         for sender in self.each:
             sender.stop.ask()
             sender.end()
-        end = time.monotonic() + JOIN_S
-        ended = [sender.join(end - time.monotonic()) for sender in self.each]
+        with within(JOIN_S):
+            end = time.monotonic() + most_s(JOIN_S)
+            ended = [sender.join(end - time.monotonic()) for sender in self.each]
         if not all(ended):
             _log.warning("a sender's thread still waits for Redis: it ends when Redis answers")
 

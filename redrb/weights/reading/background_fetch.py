@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 
+from redrb.connection.deadline import most_s, within
 from redrb.connection.stopping import Stop, stoppable
 from redrb.errors import RedrbError, StoreClosed
 
@@ -75,7 +76,8 @@ class BackgroundFetch(ABC):
         self._stop.ask()
         self._loaded.set()
         if self._thread is not None:
-            self._thread.join(_END_S)
+            with within(_END_S):
+                self._thread.join(most_s(_END_S))
 
     def _swap_in(self, lock: AbstractContextManager[object]) -> None:
         """Load the fetched version under `lock`, if one is ready; never waits for Redis."""

@@ -1,0 +1,107 @@
+"""Worker processes that get SIGTERM end within their stop timeout, whatever Redis does."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from redrb.environment import PREFIX, child_environment
+from tests.proxy import Proxy
+from tests.servers import Server, programs
+
+STOP_TIMEOUT_S = 3.0
+MOST_S = STOP_TIMEOUT_S + 15.0
+"""Ending a step and the interpreter takes 1 s, and many times as much on busy processors."""
+
+on_one_server = pytest.mark.parametrize("own_server", list(programs())[:1], indirect=True)
+
+
+class Worker:
+    """A maker or trainer, and the events that it has written."""
+
+    def __init__(self, module: str, port: int, namespace: str, *flags: str) -> None:
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `kill`)
+        shared = ["--namespace", namespace, "--stop-timeout", f"{STOP_TIMEOUT_S}"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", "-m", module]
+            + [*shared, "--metrics", "-", *flags],
+            env=child_environment(without=PREFIX, REDRB_URL=f"redis://127.0.0.1:{port}"),
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+        )
+
+    def until(self, event: str) -> None:
+        """Read events until the named one."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if json.loads(line)["event"] == event:
+                return
+        raise AssertionError(f"the worker ended before event {event!r}: {self.error_output()}")
+
+    def seconds_to_end(self, since: float) -> float:
+        """Wait for the end and return the seconds since `since`; fail if the process hangs."""
+        try:
+            self.process.communicate(timeout=max(0.1, since + MOST_S - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # faulthandler writes the stacks
+            self.process.communicate(timeout=10)
+            pytest.fail(f"the worker did not end: {self.error_output()}")
+        return time.monotonic() - since
+
+    def error_output(self) -> str:
+        self.errors.seek(0)
+        return self.errors.read()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.errors.close()
+
+
+@pytest.fixture
+def server(own_server: Callable[..., Server]) -> Server:
+    return own_server()
+
+
+@pytest.fixture
+def workers() -> Iterator[list[Worker]]:
+    """The workers of a test, which are killed with it."""
+    started: list[Worker] = []
+    yield started
+    for worker in started:
+        worker.kill()
+
+
+@on_one_server
+@pytest.mark.parametrize(
+    ("how", "flags"), [("refused", ()), ("frozen", ()), ("frozen", ("--in-flight-updates",))]
+)
+def test_workers_end_in_time(
+    server: Server, workers: list[Worker], namespace: str, how: str, flags: tuple[str, ...]
+) -> None:
+    with Proxy("127.0.0.1", server.port) as proxy:
+        port = proxy.port if how == "frozen" else server.port
+        trainer = Worker("workers.trainer", port, namespace, "--target-reward", "2")
+        maker = Worker("workers.maker", port, namespace, *flags)
+        workers += [trainer, maker]
+        trainer.until("step")
+        if how == "frozen":
+            proxy.freeze()
+        else:
+            server.kill()
+        time.sleep(1.0)
+        since = time.monotonic()
+        for worker in workers:
+            worker.process.send_signal(signal.SIGTERM)
+        assert max(worker.seconds_to_end(since) for worker in workers) < MOST_S
+        for worker in workers:
+            assert worker.process.returncode in (0, 1)
+            assert "Traceback" not in worker.error_output()
