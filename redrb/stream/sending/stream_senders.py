@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 
-from redrb.connection.deadline import most_s, within
+from redrb.connection.deadline import within
 from redrb.errors import SendFailed
 from redrb.stream import ExperienceStream
 from redrb.stream.sending.backlog import Backlog
@@ -110,8 +110,8 @@ class StreamSenders:
         for sender in self.each:
             sender.stop.ask()
             sender.end()
-        with within(JOIN_S):
-            end = time.monotonic() + most_s(JOIN_S)
+        with within(JOIN_S):  # counts as time on Redis for a process that was asked to end
+            end = time.monotonic() + JOIN_S
             ended = [sender.join(end - time.monotonic()) for sender in self.each]
         if not all(ended):
             _log.warning("a sender's thread still waits for Redis: it ends when Redis answers")
