@@ -6,6 +6,7 @@ Any number of makers may run; one may start late, end or die at any time.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import socket
 import sys
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RedrbError as error:
         print(f"redrb-maker {name}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    finally:
+        gc.freeze()  # spares the interpreter's last collection, which takes 0.4 s with torch
     return 0
 
 
