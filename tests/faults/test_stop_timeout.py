@@ -103,5 +103,5 @@ def test_workers_end_in_time(
             worker.process.send_signal(signal.SIGTERM)
         assert max(worker.seconds_to_end(since) for worker in workers) < MOST_S
         for worker in workers:
-            assert worker.process.returncode in (0, 1)
+            assert worker.process.returncode in (0, 1), worker.error_output()
             assert "Traceback" not in worker.error_output()
