@@ -13,6 +13,7 @@
     │   ├── StoreFull                   the task's limit or the server's memory is reached
     │   ├── StoreClosed                 this process has closed the client
     │   └── UnsupportedServer           the server is too old, or not a Redis
+    ├── OutcomeUnknown                  a put may be stored, and a repetition could store it twice
     ├── SendFailed                      a sender could not put all its groups
     ├── BatchTimeout (TimeoutError)     no full batch in time; nothing was taken
     ├── RankLost                        a rank died; no rank got a part of the step
@@ -153,6 +154,18 @@ class StoreClosed(StoreError):
 
 class UnsupportedServer(StoreError):
     """The server is older than 7.0, or does not speak Redis' protocol."""
+
+
+class OutcomeUnknown(RedrbError):
+    """A put was interrupted for so long that its repetition cannot be recognized any more.
+
+    Attributes:
+        groups: Number of groups that may be stored; `stored` counts those before them.
+    """
+
+    def __init__(self, message: str, *, groups: int) -> None:
+        self.groups = groups
+        super().__init__(message)
 
 
 class SendFailed(RedrbError):

@@ -155,3 +155,13 @@ def commands_run(client: Client) -> int:
     statistics = client.execute("INFO", "commandstats").decode()
     lines = [line for line in statistics.splitlines() if line.startswith("cmdstat_")]
     return sum(int(line.split("calls=")[1].split(",")[0]) for line in lines)
+
+
+def pass_epochs(stream: ExperienceStream, count: int) -> None:
+    """Let so many epochs of a task pass, and its old records of producers be removed."""
+    store = stream._task.store
+    for _ in range(count):
+        store.client.execute("HSET", store.keys.task, "epoch_ms", 1)
+        stream._task.scripts.open({})
+        while store.client.execute("HEXISTS", store.keys.task, "epoch_at"):
+            stream._task.scripts.open({})

@@ -212,6 +212,8 @@ class ExperienceStream:
             RecordError, EncodeError: The experience is malformed; nothing was stored.
             StoreFull: There was no room in time.
             StoreUnavailable: Redis stayed away; `uncertain` says whether the put may have landed.
+            OutcomeUnknown: The connection broke, and more than an hour passed before Redis was
+                reached again: the put may have landed, and is not repeated.
         """
         options = PutOptions.checked(policy_version, priority, status, tags)
         return self._put(groups_of(items), options, timeout)

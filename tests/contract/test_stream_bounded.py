@@ -144,14 +144,14 @@ def test_a_full_task(compare: Callable[..., None], order: str, on_full: str) -> 
         for start in range(0, scene.size // 2, 50):  # the critic leases half of them
             scene.take(f"c{start}", 50, group="critic")
         if on_full == "drop_oldest":
-            while scene.cost("put/evict", "p", 1, 1, 100, 1, MOST_EVICTED)[0] == b"more":
+            while scene.cost("put/evict", "p", 1, 0, 1, 100, 1, MOST_EVICTED)[0] == b"more":
                 pass
             for _ in range(3):
                 scene.note("put", lambda: full.put(numbered(1), policy_version=1))
         else:
             with pytest.raises(redrb.StoreFull):
                 full.put(numbered(1))
-            scene.cost("put/evict", "p", 1, 1, 100, 1, MOST_EVICTED)
+            scene.cost("put/evict", "p", 1, 0, 1, 100, 1, MOST_EVICTED)
             scene.cost("put/room", "p", FOREVER_MS, 100, 100)
         full.close()
 
@@ -371,7 +371,7 @@ def test_a_new_staleness_rule(compare: Callable[..., None]) -> None:
         scene.cost("task/fill")
         while scene.run("task/fill") == b"more":
             pass
-        scene.cost("task/open", "r", "format", "2", "order", "fifo")
+        scene.cost("task/open", "r", "format", "3", "order", "fifo")
 
     compare(build, 100)
 
@@ -387,7 +387,7 @@ def test_orphans(compare: Callable[..., None]) -> None:
             pipeline.add("XADD", stream, "*", "g", b"lost")
         scene.client.exchange(pipeline)
         scene.cost("put/room", "p", FOREVER_MS, 100)
-        scene.cost("put/evict", "p", 1, 1, 100, 0, MOST_EVICTED)
+        scene.cost("put/evict", "p", 1, 0, 1, 100, 0, MOST_EVICTED)
         scene.stream.put(numbered(7))
         assert scene.client.execute("XRANGE", stream, entry_id(4), "+", "COUNT", 2)[1:]
         assert scene.client.execute("XLEN", stream) == 5

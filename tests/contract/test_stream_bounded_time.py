@@ -104,7 +104,7 @@ def test_no_script_takes_long(scene: Scene) -> None:
         scene.run("task/expire", "default", EXPIRE_GROUPS, "keep", 100, 98, "-", "completed")
         scene.run("saving/snapshot", "task")
         scene.run("saving/snapshot", "entries", 1, "default", *range(500_000, 500_032))
-        scene.run("put/evict", f"e{turn}", 1, 32, 3000, 0, MOST_EVICTED)
+        scene.run("put/evict", f"e{turn}", 1, 0, 32, 3000, 0, MOST_EVICTED)
         scene.run("task/drop_group", "late")
         scene.run("task/join", f"new{turn}", "")
         scene.run("task/join", f"new{turn}", "")

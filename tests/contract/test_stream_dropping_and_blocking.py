@@ -96,9 +96,9 @@ def test_two_puts_that_evict_keep_their_room_apart(scene: Scene) -> None:
         stream.put(groups_of(4))
         block(scene, 0)
         for name in ("a", "b"):  # each makes room, before either puts
-            assert scene.run("put/evict", name, 1, 2, 100, 0, 100) == [b"done", 2]
+            assert scene.run("put/evict", name, 1, 0, 2, 100, 0, 100) == [b"done", 2]
         assert block(scene, 0) == [0]
-        assert scene.run("put/evict", "a", 1, 2, 100, 0, 100) == [b"done", 0]
+        assert scene.run("put/evict", "a", 1, 0, 2, 100, 0, 100) == [b"done", 0]
         assert evicted(stream) == 4
         for name in ("a", "b"):
             scene.run("put/room", name, 0)

@@ -21,7 +21,6 @@ def header(*, settings: Any = (), counters: Any = ()) -> Frame:
         "settings": {"format": str(WIRE_FORMAT), "order": "fifo", **dict(settings)},
         "counters": {"last": 9, "put": 9, **dict(counters)},
         "groups": [{"name": "default", "counters": {}, "held": 0, "staleness": {}}],
-        "terms": 0,
     }
     return Frame(Kind.HEADER, head, b"")
 

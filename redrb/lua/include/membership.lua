@@ -149,5 +149,5 @@ end
 -- Delete the keys of the task and of these consumer groups.
 local function delete_task(all)
   delete_keys(all, {stream, task, puts, key('groups'), key('facts'), key('archive'), key('behind'),
-    key('terms'), key('dead'), key('refreshed')}, {'#room'})
+    key('dead'), key('refreshed')}, {'#room'})
 end

@@ -12,12 +12,12 @@ local function resolve_leaf(leaf)
   leaf.listed, leaf.points, leaf.ranges = not leaf.inverted, {}, {}
   for _, value in ipairs(leaf.values) do
     if type(value) == 'string' then
-      local score = term(leaf.tag, value, false)
-      value = score and {score, score}
+      local score = string_score(value)
+      value = {score, score}
     end
-    if value and value[1] == value[2] then
+    if value[1] == value[2] then
       leaf.points[value[1]] = true
-    elseif value then
+    else
       leaf.ranges[#leaf.ranges + 1] = value
     end
   end

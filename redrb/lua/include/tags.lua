@@ -1,43 +1,30 @@
 -- Declared tags: tag:<pool>:<name> sorts the groups that wait in a pool by one tag.
 --
--- The score of a number is the number. Strings are numbered from 1 in the hash terms, by
--- "<name>\n<string>", and the n-th has the score n * 1e300. Every number is nearer to zero (the client
--- checks it), so no range of numbers contains a string. There is room for 179 million strings.
+-- The score of a number is the number. The score of a string is derived from 56 bits of its SHA-1, and lies
+-- between 2^1000 and 2^1016. Every number is nearer to zero (the client checks it), so no range of numbers
+-- contains a string. Nothing is stored for a string: docs/decisions/0029-growth.md says why two strings
+-- with the same score do no harm.
 --@include task
 
--- Scores of strings that this script has looked up: most groups of a put have the same ones.
-local known_terms = {}
+-- Scores of strings that this script has computed: most groups of a put have the same ones.
+local known_scores = {}
 
--- The score of a string; nil if it is unknown and not to be created.
-local function term(name, text, create)
-  local terms, field = key('terms'), name .. '\n' .. text
-  if known_terms[terms .. field] then
-    return known_terms[terms .. field]
+-- The score of a string: one of 16 powers of two, times a fraction of 52 bits from 1 to 2. Doubles hold
+-- both exactly.
+local function string_score(text)
+  local score = known_scores[text]
+  if not score then
+    local digest = redis.sha1hex(text)
+    local fraction = 1 + tonumber(string.sub(digest, 1, 13), 16) / 2 ^ 52
+    score = fraction * 2 ^ (1000 + tonumber(string.sub(digest, 14, 14), 16))
+    known_scores[text] = score
   end
-  local found = redis.call('HGET', terms, field)
-  if not found and create then
-    found = redis.call('HLEN', terms) + 1
-    redis.call('HSET', terms, field, found)
-  end
-  known_terms[terms .. field] = found and tonumber(found .. 'e300') or nil
-  return known_terms[terms .. field]
+  return score
 end
 
--- The score of a tag's value; nil for no value, and for a string that no group has had.
-local function tag_score(name, value, create)
-  if type(value) == 'string' then
-    return term(name, value, create)
-  end
-  return value
-end
-
--- Number the strings among the tags of groups that enter no pool yet.
-local function number_strings(all)
-  for _, facts in ipairs(all) do
-    for name, value in pairs(facts.tags or {}) do
-      tag_score(name, value, true)
-    end
-  end
+-- The score of a tag's value; nil for no value.
+local function tag_score(value)
+  return type(value) == 'string' and string_score(value) or value
 end
 
 -- Sort groups of a pool by their tags; `all` holds their facts.
@@ -46,7 +33,7 @@ local function tag_in(pool, members, all)
   for i, facts in ipairs(all) do
     for name, value in pairs(facts.tags or {}) do
       added[name] = added[name] or {}
-      table.insert(added[name], tag_score(name, value, true))
+      table.insert(added[name], tag_score(value))
       table.insert(added[name], members[i])
     end
   end

@@ -7,7 +7,8 @@
 -- a script in the same transaction knows the ids of the entries that were just added.
 --
 -- The hash task holds settings and counters; the hash puts what every put changes: `last`, the last id;
--- `put`, `samples_put` and `bytes_put`, counters of all puts; and the last operation of each producer.
+-- `put`, `samples_put` and `bytes_put`, counters of all puts; `epoch`; and a record of the last put of each
+-- producer: "<operation> <last id> <groups> <epoch>" (include/producers.lua).
 --
 -- The field `incarnation` of the task is a random text that it is given when it is created. A task that is
 -- created anew, after Redis lost its data or after it was cleared, has another one, and its ids begin anew.

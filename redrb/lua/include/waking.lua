@@ -54,7 +54,7 @@ local function matches_among(all, where)
   local found, query = 0, resolve(rules().names, cjson.decode(where))
   for _, facts in ipairs(all) do
     for _, leaf in ipairs(query.leaves) do
-      leaf.scores = {tag_score(leaf.tag, facts.tags and facts.tags[leaf.tag])}
+      leaf.scores = {tag_score(facts.tags and facts.tags[leaf.tag])}
     end
     found = found + (satisfies(query.root, 1) and 1 or 0)
   end

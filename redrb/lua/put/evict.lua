@@ -1,13 +1,14 @@
 -- Evict waiting groups until a put has room. Runs before the put, in the same transaction.
 -- KEYS[1] stream
--- ARGV    producer, operation, count, bytes, least, most
---         producer, operation: the put; if it was done already, nothing is evicted
+-- ARGV    producer, operation, epoch, count, bytes, least, most
+--         producer, operation, epoch: the put; if it was done already, or may have been, nothing is
+--         evicted
 --         count, bytes: groups of the put and their bytes
 --         least: evict at least so many, for a server at its memory limit; then history goes first
 --         most: evict at most so many beyond `count` and `least`: a lowered limit is reached over
 --         several puts
 -- Returns {'more' | 'done', entries evicted}: with 'more', there may be others to evict
---@include task capacity candidates eviction puts waiters
+--@include task capacity candidates eviction epochs puts waiters
 
 -- Room that is free may be reserved for producers that wait. The put evicts as many groups as it needs, and
 -- the room that it has made is kept for it: it stands first in the queue, without having waited.
@@ -27,9 +28,10 @@ local function own_places(producer, free, now)
 end
 
 begin_writing()
-local producer, count, least, now = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[5]), now_ms()
-local earlier = redis.call('HGET', puts, producer)
-if not exists() or (earlier and tonumber(string.match(earlier, '^%d+')) >= tonumber(ARGV[2])) then
+local producer, count, least, now = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[6]), now_ms()
+local earlier, epoch = unpack(redis.call('HMGET', puts, producer, 'epoch'))
+local done = earlier and tonumber(string.match(earlier, '^%d+')) >= tonumber(ARGV[2])
+if not exists() or done or (not earlier and may_be_forgotten(ARGV[3], epoch)) then
   return {'done', 0}
 end
 remove_orphans(number(puts, 'last'), '+') -- no group gives way to them
@@ -46,9 +48,9 @@ if limit > 0 then
   excess, history = math.max(excess, missing), missing <= 0
 end
 if max_bytes > 0 then
-  excess_bytes = number(task, 'bytes') + tonumber(ARGV[4]) - max_bytes
+  excess_bytes = number(task, 'bytes') + tonumber(ARGV[5]) - max_bytes
 end
-local most = math.max(least, tonumber(ARGV[6]) + count)
+local most = math.max(least, tonumber(ARGV[7]) + count)
 local evicted = evict(math.min(excess, most), excess_bytes, history)
 if queued and evicted > 0 then
   own = own + math.max(limit - stored_groups(), 0) - math.max(free, 0)

@@ -1,8 +1,10 @@
 -- Count entries that the same transaction has just added, or take them out again.
 -- Runs in MULTI after n times XADD stream NOMKSTREAM * g <group>.
 -- KEYS[1] stream
--- ARGV    producer, operation, samples, bytes, filtered, expired, revision, status, facts of each entry ...
+-- ARGV    producer, operation, epoch, samples, bytes, filtered, expired, revision, status,
+--         facts of each entry ...
 --         operation: counts up by one a put of this producer; a repeated put is not stored again
+--         epoch: of the task when this put was first sent; all its repetitions name the same one
 --         samples, bytes: of all entries
 --         filtered, expired: groups that a filter dropped, or that were too stale to be sent
 --         revision: of the settings that the facts were made for; '' fits all
@@ -10,6 +12,8 @@
 --         facts: a record as include/facts.lua describes it, packed with cmsgpack
 -- Returns {'ok', last seq, room left, groups that were too stale on arrival}: room left is -1 without a limit
 --       | {'again', last seq, entries}: an earlier attempt has stored so many entries
+--       | {'forgotten', epoch}: the producer's last put is not known any more, so a repetition of it
+--         would not be recognized; the epoch of now
 --       | {'full', setting}: limit, rate or max_bytes leaves no room
 --       | {'never'}: the entries exceed the limits of an empty task
 --       | {'gone'}: there is no such task
@@ -17,26 +21,28 @@
 --       | an error NOPERM: the user may not run a command that puts need; checked until a
 --         producer's first put
 --       | {'orphans'}: entries of failed transactions were removed, and there are more: run it again
---@include task facts tags pools arrival
+--@include task facts pools arrival
 
-local known = redis.call('HMGET', puts, ARGV[1], 'last', 'put', 'samples_put', 'bytes_put')
+local known = redis.call('HMGET', puts, ARGV[1], 'last', 'put', 'samples_put', 'bytes_put', 'epoch')
+local forgotten = false
 if not known[1] then
-  --@include rights
+  --@include rights epochs
   local forbidden = forbidden_command()
   if forbidden then -- entries that this user cannot remove, the next put of another one removes
     --@include puts
     pcall(remove_orphans, tonumber(known[2] or '0'), '+')
     return redis.error_reply('NOPERM this user may not run ' .. forbidden .. ', which puts need')
   end
+  forgotten = may_be_forgotten(ARGV[3], known[6])
 end
 begin_writing()
 local rule = rules()
 if not rule.exists then
   return {'gone'}
 end
-local producer, operation, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 8
-local samples, bytes = tonumber(ARGV[3]), tonumber(ARGV[4])
-local filtered, kept_back = tonumber(ARGV[5]), tonumber(ARGV[6])
+local producer, operation, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 9
+local samples, bytes = tonumber(ARGV[4]), tonumber(ARGV[5])
+local filtered, kept_back = tonumber(ARGV[6]), tonumber(ARGV[7])
 local before, put = tonumber(known[2] or '0'), tonumber(known[3] or '0')
 if #redis.call('XRANGE', stream, '(' .. id_of(before + count), '+', 'COUNT', '1') > 0 then
   --@include puts
@@ -46,11 +52,13 @@ if #redis.call('XRANGE', stream, '(' .. id_of(before + count), '+', 'COUNT', '1'
   end
 end
 local last, refused, left, now = before + count, nil, -1, nil
-local earlier = known[1] and {string.match(known[1], '^(%d+) (%d+) (%d+)$')}
+local earlier = known[1] and {string.match(known[1], '^(%d+) (%d+) (%d+)')}
 if earlier and tonumber(earlier[1]) >= operation then
   refused = {'again', tonumber(earlier[2]), tonumber(earlier[3])}
-elseif ARGV[7] ~= '' and ARGV[7] ~= rule.revision then
+elseif ARGV[8] ~= '' and ARGV[8] ~= rule.revision then
   refused = {'changed'}
+elseif forgotten then
+  refused = {'forgotten', tonumber(known[6] or '0')}
 elseif rule.limit > 0 or rule.max_bytes > 0 or rule.rate then
   --@include room
   refused, left, now = find_room(producer, put, count, bytes)
@@ -81,13 +89,13 @@ local function sort_in(status, member, facts, packed)
 end
 
 local by_version = rule.max_staleness or rule.max_token_staleness
-if ARGV[8] ~= '' and rule.order == 'fifo' and #rule.names == 0 and not by_version then
+if ARGV[9] ~= '' and rule.order == 'fifo' and #rule.names == 0 and not by_version then
   for i = 1, count do -- only their arrival matters
-    sort_in(ARGV[8], member_of(before + i), ARRIVED, ARGV[8 + i] .. current)
+    sort_in(ARGV[9], member_of(before + i), ARRIVED, ARGV[9 + i] .. current)
   end
 else
   for i = 1, count do
-    local member, packed = member_of(before + i), ARGV[8 + i]
+    local member, packed = member_of(before + i), ARGV[9 + i]
     local facts = unpack_facts(packed)
     if not (by_version and is_overdue(facts)) then
       sort_in(facts.status, member, facts, packed .. current)
@@ -133,9 +141,6 @@ local function store()
     for _, group in ipairs(all) do
       enter(group, pool_of(group, status), pool.members, pool.facts)
     end
-    if #all == 0 and #rule.names > 0 then
-      number_strings(pool.facts)
-    end
   end
   if stale + filtered + kept_back > 0 then
     drop_stale(all)
@@ -145,10 +150,10 @@ local function store()
     add(task, 'bytes', bytes)
   end
   counted = true
-  redis.call('HSET', puts, producer, string.format('%d %d %d', operation, last, count),
+  redis.call('HSET', puts, producer, string.format('%d %d %d %s', operation, last, count, known[6] or '0'),
     'last', string.format('%d', last), 'put', string.format('%d', put + count),
     'samples_put', string.format('%d', (known[4] or 0) + samples),
-    'bytes_put', string.format('%d', (known[5] or 0) + tonumber(ARGV[4])))
+    'bytes_put', string.format('%d', (known[5] or 0) + tonumber(ARGV[5])))
 end
 
 local done, failure = pcall(store)

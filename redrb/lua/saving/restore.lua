@@ -10,7 +10,8 @@
 --                    {consumer group, status it was moved to or '', rule it expired by or '',
 --                    failed deliveries, reads}
 --         dead       {}: the transaction adds the dead letters
---         terms, puts, refreshed         {field = value}
+--         puts       {producer = its last put}
+--         refreshed  {status = its last refresh}
 --         end        {last id of the task, id of the last entry}
 -- Returns 'ok' | 'again': the part was added before | 'gone': the stage has expired
 --@include task facts pools ledger stage settings
@@ -109,7 +110,7 @@ elseif kind == 'entries' then
 elseif kind == 'end' and value[1] > value[2] then -- ids count on from where they were
   redis.call('XADD', stream, id_of(value[1]), 'g', '')
   redis.call('XDEL', stream, id_of(value[1]))
-elseif kind == 'terms' or kind == 'puts' or kind == 'refreshed' then
+elseif kind == 'puts' or kind == 'refreshed' then
   fill(key(kind), value)
 end
 redis.call('HSET', task, 'part', part)

@@ -3,7 +3,7 @@
 -- ARGV    'task': all but the entries
 --         | 'entries', n, <n consumer groups>, seq ...: notes on entries that were read just before
 -- Returns of 'task': {} if there is no task, else
---             {{field, value, ...} of the task, number of strings, id of the last dead letter or '',
+--             {{field, value, ...} of the task, id of the last dead letter or '',
 --              {consumer group, {field, value, ...}, leased, {staleness, groups, ...}}, ...}
 --         of 'entries': {last id, then of each entry {facts or '', archived ms or '', then of each consumer
 --              group that is not done with it: its place in ARGV, status it was moved to or '', rule it
@@ -19,7 +19,7 @@ if ARGV[1] == 'task' then
   for _, name in ipairs(PUT_COUNTERS) do
     counters[#counters + 1], counters[#counters + 2] = name, string.format('%d', number(puts, name))
   end
-  local found = {counters, redis.call('HLEN', key('terms')), newest and newest[1] or ''}
+  local found = {counters, newest and newest[1] or ''}
   for _, group in ipairs(groups()) do
     local state = {}
     for name, value in pairs(ledger_of(group)) do

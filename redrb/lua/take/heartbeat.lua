@@ -1,11 +1,12 @@
--- Renew a consumer's deadline, and requeue the leases of consumers whose deadline is over.
+-- Renew a consumer's deadline, requeue the leases of consumers whose deadline is over, and remove old
+-- records of producers.
 -- KEYS[1] stream
 -- ARGV    group, consumer, lease_ms, incarnation
 --         lease_ms: the consumer is dead after so long without a heartbeat
 -- Returns {'held' | 'lost', entries}: whether the consumer was registered until now, so that it has its
 --         leases yet, and how many entries were taken over from other consumers
 --       | {'anew', 0}: the task was created anew since the client has opened it in this incarnation
---@include task facts waking leases
+--@include task facts waking leases producers
 
 begin_writing()
 local group, consumer, now = ARGV[1], ARGV[2], now_ms()
@@ -14,6 +15,7 @@ if rules().exists and rules().incarnation ~= ARGV[4] then
 elseif not rules().exists or redis.call('SISMEMBER', key('groups'), group) == 0 then
   return {'lost', 0}
 end
+remove_records(now)
 local returned, known = beat(group, consumer, tonumber(ARGV[3]), now)
 if returned > 0 then
   wake_room(now)

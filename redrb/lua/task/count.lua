@@ -30,7 +30,7 @@ local query = root and resolve(rule.names, root)
 for i = 1, #page[2], 2 do
   local facts = unpack_facts(page[2][i + 1])
   for _, leaf in ipairs(query and query.leaves or {}) do
-    leaf.scores = {tag_score(leaf.tag, facts.tags and facts.tags[leaf.tag])}
+    leaf.scores = {tag_score(facts.tags and facts.tags[leaf.tag])}
   end
   if facts.status == status and (not query or satisfies(query.root, 1)) then
     members[#members + 1] = page[2][i]

@@ -1,15 +1,15 @@
--- Create the task, or check that it has these settings.
+-- Create the task, or check that it has these settings. Removes old records of producers.
 -- KEYS[1] stream
 -- ARGV    revision, name, value, ...
 --         revision: random name of the settings, if this call changes them, and of the incarnation of the
 --         task, if this call creates it
 --         a setting that the task was not given yet is added to it; default_<name>: value of a setting
 --         until it is given, kept from the first call
--- Returns {'ok', name, value, ..., 'filling', place or nil} with all settings; if there is a place, run
---         task/fill until it is done
+-- Returns {'ok', name, value, ..., 'epoch', epoch, 'filling', place or nil} with all settings and the
+--         epoch of the producers' records; if there is a place, run task/fill until it is done
 --       | {'differs', name, stored value, ...}
 --       | {'unversioned'}: it is to evict the stalest groups, and indexes no versions
---@include task filling settings
+--@include task filling settings producers
 
 begin_writing()
 local used = number(puts, 'put') > 0
@@ -64,12 +64,15 @@ if fill and used then
   redis.call('HSET', task, 'filling', '0')
   fill_versions()
 end
+remove_records(now_ms())
 local settings = {'ok'}
 local stored = redis.call('HMGET', task, unpack(SETTINGS))
 for i, name in ipairs(SETTINGS) do
   settings[#settings + 1] = name
   settings[#settings + 1] = stored[i]
 end
+settings[#settings + 1] = 'epoch'
+settings[#settings + 1] = redis.call('HGET', puts, 'epoch') or '0'
 settings[#settings + 1] = 'filling'
 settings[#settings + 1] = redis.call('HGET', task, 'filling')
 return settings

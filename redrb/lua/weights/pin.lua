@@ -1,4 +1,5 @@
--- Find the steps by which a reader gets to a version, and pin the versions that they need.
+-- Find the steps by which a reader gets to a version, and pin the versions that they need. Some pins that
+-- are over, of readers that have died, are removed.
 -- KEYS[1] versions
 -- ARGV    reader, have, wanted, used, created_ms, ttl_ms
 --         have: version of the state that the reader has, 0 for none
@@ -77,8 +78,14 @@ if target.kind == 'lora' then
 end
 
 begin_writing()
+local looked, now = redis.call('HRANDFIELD', pins, 10, 'WITHVALUES'), now_ms()
+for i = 1, #looked, 2 do
+  if tonumber(string.match(looked[i + 1], '%d+$')) < now then
+    redis.call('HDEL', pins, looked[i])
+  end
+end
 redis.call('HSET', pins, reader,
-  string.format('%.0f %.0f %.0f', chain[1][1].version, target.version, now_ms() + ttl_ms))
+  string.format('%.0f %.0f %.0f', chain[1][1].version, target.version, now + ttl_ms))
 local steps = {}
 for index, step in ipairs(chain) do
   local version = string.format('%.0f', step[1].version)

@@ -41,6 +41,9 @@ class PendingPut:
         batch: All groups of the put.
         ids: Ids of the groups that are certainly stored, from the first.
         numbered: Whether the next chunk has its operation number: the identity's last one.
+        incarnation: Incarnation of the task in which the chunk got its number.
+        epoch: Epoch in which it got its number; all attempts to store the chunk name it.
+        repeated: Whether an attempt to store the chunk was sent whose reply is unknown.
         sent: The request for the next chunk, if it was sent already.
     """
 
@@ -48,13 +51,16 @@ class PendingPut:
     batch: PutBatch
     ids: list[int] = field(default_factory=list)
     numbered: bool = False
+    incarnation: str = ""
+    epoch: int = 0
+    repeated: bool = False
     sent: Request[PutReply] | None = None
 
-    def number(self) -> None:
+    def number(self, incarnation: str, epoch: int) -> None:
         """Give the next chunk its operation number; all attempts to store it use the same one."""
-        if not self.numbered:
-            self.identity.operation += 1
-            self.numbered = True
+        self.identity.operation += 1
+        self.numbered, self.repeated = True, False
+        self.incarnation, self.epoch = incarnation, epoch
 
     def chunk(self) -> PutBatch:
         """Return the groups of the next transaction: at least one, if there are any."""

@@ -6,8 +6,9 @@ import os
 from collections import deque
 
 from redrb.connection.request import Request
-from redrb.errors import ConfigError, StoreError, StoreFull
+from redrb.errors import ConfigError, OutcomeUnknown, StoreError, StoreFull
 from redrb.stream.put.batch import PutBatch
+from redrb.stream.put.epoch import Epoch
 from redrb.stream.put.pending import PendingPut, ProducerIdentity
 from redrb.stream.put.reindexing import reindexed
 from redrb.stream.put.room import Attempt, OnFull, Room
@@ -37,6 +38,7 @@ class Producer:
         self._pid = os.getpid()
         self._idle: deque[ProducerIdentity] = deque()
         self._arrivals = StaleArrivals(task.name)
+        self._epoch = Epoch(task, self._scripts)
 
     def put(self, batch: PutBatch, timeout: float | None) -> tuple[int, ...]:
         """Store groups; returns their ids in order.
@@ -45,6 +47,7 @@ class Producer:
             StoreFull: No room in time.
             StoreUnavailable: Redis stayed away.
             ConfigError: A group is larger than the task's limits.
+            OutcomeUnknown: Redis was away for so long that nobody knows whether groups are stored.
             All of them: `stored` says how many groups, from the first, are certainly stored.
         """
         pending = PendingPut(self._identity(), batch)
@@ -57,14 +60,14 @@ class Producer:
         """Send groups without waiting for the reply; `finish` must follow.
 
         `sent` of the returned put is None where nothing was sent, because the groups do not fit
-        into one transaction or room is scarce.
+        into one transaction, room is scarce, or the epoch must be read first.
         """
         pending = PendingPut(self._identity(), batch)
         chunk = pending.chunk()
-        if not self._room.scarce and len(chunk.groups) == len(batch.groups):
-            pending.number()
-            identity = pending.identity
-            pending.sent = self._scripts.put(identity.name, identity.operation, chunk)
+        whole = len(chunk.groups) == len(batch.groups)
+        if whole and not self._room.scarce and self._epoch.is_fresh:
+            self._number(pending, None)
+            pending.sent = self._scripts.put(pending, chunk)
             pending.sent.begin()
         return pending
 
@@ -80,7 +83,7 @@ class Producer:
                 over = len(ids) == total
         except BaseException as error:
             pending.identity.interrupted = True
-            if isinstance(error, (StoreError, ConfigError)):
+            if isinstance(error, (StoreError, ConfigError, OutcomeUnknown)):
                 error.stored = len(ids)
                 if ids:
                     error.add_note(f"{len(ids)} of {total} groups were stored before this.")
@@ -121,16 +124,14 @@ class Producer:
 
     def _put_chunk(self, pending: PendingPut, wait: Wait) -> PutReply:
         """Store the next chunk, or as many of its groups, from the first, as there is room for."""
-        pending.number()
-        identity, chunk = pending.identity, pending.chunk()
+        self._number(pending, wait.retry_s)
+        chunk = pending.chunk()
         attempt = Attempt(pending, wait, chunk, len(chunk.groups))
         while True:
             request = pending.sent
             if request is None:
                 attempt.queued = self._room.scarce and self._room.reserve(attempt)
-                request = self._scripts.put(
-                    identity.name, identity.operation, attempt.batch, evict=attempt.evict
-                )
+                request = self._scripts.put(pending, attempt.batch, evict=attempt.evict)
             reply = self._reply(pending, request, wait)
             if reply.outcome in ("ok", "again"):
                 self._arrivals.note(reply.stored, reply.expired)
@@ -139,11 +140,45 @@ class Producer:
                 return reply
             pending.sent = None
             if reply.outcome in ("gone", "changed"):
-                self._task.reopen()
-                pending.batch = reindexed(pending.batch, self._task.description)
+                self._reopen(pending, wait)
+            elif reply.outcome == "forgotten":
+                self._renew(pending, reply.epoch)
             elif reply.outcome != "orphans":
                 self._room.make(attempt, reply)
             attempt.chunk = pending.chunk()
+
+    def _number(self, pending: PendingPut, retry_s: float | None) -> None:
+        """Give the next chunk its number, if it has none."""
+        if not pending.numbered:
+            pending.number(*self._epoch.current(retry_s))
+
+    def _reopen(self, pending: PendingPut, wait: Wait) -> None:
+        """Prepare a put for the task as it is now.
+
+        In another incarnation nothing of an earlier attempt is stored, nor can it be any more.
+        """
+        self._task.reopen()
+        pending.batch = reindexed(pending.batch, self._task.description)
+        incarnation, epoch = self._epoch.current(wait.retry_s)
+        if incarnation != pending.incarnation:
+            pending.incarnation, pending.epoch, pending.repeated = incarnation, epoch, False
+
+    def _renew(self, pending: PendingPut, epoch: int) -> None:
+        """Let a put that was certainly not stored name the epoch of now.
+
+        Raises:
+            OutcomeUnknown: An earlier attempt may have been stored.
+        """
+        self._epoch.learn(epoch)
+        if pending.repeated:
+            raise OutcomeUnknown(
+                f"task {self._task.name!r}: nobody knows whether {len(pending.chunk().groups)} "
+                "groups are stored: the connection broke, and when Redis was reached again, the "
+                "task had forgotten the last put of this producer. Put them again if a group that "
+                "is stored twice does less harm than a lost one.",
+                groups=len(pending.chunk().groups),
+            )
+        pending.epoch = epoch
 
     def _reply(self, pending: PendingPut, request: Request[PutReply], wait: Wait) -> PutReply:
         """Return the reply to an attempt; a server without memory counts as a task without room."""
@@ -152,7 +187,8 @@ class Producer:
         except StoreFull:
             return PutReply("memory")
         except BaseException:
-            pending.sent = None
+            pending.sent, pending.repeated = None, True
             raise
         finally:
             pending.identity.interrupted |= request.attempts > 1
+            pending.repeated |= request.attempts > 1

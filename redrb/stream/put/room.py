@@ -111,10 +111,10 @@ class Room:
 
     def _evict(self, attempt: Attempt, reply: PutReply) -> None:
         """Evict groups now, or let the next attempt evict them."""
-        identity, batch = attempt.pending.identity, attempt.batch
+        batch = attempt.batch
         if reply.outcome == "memory":  # memory is freed by whole nodes of entries: ask for more
             least = len(batch.groups) << attempt.refused
-            self._scripts.evict(identity.name, identity.operation, batch, least=least)
+            self._scripts.evict(attempt.pending, batch, least=least)
             attempt.evict = None
             return
         if attempt.evict is None:
@@ -122,7 +122,7 @@ class Room:
             return
         more = True
         while more:  # a limit was lowered, or leased groups stand before those that may go
-            more, _ = self._scripts.evict(identity.name, identity.operation, batch, least=0)
+            more, _ = self._scripts.evict(attempt.pending, batch, least=0)
 
     def _pause(self, attempt: Attempt, reply: PutReply) -> None:
         """Wait in the queue until groups were acknowledged, for one slice of time at most."""

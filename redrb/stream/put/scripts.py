@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from redrb.connection.failures import NotReplicated, is_missing_script
 from redrb.connection.request import Request
@@ -18,6 +18,9 @@ from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.indexing import index_arguments
 from redrb.stream.task.task import Task
 
+if TYPE_CHECKING:
+    from redrb.stream.put.pending import PendingPut
+
 MOST_EVICTED = 50
 """Most groups beyond the limit that one call evicts; there are many after it was lowered."""
 
@@ -25,7 +28,7 @@ _REPLICATION_MS = 1000
 """Longest wait of an attempt for replicas; then the put is repeated, which stores nothing twice."""
 
 PutOutcome: TypeAlias = Literal[
-    "ok", "again", "full", "never", "gone", "changed", "orphans", "memory"
+    "ok", "again", "full", "never", "gone", "changed", "forgotten", "orphans", "memory"
 ]
 
 
@@ -36,7 +39,8 @@ class PutReply:
     Attributes:
         outcome: "ok"; "again": an earlier attempt was stored; "full"; "never": the groups exceed
             the limits even when nothing is stored; "gone": the task was deleted; "changed": the
-            groups were prepared for other settings than the task's; "orphans": entries of failed
+            groups were prepared for other settings than the task's; "forgotten": the task has no
+            record of the producer, and the put names an old epoch; "orphans": entries of failed
             puts are being removed, so the put is to be sent again; "memory": the server is at its
             memory limit.
         last: Id of the last group stored.
@@ -44,6 +48,7 @@ class PutReply:
         room: Groups that may still be put; -1 without a limit.
         setting: The setting that leaves no room: "limit", "rate" or "max_bytes".
         expired: Groups that were too stale on arrival.
+        epoch: With "forgotten", the epoch of now.
     """
 
     outcome: PutOutcome
@@ -52,6 +57,7 @@ class PutReply:
     room: int = -1
     setting: str = ""
     expired: int = 0
+    epoch: int = 0
 
 
 class PutScripts:
@@ -72,8 +78,7 @@ class PutScripts:
 
     def put(
         self,
-        producer: str,
-        operation: int,
+        put: PendingPut,
         batch: PutBatch,
         *,
         evict: int | None = None,
@@ -81,17 +86,16 @@ class PutScripts:
         """Return the request that stores groups in one transaction, exactly once.
 
         Args:
-            producer: Name of the producer.
-            operation: Number of this put; the producer counts up by one.
+            put: The put that the groups belong to; it has a number.
             batch: The groups.
             evict: Least number of groups to evict first; None: evict nothing.
         """
         store, groups = self._store, batch.groups
         nbytes = sum([group.nbytes for group in groups])
         samples = sum([group.samples for group in groups])
-        account: list[Argument] = [producer, operation, samples, nbytes, batch.filtered]
+        account: list[Argument] = [*_named(put), samples, nbytes, batch.filtered]
         account += index_arguments(self._task.description, batch)
-        room: list[Argument] = [producer, operation, len(groups), nbytes, evict or 0, MOST_EVICTED]
+        room: list[Argument] = [*_named(put), len(groups), nbytes, evict or 0, MOST_EVICTED]
 
         def pipeline(*, whole: bool) -> Pipeline:
             made = store.client.transaction(store.keys.none)
@@ -132,9 +136,7 @@ class PutScripts:
                 "it in time"
             )
 
-    def evict(
-        self, producer: str, operation: int, batch: PutBatch, *, least: int
-    ) -> tuple[bool, int]:
+    def evict(self, put: PendingPut, batch: PutBatch, *, least: int) -> tuple[bool, int]:
         """Make room for a put before it is sent, with bounded work.
 
         At the server's memory limit the whole transaction of a put is refused, with its evictions.
@@ -144,8 +146,8 @@ class PutScripts:
             Whether another call may evict more, and the number of groups evicted.
         """
         nbytes = sum(group.nbytes for group in batch.groups)
-        put: list[Argument] = [producer, operation, len(batch.groups), nbytes]
-        outcome, evicted = self._store.run("put/evict", [*put, least, MOST_EVICTED])
+        asked: list[Argument] = [*_named(put), len(batch.groups), nbytes, least, MOST_EVICTED]
+        outcome, evicted = self._store.run("put/evict", asked)
         return bool(outcome == b"more"), int(evicted)
 
     def room(self, producer: str, sizes: Sequence[int], *, ttl_ms: int) -> tuple[int, str]:
@@ -159,9 +161,19 @@ class PutScripts:
         granted, setting = self._store.run("put/room", [producer, ttl_ms, *sizes])
         return int(granted), setting.decode()
 
+    def epoch(self, *, retry_s: float | None) -> int:
+        """Return the epoch of the task's records of producers."""
+        puts = self._store.keys.puts
+        return int(self._store.client.execute("HGET", puts, "epoch", retry_s=retry_s) or 0)
+
     def forget(self, producers: Sequence[str]) -> None:
         """Delete the last operation numbers of producers that put no more."""
         self._store.client.execute("HDEL", self._store.keys.puts, *producers)
+
+
+def _named(put: PendingPut) -> list[Argument]:
+    """Return the arguments by which the scripts know a put and its repetitions."""
+    return [put.identity.name, put.identity.operation, put.epoch]
 
 
 def _lacks_script(replies: list[Reply]) -> bool:
@@ -187,4 +199,6 @@ def _put_reply(reply: Reply, count: int) -> PutReply:
         return PutReply(outcome, int(reply[1]), count, int(reply[2]), expired=int(reply[3]))
     if outcome == "again":
         return PutReply(outcome, last=int(reply[1]), stored=int(reply[2]))
+    if outcome == "forgotten":
+        return PutReply(outcome, epoch=int(reply[1]))
     return PutReply(outcome, setting=reply[1].decode() if outcome == "full" else "")

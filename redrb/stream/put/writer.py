@@ -7,7 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from redrb.errors import ConfigError, RecordError, RedrbError, StoreUnavailable
+from redrb.errors import (
+    ConfigError,
+    OutcomeUnknown,
+    RecordError,
+    RedrbError,
+    StoreUnavailable,
+)
 from redrb.experience import BufferItem
 from redrb.experience.records import Scalar
 from redrb.stream.arguments import AnyStatus
@@ -84,6 +90,7 @@ class Writer:
             nothing is raised, the writer keeps it, and the next call tries it again.
             ConfigError: The put before can never be stored; the message names it. The writer drops
                 it, and the next call puts again.
+            OutcomeUnknown: The same, of a put before that may be stored.
         """
         options = PutOptions.checked(policy_version, priority, status, tags)
         return self._put(groups_of(items), options, timeout)
@@ -123,6 +130,7 @@ class Writer:
         Raises:
             As `stream.put` does; a further call tries again.
             ConfigError: The last put can never be stored, and is given up.
+            OutcomeUnknown: The last put may be stored, and is given up.
         """
         self._finish(Wait(timeout))
         return self._newly_stored()
@@ -133,6 +141,9 @@ class Writer:
             self._stored += self.in_flight.finish(wait.left_s)
         except (ConfigError, RecordError) as error:
             raise self._given_up(error) from error
+        except OutcomeUnknown:
+            self.in_flight.drop()
+            raise
 
     def _finish_at_once(self, wait: Wait) -> None:
         """Store a put that could not be sent ahead; drop it if it is certainly not stored."""

@@ -14,6 +14,7 @@ from redrb.stream.saving.checking_settings import check_saved_settings
 from redrb.stream.saving.file import Frame, Kind
 from redrb.stream.saving.records import (
     PUT_COUNTERS,
+    PUT_FIELDS,
     ConsumerGroup,
     DeadRecord,
     GroupRecord,
@@ -38,7 +39,6 @@ _INCARNATION: Final = re.compile(r"[0-9a-f]{1,64}")
 _ANCESTORS: Final = re.compile(r"([0-9a-f]{1,64} [0-9]{1,16}( (?=.)|$))*")
 _STALENESS: Final = re.compile(r"[onfq][0-9]{1,4}")
 _ENTRY_ID: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
-_TERM_NUMBER: Final = re.compile(r"[1-9][0-9]{0,15}")
 _OPERATION: Final = re.compile(r"[0-9]{1,15} [0-9]{1,15} [0-9]{1,15}")
 _REQUIRED_FACTS: Final = {"size", "samples", "status"}
 _OTHER_FACTS: Final = {"score", "priority", "version", "newest", "reads", "tags"}
@@ -94,10 +94,8 @@ class CheckedContents:
             return self._dead_letter(parse_dead_letter(frame))
         if frame.kind is not Kind.END:
             pairs = _pairs(frame.head, 2048)
-            shape = _TERM_NUMBER if frame.kind is Kind.TERMS else _OPERATION
-            _require(all(map(shape.fullmatch, pairs.values())), "pairs")
-            known = () if frame.kind is Kind.TERMS else PUT_COUNTERS
-            _require(pairs.keys().isdisjoint(known), "a producer")
+            _require(all(map(_OPERATION.fullmatch, pairs.values())), "pairs")
+            _require(pairs.keys().isdisjoint(PUT_FIELDS), "a producer")
             return pairs
         self.ending = ending = _parse_ending(frame.head)
         numbers = [ending.groups, ending.archived, ending.dead_letters]
@@ -131,7 +129,7 @@ def parse_header(head: Any) -> TaskHeader:
     groups = fields.get("groups")
     _require(isinstance(groups, list) and len(groups) <= MAX_GROUPS, "consumer groups")
     _require(_is_text(fields.get("task"), 128), "the name")
-    _require(_is_count(fields.get("saved_ms")) and _is_count(fields.get("terms")), "counts")
+    _require(_is_count(fields.get("saved_ms")), "the time")
     settings = _pairs(fields.get("settings"), 1 << 16)
     _require(all(map(_NAME.fullmatch, settings)), "settings")
     _require(_INCARNATION.fullmatch(settings.get("incarnation", "0")), "the incarnation")
@@ -144,7 +142,6 @@ def parse_header(head: Any) -> TaskHeader:
         settings=settings,
         counters=_counters(fields.get("counters"), _NAME),
         groups=parsed,
-        terms=fields["terms"],
     )
     _require(all(header.counters.get(name, 0) >= 0 for name in PUT_COUNTERS), "counters")
     try:

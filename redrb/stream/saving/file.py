@@ -37,8 +37,7 @@ class Kind(IntEnum):
     HEADER = 1
     GROUP = 2
     DEAD_LETTER = 3
-    TERMS = 4
-    PRODUCERS = 5
+    PRODUCERS = 4
     END = 255
 
 
@@ -74,10 +73,10 @@ class SaveWriter:
         else:
             self._frame(Kind.DEAD_LETTER, [record.entry_id, record.fields, False])
 
-    def pairs(self, kind: Kind, pairs: dict[str, str]) -> None:
-        """Write some strings of tags, or some last operations of producers."""
-        if pairs:
-            self._frame(kind, pairs)
+    def producers(self, operations: dict[str, str]) -> None:
+        """Write the last operations of some producers."""
+        if operations:
+            self._frame(Kind.PRODUCERS, operations)
 
     def end(self, ending: TaskEnd) -> None:
         """Write the ending and the checksum of the file."""

@@ -18,8 +18,21 @@ COUNTERS = (
 PUT_COUNTERS = ("last", "put", "samples_put", "bytes_put")
 """Those counters that every put changes: Redis keeps them apart, in the hash `puts`."""
 
+PUT_FIELDS = (*PUT_COUNTERS, "epoch")
+"""Fields of the hash `puts`; all others are names of producers."""
+
 _TRANSIENT = frozenset(
-    {"bytes", "kept_bytes", "queued", "restored", "restored_file", "part", "revision"}
+    {
+        "bytes",
+        "kept_bytes",
+        "queued",
+        "restored",
+        "restored_file",
+        "part",
+        "revision",
+        "epoch_ms",
+        "epoch_at",
+    }
 )
 """Fields of a task that are not saved."""
 
@@ -74,7 +87,6 @@ class TaskHeader:
         settings: Its settings as Redis keeps them.
         counters: Its counters when the save began.
         groups: Its consumer groups.
-        terms: How many different strings its tags have had.
     """
 
     task: str
@@ -82,7 +94,6 @@ class TaskHeader:
     settings: dict[str, str]
     counters: dict[str, int]
     groups: tuple[ConsumerGroup, ...]
-    terms: int
 
     @property
     def last(self) -> int:

@@ -127,10 +127,10 @@ class Restoring:
             Kind.DEAD_LETTER, ["XADD", self._stage.dead, record.entry_id, *words, name], value
         )
 
-    def pairs(self, kind: Kind, pairs: Mapping[str, str]) -> None:
-        """Put strings of tags, or last operations of producers, on the stage."""
+    def producers(self, operations: Mapping[str, str]) -> None:
+        """Put the last operations of some producers on the stage."""
         self._flush()
-        self._send("terms" if kind is Kind.TERMS else "puts", pairs)
+        self._send("puts", operations)
 
     def refreshes(self, marks: Mapping[str, str]) -> None:
         """Put the last refreshes of a `ReplayBuffer`, by status, on the stage."""

@@ -142,7 +142,7 @@ def _fill(restoring: Restoring, refreshes: Mapping[str, str]) -> None:
             elif isinstance(record, DeadRecord):
                 restoring.dead_letter(record)
             elif record:
-                restoring.pairs(frame.kind, record)
+                restoring.producers(record)
     if (contents.header, contents.ending) != (restoring.saved.header, restoring.saved.ending):
         raise ConfigError(f"{path} was replaced while it was read: resume it again.")
     if refreshes:

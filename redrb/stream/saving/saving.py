@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Self, TypeAlias
 
 from redrb.errors import StoreError
-from redrb.stream.saving.file import Kind, SaveWriter
+from redrb.stream.saving.file import SaveWriter
 from redrb.stream.saving.records import TaskEnd
 from redrb.stream.saving.replacing import replacing
 from redrb.stream.saving.snapshot import TaskChanged, TaskReader
@@ -88,10 +88,8 @@ def _write(store: TaskStore, file: BinaryIO) -> TaskEnd:
     for letter in reader.dead_letters():
         writer.dead_letter(letter)
         numbers["dead_letters"] += 1
-    for terms in reader.terms():
-        writer.pairs(Kind.TERMS, terms)
     for producers in reader.producers():
-        writer.pairs(Kind.PRODUCERS, producers)
+        writer.producers(producers)
     ending = TaskEnd(**numbers, waiting=waiting)
     writer.end(ending)
     return ending

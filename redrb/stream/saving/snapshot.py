@@ -14,7 +14,7 @@ from redrb.connection.transport import Argument, Reply
 from redrb.errors import ConfigError, RedrbError
 from redrb.stream.saving.records import (
     COUNTERS,
-    PUT_COUNTERS,
+    PUT_FIELDS,
     ConsumerGroup,
     DeadRecord,
     GroupRecord,
@@ -56,7 +56,7 @@ class TaskReader:
         reply = self._run("task")
         if not reply:
             raise ConfigError(f"there is no task {store.task!r} at {store.client.where} to save.")
-        flat, terms, newest_letter, *groups = reply
+        flat, newest_letter, *groups = reply
         fields = _texts(flat)
         self._newest_letter = newest_letter.decode()
         self.header = TaskHeader(
@@ -65,7 +65,6 @@ class TaskReader:
             settings=settings_of(fields),
             counters={name: int(fields[name]) for name in COUNTERS if name in fields},
             groups=tuple(sorted(map(_consumer_group, groups), key=lambda group: group.name)),
-            terms=int(terms),
         )
 
     def groups(self) -> Iterator[tuple[GroupRecord, bytes]]:
@@ -103,21 +102,16 @@ class TaskReader:
             begin = f"({page[-1][0].decode()}"
             count = _next_count(sum(map(len, fields)) for _, fields in page)
 
-    def terms(self) -> Iterator[dict[str, str]]:
-        """Yield the numbers of the strings that tags had when the reading began, in parts."""
-        for part in self._scan(f"{self._store.keys.prefix}terms"):
-            # a scan may miss later strings: a resumed task gives them new numbers
-            yield {
-                term: number for term, number in part.items() if int(number) <= self.header.terms
-            }
-
     def producers(self) -> Iterator[dict[str, str]]:
         """Yield, in parts, the last operations of producers whose groups are in the snapshot."""
         for part in self._scan(self._store.keys.puts):
-            yield {
-                name: operation
-                for name, operation in part.items()
-                if name not in PUT_COUNTERS and int(operation.split()[1]) <= self.header.last
+            records = {
+                name: record.split() for name, record in part.items() if name not in PUT_FIELDS
+            }
+            yield {  # without the epoch: a restored task counts anew
+                name: " ".join(record[:3])
+                for name, record in records.items()
+                if int(record[1]) <= self.header.last
             }
 
     def _records(self, seqs: Sequence[int]) -> list[GroupRecord | None]:

@@ -40,6 +40,7 @@ class TaskDescription:
         tags: Names of the declared tags.
         staleness: When its groups expire.
         keep_expired: Whether expired groups wait with status EXPIRED, instead of being discarded.
+        epoch: The epoch of the producers' records (`include/producers.lua`).
     """
 
     order: Order | None
@@ -48,6 +49,7 @@ class TaskDescription:
     tags: tuple[str, ...]
     staleness: StalenessRules
     keep_expired: bool
+    epoch: int
 
     @classmethod
     def of(cls, stored: Mapping[str, str], order: Order | None) -> Self:
@@ -61,6 +63,7 @@ class TaskDescription:
                 _number(stored["max_staleness"]), _number(stored["max_token_staleness"])
             ),
             keep_expired=stored["on_expired"] == "keep",
+            epoch=int(stored["epoch"]),
         )
 
     @property

@@ -19,7 +19,7 @@ from redrb.stream.task.store import TaskStore
 
 ExpireMode: TypeAlias = Literal["keep", "discard", "look"]
 
-WIRE_FORMAT = 2
+WIRE_FORMAT = 3
 """Version of the layout of a task in Redis."""
 
 MOVE_GROUPS = 100
@@ -37,6 +37,8 @@ class TaskScripts:
 
     def open(self, settings: Mapping[str, str]) -> dict[str, str]:
         """Create the task, or compare its settings; returns all of them, "" for those not given.
+
+        The field "epoch" beside them is that of the producers' records.
 
         Raises:
             TaskMismatch: The task exists with other settings.
