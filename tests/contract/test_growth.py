@@ -162,3 +162,18 @@ def test_nothing_stays_of_makers_and_trainers_that_died(
         assert survivors.nbytes() <= nbytes * 1.2
         audit(survivors.stream)
         survivors.stream.close()
+
+
+def test_a_deleted_task_follows_weights_no_more(client: Client, namespace: str) -> None:
+    with WeightPublisher(client, "actor", namespace=namespace) as publisher:
+        for task in ("old", "new"):
+            ExperienceStream(client, task, namespace=namespace, weights="actor")
+        ExperienceStream(client, "old", namespace=namespace).clear()
+        publisher.publish({"weight": torch.zeros(4)})
+        followers = f"redrb:{{{namespace}:weights:actor}}:followers"
+        assert client.execute("SMEMBERS", followers) == [
+            f"redrb:{{{namespace}:new}}:stream".encode()
+        ]
+        again = ExperienceStream(client, "old", namespace=namespace, weights="actor")
+        again.put(numbered(1), policy_version=0)
+        assert again.staleness().current_version == 1

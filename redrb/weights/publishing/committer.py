@@ -162,13 +162,16 @@ class Committer:
     def _advance_followers(self, version: int) -> None:
         """Set the newest version in the tasks that follow these weights.
 
-        A task that could not be reached learns the next version.
+        A task that could not be reached learns the next version. A task that was deleted follows no
+        more; one that is created anew registers again, perhaps just before it is removed here.
         """
+        followers = self._keys.followers
         try:
-            for stream in self._client.execute("SMEMBERS", self._keys.followers):
-                script = scripts.load("task/advance")
-                client = self._everywhere.at(stream.decode())
-                scripts.run(client, script, [stream], [version], retry_s=_FOLLOWER_S)
+            for stream in self._client.execute("SMEMBERS", followers):
+                if not self._advance(stream, version):
+                    self._client.execute("SREM", followers, stream)
+                    if self._advance(stream, version):
+                        self._client.execute("SADD", followers, stream)
         except StoreError as error:
             _log.warning(
                 "weights %r: not every task has learned of version %d: %s",
@@ -176,6 +179,12 @@ class Committer:
                 version,
                 error,
             )
+
+    def _advance(self, stream: bytes, version: int) -> bool:
+        """Give a task the newest version; False when there is no such task."""
+        client, script = self._everywhere.at(stream.decode()), scripts.load("task/advance")
+        outcome, *_ = scripts.run(client, script, [stream], [version], retry_s=_FOLLOWER_S)
+        return bool(outcome == b"ok")
 
     def _run(self, script: str, *arguments: Argument, retry_s: float | None = None) -> Reply:
         keys = [self._keys.versions]
