@@ -78,14 +78,15 @@ if target.kind == 'lora' then
 end
 
 begin_writing()
-local looked, now = redis.call('HRANDFIELD', pins, 10, 'WITHVALUES'), now_ms()
+local now = now_ms()
+redis.call('HSET', pins, reader,
+  string.format('%.0f %.0f %.0f', chain[1][1].version, target.version, now + ttl_ms))
+local looked = redis.call('HRANDFIELD', pins, 10, 'WITHVALUES')
 for i = 1, #looked, 2 do
   if tonumber(string.match(looked[i + 1], '%d+$')) < now then
     redis.call('HDEL', pins, looked[i])
   end
 end
-redis.call('HSET', pins, reader,
-  string.format('%.0f %.0f %.0f', chain[1][1].version, target.version, now + ttl_ms))
 local steps = {}
 for index, step in ipairs(chain) do
   local version = string.format('%.0f', step[1].version)
