@@ -24,6 +24,11 @@ from tests.scenes import pass_epochs
 
 LEASE_MS = 100
 TTL_MS = 5
+_NEVER = -1
+_SIZES = {
+    "string": "STRLEN", "list": "LLEN", "set": "SCARD", "zset": "ZCARD", "hash": "HLEN",
+    "stream": "XLEN",
+}  # fmt: skip
 
 WORLDS = [
     pytest.param(150, 30, id="150 makers"),
@@ -83,27 +88,28 @@ class Survivors:
         found: int = self.client.execute("ZCARD", f"{prefix}consumers:default")
         return found - 1
 
+    def names(self) -> list[bytes]:
+        """Return the names of the keys that do not expire."""
+        found = self.client.execute("KEYS", f"redrb:{{{self.namespace}:*")
+        return [name for name in found if self.client.execute("PTTL", name) == _NEVER]
+
     def keys(self) -> dict[str, int]:
         """Return the keys of the namespace, with their sizes: members, fields, entries or bytes."""
         found = {}
-        for name in self.client.execute("KEYS", f"redrb:{{{self.namespace}:*"):
+        for name in self.names():
             kind = self.client.execute("TYPE", name).decode()
-            size = {
-                "string": "STRLEN", "list": "LLEN", "set": "SCARD", "zset": "ZCARD", "hash": "HLEN",
-                "stream": "XLEN",
-            }[kind]  # fmt: skip
             key = re.sub("chunk:[0-9]+", "chunk", name.decode().replace(self.namespace, ""))
-            found[key] = self.client.execute(size, name)
-        prefix = self.stream._task.store.keys.prefix
-        found["stream consumers"] = len(
-            self.client.execute("XINFO", "CONSUMERS", f"{prefix}stream", "default")
-        )
+            found[key] = self.client.execute(_SIZES[kind], name)
+        stream = self.stream._task.store.keys.stream
+        found["consumers"] = len(self.client.execute("XINFO", "CONSUMERS", stream, "default"))
         return found
 
     def nbytes(self) -> int:
-        """Return the memory of the namespace's keys."""
-        names = self.client.execute("KEYS", f"redrb:{{{self.namespace}:*")
-        return sum(self.client.execute("MEMORY", "USAGE", name, "SAMPLES", 0) for name in names)
+        """Return the memory of the keys."""
+        usage = [
+            self.client.execute("MEMORY", "USAGE", name, "SAMPLES", 0) for name in self.names()
+        ]
+        return sum(usage)
 
 
 def die_as_maker(all_of_them: Survivors, number: int) -> None:
