@@ -94,6 +94,10 @@ class Server:
         assert self.process is not None
         return self.process.pid
 
+    def environment(self) -> dict[str, str] | None:
+        """Return the environment of the process; None for that of this process."""
+        return None
+
     def start(self) -> None:
         log = (self.directory / "log").open("ab")
         usual = ("--port", str(self.port), "--bind", "127.0.0.1", "--daemonize", "no")
@@ -109,6 +113,7 @@ class Server:
             [*command, *self.arguments],
             stdout=log,
             stderr=log,
+            env=self.environment(),
         )
         log.close()
         deadline = time.monotonic() + 20

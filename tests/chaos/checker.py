@@ -1,0 +1,222 @@
+"""Compares the journals of all workers with Redis; shares no code with redrb.
+
+What may be counted is bounded from both sides. A put that returned is stored, a put that began and
+did not fail for certain may be: so is each acknowledgement. When all workers have ended, nothing is
+uncertain any more: each group is waiting, leased, dead or acknowledged, and the ledger says so.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.chaos.options import LATE_S, WORLD_SIZE
+from tests.chaos.stored import Holdings, Look
+
+Lines = Sequence[dict[str, Any]]
+
+
+@dataclass
+class Calls:
+    """A call: the line before it, and the line after it if there is one."""
+
+    worker: str
+    begin: dict[str, Any]
+    end: dict[str, Any] | None
+
+
+@dataclass
+class Task:
+    """What the journals say of one task.
+
+    Attributes:
+        begun: Group -> when its put began.
+        stored: Group -> when its put had returned.
+        refused: Groups whose put failed for certain.
+        acking: Group -> when an acknowledgement of it began first.
+        acked: Group -> when its acknowledgement had returned.
+    """
+
+    begun: dict[str, float] = field(default_factory=dict)
+    stored: dict[str, float] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+    acking: dict[str, float] = field(default_factory=dict)
+    acked: dict[str, float] = field(default_factory=dict)
+    delivered: int = 0
+    takes: int = 0
+
+
+@dataclass
+class Checker:
+    """Reads the journals once, then checks.
+
+    Attributes:
+        journals: Lines of each worker.
+        killed: Workers that were killed.
+        pauses: Worker, begin and end of the times for which workers were stopped.
+        losses: Whether acknowledged writes may be lost (unplanned failovers without
+            `min_replicas`): then counts are not compared with the journals.
+        findings: What is wrong.
+        errors: Errors of calls, by operation and name.
+        longest_s: The longest overrun of a deadline, and its call.
+    """
+
+    journals: Mapping[str, Lines]
+    killed: set[str]
+    pauses: Sequence[tuple[str, float, float]]
+    losses: bool = False
+    findings: list[str] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)
+    longest_s: tuple[float, str] = (0.0, "no call")
+
+    def __post_init__(self) -> None:
+        self.tasks: dict[str, Task] = defaultdict(Task)
+        self._trained = Counter[str]()
+        self._parts: dict[int, dict[int, tuple[float, list[str]]]] = defaultdict(dict)
+        for worker, lines in self.journals.items():
+            self._read(worker, lines)
+
+    def _read(self, worker: str, lines: Lines) -> None:
+        task = self.tasks["steps" if worker.startswith(("steps-", "rank")) else "flow"]
+        ends = {line["n"]: line for line in lines if line["k"] == "end"}
+        for line in lines:
+            if line["k"] == "begin":
+                call = Calls(worker, line, ends.get(line["n"]))
+                self._read_call(call, task)
+                self._check_time(call)
+            elif line["k"] == "trained":
+                self._trained.update(line["acking"])
+                for name in line["acking"]:
+                    task.acking.setdefault(name, line["t"])
+            elif line["k"] == "crash":
+                self.findings.append(f"{worker} crashed: {line['trace']}")
+            elif line["k"] == "stop" and line["threads"]:
+                self.findings.append(f"{worker} left threads: {', '.join(line['threads'])}")
+        if worker not in self.killed and (not lines or lines[-1]["k"] != "stop"):
+            self.findings.append(f"{worker} ended without being killed or asked to end")
+
+    def _read_call(self, call: Calls, task: Task) -> None:
+        begin, end = call.begin, call.end or {}
+        self.calls[begin["op"]] += 1
+        if "error" in end:
+            self.errors[f"{begin['op']}: {end['error']}"] += 1
+        for name in begin.get("groups", ()):
+            task.begun[name] = begin["t"]
+        for name in end.get("stored", ()):
+            task.stored[name] = end["t"]
+        task.refused.update(end.get("refused", ()))
+        for name in begin.get("acking", ()):
+            task.acking[name] = min(begin["t"], task.acking.get(name, begin["t"]))
+        if "delivered" in end:
+            task.takes += 1
+            task.delivered += len(end["delivered"])
+        for torn in end.get("torn", ()):
+            self.findings.append(f"{call.worker} {begin['op']} got torn data: {torn}")
+        if end.get("dropped"):
+            self.findings.append(f"{call.worker} gave {end['dropped']} groups up: {end}")
+        if "step" in begin and "acked" in end:
+            self._read_part(begin, end, task)
+            return
+        for name in end.get("acked", ()):
+            if name in task.acked and not self.losses:
+                self.findings.append(f"group {name} is acknowledged twice, again by {call.worker}")
+            task.acked[name] = end["t"]
+
+    def _read_part(self, begin: dict[str, Any], end: dict[str, Any], task: Task) -> None:
+        """Read a rank's acknowledgement: the step's groups count when all ranks have theirs."""
+        parts = self._parts[begin["step"]]
+        parts[begin["rank"]] = (end["t"], end["acked"])
+        if len(parts) == WORLD_SIZE:
+            at = max(when for when, _ in parts.values())
+            task.acked.update({name: at for _, names in parts.values() for name in names})
+
+    def _check_time(self, call: Calls) -> None:
+        begin, end = call.begin, call.end
+        if end is None:
+            if call.worker not in self.killed:
+                self.findings.append(f"{call.worker} never ended its call {begin}")
+            return
+        stopped = sum(
+            max(0.0, min(end["t"], to) - max(begin["t"], since))
+            for name, since, to in self.pauses
+            if name == call.worker
+        )
+        over = end["t"] - begin["t"] - stopped - begin["limit"]
+        self.longest_s = max(self.longest_s, (over, f"{call.worker} {begin['op']}"))
+        if over > LATE_S:
+            self.findings.append(
+                f"{call.worker} {begin['op']} ended {over:.1f} s after its {begin['limit']:g} s: "
+                f"{begin} {end}"
+            )
+
+    def check_order(self) -> None:
+        """Nothing is delivered after its acknowledgement, or trained by ranks in two steps."""
+        for worker, lines in self.journals.items():
+            ends = {line["n"]: line for line in lines if line["k"] == "end"}
+            for begin in lines:
+                end = ends.get(begin["n"], {}) if begin["k"] == "begin" else {}
+                if begin.get("op") != "take" or self.losses:
+                    continue
+                for name in end.get("delivered", ()):
+                    for task in self.tasks.values():
+                        if task.acked.get(name, begin["t"]) < begin["t"]:
+                            self.findings.append(f"{worker} got {name} after it was acknowledged")
+        twice = [name for name, times in self._trained.items() if times > 1]
+        if twice and not self.losses:
+            self.findings.append(f"ranks trained groups twice: {twice[:5]}")
+
+    def check_look(self, look: Look) -> None:
+        """The ledger of a look is balanced, and within what journals know of its time."""
+        if not look.balanced:
+            self.findings.append(f"ledger of {look.task} is not balanced: {look.ledger}")
+        if self.losses:
+            return
+        task = self.tasks[look.task]
+        possible = {name: t for name, t in task.begun.items() if name not in task.refused}
+        self._bound(look, "put", task.stored.values(), possible.values())
+        self._bound(look, "acked", task.acked.values(), task.acking.values())
+
+    def _bound(
+        self, look: Look, counter: str, sure: Iterable[float], possible: Iterable[float]
+    ) -> None:
+        least = bisect_left(sorted(sure), look.began)
+        most = bisect_left(sorted(possible), look.ended)
+        if not least <= look.ledger[counter] <= most:
+            self.findings.append(
+                f"look at {look.task}: {counter} is {look.ledger[counter]}, journals say {least} "
+                f"to {most}"
+            )
+
+    def check_end(self, look: Look, holds: Holdings) -> None:
+        """All workers have ended: each group has one fate, and the ledger counts it."""
+        task, ledger, name = self.tasks[look.task], look.ledger, look.task
+        self.findings += [f"{name}: {each}" for each in holds.torn]
+        if holds.consumers:
+            self.findings.append(f"{name}: the stream keeps the consumers {holds.consumers}")
+        self._expect(name, "waiting and leased", ledger["waiting"] + ledger["leased"], holds.held)
+        self._expect(name, "dead", ledger["dead"], holds.dead)
+        if self.losses:
+            return
+        gone = task.acking.keys() - holds.held - holds.dead
+        self._expect(name, "acked", ledger["acked"], gone)
+        self._expect(name, "put", ledger["put"], gone | holds.held | holds.dead)
+        self._none(name, "lost", task.stored.keys() - gone - holds.held - holds.dead)
+        self._none(name, "acknowledged and stored", task.acked.keys() & (holds.held | holds.dead))
+        self._none(name, "refused and stored", task.refused & (gone | holds.held | holds.dead))
+        self._none(name, "stored and uncounted", holds.uncounted & task.stored.keys())
+        self._none(name, "never put", (gone | holds.held | holds.dead) - task.begun.keys())
+
+    def _expect(self, task: str, what: str, counted: int, groups: set[str]) -> None:
+        if counted != len(groups):
+            self.findings.append(
+                f"{task}: {counted} groups are counted as {what}, not {groups!s:.200}"
+                f" ({len(groups)})"
+            )
+
+    def _none(self, task: str, what: str, groups: set[str]) -> None:
+        if groups:
+            self.findings.append(f"{task}: {len(groups)} groups are {what}: {sorted(groups)[:5]}")

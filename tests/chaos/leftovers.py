@@ -1,0 +1,50 @@
+"""What a run may leave: the documented keys, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import redis
+
+from tests.chaos import stored
+
+_OF_TASKS = (
+    "stream|task|puts|dead|groups|group:default|facts|behind|terms|none"
+    "|ranks:default|rank_requests:default|ready:default|staleness:default|clock:default|mass:default"
+)
+_RANKS = [(b"ranks", float("inf"))]
+"""The consumer that holds the parts of ranks that are not there now (docs/ranks.md)."""
+
+_EXPIRING = "wake:.*|spared:default|replies:.*|needs:.*|queue:.*|queries:.*|chunk:.*|delta:.*"
+_OF_WEIGHTS = r"versions|manifests|fence|pins|followers|chunk:\d+:\d+|delta:\d+:\d+"
+
+AFTER_RUN = re.compile(f"({_OF_TASKS}|{_OF_WEIGHTS})")
+"""Keys that stay when all workers have ended: no lease, no consumer, no place in a queue."""
+
+AFTER_CLEAR = re.compile("fence")
+"""Keys that stay when tasks and weights are deleted."""
+
+
+def keys(client: redis.Redis, namespace: str, allowed: re.Pattern[str], when: str) -> list[str]:
+    """Return findings about keys that stay and are not among the allowed ones."""
+    findings = []
+    for key, expires_ms in stored.keys_of(client, namespace).items():
+        name = key.partition("}:")[2]
+        stays = allowed.fullmatch(name) or (expires_ms >= 0 and re.fullmatch(_EXPIRING, name))
+        content = stored.content(client, key)
+        if name == "consumers:default" and content == _RANKS:
+            continue
+        if not stays:
+            findings.append(f"key {key} is left {when}: {content!s:.200}")
+    return findings
+
+
+def files(*directories: Path) -> list[str]:
+    """Return findings about files below directories that must be empty."""
+    return [
+        f"file {path} is left"
+        for directory in directories
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    ]

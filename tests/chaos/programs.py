@@ -1,0 +1,34 @@
+"""The workers of a run by role; imported once by the process that forks all of them."""
+
+from __future__ import annotations
+
+import os
+
+from tests.chaos import makers, trainers, weights
+from tests.chaos.options import Place
+from tests.chaos.worker import Worker, serve
+
+ROLES: dict[str, type[Worker]] = {
+    "put": makers.Putter,
+    "put_many": makers.ManyPutter,
+    "writer": makers.Writes,
+    "sender": makers.Sends,
+    "steps": makers.StepsPutter,
+    "take": trainers.Takes,
+    "leases": trainers.Loops,
+    "loader": trainers.Loads,
+    "rank0": trainers.Rank,
+    "rank1": trainers.Rank,
+    "publisher": weights.Publishes,
+    "poll": weights.Polls,
+    "wait": weights.Waits,
+    "shared": weights.Shares,
+    "shared_too": weights.Shares,
+    "standby": weights.Swaps,
+}
+
+
+def run(role: str, name: str, place: Place) -> None:
+    """Run one worker in this process."""
+    os.environ["TMPDIR"] = str(place.directory / "tmp")
+    serve(ROLES[role], name, place)

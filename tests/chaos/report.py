@@ -1,0 +1,57 @@
+"""The table at the end of a run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from tests.chaos.checker import Checker
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run found.
+
+    Attributes:
+        faults: Faults by kind.
+        checker: Has read all journals.
+        published, loaded: Versions that were published, and that readers loaded.
+        looks: Looks at ledgers.
+        findings: What is wrong.
+    """
+
+    faults: Counter[str]
+    checker: Checker
+    published: int
+    loaded: int
+    looks: int
+    findings: list[str]
+
+
+def lines(result: Result) -> list[str]:
+    """Return the table as lines."""
+    found = [f"{sum(result.faults.values())} faults:"]
+    found += [f"  {kind:20} {count:6}" for kind, count in sorted(result.faults.items())]
+    for name, task in sorted(result.checker.tasks.items()):
+        unknown = task.begun.keys() - task.stored.keys() - task.refused
+        unsure = len(task.acking.keys() - task.acked.keys())
+        landed = unknown & task.acking.keys()
+        found += [
+            f"task {name}:",
+            f"  {'groups stored':20} {len(task.stored):6}",
+            f"  {'refused':20} {len(task.refused):6}",
+            f"  {'unknown':20} {len(unknown):6}   {len(landed)} were stored and trained",
+            f"  {'takes':20} {task.takes:6}   of {task.delivered} groups",
+            f"  {'acknowledged':20} {len(task.acked):6}   and {unsure} whose reply was lost",
+        ]
+    over, call = result.checker.longest_s
+    found += [
+        "weights:",
+        f"  {'published':20} {result.published:6}",
+        f"  {'loaded':20} {result.loaded:6}",
+        f"looks at ledgers: {result.looks}",
+        f"longest overrun of a deadline: {over:.2f} s ({call})",
+        "errors of calls:",
+    ]
+    found += [f"  {kind:40} {count:6}" for kind, count in sorted(result.checker.errors.items())]
+    return found

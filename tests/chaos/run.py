@@ -1,0 +1,185 @@
+"""One run: faults for a time, then an orderly end, then the checks."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import redis
+
+from tests.chaos import clearing, leftovers, options, stored, versions
+from tests.chaos.checker import Checker
+from tests.chaos.faults import Faults
+from tests.chaos.fleet import Fleet
+from tests.chaos.journal import read
+from tests.chaos.options import Options, Place
+from tests.chaos.pair import Pair
+from tests.chaos.report import Result
+from tests.chaos.stored import Look
+from tests.servers import programs
+
+_LOOK_S = 1.0
+_WARM_UP_S = 2.0
+_ENDS_S = options.RETRY_S + 10.0
+_DRAIN_S = 90.0
+TASKS = (options.FLOW, options.STEPS)
+
+
+class Run:
+    """Starts everything, makes faults happen, ends everything, checks.
+
+    Attributes:
+        directory: Holds the journals, and the logs of workers and servers.
+    """
+
+    def __init__(self, chosen: Options) -> None:
+        self._options = chosen
+        self.directory = Path(tempfile.mkdtemp(prefix="redrb-chaos-"))
+        self._shared_memory = Path("/dev/shm") / self.directory.name
+        for each in (self.directory / "tmp", self._shared_memory):
+            each.mkdir()
+        self._pair = Pair(chosen.server or next(iter(programs().values())))
+        url = f"redis://127.0.0.1:{self._pair.proxy.port}/0"
+        self._fleet = Fleet(Place(self.directory, self._shared_memory, url))
+        self._faults = Faults(chosen, self._pair, self._fleet)
+        self._looks: list[Look] = []
+        self._findings: list[str] = []
+        self._due: list[tuple[float, int, Callable[[], object]]] = []
+        self._numbers = itertools.count()
+        self._log = (self.directory / "faults.log").open("a")
+
+    def run(self) -> Result:
+        """Run, and return what was found."""
+        try:
+            self._note("start")
+            self._fleet.start_all()
+            self._make_faults()
+            self._end_workers()
+            return self._check()
+        finally:
+            self._fleet.close()
+            self._pair.close()
+            self._log.close()
+            shutil.rmtree(self._shared_memory, ignore_errors=True)
+
+    def delete(self) -> None:
+        """Delete the directory of the run."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _make_faults(self) -> None:
+        """Begin faults at random times and undo each at its time, looking at ledgers meanwhile."""
+        end = time.monotonic() + _WARM_UP_S + self._options.seconds
+        self._at(time.monotonic() + _WARM_UP_S, lambda: self._begin_fault(end))
+        self._at(time.monotonic() + _LOOK_S, lambda: self._look_again(end))
+        while self._due:
+            at, _, action = heapq.heappop(self._due)
+            time.sleep(max(0.0, at - time.monotonic()))
+            action()
+        self._pair.proxy.cut()
+
+    def _at(self, at: float, action: Callable[[], object]) -> None:
+        heapq.heappush(self._due, (at, next(self._numbers), action))
+
+    def _begin_fault(self, end: float) -> None:
+        now = time.monotonic()
+        if now >= end:
+            return
+        kind, undo = self._faults.begin()
+        self._note(kind)
+        if undo is not None:
+            seconds, action = undo
+            self._at(now + seconds, lambda: self._undo(kind, action))
+        self._at(now + self._faults.next_in_s(), lambda: self._begin_fault(end))
+
+    def _undo(self, kind: str, action: Callable[[], object]) -> None:
+        self._note(f"{kind} ends")
+        action()
+
+    def _note(self, what: str) -> None:
+        self._log.write(f"{time.monotonic():.3f} {what}\n")
+        self._log.flush()
+
+    def _look_again(self, end: float) -> None:
+        self._fleet.replace_ended()
+        self._look()
+        if time.monotonic() < end:
+            self._at(time.monotonic() + _LOOK_S, lambda: self._look_again(end))
+
+    def _look(self) -> list[Look]:
+        """Read the ledgers of all tasks, if the primary answers."""
+        if not self._pair.up:
+            return []
+        found = []
+        try:
+            with self._pair.admin() as client:
+                for task in TASKS:
+                    began = time.monotonic()
+                    ledger = stored.ledger(client, stored.prefix(options.NAMESPACE, task))
+                    if ledger is not None:
+                        found.append(Look(task, began, time.monotonic(), ledger))
+        except (redis.ConnectionError, redis.TimeoutError):
+            return []
+        self._looks += found
+        return found
+
+    def _end_workers(self) -> None:
+        """End the makers, let trainers take what is left, end them too."""
+        self._note("end")
+        self._pair.allow_memory(None)
+        self._fleet.end("makers", _ENDS_S)
+        until = time.monotonic() + _DRAIN_S
+        while not self._drained():
+            if time.monotonic() > until:
+                last = {look.task: look.ledger for look in self._looks[-2:]}
+                self._findings.append(f"trainers do not take what is left: {last}")
+                break
+            self._fleet.replace_ended()
+            time.sleep(0.5)
+        self._fleet.end("others", _ENDS_S)
+
+    def _drained(self) -> bool:
+        """Whether no group waits or is leased; of the ranks' task one may be left."""
+        most = {options.FLOW: 0, options.STEPS: options.WORLD_SIZE - 1}
+        looks = self._look()
+        return len(looks) == len(TASKS) and all(
+            look.ledger["waiting"] + look.ledger["leased"] <= most[look.task] for look in looks
+        )
+
+    def _check(self) -> Result:
+        """Read the journals and Redis, delete everything, and look for what is left."""
+        self._note("check")
+        journals = {path.stem: read(path) for path in self.directory.glob("*.journal")}
+        pauses = [(each.name, each.began, each.ended) for each in self._fleet.pauses]
+        losses = self._options.unplanned
+        checker = Checker(journals, self._fleet.killed, pauses, losses)
+        checker.check_order()
+        for look in self._looks:
+            checker.check_look(look)
+        with self._pair.admin() as client:
+            for look in self._look():
+                checker.check_look(look)
+                holds = stored.holdings(client, stored.prefix(options.NAMESPACE, look.task))
+                checker.check_end(look, holds)
+            namespace = options.NAMESPACE
+            findings = leftovers.keys(client, namespace, leftovers.AFTER_RUN, "after the run")
+            clearing.clear(f"redis://127.0.0.1:{self._pair.primary.port}/0")
+            findings += leftovers.keys(client, namespace, leftovers.AFTER_CLEAR, "after deletion")
+        findings += leftovers.files(self.directory / "tmp", self._shared_memory)
+        findings += self._fleet.left()
+        of_weights, published, loaded = versions.check(journals, losses=losses)
+        return Result(
+            faults=self._faults.counts,
+            checker=checker,
+            published=published,
+            loaded=loaded,
+            looks=len(self._looks),
+            findings=[
+                *(*self._findings, *self._fleet.findings, *checker.findings),
+                *(*of_weights, *findings),
+            ],
+        )
