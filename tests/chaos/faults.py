@@ -58,7 +58,8 @@ class Faults:
         self.dice = random.Random(self.options.seed)
         self._busy: set[str] = set()
         without = set(self.options.without)
-        if not FAKETIME.exists():
+        if not FAKETIME.exists() and "clock" not in without:
+            print(f"no clock jumps: {FAKETIME} is missing (apt install libfaketime)")
             without.add("clock")
         every = {**KINDS, **(UNPLANNED if self.options.unplanned else {})}
         self._kinds = {kind: often for kind, often in every.items() if kind not in without}
@@ -162,7 +163,9 @@ class Faults:
         if "server" in self._busy:
             return False
         self.pair.allow_memory(self.dice.choice((0.5, 1.0, 1.01)))
-        return self.dice.uniform(0.5, 4.0), lambda: self.pair.allow_memory(None)
+        return self._once(
+            "server", self.dice.uniform(0.5, 4.0), lambda: self.pair.allow_memory(None)
+        )
 
     def _script_flush(self) -> Undo | Literal[False]:
         if "server" in self._busy:

@@ -13,9 +13,7 @@ _OF_TASKS = (
     "stream|task|puts|dead|groups|group:default|facts|behind|terms|none"
     "|ranks:default|rank_requests:default|ready:default|staleness:default|clock:default|mass:default"
 )
-_RANKS = [(b"ranks", float("inf"))]
-"""The consumer that holds the parts of ranks that are not there now (docs/ranks.md)."""
-
+_FREE = b"0 ended"
 _EXPIRING = "wake:.*|spared:default|replies:.*|needs:.*|queue:.*|queries:.*|chunk:.*|delta:.*"
 _OF_WEIGHTS = r"versions|manifests|fence|pins|followers|chunk:\d+:\d+|delta:\d+:\d+"
 
@@ -33,11 +31,22 @@ def keys(client: redis.Redis, namespace: str, allowed: re.Pattern[str], when: st
         name = key.partition("}:")[2]
         stays = allowed.fullmatch(name) or (expires_ms >= 0 and re.fullmatch(_EXPIRING, name))
         content = stored.content(client, key)
-        if name == "consumers:default" and content == _RANKS:
+        if _is_of_ranks(name, content):
             continue
         if not stays:
             findings.append(f"key {key} is left {when}: {content!s:.200}")
     return findings
+
+
+def _is_of_ranks(name: str, content: object) -> bool:
+    """Return whether a key holds the place that ranks keep while none of them is there.
+
+    That is their consumer, which never dies (docs/ranks.md), and the slot of an attempt to form the
+    next step.
+    """
+    if name == "consumers:default":
+        return content == [(b"ranks", float("inf"))]
+    return name == "leases:default" and isinstance(content, dict) and [*content.values()] == [_FREE]
 
 
 def files(*directories: Path) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from redrb import BatchTimeout, Experience, ExperienceLoader, ExperienceStream, Lease, LeaseLost
 from redrb.connection import Client
@@ -153,8 +154,10 @@ class Rank(Trainer):
         super().__init__(name, place)
         self._rank = int(name.split("-")[0].removeprefix("rank"))
         self._checkpoint = Checkpoint(place.directory / f"rank{self._rank}.checkpoint")
+        self._trained: tuple[Lease, dict[str, Any]] | None = None
 
     def step(self) -> None:
+        self._acknowledge()
         step = self._checkpoint.load()
         timeout = self.dice.choice((1.0, TAKE_S))
         try:
@@ -167,10 +170,28 @@ class Rank(Trainer):
         self.train()
         self.journal.write("trained", acking=names[0])
         self._checkpoint.store(step + 1)
-        part = {"step": step, "rank": self._rank, "acking": names[0]}
+        self._trained = lease, {"step": step, "rank": self._rank, "acking": names[0]}
+        self._acknowledge()
+
+    def close(self) -> None:
+        try:
+            self._acknowledge()
+        finally:
+            super().close()
+
+    def _acknowledge(self) -> None:
+        """Acknowledge the part that was trained; while Redis is away the next call tries again."""
+        if self._trained is None:
+            return
+        lease, part = self._trained
         with self.journal.call("ack", options.RETRY_S, **part) as outcome:
-            lease.ack()
-            outcome["acked"] = names[0]
+            try:
+                lease.ack()
+            except LeaseLost:
+                self._trained = None
+                raise
+            self._trained = None
+            outcome["acked"] = part["acking"]
 
     def _take(self, step: int, timeout: float) -> Lease:
         """Take a part; a rank whose former process seems to live is lost for this attempt."""

@@ -8,6 +8,7 @@ import torch
 
 from redrb import WeightPublisher, WeightSubscriber
 from redrb.connection import Client
+from redrb.errors import WeightError
 from tests.chaos import options, payload
 from tests.chaos.worker import Worker
 
@@ -65,11 +66,19 @@ class Polls(Reader):
         self.pause(self.dice.uniform(0, READ_S))
         self.poll()
         if self.dice.random() < 0.1:
+            self._fetch()
+
+    def _fetch(self) -> None:
+        """Fetch one of the kept versions, which may be dropped meanwhile."""
+        try:
             with self.journal.call("fetch", 3 * options.RETRY_S) as outcome:
                 kept = self.subscriber.versions()
                 if kept:
                     state = self.subscriber.fetch(self.dice.choice(kept).version)
                     outcome["fetched"], outcome["torn"] = payload.content_of(state)
+        except WeightError as error:
+            if "no version" not in str(error):
+                raise
 
 
 class Waits(Reader):

@@ -1,0 +1,167 @@
+"""The checker of `make chaos` finds each kind of defect in journals that have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.chaos import versions
+from tests.chaos.checker import Checker
+from tests.chaos.stored import Holdings, Look
+
+Line = dict[str, Any]
+STOP: Line = {"k": "stop", "t": 99.0, "threads": []}
+
+
+def call(op: str, at: float, *, limit: float = 1.0, took: float = 0.1, **data: Any) -> list[Line]:
+    """Return the two lines of a call; `data` that only its end has begins with `end_`."""
+    end = {name.removeprefix("end_"): data.pop(name) for name in list(data) if "end_" in name}
+    number = int(at * 1000)
+    return [
+        {"k": "begin", "n": number, "op": op, "t": at, "limit": limit, **data},
+        {"k": "end", "n": number, "t": at + took, **end},
+    ]
+
+
+def put(at: float, *names: str) -> list[Line]:
+    return call("put", at, groups=list(names), end_stored=list(names))
+
+
+def take(at: float, *names: str) -> list[Line]:
+    return call("take", at, end_delivered=list(names))
+
+
+def ack(at: float, *names: str) -> list[Line]:
+    return call("ack", at, acking=list(names), end_acked=list(names))
+
+
+def checker(**journals: list[Line]) -> Checker:
+    with_ends = {f"{name}-1": [*lines, STOP] for name, lines in journals.items()}
+    return Checker(with_ends, set(), ())
+
+
+def look(at: float, **counters: int) -> Look:
+    names = ("put", "acked", "expired", "filtered", "evicted", "dead", "leased", "waiting")
+    return Look("flow", at, at + 0.01, {name: counters.get(name, 0) for name in names})
+
+
+def holds(*held: str) -> Holdings:
+    return Holdings(set(held), set(), set(), [], [])
+
+
+def ended(found: Checker, at_end: Look, held: Holdings) -> list[str]:
+    found.check_order()
+    found.check_look(at_end)
+    found.check_end(at_end, held)
+    return found.findings
+
+
+def test_a_run_in_order_has_no_findings() -> None:
+    found = checker(put=put(1, "a") + put(2, "b"), take=take(3, "a") + ack(4, "a"))
+    assert ended(found, look(9, put=2, acked=1, waiting=1), holds("b")) == []
+
+
+def test_unknown_puts_and_acknowledgements_may_have_happened_or_not() -> None:
+    unknown = call("put", 1, groups=["a", "b"], end_error="StoreUnavailable")
+    tried = call("ack", 4, acking=["a"], end_error="StoreUnavailable")
+    found = checker(put=unknown, take=take(3, "a") + tried)
+    assert ended(found, look(9, put=1, acked=1), holds()) == []
+
+
+@pytest.mark.parametrize(
+    ("finding", "lines", "counters", "held"),
+    [
+        ("are lost", {"put": put(1, "a")}, {}, ()),
+        ("put is 0", {"put": put(1, "a")}, {}, ("a",)),
+        ("never put", {}, {"put": 1, "waiting": 1}, ("a",)),
+        ("not balanced", {"put": put(1, "a")}, {"put": 1}, ("a",)),
+        (
+            "acknowledged twice",
+            {"put": put(1, "a"), "take": ack(2, "a"), "loader": ack(3, "a")},
+            {"put": 1, "acked": 1},
+            (),
+        ),
+        (
+            "after it was acknowledged",
+            {"put": put(1, "a"), "take": ack(2, "a") + take(3, "a")},
+            {"put": 1, "acked": 1},
+            (),
+        ),
+        (
+            "acknowledged and stored",
+            {"put": put(1, "a"), "take": ack(2, "a")},
+            {"put": 1, "acked": 1},
+            ("a",),
+        ),
+        (
+            "refused and stored",
+            {"put": call("put", 1, groups=["a"], end_refused=["a"])},
+            {"put": 1, "waiting": 1},
+            ("a",),
+        ),
+        (
+            "torn data",
+            {"put": put(1, "a"), "take": call("take", 2, end_delivered=["a"], end_torn=["x"])},
+            {"put": 1, "waiting": 1},
+            ("a",),
+        ),
+        (
+            "gave 1 groups up",
+            {"put": call("sender.flush", 1, end_dropped=1, end_error="SendFailed")},
+            {},
+            (),
+        ),
+        ("after its 1 s", {"put": call("put", 1, took=6.5)}, {}, ()),
+        ("never ended its call", {"put": call("put", 1)[:1]}, {}, ()),
+        ("crashed", {"put": [{"k": "crash", "t": 1.0, "trace": "x"}]}, {}, ()),
+        ("left threads", {"put": [{"k": "stop", "t": 1.0, "threads": ["x"]}]}, {}, ()),
+    ],
+)
+def test_a_defect_is_found(
+    finding: str, lines: dict[str, list[Line]], counters: dict[str, int], held: tuple[str, ...]
+) -> None:
+    found = ended(checker(**lines), look(9, **counters), holds(*held))
+    assert any(finding in each for each in found), found
+
+
+def test_a_pause_of_the_worker_is_no_overrun() -> None:
+    lines = {"put-1": [*call("put", 1, took=8.0), STOP]}
+    assert Checker(lines, set(), [("put-1", 2.0, 7.0)]).findings == []
+    assert Checker(lines, set(), [("take-1", 2.0, 7.0)]).findings
+
+
+def test_a_step_of_ranks_counts_when_all_ranks_have_acknowledged() -> None:
+    first = call("ack", 2, step=0, rank=0, acking=["a"], end_acked=["a"])
+    second = call("ack", 5, step=0, rank=1, acking=["b"], end_acked=["b"])
+    found = checker(rank0=first, rank1=second)
+    assert found.tasks["steps"].acked == {"a": 5.1, "b": 5.1}
+
+
+def publish(at: float, version: int, content: int) -> list[Line]:
+    return call("publish", at, content=content, end_version=version)
+
+
+def poll(at: float, version: int, content: int) -> list[Line]:
+    return call("poll", at, end_version=version, end_content=content, end_torn=[])
+
+
+@pytest.mark.parametrize(
+    ("finding", "reads"),
+    [
+        ("from version 2 to 1", poll(3, 2, 20) + poll(4, 1, 10)),
+        ("values of another one", poll(3, 2, 10)),
+        ("nobody published", poll(3, 3, 30)),
+        ("polled 1 after 2", poll(3, 1, 10)),
+    ],
+)
+def test_a_wrong_version_is_found(finding: str, reads: list[Line]) -> None:
+    publishes = publish(1, 1, 10) + publish(2, 2, 20)
+    found, _, _ = versions.check({"publisher-1": publishes, "poll-1": reads})
+    assert any(finding in each for each in found), found
+
+
+def test_right_versions_are_no_finding() -> None:
+    publishes = publish(1, 1, 10) + publish(2, 2, 20)
+    reads = poll(1.05, 1, 10) + poll(3, 2, 20) + poll(4, 2, 20)
+    assert versions.check({"publisher-1": publishes, "poll-1": reads}) == ([], 2, 2)
