@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
   --config-settings editable_mode=compat
 
-.PHONY: help setup demo test test-slow sanitize check format guard bench clean
+.PHONY: help setup demo test test-slow chaos sanitize check format guard bench clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -20,6 +20,10 @@ test: .venv/.dev  ## run the tests, two at a time
 
 test-slow: .venv/.dev  ## run the tests that take longer
 	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+chaos: .venv/.dev  ## run makers, trainers and weights under faults: MINUTES=10 SEED=1 SERVER=path
+	@$(BIN)/python -m tests.chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(SERVER),--server $(SERVER)) $(ARGS)
 
 sanitize: .venv/.dev  ## run the codec's tests under AddressSanitizer and UndefinedBehaviorSanitizer (gcc)
 	@tests/sanitize.sh $(BIN)/python $(ARGS)

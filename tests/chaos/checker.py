@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +75,7 @@ class Checker:
 
     def __post_init__(self) -> None:
         self.tasks: dict[str, Task] = defaultdict(Task)
+        self._sorted: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
         self._trained = Counter[str]()
         self._parts: dict[int, dict[int, tuple[float, list[str]]]] = defaultdict(dict)
         for worker, lines in self.journals.items():
@@ -175,21 +176,24 @@ class Checker:
             self.findings.append(f"ledger of {look.task} is not balanced: {look.ledger}")
         if self.losses:
             return
-        task = self.tasks[look.task]
-        possible = {name: t for name, t in task.begun.items() if name not in task.refused}
-        self._bound(look, "put", task.stored.values(), possible.values())
-        self._bound(look, "acked", task.acked.values(), task.acking.values())
+        for counter, (sure, possible) in self._times(look.task).items():
+            least, most = bisect_left(sure, look.began), bisect_left(possible, look.ended)
+            if not least <= look.ledger[counter] <= most:
+                self.findings.append(
+                    f"look at {look.task}: {counter} is {look.ledger[counter]}, journals say "
+                    f"{least} to {most}"
+                )
 
-    def _bound(
-        self, look: Look, counter: str, sure: Iterable[float], possible: Iterable[float]
-    ) -> None:
-        least = bisect_left(sorted(sure), look.began)
-        most = bisect_left(sorted(possible), look.ended)
-        if not least <= look.ledger[counter] <= most:
-            self.findings.append(
-                f"look at {look.task}: {counter} is {look.ledger[counter]}, journals say {least} "
-                f"to {most}"
-            )
+    def _times(self, name: str) -> dict[str, tuple[list[float], list[float]]]:
+        """Return, of each counter, when groups were surely counted, and when they may have been."""
+        if name not in self._sorted:
+            task = self.tasks[name]
+            begun = [at for group, at in task.begun.items() if group not in task.refused]
+            self._sorted[name] = {
+                "put": (sorted(task.stored.values()), sorted(begun)),
+                "acked": (sorted(task.acked.values()), sorted(task.acking.values())),
+            }
+        return self._sorted[name]
 
     def check_end(self, look: Look, holds: Holdings) -> None:
         """All workers have ended: each group has one fate, and the ledger counts it."""
