@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import AbstractContextManager, nullcontext
 
 from redrb.checks import checked_timeout
 from redrb.connection import stopping
+from redrb.connection.deadline import GRACE_S, within
 
 SLICE_S = 1.0
 """Longest block before a waiter looks again, in case the process that should wake it has died."""
@@ -55,6 +57,11 @@ class Wait:
         if self._timeout is None:
             return None
         return max(SHORT_OUTAGE_S, self._timeout - self.waited_s)
+
+    def deadline(self) -> AbstractContextManager[None]:
+        """Let all requests of a block end with the wait, or at most `GRACE_S` later."""
+        retry_s = self.retry_s
+        return nullcontext() if retry_s is None else within(retry_s + GRACE_S)
 
     def slice_s(self) -> float:
         """Return the seconds to block before looking again."""

@@ -73,6 +73,30 @@ def test_a_call_ends_in_time_when_packets_vanish(
     assert stream.stats().ledger.balanced
 
 
+WAITS: dict[str, Callable[[ExperienceStream], object]] = {
+    "put": lambda stream: stream.put(numbered(9), timeout=1.0),
+    "take": lambda stream: stream.take(2, timeout=1.0),
+    "ranks": lambda stream: stream.take(2, rank=0, world_size=2, step=0, timeout=1.0),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_a_call_that_waits_has_one_deadline_for_all_its_requests(
+    proxy: Proxy, namespace: str, name: str
+) -> None:
+    with (
+        redrb.connect(f"redis://127.0.0.1:{proxy.port}", retry_s=20) as client,
+        ExperienceStream(client, "math", namespace=namespace, limit=2) as stream,
+    ):
+        if name == "put":
+            stream.put_many([[numbered(n)] for n in range(2)])
+        freezing = threading.Timer(0.5, proxy.freeze)
+        freezing.start()
+        assert seconds_of(lambda: WAITS[name](stream)) < 1.0 + GRACE_S + LATE_S
+        proxy.thaw()
+        assert stream.stats().ledger.balanced
+
+
 def test_an_acknowledgement_ends_in_time_and_can_be_repeated(
     proxy: Proxy, stream: ExperienceStream
 ) -> None:

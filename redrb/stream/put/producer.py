@@ -76,11 +76,12 @@ class Producer:
         wait = Wait(timeout)
         ids, total, over = pending.ids, len(pending.batch.groups), False
         try:
-            while not over:
-                reply = self._put_chunk(pending, wait)
-                ids += range(reply.last - reply.stored + 1, reply.last + 1)
-                pending.numbered = False
-                over = len(ids) == total
+            with wait.deadline():
+                while not over:
+                    reply = self._put_chunk(pending, wait)
+                    ids += range(reply.last - reply.stored + 1, reply.last + 1)
+                    pending.numbered = False
+                    over = len(ids) == total
         except BaseException as error:
             pending.identity.interrupted = True
             if isinstance(error, (StoreError, ConfigError, OutcomeUnknown)):

@@ -53,8 +53,13 @@ class Ranks:
         least = max(take.least // size * size, size)
         take = TakeRequest(take.count, least, take.status, take.where)
         request = PartRequest(place, take, balance)
-        wait, attempt = Wait(timeout), 0
-        grace: Wait | None = None
+        wait = Wait(timeout)
+        with wait.deadline():
+            return self._take(request, wait)
+
+    def _take(self, request: PartRequest, wait: Wait) -> Lease:
+        """Ask for the part of a step until there is one, or an error."""
+        attempt, grace = 0, None
         while True:
             last = wait.over
             incarnation = self._task.description.incarnation

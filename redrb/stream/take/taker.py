@@ -47,20 +47,21 @@ class Taker:
         """
         before = self._part_of(ack)
         wait = Wait(timeout)
-        while True:
-            slot = self._consumer.occupy()
-            try:
-                reply = self._full_batch(slot, request, wait, before)
-                before = None
-                lease = self.claimed(slot, request, reply)
-            except (BatchTimeout, ConfigError, LeaseLost):  # nothing is leased in the slot
-                slot.free()
-                raise
-            except BaseException:
-                slot.give_up()
-                raise
-            if lease is not None:
-                return lease
+        with wait.deadline():
+            while True:
+                slot = self._consumer.occupy()
+                try:
+                    reply = self._full_batch(slot, request, wait, before)
+                    before = None
+                    lease = self.claimed(slot, request, reply)
+                except (BatchTimeout, ConfigError, LeaseLost):  # nothing is leased in the slot
+                    slot.free()
+                    raise
+                except BaseException:
+                    slot.give_up()
+                    raise
+                if lease is not None:
+                    return lease
 
     def send(self, request: TakeRequest, ack: Lease | None) -> InFlightTake:
         """Send a take that does not queue; its reply is read later."""
