@@ -26,7 +26,7 @@ _FAILOVER_S = 5.0
 
 @cache
 def clocks_jump(program: str) -> bool:
-    """Return whether libfaketime is installed, and works in a server: it fails beside some libcs."""
+    """Return whether libfaketime is installed and works in a server; it does not with jemalloc."""
     if not FAKETIME.exists():
         return False
     preloaded = {**os.environ, "LD_PRELOAD": str(FAKETIME)}
