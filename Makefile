@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
   --config-settings editable_mode=compat
 
-.PHONY: help setup demo test test-slow chaos sanitize check format guard bench clean
+.PHONY: help setup demo test test-slow chaos sanitize fuzz check format guard bench clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -27,6 +27,15 @@ chaos: .venv/.dev  ## run makers, trainers and weights under faults: MINUTES=10 
 
 sanitize: .venv/.dev  ## run the codec's tests under AddressSanitizer and UndefinedBehaviorSanitizer (gcc)
 	@tests/sanitize.sh $(BIN)/python $(ARGS)
+
+MINUTES ?= 10
+FUZZED := decoder manifests saved_tasks queries urls records
+
+fuzz: .venv/.dev  ## fuzz each reader of foreign input for MINUTES=10 (installs atheris)
+	@$(BIN)/python -c "import atheris" 2>/dev/null || $(BIN)/python -m pip install --quiet atheris
+	@for target in $(FUZZED); do echo "== $$target"; mkdir -p build/fuzz/$$target; \
+	  $(BIN)/python -m tests.fuzz $$target build/fuzz/$$target -max_total_time=$$(($(MINUTES) * 60)) \
+	    -rss_limit_mb=4096 -artifact_prefix=build/fuzz/ -verbosity=0 || exit 1; done
 
 check: .venv/.dev  ## lint, format, types, import rules and Lua
 	$(BIN)/ruff check .
