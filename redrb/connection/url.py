@@ -122,14 +122,14 @@ def _parse_sentinels(scheme: str, url: str) -> Address:
     """
     login, names, rest = _divided(url)
     single = scheme.removesuffix(SENTINEL)
-    parts = urlsplit(rest)
-    service, _, database = parts.path.strip("/").partition("/")
+    path, _, query = rest.partition("#")[0].partition("?")
+    service, _, database = path.strip("/").partition("/")
     if not service:
         raise ConfigError(
             f"a {scheme}:// URL needs the name of the service that the Sentinels watch: "
             f"{scheme}://host1:26379,host2:26379/service/0"
         )
-    given = parse_qsl(parts.query, keep_blank_values=True)
+    given = parse_qsl(query, keep_blank_values=True)
     own = {
         name.removeprefix(_OF_SENTINELS): value
         for name, value in given
@@ -194,6 +194,10 @@ def _options(
         ) from None
     if scheme == "unix":
         return options
+    database = unquote(parts.path).strip("/")
+    if database and not (database.isascii() and database.isdigit()):
+        # redis-py would use database 0
+        raise ConfigError(f"the database {database:.40} in the Redis URL is not a number.")
     options.setdefault("host", "localhost")
     options["port"] = port if port is not None else default_port
     return options
