@@ -28,13 +28,12 @@ chaos: .venv/.dev  ## run makers, trainers and weights under faults: MINUTES=10 
 sanitize: .venv/.dev  ## run the codec's tests under AddressSanitizer and UndefinedBehaviorSanitizer (gcc)
 	@tests/sanitize.sh $(BIN)/python $(ARGS)
 
-MINUTES ?= 10
 FUZZED := decoder manifests saved_tasks queries urls records
 
 fuzz: .venv/.dev  ## fuzz each reader of foreign input for MINUTES=10 (installs atheris)
 	@$(BIN)/python -c "import atheris" 2>/dev/null || $(BIN)/python -m pip install --quiet atheris
 	@for target in $(FUZZED); do echo "== $$target"; mkdir -p build/fuzz/$$target; \
-	  $(BIN)/python -m tests.fuzz $$target build/fuzz/$$target -max_total_time=$$(($(MINUTES) * 60)) \
+	  $(BIN)/python -m tests.fuzz $$target build/fuzz/$$target -max_total_time=$$(($(or $(MINUTES),10) * 60)) \
 	    -rss_limit_mb=4096 -artifact_prefix=build/fuzz/ -verbosity=0 || exit 1; done
 
 check: .venv/.dev  ## lint, format, types, import rules and Lua
