@@ -1,5 +1,5 @@
 -- What follows when groups have arrived.
---@include task facts pools
+--@include task clock facts pools
 
 -- Whether no take of a pool without a query can go on: the one that waits first is alive and needs more.
 local function need_more(pool, now)

@@ -60,7 +60,7 @@ end
 local function trim_history(most)
   local rule, archive, over = rules(), key('archive'), {}
   if rule.keep_ms then
-    local latest = string.format('%.0f', now_ms() - rule.keep_ms)
+    local latest = string.format('%.0f', server_ms() - rule.keep_ms)
     over = redis.call('ZRANGEBYSCORE', archive, '-inf', latest, 'LIMIT', 0, most)
   end
   if rule.keep_groups then
@@ -76,7 +76,7 @@ end
 
 -- Make entries history. Returns the number of older entries deleted for that.
 local function retire(seqs)
-  local now, fresh = string.format('%.0f', now_ms()), {}
+  local now, fresh = string.format('%.0f', server_ms()), {}
   for _, seq in ipairs(seqs) do
     if redis.call('ZADD', key('archive'), now, member_of(seq)) == 1 then
       fresh[#fresh + 1] = seq

@@ -41,7 +41,7 @@ local function forget(keep, max_bytes)
     end
   end
 
-  local pinned, now = redis.call('HGETALL', pins), now_ms()
+  local pinned, now = redis.call('HGETALL', pins), server_ms()
   for i = 1, #pinned, 2 do
     local low, high, deadline = string.match(pinned[i + 1], '(%d+) (%d+) (%d+)')
     if not low or tonumber(deadline) < now then

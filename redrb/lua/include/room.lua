@@ -1,5 +1,5 @@
 -- Says whether the limits of a task let a put in.
---@include task facts history capacity waiters
+--@include task clock facts history capacity waiters
 
 -- Room for a producer's put of so many groups and bytes, after `put` groups. Returns the reply of the put
 -- if there is none, or nil; the groups that may follow, -1 without a limit; and the time if it was read.

@@ -33,11 +33,11 @@ local function pack_rules()
   }))
 end
 
--- The fields of the task, without the packed ones: a flat list name, value, ...
+-- The fields of the task that a copy of it has, too: a flat list name, value, ...
 local function task_fields()
   local found, stored = {}, redis.call('HGETALL', task)
   for i = 1, #stored, 2 do
-    if stored[i] ~= 'rules' then
+    if stored[i] ~= 'rules' and stored[i] ~= 'clock' then
       found[#found + 1], found[#found + 2] = stored[i], stored[i + 1]
     end
   end

@@ -1,4 +1,4 @@
--- The keys, ids and clock of a task; every script of a task includes this.
+-- The keys and ids of a task, and the server's time; every script of a task includes this.
 --
 -- KEYS[1] is the task's stream. All other keys of the task share its prefix, and so its hash tag. They
 -- are derived here, as consumer groups and waiters come and go.
@@ -69,7 +69,7 @@ local function in_parts(command, name, arguments)
   return total
 end
 
-local function now_ms()
+local function server_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end

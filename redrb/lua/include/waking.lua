@@ -3,7 +3,7 @@
 -- A take with a query waits in a queue of its own pool and query. The hash queries:<pool> counts, by
 -- query, the waiting groups that match it: those found when the take began to wait, and those that entered
 -- the pool since. A take that is woken counts anew, so the number may be too large but not too small.
---@include task facts pools capacity waiters where plan tags
+--@include task clock facts pools capacity waiters where plan tags
 
 local MOST_QUERIES = 100 -- that one call matches; takes of others look again by themselves
 

@@ -87,7 +87,7 @@ local function add_keys(names, kind, ranges, is_spared)
   return names
 end
 
-local function now_ms()
+local function server_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end

@@ -18,14 +18,16 @@
 --
 -- The hash `task` holds queued, waits, need, since, and of each task credit, taken, short, waited_ms.
 -- credit:<task> = part * total - sum of parts * taken: how far the task is behind; all add up to 0.
--- turn holds "<caller> <operation>", ended:<caller> "<last operation> kept|given"; both expire.
---@include task waiters
+-- turn holds "<caller> <operation> <deadline>", ended:<caller> "<last operation> kept|given"; both expire.
+--@include task clock waiters
 
 local ENDED_MS, UNUSED_MS = 3600000, 2592000000
 local verb, caller, operation = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local turn_ms, queue_ms, count, waits = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
+local turn_ms, queue_ms, count, waits = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 local turn, ended, now = key('turn'), key('ended', caller), now_ms()
 local this_take = caller .. ' ' .. ARGV[3]
+local noted, deadline = string.match(redis.call('GET', turn) or '', '^(%S+ %d+) (%d+)$')
+local holder = noted and tonumber(deadline) > now and noted
 local tasks, whole, need = {}, 0, 0
 for i = 8, #ARGV, 5 do
   local one = {name = ARGV[i], part = tonumber(ARGV[i + 1]), share = tonumber(ARGV[i + 2])}
@@ -82,21 +84,26 @@ local function expire_unused()
   end
 end
 
+local function hold_turn()
+  redis.call('SET', turn, string.format('%s %.0f', this_take, now + turn_ms), 'PX', UNUSED_MS)
+  expire_unused()
+end
+
 local function end_turn(how)
   redis.call('SET', ended, ARGV[3] .. ' ' .. how, 'PX', ENDED_MS)
   dequeue('turn', caller)
-  if redis.call('GET', turn) == this_take then
-    redis.call('DEL', turn)
+  if holder == this_take then
+    holder = redis.call('DEL', turn) == 0
     redis.call('HDEL', task, 'waits', 'need', 'since')
   end
-  if redis.call('EXISTS', turn) == 0 then
+  if not holder then
     wake('turn', 1, now)
   end
   expire_unused()
 end
 
 if verb == 'look' then
-  local waited_for = redis.call('EXISTS', turn) == 1 and redis.call('HGET', task, 'waits') or ''
+  local waited_for = holder and redis.call('HGET', task, 'waits') or ''
   local found = {waited_for, waited_for ~= '' and now - number(task, 'since') or 0}
   for _, one in ipairs(tasks) do
     for _, figure in ipairs({'taken:', 'short:', 'waited_ms:'}) do
@@ -109,7 +116,7 @@ end
 begin_writing()
 local last, how = string.match(redis.call('GET', ended) or '0 given', '^(%d+) (%a+)$')
 local known = tonumber(last) >= operation
-local has_turn = redis.call('GET', turn) == this_take
+local has_turn = holder == this_take
 
 if verb == 'keep' then
   if not has_turn then
@@ -135,11 +142,10 @@ end
 
 if verb == 'hold' then
   if has_turn then
-    redis.call('PEXPIRE', turn, turn_ms)
+    set_clock(turn_ms)
+    hold_turn()
     if waits ~= '' then
-      local since = string.format('%.0f', now)
-      redis.call('HSET', task, 'waits', waits, 'need', need, 'since', since)
-      expire_unused()
+      redis.call('HSET', task, 'waits', waits, 'need', need, 'since', string.format('%.0f', now))
     end
   end
   return {has_turn and 'ok' or 'lost'}
@@ -153,10 +159,11 @@ end
 if known then -- a repeated request that comes late
   answer[1] = 'wait'
   return answer
-elseif not has_turn then
-  local taken = redis.call('EXISTS', turn) == 1
-  if taken or reserved_before('turn', caller, now, 0) > 0 then
-    answer[1], answer[2] = 'wait', taken and redis.call('HGET', task, 'waits') or ''
+end
+set_clock(turn_ms)
+if not has_turn then
+  if holder or reserved_before('turn', caller, now, 0) > 0 then
+    answer[1], answer[2] = 'wait', holder and redis.call('HGET', task, 'waits') or ''
     answer[3] = number(task, 'need')
     if queue_ms > 0 then
       enqueue('turn', caller, 1, queue_ms, now)
@@ -169,5 +176,5 @@ elseif not has_turn then
   dequeue('turn', caller)
   redis.call('HDEL', task, 'waits', 'need', 'since')
 end
-redis.call('SET', turn, this_take, 'PX', turn_ms)
+hold_turn()
 return answer

@@ -8,7 +8,7 @@
 --         most: evict at most so many beyond `count` and `least`: a lowered limit is reached over
 --         several puts
 -- Returns {'more' | 'done', entries evicted}: with 'more', there may be others to evict
---@include task capacity candidates eviction epochs puts waiters
+--@include task clock capacity candidates eviction epochs puts waiters
 
 -- Room that is free may be reserved for producers that wait. The put evicts as many groups as it needs, and
 -- the room that it has made is kept for it: it stands first in the queue, without having waited.

@@ -4,15 +4,16 @@
 --         ttl_ms: how long the place in the queue and the granted room are kept; 0: leave the queue
 -- Returns {entries, setting}: how many of the entries may be put now, and which setting leaves no room
 --         for more: limit | rate | max_bytes, or ''
---@include task capacity waiters waking puts
+--@include task clock capacity waiters waking puts
 
 begin_writing()
-local producer, ttl_ms, count, now = ARGV[1], tonumber(ARGV[2]), #ARGV - 2, now_ms()
+local producer, ttl_ms, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 2
 if ttl_ms == 0 or not exists() then
   dequeue('#room', producer)
-  wake_room(now)
+  wake_room()
   return {count, ''}
 end
+local now = set_clock()
 remove_orphans(number(puts, 'last'), '+') -- they would take room for ever
 local limit, max_bytes = number(task, 'limit'), number(task, 'max_bytes')
 local granted, setting = count, ''

@@ -23,20 +23,21 @@
 --       | {'leased', entries}: other consumers lease entries of this consumer group
 --       | {'gone'}: there is no such task, or it was created anew
 --       | {'more'}: the consumer group is joining, run it again
---@include task facts pending waking leases ranks attempts membership steps
+--@include task clock facts pending waking leases ranks attempts membership steps
 
 local FORMING_MS = 3000 -- a rank that forms a step and is silent for so long is replaced by another
 
 begin_writing()
 local group, consumer, rank, world = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local step, spec, before, now = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), now_ms()
+local step, spec, before, lease_ms = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[10])
 local ranks, parts = key('ranks', group), key('rank_parts', group)
 if not rules().exists or rules().incarnation ~= ARGV[12] then
   return {'gone'}
 elseif not join(group) then
   return {'more'}
 end
-if beat(group, consumer, tonumber(ARGV[10]), now) > 0 then
+local now = set_clock(lease_ms)
+if beat(group, consumer, lease_ms, now) > 0 then
   wake_room(now)
 end
 

@@ -114,7 +114,7 @@ elseif kind == 'puts' or kind == 'refreshed' then
   fill(key(kind), value)
 end
 redis.call('HSET', task, 'part', part)
-local expires = string.format('%.0f', now_ms() + tonumber(ttl_ms))
+local expires = string.format('%.0f', server_ms() + tonumber(ttl_ms))
 for _, name in ipairs(names_of_keys()) do -- all at the same moment
   redis.call('PEXPIREAT', prefix .. name, expires)
 end

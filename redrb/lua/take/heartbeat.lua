@@ -6,17 +6,18 @@
 -- Returns {'held' | 'lost', entries}: whether the consumer was registered until now, so that it has its
 --         leases yet, and how many entries were taken over from other consumers
 --       | {'anew', 0}: the task was created anew since the client has opened it in this incarnation
---@include task facts waking leases producers
+--@include task clock facts waking leases producers
 
 begin_writing()
-local group, consumer, now = ARGV[1], ARGV[2], now_ms()
+local group, consumer, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 if rules().exists and rules().incarnation ~= ARGV[4] then
   return {'anew', 0}
 elseif not rules().exists or redis.call('SISMEMBER', key('groups'), group) == 0 then
   return {'lost', 0}
 end
-remove_records(now)
-local returned, known = beat(group, consumer, tonumber(ARGV[3]), now)
+remove_records(server_ms())
+local now = set_clock(lease_ms)
+local returned, known = beat(group, consumer, lease_ms, now)
 if returned > 0 then
   wake_room(now)
   wake_returned(group, now)

@@ -20,7 +20,7 @@
 --       | {'late'}: a later take of the slot came first
 --       | {'ranks'}: ranks take from this consumer group, so other consumers may not
 --       | {'more', groups that just expired}: run it again, there is more to do before
---@include task facts pools heartbeats claims
+--@include task clock facts pools heartbeats claims
 
 begin_writing()
 local rule = rules()
@@ -29,7 +29,8 @@ if not rule.exists or rule.incarnation ~= ARGV[12] then
 end
 local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local count, least, waiter = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
-local ttl_ms, status, where, now = tonumber(ARGV[8]), ARGV[10], ARGV[11], now_ms()
+local ttl_ms, lease_ms, status, where = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11]
+local now = set_clock(lease_ms)
 local state, pool = key('group', group), pool_of(group, status)
 local leased = redis.call('HGET', key('leases', group), slot)
 if leased == token then
@@ -56,10 +57,10 @@ end
 
 -- what has to be done before: leases of the dead, a batch whose reply was lost, history, expiry
 local taken_over, returned, expired, more = 0, 0, 0, false
-local deadline, dead = renew(group, consumer, tonumber(ARGV[9]), now)
+local deadline, dead = renew(group, consumer, lease_ms, now)
 if #dead > 0 then
   --@include leases
-  taken_over = take_over(group, dead, deadline, tonumber(ARGV[9]), now)
+  taken_over = take_over(group, dead, deadline, lease_ms, now)
 end
 if leased and not string.find(leased, ' ended', 1, true) then
   --@include leases

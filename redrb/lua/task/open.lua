@@ -64,7 +64,7 @@ if fill and used then
   redis.call('HSET', task, 'filling', '0')
   fill_versions()
 end
-remove_records(now_ms())
+remove_records(server_ms())
 local settings = {'ok'}
 local stored = redis.call('HMGET', task, unpack(SETTINGS))
 for i, name in ipairs(SETTINGS) do

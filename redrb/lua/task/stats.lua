@@ -2,7 +2,7 @@
 -- KEYS[1] stream
 -- ARGV    group
 -- Returns a flat list name, number, ...; {} if there is no task.
---@include task pools capacity ledger pending waking
+--@include task clock pools capacity ledger pending waking
 
 local found = {}
 local function report(name, value)

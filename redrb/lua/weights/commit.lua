@@ -60,7 +60,7 @@ if not elsewhere then
   end
   on_keys('PERSIST', names)
 end
-local created_ms = string.format('%.0f', now_ms())
+local created_ms = string.format('%.0f', server_ms())
 redis.call('HSET', manifests, ARGV[3], ARGV[15])
 redis.call('XADD', versions, ARGV[3] .. '-0', 'kind', kind, 'token', token, 'base', ARGV[8],
   'anchor', string.format('%.0f', anchor), 'nbytes', ARGV[9], 'stored', ARGV[10],

@@ -78,7 +78,7 @@ if target.kind == 'lora' then
 end
 
 begin_writing()
-local now = now_ms()
+local now = server_ms()
 redis.call('HSET', pins, reader,
   string.format('%.0f %.0f %.0f', chain[1][1].version, target.version, now + ttl_ms))
 local looked = redis.call('HRANDFIELD', pins, 10, 'WITHVALUES')
