@@ -53,6 +53,8 @@ def assert_refused(*frames: Frame) -> None:
         {"rate": "1 2 3"},
         {"rate": "1 2 x 4"},
         {"rate": "1 1.5 -3 4"},
+        {"rate": "1 10 -20 60", "limit": "9"},
+        {"rate": "1 10 -20 60", "capacity": "9"},
         {"keep_ms": "soon"},
         {"tags": '["a", "a"]'},
         {"tags": "[7]"},

@@ -70,6 +70,8 @@ def test_rates_that_cannot_work_are_refused() -> None:
         RateLimit(0.0, 1, 0.0, 1.0)
     with pytest.raises(ConfigError, match="min_size"):
         RateLimit.at_least(0)
+    with pytest.raises(ConfigError, match="min_size=11 can never be stored"):
+        RateLimit(1.0, 11, 0.0, 10.0)
 
 
 @pytest.mark.parametrize(

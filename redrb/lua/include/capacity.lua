@@ -57,6 +57,12 @@ local function reads_left(group)
   return math.max(math.floor(number(puts, 'put') * spi - reads - least + 1e-6), 0)
 end
 
+-- How many groups the rate lets be taken together at most: more reads wait for puts that it blocks.
+local function most_together()
+  local _, _, least, most = rate_of()
+  return math.floor(most - least)
+end
+
 -- How many groups the limits and the rate let in now.
 local function room_left()
   local known = numbers(task, 'limit', 'max_bytes', 'bytes', 'kept_bytes')

@@ -43,10 +43,14 @@ local function forget(keep, max_bytes)
 
   local pinned, now = redis.call('HGETALL', pins), server_ms()
   for i = 1, #pinned, 2 do
-    local low, high, deadline = string.match(pinned[i + 1], '(%d+) (%d+) (%d+)')
+    local low, high, deadline, ttl_ms = string.match(pinned[i + 1], '^(%d+) (%d+) (%d+) (%d+)$')
     if not low or tonumber(deadline) < now then
       redis.call('HDEL', pins, pinned[i])
     else
+      if deadline - now > tonumber(ttl_ms) then -- the server's clock was set back since
+        deadline = string.format('%.0f', now + ttl_ms)
+        redis.call('HSET', pins, pinned[i], table.concat({low, high, deadline, ttl_ms}, ' '))
+      end
       for index, entry in ipairs(entries) do
         if entry.version >= tonumber(low) and entry.version <= tonumber(high) then
           marked[index] = true

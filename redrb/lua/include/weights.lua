@@ -3,7 +3,7 @@
 -- KEYS[1] is the stream of versions; its ids are <version>-0. All other keys share its prefix and
 -- with it its hash tag; keys of chunks are derived here, as a version may have thousands.
 -- fence is a hash: owner, the publisher that may publish; token, a number for each of its attempts.
--- manifests is a hash: version -> manifest. pins is a hash: reader -> "<low> <high> <deadline>".
+-- manifests is a hash: version -> manifest. pins is a hash: reader -> "<low> <high> <deadline> <ttl>".
 -- dropped is a set: tokens whose keys are being deleted on other nodes.
 --
 -- Fields of an entry: kind; token of the attempt; base, the version that its delta starts from (of

@@ -15,7 +15,7 @@
 --         groups that waited
 --       | {'short', waiting, producers that wait for room, groups that just expired, groups that wait
 --         with another status, fates}; fates: of a take that does not queue, as in include/fates.lua
---       | {'never', limit}: the limit is smaller than the batch
+--       | {'never', most}: limit, capacity or rate let at most so many groups be taken together
 --       | {'gone'}: there is no such task, or it was created anew
 --       | {'late'}: a later take of the slot came first
 --       | {'ranks'}: ranks take from this consumer group, so other consumers may not
@@ -30,8 +30,7 @@ end
 local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local count, least, waiter = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 local ttl_ms, lease_ms, status, where = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11]
-local now = set_clock(lease_ms)
-local state, pool = key('group', group), pool_of(group, status)
+local state, pool, now = key('group', group), pool_of(group, status), set_clock(lease_ms)
 local leased = redis.call('HGET', key('leases', group), slot)
 if leased == token then
   --@include staleness
@@ -103,7 +102,11 @@ end
 local free = here
 if rule.rate then
   --@include capacity
-  free = math.min(here, reads_left(group))
+  local left = reads_left(group)
+  free = math.min(here, left)
+  if least > math.max(left, most_together()) then
+    return {'never', most_together()}
+  end
 end
 local awaited = redis.call('EXISTS', key('queue', queue)) == 1
 if awaited and where == '' then

@@ -9,6 +9,8 @@
 --         epoch of the producers' records; if there is a place, run task/fill until it is done
 --       | {'differs', name, stored value, ...}
 --       | {'unversioned'}: it is to evict the stalest groups, and indexes no versions
+--       | {'blocked', name, value, min_size, 1 or 0}: the limit or capacity is smaller than the min_size of
+--         the rate: takes and puts would wait for each other; 1: this call gives the limit
 --@include task filling settings producers
 
 begin_writing()
@@ -39,6 +41,13 @@ end
 if given.eviction == 'stalest' and setting('order') ~= 'stalest'
   and not setting('max_staleness') then
   return {'unversioned'}
+end
+local min_size = tonumber(string.match(setting('rate') or '', '^%S+ (%S+)') or '0')
+for _, name in ipairs({'limit', 'capacity'}) do
+  local most = tonumber(setting(name) or '0')
+  if most > 0 and min_size > most then
+    return {'blocked', name, most, min_size, given[name] and 1 or 0}
+  end
 end
 if not exists() then
   -- an entry that was deleted leaves its id behind: ids count up from there

@@ -15,5 +15,5 @@ if ARGV[2] == '0' then
   return 'held'
 end
 begin_writing()
-redis.call('HSET', pins, ARGV[1], string.format('%s %s %.0f', low, high, server_ms() + ARGV[2]))
+redis.call('HSET', pins, ARGV[1], string.format('%s %s %.0f %.0f', low, high, server_ms() + ARGV[2], ARGV[2]))
 return 'held'

@@ -156,7 +156,7 @@ class Ranks:
         elif batch.outcome == "never":
             raise ConfigError(
                 f"task {self._store.task!r} holds at most {batch.counts[0]} groups: a batch of "
-                f"{take.count} can never be full. Take fewer, or raise the limit."
+                f"{take.count} can never be full. Take fewer, raise the limit, or widen the rate."
             )
         elif batch.outcome == "short":
             if last:

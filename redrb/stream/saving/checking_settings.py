@@ -23,7 +23,7 @@ _NOT_SETTINGS: Final = frozenset({"rules"})
 def check_saved_settings(settings: Mapping[str, str], tags: tuple[str, ...]) -> None:
     """Check each setting of a saved task as one of a new task is checked.
 
-    Two settings may contradict each other: two processes can have given them to the task.
+    A capacity and a limit may both be there: two processes can have given them to the task.
 
     Args:
         settings: As Redis keeps them.
@@ -43,6 +43,7 @@ def check_saved_settings(settings: Mapping[str, str], tags: tuple[str, ...]) -> 
     _check_order(settings.get("order", "fifo"), settings.get("sampled", "0"))
     if "rate" in settings:
         _check_rate(settings["rate"])
+        _check_min_size(settings)
     for name, choices in (("on_expired", OnExpired), ("eviction", Eviction)):
         if name in settings:
             check_choice(name, settings[name], get_args(choices))
@@ -58,6 +59,13 @@ def _check_order(name: str, sampled: str) -> None:
     order = known_order(name)
     if sampled not in ("0", "1") or (order is not None and str(int(order.sampled)) != sampled):
         raise ValueError(f"sampled={sampled!r:.80} in the order {name!r:.80}")
+
+
+def _check_min_size(settings: Mapping[str, str]) -> None:
+    size = int(settings["rate"].split(" ")[1])
+    for name in ("limit", "capacity"):
+        if 0 < int(settings.get(name, "0")) < size:
+            raise ValueError(f"{name}={settings[name]} with a rate whose min_size is {size}")
 
 
 def _check_rate(text: str) -> None:

@@ -57,7 +57,7 @@ class TakeReply:
     """The reply to a take.
 
     Attributes:
-        outcome: "taken"; "short": too few groups wait; "never": the limit is smaller than the
+        outcome: "taken"; "short": too few groups wait; "never": limit or rate never allow the
             batch; "gone": the task was deleted, or created anew; "more": there is more to do
             before, ask again; "late": a later take of the slot came first; "ranks": ranks take from
             this consumer group.

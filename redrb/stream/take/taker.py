@@ -203,7 +203,7 @@ class Taker:
         if reply.outcome == "never":
             raise ConfigError(
                 f"task {task!r} holds at most {reply.amount} groups: a batch of {request.count} "
-                "can never be full. Take fewer, or raise the limit."
+                "can never be full. Take fewer, raise the limit, or widen the rate."
             )
         if reply.outcome == "late":
             raise StoreError(

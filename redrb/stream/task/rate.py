@@ -41,6 +41,13 @@ class RateLimit:
                 "fits: widen the error buffer."
             )
 
+        if self.samples_per_insert * self.min_size > self.max_diff:
+            raise ConfigError(
+                f"min_size={self.min_size} can never be stored: puts block at "
+                f"max_diff={self.max_diff:g}, after {self.max_diff / self.samples_per_insert:g} "
+                "groups. Lower min_size, or raise max_diff."
+            )
+
     @classmethod
     def at_least(cls, size: int) -> Self:
         """Return Reverb's MinSize: takes block until `size` groups are stored."""

