@@ -57,10 +57,13 @@ local function reads_left(group)
   return math.max(math.floor(number(puts, 'put') * spi - reads - least + 1e-6), 0)
 end
 
--- How many groups the rate lets be taken together at most: more reads wait for puts that it blocks.
-local function most_together()
-  local _, _, least, most = rate_of()
-  return math.floor(most - least)
+-- Of `here` groups, how many the rate lets a consumer group take now; and how many it ever lets be taken
+-- together, `most` at most (0: no bound): more reads would wait for puts that it blocks.
+local function bound_by_rate(group, here, most)
+  local _, _, low, high = rate_of()
+  local left = reads_left(group)
+  local together = math.max(left, math.floor(high - low))
+  return math.min(here, left), most > 0 and math.min(most, together) or together
 end
 
 -- How many groups the limits and the rate let in now.

@@ -83,10 +83,6 @@ end
 if more then
   return {'more', expired}
 end
-local most = rule.limit > 0 and rule.limit or rule.capacity
-if most > 0 and least > most then
-  return {'never', most}
-end
 
 -- how many groups this take may have: groups are reserved for takes before it in the queue
 local here, chosen
@@ -99,14 +95,13 @@ if where ~= '' then
 else
   here = redis.call('ZCARD', key('ready', pool))
 end
-local free = here
+local free, most = here, rule.limit > 0 and rule.limit or rule.capacity
 if rule.rate then
   --@include capacity
-  local left = reads_left(group)
-  free = math.min(here, left)
-  if least > math.max(left, most_together()) then
-    return {'never', most_together()}
-  end
+  free, most = bound_by_rate(group, free, most)
+end
+if most > 0 and least > most then
+  return {'never', most}
 end
 local awaited = redis.call('EXISTS', key('queue', queue)) == 1
 if awaited and where == '' then
