@@ -240,7 +240,7 @@ def test_an_undecodable_group_becomes_a_dead_letter_and_the_batch_is_still_full(
 ) -> None:
     stream = open_stream()
     stream.put(numbered(1))
-    stream._producer._scripts.put("broken", 1, PutBatch([garbage(), garbage(5)])).result()
+    stream._producer.put(PutBatch([garbage(), garbage(5)]), timeout=5)
     stream.put_many([[numbered(2)], [numbered(3)]])
     with caplog.at_level(logging.ERROR, "redrb"):
         lease = stream.take(3, timeout=0)
@@ -255,7 +255,7 @@ def test_an_undecodable_group_becomes_a_dead_letter_and_the_batch_is_still_full(
 
 def test_when_undecodable_groups_leave_too_few_nothing_is_taken(open_stream: Opener) -> None:
     stream = open_stream()
-    stream._producer._scripts.put("broken", 1, PutBatch([garbage()])).result()
+    stream._producer.put(PutBatch([garbage()]), timeout=5)
     stream.put(numbered(1))
     with pytest.raises(BatchTimeout) as caught:
         stream.take(2, timeout=0)
@@ -266,7 +266,7 @@ def test_when_undecodable_groups_leave_too_few_nothing_is_taken(open_stream: Ope
 
 def test_undecodable_groups_alone_are_no_batch(open_stream: Opener) -> None:
     stream = open_stream()
-    stream._producer._scripts.put("broken", 1, PutBatch([garbage(), garbage()])).result()
+    stream._producer.put(PutBatch([garbage(), garbage()]), timeout=5)
     with pytest.raises(BatchTimeout):
         stream.take(2, timeout=0)
     assert stream.stats().ledger.dead == 2
