@@ -368,6 +368,7 @@ class Model:
         if self.order in ("fifo", "lifo"):
             with pytest.raises(ConfigError, match="keeps no priorities"):
                 self.maker.update_priority(ids, [priority] * len(ids))
+            self.exists = True  # it has opened the task again, to see whether it has another order
             return
         assert self.maker.update_priority(ids, [priority] * len(ids)) == len(known)
         self.exists = self.exists or bool(ids)  # it opens the task again
