@@ -170,12 +170,12 @@ def test_a_gap_of_ids(compare: Callable[..., None]) -> None:
         scene.fill()
         scene.take("t", scene.size + 1)
         scene.run(
-            *("take/finish", "default", "t", "t/1", 1, "ack", "", scene.size, 1),
+            *("take/finish", "default", "t", "t/1", 1, "ack", "", "", scene.size, 1),
             *range(1, scene.size + 2),
         )
         scene.run("take/take", *scene.taking("u", scene.size, group="critic"))
         scene.run(
-            *("take/finish", "critic", "u", "u/2", 2, "ack", "", scene.size, 1),
+            *("take/finish", "critic", "u", "u/2", 2, "ack", "", "", scene.size, 1),
             *range(2, scene.size + 2),
         )
         assert stream.stats().stored == 1

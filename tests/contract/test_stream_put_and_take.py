@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import socket
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -243,15 +246,44 @@ def test_the_end_of_a_block_acknowledges(stream: ExperienceStream) -> None:
     assert stream.stats().ledger.waiting == 1
 
 
+def test_a_dead_letter_of_a_rejection_says_why_where_and_when(stream: ExperienceStream) -> None:
+    stream.put_many([[numbered(1)], [numbered(2)]])
+    with pytest.raises(ZeroDivisionError), stream.take(2, timeout=0):
+        raise ZeroDivisionError
+    before = datetime.now(UTC)
+    lease = stream.take(2, timeout=0)
+    lease.reject(OutOfTune("no A\ud800" + "x" * 5000), lease.ids[:1])
+    lease.reject("nan loss")
+    plain, letter = stream.dead_letters()
+    assert (letter.exception, letter.reason) == (f"{__name__}.OutOfTune", letter.message)
+    assert letter.message.startswith("no A?x")
+    assert len(letter.message) == 2000
+    assert (plain.exception, plain.message, plain.reason) == (None, "", "nan loss")
+    for each in (plain, letter):
+        assert (each.host, each.pid) == (socket.gethostname()[:64], os.getpid())
+        assert each.consumer == stream.consumer
+        assert abs((each.time - before).total_seconds()) < 60
+        assert (each.deliveries, each.failed_deliveries) == (2, 1)
+    stream.put(numbered(3))
+    with stream.take(1) as lease, pytest.raises(ConfigError, match="str or an exception"):
+        lease.reject(7)  # type: ignore[arg-type]
+
+
+class OutOfTune(Exception):
+    """An error of a training step."""
+
+
 def test_an_exception_in_a_block_requeues_and_counts_a_failed_delivery(
     stream: ExperienceStream,
 ) -> None:
     stream.put(numbered(1))
-    for _ in range(5):
+    for number in range(5):
         with pytest.raises(ZeroDivisionError), stream.take(1, timeout=0):
-            raise ZeroDivisionError
+            raise ZeroDivisionError(f"step {number}")
         audit(stream)
     (letter,) = stream.dead_letters()
+    assert (letter.exception, letter.message) == ("ZeroDivisionError", "step 4")
+    assert (letter.pid, letter.deliveries) == (os.getpid(), 5)
     assert letter.failed_deliveries == 5
     assert letter.reason == "delivered 5 times without acknowledgement"
     assert stream.stats().ledger.dead == 1

@@ -132,7 +132,8 @@ def test_a_group_whose_deliveries_fail_too_often_becomes_a_dead_letter(
     with pytest.raises(BatchTimeout):
         watcher.take(1, timeout=0)
     (letter,) = watcher.dead_letters()
-    assert letter.failed_deliveries == 3
+    assert letter.failed_deliveries == letter.deliveries == 3
+    assert (letter.consumer, letter.exception) == (dead.consumer, None)
     assert "3 times" in letter.reason
     assert letter.items is not None
     assert numbers(letter.items) == [1, 2]

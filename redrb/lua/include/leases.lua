@@ -8,11 +8,14 @@
 
 local MOST_TAKEN_OVER = 50
 
--- Move a leased entry, already out of the pending list, to the dead-letter stream.
-local function add_dead_letter(group, seq, fields, reason, consumer)
-  local deliveries = redis.call('HGET', key('deliveries', group), member_of(seq)) or '0'
-  local letter = {'XADD', key('dead'), '*', 'seq', seq, 'group', group,
-    'reason', reason, 'consumer', consumer, 'failed_deliveries', deliveries,
+-- Move a leased entry, already out of the pending list, to the dead-letter stream. `why` says how its last
+-- delivery ended: the consumer, and the message and class of an exception ('' without one) or a reason.
+-- `more`: deliveries beyond the failed ones.
+local function add_dead_letter(group, seq, fields, why, reason, more)
+  local failed = redis.call('HGET', key('deliveries', group), member_of(seq)) or '0'
+  local letter = {'XADD', key('dead'), '*', 'seq', seq, 'group', group, 'reason', reason,
+    'exception', why.exception or '', 'message', why.exception and why.exception ~= '' and why.text or '',
+    'consumer', why.consumer, 'failed_deliveries', failed, 'deliveries', failed + more,
     'incarnation', rules().incarnation}
   for _, value in ipairs(fields) do
     letter[#letter + 1] = value
@@ -46,19 +49,20 @@ local function requeue(group, seq)
 end
 
 -- End the lease of an entry: requeue it, or make it a dead letter if its deliveries failed too often.
--- `counted`: this counts as a failed delivery. Returns 1 if the entry was leased, else 0.
-local function return_lease(group, seq, counted, consumer)
-  local fields = counted and fields_of(seq)
+-- `failure`: this counts as a failed delivery, which ended as add_dead_letter says; or false. Returns 1 if
+-- the entry was leased, else 0.
+local function return_lease(group, seq, failure)
+  local fields = failure and fields_of(seq)
   if redis.call('XACK', stream, group, id_of(seq)) == 0 then
     return 0
   end
   add(key('group', group), 'taken', -1)
-  if counted then
+  if failure then
     local failed = redis.call('HINCRBY', key('deliveries', group), member_of(seq), 1)
     if failed >= max_deliveries() then
       left_unread(group, {seq})
       local reason = 'delivered ' .. failed .. ' times without acknowledgement'
-      add_dead_letter(group, seq, fields, reason, consumer)
+      add_dead_letter(group, seq, fields, failure, reason, 0)
       forget(group, {seq})
       return 1
     end
@@ -70,10 +74,10 @@ end
 
 -- End the lease in a slot, or `most` entries of it. Returns the number of entries returned, and of
 -- entries looked at.
-local function return_slot(group, slot, counted, consumer, most)
+local function return_slot(group, slot, failure, most)
   local returned, seen = 0, 0
   each_leased(group, slot, function(seq)
-    returned, seen = returned + return_lease(group, seq, counted, consumer), seen + 1
+    returned, seen = returned + return_lease(group, seq, failure), seen + 1
     return seen == most
   end)
   return returned, seen
@@ -100,10 +104,10 @@ end
 
 -- End the leases of a consumer in these slots, at most `most` entries: then it is called again later.
 -- Returns the number of entries returned.
-local function return_leases(group, consumer, slots, counted, most)
-  local returned, left = 0, most
+local function return_leases(group, consumer, slots, failed, most)
+  local returned, left, failure = 0, most, failed and {consumer = consumer}
   for _, slot in ipairs(slots) do
-    local ended, seen = return_slot(group, slot, counted, consumer, left)
+    local ended, seen = return_slot(group, slot, failure, left)
     returned, left = returned + ended, left - seen
     if left == 0 then
       return returned

@@ -76,7 +76,7 @@ end
 
 -- Requeue the groups that a slot of the ranks leases, and end the slot.
 local function empty_slot(group, slot)
-  local returned = return_slot(group, slot, false, RANKS)
+  local returned = return_slot(group, slot, false)
   redis.call('HDEL', key('leases', group), slot)
   redis.call('XGROUP', 'DELCONSUMER', stream, group, slot)
   return returned

@@ -36,8 +36,8 @@ local function is_given(group, step, living)
 end
 
 -- Count a failed delivery of a part. If any of its groups failed too often, such groups become dead
--- letters and the step is taken apart. Returns whether it was.
-local function fail_part(group, step, rank, consumer)
+-- letters and the step is taken apart. `failure` is as of return_lease. Returns whether it was.
+local function fail_part(group, step, rank, failure)
   local seqs, most, worn = words(redis.call('HGET', key('rank_parts', group), part_of(step, rank)) or ''),
     max_deliveries(), false
   for _, seq in ipairs(seqs) do
@@ -45,7 +45,7 @@ local function fail_part(group, step, rank, consumer)
   end
   for _, seq in ipairs(seqs) do
     if worn then
-      return_lease(group, seq, true, consumer)
+      return_lease(group, seq, failure)
     elseif is_leased(group, seq) then
       redis.call('HINCRBY', key('deliveries', group), member_of(seq), 1)
     end

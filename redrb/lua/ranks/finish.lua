@@ -1,11 +1,12 @@
 -- A rank ends its part of a step, or groups of it. The step is acknowledged when all ranks have
 -- acknowledged it: until then, ranks that start again find every part.
 -- KEYS[1] stream
--- ARGV    group, consumer, rank, step, outcome, reason, samples, seq ...
+-- ARGV    group, consumer, rank, step, outcome, reason, exception, samples, seq ...
 --         outcome: ack (the whole part) | release (kept for this rank) | fail (kept, counts as a failed
 --         delivery) | reject (to the dead-letter stream, at once) | expire (at once)
 --         | leave (the process of the rank ends; its parts are kept)
---         reason: of reject, for the dead-letter stream; samples: of ack, number of samples trained
+--         reason, exception: of reject and fail, for dead letters: why, or an exception's message and class
+--         samples: of ack, number of samples trained
 -- Returns {'ok'} | {'lost', reason}
 --         reason: replaced (another process is this rank) | anew (the step was formed again)
 --         | ended (the ranks have ended, or have ended this step, while this one was silent)
@@ -16,6 +17,7 @@
 begin_writing()
 local group, consumer, rank, step = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local outcome, ranks, parts = ARGV[5], key('ranks', group), key('rank_parts', group)
+local why = {text = ARGV[6], exception = ARGV[7], consumer = consumer}
 local holder = redis.call('HGET', ranks, 'holder:' .. ARGV[3])
 if holder and holder ~= consumer then
   return {'lost', 'replaced'}
@@ -42,7 +44,7 @@ local held, mine, left = {}, {}, {}
 for _, seq in ipairs(words(redis.call('HGET', parts, name))) do
   held[seq] = true
 end
-for i = 8, #ARGV do
+for i = 9, #ARGV do
   if held[ARGV[i]] then
     mine[#mine + 1] = ARGV[i]
   elseif outcome ~= 'reject' and outcome ~= 'expire' then
@@ -53,13 +55,13 @@ if outcome == 'release' then
   redis.call('HDEL', parts, name .. ':given')
 elseif outcome == 'fail' then
   if redis.call('HDEL', parts, name .. ':given') == 1 then
-    fail_part(group, step, rank, consumer)
+    fail_part(group, step, rank, why)
   end
 elseif outcome == 'ack' then
-  mark_acked(group, step, rank, ARGV[7])
+  mark_acked(group, step, rank, ARGV[8])
 else
   if outcome == 'reject' then
-    reject_held(group, slot, mine, ARGV[6], consumer)
+    reject_held(group, slot, mine, why)
   else
     end_held(group, slot, mine, outcome, 0)
   end

@@ -91,7 +91,7 @@ elseif step <= formed then
   local given = redis.call('HGET', parts, name .. ':given')
   local living = living_ranks(group, consumer, now)
   local elsewhere = given and given ~= consumer and is_given(group, step, living)
-  if not given or given == consumer or not fail_part(group, step, rank, consumer) then
+  if not given or given == consumer or not fail_part(group, step, rank, {consumer = given or consumer}) then
     local seqs = words(redis.call('HGET', parts, name))
     if #seqs > 0 then -- else all its groups were rejected, and the part is done
       redis.call('HSET', parts, name .. ':given', consumer)

@@ -1,9 +1,10 @@
 -- End a lease, or groups of it.
 -- KEYS[1] stream
--- ARGV    group, consumer, slot, token, outcome, reason, samples, ends, seq ...
+-- ARGV    group, consumer, slot, token, outcome, reason, exception, samples, ends, seq ...
 --         outcome: ack | expire (too stale) | release (requeue) | fail (requeue, counts as a failed
 --         delivery) | reject (to the dead-letter stream)
---         reason: of reject, for the dead-letter stream; samples: of ack, number of samples trained
+--         reason, exception: of reject and fail, for dead letters: why, or an exception's message and class
+--         samples: of ack, number of samples trained
 --         ends: 1 when nothing of the lease is left
 -- Returns {'ok', entries ended} | {'lost'}: another consumer has the lease
 --         Repeated, it changes nothing more and returns {'ok', 0}.
@@ -11,7 +12,7 @@
 
 begin_writing()
 local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local outcome, reason = ARGV[5], ARGV[6]
+local outcome, why = ARGV[5], {text = ARGV[6], exception = ARGV[7], consumer = consumer}
 local held = redis.call('HGET', key('leases', group), slot)
 if held == token .. ' ended' then
   return {'ok', 0}
@@ -20,25 +21,25 @@ elseif held ~= token then
 end
 
 local seqs, ended, rule = {}, 0, rules()
-for i = 9, #ARGV do
-  seqs[i - 8] = ARGV[i] -- as text: formatting a number costs ten times as much
+for i = 10, #ARGV do
+  seqs[i - 9] = ARGV[i] -- as text: formatting a number costs ten times as much
 end
 
 if outcome == 'ack' or outcome == 'expire' then
   --@include endings
-  ended = end_held(group, slot, seqs, outcome, tonumber(ARGV[7]))
+  ended = end_held(group, slot, seqs, outcome, tonumber(ARGV[8]))
 elseif outcome == 'reject' then
   --@include rejections
-  ended = reject_held(group, slot, seqs, reason, consumer)
+  ended = reject_held(group, slot, seqs, why)
 else
   --@include leases
   for _, seq in ipairs(seqs) do
     if holds(group, slot, seq) then
-      ended = ended + return_lease(group, seq, outcome == 'fail', consumer)
+      ended = ended + return_lease(group, seq, outcome == 'fail' and why)
     end
   end
 end
-if ARGV[8] == '1' then
+if ARGV[9] == '1' then
   redis.call('HSET', key('leases', group), slot, token .. ' ended')
 end
 if rule.rate or has_entered() or redis.call('EXISTS', key('queue', '#room')) == 1 then

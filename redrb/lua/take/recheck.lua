@@ -29,7 +29,7 @@ end
 --@include leases staleness waking groups
 for i = 6, #ARGV do
   if holds(group, slot, ARGV[i]) then
-    return_lease(group, ARGV[i], false, consumer)
+    return_lease(group, ARGV[i], false)
   end
 end
 redis.call('HSET', key('leases', group), slot, token .. ' ended')

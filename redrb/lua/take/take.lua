@@ -63,7 +63,7 @@ if #dead > 0 then
 end
 if leased and not string.find(leased, ' ended', 1, true) then
   --@include leases
-  returned = return_slot(group, slot, false, consumer)
+  returned = return_slot(group, slot, false)
 end
 if rule.keeps then
   --@include history

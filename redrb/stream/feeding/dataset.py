@@ -136,8 +136,8 @@ class ExperienceDataset(IterableDataset[LeasedExperience]):
         """Requeue a batch unharmed; raises as `ack` does."""
         _lease_of(batch).release()
 
-    def reject(self, batch: LeasedExperience, reason: str) -> None:
-        """Move the groups of a batch to the dead letters, with the reason; raises as `ack` does."""
+    def reject(self, batch: LeasedExperience, reason: str | BaseException) -> None:
+        """Move the groups of a batch to the dead letters; as `Lease.reject`, raises as `ack`."""
         _lease_of(batch).reject(reason)
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from redrb.errors import ConfigError, LeaseLost
 from redrb.stream.ranks.scripts import Loss, RankStep, RankStore
+from redrb.stream.take.cause import Cause
 from redrb.stream.take.scripts import Outcome
 
 
@@ -27,7 +28,7 @@ class RankPart:
     place: RankStep
 
     def finish(
-        self, outcome: Outcome, ids: Sequence[int], *, reason: str, samples: int, ends: bool
+        self, outcome: Outcome, ids: Sequence[int], *, reason: Cause, samples: int, ends: bool
     ) -> bool:
         """End the part, or reject or expire groups of it.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from redrb.connection.transport import Argument, Reply
+from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.fates import read_fates
 from redrb.stream.take.scripts import Outcome, TakeOutcome, TakeRequest, take_arguments
 from redrb.stream.task.entries import parse_entry
@@ -218,16 +219,16 @@ class RankStore:
         outcome: Outcome,
         ids: Sequence[int] = (),
         *,
-        reason: str = "",
+        reason: Cause = NO_CAUSE,
         samples: int = 0,
     ) -> Loss | None:
         """End a part, or groups of it; returns why that cannot be done any more, if so."""
-        ending: list[Argument] = [outcome, reason, samples, *ids]
+        ending: list[Argument] = [outcome, *reason.arguments(), samples, *ids]
         return self._finish(consumer, place.rank, place.step, ending)
 
     def leave(self, consumer: str, rank: int) -> None:
         """Note that the process of a rank ends; its parts are kept."""
-        self._finish(consumer, rank, 0, ["leave", "", 0])
+        self._finish(consumer, rank, 0, ["leave", "", "", 0])
 
     def wait(self, consumer: str, seconds: float, *, forming: bool) -> None:
         """Block until the ranks are woken, or the rank that forms a step by a full batch."""

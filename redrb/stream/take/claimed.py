@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from redrb.codec import GroupLayout, parse_groups
 from redrb.errors import DecodeError
 from redrb.experience import Status
+from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.lease_part import Draw, Expiry, Holder, LeasePart
 from redrb.stream.take.scripts import TakeScripts
 from redrb.stream.task.store import TaskStore
@@ -48,17 +49,18 @@ def claimed_part(
         The part; None when the claim was released, or another consumer has taken it over.
     """
     good: list[tuple[int, GroupLayout]] = []
-    bad: list[tuple[int, str]] = []
+    bad: list[tuple[int, DecodeError]] = []
     parsed = iter(parse_groups(payload for _, payload in entries if payload is not None))
     for seq, payload in entries:
         layout = next(parsed) if payload is not None else DecodeError("the payload is gone")
         if isinstance(layout, DecodeError):
-            bad.append((seq, f"cannot be decoded: {layout}"))
+            bad.append((seq, layout))
         else:
             good.append((seq, layout))
-    for seq, reason in bad:
-        _log.error("task %r: group %d %s", store.task, seq, reason)
+    for seq, error in bad:
+        _log.error("task %r: group %d cannot be decoded: %s", store.task, seq, error)
         ends = not good and seq == bad[-1][0]
+        reason = Cause.of(error, "cannot be decoded: ")
         if not holder.finish("reject", [seq], reason=reason, samples=0, ends=ends):
             return None
     ids = [seq for seq, _ in good]
@@ -72,7 +74,7 @@ def claimed_part(
             status=status,
         )
     if good or not bad:
-        holder.finish("release", ids, reason="", samples=0, ends=True)
+        holder.finish("release", ids, reason=NO_CAUSE, samples=0, ends=True)
     return None
 
 

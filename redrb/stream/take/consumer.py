@@ -15,6 +15,7 @@ from typing import Protocol
 
 from redrb.errors import LeaseLost, StoreError
 from redrb.experience import Status
+from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.heartbeat import Heartbeat
 from redrb.stream.take.scripts import Ending, Outcome, TakeScripts
 from redrb.stream.task.task import Task
@@ -58,7 +59,7 @@ class Slot:
         outcome: Outcome,
         ids: Sequence[int],
         *,
-        reason: str = "",
+        reason: Cause = NO_CAUSE,
         samples: int = 0,
         ends: bool = True,
     ) -> Ending:
@@ -66,7 +67,7 @@ class Slot:
         return Ending(self.name, self.token, outcome, tuple(ids), reason, samples, ends)
 
     def finish(
-        self, outcome: Outcome, ids: Sequence[int], *, reason: str, samples: int, ends: bool
+        self, outcome: Outcome, ids: Sequence[int], *, reason: Cause, samples: int, ends: bool
     ) -> bool:
         """End groups of this lease; frees the slot with the last ones; see `Holder.finish`."""
         ending = self.ending(outcome, ids, reason=reason, samples=samples, ends=ends)
@@ -127,7 +128,7 @@ class Consumer:
     def _begin(self) -> None:
         """Become a consumer that Redis does not know yet: at first, and in a forked process."""
         self._pid = os.getpid()
-        self.name = f"{socket.gethostname()[:32]}-{self._pid}-{uuid.uuid4().hex[:12]}"
+        self.name = f"{socket.gethostname()[:64]}-{self._pid}-{uuid.uuid4().hex[:12]}"
         self._tokens = itertools.count(1)
         self._slots: set[int] = set()
         self._leased: dict[int, int] = {}  # slot -> groups leased in it
@@ -229,7 +230,7 @@ class Consumer:
                 len(ids),
             )
             try:
-                slot.finish("release", ids, reason="", samples=0, ends=True)
+                slot.finish("release", ids, reason=NO_CAUSE, samples=0, ends=True)
             except StoreError:
                 self._abandoned.appendleft((slot, ids))
                 raise

@@ -16,6 +16,7 @@ from redrb.errors import ConfigError, LeaseLost, RecordError
 from redrb.experience import BufferItem, Experience, Status
 from redrb.experience.records import Scalar, Side
 from redrb.stream.arguments import BEFORE_ANY, checked_ids
+from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.lease_part import Expiry, LeasePart
 from redrb.stream.take.scripts import Outcome
 
@@ -57,10 +58,13 @@ class PartsLease(ABC, Generic[Ids]):
             return
         with suppress(LeaseLost):  # the error of the block matters more
             if isinstance(error, RecordError) and error.ids and self._misfits:
-                self._reject_misfits(f"does not fit into a batch: {error}")
+                self._reject_misfits(Cause.of(error, "does not fit into a batch: "))
                 self._end("release", None)
                 return
-            self._end("fail" if isinstance(error, Exception) else "release", None)
+            if isinstance(error, Exception):
+                self._end("fail", None, Cause.of(error))
+            else:
+                self._end("release", None)
 
     @property
     def samples(self) -> int:
@@ -164,15 +168,21 @@ class PartsLease(ABC, Generic[Ids]):
         """Requeue groups unharmed: they wait again, in their old place, for any consumer."""
         self._end("release", ids)
 
-    def reject(self, reason: str, ids: Ids | None = None) -> None:
-        """Move groups to the dead-letter stream of their task, with the reason.
+    def reject(self, reason: str | BaseException, ids: Ids | None = None) -> None:
+        """Move groups to the dead-letter stream of their task.
+
+        Args:
+            reason: Why, as a text; or an exception, whose class and message are recorded.
+            ids: Some of `self.ids`; default: all.
 
         Raises:
             LeaseLost: Another consumer has taken them over.
         """
-        if not isinstance(reason, str):
-            raise ConfigError(f"reject({reason!r:.80}): give a reason as a str, then the ids.")
-        self._end("reject", ids, reason)
+        if not isinstance(reason, str | BaseException):
+            raise ConfigError(
+                f"reject({reason!r:.80}): give a reason as a str or an exception, then the ids."
+            )
+        self._end("reject", ids, Cause.of(reason))
 
     def abandon(self) -> None:
         """Let the heartbeat thread release the groups that are still leased; never blocks."""
@@ -186,7 +196,7 @@ class PartsLease(ABC, Generic[Ids]):
     def _layouts(self) -> list[GroupLayout]:
         return [layout for part in self._parts for layout in part.layouts.values()]
 
-    def _end(self, outcome: Outcome, ids: Ids | None, reason: str = "") -> None:
+    def _end(self, outcome: Outcome, ids: Ids | None, reason: Cause = NO_CAUSE) -> None:
         self._check_held()
         if ids is None:
             chosen = [(part, part.ids) for part in self._parts if part]
@@ -194,7 +204,7 @@ class PartsLease(ABC, Generic[Ids]):
             chosen = self._select(ids)
         self._end_parts(outcome, chosen, reason)
 
-    def _end_parts(self, outcome: Outcome, chosen: Chosen, reason: str) -> None:
+    def _end_parts(self, outcome: Outcome, chosen: Chosen, reason: Cause) -> None:
         """End groups of all parts, and raise LeaseLost at the end for parts that were lost."""
         lost = []
         for part, ids in chosen:
@@ -218,7 +228,7 @@ class PartsLease(ABC, Generic[Ids]):
         ]
         error.ids = tuple(seq for _, ids in self._misfits for seq in ids)
 
-    def _reject_misfits(self, reason: str) -> None:
+    def _reject_misfits(self, reason: Cause) -> None:
         still = [
             (part, tuple(seq for seq in ids if seq in part.layouts)) for part, ids in self._misfits
         ]

@@ -10,6 +10,7 @@ from typing import Protocol, Self
 from redrb.codec import GroupLayout
 from redrb.errors import LeaseLost
 from redrb.experience import Status
+from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.scripts import Outcome
 
 
@@ -17,14 +18,14 @@ class Holder(Protocol):
     """The place in Redis that leases groups: a slot of a consumer, or a rank's step."""
 
     def finish(
-        self, outcome: Outcome, ids: Sequence[int], *, reason: str, samples: int, ends: bool
+        self, outcome: Outcome, ids: Sequence[int], *, reason: Cause, samples: int, ends: bool
     ) -> bool:
         """End leased groups; False when another consumer has taken them over.
 
         Args:
             outcome: How they end.
             ids: The groups.
-            reason: Reason for the dead-letter stream.
+            reason: Why they failed, or are rejected.
             samples: Samples in the groups.
             ends: Whether these are the last groups of the part.
         """
@@ -118,7 +119,7 @@ class LeasePart:
         """Samples in the groups that are still leased."""
         return sum(layout.samples for layout in self.layouts.values())
 
-    def end(self, outcome: Outcome, ids: Sequence[int], reason: str = "") -> None:
+    def end(self, outcome: Outcome, ids: Sequence[int], reason: Cause = NO_CAUSE) -> None:
         """End groups of this part in Redis.
 
         Raises:

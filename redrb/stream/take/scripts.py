@@ -17,6 +17,7 @@ from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error
 from redrb.experience import Status
 from redrb.lua.scripts import add_to, load
+from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.fates import read_fates
 from redrb.stream.task.entries import member_of, parse_entry
 from redrb.stream.task.store import TaskStore
@@ -95,7 +96,7 @@ class Ending:
         token: The lease's token.
         outcome: How they end.
         ids: The groups.
-        reason: Reason for the dead-letter stream.
+        reason: Why they failed, or are rejected; for their dead letters.
         samples: Samples in the groups.
         ends: Whether these are the last groups of the lease.
     """
@@ -104,14 +105,14 @@ class Ending:
     token: str
     outcome: Outcome
     ids: tuple[int, ...]
-    reason: str = ""
+    reason: Cause = NO_CAUSE
     samples: int = 0
     ends: bool = True
 
     def arguments(self, group: str, consumer: str) -> list[Argument]:
         """Return the ARGV of the script `finish`."""
-        lease = [group, consumer, self.slot, self.token, self.outcome, self.reason]
-        return [*lease, self.samples, int(self.ends), *self.ids]
+        lease = [group, consumer, self.slot, self.token, self.outcome]
+        return [*lease, *self.reason.arguments(), self.samples, int(self.ends), *self.ids]
 
 
 def take_arguments(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from redrb.codec import decode_items, parse_group
 from redrb.errors import DecodeError, StoreError
@@ -17,8 +18,16 @@ class DeadLetter:
     Attributes:
         id: Id that the group had in the task.
         group: Consumer group that gave it up.
-        reason: The reason given to `reject`, or that deliveries failed.
-        failed_deliveries: Deliveries that ended without acknowledgement.
+        reason: The reason given to `reject`, or how many deliveries failed.
+        exception: Name of the class of the exception because of which the last delivery failed, or
+            was rejected; None if none was given, as when its process died.
+        message: Message of that exception; "" without one.
+        consumer: Name of the consumer that had it last.
+        host: Host name of that consumer.
+        pid: Number of its process there; None if its name does not tell.
+        time: When the group was given up, by the server's clock, in UTC.
+        deliveries: Deliveries up to then, the last one included.
+        failed_deliveries: Those of them that ended without acknowledgement, release or rejection.
         incarnation: Incarnation of the task in which the group had that id.
         items: Samples of the group; None when they cannot be decoded.
     """
@@ -26,6 +35,13 @@ class DeadLetter:
     id: int
     group: str
     reason: str
+    exception: str | None
+    message: str
+    consumer: str
+    host: str
+    pid: int | None
+    time: datetime
+    deliveries: int
     failed_deliveries: int
     incarnation: str
     items: list[BufferItem] | None
@@ -36,24 +52,39 @@ def dead_letters(store: TaskStore, count: int) -> list[DeadLetter]:
     if not count:
         return []
     reply = store.client.execute("XREVRANGE", store.keys.dead, "+", "-", "COUNT", count)
-    return [_dead_letter(dict(zip(flat[::2], flat[1::2], strict=True))) for _, flat in reply]
+    return [_dead_letter(at, dict(zip(flat[::2], flat[1::2], strict=True))) for at, flat in reply]
 
 
-def _dead_letter(fields: dict[bytes, bytes]) -> DeadLetter:
+def _dead_letter(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
     try:
         items = decode_items(parse_group(fields[b"g"])) if b"g" in fields else None
     except DecodeError:
         items = None
+    consumer = fields.get(b"consumer", b"").decode(errors="replace")
     try:
+        host, pid = _place_of(consumer)
         return DeadLetter(
             id=int(fields[b"seq"]),
             group=fields[b"group"].decode(),
             reason=fields[b"reason"].decode(errors="replace"),
+            exception=fields.get(b"exception", b"").decode(errors="replace") or None,
+            message=fields.get(b"message", b"").decode(errors="replace"),
+            consumer=consumer,
+            host=host,
+            pid=pid,
+            time=datetime.fromtimestamp(int(entry_id.partition(b"-")[0]) / 1000, UTC),
+            deliveries=int(fields[b"deliveries"]),
             failed_deliveries=int(fields[b"failed_deliveries"]),
             incarnation=fields.get(b"incarnation", b"").decode(),
             items=items,
         )
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, OverflowError) as error:
         raise StoreError(
             f"the dead-letter stream holds an entry that redrb did not write: {error}"
         ) from error
+
+
+def _place_of(consumer: str) -> tuple[str, int | None]:
+    """Return host and process of a consumer, whose name is `<host>-<pid>-<random>`."""
+    host, pid, _ = (consumer.rsplit("-", 2) + ["", ""])[:3]
+    return host, int(pid) if pid.isdecimal() else None
