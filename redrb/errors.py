@@ -38,9 +38,12 @@ class RedrbError(Exception):
 
     Attributes:
         stored: For an error of a put: how many of its groups, from the first, are certainly stored.
+        bad_groups: For an error of a put that refuses groups: their indices in the put. The error
+            is that of the first one; its notes have the errors of the others.
     """
 
     stored: int = 0
+    bad_groups: tuple[int, ...] = ()
 
 
 class ConfigError(RedrbError, ValueError):
@@ -85,18 +88,31 @@ class WrongStep(ConfigError):
 
 
 class RecordError(RedrbError, ValueError):
-    """An item or a batch of experience is malformed.
+    """An item or a batch of experience is malformed, or a check refuses it.
 
     Attributes:
         field: The field at fault, or None if it is the whole record.
         ids: Ids of the groups at fault, if they are from a lease.
+        group: Index of the group in the put; of an Experience, the row.
+        sample: Index of the sample in the group.
+        position: Index of the element in the field.
     """
 
     def __init__(
-        self, message: str, *, field: str | None = None, ids: tuple[int, ...] = ()
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        ids: tuple[int, ...] = (),
+        group: int | None = None,
+        sample: int | None = None,
+        position: int | None = None,
     ) -> None:
         self.field = field
         self.ids = ids
+        self.group = group
+        self.sample = sample
+        self.position = position
         super().__init__(message)
 
 

@@ -8,4 +8,6 @@ from .encode import encode_groups as encode_groups
 from .layout import GroupLayout as GroupLayout
 from .layout import parse_group as parse_group
 from .layout import parse_groups as parse_groups
+from .misfits import difference as difference
+from .misfits import kind_of as kind_of
 from .misfits import misfits as misfits

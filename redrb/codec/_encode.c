@@ -52,6 +52,13 @@ typedef struct { uint64_t any, magnitude; } Range;
         range->any |= any;                                                                    \
         range->magnitude |= magnitude;                                                        \
     }                                                                                         \
+    /* Whether no element has all bits of `exponent`. */                                      \
+    FAST static bool finite_##N(const void *from, uint64_t count, uint64_t exponent) {        \
+        const U *at = from, bits = (U)exponent;                                               \
+        U bad = 0;                                                                            \
+        for (uint64_t i = 0; i < count; i++) bad |= (U)((at[i] & bits) == bits);              \
+        return !bad;                                                                          \
+    }                                                                                         \
     FAST static void pack_##N(const void *from, u8 *to, uint64_t count) {                     \
         const U *at = from;                                                                   \
         for (uint64_t i = 0; i < count / 8; i++) {                                            \
@@ -156,7 +163,7 @@ typedef struct {
     Shape *shapes;
     uint64_t shape_count, oldest; /* oldest: token version >= 0, UINT64_MAX where there is none */
     uint32_t *slots, mask;        /* places of shapes by hash, counted from 1 */
-    bool sound, is_encoded;
+    bool sound, even, is_encoded; /* even: each sample has all fields but masks */
 } Columns; /* one piece of memory with its columns, cells, shapes and slots */
 #define CAPSULE "redrb.codec.Columns"
 
@@ -169,7 +176,7 @@ static Columns *columns_new(Py_ssize_t samples, Py_ssize_t count) {
                                        cells * (sizeof(Cell) + sizeof(Shape)) + slots * sizeof(uint32_t));
     if (!all) return PyErr_NoMemory(), NULL;
     *all = (Columns){.samples = samples, .count = count, .columns = (EncodedColumn *)(all + 1),
-                     .mask = (uint32_t)slots - 1, .oldest = UINT64_MAX, .sound = true};
+                     .mask = (uint32_t)slots - 1, .oldest = UINT64_MAX, .sound = true, .even = true};
     Cell *first = (Cell *)(all->columns + count);
     all->shapes = (Shape *)(first + cells);
     all->slots = (uint32_t *)(all->shapes + cells);
@@ -276,7 +283,7 @@ typedef struct {
 
 /* What a rule says of a standard field: the ranks that it may have; to which of two lengths its first
  * dimension belongs; and more. */
-enum { INTEGERS = 1, FINITE = 2, VERSIONS = 4 };
+enum { INTEGERS = 1, FINITE = 2, VERSIONS = 4, OPTIONAL = 8 };
 typedef struct { uint8_t least_rank, most_rank, of_actions, needs; } Rule;
 
 /* Take a borrowed tensor's memory as one cell of a column. False where it is not plain. */
@@ -309,7 +316,7 @@ static bool keeps_rule(const Rule *rule, const EncodedColumn *column, const Cell
     if (rule->needs & INTEGERS && kind != SIGNED && kind != UNSIGNED) return false;
     if (rule->needs & FINITE && kind == FLOATING && cell->count) {
         uint64_t exponent = DTYPES[column->code].exponent;
-        if (!exponent || (value_of(cell->at, column->code, 0) & exponent) == exponent) return false;
+        if (!exponent || !BY_SIZE(DTYPES[column->code].size, finite, cell->at, cell->count, exponent)) return false;
     }
     if (!shape->rank) return true;
     uint64_t *length = &lengths[rule->of_actions ? 1 : 0];
@@ -362,6 +369,8 @@ static int collect_column(Columns *all, EncodedColumn *column, PyObject *rows, P
                         ? collect_cell(all, column, i, tensor, exchange, rule, &lengths[2 * i]) : 0;
         Py_XDECREF(tensor);
     }
+    for (Py_ssize_t i = 0; column->here && !(rule && rule->needs & OPTIONAL) && i < all->samples; i++)
+        if (!column->cells[i].at) all->even = false;
     return found;
 }
 
@@ -418,7 +427,7 @@ PyObject *collect(PyObject *module, PyObject *args) {
         return found ? NULL : Py_NewRef(Py_None);
     }
     PyObject *oldest = all->oldest > INT64_MAX ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(all->oldest);
-    return Py_BuildValue("NON", columns, all->sound ? Py_True : Py_False, oldest);
+    return Py_BuildValue("NOON", columns, all->sound ? Py_True : Py_False, all->even ? Py_True : Py_False, oldest);
 }
 
 /* ---------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from redrb.codec.schema import FIELD_CODES
 from redrb.codec.wire import MAX_COLUMNS, MAX_ELEMENTS, MAX_NAME_BYTES, MAX_RANK
 from redrb.errors import EncodeError
 from redrb.experience.checking import DIMENSIONS, INTEGER_FIELDS
-from redrb.experience.padding import ACTION_FIELDS, Shape
+from redrb.experience.consistency import VALUE_FIELDS
+from redrb.experience.padding import ACTION_FIELDS, MASKS, Shape
 from redrb.experience.records import TENSOR_FIELDS, BufferItem, Experience, named_tensors
 from redrb.unpacking import unpack
 
@@ -27,14 +28,19 @@ _EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)
 """DLPack's functions in C; where torch is too old for them, tensors are asked in Python."""
 
 
-def _rule(name: str) -> bytes:
+def _rule(name: str, finite: frozenset[str]) -> bytes:
     ranks, needs = DIMENSIONS[name], 1 * (name in INTEGER_FIELDS)
-    needs |= 2 * (name == "reward") | 4 * (name == "token_versions")
+    needs |= 2 * (name in finite) | 4 * (name == "token_versions") | 8 * (name in MASKS)
     return bytes((min(ranks), max(ranks), name in ACTION_FIELDS, needs))
 
 
-_RULES = b"".join(map(_rule, TENSOR_FIELDS))
-"""What `check_groups` asks of each standard field, as `Kernel.collect` takes it."""
+def _rules(*finite: str) -> bytes:
+    """Return what `check_groups` asks of each standard field, as `Kernel.collect` takes it."""
+    return b"".join(_rule(name, frozenset(finite)) for name in TENSOR_FIELDS)
+
+
+_RULES = {False: _rules("reward"), True: _rules("reward", *VALUE_FIELDS)}
+"""The rules without and with a check of values."""
 
 
 class Collected(NamedTuple):
@@ -52,10 +58,14 @@ class Collected(NamedTuple):
 
 
 class Collector:
-    """Finds the memory of samples' tensors; wider floats are rounded to `narrow` where they fit."""
+    """Finds the memory of samples' tensors; wider floats are rounded to `narrow` where they fit.
 
-    def __init__(self, narrow: DType | None) -> None:
+    With `values`, samples are sound only if their numbers are finite.
+    """
+
+    def __init__(self, narrow: DType | None, *, values: bool = False) -> None:
         self._narrow = narrow
+        self._rules = _RULES[values]
 
     def plain(self, group: Sequence[BufferItem]) -> Columns | None:
         """Return the columns of a group whose tensors are plain CPU memory; None of any other."""
@@ -66,7 +76,7 @@ class Collector:
         if named is None:
             return None
         found = kernels.kernel.collect(
-            tuple(group), tuple(tables), *named, _RULES, Tensor, _EXCHANGE
+            tuple(group), tuple(tables), *named, self._rules, Tensor, _EXCHANGE
         )
         return None if found is None else Columns(*found)
 
@@ -107,7 +117,7 @@ class Collector:
         """Return one column of contiguous tensors on the CPU."""
         dtypes = {tensor.dtype for tensor in present}
         if len(dtypes) > 1:
-            raise dtypes_differ(name, present)
+            raise dtypes_differ(name, plain)
         dtype = dtype_of(name, dtypes.pop())
         cells: list[Cell | None] = []
         for tensor in plain:
@@ -220,11 +230,15 @@ def dtype_of(name: str, dtype: torch.dtype) -> DType:
     return known
 
 
-def dtypes_differ(name: str, tensors: Sequence[Tensor]) -> EncodeError:
+def dtypes_differ(name: str, tensors: Sequence[Tensor | None]) -> EncodeError:
     """Return the error for one group whose samples differ in a field's dtype."""
-    dtypes = sorted({str(tensor.dtype) for tensor in tensors})
+    first: dict[str, int] = {}
+    for sample, tensor in enumerate(tensors):
+        if tensor is not None:
+            first.setdefault(str(tensor.dtype), sample)
+    listed = " and ".join(f"{dtype} in sample {sample}" for dtype, sample in first.items())
     return EncodeError(
-        f"{name} is {' and '.join(dtypes)} within one group: "
+        f"{name} is {listed} within one group: "
         "convert its samples to one dtype before putting them."
     )
 

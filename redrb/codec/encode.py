@@ -13,6 +13,7 @@ from redrb.codec.metadata import Metadata, metadata_of_items, metadata_of_rows
 from redrb.codec.wire import MAX_SAMPLES
 from redrb.errors import EncodeError
 from redrb.experience.checking import check_groups
+from redrb.experience.consistency import check_alike, check_values
 from redrb.experience.records import BufferItem, Experience, batch_size
 from redrb.experience.status import Status
 
@@ -73,21 +74,35 @@ def check_and_encode_groups(
     *,
     policy_version: int | None = None,
     narrow_floats: NarrowFloats | None = None,
+    values: bool = False,
+    alike: bool = False,
+    first: int = 0,
 ) -> list[EncodedGroup]:
     """Refuse what `check_groups` refuses, rewards that are not finite too, and encode the groups.
 
-    Compiled, both are one pass over samples that are sound.
+    Compiled, all checks and the collecting are one pass over samples that are sound.
+
+    Args:
+        groups, policy_version, narrow_floats: As for `encode_groups`.
+        values: Refuse other numbers that are not finite, see `check_values`.
+        alike: Refuse groups whose samples differ in their fields, see `check_alike`.
+        first: Index of the first group in its put, for messages.
 
     Raises:
-        RecordError: As `check_groups`; a reward is not finite.
+        RecordError: As `check_groups`, `check_values` and `check_alike`; a reward is not finite.
         EncodeError: As `encode_groups`.
     """
-    collector = Collector(_narrow_dtype(narrow_floats))
+    collector = Collector(_narrow_dtype(narrow_floats), values=values)
     plain = list(map(collector.plain, groups))
     if not all(columns is not None and columns.sound for columns in plain):
-        for bad_reward in check_groups(groups).values():
+        for bad_reward in check_groups(groups, first).values():
             raise bad_reward
-    return _encode_all(groups, collector, plain, policy_version)
+    for at, (group, columns) in enumerate(zip(groups, plain, strict=True), first):
+        if alike and group and not (columns is not None and columns.even):
+            check_alike(group, at)
+        if values and not (columns is not None and columns.sound):
+            check_values(group, at)
+    return _encode_all(groups, collector, plain, policy_version, first)
 
 
 def _encode_all(
@@ -95,9 +110,10 @@ def _encode_all(
     collector: Collector,
     plain: Sequence[Columns | None],
     policy_version: int | None,
+    first: int = 0,
 ) -> list[EncodedGroup]:
     """Encode groups, of which the kernel has collected the plain ones."""
-    for index, group in enumerate(groups):
+    for index, group in enumerate(groups, first):
         if not 1 <= len(group) <= MAX_SAMPLES:
             raise EncodeError(
                 f"group {index} has {len(group)} samples: a group holds 1 to {MAX_SAMPLES}."

@@ -31,11 +31,13 @@ class Columns(NamedTuple):
         memory: Where they lie, as `Kernel.encode` takes it once.
         sound: Whether the kernel found that the samples are as `check_groups` wants them; what it
             does not know, `check_groups` does.
+        even: Whether each sample has all fields that any sample has, masks aside.
         oldest: The oldest version >= 0 in `token_versions`.
     """
 
     memory: object
     sound: bool
+    even: bool
     oldest: int | None
 
 
@@ -79,7 +81,7 @@ class Kernel(Protocol):
         rules: bytes,
         tensor: type,
         exchange: Any,
-    ) -> tuple[object, bool, int | None] | None:
+    ) -> tuple[object, bool, bool, int | None] | None:
         """Return the columns of a group in one pass over its samples.
 
         Standard fields are attributes of a sample and come first in `names`, further ones entries
@@ -93,7 +95,8 @@ class Kernel(Protocol):
             names: Names of the fields.
             keys: The packed key of each in the schema.
             rules: Four bytes for each standard field: least and most dimensions; whether it
-                describes actions, not tokens; 1 for integers, 2 for finite, 4 for tokens' versions.
+                describes actions, not tokens; 1 for integers, 2 for finite, 4 for tokens' versions,
+                8 for a field that samples may lack.
             tensor: The type of tensors.
             exchange: The tensors' `__dlpack_c_exchange_api__`.
         """

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from redrb.codec.layout import GroupLayout
-from redrb.experience.padding import MASK_OF
-
-_MASKS = frozenset(MASK_OF.values())
+from redrb.codec.schema import parse_schema
+from redrb.codec.wire import PREFIX
+from redrb.experience.padding import MASKS
 
 
 def misfits(layouts: Sequence[GroupLayout]) -> list[int]:
@@ -28,5 +30,33 @@ def _kind(layout: GroupLayout) -> frozenset[Any]:
         (field.name,) if shape is None else (field.name, field.dtype.code, len(shape), shape[1:])
         for column, field in enumerate(layout.fields)
         for shape in layout.shapes(column)
-        if field.name not in _MASKS
+        if field.name not in MASKS
     )
+
+
+def kind_of(blob: bytes) -> str:
+    """Return the fields and dtypes of an encoded group, masks left out, as a text.
+
+    Groups of different kinds are misfits. Ranks are not part of it: they are deeper in the blob.
+    """
+    size = PREFIX.unpack_from(blob)[3]
+    return _kind_of_schema(blob[PREFIX.size : PREFIX.size + size])
+
+
+@lru_cache(maxsize=128)
+def _kind_of_schema(schema: bytes) -> str:
+    named = {each.name: str(each.dtype.tensor) for each in parse_schema(schema)}
+    return json.dumps({name: named[name] for name in sorted(named) if name not in MASKS})
+
+
+def difference(kind: str, usual: str) -> tuple[str, str]:
+    """Return the first field in which a kind differs from another, and how."""
+    fields, others = json.loads(kind), json.loads(usual)
+    for name in sorted(fields.keys() | others.keys()):
+        if name not in fields:
+            return name, "is missing, and is a tensor in other groups"
+        if name not in others:
+            return name, "is a tensor, and is missing in other groups"
+        if fields[name] != others[name]:
+            return name, f"is {fields[name]}, and {others[name]} in other groups"
+    return "", ""

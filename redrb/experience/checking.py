@@ -1,4 +1,4 @@
-"""The checks of samples and batches before they are stored: types, shapes, dtypes, rewards."""
+"""The checks of samples and batches before they are stored: types, shapes, lengths, rewards."""
 
 from __future__ import annotations
 
@@ -35,11 +35,15 @@ _INTEGER_PLACES = [(name, list(DIMENSIONS).index(name)) for name in INTEGER_FIEL
 _fields = attrgetter(*DIMENSIONS)
 
 
-def check_groups(groups: Sequence[Sequence[Any]]) -> dict[int, RecordError]:
+def check_groups(groups: Sequence[Sequence[Any]], first: int = 0) -> dict[int, RecordError]:
     """Refuse groups whose samples are malformed, and find the rewards that are not finite.
 
     One reward of nan makes all weights nan in one step. It is not refused here, because a filter
     may drop its group.
+
+    Args:
+        groups: The groups.
+        first: Index of the first one in its put.
 
     Returns:
         The error to raise for each group with a reward that is nan or infinite, by the group's
@@ -50,12 +54,14 @@ def check_groups(groups: Sequence[Sequence[Any]]) -> dict[int, RecordError]:
             or length; the message names group, sample and field.
     """
     rewards = []
-    for at, group in enumerate(groups):
+    for at, group in enumerate(groups, first):
         for place, item in enumerate(group):
             if not isinstance(item, BufferItem):
                 raise RecordError(
                     f"group {at} holds a {type(item).__name__}: a group is a list of "
-                    "redrb.BufferItem, and put_many takes a list of such lists."
+                    "redrb.BufferItem, and put_many takes a list of such lists.",
+                    group=at,
+                    sample=place,
                 )
             version = item.policy_version
             if version is not None and (type(version) is not int or version < 0):
@@ -63,7 +69,7 @@ def check_groups(groups: Sequence[Sequence[Any]]) -> dict[int, RecordError]:
             _check_fields(_fields(item), 0, (at, place))
             if item.reward is not None:
                 rewards.append(item.reward)
-    return {} if _all_finite(rewards) else _reward_errors(groups)
+    return {} if all_finite(rewards) else _reward_errors(groups, first)
 
 
 def check_batch(experience: Experience) -> dict[int, RecordError]:
@@ -75,17 +81,17 @@ def check_batch(experience: Experience) -> dict[int, RecordError]:
             _check_version(version, None)
     _check_fields(_fields(experience), 1, None)
     rewards = experience.reward
-    if rewards is None or _all_finite([rewards]):
+    if rewards is None or all_finite([rewards]):
         return {}
     return {
-        row: _reward_error(reward, f"row {row}")
+        row: _reward_error(reward, f"row {row}", (row, 0))
         for row, reward in enumerate(rewards)
-        if not _all_finite([reward])
+        if not all_finite([reward])
     }
 
 
 @torch.no_grad()
-def _all_finite(rewards: Sequence[Tensor]) -> bool:
+def all_finite(rewards: Sequence[Tensor]) -> bool:
     """Return whether all elements of tensors of one shape are finite, usually in one call."""
     if not rewards:
         return True
@@ -175,24 +181,34 @@ def _refuse_shape(name: str, shape: tuple[int, ...], lead: int, where: Where) ->
 
 
 def _refuse(name: str, why: str, where: Where) -> NoReturn:
-    at = "" if where is None else f" (sample {where[1]} in group {where[0]})"
-    raise RecordError(f"{name} {why}{at}.", field=name)
+    if where is None:
+        raise RecordError(f"{name} {why}.", field=name)
+    group, sample = where
+    raise RecordError(
+        f"{name} {why} (sample {sample} in group {group}).",
+        field=name,
+        group=group,
+        sample=sample,
+    )
 
 
-def _reward_errors(groups: Sequence[Sequence[BufferItem]]) -> dict[int, RecordError]:
+def _reward_errors(groups: Sequence[Sequence[BufferItem]], first: int) -> dict[int, RecordError]:
     """Return the error for the first bad reward of each group that has one."""
     found: dict[int, RecordError] = {}
-    for at, group in enumerate(groups):
+    for at, group in enumerate(groups, first):
         for place, item in enumerate(group):
-            if item.reward is not None and not _all_finite([item.reward]):
-                found.setdefault(at, _reward_error(item.reward, f"sample {place} in group {at}"))
-    return found
+            if item.reward is not None and not all_finite([item.reward]):
+                where = f"sample {place} in group {at}"
+                found.setdefault(at, _reward_error(item.reward, where, (at, place)))
+    return {at - first: error for at, error in found.items()}
 
 
-def _reward_error(reward: Tensor, where: str) -> RecordError:
+def _reward_error(reward: Tensor, where: str, place: tuple[int, int]) -> RecordError:
     return RecordError(
         f"the reward of {where} is {reward.detach().item()}, and one such number spoils all "
         "weights: score the sample again, or open the stream with "
         "filters=[redrb.finite_rewards()], which drops such groups.",
         field="reward",
+        group=place[0],
+        sample=place[1],
     )

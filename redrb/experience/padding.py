@@ -30,6 +30,9 @@ ACTION_FIELDS = (
 MASK_OF = {"sequences": "attention_mask", "action_log_probs": "action_mask"}
 """Field -> the mask that marks its padding."""
 
+MASKS = frozenset(MASK_OF.values())
+"""The masks: samples may lack them, because a missing mask can be made."""
+
 MASK_DTYPES = {"attention_mask": torch.int64, "action_mask": torch.bool}
 """Dtype of a mask that is made because no sample has one."""
 

@@ -136,6 +136,7 @@ class Tasks:
             lease_ms=self._lease_ms,
             max_staleness=NEVER,
             max_token_staleness=NEVER,
+            checks=(),  # rollouts of one task may differ, and are not put into batches
         )
         stream.join_group()
         return stream

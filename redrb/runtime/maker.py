@@ -321,7 +321,12 @@ class ExperienceMakerHolder:
                 self._client, namespace, self.name, models, weights, self._stop
             )
             self._streams = [
-                ExperienceStream(self._client, name, namespace=namespace, **sending.stream_options)
+                ExperienceStream(
+                    self._client,
+                    name,
+                    namespace=namespace,
+                    **{"on_bad_group": "drop", **sending.stream_options},
+                )
                 for name in sending.trainers
             ]
             self._sender = ExperienceSender(

@@ -6,7 +6,7 @@ Each method checks its arguments and hands the work to the package that its sect
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
@@ -40,6 +40,7 @@ from redrb.stream.put.items import Groups, Items, groups_of, groups_of_many
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.preparer import Preparer
 from redrb.stream.put.producer import Producer
+from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup, checked_checks
 from redrb.stream.put.room import OnFull
 from redrb.stream.put.writer import Writer
 from redrb.stream.ranks.rank_requests import Balance, checked_balance, checked_place
@@ -101,6 +102,8 @@ class ExperienceStream:
         weights: str | None = None,
         filters: Sequence[Filter] = (),
         min_replicas: int | None = None,
+        checks: Collection[Check] = DEFAULT_CHECKS,
+        on_bad_group: OnBadGroup = "raise",
         settings: TaskSettings | None = None,
         **task_settings: Unpack[SettingArguments],
     ) -> None:
@@ -121,6 +124,13 @@ class ExperienceStream:
             filters: Functions that every group must pass to be put; others count as filtered.
             min_replicas: Replicas that must have received a put before it returns; default: that of
                 the client.
+            checks: Checks of each put: "values" (numbers are finite where `action_mask` counts
+                them), "fields" (all completed groups of the task have the same fields and dtypes),
+                "versions" (there is a policy version if the task has a bound of staleness).
+                Default: "values".
+            on_bad_group: "raise" refuses a put with a bad group: nothing of it is stored, and the
+                error names all bad groups. "drop" stores the other groups; bad ones are logged, and
+                count as filtered.
             settings: Settings that the task must have.
             task_settings: Fields of `TaskSettings`, such as `order="stalest"` or `limit=4096`; they
                 replace those of `settings`.
@@ -142,6 +152,8 @@ class ExperienceStream:
         self.namespace = namespace
         self.group = check_name("consumer group", group)
         checked_filters = check_filters(filters)
+        check_choice("on_bad_group", on_bad_group, get_args(OnBadGroup))
+        chosen_checks = checked_checks(checks)
         self._closed = False
         self._task = Task(
             client,
@@ -151,9 +163,11 @@ class ExperienceStream:
             weights=weights,
         )
         self._expiration = Expiration(self._task, group)
-        self._preparer = Preparer(self._task, narrow_floats, checked_filters)
+        self._preparer = Preparer(
+            self._task, narrow_floats, checked_filters, chosen_checks, on_bad_group
+        )
         min_replicas = client.min_replicas if replicas is None else replicas
-        self._producer = Producer(self._task, on_full, min_replicas)
+        self._producer = Producer(self._task, on_full, min_replicas, on_bad_group)
         self._consumer = Consumer(self._task, group, lease_ms)
         self._taker = Taker(self._task, self._consumer)
         self._ranks = Ranks(self._task, self._consumer)
@@ -209,7 +223,8 @@ class ExperienceStream:
             Ids of the groups that passed the filters, in order.
 
         Raises:
-            RecordError, EncodeError: The experience is malformed; nothing was stored.
+            RecordError, EncodeError: The experience is malformed, or a check refuses it; nothing
+                was stored. `bad_groups` has the indices of all bad groups.
             StoreFull: There was no room in time.
             StoreUnavailable: Redis stayed away; `uncertain` says whether the put may have landed.
             OutcomeUnknown: The connection broke, and more than an hour passed before Redis was
@@ -656,6 +671,7 @@ class ExperienceStream:
 
     def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> tuple[int, ...]:
         batch = self._prepare(groups, options)
+        batch.raise_refused()
         return self._producer.put(batch, timeout) if batch else ()
 
     def _prepare(self, groups: Groups, options: PutOptions) -> PutBatch:

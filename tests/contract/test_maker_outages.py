@@ -209,7 +209,7 @@ def test_the_id_of_a_run_is_checked(client: Client, namespace: str, run: str) ->
 def test_the_newest_groups_are_sent_again_when_earlier_ones_are_given_up(
     holder: Callable[..., Holder], client: Client, namespace: str
 ) -> None:
-    maker = holder()
+    maker = holder(stream_options={"on_bad_group": "raise"})
     make = maker.experience_maker.make_experience
 
     def odd(inputs: Any, **options: Any) -> Any:
@@ -231,6 +231,29 @@ def test_the_newest_groups_are_sent_again_when_earlier_ones_are_given_up(
     assert caught.value.dropped == 1
     maker._sender.flush(timeout=5)
     assert put_in_order(client, namespace) == [1]
+
+
+def test_a_bad_group_does_not_end_a_maker(
+    holder: Callable[..., Holder],
+    client: Client,
+    namespace: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    maker = holder()
+    make = maker.experience_maker.make_experience
+
+    def odd(inputs: Any, **options: Any) -> Any:
+        experience = make(inputs, **options)
+        if int(inputs[0, 0]) == 1:
+            experience.reward = torch.full_like(experience.reward, float("nan"))
+        return experience
+
+    maker.experience_maker.make_experience = odd  # type: ignore[method-assign]
+    maker.workingloop(lambda: [prompts(0), prompts(1), prompts(2)])
+    maker.close()
+    assert put_in_order(client, namespace) == [0, 2]
+    (message,) = [text for text in caplog.messages if "a group is dropped" in text]
+    assert "reward of sample 0 in group 0 is nan" in message
 
 
 def test_a_stopped_maker_counts_the_groups_it_gives_up_in_one_warning(

@@ -14,6 +14,7 @@ from redrb import ExperienceStream, LeaseLost, StoreUnavailable
 from redrb.connection import Client
 from redrb.connection.transport import Pipeline
 from redrb.lua.scripts import load, run_once
+from redrb.stream.take.cause import Cause
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
@@ -149,7 +150,7 @@ def test_a_lease_ends_once(
     stream.put_many([[numbered(n)] for n in range(3)])
     lease = stream.take(2, timeout=0)
     line.cuts = [when] * 3
-    lease._end(end, None, "bad")  # type: ignore[arg-type]
+    lease._end(end, None, Cause("bad"))  # type: ignore[arg-type]
     assert line.cuts == []
     stats = stream.stats()
     counts = {name: number for name, number in stats.ledger.as_dict().items() if number}
@@ -167,7 +168,7 @@ def test_a_part_of_a_lease_ends_once(
     stream.put_many([[numbered(n)] for n in range(3)])
     lease = stream.take(3, timeout=0)
     line.cuts = [when] * 2
-    lease._end(end, [2], "bad")  # type: ignore[arg-type]
+    lease._end(end, [2], Cause("bad"))  # type: ignore[arg-type]
     audit(stream)
     assert stream.stats().ledger.leased == 2
     lease.ack()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from redrb import BatchTimeout, ExperienceStream, Lease, LeaseLost, StoreFull
 from redrb.connection import Client
+from redrb.stream.take.cause import Cause
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
 
@@ -157,7 +158,7 @@ class Model:
                 held.lease._end(outcome, chosen)
             self.leases.remove(held)
             return
-        held.lease._end(outcome, chosen, "bad")
+        held.lease._end(outcome, chosen, Cause("bad"))
         group = self.groups[CONSUMERS[held.consumer]]
         if outcome in ("release", "fail"):
             group.give_back(chosen, counted=outcome == "fail")

@@ -22,6 +22,7 @@ from redrb import BatchTimeout, ConfigError, ExperienceStream, Lease, LeaseLost,
 from redrb.connection import Client
 from redrb.orders import GroupFacts, Order, Prioritized, Score
 from redrb.stream import Expiry
+from redrb.stream.take.cause import Cause
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered
 
@@ -340,11 +341,11 @@ class Model:
             with suppress(ZeroDivisionError), held.lease:
                 raise ZeroDivisionError
         else:
-            held.lease._end(outcome, chosen, "bad")
+            held.lease._end(outcome, chosen, Cause("bad"))
         # the reply may have been lost: the same request once more changes nothing
         ends = len(chosen) == len(held.ids)
         assert held.lease.parts[0].holder.finish(
-            outcome, chosen, reason="bad", samples=0, ends=ends
+            outcome, chosen, reason=Cause("bad"), samples=0, ends=ends
         )
         self._ended(held, outcome, chosen)
 

@@ -11,6 +11,7 @@ from redrb.codec import encode_groups, parse_groups
 from redrb.errors import ConfigError, LeaseLost, RecordError
 from redrb.experience import BufferItem
 from redrb.stream import Lease
+from redrb.stream.take.cause import Cause
 from redrb.stream.take.lease_part import Draw, LeasePart
 from redrb.stream.take.scripts import Outcome
 from tests.samples import numbered, numbers
@@ -27,7 +28,7 @@ class Recorder:
         self.abandoned: list[tuple[int, ...]] = []
 
     def finish(
-        self, outcome: Outcome, ids: Sequence[int], *, reason: str, samples: int, ends: bool
+        self, outcome: Outcome, ids: Sequence[int], *, reason: Cause, samples: int, ends: bool
     ) -> bool:
         self.ended.append((outcome, tuple(ids), samples, ends))
         return self.held

@@ -1,7 +1,7 @@
 -- Count entries that the same transaction has just added, or take them out again.
 -- Runs in MULTI after n times XADD stream NOMKSTREAM * g <group>.
 -- KEYS[1] stream
--- ARGV    producer, operation, epoch, samples, bytes, filtered, expired, revision, status,
+-- ARGV    producer, operation, epoch, samples, bytes, filtered, expired, revision, status, kind,
 --         facts of each entry ...
 --         operation: counts up by one a put of this producer; a repeated put is not stored again
 --         epoch: of the task when this put was first sent; all its repetitions name the same one
@@ -9,7 +9,7 @@
 --         filtered, expired: groups that a filter dropped, or that were too stale to be sent
 --         revision: of the settings that the facts were made for; '' fits all
 --         status: status of all entries, '' if they have different ones
---         facts: a record as include/facts.lua describes it, packed with cmsgpack
+--         kind: as in include/kinds.lua; facts: as in include/facts.lua, packed with cmsgpack
 -- Returns {'ok', last seq, room left, groups that were too stale on arrival}: room left is -1 without a limit
 --       | {'again', last seq, entries}: an earlier attempt has stored so many entries
 --       | {'forgotten', epoch}: the producer's last put is not known any more, so a repetition of it
@@ -17,11 +17,11 @@
 --       | {'full', setting}: limit, rate or max_bytes leaves no room
 --       | {'never'}: the entries exceed the limits of an empty task
 --       | {'gone'}: there is no such task
---       | {'changed'}: the task's settings are not those of the revision
+--       | {'changed'}: the task's settings are not those of the revision, or its kind is another one
 --       | an error NOPERM: the user may not run a command that puts need; checked until a
 --         producer's first put
 --       | {'orphans'}: entries of failed transactions were removed, and there are more: run it again
---@include task facts pools arrival
+--@include task facts pools arrival kinds
 
 local known = redis.call('HMGET', puts, ARGV[1], 'last', 'put', 'samples_put', 'bytes_put', 'epoch')
 local forgotten = false
@@ -40,7 +40,7 @@ local rule = rules()
 if not rule.exists then
   return {'gone'}
 end
-local producer, operation, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 9
+local producer, operation, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 10
 local samples, bytes = tonumber(ARGV[4]), tonumber(ARGV[5])
 local filtered, kept_back = tonumber(ARGV[6]), tonumber(ARGV[7])
 local before, put = tonumber(known[2] or '0'), tonumber(known[3] or '0')
@@ -55,7 +55,7 @@ local last, refused, left, now = before + count, nil, -1, nil
 local earlier = known[1] and {string.match(known[1], '^(%d+) (%d+) (%d+)')}
 if earlier and tonumber(earlier[1]) >= operation then
   refused = {'again', tonumber(earlier[2]), tonumber(earlier[3])}
-elseif ARGV[8] ~= '' and ARGV[8] ~= rule.revision then
+elseif ARGV[8] ~= '' and ARGV[8] ~= rule.revision or has_other_kind(ARGV[10]) then
   refused = {'changed'}
 elseif forgotten then
   refused = {'forgotten', tonumber(known[6] or '0')}
@@ -91,11 +91,11 @@ end
 local by_version = rule.max_staleness or rule.max_token_staleness
 if ARGV[9] ~= '' and rule.order == 'fifo' and #rule.names == 0 and not by_version then
   for i = 1, count do -- only their arrival matters
-    sort_in(ARGV[9], member_of(before + i), ARRIVED, ARGV[9 + i] .. current)
+    sort_in(ARGV[9], member_of(before + i), ARRIVED, ARGV[10 + i] .. current)
   end
 else
   for i = 1, count do
-    local member, packed = member_of(before + i), ARGV[9 + i]
+    local member, packed = member_of(before + i), ARGV[10 + i]
     local facts = unpack_facts(packed)
     if not (by_version and is_overdue(facts)) then
       sort_in(facts.status, member, facts, packed .. current)
@@ -149,6 +149,7 @@ local function store()
   if rule.max_bytes > 0 then
     add(task, 'bytes', bytes)
   end
+  remember_kind(ARGV[10])
   counted = true
   redis.call('HSET', puts, producer, string.format('%d %d %d %s', operation, last, count, known[6] or '0'),
     'last', string.format('%d', last), 'put', string.format('%d', put + count),

@@ -7,7 +7,7 @@
 --@include task waking leases
 
 begin_writing()
-local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local group, slot, token = ARGV[1], ARGV[3], ARGV[4]
 if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0 then
   return {'done', 0}
 end
@@ -15,7 +15,7 @@ local held = redis.call('HGET', key('leases', group), slot)
 if held == token .. ' ended' or (held and tonumber(string.match(held, '^%d+')) > tonumber(token)) then
   return {'done', 0}
 end
-local returned, seen = return_slot(group, slot, false, consumer, MOST_TAKEN_OVER)
+local returned, seen = return_slot(group, slot, false, MOST_TAKEN_OVER)
 local more = seen == MOST_TAKEN_OVER
 if not more then
   redis.call('HSET', key('leases', group), slot, token .. ' ended')

@@ -8,7 +8,7 @@
 --@include task facts
 
 begin_writing()
-local group, consumer, slot, token, status = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local group, slot, token, status = ARGV[1], ARGV[3], ARGV[4], ARGV[5]
 local held = redis.call('HGET', key('leases', group), slot)
 if held == token .. ' ended' then
   return {'stale'}

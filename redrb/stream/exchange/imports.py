@@ -73,7 +73,9 @@ def import_task(
     if not scripts.stats("default"):
         order, tags = order or source.order, source.tags or None
     put = archived = 0
-    with ExperienceStream(client, task, namespace=namespace, order=order, tags=tags) as stream:
+    with ExperienceStream(
+        client, task, namespace=namespace, order=order, tags=tags, checks=()
+    ) as stream:
         declared = set(declared_tags(scripts.open({}))).intersection(source.tags)
         waiting = (line for line in source.lines() if line.get("archived_ms") is None)
         for options, lines in groupby(waiting, lambda line: _options_as_json(line, declared)):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from redrb.codec import EncodedGroup
+from redrb.errors import RedrbError
 from redrb.stream.put.index_values import NO_VALUES, IndexValues
 from redrb.stream.put.options import PutOptions
 
@@ -24,6 +25,9 @@ class PutBatch:
         values: The values of the samples that the task indexes.
         filtered: Groups of the same put that a filter dropped.
         expired: Groups that their producer found too stale, and keeps back.
+        refused: The error of each group that cannot be stored, by its index in the put; in
+            `groups` are the others.
+        kind: Kind of the completed groups, see `kind_of`; "" if that is not checked.
     """
 
     groups: Sequence[EncodedGroup]
@@ -32,10 +36,26 @@ class PutBatch:
     values: IndexValues = NO_VALUES
     filtered: int = 0
     expired: int = 0
+    refused: Mapping[int, RedrbError] = field(default_factory=dict)
+    kind: str = ""
 
     def __bool__(self) -> bool:
         """Return whether there are groups to store or to count."""
         return bool(self.groups) or self.filtered + self.expired > 0
+
+    def raise_refused(self) -> None:
+        """Raise the error of the first group that cannot be stored; its notes name the others."""
+        if not self.refused:
+            return
+        first, *others = self.refused.values()
+        first.bad_groups = tuple(self.refused)
+        for error in others:
+            first.add_note(f"also refused: {error}")
+        raise first
+
+    def dropping_refused(self) -> Self:
+        """Return the batch with the refused groups counted as filtered."""
+        return replace(self, filtered=self.filtered + len(self.refused), refused={})
 
     def part(self, start: int, end: int) -> Self:
         """Return some of the groups; the counts of dropped groups go with the first part."""

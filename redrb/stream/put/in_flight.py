@@ -19,7 +19,7 @@ class PutInFlight:
     attempt that is repeated has the same operation number, so the groups are stored once.
 
     Attributes:
-        prepare: Checks and encodes groups for the task.
+        prepare: Checks and encodes groups for the task; `refused` of the result has the bad ones.
     """
 
     def __init__(

@@ -29,8 +29,9 @@ def index_arguments(description: TaskDescription, batch: PutBatch) -> list[Argum
             "object as order= to put here."
         )
     statuses = {group.status for group in batch.groups}
+    kind = "" if batch.kind == description.kind else batch.kind
     status = statuses.pop() if len(statuses) == 1 else ""
-    return [batch.expired, batch.revision, status, *_packed_facts(order, batch)]
+    return [batch.expired, batch.revision, status, kind, *_packed_facts(order, batch)]
 
 
 def _packed_facts(order: Order, batch: PutBatch) -> list[bytes]:

@@ -3,34 +3,79 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
 
 from redrb.codec import (
     EncodedGroup,
     NarrowFloats,
     check_and_encode_groups,
     encode_experience,
-    encode_groups,
 )
+from redrb.errors import EncodeError, RecordError, RedrbError, StoreUnavailable
 from redrb.experience import BufferItem, Experience, split_experience_batch
 from redrb.experience.checking import check_batch, check_groups
+from redrb.experience.consistency import check_values_of_rows
 from redrb.orders import ignores_priority
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.filters import Filter, passing
 from redrb.stream.put.index_values import NO_VALUES, index_values, reads_samples
 from redrb.stream.put.items import Groups
 from redrb.stream.put.options import PutOptions
+from redrb.stream.put.refusals import (
+    OnBadGroup,
+    check_versions,
+    common_kind,
+    misfit_error,
+    version_error,
+)
 from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.task import Task
 
 _log = logging.getLogger("redrb")
 
 
+@dataclass(slots=True)
+class _Sorted:
+    """The groups of a put, sorted into those to store, those filtered and those refused.
+
+    Attributes:
+        places: Index in the put of each group to store.
+        encoded: These groups.
+        samples: Their samples, where they are needed.
+        filtered: Groups that a filter dropped.
+        refused: The error of each bad group, by its index in the put.
+    """
+
+    places: list[int] = field(default_factory=list)
+    encoded: list[EncodedGroup] = field(default_factory=list)
+    samples: list[Sequence[BufferItem]] = field(default_factory=list)
+    filtered: int = 0
+    refused: dict[int, RedrbError] = field(default_factory=dict)
+
+    def refuse(self, errors: dict[int, RecordError]) -> None:
+        """Move groups, by their index in the put, to the refused ones."""
+        if not errors:
+            return
+        kept = [number for number, place in enumerate(self.places) if place not in errors]
+        self.places = [self.places[number] for number in kept]
+        self.encoded = [self.encoded[number] for number in kept]
+        self.samples = [self.samples[number] for number in kept] if self.samples else []
+        self.refused.update(errors)
+
+
 class Preparer:
     """Prepares groups for one task; safe among threads."""
 
     def __init__(
-        self, task: Task, narrow_floats: NarrowFloats | None, filters: Sequence[Filter]
+        self,
+        task: Task,
+        narrow_floats: NarrowFloats | None,
+        filters: Sequence[Filter],
+        checks: frozenset[str],
+        on_bad_group: OnBadGroup,
     ) -> None:
         """Make a preparer.
 
@@ -38,19 +83,24 @@ class Preparer:
             task: The task.
             narrow_floats: Dtype for float bodies, see `ExperienceStream`.
             filters: Filters that every group must pass.
+            checks: Names of the checks, see `ExperienceStream`.
+            on_bad_group: Whether bad groups are errors, or are logged and count as filtered.
         """
         self._task = task
         self._narrow_floats = narrow_floats
         self._filters = filters
+        self._checks = checks
+        self._on_bad_group = on_bad_group
         self._warned = False
 
     def prepare(self, groups: Groups, options: PutOptions) -> PutBatch:
         """Check, filter and encode groups, and take the values from them that the task indexes.
 
+        A bad group does not keep the others from being prepared: `refused` of the result has its
+        error, unless bad groups are to be dropped.
+
         Raises:
-            RecordError: A sample is malformed, a reward of a group that passes the filters is not
-                finite, or a tag cannot be indexed.
-            EncodeError: The wire format cannot hold a group.
+            RecordError: A batch is malformed as a whole.
             ConfigError: A tag of `options` is not declared, or a filter is broken.
         """
         description = self._task.description
@@ -59,42 +109,139 @@ class Preparer:
             description = self._task.description
         if options.priority is not None:
             self._warn_of_priorities(description)
-        reads = reads_samples(description, options)
-        filtered = 0
-        if self._filters:
-            groups, filtered = self._passing(groups)
-            encoded = self._encode(encode_groups, groups, options)
-        elif isinstance(groups, Experience):
-            for bad_reward in check_batch(groups).values():
-                raise bad_reward
-            encoded = self._encode(encode_experience, groups, options)  # keeps its padding
-            groups = [[item] for item in split_experience_batch(groups)] if reads else []
-        else:
-            encoded = self._encode(check_and_encode_groups, groups, options)
-        if options.status is not None:
-            encoded = [group._replace(status=options.status) for group in encoded]
-        values = index_values(description, groups, options) if reads else NO_VALUES
-        return PutBatch(encoded, description.revision, options, values, filtered)
+        try:
+            batch = self._prepare(groups, options, description, one_by_one=False)
+        except (RecordError, EncodeError):  # find out which groups are bad
+            batch = self._prepare(groups, options, description, one_by_one=True)
+        return self._without_dropped(batch)
 
-    def _encode(
-        self, encode: Callable[..., list[EncodedGroup]], groups: Groups, options: PutOptions
-    ) -> list[EncodedGroup]:
-        return encode(
-            groups, policy_version=options.policy_version, narrow_floats=self._narrow_floats
+    def _prepare(
+        self, groups: Groups, options: PutOptions, description: TaskDescription, *, one_by_one: bool
+    ) -> PutBatch:
+        """Prepare all groups at once, which raises for a bad one, or one by one."""
+        reads = reads_samples(description, options)
+        if one_by_one:
+            found = self._each(groups, options, description, reads=reads)
+        elif isinstance(groups, Experience) and not self._filters:
+            found = self._rows(groups, options, description, reads=reads)
+        else:
+            items = _as_lists(groups)
+            found = self._all(items, 0, options, description)
+        if options.status is not None:
+            found.encoded = [group._replace(status=options.status) for group in found.encoded]
+        kind = ""
+        if "fields" in self._checks:
+            kind = description.kind or common_kind(found.encoded)
+            misfits = _misfits(found, kind)
+            if misfits and description.kind and self._was_created_anew():
+                kind = self._task.description.kind or common_kind(found.encoded)
+                misfits = _misfits(found, kind)
+            found.refuse(misfits)
+        values = index_values(description, found.samples, options) if reads else NO_VALUES
+        return PutBatch(
+            found.encoded,
+            description.revision,
+            options,
+            values,
+            found.filtered,
+            refused=dict(sorted(found.refused.items())),
+            kind=kind,
         )
 
-    def _passing(self, groups: Groups) -> tuple[list[list[BufferItem]], int]:
-        """Return the groups that pass the filters, and how many do not."""
-        if isinstance(groups, Experience):
-            bad_rewards = check_batch(groups)
-            groups = [[item] for item in split_experience_batch(groups)]
-        else:
-            bad_rewards = check_groups(groups)
-        kept = passing(groups, self._filters)
-        for index in kept:
-            if index in bad_rewards:
-                raise bad_rewards[index]
-        return [groups[index] for index in kept], len(groups) - len(kept)
+    def _each(
+        self, groups: Groups, options: PutOptions, description: TaskDescription, *, reads: bool
+    ) -> _Sorted:
+        found = _Sorted()
+        for place, group in enumerate(_as_lists(groups)):
+            try:
+                part = self._all([group], place, options, description)
+                if reads:
+                    index_values(description, part.samples, options)
+            except (RecordError, EncodeError) as error:
+                found.refused[place] = error
+                continue
+            found.places += part.places
+            found.encoded += part.encoded
+            found.samples += part.samples
+            found.filtered += part.filtered
+        return found
+
+    def _rows(
+        self,
+        experience: Experience,
+        options: PutOptions,
+        description: TaskDescription,
+        *,
+        reads: bool,
+    ) -> _Sorted:
+        """Prepare each row of a batch, which keeps its padding, as a group."""
+        errors = check_batch(experience)
+        if "values" in self._checks:
+            errors |= check_values_of_rows(experience)
+        encoded = encode_experience(experience, **self._encoding(options))
+        samples = [[item] for item in split_experience_batch(experience)] if reads else []
+        if self._needs_versions(description, options):
+            for row, group in enumerate(encoded):
+                if group.policy_version is None:
+                    errors.setdefault(row, version_error(f"row {row}", row, 0))
+        found = _Sorted(list(range(len(encoded))), encoded, [*samples])
+        found.refuse(errors)
+        return found
+
+    def _all(
+        self,
+        groups: list[list[BufferItem]],
+        first: int,
+        options: PutOptions,
+        description: TaskDescription,
+    ) -> _Sorted:
+        """Prepare groups, the first of which has this index in the put.
+
+        Raises:
+            RecordError, EncodeError: One of them is bad.
+        """
+        places, filtered = list(range(first, first + len(groups))), 0
+        if self._filters:
+            bad_rewards = check_groups(groups, first)
+            kept = passing(groups, self._filters)
+            for number in kept:
+                if number in bad_rewards:
+                    raise bad_rewards[number]
+            filtered = len(groups) - len(kept)
+            groups, places = [groups[number] for number in kept], [places[each] for each in kept]
+        encoded = check_and_encode_groups(
+            groups,
+            values="values" in self._checks,
+            alike="fields" in self._checks,
+            first=first,
+            **self._encoding(options),
+        )
+        if self._needs_versions(description, options):
+            for place, group in zip(places, groups, strict=True):
+                check_versions(group, place)
+        return _Sorted(places, encoded, [*groups], filtered)
+
+    def _encoding(self, options: PutOptions) -> dict[str, Any]:
+        return {"policy_version": options.policy_version, "narrow_floats": self._narrow_floats}
+
+    def _needs_versions(self, description: TaskDescription, options: PutOptions) -> bool:
+        wanted = "versions" in self._checks and options.policy_version is None
+        return wanted and description.staleness.any
+
+    def _was_created_anew(self) -> bool:
+        """Look whether the task is another one by now, which does not know the old one's fields."""
+        before = self._task.description.incarnation
+        with suppress(StoreUnavailable):  # the fields that are known decide while Redis is away
+            self._task.reopen()
+        return self._task.description.incarnation != before
+
+    def _without_dropped(self, batch: PutBatch) -> PutBatch:
+        """Log the bad groups and count them as filtered, if they are to be dropped."""
+        if not batch.refused or self._on_bad_group == "raise":
+            return batch
+        for error in batch.refused.values():
+            _log.error("task %r: a group is dropped: %s", self._task.name, error)
+        return batch.dropping_refused()
 
     def _warn_of_priorities(self, description: TaskDescription) -> None:
         """Warn, once, that the task's order does not look at priorities."""
@@ -106,3 +253,17 @@ class Preparer:
             'order="priority" or "prioritized", or put without priority=',
             self._task.name,
         )
+
+
+def _as_lists(groups: Groups) -> list[list[BufferItem]]:
+    if isinstance(groups, Experience):
+        return [[item] for item in split_experience_batch(groups)]
+    return groups
+
+
+def _misfits(found: _Sorted, kind: str) -> dict[int, RecordError]:
+    errors = {
+        place: misfit_error(group, kind, place)
+        for place, group in zip(found.places, found.encoded, strict=True)
+    }
+    return {place: error for place, error in errors.items() if error is not None}

@@ -6,11 +6,12 @@ import os
 from collections import deque
 
 from redrb.connection.request import Request
-from redrb.errors import ConfigError, OutcomeUnknown, StoreError, StoreFull
+from redrb.errors import OutcomeUnknown, RedrbError, StoreFull
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.epoch import Epoch
+from redrb.stream.put.fitting import fitted
 from redrb.stream.put.pending import PendingPut, ProducerIdentity
-from redrb.stream.put.reindexing import reindexed
+from redrb.stream.put.refusals import OnBadGroup
 from redrb.stream.put.room import Attempt, OnFull, Room
 from redrb.stream.put.scripts import PutReply, PutScripts
 from redrb.stream.put.stale_arrivals import StaleArrivals
@@ -24,14 +25,18 @@ class Producer:
     `put` is `send`, `finish` and `abandon` in one call.
     """
 
-    def __init__(self, task: Task, on_full: OnFull, min_replicas: int) -> None:
+    def __init__(
+        self, task: Task, on_full: OnFull, min_replicas: int, on_bad_group: OnBadGroup
+    ) -> None:
         """Make a producer.
 
         Args:
             task: The task.
             on_full: What a put does when there is no room.
             min_replicas: Replicas that must confirm a put.
+            on_bad_group: What it does with groups that do not fit those of the task.
         """
+        self._on_bad_group = on_bad_group
         self._task = task
         self._scripts = PutScripts(task, min_replicas)
         self._room = Room(task.store, self._scripts, on_full)
@@ -74,20 +79,22 @@ class Producer:
     def finish(self, pending: PendingPut, timeout: float | None) -> tuple[int, ...]:
         """Wait until all groups are stored; raises as `put` does, and may be called again then."""
         wait = Wait(timeout)
-        ids, total, over = pending.ids, len(pending.batch.groups), False
+        ids, over = pending.ids, False
         try:
             with wait.deadline():
                 while not over:
                     reply = self._put_chunk(pending, wait)
                     ids += range(reply.last - reply.stored + 1, reply.last + 1)
                     pending.numbered = False
-                    over = len(ids) == total
+                    over = len(ids) == len(pending.batch.groups)
         except BaseException as error:
             pending.identity.interrupted = True
-            if isinstance(error, (StoreError, ConfigError, OutcomeUnknown)):
+            if isinstance(error, RedrbError):
                 error.stored = len(ids)
                 if ids:
-                    error.add_note(f"{len(ids)} of {total} groups were stored before this.")
+                    error.add_note(
+                        f"{len(ids)} of {len(pending.batch.groups)} groups were stored before this."
+                    )
             raise
         return tuple(ids)
 
@@ -135,6 +142,7 @@ class Producer:
                 request = self._scripts.put(pending, attempt.batch, evict=attempt.evict)
             reply = self._reply(pending, request, wait)
             if reply.outcome in ("ok", "again"):
+                self._note_kind(pending.batch)
                 self._arrivals.note(reply.stored, reply.expired)
                 self._room.scarce = 0 <= reply.room < len(chunk.groups)
                 pending.sent = None
@@ -159,7 +167,7 @@ class Producer:
         In another incarnation nothing of an earlier attempt is stored, nor can it be any more.
         """
         self._task.reopen()
-        pending.batch = reindexed(pending.batch, self._task.description)
+        pending.batch = fitted(pending, self._task, self._on_bad_group)
         incarnation, epoch = self._epoch.current(wait.retry_s)
         if incarnation != pending.incarnation:
             pending.incarnation, pending.epoch, pending.repeated = incarnation, epoch, False
@@ -180,6 +188,11 @@ class Producer:
                 groups=len(pending.chunk().groups),
             )
         pending.epoch = epoch
+
+    def _note_kind(self, batch: PutBatch) -> None:
+        description = self._task.description
+        if batch.kind != description.kind == "" and batch.revision == description.revision:
+            self._task.note_kind(batch.kind)
 
     def _reply(self, pending: PendingPut, request: Request[PutReply], wait: Wait) -> PutReply:
         """Return the reply to an attempt; a server without memory counts as a task without room."""

@@ -114,6 +114,7 @@ class Writer:
 
     def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> tuple[int, ...]:
         batch, wait = self.in_flight.prepare(groups, options), Wait(timeout)
+        batch.raise_refused()
         self._finish(wait)
         if batch:
             self._puts += 1

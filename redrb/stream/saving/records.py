@@ -30,6 +30,7 @@ _TRANSIENT = frozenset(
         "restored_file",
         "part",
         "revision",
+        "kind",
         "epoch_ms",
         "epoch_at",
     }

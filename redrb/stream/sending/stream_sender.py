@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from redrb.connection.stopping import Stop, stoppable
-from redrb.errors import StoreError, StoreFull, StoreUnavailable
+from redrb.errors import RedrbError, StoreError, StoreFull, StoreUnavailable
 from redrb.stream import ExperienceStream
+from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.items import groups_of
 from redrb.stream.put.options import PutOptions
 from redrb.stream.sending.backlog import Backlog
@@ -91,6 +92,7 @@ class StreamSender:
             for copy in job.held.copies:
                 copy.synchronize()
             batch = self._in_flight.prepare(groups_of(job.held.items), job.options)
+            self._report_refused(batch)
             if not batch:
                 return 0
             self._in_flight.send(batch)
@@ -105,6 +107,13 @@ class StreamSender:
                 return left
             self._backlog.fail(error, left)
         return 0
+
+    def _report_refused(self, batch: PutBatch) -> None:
+        """Keep the error of groups that cannot be stored; the others of the job are put."""
+        try:
+            batch.raise_refused()
+        except RedrbError as error:
+            self._backlog.fail(error, len(batch.refused))
 
     def _finish(self) -> None:
         """Repeat the put in flight until it is stored, however long Redis is away."""

@@ -41,6 +41,8 @@ class TaskDescription:
         staleness: When its groups expire.
         keep_expired: Whether expired groups wait with status EXPIRED, instead of being discarded.
         epoch: The epoch of the producers' records (`include/producers.lua`).
+        kind: Fields and dtypes of the completed groups that were put first, see `kind_of`; "" if
+            there were none.
     """
 
     order: Order | None
@@ -50,6 +52,7 @@ class TaskDescription:
     staleness: StalenessRules
     keep_expired: bool
     epoch: int
+    kind: str = ""
 
     @classmethod
     def of(cls, stored: Mapping[str, str], order: Order | None) -> Self:
@@ -64,6 +67,7 @@ class TaskDescription:
             ),
             keep_expired=stored["on_expired"] == "keep",
             epoch=int(stored["epoch"]),
+            kind=stored["kind"],
         )
 
     @property

@@ -114,6 +114,10 @@ class Task:
             self._similar = (time.monotonic(), found)
         return found
 
+    def note_kind(self, kind: str) -> None:
+        """Note the kind of groups that the task remembers since a put from here."""
+        self.description = replace(self.description, kind=kind)
+
     def _log_loss(self) -> None:
         given = [f"{name}={value}" for name, value in self._checked_settings.items()]
         _log.warning(
