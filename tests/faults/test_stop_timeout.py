@@ -17,7 +17,7 @@ from tests.proxy import Proxy
 from tests.servers import Server, programs
 
 STOP_TIMEOUT_S = 3.0
-MOST_S = STOP_TIMEOUT_S + 15.0
+MOST_S = STOP_TIMEOUT_S + 9.0
 """Ending a step and the interpreter takes 1 s, and many times as much on busy processors."""
 
 on_one_server = pytest.mark.parametrize("own_server", list(programs())[:1], indirect=True)
