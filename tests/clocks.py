@@ -31,8 +31,19 @@ class ClockedServer(Server):
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         }
 
+    def kill(self) -> None:
+        """End the server with SIGKILL, and remove what libfaketime leaves then."""
+        super().kill()
+        remove_shared_memory(self.pid)
+
     def set_clock(self, offset_s: int) -> None:
         """Let the server's clock be `offset_s` ahead of the machine's."""
         changed = self._offset.with_suffix(".new")
         changed.write_text(f"{offset_s:+d}s\n")
         changed.replace(self._offset)
+
+
+def remove_shared_memory(pid: int) -> None:
+    """Remove the memory and the semaphore of libfaketime in a process that was killed."""
+    for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):
+        (Path("/dev/shm") / name).unlink(missing_ok=True)

@@ -3,17 +3,23 @@
 What may be counted is bounded from both sides. A put that returned is stored, a put that began and
 did not fail for certain may be: so is each acknowledgement. When all workers have ended, nothing is
 uncertain any more: each group is waiting, leased, dead or acknowledged, and the ledger says so.
+
+Failovers to a replica that may lack the last writes take acknowledgements back, and puts that have
+not returned: `acknowledgements` says which. Puts that returned were confirmed by the replica.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from tests.chaos.options import LATE_S, WORLD_SIZE
+from tests.chaos.acknowledgements import Acknowledgements
+from tests.chaos.failovers import Failover, Span
+from tests.chaos.options import LATE_S
 from tests.chaos.stored import Holdings, Look
 
 Lines = Sequence[dict[str, Any]]
@@ -36,17 +42,25 @@ class Task:
         begun: Group -> when its put began.
         stored: Group -> when its put had returned.
         refused: Groups whose put failed for certain.
-        acking: Group -> when an acknowledgement of it began first.
-        acked: Group -> when its acknowledgement had returned.
+        acks: Their acknowledgements.
     """
 
+    acks: Acknowledgements
     begun: dict[str, float] = field(default_factory=dict)
     stored: dict[str, float] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
-    acking: dict[str, float] = field(default_factory=dict)
-    acked: dict[str, float] = field(default_factory=dict)
     delivered: int = 0
     takes: int = 0
+
+    @property
+    def acking(self) -> dict[str, float]:
+        """Group -> when an acknowledgement of it began first."""
+        return self.acks.trying
+
+    @cached_property
+    def acked(self) -> dict[str, float]:
+        """Group -> when its acknowledgement had returned; none that may be lost."""
+        return self.acks.certain()
 
 
 @dataclass
@@ -57,8 +71,7 @@ class Checker:
         journals: Lines of each worker.
         killed: Workers that were killed.
         pauses: Worker, begin and end of the times for which workers were stopped.
-        losses: Whether acknowledged writes may be lost (unplanned failovers without
-            `min_replicas`): then counts are not compared with the journals.
+        failovers: Promotions of a replica after its primary was killed.
         findings: What is wrong.
         errors: Errors of calls, by operation and name.
         longest_s: The longest overrun of a deadline, and its call.
@@ -67,19 +80,19 @@ class Checker:
     journals: Mapping[str, Lines]
     killed: set[str]
     pauses: Sequence[tuple[str, float, float]]
-    losses: bool = False
+    failovers: Sequence[Failover] = ()
     findings: list[str] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
     longest_s: tuple[float, str] = (0.0, "no call")
 
     def __post_init__(self) -> None:
-        self.tasks: dict[str, Task] = defaultdict(Task)
+        self.tasks = {name: Task(Acknowledgements(self.failovers)) for name in ("flow", "steps")}
         self._sorted: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
-        self._trained = Counter[str]()
-        self._parts: dict[int, dict[int, tuple[float, list[str]]]] = defaultdict(dict)
         for worker, lines in self.journals.items():
             self._read(worker, lines)
+        for task in self.tasks.values():
+            task.acks.close()
 
     def _read(self, worker: str, lines: Lines) -> None:
         task = self.tasks["steps" if worker.startswith(("steps-", "rank")) else "flow"]
@@ -90,9 +103,7 @@ class Checker:
                 self._read_call(call, task)
                 self._check_time(call)
             elif line["k"] == "trained":
-                self._trained.update(line["acking"])
-                for name in line["acking"]:
-                    task.acking.setdefault(name, line["t"])
+                task.acks.train(worker, line["acking"], line["t"])
             elif line["k"] == "crash":
                 self.findings.append(f"{worker} crashed: {line['trace']}")
             elif line["k"] == "stop" and line["threads"]:
@@ -110,30 +121,20 @@ class Checker:
         for name in end.get("stored", ()):
             task.stored[name] = end["t"]
         task.refused.update(end.get("refused", ()))
-        for name in begin.get("acking", ()):
-            task.acking[name] = min(begin["t"], task.acking.get(name, begin["t"]))
-        if "delivered" in end:
-            task.takes += 1
-            task.delivered += len(end["delivered"])
+        task.acks.begin(call.worker, begin.get("acking", ()), begin["t"])
         for torn in end.get("torn", ()):
             self.findings.append(f"{call.worker} {begin['op']} got torn data: {torn}")
         if end.get("dropped"):
             self.findings.append(f"{call.worker} gave {end['dropped']} groups up: {end}")
         if "step" in begin and "acked" in end:
-            self._read_part(begin, end, task)
-            return
-        for name in end.get("acked", ()):
-            if name in task.acked and not self.losses:
-                self.findings.append(f"group {name} is acknowledged twice, again by {call.worker}")
-            task.acked[name] = end["t"]
-
-    def _read_part(self, begin: dict[str, Any], end: dict[str, Any], task: Task) -> None:
-        """Read a rank's acknowledgement: the step's groups count when all ranks have theirs."""
-        parts = self._parts[begin["step"]]
-        parts[begin["rank"]] = (end["t"], end["acked"])
-        if len(parts) == WORLD_SIZE:
-            at = max(when for when, _ in parts.values())
-            task.acked.update({name: at for _, names in parts.values() for name in names})
+            span = Span(begin["t"], end["t"])
+            task.acks.end_part(begin["step"], begin["rank"], end["acked"], span)
+        else:
+            task.acks.end(call.worker, end.get("acked", ()), end.get("t", begin["t"]))
+        if "delivered" in end:
+            task.takes += 1
+            task.delivered += len(end["delivered"])
+            task.acks.deliver(call.worker, end["delivered"], begin["t"])
 
     def _check_time(self, call: Calls) -> None:
         begin, end = call.begin, call.end
@@ -155,27 +156,29 @@ class Checker:
             )
 
     def check_order(self) -> None:
-        """Nothing is delivered after its acknowledgement, or trained by ranks in two steps."""
+        """Nothing is acknowledged twice, delivered after that, or trained by ranks in two steps."""
+        for task in self.tasks.values():
+            for name in task.acks.twice():
+                self.findings.append(f"group {name} is acknowledged twice: {task.acks.done[name]}")
+            twice = task.acks.trained_twice()
+            if twice:
+                self.findings.append(f"ranks trained groups twice: {twice[:5]}")
         for worker, lines in self.journals.items():
             ends = {line["n"]: line for line in lines if line["k"] == "end"}
             for begin in lines:
-                end = ends.get(begin["n"], {}) if begin["k"] == "begin" else {}
-                if begin.get("op") != "take" or self.losses:
-                    continue
-                for name in end.get("delivered", ()):
-                    for task in self.tasks.values():
-                        if task.acked.get(name, begin["t"]) < begin["t"]:
-                            self.findings.append(f"{worker} got {name} after it was acknowledged")
-        twice = [name for name, times in self._trained.items() if times > 1]
-        if twice and not self.losses:
-            self.findings.append(f"ranks trained groups twice: {twice[:5]}")
+                if begin.get("op") == "take" and begin["n"] in ends:
+                    self._check_delivery(worker, begin, ends[begin["n"]])
+
+    def _check_delivery(self, worker: str, begin: dict[str, Any], end: dict[str, Any]) -> None:
+        at = Span(begin["t"], end["t"])
+        for name in end.get("delivered", ()):
+            if any(task.acks.after(name, at) for task in self.tasks.values()):
+                self.findings.append(f"{worker} got {name} after it was acknowledged")
 
     def check_look(self, look: Look) -> None:
         """The ledger of a look is balanced, and within what journals know of its time."""
         if not look.balanced:
             self.findings.append(f"ledger of {look.task} is not balanced: {look.ledger}")
-        if self.losses:
-            return
         for counter, (sure, possible) in self._times(look.task).items():
             least, most = bisect_left(sure, look.began), bisect_left(possible, look.ended)
             if not least <= look.ledger[counter] <= most:
@@ -203,14 +206,17 @@ class Checker:
             self.findings.append(f"{name}: the stream keeps the consumers {holds.consumers}")
         self._expect(name, "waiting and leased", ledger["waiting"] + ledger["leased"], holds.held)
         self._expect(name, "dead", ledger["dead"], holds.dead)
-        if self.losses:
-            return
         gone = task.acking.keys() - holds.held - holds.dead
-        self._expect(name, "acked", ledger["acked"], gone)
-        self._expect(name, "put", ledger["put"], gone | holds.held | holds.dead)
+        unsure = {each: at for each, at in task.begun.items() if each not in task.stored}
+        vanished = gone & task.acks.vanished(unsure)
+        taken_back = max(0, min(len(vanished), len(gone) - ledger["acked"]))
+        self._expect(name, "acked", ledger["acked"] + taken_back, gone)
+        self._expect(name, "put", ledger["put"] + taken_back, gone | holds.held | holds.dead)
         self._none(name, "lost", task.stored.keys() - gone - holds.held - holds.dead)
         self._none(name, "acknowledged and stored", task.acked.keys() & (holds.held | holds.dead))
-        self._none(name, "refused and stored", task.refused & (gone | holds.held | holds.dead))
+        self._none(
+            name, "refused and stored", task.refused & (gone - vanished | holds.held | holds.dead)
+        )
         self._none(name, "stored and uncounted", holds.uncounted & task.stored.keys())
         self._none(name, "never put", (gone | holds.held | holds.dead) - task.begun.keys())
 

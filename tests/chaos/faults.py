@@ -23,6 +23,7 @@ SELDOM = {
     "server_kill": 2,
     "server_pause": 2,
     "failover": 2,
+    "unplanned_failover": 2,
     "memory": 1,
     "script_flush": 2,
     "client_kill": 2,
@@ -30,13 +31,6 @@ SELDOM = {
 }
 KINDS = {**OFTEN, **SELDOM}
 """Kind -> how often it happens, relative to the others."""
-
-UNPLANNED = {"unplanned_failover": 2}
-"""Kinds that may lose acknowledged writes, so that they happen in runs with `unplanned` only.
-
-A run whose streams wait for replicas (`min_replicas=`) loses nothing through them: such a run sets
-`unplanned` and counts losses, see `Options.unplanned` and `checker.Checker`.
-"""
 
 _CLOCK_S = (-3600, -60, -5, 0, 5, 60, 3600)
 
@@ -61,8 +55,7 @@ class Faults:
         if "clock" not in without and not clocks_jump(self.pair.primary.program):
             print("no clock jumps: libfaketime is not installed, or fails in this server")
             without.add("clock")
-        every = {**KINDS, **(UNPLANNED if self.options.unplanned else {})}
-        self._kinds = {kind: often for kind, often in every.items() if kind not in without}
+        self._kinds = {kind: often for kind, often in KINDS.items() if kind not in without}
 
     def next_in_s(self) -> float:
         """Return the time until the next fault."""

@@ -34,8 +34,6 @@ class Options:
         server: Program of the server; empty: the first one of `tests.servers.programs`.
         interval: Mean time between two faults.
         without: Kinds of faults that are left out.
-        unplanned: Whether a replica takes over from a primary that is killed. Redis replicates
-            asynchronously, so acknowledged writes may be lost then, and losses are not findings.
         keep: Keep the directory with journals and logs, also after a run without findings.
     """
 
@@ -44,7 +42,6 @@ class Options:
     server: str
     interval: float
     without: frozenset[str]
-    unplanned: bool
     keep: bool
 
 
@@ -56,11 +53,13 @@ class Place:
         directory: Holds journals, logs and the files that ask workers to end.
         shared_memory: Holds the copies of weights that readers of one host share.
         url: The proxy before the primary.
+        min_replicas: Replicas that must confirm a put.
     """
 
     directory: Path
     shared_memory: Path
     url: str
+    min_replicas: int
 
     def ends(self, part: str) -> Path:
         """Return the file that asks the makers, or the others, to end."""
@@ -78,11 +77,6 @@ def parse(arguments: list[str], kinds: list[str]) -> Options:
     parser.add_argument(
         "--without", default="", metavar="KIND,KIND", help=f"leave out kinds: {', '.join(kinds)}"
     )
-    parser.add_argument(
-        "--unplanned",
-        action="store_true",
-        help="also promote replicas of killed primaries; lost groups are no findings then",
-    )
     parser.add_argument("--keep", action="store_true", help="keep journals and logs")
     given = parser.parse_args(arguments)
     without = frozenset(filter(None, given.without.split(",")))
@@ -94,6 +88,5 @@ def parse(arguments: list[str], kinds: list[str]) -> Options:
         server=given.server,
         interval=given.interval,
         without=without,
-        unplanned=given.unplanned,
         keep=given.keep,
     )

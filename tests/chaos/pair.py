@@ -15,6 +15,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.chaos.failovers import Failover
+from tests.clocks import remove_shared_memory
 from tests.proxy import Proxy
 from tests.servers import Server
 
@@ -30,12 +32,15 @@ def clocks_jump(program: str) -> bool:
     if not FAKETIME.exists():
         return False
     preloaded = {**os.environ, "LD_PRELOAD": str(FAKETIME)}
-    command = [program, "--version"]
-    try:
-        shown = subprocess.run(command, env=preloaded, capture_output=True, timeout=5, check=False)
-    except subprocess.TimeoutExpired:
-        return False
-    return shown.returncode == 0 and b"libfaketime" not in shown.stderr
+    pipe = subprocess.PIPE
+    with subprocess.Popen([program, "--version"], env=preloaded, stdout=pipe, stderr=pipe) as shown:
+        try:
+            _, complaint = shown.communicate(timeout=5)
+        except subprocess.TimeoutExpired:
+            shown.kill()
+            complaint = b"libfaketime hangs"
+    remove_shared_memory(shown.pid)
+    return shown.returncode == 0 and b"libfaketime" not in complaint
 
 
 class ClockedServer(Server):
@@ -53,6 +58,11 @@ class ClockedServer(Server):
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         }
+
+    def kill(self) -> None:
+        """End the server with SIGKILL, and remove what libfaketime leaves then."""
+        super().kill()
+        remove_shared_memory(self.pid)
 
     def set_clock(self, seconds: int) -> None:
         """Let the server's clock differ from this machine's by so many seconds."""
@@ -73,6 +83,7 @@ class Pair:
 
     Attributes:
         up: Whether the primary runs.
+        failovers: Unplanned failovers: the replica may lack the last writes.
     """
 
     def __init__(self, program: str) -> None:
@@ -80,6 +91,7 @@ class Pair:
         self.replica = ClockedServer(program, *_DURABLE, *_QUICK_SYNC)
         self.proxy = Proxy("127.0.0.1", self.primary.port)
         self.up = True
+        self.failovers: list[Failover] = []
         self._follow(self.replica, self.primary)
 
     @contextmanager
@@ -130,7 +142,9 @@ class Pair:
 
     def fail_over_at_once(self) -> None:
         """Kill the primary and promote the replica, whatever it has; `rejoin` undoes the kill."""
+        since = self._replicated()
         self.primary.kill()
+        self.failovers.append(Failover(since, time.monotonic()))
         with self.admin(self.replica) as client:
             client.execute_command("REPLICAOF", "NO", "ONE")
         self._swap()
@@ -156,6 +170,17 @@ class Pair:
     def _follow(self, replica: Server, primary: Server) -> None:
         with self.admin(replica) as client:
             client.execute_command("REPLICAOF", "127.0.0.1", primary.port)
+
+    def _replicated(self) -> float:
+        """Return a time until which the replica has all that the primary has done."""
+        since = time.monotonic()
+        with self.admin() as primary, self.admin(self.replica) as replica:
+            written = primary.info("replication")["master_repl_offset"]
+            until = since + _FAILOVER_S
+            while replica.info("replication")["slave_repl_offset"] < written:
+                assert time.monotonic() < until, "the replica does not follow the primary"
+                time.sleep(0.002)
+        return since
 
     def _leads(self, server: Server) -> bool:
         with self.admin(server) as client:

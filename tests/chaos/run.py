@@ -45,7 +45,8 @@ class Run:
             each.mkdir()
         self._pair = Pair(chosen.server or next(iter(programs().values())))
         url = f"redis://127.0.0.1:{self._pair.proxy.port}/0"
-        self._fleet = Fleet(Place(self.directory, self._shared_memory, url))
+        replicas = 0 if "unplanned_failover" in chosen.without else 1
+        self._fleet = Fleet(Place(self.directory, self._shared_memory, url, replicas))
         self._faults = Faults(chosen, self._pair, self._fleet)
         self._looks: list[Look] = []
         self._findings: list[str] = []
@@ -122,8 +123,8 @@ class Run:
                     ledger = stored.ledger(client, stored.prefix(options.NAMESPACE, task))
                     if ledger is not None:
                         found.append(Look(task, began, time.monotonic(), ledger))
-        except (redis.ConnectionError, redis.TimeoutError):
-            return []
+        except (redis.ConnectionError, redis.TimeoutError, redis.OutOfMemoryError):
+            return []  # beyond its memory limit a server refuses transactions
         self._looks += found
         return found
 
@@ -155,8 +156,8 @@ class Run:
         self._note("check")
         journals = {path.stem: read(path) for path in self.directory.glob("*.journal")}
         pauses = [(each.name, each.began, each.ended) for each in self._fleet.pauses]
-        losses = self._options.unplanned
-        checker = Checker(journals, self._fleet.killed, pauses, losses)
+        failovers = self._pair.failovers
+        checker = Checker(journals, self._fleet.killed, pauses, failovers)
         checker.check_order()
         for look in self._looks:
             checker.check_look(look)
@@ -171,7 +172,7 @@ class Run:
             findings += leftovers.keys(client, namespace, leftovers.AFTER_CLEAR, "after deletion")
         findings += leftovers.files(self.directory / "tmp", self._shared_memory)
         findings += self._fleet.left()
-        of_weights, published, loaded = versions.check(journals, losses=losses)
+        of_weights, published, loaded = versions.check(journals, failovers)
         return Result(
             faults=self._faults.counts,
             checker=checker,

@@ -115,6 +115,7 @@ class Worker:
                 self.place.url,
                 connect_timeout=options.CONNECT_S,
                 retry_s=options.RETRY_S,
+                min_replicas=self.place.min_replicas,
             )
 
     def _opened(self, client: Client) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.chaos import versions
 from tests.chaos.checker import Checker
+from tests.chaos.failovers import Failover
 from tests.chaos.stored import Holdings, Look
 
 Line = dict[str, Any]
@@ -36,9 +37,9 @@ def ack(at: float, *names: str) -> list[Line]:
     return call("ack", at, acking=list(names), end_acked=list(names))
 
 
-def checker(**journals: list[Line]) -> Checker:
+def checker(*failovers: Failover, **journals: list[Line]) -> Checker:
     with_ends = {f"{name}-1": [*lines, STOP] for name, lines in journals.items()}
-    return Checker(with_ends, set(), ())
+    return Checker(with_ends, set(), (), failovers)
 
 
 def look(at: float, **counters: int) -> Look:
@@ -138,6 +139,58 @@ def test_a_step_of_ranks_counts_when_all_ranks_have_acknowledged() -> None:
     assert found.tasks["steps"].acked == {"a": 5.1, "b": 5.1}
 
 
+def train(at: float, *names: str) -> list[Line]:
+    return [{"k": "trained", "t": at, "acking": list(names)}]
+
+
+def rank(at: float, *names: str) -> list[Line]:
+    return take(at, *names) + train(at + 0.5, *names)
+
+
+TWICE = {"put": put(1, "a"), "take": take(2, "a") + ack(3, "a") + take(5, "a") + ack(6, "a")}
+TRAINED_TWICE = {"steps": put(1, "a"), "rank0": rank(2, "a") + rank(5, "a")}
+
+
+@pytest.mark.parametrize("at", [3.05, 3.2])
+def test_a_failover_may_take_an_acknowledgement_back(at: float) -> None:
+    found = checker(Failover(at - 0.15, at), **TWICE)
+    assert ended(found, look(9, put=1, acked=1), holds()) == []
+    found = checker(Failover(at - 0.15, at), put=put(1, "a"), take=take(2, "a") + ack(3, "a"))
+    assert ended(found, look(9, put=1, waiting=1), holds("a")) == []
+
+
+@pytest.mark.parametrize("since", [1.0, 3.3, 6.5])
+def test_another_failover_explains_no_group_that_is_acknowledged_twice(since: float) -> None:
+    found = ended(checker(Failover(since, since + 0.1), **TWICE), look(9, put=1, acked=1), holds())
+    assert any("acknowledged twice" in each for each in found), found
+    assert any("after it was acknowledged" in each for each in found), found
+
+
+@pytest.mark.parametrize("since", [3.0, 3.5])
+def test_a_failover_takes_no_put_back_that_returned(since: float) -> None:
+    lines = {"put": put(1, "a") + put(since, "b"), "take": take(2, "a") + ack(3, "a")}
+    found = checker(Failover(since, since + 0.2), **lines)
+    found.check_end(look(9, put=1, acked=1), holds())
+    assert any("1 groups are lost: ['b']" in each for each in found.findings), found.findings
+
+
+def test_a_failover_may_take_back_an_unknown_put_that_was_trained() -> None:
+    lines = {
+        "put": call("put", 1, took=3, groups=["a"], end_error="StoreUnavailable"),
+        "take": take(1.5, "a") + ack(1.7, "a"),
+    }
+    assert ended(checker(Failover(1.6, 2), **lines), look(9), holds()) == []
+    assert ended(checker(**lines), look(9), holds())
+    assert ended(checker(Failover(3, 4), **lines), look(9), holds())
+
+
+def test_ranks_train_twice_only_after_a_failover_between_both_times() -> None:
+    for failover, allowed in ((Failover(2.2, 2.3), True), (Failover(5.6, 5.7), False)):
+        found = checker(failover, **TRAINED_TWICE)
+        found.check_order()
+        assert any("trained groups twice" in each for each in found.findings) is not allowed
+
+
 def publish(at: float, version: int, content: int) -> list[Line]:
     return call("publish", at, content=content, end_version=version)
 
@@ -165,3 +218,12 @@ def test_right_versions_are_no_finding() -> None:
     publishes = publish(1, 1, 10) + publish(2, 2, 20)
     reads = poll(1.05, 1, 10) + poll(3, 2, 20) + poll(4, 2, 20)
     assert versions.check({"publisher-1": publishes, "poll-1": reads}) == ([], 2, 2)
+
+
+def test_a_failover_may_take_a_version_back_that_was_published_then() -> None:
+    publishes = publish(1, 1, 10) + publish(2, 2, 20) + publish(4, 2, 40)
+    reads = poll(2.5, 2, 20) + poll(3.5, 1, 10) + poll(5, 2, 40)
+    journals = {"publisher-1": publishes, "poll-1": reads}
+    assert versions.check(journals, [Failover(2.0, 2.3)]) == ([], 3, 2)
+    for other in ([], [Failover(1.5, 1.9)], [Failover(2.2, 2.3)]):
+        assert versions.check(journals, other)[0]
