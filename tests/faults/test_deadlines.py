@@ -10,7 +10,11 @@ from urllib.parse import urlsplit
 import pytest
 
 import redrb
-from redrb import ExperienceStream, Mixture
+from redrb import (
+    BatchTimeout,
+    ExperienceStream,
+    Mixture,
+)
 from redrb.connection.deadline import GRACE_S, ending_within
 from redrb.connection.stop_time import StopTime
 from redrb.errors import RedrbError, StoreUnavailable
@@ -95,6 +99,39 @@ def test_a_call_that_waits_has_one_deadline_for_all_its_requests(
         assert seconds_of(lambda: WAITS[name](stream)) < 1.0 + GRACE_S + LATE_S
         proxy.thaw()
         assert stream.stats().ledger.balanced
+
+
+def test_a_take_of_a_mixture_has_one_deadline_for_all_its_requests(
+    proxy: Proxy, namespace: str
+) -> None:
+    with (
+        redrb.connect(f"redis://127.0.0.1:{proxy.port}", retry_s=20) as client,
+        ExperienceStream(client, "code", namespace=namespace) as code,
+        Mixture(client, {"code": 0.5, "math": 0.5}, namespace=namespace) as mixture,
+    ):
+        code.put_many([[numbered(n)] for n in range(2)])
+        freezing = threading.Timer(0.5, proxy.freeze)
+        freezing.start()
+        assert seconds_of(lambda: mixture.take(4, timeout=1.0)) < 1.0 + GRACE_S + LATE_S
+        proxy.thaw()
+
+
+def test_a_loop_over_leases_has_one_deadline_for_a_batch(proxy: Proxy, namespace: str) -> None:
+    with (
+        redrb.connect(f"redis://127.0.0.1:{proxy.port}", retry_s=20) as client,
+        ExperienceStream(client, "math", namespace=namespace) as stream,
+        stream.leases(4, timeout=3.0) as leases,
+    ):
+        stream.put_many([[numbered(n)] for n in range(8)])
+        next(leases)
+        time.sleep(0.2)  # the reply to the take after it arrives
+        proxy.freeze()
+        next(leases)
+        proxy.thaw()  # the connection of the third take stays silent
+        began = time.monotonic()
+        with pytest.raises(BatchTimeout):
+            next(leases)
+        assert time.monotonic() - began < 3.0 + LATE_S
 
 
 def test_an_acknowledgement_ends_in_time_and_can_be_repeated(

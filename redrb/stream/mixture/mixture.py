@@ -128,15 +128,16 @@ class Mixture:
             StoreUnavailable: Redis stayed away.
         """
         count = checked_int("count", count, 1, MOST_GROUPS)
-        if ack:
-            ack.ack()
         wait = TurnTimeout(timeout)
         if self._pid != os.getpid():
             self._begin()
-        while True:
-            lease = self._attempt(count, wait)
-            if lease is not None:
-                return lease
+        with wait.deadline():
+            if ack:
+                ack.ack()
+            while True:
+                lease = self._attempt(count, wait)
+                if lease is not None:
+                    return lease
 
     def taken(self) -> dict[str, int]:
         """Return how many groups all takes of this mixture have taken of each task.

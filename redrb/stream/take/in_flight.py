@@ -157,23 +157,29 @@ class _Batches:
 
         A batch that was taken ahead and has become too stale is returned, and another one comes.
         """
+        wait = Wait(self._timeout)
+        with wait.deadline():
+            self._lease = lease = self._next(wait)
+        return lease
+
+    def _next(self, wait: Wait) -> Lease:
         done = self._lease or None  # the user may have ended it
-        lease = None
-        while lease is None:
+        while True:
+            lease = None
             received, self._in_flight = self._in_flight, None
-            if received is not None and not received.receive(self._timeout):
+            if received is not None and not received.receive(wait.left_s):
                 received = None
             if received is None:
-                lease = self._taker.take(self._request, self._timeout, done)
+                lease = self._taker.take(self._request, wait.left_s, done)
                 done = None
             self._in_flight = self._taker.send(self._request, done)
             done = None
             if received is not None:
                 lease = self._lease = received.lease()
-                if lease is not None and not self._taker.is_fresh(lease, self._timeout):
+                if lease is not None and not self._taker.is_fresh(lease, wait.left_s):
                     lease = None
-        self._lease = lease
-        return lease
+            if lease is not None:
+                return lease
 
     def abandon(self) -> None:
         """Hand both batches to the heartbeat thread, which releases them.
