@@ -19,7 +19,17 @@ from benchmarks.machine import disturbed, machine
 from benchmarks.options import ROUND_S, Options
 from benchmarks.plots import draw
 from benchmarks.report import load, report
-from benchmarks.sections import backlog, latency, orders, profile, puts, scale, servers, shapes
+from benchmarks.sections import (
+    backlog,
+    latency,
+    orders,
+    profile,
+    puts,
+    replicas,
+    scale,
+    servers,
+    shapes,
+)
 
 RESULTS = Path(__file__).parent / "results"
 QUICK_SIZE, QUICK_ROUNDS = 0.05, 2
@@ -33,6 +43,7 @@ SECTIONS: dict[str, Callable[[Options], dict[str, Any]]] = {
     "latency": latency.run,
     "backlog": backlog.run,
     "profile": profile.run,
+    "replicas": replicas.run,
 }
 
 

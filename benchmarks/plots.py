@@ -269,6 +269,15 @@ def _backlog(figure: Figure, figures: Figures) -> None:
     _legend(axes)
 
 
+def _replicas(figure: Figure, figures: Figures) -> None:
+    axes, shapes = figure.subplots(), figures["shapes"]
+    ratios = [each["over_no_wait"] for each in shapes.values()]
+    _bars(axes, list(shapes), {"one replica": ratios})
+    _floor(axes)
+    axes.set_title(f"Puts that wait for one replica, {figures['server']}")
+    axes.set_ylabel("times the puts that wait for none (dashed)")
+
+
 def _profile(figure: Figure, figures: Figures) -> None:
     """Draw the parts of the server's time over the whole time of the packed floor."""
     axes, shapes = figure.subplots(), figures["shapes"]
@@ -309,4 +318,5 @@ DRAWINGS: dict[str, Callable[[Figure, Figures], None]] = {
     "latency": _latency,
     "backlog": _backlog,
     "profile": _profile,
+    "replicas": _replicas,
 }

@@ -61,15 +61,18 @@ class Faults:
         """Return the time until the next fault."""
         return self.dice.expovariate(1 / self.options.interval)
 
-    def begin(self) -> tuple[str, Undo]:
-        """Begin a fault of a random kind that is possible now."""
-        while True:
-            kinds = list(self._kinds)
-            kind = self.dice.choices(kinds, [self._kinds[each] for each in kinds])[0]
+    def begin(self) -> tuple[str, Undo] | None:
+        """Begin a fault of a random kind that is possible now; None if none is."""
+        possible = dict(self._kinds)
+        while possible:
+            kinds = list(possible)
+            kind = self.dice.choices(kinds, [possible[each] for each in kinds])[0]
             undo = getattr(self, f"_{kind}")()
             if undo is not False:
                 self.counts[kind] += 1
                 return kind, undo
+            del possible[kind]
+        return None
 
     def _once(self, what: str, seconds: float, undo: Callable[[], object]) -> Undo:
         """Return the end of a fault of which there is one at a time."""

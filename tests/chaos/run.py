@@ -90,11 +90,13 @@ class Run:
         now = time.monotonic()
         if now >= end:
             return
-        kind, undo = self._faults.begin()
-        self._note(kind)
-        if undo is not None:
-            seconds, action = undo
-            self._at(now + seconds, lambda: self._undo(kind, action))
+        begun = self._faults.begin()
+        if begun is not None:
+            kind, undo = begun
+            self._note(kind)
+            if undo is not None:
+                seconds, action = undo
+                self._at(now + seconds, lambda: self._undo(kind, action))
         self._at(now + self._faults.next_in_s(), lambda: self._begin_fault(end))
 
     def _undo(self, kind: str, action: Callable[[], object]) -> None:

@@ -38,7 +38,7 @@ def benchmark(module: str, *options: str) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "sections", ["shapes,puts,orders", "servers", "scale", "latency,backlog,profile"]
+    "sections", ["shapes,puts,orders", "servers", "scale", "latency,backlog,profile,replicas"]
 )
 def test_the_benchmark_writes_figures_and_plots(sections: str, tmp_path: Path) -> None:
     small = ("--quick", "--rounds", "1", "--size", "0.01")
