@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
 from redrb.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9._/@+-]{1,128}")
@@ -17,6 +19,12 @@ def check_name(argument: str, name: str) -> str:
             f"{argument} {name!r} is not usable: write 1 to 128 letters, digits and . _ / @ + -"
         )
     return name
+
+
+def _slot_range(key: str, count: int) -> int:
+    """Return the number of a key's range, of `count` ranges of slots."""
+    slot: int = key_slot(key.encode())
+    return slot * count // REDIS_CLUSTER_HASH_SLOTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,25 @@ class TaskKeys:
         check_name("namespace", namespace)
         check_name("task", task)
         return cls(f"redrb:{{{namespace}:{task}}}:")
+
+    @classmethod
+    def of_partition(cls, namespace: str, task: str, number: int, count: int) -> TaskKeys:
+        """Return the keys of one of `count` partitions of a task.
+
+        The slots of a cluster are divided into `count` ranges of the same size, and each partition
+        is in another one. Partition 0 has the keys of a task without partitions, so that processes
+        that do not know of the partitions notice them.
+        """
+        whole = cls.of(namespace, task)
+        first = _slot_range(whole.prefix, count)
+        attempt = 0
+        while number:
+            tag = f"{namespace}:{task}:partition:{number}.{attempt}"
+            keys = cls(f"redrb:{{{tag}}}:")
+            if _slot_range(keys.prefix, count) == (first + number) % count:
+                return keys
+            attempt += 1
+        return whole
 
     @property
     def stream(self) -> str:

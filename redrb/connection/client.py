@@ -229,6 +229,14 @@ class Sent:
         self._commands = commands
         self._scope = scope
 
+    def fileno(self) -> int:
+        """Return the file descriptor of the socket, to wait for replies of several servers."""
+        # redis-py has no public way
+        socket: Any = self._connection._sock  # noqa: SLF001
+        if socket is None:
+            raise redis.ConnectionError("the connection was closed")
+        return int(socket.fileno())
+
     def replies(self) -> list[Reply]:
         """Read the replies; call it once. An error reply is an item of the list."""
         return self.read(lambda connection: [read_reply(connection) for _ in range(self._commands)])

@@ -25,7 +25,7 @@ from redrb.connection.deadline import GRACE_S, within
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
-from redrb.keys import check_name
+from redrb.keys import TaskKeys, check_name
 from redrb.stream.arguments import (
     BEFORE_ANY,
     AnyStatus,
@@ -36,6 +36,7 @@ from redrb.stream.arguments import (
 )
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.filters import Filter, check_filters
+from redrb.stream.put.in_flight import Puts
 from redrb.stream.put.items import Groups, Items, groups_of, groups_of_many
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.preparer import Preparer
@@ -44,11 +45,11 @@ from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup, checked
 from redrb.stream.put.room import OnFull
 from redrb.stream.put.writer import Writer
 from redrb.stream.ranks.rank_requests import Balance, checked_balance, checked_place
-from redrb.stream.ranks.ranks import Ranks
+from redrb.stream.ranks.ranks import Ranks, RankTakes
 from redrb.stream.saving.resuming import resume_task
 from redrb.stream.saving.saving import AnyPath, SavedTask, save_task
 from redrb.stream.take.consumer import Consumer
-from redrb.stream.take.in_flight import LeaseLoop
+from redrb.stream.take.in_flight import LeaseLoop, Takes
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.scripts import TakeRequest, TakeScripts
 from redrb.stream.take.taker import Taker
@@ -88,6 +89,22 @@ class ExperienceStream:
         namespace: Namespace of the task.
         group: Name of the consumer group.
     """
+
+    def __new__(
+        cls,
+        *_args: Any,
+        settings: TaskSettings | None = None,
+        partitions: int | None = None,
+        **_options: Any,
+    ) -> Self:
+        """Return a stream of the class for tasks with partitions, if it is to have some."""
+        if cls is ExperienceStream:
+            stored = settings.partitions if isinstance(settings, TaskSettings) else None
+            if (partitions or stored or 1) != 1:
+                from redrb.stream.partitions.stream import PartitionedStream
+
+                return object.__new__(PartitionedStream)  # type: ignore[return-value]
+        return object.__new__(cls)
 
     def __init__(
         self,
@@ -161,16 +178,17 @@ class ExperienceStream:
             namespace=namespace,
             settings=replace(settings or TaskSettings(), **task_settings),
             weights=weights,
+            keys=self._keys(namespace, task),
         )
         self._expiration = Expiration(self._task, group)
         self._preparer = Preparer(
             self._task, narrow_floats, checked_filters, chosen_checks, on_bad_group
         )
         min_replicas = client.min_replicas if replicas is None else replicas
-        self._producer = Producer(self._task, on_full, min_replicas, on_bad_group)
+        self._producer: Puts = Producer(self._task, on_full, min_replicas, on_bad_group)
         self._consumer = Consumer(self._task, group, lease_ms)
-        self._taker = Taker(self._task, self._consumer)
-        self._ranks = Ranks(self._task, self._consumer)
+        self._taker: Takes = Taker(self._task, self._consumer)
+        self._ranks: RankTakes = Ranks(self._task, self._consumer)
 
     def __enter__(self) -> Self:
         return self
@@ -668,6 +686,9 @@ class ExperienceStream:
             finally:
                 self._consumer.close()
                 self._producer.close()
+
+    def _keys(self, namespace: str, task: str) -> TaskKeys:
+        return TaskKeys.of(namespace, task)
 
     def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> tuple[int, ...]:
         batch = self._prepare(groups, options)

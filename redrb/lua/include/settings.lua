@@ -4,7 +4,7 @@
 -- In the order in which task/open.lua returns them.
 local SETTINGS = {'format', 'order', 'limit', 'max_bytes', 'max_deliveries', 'sampled', 'max_staleness',
   'max_token_staleness', 'on_expired', 'max_reads', 'capacity', 'eviction', 'rate', 'tags', 'keep_ms',
-  'keep_groups', 'revision', 'incarnation', 'kind'}
+  'keep_groups', 'partitions', 'revision', 'incarnation', 'kind'}
 
 -- Pack the settings that decide about groups into the field `rules`, which every script reads.
 local function pack_rules()
@@ -26,6 +26,7 @@ local function pack_rules()
     keep_ms = tonumber(stored.keep_ms or ''),
     keep_groups = tonumber(stored.keep_groups or ''),
     keeps = (stored.keep_ms or stored.keep_groups) ~= false,
+    partitions = stored.partitions ~= false,
     limit = tonumber(stored.limit or '0'),
     max_bytes = tonumber(stored.max_bytes or '0'),
     capacity = tonumber(stored.capacity or '0'),

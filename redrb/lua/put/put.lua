@@ -10,7 +10,7 @@
 --         revision: of the settings that the facts were made for; '' fits all
 --         status: status of all entries, '' if they have different ones
 --         kind: as in include/kinds.lua; facts: as in include/facts.lua, packed with cmsgpack
--- Returns {'ok', last seq, room left, groups that were too stale on arrival}: room left is -1 without a limit
+-- Returns {'ok', last seq, room left | -1, groups too stale on arrival, entries (with partitions) | -1}
 --       | {'again', last seq, entries}: an earlier attempt has stored so many entries
 --       | {'forgotten', epoch}: the producer's last put is not known any more, so a repetition of it
 --         would not be recognized; the epoch of now
@@ -177,4 +177,4 @@ if not done then -- take the put back: its counts, then its entries; the next pu
   undo(before, count)
   error(failure)
 end
-return {'ok', last, left, stale}
+return {'ok', last, left, stale, rule.partitions and redis.call('XLEN', stream) or -1}

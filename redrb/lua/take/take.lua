@@ -10,9 +10,9 @@
 --         lease_ms: the consumer is dead after so long without a heartbeat
 --         where: JSON of a query, or ''
 --         incarnation: of the task that the client has opened
--- Returns {'taken', entries, {member ...}, {weight ..., sum of weights}}: of an order
---         other than fifo the members in this order, of one that draws their weights and the weight of all
---         groups that waited
+-- Returns {'taken', entries, {member ...}, {weight ..., sum of weights}, groups left}: of an order other
+--         than fifo the members in this order, of one that draws their weights and the weight of all groups
+--         that waited; no groups left are named if the take is repeated
 --       | {'short', waiting, producers that wait for room, groups that just expired, groups that wait
 --         with another status, fates}; fates: of a take that does not queue, as in include/fates.lua
 --       | {'never', most}: limit, capacity or rate let at most so many groups be taken together
@@ -175,4 +175,5 @@ end
 if #lease.weights > 0 then
   lease.weights[#lease.weights + 1] = total
 end
-return {'taken', lease.claimed, rule.order ~= 'fifo' and lease.members or {}, lease.weights}
+local members = rule.order ~= 'fifo' and lease.members or {}
+return {'taken', lease.claimed, members, lease.weights, here - lease.claimed}

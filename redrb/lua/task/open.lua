@@ -23,6 +23,8 @@ for i = 2, #ARGV, 2 do
     value = stored or value
   elseif not stored and used and ((name == 'order' and value ~= 'fifo') or name == 'tags') then
     stored = name == 'order' and 'fifo' or '' -- groups were put without
+  elseif not stored and name == 'partitions' and exists() then
+    stored = '1' -- the task was created without partitions
   elseif not stored and (name == 'max_staleness' or name == 'max_token_staleness') then
     fill = true
   end
@@ -31,6 +33,10 @@ for i = 2, #ARGV, 2 do
     differing[#differing + 1] = stored
   end
   given[name], changed = value, changed or not stored
+end
+if not given.partitions and redis.call('HEXISTS', task, 'partitions') == 1 then
+  differing[#differing + 1] = 'partitions'
+  differing[#differing + 1] = redis.call('HGET', task, 'partitions')
 end
 if #differing > 1 then
   return differing

@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from redrb.errors import ConfigError
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.items import Groups
 from redrb.stream.put.options import PutOptions
-from redrb.stream.put.pending import PendingPut
-from redrb.stream.put.producer import Producer
+
+
+class UnfinishedPut(Protocol):
+    """A put whose groups may not all be stored yet."""
+
+    batch: PutBatch
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Ids of the groups that are certainly stored, from the first."""
+
+    @property
+    def sent(self) -> object | None:
+        """The request that is under way; None if nothing was sent."""
+
+
+class Puts(Protocol):
+    """Stores groups exactly once: `Producer`, or that of a task with partitions."""
+
+    def put(self, batch: PutBatch, timeout: float | None) -> tuple[int, ...]:
+        """Store groups; returns their ids in order."""
+
+    def send(self, batch: PutBatch) -> UnfinishedPut:
+        """Send groups without waiting for the reply; `finish` must follow."""
+
+    def finish(self, pending: Any, timeout: float | None, /) -> tuple[int, ...]:
+        """Wait until all groups are stored; may be called again after an error."""
+
+    def abandon(self, pending: Any, /) -> None:
+        """End a put."""
+
+    def close(self) -> None:
+        """End the producer."""
 
 
 class PutInFlight:
@@ -22,12 +54,10 @@ class PutInFlight:
         prepare: Checks and encodes groups for the task; `refused` of the result has the bad ones.
     """
 
-    def __init__(
-        self, producer: Producer, prepare: Callable[[Groups, PutOptions], PutBatch]
-    ) -> None:
+    def __init__(self, producer: Puts, prepare: Callable[[Groups, PutOptions], PutBatch]) -> None:
         self.prepare = prepare
         self._producer = producer
-        self._pending: PendingPut | None = None
+        self._pending: UnfinishedPut | None = None
 
     @property
     def stored(self) -> int:

@@ -23,6 +23,9 @@ class Producer:
     """Puts encoded groups into one task; safe among threads.
 
     `put` is `send`, `finish` and `abandon` in one call.
+
+    Attributes:
+        backlog: Groups stored in a partition after the last put from here; 0 before the first.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Producer:
         self._idle: deque[ProducerIdentity] = deque()
         self._arrivals = StaleArrivals(task.name)
         self._epoch = Epoch(task, self._scripts)
+        self.backlog = 0
 
     def put(self, batch: PutBatch, timeout: float | None) -> tuple[int, ...]:
         """Store groups; returns their ids in order.
@@ -144,6 +148,7 @@ class Producer:
             if reply.outcome in ("ok", "again"):
                 self._note_kind(pending.batch)
                 self._arrivals.note(reply.stored, reply.expired)
+                self.backlog = max(reply.backlog, 0)
                 self._room.scarce = 0 <= reply.room < len(chunk.groups)
                 pending.sent = None
                 return reply

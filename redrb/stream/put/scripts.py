@@ -49,6 +49,7 @@ class PutReply:
         setting: The setting that leaves no room: "limit", "rate" or "max_bytes".
         expired: Groups that were too stale on arrival.
         epoch: With "forgotten", the epoch of now.
+        backlog: Groups stored now, history included; -1 in a task without partitions.
     """
 
     outcome: PutOutcome
@@ -58,6 +59,7 @@ class PutReply:
     setting: str = ""
     expired: int = 0
     epoch: int = 0
+    backlog: int = -1
 
 
 class PutScripts:
@@ -196,7 +198,8 @@ def _results(replies: list[Reply]) -> list[Reply]:
 def _put_reply(reply: Reply, count: int) -> PutReply:
     outcome: PutOutcome = reply[0].decode()
     if outcome == "ok":
-        return PutReply(outcome, int(reply[1]), count, int(reply[2]), expired=int(reply[3]))
+        last, room, expired, backlog = map(int, reply[1:])
+        return PutReply(outcome, last, count, room, expired=expired, backlog=backlog)
     if outcome == "again":
         return PutReply(outcome, last=int(reply[1]), stored=int(reply[2]))
     if outcome == "forgotten":

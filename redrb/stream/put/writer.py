@@ -18,10 +18,9 @@ from redrb.experience import BufferItem
 from redrb.experience.records import Scalar
 from redrb.stream.arguments import AnyStatus
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.put.in_flight import PutInFlight
+from redrb.stream.put.in_flight import PutInFlight, Puts
 from redrb.stream.put.items import Groups, Items, groups_of, groups_of_many
 from redrb.stream.put.options import PutOptions
-from redrb.stream.put.producer import Producer
 from redrb.stream.waiting import Wait
 
 _log = logging.getLogger("redrb")
@@ -42,9 +41,7 @@ class Writer:
             errors.
     """
 
-    def __init__(
-        self, producer: Producer, prepare: Callable[[Groups, PutOptions], PutBatch]
-    ) -> None:
+    def __init__(self, producer: Puts, prepare: Callable[[Groups, PutOptions], PutBatch]) -> None:
         self.in_flight = PutInFlight(producer, prepare)
         self._puts = 0
         self._stored: tuple[int, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from redrb.errors import ConfigError, DecodeError, LeaseLost
 from redrb.stream.ranks.dealing import deal, part_draw
@@ -16,6 +16,18 @@ from redrb.stream.take.lease import Lease
 from redrb.stream.take.scripts import TakeRequest
 from redrb.stream.task.task import Task
 from redrb.stream.waiting import QUEUE_TTL_MS, Wait
+
+
+class RankTakes(Protocol):
+    """Takes the parts of one rank: `Ranks`, or that of a task with partitions."""
+
+    def take(
+        self, place: RankStep, take: TakeRequest, balance: Balance | None, timeout: float | None
+    ) -> Lease:
+        """Lease this rank's part of a step, when all ranks have asked for it."""
+
+    def close(self) -> None:
+        """Leave."""
 
 
 class Ranks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from redrb.connection.request import Request
 from redrb.errors import LeaseLost
@@ -22,8 +22,38 @@ RELEASE_RETRY_S = 1.0
 """How long Redis may be away while an unread take is released."""
 
 
-class InFlightTake:
+class TakeUnderWay(Protocol):
     """A take that was sent and whose reply is read later."""
+
+    def receive(self, timeout: float | None) -> bool:
+        """Read the reply; returns whether the batch was full and is leased."""
+
+    def lease(self) -> Lease | None:
+        """Return the lease on the batch received; None if it was not usable."""
+
+    def abandon(self) -> None:
+        """Let a background thread release the batch; never blocks."""
+
+
+class Takes(Protocol):
+    """Takes full batches: `Taker`, or that of a task with partitions."""
+
+    def take(self, request: TakeRequest, timeout: float | None, ack: Lease | None = None) -> Lease:
+        """Lease all groups of a request, or none."""
+
+    def send(self, request: TakeRequest, ack: Lease | None = None) -> TakeUnderWay:
+        """Send a take that does not queue."""
+
+    def is_fresh(self, lease: Lease, timeout: float | None) -> bool:
+        """Return whether a batch that was taken ahead may be handed over."""
+
+
+class InFlightTake:
+    """A take that was sent and whose reply is read later.
+
+    Attributes:
+        seen: The reply that was read; None before that.
+    """
 
     def __init__(
         self,
@@ -39,6 +69,7 @@ class InFlightTake:
         self._request = request
         self._sent = sent
         self._before = before
+        self.seen: TakeReply | None = None
         self._reply: TakeReply | None = None
 
     def receive(self, timeout: float | None) -> bool:
@@ -48,7 +79,7 @@ class InFlightTake:
             LeaseLost: Another consumer has taken the lease to acknowledge over; nothing was taken.
         """
         try:
-            reply = self._sent.result(retry_s=Wait(timeout).retry_s)
+            reply = self.seen = self._sent.result(retry_s=Wait(timeout).retry_s)
             if self._before is not None:
                 self._taker.conclude(self._before, self._slot, reply)
         except LeaseLost:  # the batch is released
@@ -99,7 +130,7 @@ class LeaseLoop:
 
     def __init__(
         self,
-        taker: Taker,
+        taker: Takes,
         request: TakeRequest,
         timeout: float | None,
         check_open: Callable[[], None],
@@ -145,12 +176,12 @@ class LeaseLoop:
 class _Batches:
     """Holds the lease that is trained on, and the take in flight of the next one."""
 
-    def __init__(self, taker: Taker, request: TakeRequest, timeout: float | None) -> None:
+    def __init__(self, taker: Takes, request: TakeRequest, timeout: float | None) -> None:
         self._taker = taker
         self._request = request
         self._timeout = timeout
         self._lease: Lease | None = None
-        self._in_flight: InFlightTake | None = None
+        self._in_flight: TakeUnderWay | None = None
 
     def next(self) -> Lease:
         """Acknowledge the last lease, send the take after the next one, and return the next.

@@ -72,6 +72,7 @@ class TakeReply:
         total_weight: Sum of the weights of all groups that waited.
         held: False when another consumer has taken over the lease that was to end first.
         incarnation: Incarnation of the task in which the groups were leased.
+        left: Groups that wait still, where a batch was leased for the first time.
     """
 
     outcome: TakeOutcome
@@ -85,6 +86,21 @@ class TakeReply:
     others: int = 0
     fates: Mapping[str, int] = field(default_factory=dict)
     incarnation: str = ""
+    left: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LookReply:
+    """The reply to a look at a partition.
+
+    Attributes:
+        outcome: "found"; "gone": the task was deleted, or created anew; "more": the consumer group
+            is joining, so look again.
+        free: Groups that the waiter may take.
+    """
+
+    outcome: Literal["found", "gone", "more"]
+    free: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +209,44 @@ class TakeScripts:
 
         return Request(store.client, pipeline(whole=False), result)
 
+    def look(
+        self,
+        group: str,
+        waiter: str,
+        request: TakeRequest,
+        *,
+        ttl_ms: int,
+        incarnation: str,
+    ) -> Request[LookReply]:
+        """Return the request that counts groups for a take of several partitions, and queues it.
+
+        Args:
+            group: Consumer group.
+            waiter: Name in the queue.
+            request: `least`: groups for which the waiter is woken; `count`: groups it can use.
+            ttl_ms: How long the place in the queue is kept; 0: leave the queue.
+            incarnation: Of the task, as this process knows it.
+        """
+        script = load("take/look")
+        place: list[Argument] = [group, waiter, request.least, request.count, ttl_ms]
+        arguments = [*place, request.status, request.where, incarnation]
+
+        def pipeline(*, whole: bool) -> Pipeline:
+            made = Pipeline()
+            add_to(made, script, self._store.script_keys, arguments, whole=whole)
+            return made
+
+        def result(replies: list[Reply]) -> LookReply:
+            if is_missing_script(replies[0]):
+                replies = self._store.client.exchange(pipeline(whole=True))
+            error = first_error(replies)
+            if error is not None:
+                raise error
+            outcome, *found = replies[0]
+            return LookReply(outcome.decode(), *found)
+
+        return Request(self._store.client, pipeline(whole=False), result)
+
     def finish(self, group: str, consumer: str, ending: Ending) -> bool:
         """End a lease or a part of it; False when it is another consumer's by now."""
         reply = self._store.run("take/finish", ending.arguments(group, consumer))
@@ -274,11 +328,11 @@ def _take_reply(replies: list[Reply]) -> TakeReply:
     if isinstance(payload, ResponseError):
         raise payload
     entries = list(map(parse_entry, payload[0][1] if payload else []))
-    amount, members, weights = values
+    amount, members, weights, left = (*values, 0)[:4]
     if members:
         by_id = dict(entries)
         entries = [(seq, by_id[seq]) for seq in map(int, members) if seq in by_id]
     if not weights or len(weights) != len(entries) + 1:
-        return TakeReply("taken", amount, 0, tuple(entries), held)
+        return TakeReply("taken", amount, 0, tuple(entries), held, left=left)
     *each, total = map(float, weights)
-    return TakeReply("taken", amount, 0, tuple(entries), held, tuple(each), total)
+    return TakeReply("taken", amount, 0, tuple(entries), held, tuple(each), total, left=left)

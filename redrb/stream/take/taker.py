@@ -63,12 +63,21 @@ class Taker:
                 if lease is not None:
                     return lease
 
-    def send(self, request: TakeRequest, ack: Lease | None) -> InFlightTake:
-        """Send a take that does not queue; its reply is read later."""
+    def send(
+        self, request: TakeRequest, ack: Lease | None = None, *, waiter: str = ""
+    ) -> InFlightTake:
+        """Send a take that does not queue; its reply is read later.
+
+        Args:
+            request: The groups; with a waiter fewer than `count` may come.
+            ack: A lease of this consumer to acknowledge in the same round trip.
+            waiter: Name of a waiter for which groups may be reserved; it leaves the queue.
+        """
         before = self._part_of(ack)
         slot = self._consumer.occupy()
         try:
-            sent = self._request(slot, request.full, 0, before)
+            asked = request if waiter else request.full
+            sent = self._request(slot, asked, 0, before, waiter)
             sent.begin()
         except BaseException:
             slot.free()
@@ -197,6 +206,16 @@ class Taker:
             similar=() if fates.get("put_ever", 1) else self._task.similar(),
         )
 
+    def accept(self, request: TakeRequest, reply: TakeReply) -> None:
+        """Open the task again if it is gone, and raise the error of a take that cannot be helped.
+
+        Raises:
+            ConfigError, StoreError: As `take` does.
+        """
+        if reply.outcome == "gone":
+            self._task.reopen()
+        self._refuse(request, reply)
+
     def _refuse(self, request: TakeRequest, reply: TakeReply) -> None:
         """Raise the error of a take that no waiting can help."""
         task = self._store.task
@@ -216,12 +235,17 @@ class Taker:
             )
 
     def _request(
-        self, slot: Slot, request: TakeRequest, ttl_ms: int, before: LeasePart | None
+        self,
+        slot: Slot,
+        request: TakeRequest,
+        ttl_ms: int,
+        before: LeasePart | None,
+        waiter: str = "",
     ) -> Request[TakeReply]:
         consumer = self._consumer
         return self._scripts.take(
             *(consumer.group, consumer.name, slot.name, slot.token, request),
-            waiter=slot.waiter,
+            waiter=waiter or slot.waiter,
             ttl_ms=ttl_ms,
             lease_ms=consumer.lease_ms,
             incarnation=self._task.description.incarnation,

@@ -41,6 +41,7 @@ NUMBERS = {
     "max_reads": 0,
     "capacity": 1,
     "keep_groups": 1,
+    "partitions": 1,
 }
 """Settings that are integers, and their smallest values."""
 
@@ -65,6 +66,7 @@ class SettingArguments(TypedDict, total=False):
     tags: Sequence[str] | None
     keep: str | None
     keep_groups: int | None
+    partitions: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,8 @@ class TaskSettings:
         tags: Names of the tags that queries may use. Default: none.
         keep: Period such as "7d" for which acknowledged groups stay readable. Default: none.
         keep_groups: Most acknowledged groups that stay readable. Default: none.
+        partitions: Parts into which the groups are divided, on different nodes of a cluster;
+            default 1. Every process must give the same number: see docs/scaling.md.
     """
 
     order: str | Order | None = None
@@ -114,6 +118,7 @@ class TaskSettings:
     tags: Sequence[str] | None = None
     keep: str | None = None
     keep_groups: int | None = None
+    partitions: int | None = None
 
     def as_stored(self) -> dict[str, str]:
         """Return the settings that are not None as the strings that Redis keeps.
@@ -133,6 +138,8 @@ class TaskSettings:
             raise ConfigError("give a limit (puts wait) or a capacity (puts evict), not both.")
         self._check_rate()
         stored = {name: str(value) for name, value in numbers.items() if value is not None}
+        if stored.get("partitions") == "1":
+            del stored["partitions"]  # a task without partitions
         for name in ("on_expired", "eviction", "rate"):
             if getattr(self, name) is not None:
                 stored[name] = str(getattr(self, name))

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from redrb.connection import Client
 from redrb.errors import TaskMismatch
+from redrb.keys import TaskKeys
 from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.follower import Follower
 from redrb.stream.task.scripts import TaskScripts
@@ -44,6 +45,7 @@ class Task:
         namespace: str,
         settings: TaskSettings,
         weights: str | None = None,
+        keys: TaskKeys | None = None,
     ) -> None:
         """Open a task, and create it when it is new.
 
@@ -53,9 +55,10 @@ class Task:
             namespace: Its namespace.
             settings: Settings that the task must have.
             weights: Name of the published weights whose newest version the task learns.
+            keys: Its keys, if they are not those of its name.
         """
         self.name = name
-        self.store = TaskStore.of(client, namespace, name)
+        self.store = TaskStore(client, name, keys or TaskKeys.of(namespace, name))
         self.scripts = TaskScripts(self.store)
         self._client = client
         self._namespace = namespace
@@ -134,6 +137,8 @@ class Task:
         except TaskMismatch as error:
             if "tags" in error.differences and not self._settings.tags:
                 error.add_note("tags=[] asks for a task without tags: leave it out to use those.")
+            if "partitions" in error.differences:
+                error.add_note("All processes give the same partitions=, as docs/scaling.md says.")
             raise
         order = self._settings.chosen_order(stored["order"])
         self.description = TaskDescription.of(stored, order)

@@ -1,0 +1,364 @@
+"""`Collector`: takes full batches from several partitions together, and waits for them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from redrb.errors import BatchTimeout, ConfigError
+from redrb.stream.mixture.operations import Operations
+from redrb.stream.mixture.turns import Operation, Turns
+from redrb.stream.partitions.collection import Collection, fill, spread
+from redrb.stream.partitions.ids import Numbering
+from redrb.stream.partitions.lease import PartitionedLease
+from redrb.stream.partitions.partition import Partition
+from redrb.stream.partitions.wakes import wait_for_any
+from redrb.stream.take.in_flight import InFlightTake
+from redrb.stream.take.lease import Lease
+from redrb.stream.take.scripts import TakeRequest
+from redrb.stream.waiting import QUEUE_TTL_MS, Wait
+
+LEAST_SHARE = 16
+"""Groups that are worth a request: a smaller batch is taken from fewer partitions, if it can be."""
+
+
+class Collector:
+    """Takes batches of a task with partitions for one consumer; safe among threads.
+
+    A take looks at some partitions, in rotation, and then at all others. If that is not enough, it
+    asks for its turn, as takes of a mixture do: only one take of a consumer group waits for groups
+    at a time, so two takes never hold groups that the other one needs. Takes that wait for their
+    turn hold no groups. The take whose turn it is queues in all partitions.
+    """
+
+    def __init__(self, partitions: Sequence[Partition], turns: Turns, task: str) -> None:
+        """Make a collector.
+
+        Args:
+            partitions: The partitions.
+            turns: The turn of takes that wait.
+            task: Name of the task in messages.
+        """
+        self._partitions = partitions
+        self._numbering = Numbering(len(partitions))
+        self._task = task
+        self._turns = turns
+        first, *_ = random.sample(range(len(partitions)), 1)  # not the same one in all processes
+        self._firsts = itertools.count(first)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._operations = Operations(self._turns, self._task)
+
+    def take(self, request: TakeRequest, timeout: float | None, ack: Lease | None = None) -> Lease:
+        """Lease all groups of a request, or none; raises as `Taker.take` does."""
+        self._acknowledge(ack)
+        wait = Wait(timeout)
+        with self._collecting(request) as collection:
+            self._sweep(collection, wait)
+            if collection.missing and not (wait.over and self._enough(collection)):
+                self._wait(collection, wait)
+            return self._lease(collection)
+
+    def send(self, request: TakeRequest, ack: Lease | None = None) -> InFlightCollection:
+        """Send takes to some partitions; their replies are read later."""
+        self._acknowledge(ack)
+        collection = self._new(request)
+        shares = self._first_shares(collection)
+        sent = [(number, self._send(collection, number, share)) for number, share in shares.items()]
+        return InFlightCollection(self, collection, sent)
+
+    def receive(
+        self,
+        collection: Collection,
+        sent: list[tuple[int, InFlightTake]],
+        timeout: float | None,
+    ) -> bool:
+        """Read the replies to takes that were sent; returns whether the batch is full.
+
+        What it lacks is taken from the other partitions; an incomplete batch is released.
+        """
+        wait = Wait(timeout)
+        try:
+            self._receive(collection, sent, wait)
+            self._sweep(collection, wait)
+        except BaseException:
+            collection.release()
+            raise
+        if collection.missing:
+            collection.release()
+        return not collection.missing
+
+    def lease(self, collection: Collection) -> PartitionedLease:
+        """Return the lease on a full batch."""
+        return self._lease(collection)
+
+    def is_fresh(self, lease: Lease, timeout: float | None) -> bool:
+        """Return whether a batch that was taken ahead may be handed over; see `Taker.is_fresh`.
+
+        Each partition compares its groups with the version that it knows.
+        """
+        takers = {partition.holder: partition.taker for partition in self._partitions}
+        for part in lease.parts:
+            taker = takers.get(getattr(part.holder, "consumer", None))  # type: ignore[arg-type]
+            if taker is not None and not taker.is_fresh(Lease([part]), timeout):
+                if lease:
+                    lease.release()
+                return False
+        return True
+
+    def close(self) -> None:
+        """End the turns of this process."""
+        if self._pid == os.getpid():
+            self._operations.close()
+
+    @contextmanager
+    def _collecting(self, request: TakeRequest) -> Iterator[Collection]:
+        """Collect a batch; it leaves all queues at the end, and is released after an error."""
+        collection = self._new(request)
+        try:
+            yield collection
+        except BaseException:
+            collection.release()
+            raise
+        finally:
+            if collection.queued:
+                self._look(collection, Wait(0), need=1, ttl_ms=0)
+
+    def _new(self, request: TakeRequest) -> Collection:
+        if self._pid != os.getpid():
+            self._begin()
+        return Collection(request)
+
+    def _acknowledge(self, ack: Lease | None) -> None:
+        if not ack:
+            return
+        holders = [partition.holder for partition in self._partitions]
+        if any(getattr(part.holder, "consumer", None) not in holders for part in ack.parts):
+            raise ConfigError("take(ack=...) acknowledges leases of the same stream object only.")
+        ack.ack()
+
+    def _enough(self, collection: Collection) -> bool:
+        return len(collection) >= collection.request.least
+
+    def _lease(self, collection: Collection) -> PartitionedLease:
+        names = [partition.incarnation for partition in self._partitions]
+        for number, part in collection.parts:
+            names[number] = part.incarnation
+        return PartitionedLease(collection.parts, self._numbering, ".".join(names))
+
+    # what is there
+
+    def _first_shares(self, collection: Collection) -> dict[int, int]:
+        """Return the shares of the partitions that are asked first."""
+        count = len(self._partitions)
+        some = min(count, max(1, collection.missing // LEAST_SHARE))
+        first = next(self._firsts) * some % count
+        return spread(collection.missing, [(first + place) % count for place in range(some)])
+
+    def _sweep(self, collection: Collection, wait: Wait) -> None:
+        """Take what is there: of some partitions, of the others, then of all that have more."""
+        if not collection.left:
+            self._ask(collection, self._first_shares(collection), wait)
+        every = range(len(self._partitions))
+        while unasked := [number for number in every if number not in collection.left]:
+            shares = spread(collection.missing, unasked)
+            if not shares:
+                break
+            self._ask(collection, shares, wait)
+        while collection.missing:
+            shares = fill(collection.missing, collection.left)
+            if not shares:
+                break
+            self._ask(collection, shares, wait)
+
+    def _ask(self, collection: Collection, shares: Mapping[int, int], wait: Wait) -> None:
+        """Take up to a share of each partition; all are asked before the first reply is read."""
+        sent: list[tuple[int, InFlightTake]] = []
+        try:
+            for number, share in shares.items():
+                sent.append((number, self._send(collection, number, share)))
+        except BaseException:
+            for _, take in sent:
+                take.abandon()
+            raise
+        self._receive(collection, sent, wait)
+
+    def _send(self, collection: Collection, number: int, share: int) -> InFlightTake:
+        request = collection.asked(share)
+        return self._partitions[number].taker.send(request, waiter=collection.waiter)
+
+    def _receive(
+        self, collection: Collection, sent: list[tuple[int, InFlightTake]], wait: Wait
+    ) -> None:
+        """Read the replies to takes, and note the parts."""
+        try:
+            while sent:
+                number, take = sent.pop()
+                full = take.receive(wait.left_s)
+                reply = take.seen
+                if reply is None:
+                    continue
+                if reply.outcome not in ("gone", "more"):  # these are asked again
+                    collection.note(number, reply)
+                self._partitions[number].taker.accept(collection.request, reply)
+                lease = take.lease() if full else None
+                if lease is not None:
+                    collection.parts += [(number, part) for part in lease.parts]
+        except BaseException:
+            for _, take in sent:
+                take.abandon()
+            raise
+
+    # waiting
+
+    def _wait(self, collection: Collection, wait: Wait) -> None:
+        """Wait for the turn, and then for groups.
+
+        Raises:
+            BatchTimeout: Too few came in time.
+        """
+        operation = self._operations.begin(1)
+        try:
+            if self._await_turn(collection, operation, wait):
+                self._await_groups(collection, operation, wait)
+            if collection.missing:  # the time is up
+                self._sweep_again(collection, wait)
+        finally:
+            self._operations.end(operation, kept=False)
+        if collection.missing and not self._enough(collection):
+            raise self._timeout(collection, wait)
+
+    def _await_turn(self, collection: Collection, operation: Operation, wait: Wait) -> bool:
+        """Wait until it is this take's turn; False when the time is up before."""
+        while not wait.over:
+            reply = self._turns.ask(operation, queue=True, retry_s=wait.retry_s)
+            if reply.granted:
+                operation.shares = reply.shares
+                self._operations.hold(operation)
+                return True
+            collection.release()  # the take whose turn it is may need these groups
+            wait.log(f"task {self._task!r}: a take waits for the take before it")
+            self._turns.wait(operation, wait.slice_s())
+        return False
+
+    def _await_groups(self, collection: Collection, operation: Operation, wait: Wait) -> None:
+        """Take groups as they come, until the batch is full or the time is up.
+
+        The take is woken as soon as one partition has its part of the groups that are missing in
+        all: while fewer have come to each of them, fewer have come in all than are missing.
+        """
+        count = len(self._partitions)
+        free = dict.fromkeys(range(count), 0)
+        while collection.missing and not wait.over:
+            share = -(-(collection.missing - sum(free.values())) // count)
+            needs = {number: free[number] + share for number in free}
+            free = self._look(collection, wait, need=needs, ttl_ms=QUEUE_TTL_MS)
+            if sum(free.values()) >= collection.missing:
+                self._ask(collection, fill(collection.missing, free), wait)
+                free = dict.fromkeys(range(count), 0)
+                continue
+            if any(free[number] >= needs[number] for number in free):
+                continue
+            wait.log(
+                f"task {self._task!r}: {len(collection) + sum(free.values())} of "
+                f"{collection.request.count} groups are waiting in {count} partitions"
+            )
+            stores = [partition.opened.store for partition in self._partitions]
+            wait_for_any(stores, wait.slice_s(), collection.waiter)
+            if not self._turns.hold(operation, waits_for=self._task, retry_s=wait.retry_s):
+                collection.release()  # this process stood still, and another take has the turn
+                if not self._await_turn(collection, operation, wait):
+                    return
+
+    def _sweep_again(self, collection: Collection, wait: Wait) -> None:
+        collection.left.clear()
+        self._sweep(collection, wait)
+
+    def _look(
+        self, collection: Collection, wait: Wait, *, need: int | Mapping[int, int], ttl_ms: int
+    ) -> dict[int, int]:
+        """Return how many groups are free in each partition, and queue in each; 0: leave."""
+        collection.queued = ttl_ms > 0
+        free: dict[int, int] = {}
+        todo = list(range(len(self._partitions)))
+        while todo:
+            sent = []
+            try:
+                for number in todo:
+                    least = need if isinstance(need, int) else need[number]
+                    request = replace(collection.request, least=least)
+                    partition = self._partitions[number]
+                    look = partition.scripts.look(
+                        partition.group,
+                        collection.waiter,
+                        request,
+                        ttl_ms=ttl_ms,
+                        incarnation=partition.opened.description.incarnation,
+                    )
+                    look.begin()
+                    sent.append((number, look))
+                todo = []
+                while sent:
+                    number, look = sent.pop()
+                    reply = look.result(retry_s=wait.retry_s)
+                    if reply.outcome == "found":
+                        free[number] = reply.free
+                        continue
+                    if reply.outcome == "gone":
+                        self._partitions[number].opened.reopen()
+                    todo.append(number)
+            finally:
+                for _, look in sent:
+                    look.drop()
+        return free
+
+    def _timeout(self, collection: Collection, wait: Wait) -> BatchTimeout:
+        """Return the error of a take whose time is up; its groups are released."""
+        available = len(collection)
+        fates = collection.fates(len(self._partitions))
+        replies = collection.short.values()
+        return BatchTimeout(
+            task=self._task,
+            wanted=collection.request.least,
+            available=available,
+            waited_s=wait.waited_s,
+            blocked=sum(reply.blocked for reply in replies),
+            expired=collection.expired,
+            others=sum(reply.others for reply in replies),
+            fates=fates,
+            similar=() if fates.get("put_ever", 1) else self._partitions[0].opened.similar(),
+        )
+
+
+class InFlightCollection:
+    """Takes of some partitions that were sent and whose replies are read later."""
+
+    def __init__(
+        self,
+        collector: Collector,
+        collection: Collection,
+        sent: list[tuple[int, InFlightTake]],
+    ) -> None:
+        self._collector = collector
+        self._collection = collection
+        self._sent = sent
+
+    def receive(self, timeout: float | None) -> bool:
+        """Read the replies; returns whether the batch is full and leased."""
+        return self._collector.receive(self._collection, self._sent, timeout)
+
+    def lease(self) -> Lease | None:
+        """Return the lease on the batch received."""
+        return self._collector.lease(self._collection)
+
+    def abandon(self) -> None:
+        """Let the heartbeat threads read the replies and release the groups; never blocks."""
+        sent, self._sent = self._sent, []
+        for _, take in sent:
+            take.abandon()

@@ -1,0 +1,98 @@
+"""`PartitionedLease`: the groups that a take from several partitions returns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from redrb.checks import checked_int
+from redrb.codec import GroupLayout
+from redrb.errors import ConfigError, LeaseLost, RecordError
+from redrb.stream.partitions.ids import Numbering
+from redrb.stream.take.lease import Chosen, Lease
+from redrb.stream.take.lease_part import Expiry, LeasePart
+from redrb.stream.take.scripts import Outcome
+
+
+class PartitionedLease(Lease):
+    """A lease with parts of several partitions; its ids are those of the whole task.
+
+    The parts are ended one after the other, as `PartsLease` says.
+    """
+
+    def __init__(
+        self, parts: Sequence[tuple[int, LeasePart]], numbering: Numbering, incarnation: str
+    ) -> None:
+        """Make a lease.
+
+        Args:
+            parts: Partition and part.
+            numbering: Ids of the task.
+            incarnation: Incarnations of all partitions, separated by dots.
+        """
+        super().__init__([part for _, part in parts])
+        self._partitions = {id(part): number for number, part in parts}
+        self._numbering = numbering
+        self._incarnation = incarnation
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Ids of the groups that are still leased, in the order of the batch."""
+        return tuple(group for part in self._parts for group in self._ids(part, part.layouts))
+
+    @property
+    def incarnation(self) -> str:
+        """Incarnations of the partitions in which the groups were leased; `settle` asks for it."""
+        return self._incarnation
+
+    @property
+    def layouts(self) -> dict[int, GroupLayout]:
+        """The groups that are still leased, checked and not decoded yet, by id."""
+        return dict(
+            zip(
+                self.ids,
+                (one for part in self._parts for one in part.layouts.values()),
+                strict=True,
+            )
+        )
+
+    @property
+    def expiries(self) -> dict[int, Expiry | None]:
+        """Why groups that were taken with status EXPIRED expired; None if put as expired."""
+        return {
+            group: part.expiries[seq]
+            for part in self._parts
+            for seq, group in zip(part.expiries, self._ids(part, part.expiries), strict=True)
+        }
+
+    def _ids(self, part: LeasePart, seqs: Collection[int]) -> tuple[int, ...]:
+        return self._numbering.ids(self._partitions[id(part)], seqs)
+
+    def _select(self, ids: Collection[int]) -> Chosen:
+        wanted = dict.fromkeys(checked_int("id", group, 1) for group in ids)
+        unknown = sorted(set(wanted).difference(self.ids))
+        if unknown:
+            raise ConfigError(f"groups {unknown} are not in this lease; it holds {list(self.ids)}.")
+        chosen: Chosen = []
+        for part in self._parts:
+            here = dict(zip(self._ids(part, part.layouts), part.layouts, strict=True))
+            found = tuple(here[group] for group in wanted if group in here)
+            if found:
+                chosen.append((part, found))
+        return chosen
+
+    def _end_parts(self, outcome: Outcome, chosen: Chosen, reason: str) -> None:
+        lost = []
+        for part, seqs in chosen:
+            try:
+                part.end(outcome, seqs, reason)
+            except LeaseLost as error:
+                error.ids = self._ids(part, error.ids)
+                lost.append(error)
+        if lost:
+            for further in lost[1:]:
+                lost[0].add_note(str(further))
+            raise lost[0]
+
+    def _name_misfits(self, error: RecordError) -> None:
+        super()._name_misfits(error)
+        error.ids = tuple(group for part, seqs in self._misfits for group in self._ids(part, seqs))

@@ -1,0 +1,115 @@
+"""`Partition`: one partition of a task, a stream with keys and limits of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from redrb.connection import Client
+from redrb.errors import ConfigError, TaskMismatch
+from redrb.keys import TaskKeys
+from redrb.stream.put.preparer import Preparer
+from redrb.stream.put.producer import Producer
+from redrb.stream.ranks.ranks import Ranks
+from redrb.stream.stream import ExperienceStream
+from redrb.stream.take.consumer import Consumer
+from redrb.stream.take.scripts import TakeScripts
+from redrb.stream.take.taker import Taker
+from redrb.stream.task.settings import TaskSettings
+from redrb.stream.task.task import Task
+
+DIVIDED = ("limit", "max_bytes", "capacity", "keep_groups")
+"""Limits of the whole task, of which each partition has a part."""
+
+
+class Partition(ExperienceStream):
+    """One partition of a task.
+
+    Attributes:
+        number: Its number, from 0 on.
+        scripts: The scripts of its consumers.
+    """
+
+    _producer: Producer
+    _taker: Taker
+    _ranks: Ranks
+
+    def __init__(
+        self,
+        client: Client,
+        task: str,
+        number: int,
+        settings: TaskSettings,
+        **options: Any,
+    ) -> None:
+        """Open a partition; `settings` and `options` are those of the whole task."""
+        self.number = number
+        self._count = settings.partitions or 1
+        try:
+            super().__init__(client, task, settings=_part_of(settings, number), **options)
+        except TaskMismatch as error:
+            if self._count > 1:
+                error.add_note(
+                    f"This is partition {number} of {self._count}; each has its part of the limits."
+                )
+            raise
+        self.scripts = TakeScripts(self._task.store)
+
+    def _keys(self, namespace: str, task: str) -> TaskKeys:
+        return TaskKeys.of_partition(namespace, task, self.number, self._count)
+
+    @property
+    def opened(self) -> Task:
+        """The partition as a task."""
+        return self._task
+
+    @property
+    def preparer(self) -> Preparer:
+        """Checks and encodes groups."""
+        return self._preparer
+
+    @property
+    def producer(self) -> Producer:
+        """Puts into the partition."""
+        return self._producer
+
+    @property
+    def taker(self) -> Taker:
+        """Takes from the partition."""
+        return self._taker
+
+    @property
+    def holder(self) -> Consumer:
+        """Holds leases in the partition."""
+        return self._consumer
+
+    @property
+    def ranks(self) -> Ranks:
+        """Takes the parts of a rank."""
+        return self._ranks
+
+
+def _part_of(settings: TaskSettings, number: int) -> TaskSettings:
+    """Return the settings of one partition: its part of each limit, and the rest as it is.
+
+    Raises:
+        ConfigError: A limit is smaller than the number of partitions, or a setting needs one task.
+    """
+    settings.as_stored()  # checks the values
+    count = settings.partitions or 1
+    if settings.rate is not None:
+        raise ConfigError(
+            "rate= counts the reads and inserts of one task: with partitions= leave it out, and "
+            "give limit= or capacity=."
+        )
+    parts: dict[str, Any] = {}
+    for name in DIVIDED:
+        whole = getattr(settings, name)
+        if whole:
+            if whole < count:
+                raise ConfigError(
+                    f"{name}={whole} is divided among {count} partitions: give at least {count}, "
+                    "or fewer partitions."
+                )
+            parts[name] = whole // count + (number < whole % count)
+    return replace(settings, **parts)

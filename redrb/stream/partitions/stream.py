@@ -1,0 +1,313 @@
+"""`PartitionedStream`: the stream of a task that is spread over several partitions."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Literal, NoReturn, Unpack
+
+from redrb.connection import Client, check_client
+from redrb.connection.deadline import GRACE_S, within
+from redrb.errors import ConfigError
+from redrb.experience import BufferItem, Status
+from redrb.stream.arguments import AnyStatus, checked_ids
+from redrb.stream.mixture.ratio import Ratio
+from redrb.stream.mixture.turns import Turns
+from redrb.stream.partitions.collector import Collector
+from redrb.stream.partitions.ids import Numbering
+from redrb.stream.partitions.partition import Partition
+from redrb.stream.partitions.producer import PartitionedProducer
+from redrb.stream.partitions.ranks import PartitionedRanks
+from redrb.stream.partitions.sums import summed_reports, summed_stats
+from redrb.stream.put.filters import Filter
+from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup
+from redrb.stream.put.room import OnFull
+from redrb.stream.saving.saving import AnyPath, SavedTask
+from redrb.stream.stream import ExperienceStream
+from redrb.stream.take.scripts import TakeRequest
+from redrb.stream.task.dead_letters import DeadLetter
+from redrb.stream.task.expiration import StalenessReport
+from redrb.stream.task.history import StoredGroup
+from redrb.stream.task.ledger import StreamStats
+from redrb.stream.task.settings import LEASE_MS, OnExpired, SettingArguments, TaskSettings
+
+MOST_PARTITIONS = 1024
+
+
+class PartitionedStream(ExperienceStream):
+    """`ExperienceStream(..., partitions=n)`; docs/scaling.md says what it keeps and what not.
+
+    Each method has the arguments, result and errors of the same method of `ExperienceStream`.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        task: str,
+        *,
+        namespace: str = "default",
+        group: str = "default",
+        on_full: OnFull = "block",
+        lease_ms: int = LEASE_MS,
+        narrow_floats: Any = None,
+        weights: str | None = None,
+        filters: Sequence[Filter] = (),
+        min_replicas: int | None = None,
+        checks: Collection[Check] = DEFAULT_CHECKS,
+        on_bad_group: OnBadGroup = "raise",
+        settings: TaskSettings | None = None,
+        **task_settings: Unpack[SettingArguments],
+    ) -> None:
+        """Open all partitions; new ones are created."""
+        check_client(client)
+        if not isinstance(settings, TaskSettings | None):
+            raise ConfigError(f"settings={settings!r:.80}: give a redrb.stream.TaskSettings.")
+        whole = replace(settings or TaskSettings(), **task_settings)
+        whole.as_stored()
+        count = whole.partitions or 1
+        if count > MOST_PARTITIONS:
+            raise ConfigError(f"partitions={count}: give at most {MOST_PARTITIONS}.")
+        self.task = task
+        self.namespace = namespace
+        self._closed = False
+        self._partitions = [
+            Partition(
+                *(client, task, number, whole),
+                namespace=namespace,
+                group=group,
+                on_full=on_full,
+                lease_ms=lease_ms,
+                narrow_floats=narrow_floats,
+                weights=weights,
+                filters=filters,
+                min_replicas=min_replicas,
+                checks=checks,
+                on_bad_group=on_bad_group,
+            )
+            for number in range(count)
+        ]
+        home = self._partitions[0]
+        self.group = home.group
+        self._limit = whole.limit or 0
+        self._numbering = Numbering(count)
+        self._task = home.opened
+        self._preparer = home.preparer
+        self._producer = PartitionedProducer(self._partitions, on_full)
+        turns = Turns(client, namespace, group, Ratio.of({task: 1}))
+        self._collector = self._taker = Collector(self._partitions, turns, task)
+        self._ranks = PartitionedRanks(self._partitions, lambda: self.incarnation)
+
+    # take
+
+    def _take_request(
+        self,
+        count: int,
+        at_least: int | None,
+        status: AnyStatus,
+        where: Mapping[str, Any] | None,
+    ) -> TakeRequest:
+        request = super()._take_request(count, at_least, status, where)
+        if 0 < self._limit < request.least:
+            raise ConfigError(
+                f"task {self.task!r} holds at most {self._limit} groups: a batch of {count} can "
+                "never be full. Take fewer, or raise the limit."
+            )
+        return request
+
+    @property
+    def consumer(self) -> str:
+        """Names under which this object holds leases, one of each partition."""
+        return ",".join(partition.consumer for partition in self._partitions)
+
+    def dismiss(self, consumer: str) -> int:
+        """Requeue the groups that a dead consumer of this group leases."""
+        names = consumer.split(",") if isinstance(consumer, str) else []
+        if len(names) != len(self._partitions):
+            raise ConfigError(
+                f"consumer={consumer!r:.80}: give the `consumer` of a stream with "
+                f"{len(self._partitions)} partitions."
+            )
+        pairs = zip(self._partitions, names, strict=True)
+        return sum(partition.dismiss(name) for partition, name in pairs)
+
+    @property
+    def incarnation(self) -> str:
+        """Incarnations of all partitions, separated by dots."""
+        return ".".join(partition.incarnation for partition in self._partitions)
+
+    def settle(self, trained: Mapping[int, int], *, incarnation: str) -> int:
+        """Acknowledge groups by id when a run resumes from a checkpoint."""
+        names = incarnation.split(".") if isinstance(incarnation, str) else []
+        if len(names) != len(self._partitions):
+            raise ConfigError(f"incarnation={incarnation!r:.80}: give lease.incarnation.")
+        settled = 0
+        for number, seqs in self._numbering.by_partition(trained).items():
+            here = {seq: trained[self._numbering.ids(number, [seq])[0]] for seq in seqs}
+            settled += self._partitions[number].settle(here, incarnation=names[number])
+        return settled
+
+    def join_group(self, start: int | Literal["newest"] | None = None) -> None:
+        """Register this consumer group now; an id as `start` is refused: ids are not in order."""
+        if isinstance(start, int):
+            raise ConfigError(
+                f"start={start}: ids of a task with partitions are not in the order of arrival. "
+                'Give None or "newest".'
+            )
+        for partition in self._partitions:
+            partition.join_group(start)
+
+    # task
+
+    def count(
+        self, status: AnyStatus = Status.COMPLETED, where: Mapping[str, Any] | None = None
+    ) -> int:
+        """Return how many groups wait, the sum of all partitions."""
+        return sum(partition.count(status, where) for partition in self._partitions)
+
+    def stats(self) -> StreamStats:
+        """Return ledger and counters: sums of all partitions, each from one moment."""
+        return summed_stats([partition.stats() for partition in self._partitions])
+
+    def staleness(self, current_version: int | None = None) -> StalenessReport:
+        """Return how stale the groups of all partitions are."""
+        if current_version is None:
+            known = [partition.stats().version for partition in self._partitions]
+            current_version = max(known) or None
+        return summed_reports(
+            [partition.staleness(current_version) for partition in self._partitions]
+        )
+
+    def read(self, ids: Sequence[int]) -> list[StoredGroup | None]:
+        """Return groups by id without taking them, in the order of `ids`."""
+        wanted = checked_ids(ids)
+        found: dict[int, StoredGroup | None] = {}
+        for number, seqs in self._numbering.by_partition(wanted).items():
+            known = [seq for seq in seqs if seq]
+            for seq, group in zip(known, self._partitions[number].read(known), strict=True):
+                found[self._id(number, seq)] = self._named(number, group)
+        return [found.get(group) for group in wanted]
+
+    def history(
+        self, *, since: datetime | None = None, until: datetime | None = None
+    ) -> Iterator[StoredGroup]:
+        """Yield the acknowledged groups that the task keeps, in the order of acknowledgement.
+
+        Times are those of the partitions' servers.
+        """
+
+        def named(number: int, partition: Partition) -> Iterator[StoredGroup]:
+            for group in partition.history(since=since, until=until):
+                yield replace(group, id=self._id(number, group.id))
+
+        histories = [named(*each) for each in enumerate(self._partitions)]
+        return heapq.merge(*histories, key=_archived_at)
+
+    def dead_letters(self, count: int = 100) -> list[DeadLetter]:
+        """Return the newest dead letters of each partition, `count` of all in turn."""
+        of_each = [
+            [replace(letter, id=self._id(number, letter.id)) for letter in found]
+            for number, found in enumerate(
+                partition.dead_letters(count) for partition in self._partitions
+            )
+        ]
+        longest = max(map(len, of_each))
+        in_turn = [found[at] for at in range(longest) for found in of_each if at < len(found)]
+        return in_turn[:count]
+
+    def advance(self, version: int) -> int:
+        """Give all partitions the newest weight version; returns the oldest that one knows."""
+        return min(partition.advance(version) for partition in self._partitions)
+
+    def move(self, ids: Iterable[int], status: AnyStatus) -> int:
+        """Move waiting groups to another status, each in one atomic step."""
+        return sum(
+            self._partitions[number].move([seq for seq in seqs if seq], status)
+            for number, seqs in self._numbering.by_partition(checked_ids(ids)).items()
+        )
+
+    def update_priority(self, ids: Sequence[int], priorities: Sequence[float]) -> int:
+        """Change the priority of groups, waiting or leased."""
+        wanted = checked_ids(ids)
+        if len(wanted) != len(priorities):
+            raise ConfigError(f"{len(wanted)} ids and {len(priorities)} priorities: one for each.")
+        chosen: dict[int, tuple[list[int], list[float]]] = {}
+        for group, priority in zip(wanted, priorities, strict=True):
+            seqs, numbers = chosen.setdefault(self._numbering.partition(group), ([], []))
+            if self._numbering.seq(group):
+                seqs.append(self._numbering.seq(group))
+                numbers.append(priority)
+        return sum(
+            self._partitions[number].update_priority(*pair) for number, pair in chosen.items()
+        )
+
+    def expire(
+        self,
+        current_version: int | None = None,
+        *,
+        max_staleness: int | None = None,
+        max_token_staleness: int | None = None,
+        statuses: Sequence[AnyStatus] = (Status.COMPLETED,),
+        on_expired: OnExpired | Callable[[list[BufferItem]], object] | None = None,
+    ) -> int:
+        """Expire the waiting groups that are too stale, one partition after the other."""
+        return sum(
+            partition.expire(
+                current_version,
+                max_staleness=max_staleness,
+                max_token_staleness=max_token_staleness,
+                statuses=statuses,
+                on_expired=on_expired,
+            )
+            for partition in self._partitions
+        )
+
+    # saving
+
+    def save(self, path: AnyPath) -> SavedTask:
+        """Refuse: a file holds one task of one node."""
+        self._refuse_file("save", path)
+
+    def resume(self, path: AnyPath) -> SavedTask:
+        """Refuse: a file holds one task of one node."""
+        self._refuse_file("resume", path)
+
+    def _refuse_file(self, verb: str, path: AnyPath) -> NoReturn:
+        raise ConfigError(
+            f"{verb}({str(path)!r:.80}): a task with partitions has no file, since its partitions "
+            "are on different nodes. Use the servers' own persistence (appendonly), or a task "
+            "without partitions."
+        )
+
+    # the end
+
+    def drop_group(self) -> int:
+        """Remove this consumer group from all partitions, one after the other."""
+        return sum(partition.drop_group() for partition in self._partitions)
+
+    def clear(self) -> int:
+        """Delete the task, one partition after the other; the first one last.
+
+        While it lasts other processes see the partitions that are left.
+        """
+        return sum(partition.clear() for partition in reversed(self._partitions))
+
+    def close(self) -> None:
+        """Stop the heartbeats and requeue what is still leased; closing twice does no harm."""
+        self._closed = True
+        with within(self._task.store.client.retry_s + GRACE_S), ExitStack() as scope:
+            for partition in self._partitions:  # one that fails keeps no other open
+                scope.callback(partition.close)
+            self._collector.close()
+
+    def _id(self, number: int, seq: int) -> int:
+        return self._numbering.ids(number, [seq])[0]
+
+    def _named(self, number: int, group: StoredGroup | None) -> StoredGroup | None:
+        return None if group is None else replace(group, id=self._id(number, group.id))
+
+
+def _archived_at(group: StoredGroup) -> float:
+    return group.archived_at.timestamp() if group.archived_at else 0.0

@@ -1,0 +1,88 @@
+"""Waits for a wake-up in any of several partitions, on the nodes of a cluster at once."""
+
+from __future__ import annotations
+
+import selectors
+import uuid
+from collections.abc import Sequence
+
+from redis.exceptions import RedisError
+
+from redrb.connection import Client
+from redrb.connection.client import Sent
+from redrb.connection.deadline import GRACE_S, within
+from redrb.connection.failures import is_transient
+from redrb.connection.transport import Pipeline
+from redrb.errors import StoreError
+from redrb.stream.task.store import TaskStore
+
+_SHORTEST_BLOCK_S = 0.001
+"""Smallest timeout of BLPOP; 0 would block for ever."""
+
+_WAKE_MS = 10_000
+"""A wake-up that nobody reads is forgotten."""
+
+
+def wait_for_any(stores: Sequence[TaskStore], seconds: float, waiter: str) -> None:
+    """Block until a waiter is woken in one of the partitions, or `seconds` are over.
+
+    On one server this is one request on one connection. On a cluster each partition has one, since
+    a request must not name keys of different slots. The wait ends early when a connection breaks.
+    """
+    seconds = max(seconds, _SHORTEST_BLOCK_S)
+    wakes: dict[Client, list[str]] = {}
+    for store in stores:
+        wakes.setdefault(store.client, []).append(store.keys.wake(waiter))
+    try:
+        with within(seconds + GRACE_S):
+            if len(wakes) == 1:
+                (client, names), *_ = wakes.items()
+                client.once("BLPOP", *names, f"{seconds:.3f}")
+            else:
+                _race(wakes, seconds)
+    except RedisError as error:
+        if not is_transient(error):
+            raise StoreError(f"waiting for groups failed: {error}") from error
+        # The waiter looks again, and that request is repeated until Redis is back.
+
+
+def _race(wakes: dict[Client, list[str]], seconds: float) -> None:
+    """Block on several connections until the first reply, then end the other requests.
+
+    A request ends by a wake-up on a list that nobody uses again: if it comes too late, it wakes
+    nobody.
+    """
+    sent: dict[Client, Sent] = {}
+    end = uuid.uuid4().hex
+    ends = {client: f"{names[0]}:{end}" for client, names in wakes.items()}
+    try:
+        with selectors.DefaultSelector() as selector:
+            for client, names in wakes.items():
+                pipeline = Pipeline()
+                pipeline.add("BLPOP", *names, ends[client], f"{seconds:.3f}")
+                sent[client] = client.begin(pipeline)
+                selector.register(sent[client].fileno(), selectors.EVENT_READ, client)
+            answered = [key.data for key, _ in selector.select(seconds + GRACE_S)]
+        for client in answered:
+            sent.pop(client).replies()
+        _end(sent, ends)
+    finally:
+        for one in sent.values():
+            one.drop()
+
+
+def _end(sent: dict[Client, Sent], ends: dict[Client, str]) -> None:
+    """Let requests that still block return, so that their connections can be used again."""
+    ended = {}
+    for client in sent:
+        pipeline = Pipeline()
+        pipeline.add("RPUSH", ends[client], "1")
+        pipeline.add("PEXPIRE", ends[client], _WAKE_MS)
+        ended[client] = client.begin(pipeline)
+    try:
+        for client in list(ended):
+            ended.pop(client).replies()
+            sent.pop(client).replies()
+    finally:
+        for one in ended.values():
+            one.drop()
