@@ -1,4 +1,4 @@
-"""A Redis Cluster for tests: three primaries on loopback, and slots that move between them."""
+"""A Redis Cluster for tests: some primaries on loopback, and slots that move between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redis.retry import Retry
 
 from tests.servers import Server, free_port
 
-_SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
+_SLOT_COUNT = 16384
 
 
 class Primary(Server):
@@ -40,14 +40,15 @@ class Primary(Server):
 
 
 class RedisCluster:
-    """Three primaries, each with a third of the slots."""
+    """Primaries with equal parts of the slots; three, unless `size` says otherwise."""
 
-    def __init__(self, program: str, *arguments: str) -> None:
-        self.primaries = [Primary(program, *arguments) for _ in _SLOTS]
+    def __init__(self, program: str, *arguments: str, size: int = 3) -> None:
+        self.primaries = [Primary(program, *arguments) for _ in range(size)]
         first, *others = self.primaries
-        for epoch, (primary, slots) in enumerate(zip(self.primaries, _SLOTS, strict=True), 1):
-            primary.run("CLUSTER", "SET-CONFIG-EPOCH", epoch)
-            primary.run("CLUSTER", "ADDSLOTSRANGE", *slots)
+        for number, primary in enumerate(self.primaries):
+            primary.run("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            begin, end = (-(-_SLOT_COUNT * place // size) for place in (number, number + 1))
+            primary.run("CLUSTER", "ADDSLOTSRANGE", begin, end - 1)
         for other in others:
             first.run("CLUSTER", "MEET", "127.0.0.1", other.port, other.bus)
         self.wait_until_whole()
@@ -59,11 +60,11 @@ class RedisCluster:
 
     def wait_until_whole(self) -> None:
         """Wait until every node knows the others and serves its slots."""
-        deadline = time.monotonic() + 20
+        deadline, size = time.monotonic() + 20, len(self.primaries)
         for primary in self.primaries:
             while True:
                 info = str(primary.run("CLUSTER", "INFO"))
-                if "cluster_state:ok" in info and "cluster_known_nodes:3" in info:
+                if "cluster_state:ok" in info and f"cluster_known_nodes:{size}\r" in info:
                     break
                 assert time.monotonic() < deadline, info
                 time.sleep(0.02)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from redrb.errors import LeaseLost, StoreError
@@ -72,14 +73,22 @@ class Collection:
                 )
                 part.abandon()
 
-    def fates(self, partitions: int) -> Mapping[str, int]:
-        """Return where the groups of the task are; empty if some partition had groups."""
-        if len(self.short) < partitions:
+    def fates(self, leased_here: Sequence[int]) -> Mapping[str, int]:
+        """Return where the groups of the task are; empty if a partition has groups still.
+
+        Args:
+            leased_here: Groups that the consumer leases in each partition, those of this take
+                included: they count as available.
+        """
+        if len(self.short) < len(leased_here):
             return {}
-        total: dict[str, int] = {}
-        for reply in self.short.values():
-            for name, number in fates_seen_by(reply.fates, reply.amount, leased_here=0).items():
-                total[name] = total.get(name, 0) + number
+        total: Counter[str] = Counter()
+        for number, reply in self.short.items():
+            leased = leased_here[number]
+            total.update(fates_seen_by(reply.fates, reply.amount, leased_here=leased))
+        if total:
+            total["available"] += len(self)
+            total["leased_here"] -= len(self)
         return total
 
 

@@ -6,8 +6,8 @@ import random
 import threading
 from collections.abc import Collection
 
-LOOK_EVERY = 8
-"""One put of so many goes to the partition that was not put to for the longest time.
+PUTS_A_LOOK = 4
+"""One put of so many a partition goes to the partition that was not put to for the longest time.
 
 Its reply says how full that partition is. Without this a partition that was full once, and that
 takers have emptied since, would not be noticed before the others are as full.
@@ -38,7 +38,7 @@ class LeastFull:
         with self._lock:
             open_to = [number for number in every if number not in but] or list(every)
             self._puts += 1
-            if self._puts % LOOK_EVERY:
+            if self._puts % (PUTS_A_LOOK * len(every)):
                 chosen = min(open_to, key=lambda one: (self._backlogs[one], self._last_puts[one]))
             else:
                 chosen = min(open_to, key=self._last_puts.__getitem__)

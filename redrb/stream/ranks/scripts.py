@@ -172,7 +172,7 @@ class RankStore:
         if outcome != b"taken":
             *numbers, fates = values if outcome == b"short" else [*values, ()]
             return BatchReply(outcome.decode(), tuple(numbers), fates=read_fates(fates))
-        amount, members, weights = values
+        amount, members, weights, *_ = values
         pending = self._store.client.execute(
             "XPENDING", self._store.keys.stream, self._group, "-", "+", max(amount, 1), slot
         )

@@ -1,0 +1,306 @@
+"""A task in partitions: puts, takes, limits and ledgers are those of the whole task."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import redrb
+from redrb import BatchTimeout, ConfigError, ExperienceStream, Status, StoreFull
+from redrb.connection import Client
+from redrb.errors import LeaseLost, TaskMismatch, WrongStep
+from redrb.stream.partitions.partition import Partition
+from tests.audit import audit, kill_consumer
+from tests.samples import numbered, numbers
+
+Open = Callable[..., ExperienceStream]
+
+
+@pytest.fixture
+def open_parts(client: Client, namespace: str) -> Iterator[Open]:
+    """Open a task with partitions several times; every partition is audited at the end."""
+    opened: list[ExperienceStream] = []
+
+    def open_it(partitions: int = 4, **settings: Any) -> ExperienceStream:
+        opened.append(
+            ExperienceStream(
+                client, "math", namespace=namespace, partitions=partitions, **settings
+            )
+        )
+        return opened[-1]
+
+    yield open_it
+    for partition in parts(opened[0]):
+        audit(partition)
+    for stream in opened:
+        stream.close()
+
+
+def parts(stream: ExperienceStream) -> list[Partition]:
+    found: list[Partition] = stream._partitions  # type: ignore[attr-defined]
+    return found
+
+
+def put(stream: ExperienceStream, *group_numbers: int, **options: Any) -> list[int]:
+    return [stream.put([numbered(number)], **options)[0] for number in group_numbers]
+
+
+def test_puts_spread_and_a_take_collects_from_all_partitions(open_parts: Open) -> None:
+    stream = open_parts()
+    ids = put(stream, *range(12))
+    assert len(set(ids)) == 12
+    assert [partition.count() for partition in parts(stream)] == [3, 3, 3, 3]
+    with stream.take(12, timeout=0) as lease:
+        assert sorted(numbers(lease)) == list(range(12))
+        assert set(lease.ids) == set(ids)
+        assert [stored and stored.id for stored in stream.read(ids)] == ids
+    assert stream.stats().ledger == redrb.Ledger(put=12, acked=12)
+
+
+def test_a_put_goes_to_the_least_full_partition_although_others_have_emptied_it(
+    open_parts: Open,
+) -> None:
+    maker, other = open_parts(), open_parts()
+    for _ in range(10):
+        put(parts(maker)[2], 0)
+    put(maker, *range(40))
+    fill = [partition.count() for partition in parts(maker)]
+    assert max(fill) - min(fill) <= 3, fill
+    parts(other)[2].take(fill[2], timeout=0).ack()
+    put(maker, *range(100))
+    fill = [partition.count() for partition in parts(maker)]
+    assert max(fill) - min(fill) <= 2, fill
+
+
+def test_an_incomplete_batch_is_released(open_parts: Open) -> None:
+    stream = open_parts()
+    put(stream, *range(6))
+    with pytest.raises(BatchTimeout) as caught:
+        stream.take(7, timeout=0)
+    assert (caught.value.available, caught.value.wanted) == (6, 7)
+    with pytest.raises(BatchTimeout):
+        stream.take(7, timeout=0.05)
+    stats = stream.stats()
+    assert (stats.ledger.waiting, stats.ledger.leased, stats.consumers_waiting) == (6, 0, 0)
+    assert len(stream.take(7, at_least=5, timeout=0.05)) == 6
+
+
+def test_a_take_waits_for_groups_of_any_partition(open_parts: Open) -> None:
+    stream, maker = open_parts(), open_parts()
+    put(parts(maker)[1], 0, 1)
+    with ThreadPoolExecutor(1) as threads:
+        taking = threads.submit(stream.take, 5, timeout=20)
+        for number in range(2, 5):
+            while stream.stats().consumers_waiting < 4:
+                pass
+            put(parts(maker)[3], number)
+        lease = taking.result()
+    assert sorted(numbers(lease)) == [0, 1, 2, 3, 4]
+    assert stream.stats().consumers_waiting == 0
+
+
+def test_two_takes_that_wait_do_not_hold_groups_that_the_other_one_needs(open_parts: Open) -> None:
+    streams = [open_parts(), open_parts()]
+    maker = open_parts()
+    put(maker, *range(4))
+    with ThreadPoolExecutor(2) as threads:
+        takes = [threads.submit(stream.take, 6, timeout=20) for stream in streams]
+        put(maker, 4, 5)
+        while not any(take.done() for take in takes):
+            pass
+        put(maker, *range(6, 12))
+        leases = [take.result() for take in takes]
+    assert sorted(number for lease in leases for number in numbers(lease)) == list(range(12))
+
+
+def test_the_ledger_is_exact_under_threads(open_parts: Open) -> None:
+    stream = open_parts(3, limit=60)
+    made, taken = 120, []
+    lock = threading.Lock()
+
+    def make(first: int) -> None:
+        with stream.writer() as writer:
+            for number in range(first, first + made // 3):
+                writer.put([numbered(number)], timeout=30)
+
+    def train() -> None:
+        while True:
+            try:
+                lease = stream.take(6, timeout=1, at_least=1)
+            except BatchTimeout:
+                return
+            with lock:
+                taken.extend(numbers(lease))
+            lease.ack()
+
+    with ThreadPoolExecutor(5) as threads:
+        jobs = [threads.submit(make, first) for first in range(0, made, made // 3)]
+        jobs += [threads.submit(train) for _ in range(2)]
+        for job in jobs:
+            job.result()
+    assert sorted(taken) == list(range(made))
+    assert stream.stats().ledger == redrb.Ledger(put=made, acked=made)
+
+
+def test_parts_of_a_dead_trainer_return(open_parts: Open) -> None:
+    dead, alive = open_parts(), open_parts(lease_ms=300)
+    put(alive, *range(8))
+    lease = dead.take(8, timeout=0)
+    for partition in parts(dead):
+        kill_consumer(partition)
+    other = alive.take(8, timeout=20)
+    assert sorted(numbers(other)) == list(range(8))
+    with pytest.raises(LeaseLost) as caught:
+        lease.ack(lease.ids[:3])
+    assert set(caught.value.ids) <= set(other.ids)
+    other.ack()
+
+
+def test_a_consumer_that_died_is_dismissed_in_all_partitions(open_parts: Open) -> None:
+    dead, alive = open_parts(), open_parts()
+    put(alive, *range(8))
+    dead.take(8, timeout=0)
+    assert alive.dismiss(dead.consumer) == 8
+    alive.take(8, timeout=0).ack()
+
+
+def test_limits_are_divided_and_a_put_finds_the_partition_that_has_room(open_parts: Open) -> None:
+    stream = open_parts(4, limit=10, on_full="error")
+    assert [partition.stats().limit for partition in parts(stream)] == [3, 3, 2, 2]
+    assert stream.stats().limit == 10
+    put(stream, *range(10))
+    with pytest.raises(StoreFull):
+        put(stream, 10)
+    parts(stream)[3].take(1, timeout=0).ack()
+    put(stream, 10)
+    waiting = open_parts(4)
+    with pytest.raises(StoreFull):
+        waiting.put([numbered(0)], timeout=0.05)
+    with pytest.raises(ConfigError, match="at most 10"):
+        ExperienceStream(
+            *(stream._task.store.client, "math"),
+            namespace=stream.namespace,
+            partitions=4,
+            limit=10,
+        ).take(11)
+    with pytest.raises(ConfigError, match="divided among 4 partitions"):
+        open_parts(4, limit=3)
+    with pytest.raises(ConfigError, match="rate="):
+        open_parts(4, rate=redrb.RateLimit.at_least(4))
+
+
+def test_a_put_that_waits_for_room_goes_to_the_partition_that_gets_it(open_parts: Open) -> None:
+    stream = open_parts(4, limit=4)
+    put(stream, *range(4))
+    with ThreadPoolExecutor(1) as threads:
+        putting = threads.submit(put, stream, 4, timeout=20)
+        lease = parts(stream)[2].take(1, timeout=0)
+        time.sleep(0.2)  # noqa: TID251 (the put waits at some partition)
+        lease.ack()
+        (group,) = putting.result()
+    assert group % 4 == 2
+
+
+def test_many_groups_are_put_in_order_over_the_partitions(open_parts: Open) -> None:
+    stream = open_parts(2)
+    ids = stream.put_many([[numbered(number)] for number in range(70)])
+    read = stream.read(ids)
+    assert [int(stored.items[0].reward) for stored in read if stored] == list(range(70))
+    assert len({group % 2 for group in ids}) == 2
+    assert stream.move(ids[:3], Status.ABORTED) == 3
+    assert stream.counts()[Status.ABORTED] == 3
+
+
+def test_each_partition_keeps_the_bound_of_staleness(open_parts: Open) -> None:
+    stream = open_parts(4, max_staleness=1)
+    put(stream, *range(4), policy_version=1)
+    put(stream, *range(4, 8), policy_version=3)
+    assert stream.advance(3) == 3
+    lease = stream.take(4, timeout=0)
+    assert sorted(numbers(lease)) == [4, 5, 6, 7]
+    assert stream.is_fresh(lease)
+    stream.advance(5)
+    assert not stream.is_fresh(lease)
+    assert not lease
+    assert stream.stats().ledger.leased == 0
+    stream.expire()
+    assert stream.stats().ledger.expired == 8
+    assert stream.staleness().current_version == 5
+
+
+def test_all_processes_agree_on_the_partitions(
+    open_parts: Open, client: Client, namespace: str
+) -> None:
+    open_parts(4)
+    for other in (None, 1, 2):
+        with pytest.raises(TaskMismatch, match="partitions is '4'"):
+            ExperienceStream(client, "math", namespace=namespace, partitions=other)
+    with ExperienceStream(client, "whole", namespace=namespace, partitions=1) as whole:
+        assert type(whole) is ExperienceStream
+    with pytest.raises(TaskMismatch, match="partitions is '1'"):
+        ExperienceStream(client, "whole", namespace=namespace, partitions=4)
+
+
+def test_every_method_of_a_stream_works_on_all_partitions_or_says_why_not(
+    open_parts: Open,
+) -> None:
+    stream = open_parts(2, keep="1h", max_deliveries=1)
+    stream.join_group()
+    ids = put(stream, *range(6))
+    lease = stream.take(6, timeout=0)
+    lease.reject("test", lease.ids[:1])
+    rejected = set(ids) - set(lease.ids)
+    assert {letter.id for letter in stream.dead_letters(5)} == rejected
+    first, *rest = lease.ids
+    stream.settle({first: 1}, incarnation=lease.incarnation)
+    with pytest.raises(ConfigError, match="not in this lease"):
+        lease.ack([10**6])
+    lease.ack(rest)
+    assert {stored.id for stored in stream.history()} == set(ids) - rejected
+    with pytest.raises(ConfigError, match="has no file"):
+        stream.save("x")
+    with pytest.raises(ConfigError, match="order of arrival"):
+        stream.join_group(5)
+    assert stream.clear() == 5  # history
+    put(stream, 0)
+    assert len(stream) == 1
+
+
+def test_ranks_take_one_batch_a_step_from_one_partition_after_the_other(open_parts: Open) -> None:
+    ranks = [open_parts(2), open_parts(2)]
+    put(ranks[0], *range(16))
+
+    def take(rank: int, step: int) -> list[int]:
+        lease = ranks[rank].take(4, rank=rank, world_size=2, step=step, timeout=20)
+        found = numbers(lease)
+        lease.ack()
+        return found
+
+    seen: list[int] = []
+    with ThreadPoolExecutor(2) as threads:
+        for step in range(3, 7):
+            jobs = [threads.submit(take, rank, step) for rank in range(2)]
+            seen += [number for job in jobs for number in job.result()]
+    assert sorted(seen) == list(range(16))
+    with pytest.raises(WrongStep) as caught:
+        take(0, 3)
+    assert caught.value.next_step == 7
+    with pytest.raises(WrongStep) as caught:
+        take(0, 12)
+    assert caught.value.next_step == 8
+
+
+def test_a_loop_over_leases_prefetches_over_all_partitions(open_parts: Open) -> None:
+    stream = open_parts(4)
+    put(stream, *range(24))
+    seen: list[int] = []
+    with stream.leases(6, timeout=0.2) as loop, pytest.raises(BatchTimeout):
+        for lease in loop:
+            seen += numbers(lease)
+    assert sorted(seen) == list(range(24))
+    assert stream.stats().ledger.acked == 24
