@@ -23,6 +23,7 @@ from benchmarks.sections import (
     backlog,
     latency,
     orders,
+    partitions,
     profile,
     puts,
     replicas,
@@ -42,6 +43,7 @@ SECTIONS: dict[str, Callable[[Options], dict[str, Any]]] = {
     "scale": scale.run,
     "latency": latency.run,
     "backlog": backlog.run,
+    "partitions": partitions.run,
     "profile": profile.run,
     "replicas": replicas.run,
 }

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ import redrb
 from redrb import BatchTimeout, ConfigError, ExperienceStream, Status, StoreFull
 from redrb.connection import Client
 from redrb.errors import LeaseLost, TaskMismatch, WrongStep
+from redrb.stream.exchange import export_task
 from redrb.stream.partitions.partition import Partition
+from redrb.stream.task.inspection import task_stats
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
 
@@ -28,9 +31,7 @@ def open_parts(client: Client, namespace: str) -> Iterator[Open]:
 
     def open_it(partitions: int = 4, **settings: Any) -> ExperienceStream:
         opened.append(
-            ExperienceStream(
-                client, "math", namespace=namespace, partitions=partitions, **settings
-            )
+            ExperienceStream(client, "math", namespace=namespace, partitions=partitions, **settings)
         )
         return opened[-1]
 
@@ -50,7 +51,9 @@ def put(stream: ExperienceStream, *group_numbers: int, **options: Any) -> list[i
     return [stream.put([numbered(number)], **options)[0] for number in group_numbers]
 
 
-def test_puts_spread_and_a_take_collects_from_all_partitions(open_parts: Open) -> None:
+def test_puts_spread_and_a_take_collects_from_all_partitions(
+    open_parts: Open, tmp_path: Path
+) -> None:
     stream = open_parts()
     ids = put(stream, *range(12))
     assert len(set(ids)) == 12
@@ -60,6 +63,11 @@ def test_puts_spread_and_a_take_collects_from_all_partitions(open_parts: Open) -
         assert set(lease.ids) == set(ids)
         assert [stored and stored.id for stored in stream.read(ids)] == ids
     assert stream.stats().ledger == redrb.Ledger(put=12, acked=12)
+    client = stream._task.store.client
+    seen = task_stats(client, "math", namespace=stream.namespace, group="default")
+    assert seen == stream.stats()
+    with pytest.raises(ConfigError, match="has 4 partitions"):
+        export_task(client, "math", tmp_path, namespace=stream.namespace)
 
 
 def test_a_put_goes_to_the_least_full_partition_although_others_have_emptied_it(
@@ -200,7 +208,7 @@ def test_a_put_that_waits_for_room_goes_to_the_partition_that_gets_it(open_parts
     with ThreadPoolExecutor(1) as threads:
         putting = threads.submit(put, stream, 4, timeout=20)
         lease = parts(stream)[2].take(1, timeout=0)
-        time.sleep(0.2)  # noqa: TID251 (the put waits at some partition)
+        time.sleep(0.2)
         lease.ack()
         (group,) = putting.result()
     assert group % 4 == 2

@@ -38,7 +38,8 @@ def benchmark(module: str, *options: str) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "sections", ["shapes,puts,orders", "servers", "scale", "latency,backlog,profile,replicas"]
+    "sections",
+    ["shapes,puts,orders", "servers", "scale", "latency,backlog,profile", "partitions,replicas"],
 )
 def test_the_benchmark_writes_figures_and_plots(sections: str, tmp_path: Path) -> None:
     small = ("--quick", "--rounds", "1", "--size", "0.01")

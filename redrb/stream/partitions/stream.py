@@ -21,7 +21,7 @@ from redrb.stream.partitions.ids import Numbering
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.partitions.producer import PartitionedProducer
 from redrb.stream.partitions.ranks import PartitionedRanks
-from redrb.stream.partitions.sums import summed_reports, summed_stats
+from redrb.stream.partitions.reports import summed_reports
 from redrb.stream.put.filters import Filter
 from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup
 from redrb.stream.put.room import OnFull
@@ -169,7 +169,7 @@ class PartitionedStream(ExperienceStream):
 
     def stats(self) -> StreamStats:
         """Return ledger and counters: sums of all partitions, each from one moment."""
-        return summed_stats([partition.stats() for partition in self._partitions])
+        return StreamStats.summed([partition.stats() for partition in self._partitions])
 
     def staleness(self, current_version: int | None = None) -> StalenessReport:
         """Return how stale the groups of all partitions are."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from redrb.experience import Status
+
+_LARGEST = ("joined", "version", "consumers")
+"""Counters of partitions that are not added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,25 @@ class StreamStats:
     consumers_waiting: int = 0
     producers_waiting: int = 0
     waiting: Mapping[Status, int] = field(default_factory=dict)
+
+    @classmethod
+    def summed(cls, parts: Sequence[StreamStats]) -> StreamStats:
+        """Return the counters of a task as the sum of those of its partitions.
+
+        Consumer group and weight version are the same in all partitions; a consumer has a heartbeat
+        in each partition, so the largest number of consumers counts.
+        """
+        ledgers = [part.ledger.as_dict() for part in parts]
+        ledger = Ledger(**{name: sum(one[name] for one in ledgers) for name in Ledger.__slots__})
+        waiting: Counter[Status] = Counter()
+        for part in parts:
+            waiting.update(part.waiting)
+        counters = {
+            name: (max if name in _LARGEST else sum)(getattr(part, name) for part in parts)
+            for name in cls.__slots__
+            if name not in ("ledger", "waiting")
+        }
+        return cls(ledger=ledger, waiting=dict(waiting), **counters)
 
     @classmethod
     def of(cls, counters: Mapping[str, int]) -> StreamStats:
