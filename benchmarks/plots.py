@@ -283,10 +283,14 @@ def _partitions(figure: Figure, figures: Figures) -> None:
     panels = figure.subplots(1, len(figures["sizes"]), sharey=True, squeeze=False)[0]
     for axes, (size, found) in zip(panels, figures["sizes"].items(), strict=True):
         for index, (ending, label) in enumerate(
-            ((" nodes", f"{figures['partitions']} partitions"), (" tasks", "separate tasks"))
+            (("", f"{figures['partitions']} partitions"), ("separate tasks", "separate tasks"))
         ):
-            cases = {name: case for name, case in found.items() if name.endswith(ending)}
-            nodes = [int(name.split()[0]) for name in cases]
+            cases = {
+                int(name.partition(",")[0].removeprefix("nodes=")): case
+                for name, case in found.items()
+                if name.partition(", ")[2] == ending
+            }
+            nodes = list(cases)
             ratios = [case["busiest_over_one_node"] for case in cases.values()]
             axes.plot(nodes, ratios, "o-", label=label, color=PALETTE[index])
         axes.plot(nodes, [1 / count for count in nodes], "--", label="1/n", color="#5d6d7e")

@@ -44,8 +44,8 @@ def run(options: Options) -> dict[str, Any]:
         cases: dict[str, tuple[Cluster, Open]] = {}
         for nodes in NODES:
             cluster = scope.enter_context(private_cluster(options.server, nodes))
-            cases[f"{nodes} nodes"] = (cluster, _in_partitions)
-            cases[f"{nodes} nodes, separate tasks"] = (cluster, _separate(nodes))
+            cases[f"nodes={nodes}"] = (cluster, _in_partitions)
+            cases[f"nodes={nodes}, separate tasks"] = (cluster, _separate(nodes))
         return {
             "server": cluster.nodes[0].name,
             "shape": SHAPE,
@@ -90,7 +90,7 @@ def _race(
             rounds[name].append(_round(cluster, open_all, put, take, groups, options.round_s))
     found = {name: _summary(each) for name, each in rounds.items()}
     for name, figures in found.items():
-        one = found[f"1 nodes{name.partition(' nodes')[2]}"]
+        one = found[name.replace(name.split(",")[0], "nodes=1")]
         figures["busiest_over_one_node"] = round(figures["busiest_us"] / one["busiest_us"], 3)
     return found
 

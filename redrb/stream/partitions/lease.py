@@ -8,6 +8,7 @@ from redrb.checks import checked_int
 from redrb.codec import GroupLayout
 from redrb.errors import ConfigError, LeaseLost, RecordError
 from redrb.stream.partitions.ids import Numbering
+from redrb.stream.take.cause import Cause
 from redrb.stream.take.lease import Chosen, Lease
 from redrb.stream.take.lease_part import Expiry, LeasePart
 from redrb.stream.take.scripts import Outcome
@@ -80,7 +81,7 @@ class PartitionedLease(Lease):
                 chosen.append((part, found))
         return chosen
 
-    def _end_parts(self, outcome: Outcome, chosen: Chosen, reason: str) -> None:
+    def _end_parts(self, outcome: Outcome, chosen: Chosen, reason: Cause) -> None:
         lost = []
         for part, seqs in chosen:
             try:
