@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from redrb.connection.deadline import GRACE_S, within
 from redrb.errors import LeaseLost, StoreError
 from redrb.stream.take.fates import fates_seen_by
 from redrb.stream.take.lease_part import LeasePart
 from redrb.stream.take.scripts import TakeReply, TakeRequest
+from redrb.stream.waiting import SHORT_OUTAGE_S
 
 _log = logging.getLogger("redrb")
 
@@ -63,15 +65,16 @@ class Collection:
     def release(self) -> None:
         """Requeue the groups of an incomplete batch."""
         parts, self.parts = self.parts, []
-        for number, part in parts:
-            try:
-                part.end("release", part.ids)
-            except (LeaseLost, StoreError) as error:
-                _log.warning(
-                    "task %r, partition %d: a part of a batch is requeued later: %s",
-                    *(part.task, number, error),
-                )
-                part.abandon()
+        with within(SHORT_OUTAGE_S + GRACE_S):
+            for number, part in parts:
+                try:
+                    part.end("release", part.ids)
+                except (LeaseLost, StoreError) as error:
+                    _log.warning(
+                        "task %r, partition %d: a part of a batch is requeued later: %s",
+                        *(part.task, number, error),
+                    )
+                    part.abandon()
 
     def fates(self, leased_here: Sequence[int]) -> Mapping[str, int]:
         """Return where the groups of the task are; empty if a partition has groups still.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from redrb.errors import BatchTimeout, ConfigError
+from redrb.connection.deadline import GRACE_S, within
+from redrb.errors import BatchTimeout, ConfigError, StoreError
 from redrb.stream.mixture.operations import Operations
 from redrb.stream.mixture.turns import Operation, Turns
 from redrb.stream.partitions.collection import Collection, fill, spread
@@ -20,7 +22,9 @@ from redrb.stream.partitions.wakes import wait_for_any
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.scripts import TakeRequest
-from redrb.stream.waiting import QUEUE_TTL_MS, Wait
+from redrb.stream.waiting import QUEUE_TTL_MS, SHORT_OUTAGE_S, Wait
+
+_log = logging.getLogger("redrb")
 
 LEAST_SHARE = 16
 """Groups that are worth a request: a smaller batch is taken from fewer partitions, if it can be."""
@@ -128,7 +132,18 @@ class Collector:
             raise
         finally:
             if collection.queued:
+                self._leave(collection)
+
+    def _leave(self, collection: Collection) -> None:
+        """Leave the queues of all partitions, so that others need not wait until places expire."""
+        try:
+            with within(SHORT_OUTAGE_S + GRACE_S):
                 self._look(collection, Wait(0), need=1, ttl_ms=0)
+        except StoreError as error:
+            _log.warning(
+                "task %r: a take that is over keeps its places in queues for %.0f s: %s",
+                *(self._task, QUEUE_TTL_MS / 1000, error),
+            )
 
     def _new(self, request: TakeRequest) -> Collection:
         if self._pid != os.getpid():

@@ -163,6 +163,8 @@ class PartitionedProducer:
         try:
             producer.finish(pending, 0.0)
         except StoreUnavailable:
+            if wait.over:
+                raise
             producer.finish(pending, wait.left_s)
 
     def _fitted(self, batch: PutBatch, description: TaskDescription) -> PutBatch:
