@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import redrb
 from redrb import BatchTimeout, ConfigError, ExperienceStream, Status, StoreFull
@@ -216,10 +217,16 @@ def test_a_put_that_waits_for_room_goes_to_the_partition_that_gets_it(open_parts
 
 def test_many_groups_are_put_in_order_over_the_partitions(open_parts: Open) -> None:
     stream = open_parts(2)
+    stream.join_group()
     ids = stream.put_many([[numbered(number)] for number in range(70)])
     read = stream.read(ids)
     assert [int(stored.items[0].reward) for stored in read if stored] == list(range(70))
     assert len({group % 2 for group in ids}) == 2
+    dropping = open_parts(2, on_bad_group="drop")
+    bad = numbered(99, advantages=torch.tensor(float("nan")))
+    kept = dropping.put_many([[numbered(70)], [bad], *([numbered(71)] for _ in range(40))])
+    assert len(kept) == 41
+    assert stream.stats().ledger.filtered == 1
     assert stream.move(ids[:3], Status.ABORTED) == 3
     assert stream.counts()[Status.ABORTED] == 3
 
