@@ -6,10 +6,11 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from redis.exceptions import ConnectionError as Broken
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 import redrb
 from redrb import ConfigError, StoreUnavailable
@@ -190,3 +191,13 @@ def test_a_server_that_evicts_keys_after_a_reconnect_is_refused(
         admin.execute("CONFIG", "SET", "maxmemory-policy", "noeviction")
         assert stream.put(numbered(4)) == (3,)
         stream.close()
+
+
+def test_a_fake_server_is_closed_while_another_thread_uses_it() -> None:
+    client = redrb.connect(f"fake://{uuid.uuid4().hex}")
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(client.once, "BLPOP", "nothing", 1)
+        time.sleep(0.2)
+        client.close()
+        with suppress(RedisError, StoreError, AttributeError):  # fakeredis forgets its server
+            assert waiting.result(5) is None
