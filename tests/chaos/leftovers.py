@@ -14,6 +14,7 @@ _OF_TASKS = (
     "|ranks:default|rank_requests:default|ready:default|staleness:default|clock:default|mass:default"
 )
 _FREE = b"0 ended"
+_RANKS = b"ranks:default"
 _EXPIRING = "wake:.*|spared:default|replies:.*|needs:.*|queue:.*|queries:.*|chunk:.*|delta:.*"
 _OF_WEIGHTS = r"versions|manifests|fence|pins|followers|chunk:\d+:\d+|delta:\d+:\d+"
 
@@ -42,10 +43,15 @@ def _is_of_ranks(name: str, content: object) -> bool:
     """Return whether a key holds the place that ranks keep while none of them is there.
 
     That is their consumer, which never dies (docs/ranks.md), and the slot of an attempt to form the
-    next step.
+    next step, or its place in the queue if the ranks were killed: the next call of anybody deletes
+    it when its deadline is over.
     """
     if name == "consumers:default":
         return content == [(b"ranks", float("inf"))]
+    if name == "queue:default":
+        return isinstance(content, list) and [waiter for waiter, _ in content] == [_RANKS]
+    if name == "needs:default":
+        return isinstance(content, dict) and [*content] == [_RANKS]
     return name == "leases:default" and isinstance(content, dict) and [*content.values()] == [_FREE]
 
 

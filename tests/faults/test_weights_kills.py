@@ -70,7 +70,7 @@ def until_expired(client, namespaces):
 def test_a_publisher_killed_at_any_point(client, real_url, namespace, kind, small_chunks):
     names = {point: f"{namespace}-{point}" for point in points_of(kind)}
     for name in names.values():  # a task that learns of new versions
-        client.execute("SADD", prefix(name) + "followers", f"redrb:{{{name}:task}}:stream")
+        redrb.ExperienceStream(client, "task", namespace=name, weights="actor").close()
     dying = [
         started(workers.publish_and_die, real_url, name, kind, point)
         for point, name in names.items()
@@ -110,7 +110,7 @@ def test_a_reader_killed_in_mid_fetch(client, real_url, namespace, small_chunks)
     assert list(entries(client, namespace)) == [1, 2]
     pins = f"{prefix(namespace)}pins"
     reader, pin = client.execute("HGETALL", pins)
-    low, high, _ = pin.split()
+    low, high, *_ = pin.split()
     client.execute("HSET", pins, reader, b"%s %s 1" % (low, high))  # as if its time were over
     publisher.publish(state("full", 3))
     assert list(entries(client, namespace)) == [3]

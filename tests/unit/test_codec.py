@@ -365,7 +365,7 @@ REFUSED: dict[str, tuple[list[BufferItem], str]] = {
     "no samples": ([], "0 samples"),
     "dtypes of a field": (
         [rollout(), rollout(kl=torch.zeros(3).double())],
-        "kl is torch.float32 and torch.float64",
+        "kl is torch.float32 in sample 0 and torch.float64 in sample 1",
     ),
     "complex": ([rollout(kl=torch.zeros(3, dtype=torch.complex64))], "kl is torch.complex64"),
     "sparse": ([rollout(kl=torch.ones(3).to_sparse())], "kl"),
