@@ -6,13 +6,14 @@ It starts from the newest published weights; the first trainer of a run makes th
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import NoReturn
 
 from redrb.errors import ConfigError, RedrbError
 from redrb.options import add_options, settings_from
+from workers.ending import end
 from workers.metrics_log import MetricsLog
 from workers.settings import PPOSettings, RunSettings, TrainerSettings
 
@@ -34,8 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RedrbError as error:
         print(f"redrb-trainer {settings.worker}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
-    finally:
-        gc.freeze()  # spares the interpreter's last collection, which takes 0.4 s with torch
     print(f"redrb-trainer {settings.worker} ends: {reason}", file=sys.stderr)
     return 0
 
@@ -62,5 +61,10 @@ def _work(run: RunSettings, settings: TrainerSettings, ppo: PPOSettings) -> str:
     return reason
 
 
+def run() -> NoReturn:
+    """Run the command `redrb-trainer`."""
+    end(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -619,13 +619,14 @@ def test_fit_without_total_steps_trains_until_it_is_stopped(
 
         def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:
             self.waited.append(trainer.wait_for_batch_s)
+            if len(self.waited) == 2:
+                timer.start()
             if len(self.waited) == 5:
                 trainer.stop("enough")
 
     with make(callbacks=[StopAtFifth()]) as trainer:
         feed(trainer, 2)
         timer = threading.Timer(0.5, feed, (trainer, 4))
-        timer.start()
         trainer.fit(None, 2)
         timer.join()
         assert (len(trainer.trained), trainer.weight_version) == (5, 2)

@@ -1,0 +1,26 @@
+"""The end of a worker's process."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import threading
+from typing import NoReturn
+
+
+def end(status: int) -> NoReturn:
+    """End this process with a status, at once if a thread still waits for Redis.
+
+    Such a thread is a daemon, which Python stops wherever it is when the interpreter ends. In the
+    middle of C++ code, such as torch's, this would abort the process. What the worker holds is
+    closed by now, so nothing is lost without Python's own end.
+    """
+    if any(thread.daemon for thread in threading.enumerate()):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    gc.freeze()  # spares the interpreter's last collection, which takes 0.4 s with torch
+    sys.exit(status)
