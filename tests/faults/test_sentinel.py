@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import redrb
-from redrb.errors import ConfigError, StoreDenied, StoreUnavailable
+from redrb.errors import ConfigError, StoreDenied, StoreFull, StoreUnavailable
 from tests.samples import numbered, numbers
 from tests.sentinels import SERVICE, Watched
 from tests.servers import programs
@@ -54,6 +54,13 @@ def test_a_put_waits_for_its_replicas(watched: Watched, namespace: str) -> None:
             careless.put(numbered(2))
             with pytest.raises(StoreUnavailable, match="only 2 of 3 replicas") as caught:
                 stream.put(numbered(3), timeout=1)
+            with (
+                redrb.ExperienceStream(
+                    client, "task", namespace=namespace, limit=3, on_full="error"
+                ) as full,
+                pytest.raises(StoreFull),
+            ):  # nothing is stored, so nothing is to confirm
+                full.put(numbered(5), timeout=1)
         finally:
             os.kill(replicas[0].pid, signal.SIGCONT)
         assert caught.value.uncertain

@@ -116,7 +116,8 @@ class PutScripts:
             if _lacks_script(done):  # the next attempt removes the entries of this one
                 done, confirmed = self._divided(store.client.exchange(pipeline(whole=True)))
             reply = _put_reply(_results(done)[-1], len(groups))
-            self._check_replicas(confirmed)
+            if reply.outcome in ("ok", "again"):
+                self._check_replicas(confirmed)
             return reply
 
         first, self._known = not self._known, True  # the first put brings the text of the script
