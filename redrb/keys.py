@@ -14,11 +14,16 @@ _NAME = re.compile(r"[A-Za-z0-9._/@+-]{1,128}")
 
 def check_name(argument: str, name: str) -> str:
     """Return `name`, or raise ConfigError if a key may not contain it."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not is_name(name):
         raise ConfigError(
             f"{argument} {name!r} is not usable: write 1 to 128 letters, digits and . _ / @ + -"
         )
     return name
+
+
+def is_name(name: str) -> bool:
+    """Return whether a key may contain a name."""
+    return _NAME.fullmatch(name) is not None
 
 
 def _slot_range(key: str, count: int) -> int:

@@ -87,6 +87,8 @@ def test_an_unused_task_is_named_with_similar_ones(client: Client, namespace: st
     for task in ("math", "Math2", "code"):
         with ExperienceStream(client, task, namespace=namespace) as stream:
             stream.put(numbered(1))
+    for foreign in (b"math\xff", b"math 2", b"math:"):  # keys that redrb does not write
+        client.execute("HSET", b"redrb:{%b:%b}:puts" % (namespace.encode(), foreign), "put", 1)
     with (
         ExperienceStream(client, "maht", namespace=namespace) as unused,
         ExperienceStream(client, "mathe", namespace=namespace) as late,  # also without groups

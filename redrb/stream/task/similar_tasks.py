@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from redrb.connection import Client
 from redrb.connection.deadline import over, within
 from redrb.errors import StoreError
-from redrb.keys import TaskKeys
+from redrb.keys import TaskKeys, is_name
 
 KEYS_OF_A_CALL: Final = 1000
 MOST_CALLS: Final = 20
@@ -59,10 +59,11 @@ def _names(client: Client, namespace: str) -> set[str]:
             cursor, keys = server.once(
                 *("SCAN", cursor, "MATCH", f"{begin}*{end}", "COUNT", KEYS_OF_A_CALL)
             )
-            found.update(key.decode().removeprefix(begin).removesuffix(end) for key in keys)
+            texts = (key.decode(errors="replace") for key in keys)
+            found.update(text.removeprefix(begin).removesuffix(end) for text in texts)
             if cursor == b"0" or over():
                 break
-    return {name for name in found if ":" not in name}
+    return set(filter(is_name, found))  # others are partitions, or of another program
 
 
 def _is_used(client: Client, namespace: str, task: str) -> bool:
