@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import redrb
+from redrb.connection import Client
 from redrb.errors import ConfigError, DecodeError, WeightCorrupt, WeightError
+from redrb.weights.inspection.listing import published_in
 from redrb.weights.publishing import staging
 from redrb.weights.wire.chunks import checksum_of
 from tests.published import bits, keys_of, prefix
@@ -192,3 +194,12 @@ def test_a_value_of_another_type(client, namespace, publisher, subscriber):
     client.execute("SET", full_key(namespace, "manifests"), "x")
     with pytest.raises(redrb.errors.StoreError):
         subscriber.fetch()
+
+
+def test_keys_of_other_programs_are_not_listed(client: Client, namespace: str) -> None:
+    publisher = redrb.WeightPublisher(client, "actor", namespace=namespace)
+    publisher.publish({"a": torch.ones(3)})
+    for foreign in (b"act\xffor", b"an actor"):
+        key = b"redrb:{%b:weights:%b}:versions" % (namespace.encode(), foreign)
+        client.execute("XADD", key, "*", "v", 1)
+    assert [weights.name for weights in published_in(client, namespace)] == ["actor"]

@@ -13,7 +13,7 @@ from redrb.weights.reading.catalogue import Catalogue, Pin, Step
 from redrb.weights.wire.layout import CHUNK_BYTES, Layout
 from redrb.weights.wire.manifest import MAX_CHUNKS, WeightVersion
 
-_KEY = re.compile(rb"redrb:\{([^:{}]+):weights:([^:{}]+)\}:versions")
+_KEY = re.compile(rb"redrb:\{([A-Za-z0-9._/@+-]+):weights:([A-Za-z0-9._/@+-]+)\}:versions")
 _RANGE = re.compile(rb"([0-9]{1,16}) ([0-9]{1,7}) ([0-9]{1,7})")
 _LISTED = 10
 

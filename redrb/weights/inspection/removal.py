@@ -20,7 +20,7 @@ from redrb.weights.inspection.listing import (
 )
 from redrb.weights.wire import cluster_keys
 
-_STAGED = re.compile(rb"redrb:\{[^{}]+\}:(?:chunk|delta):([0-9]{1,16}):[0-9]{1,7}")
+_STAGED = re.compile(rb"redrb:\{[A-Za-z0-9._/@+:-]+\}:(?:chunk|delta):([0-9]{1,16}):[0-9]{1,7}")
 
 
 @dataclass(frozen=True, slots=True)
