@@ -47,20 +47,19 @@ def test_a_put_waits_for_its_replicas(watched: Watched, namespace: str) -> None:
         redrb.connect(watched.url, retry_s=30, min_replicas=3) as client,
         redrb.ExperienceStream(client, "task", namespace=namespace) as stream,
         redrb.ExperienceStream(client, "task", namespace=namespace, min_replicas=2) as careless,
+        redrb.ExperienceStream(
+            client, "full", namespace=namespace, limit=1, on_full="error"
+        ) as full,
     ):
         stream.put(numbered(1))
+        full.put(numbered(1))
         os.kill(replicas[0].pid, signal.SIGSTOP)
         try:
             careless.put(numbered(2))
             with pytest.raises(StoreUnavailable, match="only 2 of 3 replicas") as caught:
                 stream.put(numbered(3), timeout=1)
-            with (
-                redrb.ExperienceStream(
-                    client, "task", namespace=namespace, limit=3, on_full="error"
-                ) as full,
-                pytest.raises(StoreFull),
-            ):  # nothing is stored, so nothing is to confirm
-                full.put(numbered(5), timeout=1)
+            with pytest.raises(StoreFull):  # nothing is stored, so nothing is to confirm
+                full.put(numbered(2), timeout=1)
         finally:
             os.kill(replicas[0].pid, signal.SIGCONT)
         assert caught.value.uncertain
