@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 # from coati.experience_buffer.utils import BufferItem, split_experience_batch, ...
 # from coati.ray.detached_replay_buffer import DetachedReplayBuffer
@@ -59,10 +59,10 @@ class RewardModel(nn.Module):
         return (sequences * attention_mask).sum(1) / attention_mask.sum(1) / VOCABULARY
 
 
-def my_dataloader() -> Iterator[torch.Tensor]:
-    """Yield batches of prompts, int64 `[B, P]`."""
-    for seed in range(4):
-        yield torch.randint(2, VOCABULARY, (8, 4), generator=torch.Generator().manual_seed(seed))
+def my_dataloader() -> DataLoader[torch.Tensor]:
+    """Return a loader of batches of prompts, int64 `[8, 4]`."""
+    prompts = torch.randint(2, VOCABULARY, (32, 4), generator=torch.Generator().manual_seed(0))
+    return DataLoader(prompts, batch_size=8)  # type: ignore[arg-type]
 
 
 def experience_buffer_utils(experience_batch: Experience) -> None:
@@ -154,7 +154,9 @@ def main() -> None:
         maker = NaiveExperienceMaker(
             Network(VOCABULARY), Network(1), RewardModel(), Network(VOCABULARY)
         )
-        experience = maker.make_experience(next(my_dataloader()), max_new_tokens=8, eos_token_id=1)
+        experience = maker.make_experience(
+            next(iter(my_dataloader())), max_new_tokens=8, eos_token_id=1
+        )
         experience_buffer_utils(experience)
         detached_replay_buffer(experience)
         context = multiprocessing.get_context("spawn")

@@ -25,9 +25,16 @@ NextToken: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """`(newest [B, T], attention_mask [B, S]) -> logits [B, V]`, called in the order of the tokens."""
 
 
-def decoder_of(model: nn.Module) -> NextToken:
-    """Return a function that gives the next logits of one new batch, one call a token."""
+def decoder_of(model: nn.Module, *, use_cache: bool = True) -> NextToken:
+    """Return a function that gives the next logits of one new batch, one call a token.
+
+    Args:
+        model: A module of one of the three kinds.
+        use_cache: False treats every module as one without a cache.
+    """
     names = forward_names(model)
+    if not use_cache:
+        return _OfWhole(model, names)
     if hasattr(model, "no_past") and hasattr(model, "next_token"):
         return _of_custom_cache(model)
     if {"past_key_values", "use_cache"} <= names:

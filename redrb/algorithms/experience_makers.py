@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import uuid
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import torch
@@ -17,7 +19,7 @@ from redrb.algorithms.advantages import (
     token_rewards,
 )
 from redrb.algorithms.batches import REFERENCE_LOG_PROBS
-from redrb.algorithms.generation import Completions, generate, read_prompts
+from redrb.algorithms.generation import Completions, check_options, generate, read_prompts
 from redrb.algorithms.log_probs import action_log_probs
 from redrb.algorithms.losses import KLEstimator, check_choice, kl_estimate
 from redrb.algorithms.models import action_logits, action_values, evaluating
@@ -30,7 +32,7 @@ RAW_REWARD = "raw_reward"
 """Key in `Experience.tensors` of the reward model's score, before any price, float32 `[B]`."""
 
 
-class CompletionScorer:
+class CompletionScorer(ABC):
     """Base of experience makers: samples completions of the actor and scores them.
 
     Attributes:
@@ -44,6 +46,22 @@ class CompletionScorer:
     def sample(self, inputs: object, **generate_kwargs: Any) -> Completions:
         """Return a completion of each prompt; override it for another inference engine."""
         return generate(self.actor, inputs, **generate_kwargs)
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Check options of `make_experience` before there are prompts.
+
+        A subclass with another `sample` has options of its own, which are not checked.
+
+        Raises:
+            ConfigError: An option is unknown or out of range, or no length limit is given.
+        """
+        if type(self).sample is CompletionScorer.sample:
+            own = inspect.signature(self.make_experience).parameters
+            check_options(options, own)
+
+    @abstractmethod
+    def make_experience(self, inputs: object, **generate_kwargs: Any) -> Experience:
+        """Return the experience of a batch of prompts."""
 
     def score(self, completions: Completions) -> Tensor:
         """Return the raw reward of each completion, float32 `[B]`."""
@@ -98,8 +116,7 @@ class NaiveExperienceMaker(CompletionScorer):
         """Sample a completion of each prompt and fill all eight fields.
 
         Args:
-            inputs: Prompts padded on the left, int64 `[B, P]`, or a mapping with `input_ids` and
-                `attention_mask`.
+            inputs: Prompts, as for `redrb.algorithms.generate`.
             policy_version: Weight version of the actor, for samples without known token versions.
             generate_kwargs: Options of `redrb.algorithms.generate`.
 

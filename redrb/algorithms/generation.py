@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from redrb.algorithms.decoding import decoder_of
+from redrb.algorithms.decoding import NextToken, decoder_of
 from redrb.algorithms.models import device_of
 from redrb.algorithms.sampling import Sampler
 from redrb.errors import ConfigError, RecordError
+
+_UNUSED_KEYS = frozenset(
+    (
+        "token_type_ids",
+        "position_ids",
+        "special_tokens_mask",
+        "length",
+        "offset_mapping",
+        "overflowing_tokens",
+        "num_truncated_tokens",
+        "overflow_to_sample_mapping",
+    )
+)
+"""Further keys of tokenizers, which sampling does not need."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +92,11 @@ def generate(
     pad_token_id: int | None = None,
     generator: torch.Generator | None = None,
     before_token: Callable[[], int | None] | None = None,
+    use_cache: bool = True,
+    num_beams: int = 1,
+    early_stopping: bool = False,  # noqa: ARG001 (an option of coati, as are the next two)
+    prepare_inputs_fn: Callable[..., Any] | None = None,  # noqa: ARG001
+    update_model_kwargs_fn: Callable[..., Any] | None = None,  # noqa: ARG001
 ) -> Completions:
     """Sample one completion of each prompt, until EOS or the length limit.
 
@@ -85,8 +106,9 @@ def generate(
 
     Args:
         model: A causal model, as in `redrb.algorithms.models` and `redrb.algorithms.decoding`.
-        prompts: Token ids padded on the left, int64 `[B, P]`, or a mapping with `input_ids` and
-            `attention_mask`. Without a mask, leading `pad_token_id` tokens are padding.
+        prompts: Token ids, int64 `[B, P]`, or a mapping with `input_ids` and `attention_mask`, such
+            as a tokenizer returns, padded on either side. Without a mask, `pad_token_id` tokens at
+            the beginning and the end are padding.
         max_length: Longest sequence, with the padded prompt; this or `max_new_tokens` is required.
         max_new_tokens: Longest completion, with EOS.
         do_sample, temperature, top_k, top_p, generator: As for `redrb.algorithms.Sampler`.
@@ -95,6 +117,11 @@ def generate(
         before_token: Called before each token is computed; it may load new weights into the model,
             and returns their version, None if unknown. A cache keeps keys and values of earlier
             tokens, as in PipelineRL (Piché et al. 2025, arXiv:2509.19128).
+        use_cache: False computes the whole sequence again for each token.
+        num_beams: 1: completions are sampled, not searched for.
+        early_stopping, prepare_inputs_fn, update_model_kwargs_fn: Accepted as in coati, without
+            effect: sampling ends when every completion has ended, and
+            `redrb.algorithms.decoding` knows how models are called.
 
     Raises:
         ConfigError: An option is out of range, or no length limit is given.
@@ -104,15 +131,46 @@ def generate(
         do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
     )
     tokens, mask = read_prompts(prompts, pad_token_id=pad_token_id)
+    _check_beams(num_beams)
     device = device_of(model) or tokens.device
     tokens, mask = tokens.to(device), mask.to(device)
     room = _room(tokens.shape[1], max_length, max_new_tokens)
     ends = _tokens(eos_token_id, device)
-    return _sample(model, tokens, mask, sampler, room, ends, pad_token_id or 0, before_token)
+    next_token = decoder_of(model, use_cache=use_cache)
+    return _sample(next_token, tokens, mask, sampler, room, ends, pad_token_id or 0, before_token)
+
+
+def check_options(options: Mapping[str, Any], known: Collection[str] = ()) -> None:
+    """Check options of `generate` before there are prompts.
+
+    Args:
+        options: Options by name.
+        known: Names of further options, which are not checked.
+
+    Raises:
+        ConfigError: An option is unknown or out of range, or no length limit is given.
+    """
+    unknown = sorted(options.keys() - _OPTIONS - set(known))
+    if unknown:
+        raise ConfigError(
+            f"generation has no option {', '.join(unknown)}; it has {', '.join(sorted(_OPTIONS))}."
+        )
+    Sampler(**{name: options[name] for name in _OF_SAMPLER if name in options})
+    _check_beams(options.get("num_beams", 1))
+    _room(0, options.get("max_length"), options.get("max_new_tokens"))
+
+
+def _check_beams(num_beams: int) -> None:
+    if num_beams != 1:
+        raise ConfigError(f"num_beams {num_beams} must be 1: completions are sampled.")
+
+
+_OPTIONS = frozenset(inspect.signature(generate).parameters) - {"model", "prompts"}
+_OF_SAMPLER = [field.name for field in fields(Sampler)]
 
 
 def _sample(
-    model: nn.Module,
+    next_token: NextToken,
     tokens: Tensor,
     mask: Tensor,
     sampler: Sampler,
@@ -122,7 +180,6 @@ def _sample(
     before_token: Callable[[], int | None] | None,
 ) -> Completions:
     batch, start = tokens.shape
-    next_token = decoder_of(model)
     sequences = torch.cat([tokens, tokens.new_full((batch, room), pad)], 1)
     attention_mask = torch.cat([mask, mask.new_zeros(batch, room)], 1)
     noted = torch.zeros(batch, room, device=tokens.device)
@@ -157,17 +214,26 @@ def _noted(versions: Sequence[int | None], action_mask: Tensor) -> Tensor | None
 
 
 def read_prompts(prompts: object, *, pad_token_id: int | None = None) -> tuple[Tensor, Tensor]:
-    """Return token ids and attention mask of a batch of prompts, int64 `[B, P]` each.
+    """Return token ids and attention mask of a batch of prompts, padded on the left.
+
+    Args:
+        prompts: As for `generate`, padded on either side.
+        pad_token_id: Token for padding, where there is no mask.
+
+    Returns:
+        Token ids and mask, int64 `[B, P]` each.
 
     Raises:
-        RecordError: The prompts are no tensor or mapping of tensors, or not padded on the left.
+        RecordError: The prompts are no tensor or mapping of tensors, or padded between tokens.
     """
     if isinstance(prompts, Mapping):
-        unknown = sorted(str(key) for key in prompts if key not in ("input_ids", "attention_mask"))
+        allowed = _UNUSED_KEYS | {"input_ids", "attention_mask"}
+        unknown = sorted(str(key) for key in prompts if key not in allowed)
         if unknown or "input_ids" not in prompts:
             raise RecordError(
                 f"prompts came as a mapping with {', '.join(map(str, prompts)) or 'nothing'}: it "
-                "needs input_ids, may have attention_mask, and nothing else."
+                "needs input_ids, may have attention_mask and other keys of a tokenizer, such as "
+                "token_type_ids, and nothing else."
             )
         tokens, mask = prompts["input_ids"], prompts.get("attention_mask")
     else:
@@ -176,20 +242,31 @@ def read_prompts(prompts: object, *, pad_token_id: int | None = None) -> tuple[T
     if mask is None:
         mask = torch.ones_like(tokens)
         if pad_token_id is not None:
-            mask = (tokens != pad_token_id).cummax(1).values.long()
+            counts = (tokens != pad_token_id).long()
+            mask = counts.cummax(1).values * counts.flip(1).cummax(1).values.flip(1)
     mask = _matrix(mask, "attention_mask")
     if mask.shape != tokens.shape:
         raise RecordError(
             f"attention_mask has shape {list(mask.shape)}, input_ids {list(tokens.shape)}.",
             field="attention_mask",
         )
-    if not bool((mask[:, 1:] >= mask[:, :-1]).all() & (mask[:, -1] == 1).all()):
+    return _padded_left(tokens, mask)
+
+
+def _padded_left(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return prompts with their padding moved to the left, because completions follow directly."""
+    counts = (mask != 0).long()
+    begins = counts[:, 0] + (counts[:, 1:] > counts[:, :-1]).sum(1)
+    if not bool((begins == 1).all()):
         raise RecordError(
-            "prompts must be padded on the left and have at least one token each, because "
-            'completions follow directly: use padding_side="left".',
+            "prompts must have at least one token each, and padding only before or after their "
+            "tokens, not between them.",
             field="attention_mask",
         )
-    return tokens, mask
+    if bool(counts[:, -1].all()):
+        return tokens, counts
+    order = counts.argsort(dim=1, stable=True)
+    return tokens.gather(1, order), counts.gather(1, order)
 
 
 def _matrix(tensor: object, name: str) -> Tensor:

@@ -15,7 +15,7 @@ from redrb.connection import Client
 from redrb.errors import ConfigError, LeaseLost
 from redrb.experience import BufferItem, Experience
 from redrb.runtime.client import client_for
-from redrb.stream import ExperienceStream, Lease
+from redrb.stream import ExperienceStream, Lease, RateLimit
 
 
 class DetachedReplayBuffer:
@@ -34,7 +34,7 @@ class DetachedReplayBuffer:
     Attributes:
         stream: The task's `ExperienceStream`.
         sample_batch_size: Samples in a batch.
-        limit: Most batches waiting or in training; 0: no limit.
+        limit: Most batches that wait; 0: no limit.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class DetachedReplayBuffer:
 
         Args:
             sample_batch_size: Samples in a batch, >= 1.
-            limit: Most batches waiting or in training; producers wait beyond it. <= 0: no limit.
+            limit: Most batches that wait; producers wait beyond it. A batch that was sampled does
+                not count, except with `partitions=`. <= 0: no limit.
             client: Result of `redrb.connect`, or a URL; default: REDRB_URL.
             task: Name of the task.
             namespace: Keeps experiments on one server apart.
@@ -70,7 +71,11 @@ class DetachedReplayBuffer:
         self._lock = threading.Lock()
         self._leases: dict[int, Lease] = {}
         if self.limit:
-            stream_options.setdefault("limit", self.limit * self.sample_batch_size)
+            most = self.limit * self.sample_batch_size
+            if "partitions" in stream_options:  # a rate counts the reads of one task
+                stream_options.setdefault("limit", most)
+            else:
+                stream_options.setdefault("rate", RateLimit.queue(most))
         try:
             self.stream = ExperienceStream(
                 self._client, task, namespace=namespace, **stream_options

@@ -19,6 +19,10 @@ from redrb.stream.feeding import ExperienceLoader
 _log = logging.getLogger("redrb")
 
 
+class FitEnded(Exception):
+    """Raised where a batch is asked for after the loop was asked to end."""
+
+
 class FreshBatches:
     """Takes a number of batches from a stream, without acknowledging them.
 
@@ -60,6 +64,7 @@ class FreshBatches:
         self._may_skip_steps = may_skip_steps
         self._on_misfits = on_misfits
         self._taken = 0
+        self._unclaimed: list[Lease] = []
         self._loader: ExperienceLoader | None = None
         self._batches: Iterator[Experience] = iter(())
         self._waited_s = 0.0
@@ -69,19 +74,27 @@ class FreshBatches:
 
     def __exit__(self, *_: object) -> None:
         self._close_loader()
+        for lease in self.leases():  # the loop has ended before their step
+            lease.abandon()
 
     @property
     def wait_for_batch_s(self) -> float:
         """Seconds that the loop has waited for batches."""
         return self._waited_s + (self._loader.wait_for_batch_s if self._loader else 0.0)
 
-    def next(self) -> tuple[Experience, Lease] | None:
-        """Return the next batch and its lease; None if the loop is to end.
+    def leases(self) -> list[Lease]:
+        """Return the leases of the batches that were taken since the last call."""
+        leases, self._unclaimed = self._unclaimed, []
+        return leases
+
+    def next(self) -> Experience:
+        """Return the next batch; its lease is among the next `leases`.
 
         When samples do not fit into one batch, the misfits go to the dead letters, the others are
         requeued, and another batch is taken.
 
         Raises:
+            FitEnded: The loop is to end.
             BatchTimeout: No full batch came in time.
         """
         while not self._stop:
@@ -105,10 +118,14 @@ class FreshBatches:
             if batch is not None and loader.lease is not None:
                 self._taken += 1
                 self._left = None if self._left is None else self._left - 1
-                return batch, loader.lease
+                self._unclaimed.append(loader.lease)
+                return batch
             if self._stop.time.over:
-                return None
-        return None
+                break
+            if self._left is not None and self._left <= 0:  # a step took several batches
+                self._close_loader()
+                self._left = 1
+        raise FitEnded
 
     @contextmanager
     def _ending(self, end: Callable[[], None]) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,12 +13,13 @@ from torch import Tensor
 from redrb.algorithms import NaiveExperienceMaker
 from redrb.connection import Client
 from redrb.connection.deadline import ending_within
-from redrb.errors import RecordError
+from redrb.errors import ConfigError, RecordError
 from redrb.experience import Experience
 from redrb.keys import check_name
 from redrb.runtime.callbacks import Callbacks, MakerCallback
 from redrb.runtime.client import client_for
 from redrb.runtime.graceful_sending import GracefulSender
+from redrb.runtime.hooks import MakerHooks
 from redrb.runtime.maker_settings import SendSettings, WeightSettings
 from redrb.runtime.maker_weights import MakerWeights
 from redrb.runtime.model_placement import PlacedModels, place_models
@@ -33,13 +35,17 @@ _log = logging.getLogger("redrb")
 
 
 class ExperienceMaker(Protocol):
-    """Turns prompts into experience."""
+    """Turns prompts into experience.
+
+    With a method `check_options(options)`, which raises ConfigError, options of generation are
+    checked when the maker is made.
+    """
 
     def make_experience(self, inputs: Any, **generate_kwargs: Any) -> Experience:
         """Return the experience of a batch of prompts."""
 
 
-class ExperienceMakerHolder:
+class ExperienceMakerHolder(MakerHooks):
     """Makes experience in one process and sends it to any number of trainers.
 
     Source: `coati.ray.experience_maker_holder`. There it is a Ray actor; here it is an object in
@@ -50,6 +56,7 @@ class ExperienceMakerHolder:
     A maker that no trainer names follows the weights of `follow`; as soon as a trainer names it, it
     follows that trainer. Each sample is stored once, and no trainer waits for a particular maker.
     While Redis is away, a maker goes on with its current weights until `max_unsent` groups wait.
+    Subclasses may override `build_experience_maker` and, as in coati, the hooks `_on_*`.
 
     Args:
         detached_trainer_name_list: Trainers that get the experience, sample by sample in turn; at
@@ -86,7 +93,8 @@ class ExperienceMakerHolder:
             experience maker gets the option `before_token`, to be called in the thread in which the
             experience maker was called.
         stream_options: Further options of `ExperienceStream`, such as `filters`.
-        generate_kwargs: Options of generation, such as `max_length=512, top_k=50`.
+        generate_kwargs: Options of generation, such as `max_length=512, top_k=50`; for the ready
+            experience makers those of `redrb.algorithms.generate`.
 
     Raises:
         ConfigError: A name, number or option cannot be used.
@@ -154,6 +162,7 @@ class ExperienceMakerHolder:
         self.experience_maker = self.build_experience_maker(
             actor, critic, reward_model, initial_model, kl_coef
         )
+        _check_options(self.experience_maker, generate_kwargs)
         self.generate_kwargs = generate_kwargs
         self._callbacks = _callbacks(callbacks, placed if eval_performance else None)
         self._debug = debug
@@ -205,7 +214,8 @@ class ExperienceMakerHolder:
         or have found no room within `room_timeout`.
 
         Args:
-            dataloader_fn: Returns the batches of prompts: tensors, or dicts of tensors.
+            dataloader_fn: Called once; returns the batches of prompts, which are tensors or dicts
+                of tensors. Each pass iterates over this loader again.
             num_epochs: Passes over the loader.
             num_steps: Number of batches, over as many passes as they need; 0: `num_epochs`.
 
@@ -213,6 +223,7 @@ class ExperienceMakerHolder:
             WeightTimeout: No full update came in time.
             WeightMismatch: The first update does not fit the models. Later ones are logged, and the
                 models keep their weights.
+            ConfigError: There are several passes over an iterator, which yields its batches once.
             RecordError: A batch is neither a tensor nor a dict of tensors.
             SendFailed: Groups could not be sent; the error counts them and names the cause. The
                 newest batch was then sent as well, unless a note of the error denies it.
@@ -220,7 +231,7 @@ class ExperienceMakerHolder:
         with self._stop.on_signals(), ending_within(self._stop.time):
             if not self._weights.wait_until_initialised():
                 return
-            self._callbacks.call("on_loop_start")
+            self._on_loop_start()
             progress = ProgressBar("make", num_steps if num_steps > 0 else None)
             with self._weights.prefetching(), progress:
                 for inputs in prompt_batches(dataloader_fn, num_epochs, num_steps, self._stop):
@@ -230,7 +241,7 @@ class ExperienceMakerHolder:
                     self._make_and_send(inputs)
                     progress.advance()
             self._graceful_sender.flush()
-            self._callbacks.call("on_loop_end")
+            self._on_loop_end()
 
     def stop(self, why: str = "stop() was called") -> None:
         """Ask `workingloop` to end after the current batch; a callback may call it."""
@@ -267,11 +278,16 @@ class ExperienceMakerHolder:
     ) -> None:
         """Update the models from this process, in one call or in chunks.
 
-        Updates of trainers in other processes need no such call. The first chunk takes the model
-        lock; the last one loads all tensors that the models have, so generation never sees half an
-        update. If the next chunk does not come within `update_timeout`, the update is dropped: the
-        lock is free again, and the models keep their old weights. All chunks must come from one
-        thread. `on_make_experience_*` hold the lock, so callbacks update in other hooks.
+        Updates of trainers in other processes need no such call. In chunks, as ColossalAI's trainer
+        sends them: a call with `chunk_start` takes the model lock, calls with neither flag add
+        tensors, and a call with `chunk_end` loads all tensors that the models have, so generation
+        never sees half an update. The calls with a flag may hold tensors too. A call with neither
+        flag outside of an update is an update by itself.
+
+        If the next call does not come within `update_timeout`, or a call fails, the update is
+        dropped: the lock is free again, the models keep their old weights, and the remaining
+        calls of the update raise WeightError. All calls of an update must come from one thread.
+        `on_make_experience_*` hold the lock, so callbacks update in other hooks.
 
         Args:
             new_actor_state_dict: Tensors of the actor by name; with LoRA `lora_A` and `lora_B`.
@@ -279,9 +295,10 @@ class ExperienceMakerHolder:
                 `LoraConfig`; the product of A and B is then merged into the weights.
             new_critic_state_dict: The same for the critic.
             new_critic_lora_config_dict: The same for the critic.
-            fully_update: The models are complete after this update.
-            chunk_start: This is the first chunk of several.
-            chunk_end: This is the last chunk.
+            fully_update: The models are complete after this update; in chunks, the last call
+                decides.
+            chunk_start: The update begins with this call.
+            chunk_end: The update ends with this call.
 
         Raises:
             WeightError: This thread has no update under way, or it makes experience just now.
@@ -338,18 +355,31 @@ class ExperienceMakerHolder:
             undo.pop_all()
 
     def _make_and_send(self, inputs: Any) -> None:
-        call = self._callbacks.call
-        call("on_batch_start")
+        self._on_batch_start()
         with self._weights.updates.exclusive():
-            call("on_make_experience_start")
+            self._on_make_experience_start()
             experience = self.make_experience(inputs)
-            call("on_make_experience_end", experience)
-        call("on_send_start")
+            self._on_make_experience_end(experience)
+        self._on_send_start()
         self._graceful_sender.send(GroupedRows(experience))
-        call("on_send_end")
-        call("on_batch_end")
+        self._on_send_end()
+        self._on_batch_end()
         if self._debug:
             _log.info("maker %r made %d samples", self.name, len(experience))
+
+
+def _check_options(experience_maker: ExperienceMaker, options: Mapping[str, Any]) -> None:
+    """Refuse options that the experience maker does not know, if it can say so now."""
+    signature = inspect.signature(experience_maker.make_experience)
+    try:
+        signature.bind_partial(**options)
+    except TypeError as error:
+        raise ConfigError(
+            f"{type(experience_maker).__name__}.make_experience: {error}; it takes {signature}."
+        ) from error
+    check = getattr(experience_maker, "check_options", None)
+    if check is not None:
+        check(options)
 
 
 def _callbacks(callbacks: Sequence[MakerCallback], measured: PlacedModels | None) -> Callbacks:

@@ -139,14 +139,15 @@ class MakerWeights:
             states: Tensors by name, for each model; None: no tensors of this model.
             lora_configs: Settings of LoRA layers by name, for each model.
             full: Whether the models are complete after this update.
-            first: Whether this is the first of several chunks; None with `last` None: the only one.
-            last: Whether this is the last of several chunks.
+            first: Whether the update begins with this call.
+            last: Whether the update ends with this call. With neither, the call is a chunk of the
+                update that this thread has begun; if there is none, it is a whole update.
 
         Raises:
             WeightError: This thread has no update under way, or makes experience just now.
             WeightMismatch: A tensor does not fit the models, which keep their old weights.
         """
-        single = first is None and last is None
+        single = not first and not last and not self.updates.begun
         if first or single:
             self.updates.begin()
         try:
@@ -154,7 +155,7 @@ class MakerWeights:
                 if state is not None:
                     self.updates.stage(model, state, None if full else lora_configs[model])
         except BaseException:
-            self.updates.drop()
+            self.updates.drop(ended=bool(last) or single)
             raise
         if last or single:
             self.updates.end()

@@ -21,11 +21,10 @@ from redrb.weights.tensors.wrapping import unwrapped
 _log = logging.getLogger("redrb")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Staged:
-    """The chunks of an update so far, by model, and the thread that sends them."""
+    """The chunks of an update so far, by model."""
 
-    sender: threading.Thread
     states: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     loras: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = field(default_factory=dict)
 
@@ -37,7 +36,8 @@ class ModelUpdates:
     lock is held from the beginning, so that nothing is generated with weights about to be replaced.
     If the end does not come in time, the update is dropped: the lock is free again, and the models
     keep their old weights. All calls of an update must come from the thread that began it, so that
-    a late chunk of a dropped update never gets into the next update of another thread.
+    a late chunk of a dropped update never gets into the next update. After a drop, chunks of this
+    thread are refused until it ends the update or begins another one.
 
     Attributes:
         models: The models by name.
@@ -58,9 +58,15 @@ class ModelUpdates:
         self._timeout_s = timeout_s
         self._mergers = {name: LoraMerger(model) for name, model in self.models.items()}
         self._staged: _Staged | None = None
+        self._own = threading.local()  # `staged`: the update that this thread has begun
         self._user: threading.Thread | None = None
         self._guard = threading.RLock()
         self._timer: threading.Timer | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether this thread has begun an update and not ended it; it may have been dropped."""
+        return self._mine is not None
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the live tensors of all models, as `<model>.<name>`."""
@@ -98,12 +104,19 @@ class ModelUpdates:
     def begin(self) -> None:
         """Begin an update: wait until generation ends, and hold the lock.
 
+        An update that this thread has begun and not ended is dropped.
+
         Raises:
             WeightError: As `exclusive` does.
         """
+        with self._guard:
+            if self._mine is not None and self._mine is self._staged:
+                _log.warning("an update of the models was not ended, and another one begins")
+                self._close_update()
+            self._own.staged = None
         self._acquire()
         with self._guard:
-            self._staged = _Staged(threading.current_thread())
+            self._staged = self._own.staged = _Staged()
             self._restart_timer()
 
     def stage(
@@ -141,17 +154,26 @@ class ModelUpdates:
             WeightMismatch: A chunk does not fit; the models keep their old weights.
         """
         with self._guard:
-            staged = self._under_way()
+            try:
+                staged = self._under_way()
+            finally:
+                self._own.staged = None
             try:
                 self.load(staged.states, staged.loras)
             finally:
                 self._close_update()
 
-    def drop(self) -> None:
-        """Drop this thread's update, if one is under way; the models keep their old weights."""
+    def drop(self, *, ended: bool = True) -> None:
+        """Drop this thread's update, if one is under way; the models keep their old weights.
+
+        Args:
+            ended: Whether no further chunk of it comes; otherwise further chunks are refused.
+        """
         with self._guard:
-            if self._staged is not None and self._staged.sender is threading.current_thread():
+            if self._mine is not None and self._mine is self._staged:
                 self._close_update()
+            if ended:
+                self._own.staged = None
 
     def load(
         self,
@@ -210,14 +232,19 @@ class ModelUpdates:
                 "faster than they can be loaded."
             )
 
+    @property
+    def _mine(self) -> _Staged | None:
+        return getattr(self._own, "staged", None)
+
     def _under_way(self) -> _Staged:
-        if self._staged is None or self._staged.sender is not threading.current_thread():
+        mine = self._mine
+        if mine is None or mine is not self._staged:
             raise WeightError(
                 "no update is under way in this thread: the first call needs chunk_start=True, and "
                 f"an update is dropped when its next call does not come within {self._timeout_s:g} "
-                "s. Send all of it again."
+                "s, or when one of its calls fails. Send all of it again, from chunk_start=True on."
             )
-        return self._staged
+        return mine
 
     def _restart_timer(self) -> None:
         if self._timer is not None:
@@ -238,6 +265,8 @@ class ModelUpdates:
                 self._close_update()
 
     def _close_update(self) -> None:
+        if self._staged is not None:  # its thread may keep it for long
+            self._staged.states, self._staged.loras = {}, {}
         self._staged = None
         if self._timer is not None:
             self._timer.cancel()

@@ -27,7 +27,7 @@ class DetachedPPOTrainer(AlgorithmTrainer):
         model_fn: Returns actor and critic.
         env_info: Variables of torch.distributed, as for `ExperienceMakerHolder`.
         train_batch_size: Samples in a batch, of each rank.
-        buffer_limit: Most batches waiting or in training; makers wait beyond it. 0: no limit.
+        buffer_limit: Most batches that wait; makers wait beyond it. 0: no limit.
         eps_clip: Epsilon of PPO's clipped ratio.
         value_clip: How far a value may move from the value that the maker noted.
         dataloader_pin_memory: Pin batches for the copy to an accelerator.

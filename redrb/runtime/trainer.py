@@ -24,6 +24,7 @@ from redrb.runtime.callbacks import Callbacks, TrainerCallback
 from redrb.runtime.checkpoint import Stateful, Unacked, stateful_parts
 from redrb.runtime.client import client_for
 from redrb.runtime.fresh_batches import FreshBatches
+from redrb.runtime.hooks import TrainerHooks
 from redrb.runtime.predecessor import replace_predecessor
 from redrb.runtime.resuming import Resumption
 from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
@@ -35,12 +36,13 @@ from redrb.weights import WeightVersion
 _log = logging.getLogger("redrb")
 
 
-class DetachedTrainer(ABC):
+class DetachedTrainer(TrainerHooks, ABC):
     """Base of trainers whose experience is made in other processes.
 
     Source: `coati.ray.detached_trainer_base`. There it is a Ray actor that makers find by name;
     here it is an object in any process, and makers find its buffer in Redis, as the task of the
-    trainer's name. A subclass defines the training step and sends the weights. Checkpoints hold
+    trainer's name. A subclass defines the training step and sends the weights; it may also override
+    `_buffer_sample` and the hooks `_on_*`. Checkpoints hold
     all attributes of the trainer that have a `state_dict`. Delivery is at least once: a batch is
     acknowledged after its step, or after the checkpoint that holds the step.
 
@@ -48,7 +50,8 @@ class DetachedTrainer(ABC):
         experience_maker_holder_name_list: Makers that get the weights. It may be empty: makers that
             no trainer names can follow this one by themselves.
         train_batch_size: Samples in a batch, of each rank.
-        buffer_limit: Most batches waiting or in training; makers wait beyond it. 0: no limit.
+        buffer_limit: Most batches that wait; makers wait beyond it. Batches that were taken for
+            training do not count. 0: no limit.
         dataloader_pin_memory: Pin batches for the copy to an accelerator.
         callbacks: Objects whose hooks are called while `fit` runs.
         debug: Log the metrics of each step.
@@ -204,14 +207,14 @@ class DetachedTrainer(ABC):
             train_epochs: Times that each batch is trained.
 
         Raises:
-            ConfigError: A number cannot be used, or `buffer_limit` is too small for the batches
-                between two checkpoints.
+            ConfigError: A number cannot be used, or too many batches lie between two checkpoints
+                of ranks.
             BatchTimeout: No full batch came within the trainer's `timeout`.
             Any error of `training_step` or of a callback; the batch is requeued then.
         """
         update_steps = checked_int("update_steps", update_steps, 1)
         train_epochs = checked_int("train_epochs", train_epochs, 1)
-        self._checkpointing.check_limits(update_steps, self.buffer.limit, self._batches)
+        self._checkpointing.check_limits(update_steps, self._batches)
         self.resume()
         if any_rank(bool(self._stop)):
             return
@@ -317,6 +320,21 @@ class DetachedTrainer(ABC):
         """Put samples into the buffer; safe while training runs."""
         self.buffer.extend(items)
 
+    @property
+    def detached_replay_buffer(self) -> DetachedReplayBuffer:
+        """The trainer's buffer, by its name in coati."""
+        return self.buffer
+
+    def _buffer_sample(self) -> Experience:
+        """Return a fresh batch; `fit` calls it once for each step of an episode's first epoch.
+
+        An override may change the batch, or call this several times; all batches that it has taken
+        are acknowledged with the step.
+        """
+        if self._fresh is not None:
+            return self._fresh.next()
+        return self.buffer.sample(to_device=self.device, timeout=self._batches.timeout)
+
     def close(self) -> None:
         """Requeue leased batches and close the buffer, and the client if the trainer opened it."""
         with self._client_scope, ending_within(self._stop.time):
@@ -344,14 +362,18 @@ class DetachedTrainer(ABC):
         return LoopConfig(
             buffer=self.buffer,
             train=self._train,
+            sample=self._buffer_sample,
             update=self._update_remote_makers,
-            callbacks=self._callbacks,
+            call=self._call_hook,
             stop=self._stop,
             batches=self._batches,
             checkpointing=self._checkpointing,
             checkpoints=self._resumption.checkpoints,
             parts=self.checkpointed(),
         )
+
+    def _call_hook(self, hook: str, *arguments: Any) -> None:
+        getattr(self, f"_{hook}")(*arguments)
 
     def _train(self, experience: Experience) -> Mapping[str, Any]:
         metrics = self.training_step(experience)

@@ -99,24 +99,18 @@ class CheckpointSettings:
         rank = rank_here() if rank is None else rank
         return Checkpoints(Path(self.directory) / f"rank-{rank}", owner=owner, keep=2)
 
-    def check_limits(self, update_steps: int, buffer_limit: int, batches: BatchSettings) -> None:
-        """Check that all batches between two checkpoints may be leased at once.
+    def check_limits(self, update_steps: int, batches: BatchSettings) -> None:
+        """Check that ranks may lease all batches between two checkpoints at once.
 
         Raises:
-            ConfigError: The buffer, or the step protocol of ranks, allows fewer.
+            ConfigError: The step protocol of ranks allows fewer.
         """
-        if self.ack != "checkpoint":
+        if self.ack != "checkpoint" or batches.rank is None:
             return
-        leased = update_steps * self.every + 1
-        if 0 < buffer_limit < leased:
-            raise ConfigError(
-                f"buffer_limit={buffer_limit}: batches stay leased until the next checkpoint, so "
-                f"update_steps={update_steps} with checkpoint_every={self.every} needs a "
-                f"buffer_limit of at least {leased} batches."
-            )
-        if batches.rank is not None and leased + batches.prefetch > MOST_STEPS:
+        leased = update_steps * self.every + 1 + batches.prefetch
+        if leased > MOST_STEPS:
             raise ConfigError(
                 f"ranks lease at most {MOST_STEPS} steps at once, and update_steps={update_steps} "
-                f"with checkpoint_every={self.every} leases {leased + batches.prefetch} until a "
+                f"with checkpoint_every={self.every} leases {leased} until a "
                 'checkpoint: checkpoint more often, use fewer update_steps, or use ack="step".'
             )

@@ -14,9 +14,8 @@ from torch.utils.data import DataLoader
 from redrb.errors import BatchTimeout, LeaseLost, StoreUnavailable
 from redrb.experience import Experience
 from redrb.runtime.buffer import DetachedReplayBuffer
-from redrb.runtime.callbacks import Callbacks
 from redrb.runtime.checkpoint import Checkpoints, Position, Stateful, Unacked
-from redrb.runtime.fresh_batches import FreshBatches
+from redrb.runtime.fresh_batches import FitEnded, FreshBatches
 from redrb.runtime.progress import ProgressBar
 from redrb.runtime.stopping import StopRequest
 from redrb.runtime.trainer_settings import BatchSettings, CheckpointSettings
@@ -33,8 +32,9 @@ class LoopConfig:
     Attributes:
         buffer: The trainer's buffer.
         train: Trains on one batch and returns metrics.
+        sample: Returns a fresh batch, by `FreshBatches.next`.
         update: Sends new weights to the makers.
-        callbacks: The trainer's callbacks.
+        call: Calls a hook of the trainer by its name.
         stop: Asks the loop to end.
         batches: How batches are taken and placed.
         checkpointing: When checkpoints are written and batches acknowledged.
@@ -44,8 +44,9 @@ class LoopConfig:
 
     buffer: DetachedReplayBuffer
     train: Callable[[Experience], Mapping[str, Any]]
+    sample: Callable[[], Experience]
     update: Callable[[], None]
-    callbacks: Callbacks
+    call: Callable[..., None]
     stop: StopRequest
     batches: BatchSettings
     checkpointing: CheckpointSettings
@@ -92,7 +93,7 @@ class TrainingLoop:
             batches=batches,
             first_step=self.position.taken,
             may_skip_steps=config.checkpointing.ack == "step",
-            on_misfits=lambda error: config.callbacks.call("on_misfits", error),
+            on_misfits=lambda error: config.call("on_misfits", error),
         )
 
     def run(self) -> None:
@@ -112,7 +113,7 @@ class TrainingLoop:
             self._release()
 
     def _run(self, progress: ProgressBar) -> None:
-        call = self.config.callbacks.call
+        call = self.config.call
         call("on_fit_start")
         try:
             while self._episodes_left() and not self._ends():
@@ -151,7 +152,7 @@ class TrainingLoop:
 
     def _episode(self, progress: ProgressBar) -> None:
         config, position = self.config, self.position
-        call = config.callbacks.call
+        call = config.call
         call("on_episode_start", position.episode)
         while position.epoch < self.train_epochs:
             call("on_epoch_start", position.epoch)
@@ -178,26 +179,27 @@ class TrainingLoop:
         """Train each batch as it comes; keep a copy of it for later epochs, if there are any."""
         position = self.position
         while position.batch < self.update_steps and not self._ends():
-            found = self.fresh.next()
-            if found is None:
+            try:
+                experience = self.config.sample()
+            except FitEnded:
                 self.ended = True
                 return
-            experience, lease = found
+            leases = self.fresh.leases()
             kept = None
             if self.train_epochs > 1:  # a step may change its batch, so copy it on the CPU as well
                 kept = deepcopy(experience).to_device("cpu")
             try:
                 self._step(experience)
             except BaseException as error:
-                lease.__exit__(type(error), error, error.__traceback__)
+                for lease in leases:
+                    lease.__exit__(type(error), error, error.__traceback__)
                 raise
-            position.taken += 1
+            position.taken += len(leases)
             if kept is not None:
                 position.kept.append(kept)
-            self.leased.append(lease)
+            self.leased += leases
             if self.config.checkpointing.ack == "step":
-                self._acknowledge(lease)
-                self.leased.pop()
+                self._acknowledge_leased()
             progress.advance(position)
 
     def _train_kept(self, progress: ProgressBar) -> None:
@@ -220,7 +222,7 @@ class TrainingLoop:
             progress.advance(position)
 
     def _step(self, experience: Experience) -> None:
-        call, self.in_step = self.config.callbacks.call, True
+        call, self.in_step = self.config.call, True
         call("on_batch_start")
         metrics = self.config.train(experience)
         call("on_batch_end", dict(metrics), experience)
@@ -231,6 +233,9 @@ class TrainingLoop:
     def _checkpoint(self) -> None:
         """Write a checkpoint, if there are any, then acknowledge the batches that it holds."""
         self._save()
+        self._acknowledge_leased()
+
+    def _acknowledge_leased(self) -> None:
         while self.leased:
             self._acknowledge(self.leased[0])
             del self.leased[0]
@@ -251,7 +256,7 @@ class TrainingLoop:
                 lease.ack()
             except LeaseLost as error:
                 _log.warning("another trainer will train a batch again: %s", error)
-                self.config.callbacks.call("on_batch_lost", error)
+                self.config.call("on_batch_lost", error)
             except StoreUnavailable as error:
                 if self.config.stop:
                     raise

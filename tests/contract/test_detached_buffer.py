@@ -119,7 +119,7 @@ def test_an_exception_requeues_the_batch(
         assert rewards(buffer.sample(timeout=0)) == [0, 1]
 
 
-def test_the_limit_counts_batches_and_blocks_producers(
+def test_the_limit_counts_waiting_batches_and_blocks_producers(
     open_buffer: Callable[..., DetachedReplayBuffer],
 ) -> None:
     with open_buffer(2, 2) as buffer:
@@ -134,11 +134,13 @@ def test_the_limit_counts_batches_and_blocks_producers(
 
         thread = threading.Thread(target=produce)
         thread.start()
-        assert rewards(buffer.sample()) == [0, 1]
-        assert not done.wait(0.1)  # being trained: it counts
-        assert rewards(buffer.sample()) == [2, 3]
+        assert not done.wait(0.1)
+        assert rewards(buffer.sample()) == [0, 1]  # in training: it counts no more
         assert done.wait(20)
         thread.join(20)
+        with pytest.raises(StoreFull):
+            buffer.extend([item(6)], timeout=0)
+        assert rewards(buffer.sample()) == [2, 3]
         assert rewards(buffer.sample()) == [4, 5]
 
 

@@ -189,15 +189,20 @@ def test_epochs_and_steps(
     maker, read = holder(), buffer()
     loaders: list[int] = []
 
-    def loader() -> Iterator[torch.Tensor]:
+    def loader() -> list[torch.Tensor]:
         loaders.append(1)
-        yield from (prompts(number) for number in range(3))
+        return [prompts(number) for number in range(3)]
 
     maker.workingloop(loader, num_epochs=2)
     assert stored(read) == [0, 1, 2, 0, 1, 2]
     maker.workingloop(loader, num_epochs=9, num_steps=4)  # steps count, the loader begins anew
     assert stored(read) == [0, 1, 2, 0]
-    assert len(loaders) == 4
+    assert len(loaders) == 2
+    maker.workingloop(lambda: iter(loader()), num_steps=3)
+    assert stored(read) == [0, 1, 2]
+    for numbers in ({"num_epochs": 2}, {"num_steps": 4}):
+        with pytest.raises(ConfigError, match="once for all passes"):
+            maker.workingloop(lambda: iter(loader()), **numbers)
     with pytest.raises(ConfigError, match="single batch"):
         maker.workingloop(list, num_steps=2)
 
@@ -374,6 +379,93 @@ def test_a_lost_end_of_an_update_does_not_stop_the_maker(
     assert float(sample.reward[0]) == 0.0
     with pytest.raises(WeightError, match="no update is under way"):
         maker.update_experience_maker(chunk_end=True)
+
+
+def shards(maker: Holder, value: float, *, fully_update: bool) -> None:
+    """Send an update as ColossalAI's trainer does, up to its last call."""
+    update = maker.update_experience_maker
+    update(chunk_start=True, fully_update=fully_update)
+    for name in ("trained", "frozen"):
+        shard = {name: torch.full((1, 1), value)}
+        update(new_actor_state_dict=shard, fully_update=fully_update)
+        update(new_critic_state_dict=shard, fully_update=fully_update)
+
+
+def test_an_update_comes_in_the_calls_of_colossalais_trainer(
+    holder: Callable[..., Holder], buffer: Callable[..., DetachedReplayBuffer]
+) -> None:
+    maker, read = holder(sync_models_from_trainers=True, weights_timeout=0.2), buffer(size=1)
+    actor = maker.experience_maker.actor  # type: ignore[attr-defined]
+    shards(maker, 3.0, fully_update=True)
+    assert float(actor.trained.detach()) == 0.0
+    assert not maker._weights._initialised
+    maker.update_experience_maker(chunk_end=True, fully_update=True)
+    shards(maker, 4.0, fully_update=False)
+    maker.update_experience_maker(chunk_end=True, fully_update=False)
+    maker.update_experience_maker(new_critic_state_dict={"trained": torch.full((1, 1), 5.0)})
+    maker.workingloop(lambda: [prompts(1)])
+    sample = read.sample(timeout=5)
+    numbers = (sample.reward, sample.action_log_probs, sample.values)
+    assert [float(number.squeeze()) for number in numbers if number is not None] == [4.0, 4.0, 5.0]
+
+
+def test_a_dropped_update_in_shards_loads_none_of_them(holder: Callable[..., Holder]) -> None:
+    maker = holder(update_timeout=0.1)
+    actor, update = maker.experience_maker.actor, maker.update_experience_maker  # type: ignore[attr-defined]
+    shard = {"trained": torch.ones(1, 1)}
+    update(chunk_start=True)
+    with maker._weights.updates.exclusive():  # free when the update was dropped
+        pass
+    for call in ({"new_actor_state_dict": shard}, {"new_actor_state_dict": shard}, {}):
+        with pytest.raises(WeightError, match="no update is under way"):
+            update(**call, chunk_end=None if call else True)
+    update(chunk_start=True)
+    with pytest.raises(WeightError, match="has no critic"):
+        holder(models=lambda: (Linear(), None, None, None)).update_experience_maker(
+            new_critic_state_dict=shard, chunk_start=True
+        )
+    update(new_actor_state_dict=shard, chunk_start=True)  # the trainer was started again
+    assert float(actor.trained.detach()) == 0.0
+    update(chunk_end=True)
+    assert float(actor.trained.detach()) == 1.0
+
+
+def test_options_of_generation_are_checked_when_the_maker_is_made(
+    client: Client, namespace: str
+) -> None:
+    def made(**options: Any) -> ExperienceMakerHolder:
+        models = (Linear(), Linear(), None, None)
+        return ExperienceMakerHolder(
+            ["t"], Strategy, lambda: models, client=client, namespace=namespace, **options
+        )
+
+    of_coati = {"do_sample": True, "top_k": 50, "use_cache": True, "num_beams": 1}
+    made(max_length=9, early_stopping=True, **of_coati).close()
+    for wrong, said in (
+        ({"max_length": 9, "typical_p": 1}, "no option typical_p"),
+        ({"max_length": 9, "num_beams": 2}, "num_beams 2"),
+        ({"max_length": 9, "temperature": 0}, "temperature 0"),
+        ({"top_k": 9}, "max_new_tokens or max_length"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            made(**wrong)
+
+
+def test_overridden_hooks_of_a_maker_are_called(client: Client, namespace: str) -> None:
+    hooks: list[str] = []
+
+    class Noting(Holder):
+        def _on_make_experience_end(self, experience: Experience) -> None:
+            hooks.append(f"made {len(experience)}")
+            super()._on_make_experience_end(experience)
+
+        def _on_loop_end(self) -> None:
+            hooks.append("end")
+
+    models = (Linear(), Linear(), None, None)
+    with Noting(["t"], Strategy, lambda: models, client=client, namespace=namespace) as maker:
+        maker.workingloop(lambda: [prompts(1, 2)])
+    assert hooks == ["made 2", "end"]
 
 
 def test_chunks_with_lora_and_without(holder: Callable[..., Holder]) -> None:

@@ -17,6 +17,7 @@ from tests.networks import VOCABULARY, PlainActor, seeded
 EOS = 3
 PROMPTS = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]])
 MASK = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+HOLE = torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1]])
 LEFT = {"input_ids": PROMPTS, "attention_mask": MASK}
 
 
@@ -124,6 +125,36 @@ def test_a_prompts_leading_pad_tokens_are_padding(actor: nn.Module) -> None:
     assert generate(actor, prompts, max_new_tokens=1).attention_mask.all()
 
 
+def test_padding_on_the_right_moves_to_the_left(actor: nn.Module) -> None:
+    tokens = torch.tensor([[5, 6, 0, 0], [7, 8, 9, 10]])
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
+    encoded = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": 0 * tokens}
+    left = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]])
+    expected = generate(actor, left, max_new_tokens=3, pad_token_id=0, do_sample=False)
+    for prompts in (encoded, tokens):
+        done = generate(actor, prompts, max_new_tokens=3, pad_token_id=0, do_sample=False)
+        assert torch.equal(done.sequences, expected.sequences)
+        assert torch.equal(done.attention_mask, expected.attention_mask)
+
+
+def test_a_module_with_a_cache_is_used_without_it() -> None:
+    class Counting(nn.Module):
+        """Says that the token after the newest is the next higher one."""
+
+        def no_past(self) -> list[Tensor]:
+            raise AssertionError
+
+        def next_token(self, newest: Tensor, attention_mask: Tensor, past: list[Tensor]) -> Tensor:
+            raise AssertionError
+
+        def forward(self, sequences: Tensor, _attention_mask: Tensor) -> Tensor:
+            return 99.0 * nn.functional.one_hot(sequences + 1, 20).float()
+
+    options = {"max_new_tokens": 3, "use_cache": False, "early_stopping": True}
+    done = generate(Counting(), torch.tensor([[4, 5]]), **options)  # type: ignore[arg-type]
+    assert done.completion(0).tolist() == [6, 7, 8]
+
+
 def test_a_module_with_its_own_cache_sees_each_token_once() -> None:
     class Counting(nn.Module):
         """Says that the token after the newest is the next higher one."""
@@ -186,6 +217,7 @@ def test_frequencies_follow_the_temperature() -> None:
         ({"top_k": -1}, "top_k -1"),
         ({"top_p": 0.0}, "top_p 0.0"),
         ({"top_p": 1.5}, "top_p 1.5"),
+        ({"num_beams": 2}, "num_beams 2"),
         ({"max_new_tokens": 0}, "max_new_tokens 0"),
         ({"max_new_tokens": None, "max_length": 4}, "max_length 4 more than the 4 tokens"),
         ({"max_new_tokens": None}, "max_new_tokens or max_length"),
@@ -209,7 +241,7 @@ def test_a_wrong_option_is_named(actor: nn.Module, options: dict[str, Any], said
         (torch.ones(2, 2), r"torch.float32 of shape \[2, 2\]"),
         (torch.zeros(0, 2, dtype=torch.int64), r"\[0, 2\]"),
         ({"input_ids": PROMPTS, "attention_mask": MASK[:1]}, r"attention_mask has shape \[1, 4\]"),
-        ({"input_ids": PROMPTS, "attention_mask": MASK.flip(1)}, "padded on the left"),
+        ({"input_ids": PROMPTS, "attention_mask": HOLE}, "not between them"),
         ({"input_ids": PROMPTS, "attention_mask": 0 * MASK}, "at least one token each"),
     ],
 )
