@@ -8,19 +8,20 @@ from __future__ import annotations
 import json
 import os
 import re
-import uuid
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from redrb.errors import ConfigError, DecodeError
 from redrb.replay.tasks import Tasks
+from redrb.staging import staging, staging_folders, sync_folder
 from redrb.stream.saving.checked_file import CheckedFile
 from redrb.stream.saving.resuming import TaskFile, restore_tasks, unrestored
 
 INDEX = "replay_buffer.json"
 FORMAT = 1
+
+_SAVED = re.compile(r"([0-9a-f]{12,32})-[0-9]+\.redrb\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,51 +42,76 @@ class SaveIndex:
 def save(tasks: Tasks, directory: Path) -> None:
     """Write every task of a buffer, then delete the files of an earlier save.
 
+    The files get their names from the folder in which the index is staged, so that those of a
+    process that was killed are known, and are deleted by the next save.
+
     Raises:
         ConfigError: The directory cannot be written to; an earlier save is unchanged.
         StoreUnavailable: Redis could not be reached; an earlier save is unchanged.
     """
-    stamp = uuid.uuid4().hex[:12]
-    files = {task: f"{stamp}-{number}.redrb" for number, task in enumerate(tasks.names())}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        before = _files_of(directory)
-        try:
-            for task, name in files.items():
-                tasks.open(task).save(directory / name)
-            refreshes = {
-                f"{task} {status}": mark
-                for task in files
-                for status, mark in tasks.refreshes(task).items()
-            }
-            _write_index(directory, stamp, SaveIndex(tasks.order, files, refreshes))
-        except BaseException:
-            _remove(directory, files.values())
-            raise
-        _remove(directory, before)
+        with staging(directory / INDEX) as folder:
+            _delete_unused(directory, but=None)
+            stamp = _stamp(folder)
+            names = enumerate(tasks.names())
+            files = {task: f"{stamp}-{number}.redrb" for number, task in names}
+            try:
+                for task, name in files.items():
+                    tasks.open(task).save(folder / name)
+                    (folder / name).rename(directory / name)
+                refreshes = {
+                    f"{task} {status}": mark
+                    for task in files
+                    for status, mark in tasks.refreshes(task).items()
+                }
+                _write_index(directory, folder, SaveIndex(tasks.order, files, refreshes))
+            except BaseException:
+                for name in files.values():
+                    (directory / name).unlink(missing_ok=True)
+                raise
+            sync_folder(directory)
+            _delete_unused(directory, but=stamp)
     except OSError as error:
         raise ConfigError(f"{directory} cannot be written to: {error.strerror}.") from error
 
 
-def _files_of(directory: Path) -> list[str]:
-    """Return the names of the files of an earlier save."""
-    with suppress(ConfigError, DecodeError):  # there is no index, or it cannot be read
-        return list(read_index(directory).files.values())
-    return []
+def _delete_unused(directory: Path, *, but: str | None) -> None:
+    """Delete the files of earlier and of killed saves, unless the index names them.
+
+    Other processes may save into the directory. Their files are spared as long as they have a
+    folder, and then the index, which is read after that, names them.
+
+    Args:
+        directory: The directory of the save.
+        but: The stamp of a save that is done: its folder spares nothing any more.
+    """
+    saved = {path: found[1] for path in directory.iterdir() if (found := _SAVED.match(path.name))}
+    written = {_stamp(folder) for folder in staging_folders(directory / INDEX)} - {but}
+    try:
+        used = set(read_index(directory).files.values())
+    except ConfigError:  # there is no index
+        used = set()
+    except DecodeError:  # nobody knows which files it names
+        return
+    for path, stamp in saved.items():
+        if path.name not in used and stamp not in written:
+            path.unlink(missing_ok=True)
 
 
-def _write_index(directory: Path, stamp: str, index: SaveIndex) -> None:
-    fresh = directory / f"{stamp}.json"
+def _stamp(folder: Path) -> str:
+    """Return the random digits in the name of a staging folder."""
+    return folder.name.rpartition(".")[2]
+
+
+def _write_index(directory: Path, folder: Path, index: SaveIndex) -> None:
+    fresh = folder / INDEX
     with fresh.open("w", encoding="utf-8") as file:
         json.dump({"format": FORMAT, **asdict(index)}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
+    sync_folder(directory)  # the files before the index that names them
     fresh.replace(directory / INDEX)
-
-
-def _remove(directory: Path, names: Iterable[str]) -> None:
-    for name in names:
-        (directory / name).unlink(missing_ok=True)
 
 
 def resume(tasks: Tasks, directory: Path) -> None:

@@ -24,6 +24,7 @@ from redrb.experience import Experience, Status
 from redrb.experience.batching import METADATA
 from redrb.experience.records import TENSOR_FIELDS, batch_size, per_sample
 from redrb.runtime.random_state import random_state, restore_random_state
+from redrb.staging import sync_folder
 from redrb.unpacking import MAX_CONTAINERS, MAX_NESTING, unpack
 
 FORMAT = 2
@@ -196,7 +197,7 @@ class Checkpoints:
             file.flush()
             os.fsync(file.fileno())
         part_file.replace(self._path(step))
-        _sync_directory(self._directory)
+        sync_folder(self._directory)
         for old in self.steps()[: -self._keep]:
             self._path(old).unlink()
 
@@ -221,14 +222,6 @@ def _read(path: Path) -> tuple[dict[str, Any], Position, Unacked]:
     except _DAMAGED as error:
         raise DecodeError(f"{path} is not a checkpoint of redrb: {error}") from error
     return content, position, unacked
-
-
-def _sync_directory(directory: Path) -> None:
-    folder = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _packed(batch: Experience) -> dict[str, Any]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from redrb.experience import BufferItem
 from redrb.experience.records import named_tensors
 from redrb.experience.status import group_status
 from redrb.keys import check_name
+from redrb.staging import staging
 from redrb.stream.exchange.json_values import to_json
 from redrb.stream.exchange.layout import (
     ABOUT,
@@ -106,14 +105,12 @@ def export_task(
 @contextmanager
 def _appearing(target: Path) -> Iterator[Path]:
     """Make a directory that gets its name when the block ends without an error."""
-    fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
-        fresh.mkdir()
-        try:
+        with staging(target) as folder:
+            fresh = folder / target.name
+            fresh.mkdir()
             yield fresh
             fresh.replace(target)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error}.") from error
 

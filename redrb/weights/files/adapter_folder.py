@@ -10,7 +10,6 @@ import math
 import os
 import re
 import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from redrb.errors import ConfigError, DecodeError, EncodeError, WeightMismatch
+from redrb.staging import staging
 from redrb.weights.files.folder_swap import exchange
 from redrb.weights.files.safetensors import load_safetensors, read_json, save_safetensors
 from redrb.weights.lora.adapter_state import lora_of_state
@@ -179,17 +179,15 @@ def _plain(number: float) -> float:
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
     """Yield a new folder, which replaces `target` if the block ends well."""
-    fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         others = _others(target)
-        fresh.mkdir()
-        try:
+        with staging(target) as folder:
+            fresh = folder / target.name
+            fresh.mkdir()
             yield fresh
             for other in others:
                 _keep(other, fresh / other.name)
             exchange(fresh, target)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error}.") from error
 

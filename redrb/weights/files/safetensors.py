@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from redrb.errors import ConfigError, DecodeError, EncodeError
+from redrb.staging import staging
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -107,10 +107,10 @@ def replacing(target: Path) -> Iterator[Path]:
     Raises:
         ConfigError: The file cannot be written.
     """
-    fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     errors: tuple[type[Exception], ...] = (OSError, _library_error())
     try:
-        try:
+        with staging(target) as folder:
+            fresh = folder / target.name
             fresh.touch()
             mode = fresh.stat().st_mode
             yield fresh
@@ -118,8 +118,6 @@ def replacing(target: Path) -> Iterator[Path]:
             with fresh.open("rb") as file:
                 os.fsync(file.fileno())
             fresh.replace(target)
-        finally:
-            fresh.unlink(missing_ok=True)
     except errors as error:
         raise ConfigError(f"{target} cannot be written: {error}.") from error
 
