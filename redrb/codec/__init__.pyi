@@ -11,3 +11,4 @@ from .layout import parse_groups as parse_groups
 from .misfits import difference as difference
 from .misfits import kind_of as kind_of
 from .misfits import misfits as misfits
+from .misfits import of_other_kinds as of_other_kinds

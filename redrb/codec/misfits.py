@@ -39,8 +39,23 @@ def kind_of(blob: bytes) -> str:
 
     Groups of different kinds are misfits. Ranks are not part of it: they are deeper in the blob.
     """
-    size = PREFIX.unpack_from(blob)[3]
-    return _kind_of_schema(blob[PREFIX.size : PREFIX.size + size])
+    return _kind_of_schema(_schema(blob))
+
+
+def of_other_kinds(blobs: Sequence[bytes], kind: str) -> list[int]:
+    """Return the indices of the encoded groups of another kind."""
+    if not blobs:
+        return []
+    # a schema says how long it is, so none begins with another one
+    first, at = _schema(blobs[0]), PREFIX.size
+    unlike = [index for index, blob in enumerate(blobs) if not blob.startswith(first, at)]
+    if _kind_of_schema(first) == kind:
+        return [index for index in unlike if kind_of(blobs[index]) != kind] if unlike else unlike
+    return [index for index, blob in enumerate(blobs) if kind_of(blob) != kind]
+
+
+def _schema(blob: bytes) -> bytes:
+    return blob[PREFIX.size : PREFIX.size + PREFIX.unpack_from(blob)[3]]
 
 
 @lru_cache(maxsize=128)

@@ -138,8 +138,12 @@ def test_batches_that_were_not_ended_go_back_unharmed_at_the_close(
     audit(stream)
 
 
-def test_groups_that_fit_into_no_batch_are_passed_over(stream: ExperienceStream) -> None:
-    stream.put(numbered(0, sequences=torch.tensor([1, 2, 3], dtype=torch.int32)))
+def test_groups_that_fit_into_no_batch_are_passed_over(
+    client: Client, namespace: str, stream: ExperienceStream
+) -> None:
+    # put without the check of fields, so that takes find it
+    with ExperienceStream(client, "math", namespace=namespace, checks=["values"]) as unchecked:
+        unchecked.put(numbered(0, sequences=torch.tensor([1, 2, 3], dtype=torch.int32)))
     filled(stream, 5)
     with ExperienceDataset(stream, 3, steps=1) as dataset:
         for batch in loader(dataset):

@@ -66,7 +66,8 @@ def lines_of(directory: Path) -> list[dict[str, Any]]:
 
 
 def test_all_contents_are_restored(client: Client, namespace: str, tmp_path: Path) -> None:
-    stream = ExperienceStream(client, "from", namespace=namespace)
+    # samples with and without some fields, which an export keeps apart, fit into no batch
+    stream = ExperienceStream(client, "from", namespace=namespace, checks=["values"])
     item = every_dtype()
     plain = numbered(2, group_id="prompt 1", kl=None, values=None)
     stream.put([item, plain])

@@ -208,9 +208,13 @@ def test_a_step_longer_than_the_timeout_ends_nothing(stream: ExperienceStream) -
     assert seen == [[0, 1], [2, 3]]
 
 
-def test_misfits_are_an_error_in_their_place(stream: ExperienceStream) -> None:
+def test_misfits_are_an_error_in_their_place(
+    client: Client, namespace: str, stream: ExperienceStream
+) -> None:
     filled(stream, 3)
-    stream.put(numbered(3, sequences=torch.tensor([1, 2, 3], dtype=torch.int32)))
+    # put without the check of fields, so that takes find it
+    with ExperienceStream(client, "math", namespace=namespace, checks=["values"]) as unchecked:
+        unchecked.put(numbered(3, sequences=torch.tensor([1, 2, 3], dtype=torch.int32)))
     stream.put_many([[numbered(n)] for n in range(4, 7)])
     seen = []
     loader = ExperienceLoader(stream, 3, timeout=5)

@@ -19,7 +19,14 @@ import torch
 from redis.exceptions import ConnectionError as Broken
 
 import redrb
-from redrb import ConfigError, Experience, ExperienceStream, StoreUnavailable, make_experience_batch
+from redrb import (
+    BufferItem,
+    ConfigError,
+    Experience,
+    ExperienceStream,
+    StoreUnavailable,
+    make_experience_batch,
+)
 from redrb.connection import Client
 from redrb.connection.client import Sent
 from redrb.errors import RecordError, SendFailed
@@ -150,14 +157,17 @@ def test_send_waits_at_the_bound_and_says_how_long(client: Client, namespace: st
 
 
 def test_memory_is_bounded_by_bytes(client: Client, namespace: str) -> None:
+    def image(number: int) -> BufferItem:
+        return numbered(number, tensors={"image": torch.zeros(20_000)})
+
     stream = ExperienceStream(client, "math", namespace=namespace, limit=1)
-    stream.put(numbered(0))
+    stream.put(image(0))
     most = 1 << 20
     sender = ExperienceSender(stream, max_bytes=most, timeout=0.05)
     refused = 0
     for n in range(40):
         try:
-            sender.send(numbered(n, tensors={"image": torch.zeros(20_000)}))
+            sender.send(image(n))
         except SendFailed:
             refused += 1
             if refused == 3:
@@ -182,7 +192,7 @@ def test_a_group_that_cannot_be_put_is_reported_once_and_others_go_on(
     client: Client, namespace: str
 ) -> None:
     stream = ExperienceStream(client, "math", namespace=namespace, max_bytes=20_000)
-    big = numbered(1, tensors={"noise": torch.randn(20_000)})
+    big = numbered(1, sequences=torch.arange(20_000))
     with ExperienceSender(stream) as sender:
         sender.send(numbered(0))
         sender.send(big)

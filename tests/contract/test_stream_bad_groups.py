@@ -122,6 +122,51 @@ def test_a_task_remembers_the_fields_of_its_first_put(
             first.put(numbered(8))
 
 
+@pytest.mark.parametrize(
+    ("batch", "settings"),
+    [
+        ({"advantages": torch.tensor([1.0, math.nan])}, {}),
+        ({"reward": torch.tensor([1.0, math.inf])}, {"filters": [lambda _: True]}),
+        ({"policy_version": [1, None]}, {"max_staleness": 4}),
+        ({"policy_version": [1, None]}, {"max_staleness": 4, "filters": [lambda _: True]}),
+        ({"sequences": torch.ones(2, 3, dtype=torch.int32)}, {}),
+    ],
+)
+def test_the_row_of_an_experience_is_named(
+    opened: Opener, batch: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    rows = make_experience_batch([numbered(n, policy_version=1) for n in range(2)])
+    with opened(**settings) as stream:
+        stream.put(rows)
+        for name, value in batch.items():
+            setattr(rows, name, value)
+        with pytest.raises(RedrbError, match=r"\brow 1\b") as caught:
+            stream.put(rows)
+        told = [str(caught.value), *getattr(caught.value, "__notes__", [])]
+        assert not any("group 1" in text or "sample 0" in text for text in told)
+        assert caught.value.bad_groups[-1] == 1
+
+
+def test_the_checks_are_on_and_say_what_to_do(client: Client, namespace: str) -> None:
+    """The fields of a task are known to each process and after a deletion of the task, too."""
+    early, late = (
+        ExperienceStream(client, "math", namespace=namespace, max_staleness=4) for _ in range(2)
+    )
+    with early, late:
+        early.put(numbered(0, **LESS), policy_version=1)
+        for stream in (early, late):
+            with pytest.raises(RecordError, match=r"use another task, or clear\(\) this one"):
+                stream.put(numbered(1), policy_version=1)
+            with pytest.raises(RecordError, match=r"give put\(policy_version=\)"):
+                stream.put(numbered(1, **LESS))
+        late.clear()
+        early.put(numbered(2), policy_version=1)
+        late.put(numbered(3), policy_version=1)
+        with pytest.raises(RecordError, match="is missing, and is a tensor in other groups"):
+            late.put(numbered(4, **LESS), policy_version=1)
+        audit(late)
+
+
 def test_a_sender_puts_the_other_groups_of_its_batch(opened: Opener) -> None:
     batch = make_experience_batch([numbered(n, advantages=torch.zeros(2)) for n in range(3)])
     assert batch.advantages is not None

@@ -254,7 +254,7 @@ def test_filters_see_each_row_of_an_experience(client: Client, namespace: str) -
 
     stream = stream_of(client, namespace, filters=[odd], max_staleness=5)
     stream.join_group()
-    ids = stream.put(make_experience_batch([numbered(n) for n in range(5)]))
+    ids = stream.put(make_experience_batch([numbered(n, policy_version=1) for n in range(5)]))
     assert len(ids) == 2
     assert numbers(stream.take(2, timeout=0)) == [1, 3]
     assert stream.stats().ledger.filtered == 3

@@ -161,7 +161,8 @@ def test_a_resumed_task_equals_the_saved_one(
     audit(back)
     assert no_stage(back)
 
-    first, second = back.put(numbered(99)), stream.put(numbered(99))
+    item = numbered(99, policy_version=99)
+    first, second = back.put(item), stream.put(item)
     assert first == second
     audit(back)
     back.take(1, timeout=0).ack()
@@ -688,7 +689,7 @@ def test_a_group_that_is_stored_during_the_whole_save_is_saved_once(
     for one in (stream, quiet):
         one.join_group()
     fill(stream, kind, 60)
-    last = stream.put(numbered(0))[0]
+    last = stream.put(numbered(0, policy_version=1))[0]
     over = threading.Event()
 
     def work(act: Callable[[ExperienceStream], object]) -> threading.Thread:
@@ -703,7 +704,7 @@ def test_a_group_that_is_stored_during_the_whole_save_is_saved_once(
         return threading.Thread(target=loop)
 
     workers = [
-        work(lambda own: own.put(numbered(5))),
+        work(lambda own: own.put(numbered(5, policy_version=1))),
         work(lambda own: own.take(3, timeout=0).ack()),
         work(lambda own: own.take(2, timeout=0).release()),
     ]

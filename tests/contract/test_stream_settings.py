@@ -61,6 +61,9 @@ def test_other_settings_than_the_stored_ones_are_refused(
         ({"limit": 4}, {"rate": RateLimit.at_least(5)}, "min_size of at most 4 here"),
         ({"capacity": 4}, {"rate": RateLimit.at_least(5)}, "another process gave a capacity=4"),
         ({"rate": RateLimit.at_least(5)}, {"limit": 4}, "limit of at least 5 here"),
+        ({"limit": 4}, {"rate": RateLimit(1.0, 1, 4.0, 9.0)}, "wait for 5 stored groups"),
+        ({"rate": RateLimit(0.5, 1, 1.0, 9.0)}, {"capacity": 3}, "capacity of at least 4 here"),
+        ({"rate": RateLimit(0.5, 1, 1.0, 9.0)}, {"limit": 100}, "fill the limit at last"),
     ],
 )
 def test_settings_of_two_processes_that_block_both_sides_are_refused(

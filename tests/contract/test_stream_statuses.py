@@ -308,10 +308,10 @@ def test_a_capacity_counts_every_status_and_no_history(
 ) -> None:
     options = {"capacity": 3, "eviction": eviction, "keep_groups": 5, "max_staleness": 9}
     stream = stream_of(client, namespace, **options)
-    ids = put(stream, 0, 1)
+    ids = put(stream, 0, 1, policy_version=1)
     stream.take(2, timeout=0).ack()
-    put(stream, 2, 3, 4, status=Status.ABORTED)
-    put(stream, 5, status=Status.FAILED)
+    put(stream, 2, 3, 4, status=Status.ABORTED, policy_version=1)
+    put(stream, 5, status=Status.FAILED, policy_version=1)
     audit(stream)
     assert counts(stream) == {Status.ABORTED: 2, Status.FAILED: 1, Status.ARCHIVED: 2}
     assert [group.id for group in stream.history()] == list(ids)

@@ -9,8 +9,9 @@
 --         epoch of the producers' records; if there is a place, run task/fill until it is done
 --       | {'differs', name, stored value, ...}
 --       | {'unversioned'}: it is to evict the stalest groups, and indexes no versions
---       | {'blocked', name, value, min_size, 1 or 0}: the limit or capacity is smaller than the min_size of
---         the rate: takes and puts would wait for each other; 1: this call gives the limit
+--       | {'blocked', name, value, groups, 1 or 0}: the limit or capacity is smaller than the groups that a
+--         first take needs by the rate: takes and puts would wait for each other; groups is 0 if the rate
+--         leaves groups unread, which fill any limit at last; 1: this call gives the limit
 --@include task filling settings producers
 
 begin_writing()
@@ -48,11 +49,21 @@ if given.eviction == 'stalest' and setting('order') ~= 'stalest'
   and not setting('max_staleness') then
   return {'unversioned'}
 end
-local min_size = tonumber(string.match(setting('rate') or '', '^%S+ (%S+)') or '0')
-for _, name in ipairs({'limit', 'capacity'}) do
-  local most = tonumber(setting(name) or '0')
-  if most > 0 and min_size > most then
-    return {'blocked', name, most, min_size, given[name] and 1 or 0}
+local spi, size, least = string.match(setting('rate') or '', '^(%S+) (%S+) (%S+)')
+if spi then
+  spi, size, least = tonumber(spi), tonumber(size), tonumber(least) or -math.huge
+  local reads = tonumber(setting('max_reads') or setting('default_max_reads') or '1')
+  for _, name in ipairs({'limit', 'capacity'}) do
+    local most, needed = tonumber(setting(name) or '0'), size
+    if least > -1e15 and (name == 'limit' or reads > 0) then
+      needed = math.max(needed, math.ceil((least + 1) / spi - 1e-6))
+    end
+    if name == 'limit' and least > -1e15 and spi < reads then
+      needed = 0
+    end
+    if most > 0 and (needed == 0 or needed > most) then
+      return {'blocked', name, most, needed, given[name] and 1 or 0}
+    end
   end
 end
 if not exists() then

@@ -8,7 +8,7 @@ from dataclasses import replace
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.index_values import NO_VALUES
 from redrb.stream.put.pending import PendingPut
-from redrb.stream.put.refusals import OnBadGroup, misfit_error
+from redrb.stream.put.refusals import OnBadGroup, misfit_errors
 from redrb.stream.put.reindexing import reindexed
 from redrb.stream.task.task import Task
 
@@ -28,11 +28,8 @@ def fitted(pending: PendingPut, task: Task, on_bad_group: OnBadGroup) -> PutBatc
     batch = reindexed(pending.batch, description)
     if not batch.kind or description.kind in ("", batch.kind):
         return batch
-    errors = {
-        place: misfit_error(group, description.kind, place)
-        for place, group in enumerate(batch.groups)
-    }
-    found = {place: error for place, error in errors.items() if error and place >= done}
+    left = batch.groups[done:]
+    found = misfit_errors(range(done, len(batch.groups)), left, description.kind)
     if not found:
         return replace(batch, kind="")
     refused = replace(batch, refused=found)
@@ -40,5 +37,5 @@ def fitted(pending: PendingPut, task: Task, on_bad_group: OnBadGroup) -> PutBatc
         refused.raise_refused()
     for error in found.values():
         _log.error("task %r: a group is dropped: %s", task.name, error)
-    left = replace(refused, groups=(), values=NO_VALUES, kind="", refused={})
-    return replace(left, filtered=batch.filtered + len(batch.groups))
+    emptied = replace(refused, groups=(), values=NO_VALUES, kind="", refused={})
+    return replace(emptied, filtered=batch.filtered + len(batch.groups))

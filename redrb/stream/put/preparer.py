@@ -28,7 +28,8 @@ from redrb.stream.put.refusals import (
     OnBadGroup,
     check_versions,
     common_kind,
-    misfit_error,
+    misfit_errors,
+    name_row,
     version_error,
 )
 from redrb.stream.task.description import TaskDescription
@@ -132,11 +133,14 @@ class Preparer:
         kind = ""
         if "fields" in self._checks:
             kind = description.kind or common_kind(found.encoded)
-            misfits = _misfits(found, kind)
+            misfits = misfit_errors(found.places, found.encoded, kind)
             if misfits and description.kind and self._was_created_anew():
                 kind = self._task.description.kind or common_kind(found.encoded)
-                misfits = _misfits(found, kind)
+                misfits = misfit_errors(found.places, found.encoded, kind)
             found.refuse(misfits)
+        if isinstance(groups, Experience):
+            for row, error in found.refused.items():
+                name_row(error, row)
         values = index_values(description, found.samples, options) if reads else NO_VALUES
         return PutBatch(
             found.encoded,
@@ -259,11 +263,3 @@ def _as_lists(groups: Groups) -> list[list[BufferItem]]:
     if isinstance(groups, Experience):
         return [[item] for item in split_experience_batch(groups)]
     return groups
-
-
-def _misfits(found: _Sorted, kind: str) -> dict[int, RecordError]:
-    errors = {
-        place: misfit_error(group, kind, place)
-        for place, group in zip(found.places, found.encoded, strict=True)
-    }
-    return {place: error for place, error in errors.items() if error is not None}

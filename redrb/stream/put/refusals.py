@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, TypeAlias, get_args
 
-from redrb.codec import EncodedGroup, difference, kind_of
+from redrb.codec import EncodedGroup, difference, kind_of, of_other_kinds
 from redrb.codec.collecting import oldest_version
-from redrb.errors import ConfigError, RecordError
+from redrb.errors import ConfigError, RecordError, RedrbError
 from redrb.experience import BufferItem, Status
 
 Check: TypeAlias = Literal["values", "fields", "versions"]
@@ -16,8 +17,10 @@ Check: TypeAlias = Literal["values", "fields", "versions"]
 
 CHECKS: tuple[Check, ...] = get_args(Check)
 
-DEFAULT_CHECKS: tuple[Check, ...] = ("values",)
-"""Tasks may hold groups without a version, or with further fields, which never meet in a batch."""
+DEFAULT_CHECKS = CHECKS
+
+_COMPLETED = Status.COMPLETED
+"""The status of groups to train on: unfinished rollouts may lack fields."""
 
 OnBadGroup: TypeAlias = Literal["raise", "drop"]
 
@@ -35,12 +38,20 @@ def checked_checks(checks: object) -> frozenset[str]:
     return frozenset(checks)
 
 
+def name_row(error: RedrbError, row: int) -> None:
+    """Let the error for a group name the row of the Experience that the group is."""
+    text = re.sub(rf"(sample 0 (of|in) )?group {row}\b", f"row {row}", str(error))
+    error.args = (text, *error.args[1:])
+
+
 def check_versions(group: Sequence[BufferItem], at: int) -> None:
     """Refuse a group with a sample whose weight version is unknown: it would never expire.
 
     Raises:
         RecordError: The message names group and sample.
     """
+    if None not in [item.policy_version for item in group]:
+        return
     for place, item in enumerate(group):
         if item.policy_version is None and (
             item.token_versions is None or oldest_version([item.token_versions]) is None
@@ -62,25 +73,29 @@ def version_error(where: str, at: int, place: int) -> RecordError:
 
 def common_kind(groups: Iterable[EncodedGroup]) -> str:
     """Return the kind that most completed groups have; "" if there are none."""
-    kinds = Counter(kind_of(group.blob) for group in groups if _is_complete(group))
+    kinds = Counter(kind_of(group.blob) for group in groups if group.status is _COMPLETED)
     return kinds.most_common(1)[0][0] if kinds else ""
 
 
-def misfit_error(group: EncodedGroup, kind: str, at: int) -> RecordError | None:
-    """Return the error for a completed group of another kind; None where it fits."""
-    if not _is_complete(group) or (own := kind_of(group.blob)) == kind:
-        return None
-    field, why = difference(own, kind)
+def misfit_errors(
+    places: Sequence[int], groups: Sequence[EncodedGroup], kind: str
+) -> dict[int, RecordError]:
+    """Return the error for each completed group of another kind, by its index in the put."""
+    return {
+        places[index]: _misfit_error(groups[index], kind, places[index])
+        for index in of_other_kinds([group.blob for group in groups], kind)
+        if groups[index].status is _COMPLETED
+    }
+
+
+def _misfit_error(group: EncodedGroup, kind: str, at: int) -> RecordError:
+    field, why = difference(kind_of(group.blob), kind)
     return RecordError(
-        f"{field} of group {at} {why} of the task: there is no batch of them. Give all samples of "
-        "a task the same fields and dtypes, use another task, or open the stream without the "
-        'check "fields".',
+        f"{field} of group {at} {why} of the task: there is no batch of them. The task keeps the "
+        "fields and dtypes of the completed groups that were put first. Give all samples these "
+        "fields; if they are to be others from now on, use another task, or clear() this one, "
+        'which deletes its groups. Or open the stream without the check "fields".',
         field=field,
         group=at,
         sample=0,
     )
-
-
-def _is_complete(group: EncodedGroup) -> bool:
-    """Return whether a group is one to train on: unfinished rollouts may lack fields."""
-    return group.status is Status.COMPLETED

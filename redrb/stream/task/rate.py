@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Self
 
 from redrb.errors import ConfigError
 
 _UNBOUNDED = 1e15
+
+UNREAD_FILL = (
+    "With fewer samples_per_insert than max_reads some reads are never allowed, and the groups "
+    "that wait for them fill the limit at last, when neither puts nor takes go on"
+)
+"""The reason why a limit and such a rate are refused together."""
+
+_ROUNDING = 1e-6
+_FINEST = 1_000_000
+"""Largest denominator that a bound is taken to have; what remains is an error of rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +51,12 @@ class RateLimit:
                 f"between min_diff={self.min_diff} and max_diff={self.max_diff} not even one group "
                 "fits: widen the error buffer."
             )
-
+        if self._both_sides_block():
+            raise ConfigError(
+                f"between min_diff={self.min_diff} and max_diff={self.max_diff} is a state in which "
+                f"neither a put nor a take fits: let them differ by "
+                f"{1 + self.samples_per_insert:g}, one put and one take."
+            )
         if self.samples_per_insert * self.min_size > self.max_diff:
             raise ConfigError(
                 f"min_size={self.min_size} can never be stored: puts block at "
@@ -69,6 +85,34 @@ class RateLimit:
     def queue(cls, size: int) -> Self:
         """Return Reverb's Queue: each group is read once. With the order "lifo" it is a Stack."""
         return cls(1.0, 1, 0.0, float(size))
+
+    @property
+    def bounds_reads(self) -> bool:
+        """Whether takes block at a lower bound."""
+        return self.min_diff > -_UNBOUNDED
+
+    @property
+    def least_stored(self) -> int:
+        """The groups that must be stored, none of them read, before one can be taken."""
+        if not self.bounds_reads:
+            return self.min_size
+        by_bound = math.ceil((self.min_diff + 1) / self.samples_per_insert - _ROUNDING)
+        return max(self.min_size, by_bound)
+
+    def _both_sides_block(self) -> bool:
+        """Return whether `inserts * samples_per_insert - reads` can get to where both sides block.
+
+        Puts block above `max_diff - samples_per_insert`, takes below `min_diff + 1`. The number is
+        a multiple of 1/q if `samples_per_insert` is the fraction p/q.
+        """
+        if not (self.bounds_reads and self.max_diff < _UNBOUNDED):
+            return False
+        insert, least, most = (
+            Fraction(bound).limit_denominator(_FINEST)
+            for bound in (self.samples_per_insert, self.min_diff, self.max_diff)
+        )
+        parts = insert.denominator
+        return math.floor((most - insert) * parts) + 1 < (least + 1) * parts
 
     def __str__(self) -> str:
         """Return the form in which Redis keeps the rate."""

@@ -14,6 +14,7 @@ from redrb.connection.transport import Argument, Pipeline
 from redrb.errors import ConfigError, TaskMismatch
 from redrb.experience import Status
 from redrb.orders import Score
+from redrb.stream.task.rate import UNREAD_FILL
 from redrb.stream.task.settings import STORED_DEFAULTS
 from redrb.stream.task.store import TaskStore
 
@@ -68,18 +69,21 @@ class TaskScripts:
                 pass
         return stored
 
-    def _blocked(self, name: bytes, most: int, min_size: int, gives_limit: int) -> ConfigError:
+    def _blocked(self, name: bytes, most: int, groups: int, gives_limit: int) -> ConfigError:
         """Return the error for a rate and a limit, of two processes, that block both sides."""
-        limit, rate = f"{name.decode()}={most}", f"rate with min_size={min_size}"
-        mine, stored = (limit, rate) if gives_limit else (rate, limit)
+        setting = name.decode()
+        limit, rate = f"{setting}={most}", f"rate with min_size={groups}"
+        why = f"Takes would wait for {groups} stored groups, of which puts store at most {most}"
         if gives_limit:
-            advice = f"give a {name.decode()} of at least {min_size} here"
+            advice = f"give a {setting} of at least {groups} here"
         else:
-            advice = f"give a min_size of at most {most} here"
+            advice = f"give a min_size of at most {most} here, and a min_diff that needs no more"
+        if not groups:
+            rate, why, advice = "rate", UNREAD_FILL, "leave one of them out here"
+        mine, stored = (limit, rate) if gives_limit else (rate, limit)
         return ConfigError(
             f"task {self._store.task!r}: this process gives a {mine}, and another process gave a "
-            f"{stored}. Takes would wait for {min_size} stored groups, of which puts store at most "
-            f"{most}: {advice}, or clear() the task and open it with other settings."
+            f"{stored}. {why}: {advice}, or clear() the task and open it with other settings."
         )
 
     def join(self, group: str, start: str = "") -> bool:

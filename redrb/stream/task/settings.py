@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias, TypedDict, get_args
 from redrb.checks import check_choice, checked_int_or_none
 from redrb.errors import ConfigError
 from redrb.orders import Fifo, Order, check_order, known_order, order_named
-from redrb.stream.task.rate import RateLimit
+from redrb.stream.task.rate import UNREAD_FILL, RateLimit
 from redrb.stream.task.tags import declare_tags
 
 Eviction: TypeAlias = Literal["oldest", "stalest", "last"]
@@ -171,10 +171,23 @@ class TaskSettings:
                 f"are taken {reads} times: give max_reads=0 with a capacity, or more reads."
             )
         for name, most in (("limit", self.limit), ("capacity", self.capacity)):
+            # groups that are read for ever and evicted leave their reads to the others
+            least = rate.least_stored if name == "limit" or reads else rate.min_size
             if most and rate.min_size > most:
                 raise ConfigError(
                     f"min_size={rate.min_size} can never be stored with {name}={most}."
                 )
+            if most and least > most:
+                raise ConfigError(
+                    f"min_diff={rate.min_diff:g} allows no take before {least} groups are stored, "
+                    f"and {name}={most}: give a {name} of at least {least}, or a lower min_diff."
+                )
+        if self.limit and rate.bounds_reads and rate.samples_per_insert < reads:
+            raise ConfigError(
+                f"limit={self.limit}, max_reads={reads} and samples_per_insert="
+                f"{rate.samples_per_insert:g}. {UNREAD_FILL}: leave the limit out, or give as many "
+                "samples_per_insert as max_reads."
+            )
 
     def _stored_order(self) -> dict[str, str]:
         if self.order is None:
