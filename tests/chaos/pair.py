@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
@@ -122,10 +123,9 @@ class Pair:
         self.up = True
 
     def in_sync(self) -> bool:
-        """Return whether the replica follows the primary."""
-        with self.admin() as client:
-            followers = client.info("replication")
-        return "online" in str(followers.get("slave0", ""))
+        """Return whether the replica follows the primary, and has loaded its data."""
+        with self.admin() as primary, self.admin(self.replica) as replica:
+            return _follows(replica.info("replication"), primary.info("replication"))
 
     def fail_over(self) -> None:
         """Make the replica the primary when it has everything; connections are not closed."""
@@ -172,12 +172,16 @@ class Pair:
             client.execute_command("REPLICAOF", "127.0.0.1", primary.port)
 
     def _replicated(self) -> float:
-        """Return a time until which the replica has all that the primary has done."""
+        """Return a time until which the replica has all that the primary has done.
+
+        Offsets count within one history: a primary that was restarted begins another one, and the
+        replica tells its offset in the old one until it has loaded the new data.
+        """
         since = time.monotonic()
         with self.admin() as primary, self.admin(self.replica) as replica:
-            written = primary.info("replication")["master_repl_offset"]
+            written = primary.info("replication")
             until = since + _FAILOVER_S
-            while replica.info("replication")["slave_repl_offset"] < written:
+            while not _has(replica.info("replication"), written):
                 assert time.monotonic() < until, "the replica does not follow the primary"
                 time.sleep(0.002)
         return since
@@ -189,3 +193,14 @@ class Pair:
     def _swap(self) -> None:
         self.primary, self.replica = self.replica, self.primary
         self.proxy.retarget("127.0.0.1", self.primary.port)
+
+
+def _has(replica: Mapping[str, Any], primary: Mapping[str, Any]) -> bool:
+    """Return whether a replica has all of a primary, from what both say of their replication."""
+    behind = primary["master_repl_offset"] - replica["slave_repl_offset"]
+    return _follows(replica, primary) and behind <= 0
+
+
+def _follows(replica: Mapping[str, Any], primary: Mapping[str, Any]) -> bool:
+    same_history = replica["master_replid"] == primary["master_replid"]
+    return same_history and replica.get("master_link_status") == "up"
