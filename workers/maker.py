@@ -54,7 +54,7 @@ def _work(name: str, run: RunSettings, settings: MakerSettings, rollout: Rollout
             from workers.sorting.maker import SortingMakerHolder, prompt_batches
 
             torch.set_num_threads(run.threads)
-            client = scope.enter_context(redrb.connect(run.url))
+            client = scope.enter_context(redrb.connect(run.url, min_replicas=run.min_replicas))
             metrics = scope.enter_context(MetricsLog(run.metrics, worker=name))
             generator = torch.Generator().manual_seed(_seed(run.seed, name))
             metrics.write("start")

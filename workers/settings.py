@@ -20,6 +20,9 @@ class RunSettings(Settings):
     weights: str = option("", "name under which weights are published; default: the task's")
     seed: int = option(0, "seed of the warm start and of the sampling", least=0, most=2**63 - 1)
     limit: int = option(96, "most groups of the task that may wait or be leased; 0: any", least=0)
+    min_replicas: int = option(
+        0, "replicas of Redis that must have received a put before it returns", least=0
+    )
     stop_timeout: float = option(
         20.0, "seconds that the worker may spend on Redis after SIGTERM or Ctrl-C", least=0
     )

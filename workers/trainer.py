@@ -51,7 +51,7 @@ def _work(run: RunSettings, settings: TrainerSettings, ppo: PPOSettings) -> str:
             from workers.sorting.trainer import SortingTrainer
 
             torch.set_num_threads(run.threads)
-            client = scope.enter_context(redrb.connect(run.url))
+            client = scope.enter_context(redrb.connect(run.url, min_replicas=run.min_replicas))
             metrics = scope.enter_context(MetricsLog(run.metrics, worker=settings.worker))
             trainer = scope.enter_context(SortingTrainer(client, run, settings, ppo, metrics))
             trainer.begin()

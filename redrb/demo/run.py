@@ -43,8 +43,9 @@ def run_demo(settings: DemoSettings, *, as_json: bool) -> int:
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be made: {error.strerror}.") from error
     history, started = History(), time.perf_counter()
+    url = settings.url or "embedded://"
     to_end = StopTime(STOP_TIMEOUT_S)
-    with connect(settings.url or "embedded://") as client, ending_within(to_end):
+    with connect(url, min_replicas=settings.min_replicas) as client, ending_within(to_end):
         namespace = f"demo-{int(time.time())}-{uuid.uuid4().hex[:8]}"
         console.print(f"server {'.'.join(map(str, client.server_version))} at {client.where}")
         stream = ExperienceStream(client, TASK, namespace=namespace)
@@ -78,6 +79,7 @@ def _start_workers(
 ) -> list[Worker]:
     """Start the trainer, then the makers, with the commands that a cluster would use."""
     shared = ["--namespace", namespace, "--task", TASK, "--seed", str(settings.seed)]
+    shared += ["--min-replicas", str(settings.min_replicas)]
     ends = ["--target-reward", str(settings.target_reward)]
     ends += ["--max-seconds", str(settings.max_seconds)]
     commands = {"trainer": ["workers.trainer", *shared, *ends]}

@@ -12,6 +12,9 @@ class DemoSettings(Settings):
     """The options of `redrb demo`; the workers run with their defaults otherwise."""
 
     url: str = url_option("use this Redis; default: start an embedded one")
+    min_replicas: int = option(
+        0, "replicas of Redis that must have received a put before it returns", least=0
+    )
     makers: int = option(2, "maker processes", least=1)
     seed: int = option(0, "seed of the run", least=0, most=2**63 - 1)
     target_reward: float = option(0.97, "held-out reward at which the trainer ends")

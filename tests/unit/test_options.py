@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,6 +101,20 @@ def test_a_flag_takes_no_password_and_the_variable_does(
         assert "hunt" not in message
 
 
+@pytest.mark.parametrize("program", [maker.main, trainer.main, lambda _: cli.main(["demo"])])
+def test_programs_connect_with_the_replicas_of_the_variable(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    program: Callable[[list[str]], int],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REDRB_URL", "fake://replicas")
+    monkeypatch.setenv("REDRB_MIN_REPLICAS", "2")
+    assert program([]) == 2
+    assert "min_replicas=2: fake:// has no replicas" in capsys.readouterr().err
+
+
 def test_neither_yes_nor_no_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     add_options(parser, MakerSettings)
@@ -126,6 +141,7 @@ def test_defaults_are_in_range(owner: type[Settings]) -> None:
         (RunSettings, {"threads": 0}, "--threads"),
         (RunSettings, {"seed": 2**63}, "--seed .* at most"),
         (RunSettings, {"limit": -1}, "--limit"),
+        (RunSettings, {"min_replicas": -1}, r"--min-replicas .*REDRB_MIN_REPLICAS"),
         (RunSettings, {"namespace": "a:b"}, "--namespace 'a:b'"),
         (RunSettings, {"weights": "a b"}, "--weights"),
         (MakerSettings, {"prompts": 0}, "--prompts"),

@@ -53,8 +53,8 @@ class RateLimit:
             )
         if self._both_sides_block():
             raise ConfigError(
-                f"between min_diff={self.min_diff} and max_diff={self.max_diff} is a state in which "
-                f"neither a put nor a take fits: let them differ by "
+                f"between min_diff={self.min_diff} and max_diff={self.max_diff} neither a put nor "
+                "a take fits at some time: let them differ by "
                 f"{1 + self.samples_per_insert:g}, one put and one take."
             )
         if self.samples_per_insert * self.min_size > self.max_diff:
