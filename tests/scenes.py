@@ -127,7 +127,7 @@ class Scene:
         who = [group, consumer, f"{consumer}/{token % 8}", token]
         return [
             *(*who, count, count, f"{consumer}.w", ttl_ms, lease_ms, status, where),
-            self.incarnation,
+            *(self.incarnation, int(ttl_ms == 0)),
         ]
 
     def close(self) -> None:

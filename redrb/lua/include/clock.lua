@@ -12,10 +12,11 @@ local NO_LEASE_MS = 15000 -- `most` until the first consumer comes
 local WAITER_MS = 2000 -- longest time until a living waiter looks again
 
 -- The server's time, the task's time when the clock was last set, the server's time that has passed since
--- then, and `most`, nil if the clock was never set.
-local function read_clock()
+-- then, and `most`, nil if the clock was never set. `stored` is the field, if the caller has read it.
+local function read_clock(stored)
   local server = server_ms()
-  local set, time, most = string.match(redis.call('HGET', task, 'clock') or '', '^(%d+) (%d+) (%d+)$')
+  stored = stored or redis.call('HGET', task, 'clock') or ''
+  local set, time, most = string.match(stored, '^(%d+) (%d+) (%d+)$')
   if not set then
     return server, server, 0, nil
   end
@@ -38,8 +39,8 @@ end
 
 -- Set the clock: heartbeats and takes do so, with the lease of their consumer, and waiting puts. Returns the
 -- task's time. Nothing is written if the clock was set less than a tenth of `most` ago.
-local function set_clock(lease_ms)
-  local server, time, passed, most = read_clock()
+local function set_clock(lease_ms, stored)
+  local server, time, passed, most = read_clock(stored)
   local own = lease_ms and math.floor(lease_ms / 2) or most or NO_LEASE_MS
   local now = time + elapsed(passed, math.min(most or own, own))
   if most ~= own or passed < 0 or passed * 10 > own then

@@ -13,15 +13,16 @@
 -- A put stores the record as its producer has packed it, and appends `current` packed by itself.
 --@include task
 
--- Settings of the task that decide about groups, and the newest policy version that it knows.
+-- Settings of the task that decide about groups, the newest policy version that it knows, and its clock
+-- as it is stored (include/clock.lua).
 local known_rules
 local function rules()
   if not known_rules then
-    local stored = redis.call('HMGET', task, 'rules', 'version')
+    local stored = redis.call('HMGET', task, 'rules', 'version', 'clock')
     known_rules = stored[1] and cmsgpack.unpack(stored[1])
       or {order = 'fifo', max_reads = 1, names = {}, limit = 0, max_bytes = 0, capacity = 0}
     known_rules.exists = stored[1] ~= false
-    known_rules.version = tonumber(stored[2] or '')
+    known_rules.version, known_rules.clock = tonumber(stored[2] or ''), stored[3]
   end
   return known_rules
 end

@@ -7,7 +7,7 @@
 -- In a sampled order the score is a weight, and a group's place is clock + Exp(1) / weight, where
 -- clock is the place of the group taken last. Exponentials have no memory, so at any time the lowest
 -- place is a draw with probability weight / sum of weights (Efraimidis and Spirakis 2006).
---@include task facts tags
+--@include task facts
 
 local STATUSES = {'init', 'completed', 'aborted', 'expired', 'failed', 'filtered', 'archived'}
 
@@ -84,6 +84,7 @@ local function enter(group, pool, members, all)
   in_parts('ZADD', key('versions', pool), versions)
   in_parts('ZADD', key('newest', pool), newest)
   if #rule.names > 0 then
+    --@include tags
     tag_in(pool, members, all)
   end
   if rule.sampled then
@@ -115,6 +116,7 @@ local function withdraw(group, pool, members, all, lowest_of)
     remove('newest')
   end
   if #rule.names > 0 then
+    --@include tags
     tag_out(pool, rule.names, members)
   end
   if rule.sampled then

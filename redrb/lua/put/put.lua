@@ -9,7 +9,7 @@
 --         filtered, expired: groups that a filter dropped, or that were too stale to be sent
 --         revision: of the settings that the facts were made for; '' fits all
 --         status: status of all entries, '' if they have different ones
---         kind: as in include/kinds.lua; facts: as in include/facts.lua, packed with cmsgpack
+--         kind: fields and dtypes of completed entries, '': any; facts: see include/facts.lua, packed
 -- Returns {'ok', last seq, room left | -1, groups too stale on arrival, entries (with partitions) | -1}
 --       | {'again', last seq, entries}: an earlier attempt has stored so many entries
 --       | {'forgotten', epoch}: the producer's last put is not known any more, so a repetition of it
@@ -18,10 +18,9 @@
 --       | {'never'}: the entries exceed the limits of an empty task
 --       | {'gone'}: there is no such task
 --       | {'changed'}: the task's settings are not those of the revision, or its kind is another one
---       | an error NOPERM: the user may not run a command that puts need; checked until a
---         producer's first put
+--       | an error NOPERM: the user may not run a command that puts need; checked at a producer's first put
 --       | {'orphans'}: entries of failed transactions were removed, and there are more: run it again
---@include task facts pools arrival kinds
+--@include task facts pools arrival
 
 local known = redis.call('HMGET', puts, ARGV[1], 'last', 'put', 'samples_put', 'bytes_put', 'epoch')
 local forgotten = false
@@ -41,7 +40,7 @@ if not rule.exists then
   return {'gone'}
 end
 local producer, operation, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 10
-local samples, bytes = tonumber(ARGV[4]), tonumber(ARGV[5])
+local samples, bytes, kind = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[10]
 local filtered, kept_back = tonumber(ARGV[6]), tonumber(ARGV[7])
 local before, put = tonumber(known[2] or '0'), tonumber(known[3] or '0')
 if #redis.call('XRANGE', stream, '(' .. id_of(before + count), '+', 'COUNT', '1') > 0 then
@@ -55,7 +54,8 @@ local last, refused, left, now = before + count, nil, -1, nil
 local earlier = known[1] and {string.match(known[1], '^(%d+) (%d+) (%d+)')}
 if earlier and tonumber(earlier[1]) >= operation then
   refused = {'again', tonumber(earlier[2]), tonumber(earlier[3])}
-elseif ARGV[8] ~= '' and ARGV[8] ~= rule.revision or has_other_kind(ARGV[10]) then
+elseif ARGV[8] ~= '' and ARGV[8] ~= rule.revision
+  or kind ~= '' and (redis.call('HGET', task, 'kind') or kind) ~= kind then
   refused = {'changed'}
 elseif forgotten then
   refused = {'forgotten', tonumber(known[6] or '0')}
@@ -146,10 +146,10 @@ local function store()
     drop_stale(all)
     count_dropped(1)
   end
-  if rule.max_bytes > 0 then
-    add(task, 'bytes', bytes)
+  add(task, 'bytes', rule.max_bytes > 0 and bytes or 0)
+  if kind ~= '' then
+    redis.call('HSET', task, 'kind', kind)
   end
-  remember_kind(ARGV[10])
   counted = true
   redis.call('HSET', puts, producer, string.format('%d %d %d %s', operation, last, count, known[6] or '0'),
     'last', string.format('%d', last), 'put', string.format('%d', put + count),

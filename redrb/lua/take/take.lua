@@ -2,19 +2,19 @@
 -- XREADGROUP GROUP group slot STREAMS stream 0.
 -- KEYS[1] stream
 -- ARGV    group, consumer, slot, token, count, least, waiter, ttl_ms, lease_ms, status, where,
---         incarnation
+--         incarnation, report
 --         token: name of the lease, a number that counts up in its slot; repeated with the same token, a
 --         take returns the batch that it leased
 --         least: fewest entries that are accepted instead of `count`
 --         waiter: name in the queue; ttl_ms: how long its place is kept, 0: do not queue, leave the queue
 --         lease_ms: the consumer is dead after so long without a heartbeat
 --         where: JSON of a query, or ''
---         incarnation: of the task that the client has opened
+--         incarnation: of the task that the client has opened; report: 1 for others and fates
 -- Returns {'taken', entries, {member ...}, {weight ..., sum of weights}, groups left}: of an order other
 --         than fifo the members in this order, of one that draws their weights and the weight of all groups
 --         that waited; no groups left are named if the take is repeated
---       | {'short', waiting, producers that wait for room, groups that just expired, groups that wait
---         with another status, fates}; fates: of a take that does not queue, as in include/fates.lua
+--       | {'short', waiting, producers that wait for room, groups that just expired, others, fates}: groups
+--         that wait with another status, and the fates of all as in include/fates.lua, if it is to report
 --       | {'never', most}: limit, capacity or rate let at most so many groups be taken together
 --       | {'gone'}: there is no such task, or it was created anew
 --       | {'late'}: a later take of the slot came first
@@ -30,7 +30,7 @@ end
 local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local count, least, waiter = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 local ttl_ms, lease_ms, status, where = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11]
-local state, pool, now = key('group', group), pool_of(group, status), set_clock(lease_ms)
+local state, pool, now = key('group', group), pool_of(group, status), set_clock(lease_ms, rule.clock)
 local leased = redis.call('HGET', key('leases', group), slot)
 if leased == token then
   --@include staleness
@@ -109,13 +109,10 @@ if awaited and where == '' then
   free = free - reserved_before(queue, waiter, now, free)
 end
 if free < least then
-  --@include waiters waking ledger
-  local fates = {}
+  --@include waiters waking
   if ttl_ms > 0 then
     enqueue(queue, waiter, count, ttl_ms, now)
   else
-    --@include fates
-    fates = fates_of(group, pool)
     dequeue(queue, waiter)
   end
   if where == '' then
@@ -125,7 +122,11 @@ if free < least then
   else
     leave_query(pool, where, 0)
   end
-  local others = waiting_in_all_pools(group) - here
+  local others, fates = 0, {}
+  if ARGV[13] == '1' then
+    --@include ledger fates
+    others, fates = waiting_in_all_pools(group) - here, fates_of(group, pool)
+  end
   return {'short', here, redis.call('ZCARD', key('queue', '#room')), expired, others, fates}
 end
 local amount = math.min(count, free)

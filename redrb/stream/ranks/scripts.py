@@ -167,6 +167,7 @@ class RankStore:
             ttl_ms=ttl_ms,
             lease_ms=lease_ms,
             incarnation=incarnation,
+            report=not ttl_ms,
         )
         outcome, *values = self._store.run("take/take", arguments, retry_s=retry_s)
         if outcome != b"taken":

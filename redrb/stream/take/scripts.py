@@ -65,8 +65,9 @@ class TakeReply:
         amount: Groups leased, groups waiting, or the limit, as `outcome` says.
         blocked: Producers that wait for room, where too few groups are waiting.
         expired: Groups that turned out to be too stale, where too few are waiting.
-        others: Groups that wait with another status, where too few are waiting.
-        fates: Counts of all groups, where too few are waiting and the take does not queue.
+        others: Groups that wait with another status, where too few are waiting and the take is to
+            report.
+        fates: Counts of all groups, likewise.
         entries: Id and payload of each group, in the task's order; None where it is gone.
         weights: Weight of each, in an order that draws; else empty.
         total_weight: Sum of the weights of all groups that waited.
@@ -142,6 +143,7 @@ def take_arguments(
     ttl_ms: int,
     lease_ms: int,
     incarnation: str,
+    report: bool = False,
 ) -> list[Argument]:
     """Return the ARGV of the script `take/take`.
 
@@ -153,9 +155,11 @@ def take_arguments(
         ttl_ms: How long the place in the queue is kept; 0: do not queue, leave the queue.
         lease_ms: Silence of the consumer's heartbeat after which others take its leases over.
         incarnation: Of the task, as this process knows it.
+        report: Count all groups where too few are waiting.
     """
     taking: list[Argument] = [group, consumer, slot, token, request.count, request.least]
-    return [*taking, waiter, ttl_ms, lease_ms, request.status, request.where, incarnation]
+    place: list[Argument] = [waiter, ttl_ms, lease_ms]
+    return [*taking, *place, request.status, request.where, incarnation, int(report)]
 
 
 class TakeScripts:
@@ -176,6 +180,7 @@ class TakeScripts:
         ttl_ms: int,
         lease_ms: int,
         incarnation: str,
+        report: bool,
         first: Ending | None = None,
     ) -> Request[TakeReply]:
         """Return the request that leases a batch, or nothing, and reads its payload.
@@ -188,6 +193,7 @@ class TakeScripts:
             ttl_ms=ttl_ms,
             lease_ms=lease_ms,
             incarnation=incarnation,
+            report=report,
         )
         scripts = [("take/take", arguments)]
         if first is not None:

@@ -77,7 +77,7 @@ class Taker:
         slot = self._consumer.occupy()
         try:
             asked = request if waiter else request.full
-            sent = self._request(slot, asked, 0, before, waiter)
+            sent = self._request(slot, asked, 0, before, waiter, report=bool(waiter))
             sent.begin()
         except BaseException:
             slot.free()
@@ -163,7 +163,8 @@ class Taker:
         while True:
             last = wait.over
             accepted = request if last else request.full
-            sent = self._request(slot, accepted, 0 if last else QUEUE_TTL_MS, before)
+            ttl_ms = 0 if last else QUEUE_TTL_MS
+            sent = self._request(slot, accepted, ttl_ms, before, report=last)
             reply = sent.result(retry_s=wait.retry_s)
             if reply.outcome == "gone":
                 self._task.reopen()
@@ -241,6 +242,8 @@ class Taker:
         ttl_ms: int,
         before: LeasePart | None,
         waiter: str = "",
+        *,
+        report: bool,
     ) -> Request[TakeReply]:
         consumer = self._consumer
         return self._scripts.take(
@@ -249,6 +252,7 @@ class Taker:
             ttl_ms=ttl_ms,
             lease_ms=consumer.lease_ms,
             incarnation=self._task.description.incarnation,
+            report=report,
             first=None if before is None else _acknowledgement(before),
         )
 
