@@ -41,7 +41,7 @@ enum { BOOL, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64,
 enum { BITS, SIGNED, UNSIGNED, FLOATING };
 
 /* Bytes of an element, kind of number, code in DLPack, and the bits that are all set where a float is
- * not finite (0: only Python knows). */
+ * not finite. */
 static const struct { uint8_t size, kind, dlpack; uint64_t exponent; } DTYPES[CODES] = {
     [BOOL] = {1, BITS, 6, 0},
     [INT8] = {1, SIGNED, 0, 0}, [INT16] = {2, SIGNED, 0, 0},
@@ -50,7 +50,7 @@ static const struct { uint8_t size, kind, dlpack; uint64_t exponent; } DTYPES[CO
     [UINT32] = {4, UNSIGNED, 1, 0}, [UINT64] = {8, UNSIGNED, 1, 0},
     [FLOAT16] = {2, FLOATING, 2, 0x7c00}, [FLOAT32] = {4, FLOATING, 2, 0x7f800000},
     [FLOAT64] = {8, FLOATING, 2, 0x7ff0000000000000}, [BFLOAT16] = {2, FLOATING, 4, 0x7f80},
-    [FLOAT8_E4M3FN] = {1, FLOATING, 10, 0}, [FLOAT8_E5M2] = {1, FLOATING, 12, 0},
+    [FLOAT8_E4M3FN] = {1, FLOATING, 10, 0x7f}, [FLOAT8_E5M2] = {1, FLOATING, 12, 0x7c},
 };
 
 #define PREFIX_BYTES 16
@@ -77,7 +77,7 @@ int prepare_encoding(PyObject *errors);
  *     None where
  *     a field is not plain. The names beyond the rules are those of further tensors, in the tables. */
 PyObject *collect(PyObject *module, PyObject *args);
-/* encode(samples, columns, tails, tail, extras) -> blob */
+/* encode(samples, columns, tails, tail, extras) -> (blob, whether the numbers to check are finite) */
 PyObject *encode(PyObject *module, PyObject *args);
 
 #define WITHOUT_LOCK_IF(LARGE, WORK)                                     \

@@ -52,11 +52,15 @@ typedef struct { uint64_t any, magnitude; } Range;
         range->any |= any;                                                                    \
         range->magnitude |= magnitude;                                                        \
     }                                                                                         \
-    /* Whether no element has all bits of `exponent`. */                                      \
-    FAST static bool finite_##N(const void *from, uint64_t count, uint64_t exponent) {        \
-        const U *at = from, bits = (U)exponent;                                               \
+    /* Copy elements; returns whether none has all bits of `exponent`. */                     \
+    FAST static bool copy_##N(const U *restrict from, U *restrict to, uint64_t count, uint64_t exponent) { \
+        const U bits = (U)exponent;                                                           \
         U bad = 0;                                                                            \
-        for (uint64_t i = 0; i < count; i++) bad |= (U)((at[i] & bits) == bits);              \
+        for (uint64_t i = 0; i < count; i++) {                                                \
+            const U value = from[i];                                                          \
+            to[i] = value;                                                                    \
+            bad |= (U)((value & bits) == bits);                                               \
+        }                                                                                     \
         return !bad;                                                                          \
     }                                                                                         \
     FAST static void pack_##N(const void *from, u8 *to, uint64_t count) {                     \
@@ -114,12 +118,21 @@ static int narrowest(int code, const Range *range) {
     return 1 << steps >= DTYPES[code].size ? code : (negative ? INT8 : UINT8) + steps;
 }
 
-/* Write `count` elements of dtype `code` as a body of dtype `wire`. */
-static void store(const u8 *from, int code, u8 *to, int wire, uint64_t count) {
+static bool is_finite(uint64_t bits, int code) {
+    uint64_t exponent = DTYPES[code].exponent;
+    return !exponent || (bits & exponent) != exponent;
+}
+
+/* Write `count` elements of dtype `code` as a body of dtype `wire`. With `checked`, floats are read only once
+ * for the copy and the check. Returns whether checked ones are finite. */
+static bool store(const u8 *from, int code, u8 *to, int wire, uint64_t count, bool checked) {
     int size = DTYPES[code].size, stored = DTYPES[wire].size;
+    uint64_t exponent = checked ? DTYPES[code].exponent : 0;
     if (wire == BOOL) BY_SIZE(size, pack, from, to, count);
-    else if (stored == size) memcpy(to, from, count * size);
-    else narrow(from, size, to, stored, count);
+    else if (stored != size) narrow(from, size, to, stored, count);
+    else if (exponent) return BY_SIZE(size, copy, (const void *)from, (void *)to, count, exponent);
+    else memcpy(to, from, count * size);
+    return true;
 }
 
 /* ---------------------------------------------------------------------------------------------
@@ -155,7 +168,8 @@ typedef struct {
     uint64_t count, parts[PARTS];
 } Cell;
 
-typedef struct { PyObject *key; int code, wire; bool here; Cell *cells; } EncodedColumn;
+/* checked: `encode` says whether its numbers are finite */
+typedef struct { PyObject *key; int code, wire, checked; bool here; Cell *cells; } EncodedColumn;
 
 typedef struct {
     Py_ssize_t samples, count;
@@ -229,10 +243,11 @@ static int shape_from(PyObject *sizes, Shape *shape) {
     return -1;
 }
 
-/* Read what Python says of one column: (key, code, wire or -1, [None or (address, shape[, address])]). */
+/* Read what Python says of one column: (key, code, wire or -1, [None or (address, shape[, address])], checked). */
 static int column_from(Columns *all, EncodedColumn *column, PyObject *given) {
     PyObject *cells;
-    if (!PyArg_ParseTuple(given, "SiiO!", &column->key, &column->code, &column->wire, &PyList_Type, &cells))
+    if (!PyArg_ParseTuple(given, "SiiO!p", &column->key, &column->code, &column->wire, &PyList_Type, &cells,
+                          &column->checked))
         return column->key = NULL, -1;
     Py_INCREF(column->key);
     if (column->code < 0 || column->code >= CODES || column->wire >= CODES ||
@@ -283,7 +298,7 @@ typedef struct {
 
 /* What a rule says of a standard field: the ranks that it may have; to which of two lengths its first
  * dimension belongs; and more. */
-enum { INTEGERS = 1, FINITE = 2, VERSIONS = 4, OPTIONAL = 8 };
+enum { INTEGERS = 1, FINITE = 2, VERSIONS = 4, OPTIONAL = 8, CHECKED = 16 };
 typedef struct { uint8_t least_rank, most_rank, of_actions, needs; } Rule;
 
 /* Take a borrowed tensor's memory as one cell of a column. False where it is not plain. */
@@ -314,10 +329,8 @@ static bool keeps_rule(const Rule *rule, const EncodedColumn *column, const Cell
     int kind = DTYPES[column->code].kind;
     if (shape->rank < rule->least_rank || shape->rank > rule->most_rank) return false;
     if (rule->needs & INTEGERS && kind != SIGNED && kind != UNSIGNED) return false;
-    if (rule->needs & FINITE && kind == FLOATING && cell->count) {
-        uint64_t exponent = DTYPES[column->code].exponent;
-        if (!exponent || !BY_SIZE(DTYPES[column->code].size, finite, cell->at, cell->count, exponent)) return false;
-    }
+    if (rule->needs & FINITE && cell->count && !is_finite(value_of(cell->at, column->code, 0), column->code))
+        return false;
     if (!shape->rank) return true;
     uint64_t *length = &lengths[rule->of_actions ? 1 : 0];
     if (*length && *length != (uint64_t)shape->sizes[0] + 1) return false;
@@ -395,6 +408,7 @@ static int collect_all(Columns *all, PyObject *samples, PyObject *tables, PyObje
     if (!lengths) return PyErr_NoMemory(), -1;
     for (Py_ssize_t i = 0; found == 1 && i < all->count; i++) {
         all->columns[i].key = Py_NewRef(PyTuple_GET_ITEM(keys, i));
+        all->columns[i].checked = i < ruled && rules[i].needs & CHECKED;
         found = collect_column(all, &all->columns[i], i < ruled ? samples : tables, PyTuple_GET_ITEM(names, i), type,
                                exchange, i < ruled ? &rules[i] : NULL, lengths);
     }
@@ -506,20 +520,27 @@ static void put_header(u8 **to, const Columns *all, uint64_t here, const Py_buff
     *to += tail->len;
 }
 
-static void write_bodies(const Columns *all, u8 *to) {
+/* Returns whether the numbers of columns that are checked are finite. */
+static bool write_bodies(const Columns *all, u8 *to) {
+    bool finite = true;
     for (Py_ssize_t i = 0; i < all->count; i++) {
         const EncodedColumn *column = &all->columns[i];
         for (Py_ssize_t k = 0; column->here && k < all->samples; k++) {
             const Cell *cell = &column->cells[k];
             int code = cell->body == cell->at ? column->code : column->wire;
+            if (column->checked) /* without a run its value is 0 */
+                finite &= is_finite(cell->parts[LEAD_VALUE], column->code) &&
+                          is_finite(cell->parts[TRAIL_VALUE], column->code);
             if (!cell->count) continue;
-            store(cell->body + cell->parts[LEAD] * DTYPES[code].size, code, to, column->wire, cell->count);
+            finite &= store(cell->body + cell->parts[LEAD] * DTYPES[code].size, code, to, column->wire, cell->count,
+                            column->checked);
             to += body_bytes(column->wire, cell->count);
         }
     }
+    return finite;
 }
 
-/* Put the sections together; `head` is schema and header. */
+/* Put the sections together; `head` is schema and header. Returns what `encode` does. */
 static PyObject *join(const Columns *all, const u8 *head, size_t schema, size_t header, uint64_t decoded,
                       const Py_buffer *extras) {
     uint64_t bodies = 0, size = PREFIX_BYTES + schema + header + (uint64_t)extras->len;
@@ -543,8 +564,9 @@ static PyObject *join(const Columns *all, const u8 *head, size_t schema, size_t 
     memcpy(at + 8, lengths, 8);
     memcpy(at + PREFIX_BYTES, head, schema + header);
     memcpy(at + PREFIX_BYTES + schema + header, extras->buf, (size_t)extras->len);
-    WITHOUT_LOCK_IF(bodies >= RELEASE_BYTES, write_bodies(all, at + size));
-    return blob;
+    bool finite;
+    WITHOUT_LOCK_IF(bodies >= RELEASE_BYTES, finite = write_bodies(all, at + size));
+    return Py_BuildValue("NO", blob, finite ? Py_True : Py_False);
 }
 
 static PyObject *encode_columns(Columns *all, Py_ssize_t tails, const Py_buffer *tail, const Py_buffer *extras) {

@@ -28,18 +28,19 @@ _EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)
 """DLPack's functions in C; where torch is too old for them, tensors are asked in Python."""
 
 
-def _rule(name: str, finite: frozenset[str]) -> bytes:
+def _rule(name: str, *, values: bool) -> bytes:
     ranks, needs = DIMENSIONS[name], 1 * (name in INTEGER_FIELDS)
-    needs |= 2 * (name in finite) | 4 * (name == "token_versions") | 8 * (name in MASKS)
+    needs |= 2 * (name == "reward") | 4 * (name == "token_versions") | 8 * (name in MASKS)
+    needs |= 16 * (values and name in VALUE_FIELDS)
     return bytes((min(ranks), max(ranks), name in ACTION_FIELDS, needs))
 
 
-def _rules(*finite: str) -> bytes:
+def _rules(*, values: bool) -> bytes:
     """Return what `check_groups` asks of each standard field, as `Kernel.collect` takes it."""
-    return b"".join(_rule(name, frozenset(finite)) for name in TENSOR_FIELDS)
+    return b"".join(_rule(name, values=values) for name in TENSOR_FIELDS)
 
 
-_RULES = {False: _rules("reward"), True: _rules("reward", *VALUE_FIELDS)}
+_RULES = {values: _rules(values=values) for values in (False, True)}
 """The rules without and with a check of values."""
 
 
@@ -60,11 +61,12 @@ class Collected(NamedTuple):
 class Collector:
     """Finds the memory of samples' tensors; wider floats are rounded to `narrow` where they fit.
 
-    With `values`, samples are sound only if their numbers are finite.
+    With `values`, the kernel checks the numbers of `VALUE_FIELDS` as it encodes them.
     """
 
     def __init__(self, narrow: DType | None, *, values: bool = False) -> None:
         self._narrow = narrow
+        self._checked = frozenset(VALUE_FIELDS if values else ())
         self._rules = _RULES[values]
 
     def plain(self, group: Sequence[BufferItem]) -> Columns | None:
@@ -118,7 +120,7 @@ class Collector:
         dtypes = {tensor.dtype for tensor in present}
         if len(dtypes) > 1:
             raise dtypes_differ(name, plain)
-        dtype = dtype_of(name, dtypes.pop())
+        dtype, checked = dtype_of(name, dtypes.pop()), name in self._checked
         cells: list[Cell | None] = []
         for tensor in plain:
             if tensor is None:
@@ -135,8 +137,8 @@ class Collector:
                     None if cell is None or twin is None else (*cell[:2], twin.data_ptr())
                     for cell, twin in zip(cells, twins, strict=True)
                 ]
-                return (key_of(name), dtype.code, self._narrow.code, with_twins)
-        return (key_of(name), dtype.code, -1, cells)
+                return (key_of(name), dtype.code, self._narrow.code, with_twins, checked)
+        return (key_of(name), dtype.code, -1, cells, checked)
 
 
 def _rounded_twins(tensors: Sequence[Tensor | None], narrow: DType) -> list[Tensor | None] | None:
@@ -148,8 +150,12 @@ def _rounded_twins(tensors: Sequence[Tensor | None], narrow: DType) -> list[Tens
     return twins
 
 
-def collect_rows(experience: Experience, size: int, narrow: DType | None) -> Iterator[Collected]:
+def collect_rows(
+    experience: Experience, size: int, narrow: DType | None, *, values: bool = False
+) -> Iterator[Collected]:
     """Yield the columns of each row of a batch, each a group of one sample.
+
+    With `values`, the kernel checks the numbers of `VALUE_FIELDS` as it encodes them.
 
     Raises:
         RecordError: A field is no tensor.
@@ -158,7 +164,8 @@ def collect_rows(experience: Experience, size: int, narrow: DType | None) -> Ite
     named = named_tensors(experience)
     names = [name for name in TENSOR_FIELDS if name in named] + further_names(named)
     check_columns(len(names))
-    columns = [_RowColumn(name, named[name], narrow) for name in names]
+    checked = VALUE_FIELDS if values else ()
+    columns = [_RowColumn(name, named[name], narrow, checked=name in checked) for name in names]
     versions = named.get("token_versions")
     for row in range(size):
         oldest = None if versions is None else oldest_version([versions[row]])
@@ -168,7 +175,8 @@ def collect_rows(experience: Experience, size: int, narrow: DType | None) -> Ite
 class _RowColumn:
     """One field of a batch, in one piece of memory."""
 
-    def __init__(self, name: str, tensor: Tensor, narrow: DType | None) -> None:
+    def __init__(self, name: str, tensor: Tensor, narrow: DType | None, *, checked: bool) -> None:
+        self._checked = checked
         self._key = key_of(name)
         self._tensor = plain_memory(name, tensor)
         dtype = dtype_of(name, tensor.dtype)
@@ -186,9 +194,10 @@ class _RowColumn:
         """Return one row as the column of a group."""
         at = self._start + row * self._step
         if self._narrow is None or self._lost[row]:
-            return (self._key, self._code, -1, [(at, self._shape)])
+            return (self._key, self._code, -1, [(at, self._shape)], self._checked)
         twin = self._twin.data_ptr() + row * _row_bytes(self._twin)
-        return (self._key, self._code, self._narrow.code, [(at, self._shape, twin)])
+        cell = (at, self._shape, twin)
+        return (self._key, self._code, self._narrow.code, [cell], self._checked)
 
 
 def _row_bytes(tensor: Tensor) -> int:
@@ -257,7 +266,7 @@ def check_shape(name: str, shape: Shape) -> None:
 
 def check_shapes(columns: Sequence[EncodedColumn]) -> None:
     """Raise EncodeError for the first shape that the wire format cannot hold."""
-    for key, _, _, cells in columns:
+    for key, _, _, cells, _ in columns:
         for cell in cells:
             if cell is not None:
                 name = unpack(key, "name")

@@ -6,7 +6,7 @@ import warnings
 from importlib import import_module
 from typing import Any, Final
 
-INTERFACE: Final = 4
+INTERFACE: Final = 5
 """Number of the functions' signatures: a core that an older version compiled is not used."""
 
 

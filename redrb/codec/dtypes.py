@@ -26,6 +26,7 @@ class DType:
         storage: Numpy integer dtype that carries its bits.
         unsigned: The unsigned integer dtype of the same size.
         itemsize: Bytes of one element in memory.
+        exponent: Bits that are all set where a float is not finite; 0 for other dtypes.
         low: Smallest value of a run on the wire.
         high: Largest value of a run on the wire.
         wires: Codes that a body of this dtype may be stored as.
@@ -38,6 +39,7 @@ class DType:
     storage: np.dtype[Any]
     unsigned: np.dtype[Any]
     itemsize: int
+    exponent: int
     low: int
     high: int
     wires: frozenset[int]
@@ -59,6 +61,14 @@ _STORAGE: Final = (
     *("u2", "u4", "u8"),
     *("u2", "u1", "u1"),
 )
+_EXPONENTS: Final = {
+    FLOAT16: 0x7C00,
+    FLOAT32: 0x7F800000,
+    FLOAT64: 0x7FF0000000000000,
+    BFLOAT16: 0x7F80,
+    FLOAT8_E4M3FN: 0x7F,
+    FLOAT8_E5M2: 0x7C,
+}
 _CARRIERS: Final = {BFLOAT16: torch.int16, FLOAT8_E4M3FN: torch.uint8, FLOAT8_E5M2: torch.uint8}
 
 
@@ -75,7 +85,7 @@ def _make_dtype(code: int) -> DType:
     native = torch.empty(0, dtype=carrier).numpy().dtype
     unsigned = np.dtype(f"<u{storage.itemsize}")
     types = (_TORCH[code], carrier, native, storage, unsigned, storage.itemsize)
-    return DType(code, *types, low, high, frozenset(wires))
+    return DType(code, *types, _EXPONENTS.get(code, 0), low, high, frozenset(wires))
 
 
 def _range(storage: np.dtype[Any]) -> tuple[int, int]:

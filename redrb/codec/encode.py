@@ -31,12 +31,14 @@ class EncodedGroup(NamedTuple):
         policy_version: The oldest of the samples' policy versions and of their token versions
             >= 0; None where there is none at all.
         status: The group's status, derived from its samples'.
+        finite: False if its values were checked, and one is nan or infinite.
     """
 
     blob: bytes
     samples: int
     policy_version: int | None
     status: Status
+    finite: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +82,8 @@ def check_and_encode_groups(
 ) -> list[EncodedGroup]:
     """Refuse what `check_groups` refuses, rewards that are not finite too, and encode the groups.
 
-    Compiled, all checks and the collecting are one pass over samples that are sound.
+    Compiled, all checks and the collecting are one pass over samples that are sound; values are
+    checked as they are copied.
 
     Args:
         groups, policy_version, narrow_floats: As for `encode_groups`.
@@ -100,9 +103,11 @@ def check_and_encode_groups(
     for at, (group, columns) in enumerate(zip(groups, plain, strict=True), first):
         if alike and group and not (columns is not None and columns.even):
             check_alike(group, at)
-        if values and not (columns is not None and columns.sound):
+    encoded = _encode_all(groups, collector, plain, policy_version, first)
+    for at, (group, found) in enumerate(zip(groups, encoded, strict=True), first):
+        if not found.finite:
             check_values(group, at)
-    return _encode_all(groups, collector, plain, policy_version, first)
+    return encoded
 
 
 def _encode_all(
@@ -133,6 +138,7 @@ def encode_experience(
     *,
     policy_version: int | None = None,
     narrow_floats: NarrowFloats | None = None,
+    values: bool = False,
 ) -> list[EncodedGroup]:
     """Encode a batch, one group a row, its padding bit for bit: the fast path.
 
@@ -140,6 +146,7 @@ def encode_experience(
         experience: A batch of B rows.
         policy_version: As for `encode_groups`.
         narrow_floats: As for `encode_groups`.
+        values: Look for numbers that are not finite: see `finite` of the groups.
 
     Raises:
         RecordError: Fields or metadata disagree on B.
@@ -150,7 +157,7 @@ def encode_experience(
     if size == 0:
         return []
     metadata = metadata_of_rows(experience, size, policy_version)
-    rows = collect_rows(experience, size, narrow)
+    rows = collect_rows(experience, size, narrow, values=values)
     return [_encode(row, meta) for row, meta in zip(rows, metadata, strict=True)]
 
 
@@ -164,7 +171,9 @@ def _encode(collected: Collected, metadata: Metadata) -> EncodedGroup:
     """Encode the columns of one group."""
     columns, meta = collected.columns, metadata
     try:
-        blob = kernels.kernel.encode(meta.samples, columns, meta.tails, meta.tail, meta.extras)
+        blob, finite = kernels.kernel.encode(
+            meta.samples, columns, meta.tails, meta.tail, meta.extras
+        )
     except ValueError:
         if isinstance(columns, list):
             check_shapes(columns)
@@ -172,4 +181,4 @@ def _encode(collected: Collected, metadata: Metadata) -> EncodedGroup:
     version, oldest = meta.policy_version, collected.oldest
     if oldest is not None and (version is None or oldest < version):
         version = oldest
-    return EncodedGroup(blob, meta.samples, version, meta.status)
+    return EncodedGroup(blob, meta.samples, version, meta.status, finite)

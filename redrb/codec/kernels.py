@@ -12,9 +12,10 @@ Shape: TypeAlias = tuple[int, ...]
 Cell: TypeAlias = tuple[int, Shape] | tuple[int, Shape, int]
 """Address and shape of one sample's elements; then, of rounded floats, the address of these."""
 
-EncodedColumn: TypeAlias = tuple[bytes, int, int, list[Cell | None]]
+EncodedColumn: TypeAlias = tuple[bytes, int, int, list[Cell | None], bool]
 """Packed key of the field in the schema, code of its dtype, code of its wire dtype (-1: the
-narrowest that loses nothing), and a cell for each sample."""
+narrowest that loses nothing), a cell for each sample, and whether `Kernel.encode` checks that its
+numbers are finite."""
 
 Lookup: TypeAlias = Callable[[bytes], tuple[tuple[Any, ...], bytes]]
 """From a schema's bytes to its fields, and two bytes for each: codes of dtype and wire dtype."""
@@ -96,7 +97,7 @@ class Kernel(Protocol):
             keys: The packed key of each in the schema.
             rules: Four bytes for each standard field: least and most dimensions; whether it
                 describes actions, not tokens; 1 for integers, 2 for finite, 4 for tokens' versions,
-                8 for a field that samples may lack.
+                8 for a field that samples may lack, 16 for one that `encode` checks.
             tensor: The type of tensors.
             exchange: The tensors' `__dlpack_c_exchange_api__`.
         """
@@ -108,10 +109,11 @@ class Kernel(Protocol):
         tails: int,
         tail: bytes,
         extras: bytes,
-    ) -> bytes:
-        """Return the blob of one group; raises EncodeError where it exceeds a limit.
+    ) -> tuple[bytes, bool]:
+        """Return the blob of one group, and whether all floats in columns to check are finite.
 
-        Columns are a list of `EncodedColumn`, or what `collect` found.
+        The floats are checked as they are copied. Columns are a list of `EncodedColumn`, or what
+        `collect` found. Raises EncodeError where the blob exceeds a limit.
 
         Raises ValueError where a shape does, or where collected columns are encoded again.
         """

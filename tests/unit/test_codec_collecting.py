@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from threading import Event, Thread
 from typing import Any
 
@@ -12,17 +13,21 @@ import torch
 from torch import Tensor
 
 from redrb.codec import (
+    EncodedGroup,
+    NarrowFloats,
     check_and_encode_groups,
     collecting,
     core,
     decode_items,
+    encode_experience,
     encode_groups,
     kernels,
     parse_group,
 )
+from redrb.codec import encode as codec_encode
 from redrb.codec.collecting import Collector
 from redrb.errors import EncodeError, RecordError
-from redrb.experience import BufferItem
+from redrb.experience import BufferItem, make_experience_batch
 from redrb.experience.checking import check_groups
 from redrb.experience.records import TENSOR_FIELDS, named_tensors
 from tests.samples import numbered
@@ -199,7 +204,7 @@ def test_collected_columns_are_encoded_once() -> None:
         pytest.skip("the plain kernel collects nothing")
     columns = Collector(None).plain([numbered(0)])
     assert columns is not None
-    blob = kernels.kernel.encode(1, columns.memory, 0, b"", b"")
+    blob, _ = kernels.kernel.encode(1, columns.memory, 0, b"", b"")
     assert parse_group(blob).samples == 1
     with pytest.raises(ValueError, match="once"):
         kernels.kernel.encode(1, columns.memory, 0, b"", b"")
@@ -217,7 +222,7 @@ def test_a_collected_group_holds_its_tensors() -> None:
     for name in TENSOR_FIELDS:
         setattr(item, name, None)
     torch.full((100_000,), 7)
-    blob = kernels.kernel.encode(1, columns.memory, 0, b"", b"")
+    blob, _ = kernels.kernel.encode(1, columns.memory, 0, b"", b"")
     (found,) = decode_items(parse_group(blob))
     assert torch.equal(named_tensors(found)["sequences"], torch.arange(100_000))
 
@@ -249,7 +254,7 @@ def test_tensors_that_another_thread_changes_are_stored_in_one_size(dtype: torch
 
 
 def test_a_column_that_no_sample_has_is_left_out() -> None:
-    blob = kernels.kernel.encode(2, [(b"\x00", 4, -1, [None, None])], 0, b"", b"")
+    blob, _ = kernels.kernel.encode(2, [(b"\x00", 4, -1, [None, None], False)], 0, b"", b"")
     assert parse_group(blob).fields == ()
 
 
@@ -272,4 +277,56 @@ def test_the_compiled_kernel_refuses_columns_that_contradict_themselves(column: 
     if not is_compiled():
         pytest.skip("the plain kernel trusts its caller")
     with pytest.raises(ValueError, match=r"column|address|large"):
-        kernels.kernel.encode(1, [column], 0, b"", b"")
+        kernels.kernel.encode(1, [(*column, False)], 0, b"", b"")
+
+
+FLOATS = [
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
+]
+
+
+def numbers_with(bad: float, where: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return 99 numbers that begin and end with a run, some of them bad."""
+    numbers = torch.cat([torch.ones(30), torch.arange(39.0), torch.ones(30)])
+    numbers[torch.tensor(where, dtype=torch.long)] = bad
+    return numbers.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    "where", [[], [0], [35], [68], [*range(30)], [*range(69, 99)], [*range(99)]], ids=len
+)
+def test_numbers_that_are_not_finite_are_found_as_they_are_copied(
+    dtype: torch.dtype, where: list[int]
+) -> None:
+    for bad in (math.nan, -math.inf):  # float8_e4m3fn has no infinity
+        numbers = numbers_with(bad, where, dtype)
+        sample = numbered(0, sequences=torch.arange(120), values=numbers, action_log_probs=None)
+        other = replace(sample, values=torch.ones(99).to(dtype))
+        for group in ([sample], [other, sample], [replace(sample, values=numbers[::2])]):
+            finite = bool(named_tensors(group[-1])["values"].double().isfinite().all())
+            for narrow in (None, "float16", "bfloat16"):
+                found = encode_checked(group, narrow)
+                assert found.finite == finite
+                assert found.blob == encode_groups([group], narrow_floats=narrow)[0].blob
+                if dtype.itemsize == 1:
+                    break  # torch concatenates no such numbers
+            batch = make_experience_batch(group[-1:])
+            assert [row.finite for row in encode_experience(batch, values=True)] == [finite]
+
+
+def encode_checked(group: list[BufferItem], narrow: NarrowFloats | None) -> EncodedGroup:
+    """Encode a group with a check of its values, whatever the check says."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec_encode, "check_values", lambda *_: None)
+        (found,) = check_and_encode_groups([group], values=True, narrow_floats=narrow)
+    return found
+
+
+def test_only_values_are_checked_and_only_if_asked() -> None:
+    bad = torch.full((40,), math.nan)
+    assert encode_groups([[numbered(0, values=bad)]])[0].finite
+    assert encode_checked([numbered(0, tensors={"x": bad})], None).finite
+    with pytest.raises(RecordError, match="kl of sample 1 in group 4 is nan at position 0"):
+        check_and_encode_groups([[numbered(0), numbered(1, kl=bad[:2])]], values=True, first=4)

@@ -45,21 +45,27 @@ def collect(*_: Any) -> None:
 
 @dataclass(slots=True)
 class _Sample:
-    """One sample of one column: its elements, its runs, and what remains for the body."""
+    """One sample of one column: its elements, its runs, and what remains for the body.
+
+    `broken`: An element is nan or infinite.
+    """
 
     shape: tuple[int, ...]
     body: Storage
+    broken: bool
     lead: int = 0
     lead_value: int = 0
     trail: int = 0
     trail_value: int = 0
 
 
-def encode(samples: int, columns: list[Any], tails: int, tail: bytes, extras: bytes) -> bytes:
-    """Return the blob of one group; see `Kernel.encode`."""
+def encode(
+    samples: int, columns: list[Any], tails: int, tail: bytes, extras: bytes
+) -> tuple[bytes, bool]:
+    """Return the blob of one group, and whether it is finite; see `Kernel.encode`."""
     shapes: dict[tuple[int, ...], int] = {}
-    schema, entries, bodies, decoded = [], [], [], 0
-    for key, code, rounded, cells in columns:
+    schema, entries, bodies, decoded, finite = [], [], [], 0, True
+    for key, code, rounded, cells, checked in columns:
         dtype = DTYPES[code]
         column = [_sample(cell, dtype, rounded, shapes) for cell in cells]
         present = [sample for sample in column if sample is not None]
@@ -70,6 +76,7 @@ def encode(samples: int, columns: list[Any], tails: int, tail: bytes, extras: by
         entries.append(_entry(column, shapes))
         bodies += [_stored(sample.body, wire) for sample in present]
         decoded += sum(math.prod(sample.shape) for sample in present) * dtype.itemsize
+        finite = finite and not (checked and any(sample.broken for sample in present))
     packed_schema = msgpack.Packer().pack_array_header(len(schema)) + b"".join(schema)
     if len(packed_schema) > MAX_SCHEMA_BYTES:
         raise EncodeError("the names in `tensors` are too long: shorten them.")
@@ -92,7 +99,7 @@ def encode(samples: int, columns: list[Any], tails: int, tail: bytes, extras: by
             f"a group of {decoded} bytes is little but runs of one value, {len(blob)} bytes "
             "packed: cut its padding off before putting it."
         )
-    return blob
+    return blob, finite
 
 
 def _sample(
@@ -107,7 +114,8 @@ def _sample(
     flat = memory(cell[0], dtype, math.prod(shape))
     if dtype.code == BOOL:
         flat = (flat != 0).view(np.uint8)
-    sample = _Sample(shape, flat)
+    bad = dtype.exponent and bool((flat & dtype.exponent == dtype.exponent).any())
+    sample = _Sample(shape, flat, bool(bad))
     lead = _run(flat)
     if lead >= MIN_RUN:
         sample.lead, sample.lead_value = lead, int(flat[0])

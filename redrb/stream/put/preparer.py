@@ -180,9 +180,10 @@ class Preparer:
     ) -> _Sorted:
         """Prepare each row of a batch, which keeps its padding, as a group."""
         errors = check_batch(experience)
-        if "values" in self._checks:
+        values = "values" in self._checks
+        encoded = encode_experience(experience, values=values, **self._encoding(options))
+        if not all(group.finite for group in encoded):
             errors |= check_values_of_rows(experience)
-        encoded = encode_experience(experience, **self._encoding(options))
         samples = [[item] for item in split_experience_batch(experience)] if reads else []
         if self._needs_versions(description, options):
             for row, group in enumerate(encoded):
