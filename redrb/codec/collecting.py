@@ -66,7 +66,7 @@ class Collector:
 
     def __init__(self, narrow: DType | None, *, values: bool = False) -> None:
         self._narrow = narrow
-        self._checked = frozenset(VALUE_FIELDS if values else ())
+        self._checked = VALUE_FIELDS if values else ()
         self._rules = _RULES[values]
 
     def plain(self, group: Sequence[BufferItem]) -> Columns | None:

@@ -100,13 +100,14 @@ def check_and_encode_groups(
     if not all(columns is not None and columns.sound for columns in plain):
         for bad_reward in check_groups(groups, first).values():
             raise bad_reward
-    for at, (group, columns) in enumerate(zip(groups, plain, strict=True), first):
-        if alike and group and not (columns is not None and columns.even):
-            check_alike(group, at)
+    if alike:
+        for at, (group, columns) in enumerate(zip(groups, plain, strict=True), first):
+            if group and not (columns is not None and columns.even):
+                check_alike(group, at)
     encoded = _encode_all(groups, collector, plain, policy_version, first)
-    for at, (group, found) in enumerate(zip(groups, encoded, strict=True), first):
+    for at, found in enumerate(encoded):
         if not found.finite:
-            check_values(group, at)
+            check_values(groups[at], first + at)
     return encoded
 
 

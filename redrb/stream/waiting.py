@@ -25,6 +25,9 @@ WARN_EVERY_S = 30.0
 _log = logging.getLogger("redrb")
 
 
+_NO_DEADLINE = nullcontext()
+
+
 class Wait:
     """One wait: its deadline, and a log line every half minute that names the missing thing."""
 
@@ -61,7 +64,7 @@ class Wait:
     def deadline(self) -> AbstractContextManager[None]:
         """Let all requests of a block end with the wait, or at most `GRACE_S` later."""
         retry_s = self.retry_s
-        return nullcontext() if retry_s is None else within(retry_s + GRACE_S)
+        return _NO_DEADLINE if retry_s is None else within(retry_s + GRACE_S)
 
     def slice_s(self) -> float:
         """Return the seconds to block before looking again."""

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from redrb.codec import (
     EncodedGroup,
@@ -50,9 +49,9 @@ class _Sorted:
         refused: The error of each bad group, by its index in the put.
     """
 
-    places: list[int] = field(default_factory=list)
-    encoded: list[EncodedGroup] = field(default_factory=list)
-    samples: list[Sequence[BufferItem]] = field(default_factory=list)
+    places: Sequence[int]
+    encoded: list[EncodedGroup]
+    samples: Sequence[Sequence[BufferItem]]
     filtered: int = 0
     refused: dict[int, RedrbError] = field(default_factory=dict)
 
@@ -148,27 +147,31 @@ class Preparer:
             options,
             values,
             found.filtered,
-            refused=dict(sorted(found.refused.items())),
+            refused=dict(sorted(found.refused.items())) if found.refused else {},
             kind=kind,
         )
 
     def _each(
         self, groups: Groups, options: PutOptions, description: TaskDescription, *, reads: bool
     ) -> _Sorted:
-        found = _Sorted()
+        parts: list[_Sorted] = []
+        refused: dict[int, RedrbError] = {}
         for place, group in enumerate(_as_lists(groups)):
             try:
                 part = self._all([group], place, options, description)
                 if reads:
                     index_values(description, part.samples, options)
             except (RecordError, EncodeError) as error:
-                found.refused[place] = error
+                refused[place] = error
                 continue
-            found.places += part.places
-            found.encoded += part.encoded
-            found.samples += part.samples
-            found.filtered += part.filtered
-        return found
+            parts.append(part)
+        return _Sorted(
+            [place for part in parts for place in part.places],
+            [group for part in parts for group in part.encoded],
+            [samples for part in parts for samples in part.samples],
+            sum(part.filtered for part in parts),
+            refused,
+        )
 
     def _rows(
         self,
@@ -181,7 +184,12 @@ class Preparer:
         """Prepare each row of a batch, which keeps its padding, as a group."""
         errors = check_batch(experience)
         values = "values" in self._checks
-        encoded = encode_experience(experience, values=values, **self._encoding(options))
+        encoded = encode_experience(
+            experience,
+            policy_version=options.policy_version,
+            narrow_floats=self._narrow_floats,
+            values=values,
+        )
         if not all(group.finite for group in encoded):
             errors |= check_values_of_rows(experience)
         samples = [[item] for item in split_experience_batch(experience)] if reads else []
@@ -189,7 +197,7 @@ class Preparer:
             for row, group in enumerate(encoded):
                 if group.policy_version is None:
                     errors.setdefault(row, version_error(f"row {row}", row, 0))
-        found = _Sorted(list(range(len(encoded))), encoded, [*samples])
+        found = _Sorted(range(len(encoded)), encoded, samples)
         found.refuse(errors)
         return found
 
@@ -205,7 +213,8 @@ class Preparer:
         Raises:
             RecordError, EncodeError: One of them is bad.
         """
-        places, filtered = list(range(first, first + len(groups))), 0
+        places: Sequence[int] = range(first, first + len(groups))
+        filtered = 0
         if self._filters:
             bad_rewards = check_groups(groups, first)
             kept = passing(groups, self._filters)
@@ -216,18 +225,16 @@ class Preparer:
             groups, places = [groups[number] for number in kept], [places[each] for each in kept]
         encoded = check_and_encode_groups(
             groups,
+            policy_version=options.policy_version,
+            narrow_floats=self._narrow_floats,
             values="values" in self._checks,
             alike="fields" in self._checks,
             first=first,
-            **self._encoding(options),
         )
         if self._needs_versions(description, options):
             for place, group in zip(places, groups, strict=True):
                 check_versions(group, place)
-        return _Sorted(places, encoded, [*groups], filtered)
-
-    def _encoding(self, options: PutOptions) -> dict[str, Any]:
-        return {"policy_version": options.policy_version, "narrow_floats": self._narrow_floats}
+        return _Sorted(places, encoded, groups, filtered)
 
     def _needs_versions(self, description: TaskDescription, options: PutOptions) -> bool:
         wanted = "versions" in self._checks and options.policy_version is None

@@ -97,11 +97,13 @@ class PutScripts:
         samples = sum([group.samples for group in groups])
         account: list[Argument] = [*_named(put), samples, nbytes, batch.filtered]
         account += index_arguments(self._task.description, batch)
-        room: list[Argument] = [*_named(put), len(groups), nbytes, evict or 0, MOST_EVICTED]
+        room: list[Argument] = []
+        if evict is not None:
+            room = [*_named(put), len(groups), nbytes, evict, MOST_EVICTED]
 
         def pipeline(*, whole: bool) -> Pipeline:
             made = store.client.transaction(store.keys.none)
-            if evict is not None:
+            if room:
                 add_to(made, load("put/evict"), store.script_keys, room, whole=whole)
             for group in groups:
                 made.add_payload(self._xadd, 6, [group.blob], group.nbytes)
