@@ -7,7 +7,7 @@ headers of the scripts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from redis.exceptions import ResponseError
@@ -211,7 +211,7 @@ class TakeScripts:
         def result(replies: list[Reply]) -> TakeReply:
             if any(map(is_missing_script, replies[:-1])):
                 replies = store.client.exchange(pipeline(whole=True))
-            return replace(_take_reply(replies), incarnation=incarnation)
+            return _take_reply(replies, incarnation)
 
         return Request(store.client, pipeline(whole=False), result)
 
@@ -309,7 +309,7 @@ class TakeScripts:
         return [text and text.decode() for text in found]
 
 
-def _take_reply(replies: list[Reply]) -> TakeReply:
+def _take_reply(replies: list[Reply], incarnation: str) -> TakeReply:
     *answers, payload = replies
     error = first_error(answers)
     if error is not None:
@@ -338,7 +338,17 @@ def _take_reply(replies: list[Reply]) -> TakeReply:
     if members:
         by_id = dict(entries)
         entries = [(seq, by_id[seq]) for seq in map(int, members) if seq in by_id]
-    if not weights or len(weights) != len(entries) + 1:
-        return TakeReply("taken", amount, 0, tuple(entries), held, left=left)
-    *each, total = map(float, weights)
-    return TakeReply("taken", amount, 0, tuple(entries), held, tuple(each), total, left=left)
+    each: list[float] = []
+    total = 0.0
+    if weights and len(weights) == len(entries) + 1:
+        *each, total = map(float, weights)
+    return TakeReply(
+        "taken",
+        amount,
+        entries=tuple(entries),
+        held=held,
+        weights=tuple(each),
+        total_weight=total,
+        incarnation=incarnation,
+        left=left,
+    )
