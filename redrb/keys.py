@@ -68,6 +68,16 @@ class TaskKeys:
             attempt += 1
         return whole
 
+    @classmethod
+    def of_mixture(cls, namespace: str, group: str, digest: str) -> TaskKeys:
+        """Return the keys of the turn of takes from a mixture; `digest` names its weights."""
+        return cls(f"redrb:{{{namespace}:mixture:{group}:{digest}}}:")
+
+    @property
+    def partitions(self) -> str:
+        """Pattern of the prefixes of all further partitions of the task, as in rules of an ACL."""
+        return f"{self.prefix.removesuffix('}:')}:partition:[0-9]*.[0-9]*}}:"
+
     @property
     def stream(self) -> str:
         """The groups themselves."""

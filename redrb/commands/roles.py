@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from redrb.commands.arguments import Role
 from redrb.keys import TaskKeys, WeightKeys
 from redrb.lua.needed_commands import needed_commands, scripts_in
+from redrb.stream.mixture.ratio import Ratio
 
 CONNECTING = ("cluster|slots", "info", "select")
 """Commands of new connections; INFO says whether the server would delete keys."""
@@ -30,7 +31,7 @@ _PUT_SCRIPTS = (*scripts_in("put"), "task/open", "task/stats")
 _LOOK_SCRIPTS = ("task/archived", "task/count", "task/stats", "task/versions")
 _ENDING_SCRIPTS = ("task/clear", "task/drop_group")
 _TASK_SCRIPTS = tuple(name for name in scripts_in("task") if name not in _ENDING_SCRIPTS)
-_TAKE_SCRIPTS = (*scripts_in("take"), *scripts_in("ranks"), *_TASK_SCRIPTS)
+_TAKE_SCRIPTS = (*scripts_in("take"), *scripts_in("ranks"), *scripts_in("mixture"), *_TASK_SCRIPTS)
 _ADMIN_SCRIPTS = (*scripts_in("saving"), *_ENDING_SCRIPTS, *scripts_in("put"), *_TAKE_SCRIPTS)
 _READ_WEIGHTS_SCRIPTS = ("weights/follow", "weights/pin", "weights/renew_pin")
 _PUBLISH_SCRIPTS = (*(name for name in scripts_in("weights") if name != "weights/remove"),)
@@ -68,13 +69,20 @@ def rights(role: Role, task: str, namespace: str, weights: str | None) -> str:
         ConfigError: A name is not usable.
     """
     keys = TaskKeys.of(namespace, task)
+    turn = TaskKeys.of_mixture(namespace, "*", Ratio.of({task: 1}).digest)
     published = None if weights is None else WeightKeys.of(namespace, weights)
-    first, *selectors = _parts(role, keys, published)
+    first, *selectors = _parts(role, keys, turn, published)
     parts = [str(first), *(f"({selector})" for selector in selectors)]
     return " ".join(["clearselectors resetkeys resetchannels -@all", *parts])
 
 
-def _parts(role: Role, keys: TaskKeys, weights: WeightKeys | None) -> list[Rules]:
+def _parts(
+    role: Role, keys: TaskKeys, turn: TaskKeys, weights: WeightKeys | None
+) -> list[Rules]:
+    """Return the parts of a role.
+
+    `turn` are the keys with which the waiting takes of a task with partitions take turns.
+    """
     if role == "observer":
         return _observer(keys, weights)
     scripts, commands = {
@@ -83,7 +91,8 @@ def _parts(role: Role, keys: TaskKeys, weights: WeightKeys | None) -> list[Rules
         "admin": (_ADMIN_SCRIPTS, (*_PUT, *_TAKE, *_LOOK)),
     }[role]
     allowed = _commands(scripts, *CONNECTING, *_RUN_SCRIPTS, *commands)
-    task = Rules((f"~{keys.prefix}*",), allowed)
+    prefixes = [keys.prefix, keys.partitions] + ([] if role == "maker" else [turn.prefix])
+    task = Rules(tuple(f"~{prefix}*" for prefix in prefixes), allowed)
     if weights is None:
         return [task]
     if role == "maker":
@@ -98,8 +107,8 @@ def _observer(keys: TaskKeys, weights: WeightKeys | None) -> list[Rules]:
     """EVAL counts as writing to its key, so it is allowed apart from the commands in scripts."""
     looking = _commands(_LOOK_SCRIPTS, *CONNECTING, *_LOOK)
     parts = [
-        Rules((f"%R~{keys.prefix}*",), looking, writes=False),
-        Rules((f"~{keys.stream}",), frozenset(_RUN_SCRIPTS)),
+        Rules((f"%R~{keys.prefix}*", f"%R~{keys.partitions}*"), looking, writes=False),
+        Rules((f"~{keys.stream}", f"~{keys.partitions}stream"), frozenset(_RUN_SCRIPTS)),
     ]
     if weights is not None:
         read = tuple(f"%R~{name}" for name in _patterns(weights))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from redrb.cli import main
 from redrb.commands.arguments import ROLES
 from redrb.connection import Client
 from redrb.errors import BatchTimeout, RedrbError, StoreDenied
+from redrb.keys import TaskKeys
 from redrb.stream.task.inspection import task_stats
 from redrb.weights.inspection.removal import remove_weights
 from tests.samples import numbered, numbers
@@ -171,6 +173,42 @@ def test_a_trainer_takes_acknowledges_and_publishes(
         assert maker.stats().version == 2
         ledger = stream.stats().ledger
         assert (ledger.acked, ledger.dead, ledger.waiting, ledger.balanced) == (7, 1, 0, True)
+
+
+def test_roles_work_on_a_task_with_partitions_and_on_no_other(
+    log_in: LogIn, owner: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = {role: log_in(role) for role in ("maker", "trainer", "observer")}
+    options = {"namespace": namespace, "partitions": 3, "limit": 6}
+    with ExperienceStream(owner, "secret", **options) as other:
+        other.put(numbered(0))
+    for client in clients.values():
+        with pytest.raises(StoreDenied):
+            task_stats(client, "secret", namespace=namespace, group="default")
+        for partition in range(3):
+            keys = TaskKeys.of_partition(namespace, "secret", partition, 3)
+            with pytest.raises(StoreDenied):
+                client.execute("HGET", keys.task, "put")
+    with (
+        ExperienceStream(clients["maker"], TASK, **options) as maker,
+        ExperienceStream(clients["trainer"], TASK, **options) as trainer,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        taking = threads.submit(trainer.take, 6, timeout=20)
+        maker.put_many([[numbered(number)] for number in range(5)])
+        while not trainer.stats().consumers_waiting:
+            pass
+        maker.put(numbered(5))
+        lease = taking.result()
+        putting = threads.submit(maker.put, numbered(6), timeout=20)
+        while not trainer.stats().producers_waiting:
+            pass
+        lease.ack()
+        putting.result()
+        monkeypatch.setenv("REDRB_URL", clients["observer"].url)
+        assert main(["stats", TASK, "--namespace", namespace]) == 0
+        ledger = trainer.stats().ledger
+        assert (ledger.put, ledger.acked, ledger.waiting) == (7, 6, 1)
 
 
 def test_an_observer_sees_all_and_changes_nothing(

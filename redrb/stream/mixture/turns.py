@@ -83,7 +83,7 @@ class Turns:
         check_name("namespace", namespace)
         check_name("consumer group", group)
         self._ratio = ratio
-        keys = TaskKeys(f"redrb:{{{namespace}:mixture:{group}:{ratio.digest}}}:")
+        keys = TaskKeys.of_mixture(namespace, group, ratio.digest)
         self._store = TaskStore(client, str(ratio), keys)
 
     def ask(self, operation: Operation, *, queue: bool, retry_s: float | None) -> TurnReply:
