@@ -76,9 +76,7 @@ def rights(role: Role, task: str, namespace: str, weights: str | None) -> str:
     return " ".join(["clearselectors resetkeys resetchannels -@all", *parts])
 
 
-def _parts(
-    role: Role, keys: TaskKeys, turn: TaskKeys, weights: WeightKeys | None
-) -> list[Rules]:
+def _parts(role: Role, keys: TaskKeys, turn: TaskKeys, weights: WeightKeys | None) -> list[Rules]:
     """Return the parts of a role.
 
     `turn` are the keys with which the waiting takes of a task with partitions take turns.

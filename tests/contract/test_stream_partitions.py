@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,8 +15,11 @@ import redrb
 from redrb import BatchTimeout, ConfigError, ExperienceStream, Status, StoreFull
 from redrb.connection import Client
 from redrb.errors import LeaseLost, TaskMismatch, WrongStep
+from redrb.stream import waiting
 from redrb.stream.exchange import export_task
 from redrb.stream.partitions.partition import Partition
+from redrb.stream.put.pending import PendingPut
+from redrb.stream.put.producer import Producer
 from redrb.stream.task.inspection import task_stats
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
@@ -187,9 +189,9 @@ def test_limits_are_divided_and_a_put_finds_the_partition_that_has_room(open_par
         put(stream, 10)
     parts(stream)[3].take(1, timeout=0).ack()
     put(stream, 10)
-    waiting = open_parts(4)
+    blocking = open_parts(4)
     with pytest.raises(StoreFull):
-        waiting.put([numbered(0)], timeout=0.05)
+        blocking.put([numbered(0)], timeout=0.05)
     with pytest.raises(ConfigError, match="at most 10"):
         ExperienceStream(
             *(stream._task.store.client, "math"),
@@ -203,16 +205,87 @@ def test_limits_are_divided_and_a_put_finds_the_partition_that_has_room(open_par
         open_parts(4, rate=redrb.RateLimit.at_least(4))
 
 
-def test_a_put_that_waits_for_room_goes_to_the_partition_that_gets_it(open_parts: Open) -> None:
+def test_puts_that_wait_for_room_are_woken_by_any_partition_in_their_order(
+    open_parts: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "SLICE_S", 60)  # none of them looks again by itself
     stream = open_parts(4, limit=4)
     put(stream, *range(4))
+    with ThreadPoolExecutor(2) as threads:
+        putting = []
+        for number in range(2):
+            putting.append(threads.submit(put, stream, 10 + number, timeout=2))
+            while stream.stats().producers_waiting < 4 * (number + 1):
+                pass
+        for number, partition in enumerate((2, 0)):
+            parts(stream)[partition].take(1, timeout=0).ack()
+            (group,) = putting[number].result()
+            assert group % 4 == partition
+    assert stream.stats().producers_waiting == 0
+
+
+def test_a_large_put_waits_for_room_for_each_of_its_groups(open_parts: Open) -> None:
+    stream = open_parts(4, limit=8)
+    taken: list[int] = []
     with ThreadPoolExecutor(1) as threads:
-        putting = threads.submit(put, stream, 4, timeout=20)
-        lease = parts(stream)[2].take(1, timeout=0)
-        time.sleep(0.2)
-        lease.ack()
-        (group,) = putting.result()
-    assert group % 4 == 2
+        putting = threads.submit(
+            stream.put_many, [[numbered(number)] for number in range(36)], timeout=20
+        )
+        while len(taken) < 36:
+            lease = stream.take(8, at_least=1, timeout=0.2)
+            taken += numbers(lease)
+            lease.ack()
+        assert len(set(putting.result())) == 36
+    assert sorted(taken) == list(range(36))
+    with pytest.raises(StoreFull) as caught:
+        stream.put_many([[numbered(number)] for number in range(12)], timeout=0)
+    assert caught.value.stored == stream.count() == 8
+
+
+def test_a_put_that_may_still_arrive_waits_in_its_partition(
+    open_parts: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = open_parts(2, limit=2)
+    put(stream, *range(2))
+    attempts: list[Producer] = []
+    finish = Producer.finish
+
+    def break_first(producer: Producer, pending: PendingPut, timeout: float | None) -> Any:
+        attempts.append(producer)
+        if len(attempts) == 1:
+            with pytest.raises(StoreFull):
+                finish(producer, pending, timeout)
+            pending.repeated = True
+            raise StoreFull("full", task="math")
+        return finish(producer, pending, timeout)
+
+    monkeypatch.setattr(Producer, "finish", break_first)
+    with ThreadPoolExecutor(1) as threads:
+        putting = threads.submit(put, stream, 2, timeout=20)
+        while stream.stats().producers_waiting < 1:
+            pass
+        first = next(one for one in parts(stream) if one.producer is attempts[0])
+        first.take(1, timeout=0).ack()
+        putting.result()
+    assert attempts == [first.producer] * 2
+
+
+def test_a_put_that_every_partition_refuses_though_it_has_room_waits_before_it_tries_again(
+    open_parts: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is at the memory limit of the server."""
+    stream = open_parts(3)
+    attempts: list[Producer] = []
+
+    def refuse(producer: Producer, _pending: PendingPut, _timeout: float | None) -> Any:
+        attempts.append(producer)
+        raise StoreFull("no memory", task="math")
+
+    with monkeypatch.context() as patched, pytest.raises(StoreFull, match="no memory"):
+        patched.setattr(Producer, "finish", refuse)
+        put(stream, 0, timeout=0.2)
+    assert len(attempts) == 1 + 2 * 3, "then each of them once, before and after the wait"
+    put(stream, 0)
 
 
 def test_many_groups_are_put_in_order_over_the_partitions(open_parts: Open) -> None:

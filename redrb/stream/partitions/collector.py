@@ -284,8 +284,11 @@ class Collector:
                 f"task {self._task!r}: {len(collection) + sum(free.values())} of "
                 f"{collection.request.count} groups are waiting in {count} partitions"
             )
-            stores = [partition.opened.store for partition in self._partitions]
-            wait_for_any(stores, wait.slice_s(), collection.waiter)
+            waiter = collection.waiter
+            wait_for_any(
+                [(partition.opened.store, waiter) for partition in self._partitions],
+                wait.slice_s(),
+            )
             if not self._turns.hold(operation, waits_for=self._task, retry_s=wait.retry_s):
                 collection.release()  # this process stood still, and another take has the turn
                 if not self._await_turn(collection, operation, wait):

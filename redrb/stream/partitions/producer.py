@@ -11,12 +11,12 @@ from redrb.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
 from redrb.stream.partitions.ids import Numbering
 from redrb.stream.partitions.least_full import LeastFull
 from redrb.stream.partitions.partition import Partition
+from redrb.stream.partitions.room import RoomPlaces
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.pending import CHUNK_GROUPS, PendingPut
 from redrb.stream.put.reindexing import reindexed
 from redrb.stream.put.room import OnFull
 from redrb.stream.put.scripts import PutReply
-from redrb.stream.task.description import TaskDescription
 from redrb.stream.waiting import Wait
 
 
@@ -30,6 +30,10 @@ class SpreadPut:
         pieces: Groups that were not sent to a partition yet, in parts of at most 32.
         stored: Ids of the groups whose partition has confirmed them, from the first.
         current: The partition that gets the next groups, and the put into it.
+        refused: Partitions that are not tried again before the put has waited; those that had
+            room, as they said, and refused it all the same, or all where puts do not wait.
+        refusal: The error of the last partition that had no room.
+        places: Its places in the queues for room, once it has waited.
     """
 
     batch: PutBatch
@@ -37,6 +41,9 @@ class SpreadPut:
     pieces: deque[PutBatch] = field(default_factory=deque)
     stored: list[int] = field(default_factory=list)
     current: tuple[int, PendingPut] | None = None
+    refused: set[int] = field(default_factory=set)
+    refusal: StoreFull | None = None
+    places: RoomPlaces | None = None
 
     def __post_init__(self) -> None:
         total = len(self.batch.groups)
@@ -66,18 +73,20 @@ class PartitionedProducer:
     """Puts encoded groups into the partitions of a task; safe among threads.
 
     All groups of a put go to one partition, or, of a large put, up to 32 at a time. A put that
-    finds no room goes to the next partition; when all are full it waits at the least full one for
-    a part of its time and then looks at all of them again. It moves only if no attempt can still
+    finds no room queues in all partitions at once, and goes to the first one that has room; with
+    another `on_full` it tries one partition after the other. It moves only if no attempt can still
     arrive, so that no group is stored twice.
     """
 
-    def __init__(self, partitions: Sequence[Partition], on_full: OnFull) -> None:
+    def __init__(self, task: str, partitions: Sequence[Partition], on_full: OnFull) -> None:
         """Make a producer.
 
         Args:
+            task: Name of the task in messages.
             partitions: The partitions.
             on_full: What a put does when no partition has room.
         """
+        self._task = task
         self._partitions = partitions
         self._numbering = Numbering(len(partitions))
         self._on_full = on_full
@@ -95,21 +104,26 @@ class PartitionedProducer:
         """Send groups without waiting for the reply; `finish` must follow."""
         put = SpreadPut(batch, self._numbering)
         if len(put.pieces) == 1:
-            self._begin(put, set())
+            self._begin(put)
         return put
 
     def finish(self, put: SpreadPut, timeout: float | None) -> tuple[int, ...]:
         """Wait until all groups are stored; raises as `put` does, and may be called again then."""
         wait = Wait(timeout)
-        full: set[int] = set()
+        put.refused.clear()
         try:
             while not put.over:
-                if put.current is None:
-                    self._begin(put, full)
-                self._advance(put, full, wait)
+                if put.current is None and put.refusal is not None and self._on_full == "block":
+                    self._await_room(put, put.refusal, wait)
+                elif put.current is None:
+                    self._begin(put)
+                self._advance(put, wait)
         except (StoreError, ConfigError) as error:
             error.stored = len(put.ids)
             raise
+        finally:
+            if put.places is not None:
+                put.places.leave()
         return tuple(put.stored)
 
     def abandon(self, put: SpreadPut) -> None:
@@ -123,37 +137,60 @@ class PartitionedProducer:
     def close(self) -> None:
         """Do nothing: each partition closes its producer."""
 
-    def _begin(self, put: SpreadPut, full: set[int]) -> None:
+    def _begin(self, put: SpreadPut) -> None:
         """Send the next groups to the least full partition."""
         piece = put.pieces[0]
-        number = self._least_full.choose(len(piece.groups), full)
-        partition = self._partitions[number]
-        piece = self._fitted(piece, partition.opened.description)
-        put.current = (number, partition.producer.send(piece))
+        number = self._least_full.choose(len(piece.groups), put.refused)
+        put.current = (number, self._partitions[number].producer.send(self._fitted(piece, number)))
         put.pieces.popleft()
 
-    def _advance(self, put: SpreadPut, full: set[int], wait: Wait) -> None:
+    def _await_room(self, put: SpreadPut, refusal: StoreFull, wait: Wait) -> None:
+        """Wait until a partition has room for some of the next groups, and choose it.
+
+        Raises:
+            StoreFull: No partition had room in time.
+        """
+        piece, every = put.pieces[0], range(len(self._partitions))
+        places = put.places = put.places or RoomPlaces(self._task, self._partitions)
+        while True:
+            with wait.deadline():
+                room = places.look(lambda number: self._fitted(piece, number), wait.retry_s)
+            for number in put.refused:  # the server has no memory, or another put was faster
+                room[number] = 0
+            most = max(room.values())
+            if most > 0:
+                break
+            if wait.over:
+                raise refusal
+            wait.log(f"task {self._task!r} has no room in {len(every)} partitions: a put waits")
+            places.wait(wait.slice_s())
+            put.refused.clear()
+        others = [number for number in every if room[number] < most]
+        number = self._least_full.choose(len(piece.groups), others)
+        put.current = (number, places.use(number))
+        put.pieces.popleft()
+
+    def _advance(self, put: SpreadPut, wait: Wait) -> None:
         """Wait until the current groups are stored, or leave a partition that has no room."""
         if put.current is None:
             return
         number, pending = put.current
         producer = self._partitions[number].producer
-        elsewhere = len(full | {number}) < len(self._partitions) and not pending.repeated
         try:
-            if elsewhere:
-                self._finish_soon(number, pending, wait)
-            elif pending.repeated:
+            if pending.repeated:
                 producer.finish(pending, wait.left_s)
             else:
-                producer.finish(pending, wait.slice_s())
-        except StoreFull:
-            if pending.repeated or (not elsewhere and (self._on_full != "block" or wait.over)):
+                self._finish_soon(number, pending, wait)
+        except StoreFull as error:
+            blocks = self._on_full == "block"
+            if put.refusal is not None or not blocks:
+                put.refused.add(number)
+            put.refusal = error
+            if pending.repeated and blocks and not wait.over:
+                return  # it stays with this partition
+            if pending.repeated or (not blocks and len(put.refused) == len(self._partitions)):
                 raise
-            full.add(number)
-            if not elsewhere:
-                full.clear()
-            batch = pending.batch
-            put.pieces.appendleft(batch.part(len(pending.ids), len(batch.groups)))
+            put.pieces.appendleft(pending.batch.part(len(pending.ids), len(pending.batch.groups)))
         self.abandon(put)
         self._least_full.note(number, producer.backlog)
 
@@ -167,9 +204,10 @@ class PartitionedProducer:
                 raise
             producer.finish(pending, wait.left_s)
 
-    def _fitted(self, batch: PutBatch, description: TaskDescription) -> PutBatch:
+    def _fitted(self, batch: PutBatch, number: int) -> PutBatch:
         """Return groups that were prepared for the first partition as another one needs them."""
         home = self._partitions[0].opened.description
+        description = self._partitions[number].opened.description
         if batch.revision == description.revision:
             return batch
         alike = (home.tags, home.staleness) == (description.tags, description.staleness)

@@ -95,7 +95,7 @@ class PartitionedStream(ExperienceStream):
         self._numbering = Numbering(count)
         self._task = home.opened
         self._preparer = home.preparer
-        self._producer = PartitionedProducer(self._partitions, on_full)
+        self._producer = PartitionedProducer(task, self._partitions, on_full)
         turns = Turns(client, namespace, group, Ratio.of({task: 1}))
         self._collector = self._taker = Collector(self._partitions, turns, task)
         self._ranks = PartitionedRanks(self._partitions, lambda: self.incarnation)

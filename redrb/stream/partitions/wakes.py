@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import selectors
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from redis.exceptions import RedisError
 
@@ -23,15 +23,15 @@ _WAKE_MS = 10_000
 """A wake-up that nobody reads is forgotten."""
 
 
-def wait_for_any(stores: Sequence[TaskStore], seconds: float, waiter: str) -> None:
-    """Block until a waiter is woken in one of the partitions, or `seconds` are over.
+def wait_for_any(waiters: Iterable[tuple[TaskStore, str]], seconds: float) -> None:
+    """Block until one of the waiters is woken in its partition, or `seconds` are over.
 
     On one server this is one request on one connection. On a cluster each partition has one, since
     a request must not name keys of different slots. The wait ends early when a connection breaks.
     """
     seconds = max(seconds, _SHORTEST_BLOCK_S)
     wakes: dict[Client, list[str]] = {}
-    for store in stores:
+    for store, waiter in waiters:
         wakes.setdefault(store.client, []).append(store.keys.wake(waiter))
     try:
         with within(seconds + GRACE_S):
@@ -42,7 +42,7 @@ def wait_for_any(stores: Sequence[TaskStore], seconds: float, waiter: str) -> No
                 _race(wakes, seconds)
     except RedisError as error:
         if not is_transient(error):
-            raise StoreError(f"waiting for groups failed: {error}") from error
+            raise StoreError(f"waiting in several partitions failed: {error}") from error
         # The waiter looks again, and that request is repeated until Redis is back.
 
 

@@ -13,7 +13,7 @@ from redrb.stream.put.fitting import fitted
 from redrb.stream.put.pending import PendingPut, ProducerIdentity
 from redrb.stream.put.refusals import OnBadGroup
 from redrb.stream.put.room import Attempt, OnFull, Room
-from redrb.stream.put.scripts import PutReply, PutScripts
+from redrb.stream.put.scripts import PutReply, PutScripts, RoomReply
 from redrb.stream.put.stale_arrivals import StaleArrivals
 from redrb.stream.task.task import Task
 from redrb.stream.waiting import Wait
@@ -59,11 +59,20 @@ class Producer:
             OutcomeUnknown: Redis was away for so long that nobody knows whether groups are stored.
             All of them: `stored` says how many groups, from the first, are certainly stored.
         """
-        pending = PendingPut(self._identity(), batch)
+        pending = self.new(batch)
         try:
             return self.finish(pending, timeout)
         finally:
             self.abandon(pending)
+
+    def new(self, batch: PutBatch) -> PendingPut:
+        """Return a put of which nothing was sent; `abandon` must follow."""
+        return PendingPut(self._identity(), batch)
+
+    def ask_room(self, pending: PendingPut, *, ttl_ms: int) -> Request[RoomReply]:
+        """Return the request that queues for room for the next groups of a put; 0: leave."""
+        sizes = [group.nbytes for group in pending.chunk().groups] if ttl_ms else []
+        return self._scripts.ask_room(pending.identity.name, sizes, ttl_ms=ttl_ms)
 
     def send(self, batch: PutBatch) -> PendingPut:
         """Send groups without waiting for the reply; `finish` must follow.
@@ -71,7 +80,7 @@ class Producer:
         `sent` of the returned put is None where nothing was sent, because the groups do not fit
         into one transaction, room is scarce, or the epoch must be read first.
         """
-        pending = PendingPut(self._identity(), batch)
+        pending = self.new(batch)
         chunk = pending.chunk()
         whole = len(chunk.groups) == len(batch.groups)
         if whole and not self._room.scarce and self._epoch.is_fresh:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from redrb.connection.failures import NotReplicated, is_missing_script
 from redrb.connection.request import Request
@@ -60,6 +60,13 @@ class PutReply:
     expired: int = 0
     epoch: int = 0
     backlog: int = -1
+
+
+class RoomReply(NamedTuple):
+    """How many groups may be put now, and the setting that leaves no room for more."""
+
+    granted: int
+    setting: str
 
 
 class PutScripts:
@@ -155,16 +162,24 @@ class PutScripts:
         outcome, evicted = self._store.run("put/evict", asked)
         return bool(outcome == b"more"), int(evicted)
 
-    def room(self, producer: str, sizes: Sequence[int], *, ttl_ms: int) -> tuple[int, str]:
-        """Queue for room; returns how many groups may be put now, and the setting that limits them.
+    def room(self, producer: str, sizes: Sequence[int], *, ttl_ms: int) -> RoomReply:
+        """Queue for room; see `ask_room`."""
+        return self.ask_room(producer, sizes, ttl_ms=ttl_ms).result()
+
+    def ask_room(self, producer: str, sizes: Sequence[int], *, ttl_ms: int) -> Request[RoomReply]:
+        """Return the request that queues for room.
 
         Args:
             producer: The producer that is woken when there is room.
             sizes: Bytes of each group to put.
             ttl_ms: How long the place in the queue or the granted room is kept; 0: leave the queue.
         """
-        granted, setting = self._store.run("put/room", [producer, ttl_ms, *sizes])
-        return int(granted), setting.decode()
+
+        def read(reply: Reply) -> RoomReply:
+            granted, setting = reply
+            return RoomReply(int(granted), setting.decode())
+
+        return self._store.request("put/room", [producer, ttl_ms, *sizes], read)
 
     def epoch(self, *, retry_s: float | None) -> int:
         """Return the epoch of the task's records of producers."""

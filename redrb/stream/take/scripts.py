@@ -233,25 +233,14 @@ class TakeScripts:
             ttl_ms: How long the place in the queue is kept; 0: leave the queue.
             incarnation: Of the task, as this process knows it.
         """
-        script = load("take/look")
         place: list[Argument] = [group, waiter, request.least, request.count, ttl_ms]
-        arguments = [*place, request.status, request.where, incarnation]
 
-        def pipeline(*, whole: bool) -> Pipeline:
-            made = Pipeline()
-            add_to(made, script, self._store.script_keys, arguments, whole=whole)
-            return made
-
-        def result(replies: list[Reply]) -> LookReply:
-            if is_missing_script(replies[0]):
-                replies = self._store.client.exchange(pipeline(whole=True))
-            error = first_error(replies)
-            if error is not None:
-                raise error
-            outcome, *found = replies[0]
+        def read(reply: Reply) -> LookReply:
+            outcome, *found = reply
             return LookReply(outcome.decode(), *found)
 
-        return Request(self._store.client, pipeline(whole=False), result)
+        arguments = [*place, request.status, request.where, incarnation]
+        return self._store.request("take/look", arguments, read)
 
     def finish(self, group: str, consumer: str, ending: Ending) -> bool:
         """End a lease or a part of it; False when it is another consumer's by now."""

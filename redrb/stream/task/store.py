@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Self, TypeVar
 
 from redis.exceptions import RedisError
 
 from redrb.connection import Client
 from redrb.connection.deadline import GRACE_S, within
-from redrb.connection.failures import is_transient
+from redrb.connection.failures import is_missing_script, is_transient
+from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error
 from redrb.errors import StoreError
 from redrb.keys import TaskKeys
-from redrb.lua.scripts import load, run
+from redrb.lua.scripts import add_to, load, run
+
+T = TypeVar("T")
 
 _SHORTEST_BLOCK_S = 0.001
 """Smallest timeout of BLPOP; 0 would block for ever."""
@@ -56,6 +59,32 @@ class TaskStore:
             StoreError: The server or the script answered with an error.
         """
         return run(self.client, load(script), self.script_keys, arguments, retry_s=retry_s)
+
+    def request(
+        self, script: str, arguments: Sequence[Argument], read: Callable[[Reply], T]
+    ) -> Request[T]:
+        """Return the request that runs a script; its reply is read later.
+
+        Args:
+            script: The script, such as "take/look".
+            arguments: Its arguments.
+            read: Turns the reply into the result.
+        """
+
+        def pipeline(*, whole: bool) -> Pipeline:
+            made = Pipeline()
+            add_to(made, load(script), self.script_keys, arguments, whole=whole)
+            return made
+
+        def result(replies: list[Reply]) -> T:
+            if is_missing_script(replies[0]):
+                replies = self.client.exchange(pipeline(whole=True))
+            error = first_error(replies)
+            if error is not None:
+                raise error
+            return read(replies[0])
+
+        return Request(self.client, pipeline(whole=False), result)
 
     def exchange(self, pipeline: Pipeline) -> list[Reply]:
         """Send commands in one round trip, and repeat them while Redis is away.
