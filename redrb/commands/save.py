@@ -13,16 +13,26 @@ from redrb.commands.output import figures, show
 def add_to(commands: Commands) -> None:
     """Add the command."""
     parser = add_command(commands, "save", "write a task to a file", _run, subject=TASK)
-    parser.add_argument("path", metavar="PATH", type=Path, help="file; an older one is replaced")
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        type=Path,
+        help="file, or directory of a task with partitions",
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
     from redrb.connection import connect
+    from redrb.stream.saving.partitions import save_partitions
     from redrb.stream.saving.saving import save_task
     from redrb.stream.task.store import TaskStore
 
     with connect(options.url) as client:
         store = TaskStore.of(client, options.namespace, options.task)
-        saved = asdict(save_task(store, options.path))
+        if (count := store.partitions) == 1:
+            saved = asdict(save_task(store, options.path))
+        else:
+            stores = TaskStore.of_partitions(client, options.namespace, options.task, count)
+            saved = asdict(save_partitions(stores, options.path))
     show(saved, figures(saved), as_json=options.json)
     return 0

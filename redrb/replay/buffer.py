@@ -54,6 +54,7 @@ class ReplayBuffer:
         namespace: str = "default",
         rollout_type: type | None = None,
         lease_ms: int = LEASE_MS,
+        partitions: int | None = None,
     ) -> None:
         """Make a buffer, without a request to Redis.
 
@@ -66,11 +67,13 @@ class ReplayBuffer:
                 `dict` gives dicts. None: the class of each rollout that this process has put.
             lease_ms: Time without a heartbeat after which groups that no caller has got yet are
                 requeued.
+            partitions: Parts of each task, on different nodes of a cluster; all processes give the
+                same number. The order is exact within a partition only: see docs/scaling.md.
 
         Raises:
-            ConfigError: The client, order or namespace cannot be used.
+            ConfigError: The client, order, number of partitions or namespace cannot be used.
         """
-        self._tasks = Tasks(client, namespace, order, lease_ms)
+        self._tasks = Tasks(client, namespace, order, lease_ms, partitions)
         self._operations = ReplayOperations(self._tasks, RolloutClasses(rollout_type))
         self._executor = ReplayExecutor(THREADS, "redrb-replay")
 

@@ -133,7 +133,7 @@ class ReplayOperations:
 
         Groups that are no rollouts are rejected, so that the next take does not meet them again.
         """
-        refreshed = self._tasks.refreshed(task, status)
+        refreshed = self._tasks.refreshed(task, status, lease.ids)
         groups = []
         for seq, items in zip(lease.ids, lease.groups(), strict=True):
             try:
@@ -145,8 +145,8 @@ class ReplayOperations:
             expiry = lease.expiries.get(seq)
             if expiry is not None:
                 _finish_expiry(group, expiry.current_version + 1, _thresholds(expiry))
-            elif refreshed is not None and seq <= refreshed.last:
-                _finish_refresh(group, refreshed.train_step)
+            elif seq in refreshed:
+                _finish_refresh(group, refreshed[seq])
             groups.append([rollout.make(self._classes) for rollout in group])
         return groups
 

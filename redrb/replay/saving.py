@@ -1,4 +1,4 @@
-"""A buffer saved in a directory: one file of the wire format for each task, and an index of them.
+"""A buffer saved in a directory: one file for each task or partition, and an index of them.
 
 The index is written last and replaced in one step, so an interrupted save leaves the earlier one.
 """
@@ -17,6 +17,8 @@ from redrb.replay.tasks import Tasks
 from redrb.staging import staging, staging_folders, sync_folder
 from redrb.stream.saving.checked_file import CheckedFile
 from redrb.stream.saving.resuming import TaskFile, restore_tasks, unrestored
+from redrb.stream.saving.saving import save_task
+from redrb.stream.task.store import TaskStore
 
 INDEX = "replay_buffer.json"
 FORMAT = 1
@@ -30,8 +32,9 @@ class SaveIndex:
 
     Attributes:
         order: Order of the buffer that was saved.
-        files: Task -> name of its file.
-        refreshes: "<task> <status>" -> last refresh, as `Tasks.refreshes` returns it.
+        files: Part -> name of its file. A part is the name of a task; its further partitions are
+            "<task>:<number>".
+        refreshes: "<part> <status>" -> last refresh, "<train step> <newest id>".
     """
 
     order: str
@@ -54,16 +57,21 @@ def save(tasks: Tasks, directory: Path) -> None:
         with staging(directory / INDEX) as folder:
             _delete_unused(directory, but=None)
             stamp = _stamp(folder)
-            names = enumerate(tasks.names())
-            files = {task: f"{stamp}-{number}.redrb" for number, task in names}
+            parts = {
+                _part(task, number): store
+                for task in tasks.names()
+                for number, store in enumerate(tasks.stores(task))
+            }
+            files = {part: f"{stamp}-{number}.redrb" for number, part in enumerate(parts)}
             try:
-                for task, name in files.items():
-                    tasks.open(task).save(folder / name)
+                for part, name in files.items():
+                    tasks.open(parts[part].task)
+                    save_task(parts[part], folder / name, partitions=tasks.partitions)
                     (folder / name).rename(directory / name)
                 refreshes = {
-                    f"{task} {status}": mark
-                    for task in files
-                    for status, mark in tasks.refreshes(task).items()
+                    f"{part} {status}": mark
+                    for part, store in parts.items()
+                    for status, mark in _refreshes(store).items()
                 }
                 _write_index(directory, folder, SaveIndex(tasks.order, files, refreshes))
             except BaseException:
@@ -134,8 +142,8 @@ def resume(tasks: Tasks, directory: Path) -> None:
     if missing:
         raise ConfigError(f"{directory} lacks {', '.join(missing)}: the save is incomplete.")
     files = [
-        _task_file(tasks, task, directory / name, index.refreshes)
-        for task, name in sorted(index.files.items())
+        _task_file(tasks, part, directory / name, index.refreshes)
+        for part, name in sorted(index.files.items())
     ]
     stored = tasks.stored(leaving_out=index.files)
     if stored:
@@ -152,16 +160,35 @@ def resume(tasks: Tasks, directory: Path) -> None:
             tasks.forget(file.store.task)
 
 
-def _task_file(tasks: Tasks, task: str, path: Path, refreshes: Mapping[str, str]) -> TaskFile:
+def _part(task: str, number: int) -> str:
+    return f"{task}:{number}" if number else task
+
+
+def _refreshes(store: TaskStore) -> dict[str, str]:
+    """Return the last refresh of each status: "<train step> <newest id>"."""
+    flat = iter(store.client.execute("HGETALL", store.keys.refreshed))
+    return {status.decode(): mark.decode() for status, mark in zip(flat, flat, strict=True)}
+
+
+def _task_file(tasks: Tasks, part: str, path: Path, refreshes: Mapping[str, str]) -> TaskFile:
     saved = CheckedFile.read(path)
+    task, _, number = part.partition(":")
+    if saved.header.partitions != tasks.partitions:
+        raise ConfigError(
+            f"{path.parent} holds tasks with {saved.header.partitions} partitions, this buffer has "
+            f"{tasks.partitions}: resume into a buffer with "
+            f"partitions={saved.header.partitions}."
+        )
+    if number and not (number.isdecimal() and 0 < int(number) < tasks.partitions):
+        raise DecodeError(f"{path.parent / INDEX} is malformed: it has a part {part!r:.80}.")
     marks = {}
     for name, mark in refreshes.items():
         refreshed, _, status = name.rpartition(" ")
-        if refreshed == task:
+        if refreshed == part:
             train_step, last = map(int, mark.split())
             # later ids are given to other groups
             marks[status] = f"{train_step} {min(last, saved.header.last)}"
-    return TaskFile(tasks.store(task), saved, marks)
+    return TaskFile(tasks.stores(task)[int(number or 0)], saved, marks)
 
 
 def read_index(directory: Path) -> SaveIndex:

@@ -6,11 +6,13 @@ import threading
 from collections.abc import Container, Iterable
 from typing import Literal, NamedTuple, TypeAlias
 
-from redrb.checks import check_choice
+from redrb.checks import check_choice, checked_int_or_none
 from redrb.connection import Client, check_client
 from redrb.experience import Status
 from redrb.keys import TaskKeys, check_name
 from redrb.stream import ExperienceStream
+from redrb.stream.partitions.stream import MOST_PARTITIONS
+from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.store import TaskStore
 
 ReplayOrder: TypeAlias = Literal["fifo", "stalest"]
@@ -25,7 +27,7 @@ _STREAM_ORDERS = {"fifo": "fifo", "stalest": "priority"}
 
 
 class Refreshed(NamedTuple):
-    """A refresh of staleness: its train step, and the newest group at that time."""
+    """A refresh of staleness: its train step, and the newest group of a partition at that time."""
 
     train_step: int
     last: int
@@ -34,15 +36,25 @@ class Refreshed(NamedTuple):
 class Tasks:
     """Streams of one namespace, opened at their first use and kept; thread-safe."""
 
-    def __init__(self, client: Client, namespace: str, order: ReplayOrder, lease_ms: int) -> None:
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        order: ReplayOrder,
+        lease_ms: int,
+        partitions: int | None,
+    ) -> None:
         check_client(client)
         check_choice("order", order, list(_STREAM_ORDERS))
+        self.partitions = checked_int_or_none("partitions", partitions, 1, MOST_PARTITIONS) or 1
+        self._numbering = Numbering(self.partitions)
         self.client = client
         self.namespace = check_name("namespace", namespace)
         self.order = order
         self._lease_ms = lease_ms
         self._lock = threading.Lock()
         self._streams: dict[str, ExperienceStream] = {}
+        self._stores: dict[str, list[TaskStore]] = {}
         prefix = TaskKeys.of(namespace, GROUP).prefix
         self._names = f"{prefix}tasks"
         self._names_client = client.at(prefix)
@@ -84,27 +96,31 @@ class Tasks:
 
     def note_refresh(self, task: str, statuses: Iterable[Status], train_step: int) -> None:
         """Note that all groups stored now have their staleness at `train_step`."""
-        store = self.store(task)
-        last = int(store.client.execute("HGET", store.keys.puts, "last") or 0)
-        pairs = [word for status in statuses for word in (str(status), f"{train_step} {last}")]
-        if pairs:
-            store.client.execute("HSET", store.keys.refreshed, *pairs)
+        for store in self.stores(task):
+            last = int(store.client.execute("HGET", store.keys.puts, "last") or 0)
+            pairs = [word for status in statuses for word in (str(status), f"{train_step} {last}")]
+            if pairs:
+                store.client.execute("HSET", store.keys.refreshed, *pairs)
 
-    def refreshed(self, task: str, status: Status) -> Refreshed | None:
-        """Return the last refresh of a status; None if there was none."""
-        store = self.store(task)
-        stored = store.client.execute("HGET", store.keys.refreshed, str(status))
-        return None if stored is None else Refreshed(*map(int, stored.split()))
+    def refreshed(self, task: str, status: Status, ids: Iterable[int]) -> dict[int, int]:
+        """Return the train step of the last refresh of each group that was stored at that time."""
+        stores, found = self.stores(task), {}
+        for number, seqs in self._numbering.by_partition(ids).items():
+            store = stores[number]
+            mark = store.client.execute("HGET", store.keys.refreshed, str(status))
+            if mark is not None:
+                refreshed = Refreshed(*map(int, mark.split()))
+                old = [seq for seq in seqs if seq <= refreshed.last]
+                found.update(dict.fromkeys(self._numbering.ids(number, old), refreshed.train_step))
+        return found
 
-    def refreshes(self, task: str) -> dict[str, str]:
-        """Return the last refresh of each status: "<train step> <newest id>"."""
-        store = self.store(task)
-        flat = iter(store.client.execute("HGETALL", store.keys.refreshed))
-        return {status.decode(): mark.decode() for status, mark in zip(flat, flat, strict=True)}
-
-    def store(self, task: str) -> TaskStore:
-        """Return the store of a task, which may not exist."""
-        return TaskStore.of(self.client, self.namespace, task)
+    def stores(self, task: str) -> list[TaskStore]:
+        """Return the stores of all partitions of a task, which may not exist."""
+        stores = self._stores.get(task)
+        if stores is None:
+            stores = TaskStore.of_partitions(self.client, self.namespace, task, self.partitions)
+            self._stores[task] = stores
+        return stores
 
     def now_us(self) -> int:
         """Return the time of the server that holds the names of the tasks, in us since 1970."""
@@ -134,6 +150,7 @@ class Tasks:
             order=_STREAM_ORDERS[self.order],
             on_full="error",  # a wait for room would occupy one of the few threads
             lease_ms=self._lease_ms,
+            partitions=self.partitions,
             max_staleness=NEVER,
             max_token_staleness=NEVER,
             checks=(),  # rollouts of one task may differ, and are not put into batches

@@ -20,7 +20,7 @@ import pytest
 from redrb import ConfigError, ExperienceStream, Status, TaskMismatch
 from redrb.connection import Client
 from redrb.errors import DecodeError, RecordError, StoreError
-from redrb.replay import ReplayBuffer
+from redrb.replay import ReplayBuffer, saving
 from redrb.replay.rollout_packing import pack_group
 from redrb.stream.saving import resuming
 from redrb.stream.saving.checked_file import CheckedFile
@@ -86,18 +86,30 @@ def ids(groups: list[list[Any]]) -> list[list[int]]:
     return [[of(rollout, "rollout_id") for rollout in group] for group in groups]
 
 
+IN_PARTITIONS = pytest.mark.parametrize("partitions", [1, 3], indirect=True)
+"""Repeats a test with tasks in partitions, where the order of groups does not matter to it."""
+
+
 @pytest.fixture
-def play(client: Client, namespace: str) -> Callable[..., None]:
+def partitions(request: pytest.FixtureRequest) -> int:
+    return getattr(request, "param", 1)
+
+
+@pytest.fixture
+def play(client: Client, namespace: str, partitions: int) -> Callable[..., None]:
     """Run a scenario with a buffer, then check that the books of all its tasks balance."""
 
     def run(scenario: Callable[[ReplayBuffer], Awaitable[None]], **options: Any) -> None:
         async def main() -> None:
-            async with ReplayBuffer(client, namespace=namespace, **options) as buffer:
+            async with ReplayBuffer(
+                client, namespace=namespace, partitions=partitions, **options
+            ) as buffer:
                 await scenario(buffer)
                 await buffer._executor.drain()
                 for task in buffer._tasks.names():
                     stream = buffer._tasks.open(task)
-                    audit(stream)
+                    for partition in getattr(stream, "_partitions", [stream]):
+                        audit(partition)
                     ledger = stream.stats().ledger
                     assert ledger.balanced
                     assert ledger.leased == 0
@@ -262,6 +274,7 @@ def test_put_updates_the_callers_rollouts(play: Any, make: Make, order: Any) -> 
     play(scenario, order=order)
 
 
+@IN_PARTITIONS
 def test_every_field_comes_back(play: Any, make: Make, order: Any) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         experts = np.arange(12, dtype=np.int16).reshape(2, 3, 2)
@@ -387,6 +400,7 @@ def test_stale_tokens_expire_a_rollout(play: Any, make: Make, order: Any) -> Non
     play(scenario, order=order)
 
 
+@IN_PARTITIONS
 def test_a_group_that_is_not_retryable_is_discarded(play: Any, make: Make, order: Any) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         old, young = make(1, **STALE), make(2, response_model_steps=[4, 4])
@@ -410,6 +424,7 @@ def test_a_group_that_is_not_retryable_is_discarded(play: Any, make: Make, order
     play(scenario, order=order)
 
 
+@IN_PARTITIONS
 def test_refresh_expires_groups_that_are_too_stale(play: Any, make: Make, order: Any) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         await buffer.put([make(1, **STALE), make(2, response_model_steps=[3, 3])], "task")
@@ -441,6 +456,7 @@ def _by_ids(groups: list[list[Any]]) -> list[tuple[list[list[int]], list[Any]]]:
     return [(ids([group]), group) for group in groups]
 
 
+@IN_PARTITIONS
 def test_refresh_expires_the_given_statuses_only(play: Any, make: Make, order: Any) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         await buffer.put([make(1, response_model_steps=[1, 1])], "task")
@@ -483,6 +499,7 @@ def test_refresh_by_tokens_keeps_fresh_members(play: Any, make: Make, order: Any
     play(scenario, order=order)
 
 
+@IN_PARTITIONS
 def test_refresh_discards_groups_that_are_not_retryable(play: Any, make: Make, order: Any) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         for task in ("over", "again"):
@@ -514,6 +531,7 @@ def test_groups_put_after_a_refresh_keep_their_staleness(play: Any, make: Make) 
     play(scenario)
 
 
+@IN_PARTITIONS
 def test_an_expired_group_may_be_put_again(play: Any, make: Make, order: Any) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         await buffer.put([make(1, **STALE)], "task")
@@ -856,6 +874,41 @@ def test_save_and_resume_keep_order_and_fields(
     asyncio.run(main())
 
 
+def test_a_buffer_in_partitions_spreads_its_groups_and_is_saved_whole(
+    client: Client, namespace: str, order: Any, tmp_path: Path
+) -> None:
+    def opened(name: str, partitions: int) -> ReplayBuffer:
+        return ReplayBuffer(client, namespace=namespace + name, order=order, partitions=partitions)
+
+    async def main() -> None:
+        async with opened("", 3) as buffer:
+            for number in range(9):
+                await buffer.put([as_dict(number, response_model_steps=[number, number])], "task")
+            assert len(buffer) == 9
+            counts = [part.count() for part in buffer._tasks.open("task")._partitions]  # type: ignore[attr-defined]
+            assert counts == [3, 3, 3]
+            assert await buffer.refresh_staleness({"task": 8}, current_train_step=9) == {"task": 1}
+            await buffer.put([as_dict(9)], "task")
+            await buffer.save(tmp_path)
+        async with opened("-2", 2) as buffer:
+            with pytest.raises(ConfigError, match="partitions=3"):
+                await buffer.resume(tmp_path)
+            await buffer.put([as_dict(1)], "task")
+        async with opened("-2", 3) as buffer:
+            with pytest.raises(TaskMismatch, match="partitions"):
+                await buffer.put([as_dict(2)], "task")
+        async with opened("-3", 3) as buffer:
+            await buffer.resume(tmp_path)
+            await buffer.resume(tmp_path)
+            first = await buffer.get(4, "task", Status.COMPLETED)
+            others = await buffer.get(9, "task", "completed")
+            found = {group[0]["rollout_id"]: group[0]["seq_staleness"] for group in first + others}
+            assert found == {**{number: 8 - number for number in range(1, 9)}, 9: 0}
+            assert ids(await buffer.get(9, "task", Status.EXPIRED)) == [[0]]
+
+    asyncio.run(main())
+
+
 def test_resume_into_a_full_buffer_or_another_order_changes_nothing(
     saved: Any, client: Client, namespace: str, order: Any, tmp_path: Path
 ) -> None:
@@ -1032,14 +1085,14 @@ def test_a_failed_save_leaves_the_earlier_one(
                 await buffer.put([as_dict(1)], task)
             await buffer.save(tmp_path)
             before = sorted(tmp_path.iterdir())
-            save = ExperienceStream.save
+            save = saving.save_task
 
-            def fail(self: ExperienceStream, path: Any) -> Any:
-                if self.task == "b":
+            def fail(store: TaskStore, path: Any, **options: Any) -> Any:
+                if store.task == "b":
                     raise ConfigError("no space left")
-                return save(self, path)
+                return save(store, path, **options)
 
-            monkeypatch.setattr(ExperienceStream, "save", fail)
+            monkeypatch.setattr(saving, "save_task", fail)
             with pytest.raises(ConfigError, match="no space"):
                 await buffer.save(tmp_path)
             assert sorted(tmp_path.iterdir()) == before

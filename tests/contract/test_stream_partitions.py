@@ -14,9 +14,9 @@ import torch
 import redrb
 from redrb import BatchTimeout, ConfigError, ExperienceStream, Status, StoreFull
 from redrb.connection import Client
-from redrb.errors import LeaseLost, TaskMismatch, WrongStep
+from redrb.errors import DecodeError, LeaseLost, TaskMismatch, WrongStep
 from redrb.stream import waiting
-from redrb.stream.exchange import export_task
+from redrb.stream.exchange import export_task, import_task
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.put.pending import PendingPut
 from redrb.stream.put.producer import Producer
@@ -69,8 +69,10 @@ def test_puts_spread_and_a_take_collects_from_all_partitions(
     client = stream._task.store.client
     seen = task_stats(client, "math", namespace=stream.namespace, group="default")
     assert seen == stream.stats()
-    with pytest.raises(ConfigError, match="has 4 partitions"):
-        export_task(client, "math", tmp_path, namespace=stream.namespace)
+    put(stream, 12, 13)
+    exported = export_task(client, "math", tmp_path / "out", namespace=stream.namespace)
+    assert exported.groups == 2
+    assert import_task(client, "copy", tmp_path / "out", namespace=stream.namespace).groups == 2
 
 
 def test_a_put_goes_to_the_least_full_partition_although_others_have_emptied_it(
@@ -350,8 +352,6 @@ def test_every_method_of_a_stream_works_on_all_partitions_or_says_why_not(
         lease.ack([10**6])
     lease.ack(rest)
     assert {stored.id for stored in stream.history()} == set(ids) - rejected
-    with pytest.raises(ConfigError, match="has no file"):
-        stream.save("x")
     with pytest.raises(ConfigError, match="order of arrival"):
         stream.join_group(5)
     assert stream.clear() == 5  # history
@@ -392,3 +392,53 @@ def test_a_loop_over_leases_prefetches_over_all_partitions(open_parts: Open) -> 
             seen += numbers(lease)
     assert sorted(seen) == list(range(24))
     assert stream.stats().ledger.acked == 24
+
+
+def test_a_saved_task_goes_on_in_as_many_partitions(
+    open_parts: Open, client: Client, namespace: str, tmp_path: Path
+) -> None:
+    stream = open_parts(3, limit=30, max_deliveries=1)
+    ids = put(stream, *range(12))
+    lease = stream.take(6, timeout=0)
+    lease.reject("test", lease.ids[:1])
+    trained, incarnation = dict.fromkeys(lease.ids, 1), lease.incarnation
+    stream.save(tmp_path / "math")
+    saved = stream.save(tmp_path / "math")
+    assert (saved.groups, saved.dead_letters) == (11, 1)
+    assert len(list((tmp_path / "math").iterdir())) == 4, "the files of the first save are deleted"
+    lease.ack()
+    before = stream.stats()
+
+    def opened(partitions: int, name: str = "copy") -> ExperienceStream:
+        return ExperienceStream(client, "math", namespace=namespace + name, partitions=partitions)
+
+    with opened(3) as copy:
+        assert copy.resume(tmp_path / "math").groups == 11
+        copy.resume(tmp_path / "math")  # nothing was put or taken since
+        assert copy.stats().ledger.put == before.ledger.put
+        assert copy.stats().limit == before.limit
+        assert copy.settle(trained, incarnation=incarnation) == 5
+        assert copy.stats().ledger == before.ledger
+        assert [stored is None for stored in copy.read(ids)] == [
+            stored is None for stored in stream.read(ids)
+        ]
+        put(copy, 12)
+        rest = copy.take(7, timeout=0)
+        assert sorted(numbers(rest)) == sorted([12, *numbers(stream.take(6, timeout=0))])
+        rest.ack()
+        put(copy, 13)
+        with pytest.raises(ConfigError, match="holds 2 groups or dead letters"):
+            copy.resume(tmp_path / "math")
+        audit(parts(copy)[1])
+    with opened(2, "two") as other, pytest.raises(ConfigError, match="partitions=3"):
+        other.resume(tmp_path / "math")
+    with opened(1, "plain") as plain:
+        with pytest.raises(ConfigError, match="one of 3 partitions"):
+            plain.resume(next((tmp_path / "math").glob("*.redrb")))
+        plain.save(tmp_path / "plain")
+    with opened(3, "three") as other:
+        with pytest.raises(ConfigError, match="directory of a saved task"):
+            other.resume(tmp_path / "plain")
+        (tmp_path / "math" / "partitions.json").write_text('{"format": 1, "files": ["../a", "b"]}')
+        with pytest.raises(DecodeError, match="not one beside it"):
+            other.resume(tmp_path / "math")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from redrb.stream.exchange.layout import (
 )
 from redrb.stream.saving.records import GroupRecord
 from redrb.stream.saving.snapshot import TaskReader
+from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.store import TaskStore
 from redrb.weights.files.safetensors import safetensors_torch
 
@@ -88,10 +89,12 @@ def export_task(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is there already: export into a new directory.")
     check_name("consumer group", group)
-    store = TaskStore.of(client, namespace, task)
-    reader = TaskReader(store, time.time_ns() // 1_000_000)
+    count = TaskStore.of(client, namespace, task).partitions
+    now_ms = time.time_ns() // 1_000_000
+    stores = TaskStore.of_partitions(client, namespace, task, count)
+    readers = [TaskReader(store, now_ms) for store in stores]
     with _appearing(target) as fresh:
-        export = _Export(reader, fresh, group, shard_bytes)
+        export = _Export(readers, fresh, group, shard_bytes)
         export.run()
     return Exported(
         directory=target,
@@ -147,24 +150,31 @@ class _Shards:
 class _Export:
     """Writes one directory."""
 
-    def __init__(self, reader: TaskReader, directory: Path, group: str, shard_bytes: int) -> None:
+    def __init__(
+        self, readers: Sequence[TaskReader], directory: Path, group: str, shard_bytes: int
+    ) -> None:
         self.groups = 0
         self.archived = 0
         self.unreadable: list[int] = []
         self.shards = _Shards(directory, shard_bytes)
-        self._reader = reader
+        self._readers = readers
+        self._numbering = Numbering(len(readers))
         self._directory = directory
-        names = [each.name for each in reader.header.groups]
-        self._place = names.index(group) if group in names else -1
-        self._names = reader.header.tags
+        self._group = group
+        self._place = -1
+        self._names = readers[0].header.tags
 
     def run(self) -> None:
         """Write everything."""
         with (self._directory / GROUPS).open("w", encoding="utf-8") as file:
-            for record, payload in self._reader.groups():
-                self._write(file, record, payload)
+            for number, reader in enumerate(self._readers):
+                names = [each.name for each in reader.header.groups]
+                self._place = names.index(self._group) if self._group in names else -1
+                for record, payload in reader.groups():
+                    (group,) = self._numbering.ids(number, [record.seq])
+                    self._write(file, record._replace(seq=group), payload)
         self.shards.flush()
-        header = self._reader.header
+        header = self._readers[0].header
         about = {
             "format": FORMAT,
             "task": header.task,

@@ -15,13 +15,13 @@ from redrb.errors import BatchTimeout, ConfigError, StoreError
 from redrb.stream.mixture.operations import Operations
 from redrb.stream.mixture.turns import Operation, Turns
 from redrb.stream.partitions.collection import Collection, fill, spread
-from redrb.stream.partitions.ids import Numbering
 from redrb.stream.partitions.lease import PartitionedLease
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.partitions.wakes import wait_for_any
 from redrb.stream.take.in_flight import InFlightTake
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.scripts import TakeRequest
+from redrb.stream.task.numbering import Numbering
 from redrb.stream.waiting import QUEUE_TTL_MS, SHORT_OUTAGE_S, Wait
 
 _log = logging.getLogger("redrb")

@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from redrb.checks import checked_int
 from redrb.codec import GroupLayout
 from redrb.errors import ConfigError, LeaseLost, RecordError
-from redrb.stream.partitions.ids import Numbering
 from redrb.stream.take.cause import Cause
 from redrb.stream.take.lease import Chosen, Lease
 from redrb.stream.take.lease_part import Expiry, LeasePart
 from redrb.stream.take.scripts import Outcome
+from redrb.stream.task.numbering import Numbering
 
 
 class PartitionedLease(Lease):

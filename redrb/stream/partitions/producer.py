@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from redrb.connection.request import Request
 from redrb.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
-from redrb.stream.partitions.ids import Numbering
 from redrb.stream.partitions.least_full import LeastFull
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.partitions.room import RoomPlaces
@@ -17,6 +16,7 @@ from redrb.stream.put.pending import CHUNK_GROUPS, PendingPut
 from redrb.stream.put.reindexing import reindexed
 from redrb.stream.put.room import OnFull
 from redrb.stream.put.scripts import PutReply
+from redrb.stream.task.numbering import Numbering
 from redrb.stream.waiting import Wait
 
 

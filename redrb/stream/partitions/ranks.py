@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from redrb.errors import RankLost, WrongStep
-from redrb.stream.partitions.ids import Numbering
 from redrb.stream.partitions.lease import PartitionedLease
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.ranks.rank_requests import Balance
 from redrb.stream.ranks.scripts import RankStep
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.scripts import TakeRequest
+from redrb.stream.task.numbering import Numbering
 
 
 class PartitionedRanks:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Literal, NoReturn, Unpack
+from typing import Any, Literal, Unpack
 
 from redrb.connection import Client, check_client
 from redrb.connection.deadline import GRACE_S, within
@@ -17,7 +17,6 @@ from redrb.stream.arguments import AnyStatus, checked_ids
 from redrb.stream.mixture.ratio import Ratio
 from redrb.stream.mixture.turns import Turns
 from redrb.stream.partitions.collector import Collector
-from redrb.stream.partitions.ids import Numbering
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.partitions.producer import PartitionedProducer
 from redrb.stream.partitions.ranks import PartitionedRanks
@@ -25,6 +24,7 @@ from redrb.stream.partitions.reports import summed_reports
 from redrb.stream.put.filters import Filter
 from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup
 from redrb.stream.put.room import OnFull
+from redrb.stream.saving.partitions import resume_partitions, save_partitions
 from redrb.stream.saving.saving import AnyPath, SavedTask
 from redrb.stream.stream import ExperienceStream
 from redrb.stream.take.scripts import TakeRequest
@@ -32,7 +32,9 @@ from redrb.stream.task.dead_letters import DeadLetter
 from redrb.stream.task.expiration import StalenessReport
 from redrb.stream.task.history import StoredGroup
 from redrb.stream.task.ledger import StreamStats
+from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.settings import LEASE_MS, OnExpired, SettingArguments, TaskSettings
+from redrb.stream.task.store import TaskStore
 
 MOST_PARTITIONS = 1024
 
@@ -267,19 +269,15 @@ class PartitionedStream(ExperienceStream):
     # saving
 
     def save(self, path: AnyPath) -> SavedTask:
-        """Refuse: a file holds one task of one node."""
-        self._refuse_file("save", path)
+        """Save all partitions into a directory, one after the other; see docs/saving.md."""
+        return save_partitions(self._stores, path)
 
     def resume(self, path: AnyPath) -> SavedTask:
-        """Refuse: a file holds one task of one node."""
-        self._refuse_file("resume", path)
-
-    def _refuse_file(self, verb: str, path: AnyPath) -> NoReturn:
-        raise ConfigError(
-            f"{verb}({str(path)!r:.80}): a task with partitions has no file, since its partitions "
-            "are on different nodes. Use the servers' own persistence (appendonly), or a task "
-            "without partitions."
-        )
+        """Fill this task, which holds no groups, from a directory with as many partitions."""
+        resumed = resume_partitions(self._stores, path)
+        for partition in self._partitions:
+            partition.opened.reopen()
+        return resumed
 
     # the end
 
@@ -301,6 +299,10 @@ class PartitionedStream(ExperienceStream):
             for partition in self._partitions:  # one that fails keeps no other open
                 scope.callback(partition.close)
             self._collector.close()
+
+    @property
+    def _stores(self) -> list[TaskStore]:
+        return [partition.opened.store for partition in self._partitions]
 
     def _id(self, number: int, seq: int) -> int:
         return self._numbering.ids(number, [seq])[0]

@@ -17,7 +17,7 @@ from redrb.stream.task.tags import declare_tags
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,15}")
 _DEFAULT: Final = "default_"
 _OTHER_NUMBERS: Final = {"keep_ms": 1, f"{_DEFAULT}max_reads": 0, f"{_DEFAULT}max_deliveries": 1}
-_NOT_SETTINGS: Final = frozenset({"rules", "partitions"})
+_NOT_SETTINGS: Final = frozenset({"rules"})
 
 
 def check_saved_settings(settings: Mapping[str, str], tags: tuple[str, ...]) -> None:

@@ -97,6 +97,11 @@ class TaskHeader:
     groups: tuple[ConsumerGroup, ...]
 
     @property
+    def partitions(self) -> int:
+        """Number of partitions of the task, of which this is one."""
+        return int(self.settings.get("partitions", "1"))
+
+    @property
     def last(self) -> int:
         """Newest id."""
         return self.counters.get("last", 0)

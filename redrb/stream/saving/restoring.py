@@ -188,7 +188,8 @@ class Restoring:
         """
         saved = self.header.settings
         differing: dict[str, tuple[object, object]] = {}
-        for name, default in (("format", str(WIRE_FORMAT)), ("order", "fifo"), ("sampled", "0")):
+        defaults = {"format": str(WIRE_FORMAT), "order": "fifo", "sampled": "0", "partitions": "1"}
+        for name, default in defaults.items():
             if name in given and given[name] != saved.get(name, default):
                 differing[name] = (given[name], saved.get(name, default))
         if "tags" in given and declared_tags(given) != self.header.tags:

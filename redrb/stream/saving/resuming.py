@@ -55,6 +55,11 @@ def resume_task(store: TaskStore, path: AnyPath) -> SavedTask:
         After each of them, unless it is uncertain, the task is unchanged.
     """
     saved = CheckedFile.read(Path(path))
+    if saved.header.partitions != 1:
+        raise ConfigError(
+            f"{path} is one of {saved.header.partitions} partitions: resume the directory that "
+            "holds all of them."
+        )
     restore_tasks([TaskFile(store, saved)], number=0)
     return SavedTask.of(saved.path, saved.ending)
 
@@ -89,8 +94,9 @@ def unrestored(files: Iterable[TaskFile]) -> list[TaskFile]:
     if stored or (not others and stored_by_known):
         why = "" if others else " It was resumed from this save before, and used since."
         raise ConfigError(
-            f"the buffer holds {stored or stored_by_known} groups or dead letters: resume into an "
-            f"empty one, or another namespace.{why}"
+            f"task {found.store.task!r}, or one that was saved with it, holds "
+            f"{stored or stored_by_known} groups or dead letters: resume into an empty one, or "
+            f"another namespace.{why}"
         )
     return others or known
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Self, TypeAlias
 
-from redrb.errors import StoreError
+from redrb.errors import ConfigError, StoreError
 from redrb.stream.saving.file import SaveWriter
 from redrb.stream.saving.records import TaskEnd
 from redrb.stream.saving.replacing import replacing
@@ -52,29 +52,40 @@ class SavedTask:
         )
 
 
-def save_task(store: TaskStore, path: AnyPath) -> SavedTask:
+def save_task(store: TaskStore, path: AnyPath, *, partitions: int = 1) -> SavedTask:
     """Write a task to a file, which replaces an older one when it is complete.
 
     Makers and trainers may go on: groups that are stored from the beginning to the end are in the
     file, once. Leased groups are saved as waiting.
 
+    Args:
+        store: The task, or one of its partitions.
+        path: The file.
+        partitions: Number of partitions that the task has.
+
     Raises:
-        ConfigError: There is no such task, or the file cannot be written.
+        ConfigError: There is no such task, it has another number of partitions, or the file cannot
+            be written.
         StoreUnavailable: Redis stayed away; an older file is unchanged.
     """
     target = Path(path)
     for _ in range(_ATTEMPTS):
         try:
             with replacing(target) as file:
-                ending = _write(store, file)
+                ending = _write(store, file, partitions)
         except TaskChanged:
             continue
         return SavedTask.of(target, ending)
     raise StoreError(f"task {store.task!r} was cleared while it was saved: try again.")
 
 
-def _write(store: TaskStore, file: BinaryIO) -> TaskEnd:
+def _write(store: TaskStore, file: BinaryIO, partitions: int) -> TaskEnd:
     reader = TaskReader(store, time.time_ns() // 1_000_000)
+    if reader.header.partitions != partitions:
+        raise ConfigError(
+            f"task {store.task!r} has {reader.header.partitions} partitions, not {partitions}: "
+            "give that number."
+        )
     writer = SaveWriter(file)
     writer.header(reader.header)
     numbers: Counter[str] = Counter()

@@ -50,7 +50,7 @@ class TaskReader:
         """Read the header of a task.
 
         Raises:
-            ConfigError: There is no such task, or it has partitions.
+            ConfigError: There is no such task.
         """
         self._store = store
         reply = self._run("task")
@@ -58,11 +58,6 @@ class TaskReader:
             raise ConfigError(f"there is no task {store.task!r} at {store.client.where} to save.")
         flat, newest_letter, *groups = reply
         fields = _texts(flat)
-        if "partitions" in fields:
-            raise ConfigError(
-                f"task {store.task!r} has {fields['partitions']} partitions, and a "
-                "file holds one task of one node: rely on the servers' own persistence."
-            )
         self._newest_letter = newest_letter.decode()
         self.header = TaskHeader(
             task=store.task,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from redrb.connection import Client
 from redrb.errors import ConfigError
-from redrb.keys import TaskKeys
 from redrb.stream.task.ledger import StreamStats
 from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.store import TaskStore
@@ -22,9 +21,6 @@ def task_stats(client: Client, task: str, *, namespace: str, group: str) -> Stre
         raise ConfigError(
             f"there is no task {task!r} in namespace {namespace!r} at {client.where}."
         )
-    count = int(store.client.execute("HGET", store.keys.task, "partitions") or 1)
-    parts = [counters]
-    for number in range(1, count):
-        keys = TaskKeys.of_partition(namespace, task, number, count)
-        parts.append(TaskScripts(TaskStore(client, task, keys)).stats(group))
+    _, *others = TaskStore.of_partitions(client, namespace, task, store.partitions)
+    parts = [counters, *(TaskScripts(other).stats(group) for other in others)]
     return StreamStats.summed([StreamStats.of(part) for part in parts])

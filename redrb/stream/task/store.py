@@ -49,6 +49,17 @@ class TaskStore:
         """
         return cls(client, task, TaskKeys.of(namespace, task))
 
+    @classmethod
+    def of_partitions(cls, client: Client, namespace: str, task: str, count: int) -> list[Self]:
+        """Return the stores of all partitions of a task; of a task without, its own store."""
+        keys = [TaskKeys.of_partition(namespace, task, number, count) for number in range(count)]
+        return [cls(client, task, each) for each in keys]
+
+    @property
+    def partitions(self) -> int:
+        """Number of partitions that the task has now, from Redis; 1 if there is no such task."""
+        return int(self.client.execute("HGET", self.keys.task, "partitions") or 1)
+
     def run(
         self, script: str, arguments: Sequence[Argument] = (), *, retry_s: float | None = None
     ) -> Reply:
