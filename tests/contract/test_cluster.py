@@ -590,3 +590,28 @@ def test_partitions_of_a_task_are_spread_over_the_nodes_and_a_take_waits_on_all(
         assert stream.stats().ledger.balanced
         for partition in stream._partitions:  # type: ignore[attr-defined]
             audit(partition)
+
+
+def test_a_resume_of_partitions_that_died_between_two_nodes_is_completed(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened() -> ExperienceStream:
+        return ExperienceStream(client, "math", namespace=uuid.uuid4().hex, partitions=3)
+
+    with opened() as stream:
+        for number in range(6):
+            stream.put([numbered(number)])
+        assert stream.save(tmp_path).groups == 6
+    with opened() as stream:
+        with monkeypatch.context() as patch:
+            replace = [Mock(side_effect=KeyboardInterrupt), resuming.replace_tasks]
+            patch.setattr(resuming, "replace_tasks", lambda batch: replace.pop()(batch))
+            patch.setattr(Restoring, "give_up", Mock())
+            with pytest.raises(KeyboardInterrupt):
+                stream.resume(tmp_path)
+        assert stream.stats().ledger.put == 2
+        stream.resume(tmp_path)
+        lease = stream.take(6, timeout=0)
+        assert sorted(numbers(lease)) == list(range(6))
+        lease.ack()
+        assert stream.stats().ledger == redrb.Ledger(put=6, acked=6)
