@@ -8,7 +8,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from redrb.connection import Client
+from redrb.errors import ConfigError
 from redrb.experience import Status
+from redrb.experience.records import Scalar
 from redrb.replay import saving
 from redrb.replay.executor import ReplayExecutor
 from redrb.replay.operations import ReplayOperations, RolloutPutOptions, release
@@ -55,6 +57,8 @@ class ReplayBuffer:
         rollout_type: type | None = None,
         lease_ms: int = LEASE_MS,
         partitions: int | None = None,
+        tags: Sequence[str] | None = None,
+        limit: int | None = None,
     ) -> None:
         """Make a buffer, without a request to Redis.
 
@@ -69,13 +73,18 @@ class ReplayBuffer:
                 requeued.
             partitions: Parts of each task, on different nodes of a cluster; all processes give the
                 same number. The order is exact within a partition only: see docs/scaling.md.
+            tags: Names of the tags that `put` stores and that `get` and `count` filter by, of all
+                tasks. None: those that other processes have declared.
+            limit: Most groups that a task holds, in all statuses; `put` waits beyond it. None: the
+                limit of another process is not waited for, and a full task is an error.
 
         Raises:
             ConfigError: The client, order, number of partitions or namespace cannot be used.
         """
-        self._tasks = Tasks(client, namespace, order, lease_ms, partitions)
+        self._tasks = Tasks(client, namespace, order, lease_ms, partitions, tags=tags, limit=limit)
         self._operations = ReplayOperations(self._tasks, RolloutClasses(rollout_type))
         self._executor = ReplayExecutor(THREADS, "redrb-replay")
+        self._putting: dict[str, ReplayExecutor] = {}  # of tasks with a limit: a thread for each
 
     def __repr__(self) -> str:
         tasks = self._tasks
@@ -113,12 +122,16 @@ class ReplayBuffer:
         stale_threshold: int | None = None,
         token_stale_threshold: int | None = None,
         expired_groups_retryable: bool = True,
+        **tags: Scalar | None,
     ) -> None:
         """Store one group exactly once, under the status that follows from its rollouts.
 
         The caller's rollouts are updated in place: missing steps are filled, staleness is written,
         and rollouts that expire on arrival are reset. Do not change them until this returns. If the
-        call is cancelled after it has begun, the group is stored all the same.
+        call is cancelled after it has begun, the group is stored all the same; if it is cancelled
+        while it waits for room, the group is not stored, unless room came at that moment.
+
+        With a `limit`, puts of one task are stored one after the other in the order of the calls.
 
         Args:
             items: Rollouts of one prompt; an empty group is ignored.
@@ -131,12 +144,14 @@ class ReplayBuffer:
                 groups with `input_ids` or `labels` skip this rule.
             expired_groups_retryable: Whether an expired group waits under EXPIRED for new
                 responses; otherwise it is discarded, and its rollouts lose their prompts too.
+            tags: Values of the declared tags, such as `source="gsm8k"`.
 
         Raises:
             RecordError: A field cannot be stored; the group was not stored.
-            ConfigError: A name or threshold cannot be used.
-            TaskMismatch: The task exists with another order.
-            StoreFull: The server's memory limit is reached.
+            ConfigError: A name or threshold cannot be used, or a tag is not declared.
+            TaskMismatch: The task exists with another order, limit or other tags.
+            StoreFull: The server's memory limit is reached; or the task is full, and this buffer
+                has no `limit` or was closed.
             StoreUnavailable: Redis could not be reached; `uncertain` says whether the group may
                 be stored.
         """
@@ -145,27 +160,38 @@ class ReplayBuffer:
             checked_step("current_train_step", current_train_step),
             Thresholds(stale_threshold, token_stale_threshold),
             expired_groups_retryable,
+            tags,
         )
         group = list(items)
-        if group:
+        if not group:
+            return
+        if self._tasks.limit is None:
             await self._executor.run(lambda: self._operations.put(group, task_name, options))
+        else:
+            putting = self._putting_into(task_name)
+            await putting.run_stoppable(lambda: self._operations.put(group, task_name, options))
 
-    async def get(self, batch_size: int, task_name: str, group_status: object) -> list[list[Any]]:
+    async def get(
+        self, batch_size: int, task_name: str, group_status: object, **where: Any
+    ) -> list[list[Any]]:
         """Remove and return up to `batch_size` groups of one status, in the buffer's order.
 
-        If the call is cancelled, its groups are requeued.
+        If the call is cancelled, its groups are requeued. Groups that a stream has put into the
+        task are passed over, and stay where they are.
 
         Args:
             batch_size: Most groups to return; fewer may wait, and 0 returns none.
             task_name: Name of the task.
             group_status: A `redrb.Status`, its name, or a member of an enum with the same values.
+            where: Conditions on declared tags, such as `source="gsm8k", scores_gt=0.8`; see
+                docs/queries.md.
 
         Raises:
-            ConfigError: The rollouts are of a class that this process does not know: give
-                `rollout_type`. The groups stay stored.
+            ConfigError: A tag is not declared; or the rollouts are of a class that this process
+                does not know: give `rollout_type`. The groups stay stored.
             StoreUnavailable: Redis could not be reached.
         """
-        taken = await self._take({task_name: batch_size}, checked_status(group_status))
+        taken = await self._take({task_name: batch_size}, checked_status(group_status), where)
         return taken[task_name]
 
     async def take_batch(
@@ -183,10 +209,18 @@ class ReplayBuffer:
         taken = await self._take(task_batch_sizes, checked_status(group_status))
         return taken, {task: len(groups) for task, groups in taken.items()}
 
-    async def count(self, task_name: str, group_status: object) -> int:
-        """Return the number of groups of one status that wait in a task."""
+    async def count(self, task_name: str, group_status: object, **where: Any) -> int:
+        """Return the number of groups of one status that wait in a task.
+
+        Args:
+            task_name: Name of the task.
+            group_status: As for `get`.
+            where: Conditions on declared tags, as for `get`.
+        """
         status = checked_status(group_status)
-        return await self._executor.run(lambda: self._operations.count(task_name, status))
+        return await self._executor.run(
+            lambda: self._operations.count(task_name, status, where or None)
+        )
 
     async def count_statuses(
         self, task_names: Collection[str], statuses: Collection[T]
@@ -281,21 +315,38 @@ class ReplayBuffer:
         await self._executor.run(lambda: saving.resume(self._tasks, Path(path)))
 
     async def close(self) -> None:
-        """Finish the calls that were begun and close the streams. The client stays open."""
+        """Finish the calls that were begun and close the streams. The client stays open.
+
+        Puts that wait for room raise StoreFull.
+        """
         if self._executor.closed:
             return
+        for putting in self._putting.values():
+            putting.stop()
+            await putting.drain()
+            putting.close()
         await self._executor.drain()
         await self._executor.run(self._tasks.close)
         self._executor.close()
 
-    async def _take(self, sizes: Mapping[str, int], status: Status) -> dict[str, list[list[Any]]]:
+    def _putting_into(self, task: str) -> ReplayExecutor:
+        """Return the thread that puts into a task with a limit, where it may wait for room."""
+        if self._executor.closed:
+            raise ConfigError("the buffer is closed: make another one.")
+        if task not in self._putting:
+            self._putting[task] = ReplayExecutor(1, "redrb-replay-put")
+        return self._putting[task]
+
+    async def _take(
+        self, sizes: Mapping[str, int], status: Status, where: Mapping[str, Any] | None = None
+    ) -> dict[str, list[list[Any]]]:
         """Take groups of several tasks; they are acknowledged once the caller has them."""
         taken = await self._executor.run_undoable(
-            lambda: self._operations.take(sizes, status), release
+            lambda: self._operations.take(sizes, status, where or None), release
         )
         for each in taken.values():
-            if each.lease is not None:
+            for lease in each.leases:
                 self._executor.run_in_background(
-                    each.lease.ack, "groups that a caller has got may be returned again"
+                    lease.ack, "groups that a caller has got may be returned again"
                 )
         return {task: each.groups for task, each in taken.items()}

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
+from redrb.connection.stopping import Stop, stoppable
 from redrb.errors import ConfigError, RedrbError
 
 T = TypeVar("T")
@@ -28,6 +29,7 @@ class ReplayExecutor:
         self._threads = threads
         self._name = name
         self.closed = False
+        self._stops: set[Stop] = set()
         self._make_pool()
 
     def _make_pool(self) -> None:
@@ -43,6 +45,28 @@ class ReplayExecutor:
         A cancelled caller does not wait for it; a job that has begun is finished all the same.
         """
         return await asyncio.wrap_future(self._submit(job))
+
+    async def run_stoppable(self, job: Callable[[], T]) -> T:
+        """Run a job in a thread; a cancelled caller, or `stop`, ends its waits for room."""
+        stop = Stop()
+
+        def run() -> T:
+            with stoppable(stop):
+                return job()
+
+        self._stops.add(stop)
+        try:
+            return await self.run(run)
+        except asyncio.CancelledError:
+            stop.ask()
+            raise
+        finally:
+            self._stops.discard(stop)
+
+    def stop(self) -> None:
+        """End the waits of all stoppable jobs, also of those that have not begun."""
+        for stop in tuple(self._stops):
+            stop.ask()
 
     async def run_undoable(self, job: Callable[[], T], undo: Callable[[T], None]) -> T:
         """Run a job and return its result; if the caller is cancelled, undo it in a thread."""

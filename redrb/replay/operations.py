@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from redrb.errors import BatchTimeout, DecodeError
 from redrb.experience import Status
+from redrb.experience.records import Scalar
 from redrb.experience.status import group_status
 from redrb.replay.expiry import discard, expire, fill_steps, too_stale, write_staleness
 from redrb.replay.rollout_classes import RolloutClasses
@@ -18,6 +19,7 @@ from redrb.replay.staleness import Thresholds, expired_members, version_to_order
 from redrb.replay.tasks import NEVER, Tasks
 from redrb.stream import Lease
 from redrb.stream.take.lease_part import Expiry
+from redrb.stream.take.reading import is_rollouts
 
 _log = logging.getLogger("redrb")
 
@@ -31,19 +33,21 @@ class RolloutPutOptions:
         train_step: The trainer's step; None: rollouts keep their staleness.
         thresholds: Staleness at which rollouts expire.
         retryable: Whether an expired group waits for new responses.
+        tags: Values of the task's declared tags.
     """
 
     model_step: int | None
     train_step: int | None
     thresholds: Thresholds
     retryable: bool
+    tags: Mapping[str, Scalar | None]
 
 
 class TakenGroups(NamedTuple):
-    """Groups of one task on their way to the caller, and their lease, if there are any."""
+    """Groups of one task on their way to the caller, and their leases."""
 
     groups: list[list[Any]]
-    lease: Lease | None
+    leases: tuple[Lease, ...]
 
 
 class ReplayOperations:
@@ -76,23 +80,26 @@ class ReplayOperations:
             pack_group(group, options.train_step),
             status=Status.EXPIRED if stale else group_status(map(status_of, group)),
             priority=-version if self._tasks.order == "stalest" else None,
+            tags=options.tags or None,
         )
 
-    def take(self, sizes: Mapping[str, int], status: Status) -> dict[str, TakenGroups]:
+    def take(
+        self, sizes: Mapping[str, int], status: Status, where: Mapping[str, Any] | None = None
+    ) -> dict[str, TakenGroups]:
         """Lease groups of several tasks; after an error none is leased."""
         taken: dict[str, TakenGroups] = {}
         try:
             for task, size in sizes.items():
-                taken[task] = self._take_one(task, size, status)
+                taken[task] = self._take_one(task, size, status, where)
         except BaseException:
             release(taken)
             raise
         return taken
 
-    def count(self, task: str, status: Status) -> int:
-        """Return the number of groups of a status that wait in a task."""
+    def count(self, task: str, status: Status, where: Mapping[str, Any] | None = None) -> int:
+        """Return the number of groups of a status that wait in a task and match a query."""
         stream = self._tasks.find(task)
-        return 0 if stream is None else stream.count(status)
+        return 0 if stream is None else stream.count(status, where=where)
 
     def refresh(
         self,
@@ -113,29 +120,57 @@ class ReplayOperations:
     def _note_train_step(self, train_step: int) -> None:
         self._newest_train_step = max(self._newest_train_step, train_step)
 
-    def _take_one(self, task: str, size: int, status: Status) -> TakenGroups:
+    def _take_one(
+        self, task: str, size: int, status: Status, where: Mapping[str, Any] | None
+    ) -> TakenGroups:
+        """Lease rollouts; groups that a stream has put stay where they are, and are passed over."""
         stream = self._tasks.find(task) if size > 0 else None
+        groups: list[list[Any]] = []
+        taken: list[tuple[Lease, list[int]]] = []
         if stream is None:
-            return TakenGroups([], None)
+            return TakenGroups(groups, ())
         try:
-            lease = stream.take(size, timeout=0, at_least=1, status=status)
-        except BatchTimeout:
-            return TakenGroups([], None)
-        try:
-            groups = self._read(task, lease, status)
+            while len(groups) < size:
+                try:
+                    lease = stream.take(
+                        size - len(groups), timeout=0, at_least=1, status=status, where=where
+                    )
+                except BatchTimeout:
+                    break
+                others = [seq for seq, each in lease.layouts.items() if not is_rollouts(each)]
+                taken.append((lease, others))  # others stay leased, so that they are not met again
+                groups += self._read(task, lease, status, others)
+                if not others:
+                    break
+            for lease, others in taken:
+                if others:
+                    lease.release(others)
         except BaseException:
-            lease.release()
+            for lease, _ in taken:
+                if lease:
+                    lease.release()
             raise
-        return TakenGroups(groups, lease if lease else None)
+        passed = sum(len(others) for _, others in taken)
+        if passed:
+            _log.warning(
+                "task %r: %d groups were put by a stream, and a ReplayBuffer passes over them: "
+                "take them with a stream, or use another task",
+                *(task, passed),
+            )
+        return TakenGroups(groups, tuple(lease for lease, _ in taken if lease))
 
-    def _read(self, task: str, lease: Lease, status: Status) -> list[list[Any]]:
+    def _read(
+        self, task: str, lease: Lease, status: Status, others: Collection[int]
+    ) -> list[list[Any]]:
         """Return the groups of a lease as rollouts, with their staleness at the last refresh.
 
-        Groups that are no rollouts are rejected, so that the next take does not meet them again.
+        Malformed rollouts are rejected, so that the next take does not meet them again.
         """
         refreshed = self._tasks.refreshed(task, status, lease.ids)
         groups = []
         for seq, items in zip(lease.ids, lease.groups(), strict=True):
+            if seq in others:
+                continue
             try:
                 group = unpack_group(items, self._classes)
             except DecodeError as error:
@@ -176,8 +211,8 @@ class ReplayOperations:
 def release(taken: Mapping[str, TakenGroups]) -> None:
     """Requeue groups that were taken."""
     for each in taken.values():
-        if each.lease is not None:
-            each.lease.release()
+        for lease in each.leases:
+            lease.release()
 
 
 def _thresholds(expiry: Expiry) -> Thresholds:

@@ -19,8 +19,9 @@ from redrb.replay.columns import pack_column, unpack_column
 from redrb.replay.rollout_classes import RolloutClasses, rebuild, remember, state_of
 from redrb.replay.rollout_fields import TOKEN_FIELDS, is_agentic, mask_of, status_of, steps_of
 from redrb.replay.values import as_dict, pack_value, unpack_value
+from redrb.stream.take.reading import ROLLOUT
 
-META = "$replay"
+META = ROLLOUT
 """Name of the extra with the format and class; no rollout may have a field of this name."""
 
 FORMAT = 1

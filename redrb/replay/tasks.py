@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from redrb.checks import check_choice, checked_int_or_none
@@ -12,8 +12,10 @@ from redrb.experience import Status
 from redrb.keys import TaskKeys, check_name
 from redrb.stream import ExperienceStream
 from redrb.stream.partitions.stream import MOST_PARTITIONS
+from redrb.stream.take.reading import as_stored
 from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.store import TaskStore
+from redrb.stream.task.tags import declare_tags
 
 ReplayOrder: TypeAlias = Literal["fifo", "stalest"]
 
@@ -43,6 +45,9 @@ class Tasks:
         order: ReplayOrder,
         lease_ms: int,
         partitions: int | None,
+        *,
+        tags: Sequence[str] | None = None,
+        limit: int | None = None,
     ) -> None:
         check_client(client)
         check_choice("order", order, list(_STREAM_ORDERS))
@@ -51,6 +56,8 @@ class Tasks:
         self.client = client
         self.namespace = check_name("namespace", namespace)
         self.order = order
+        self.limit = checked_int_or_none("limit", limit, 1)
+        self._tags = None if tags is None else declare_tags(tags)
         self._lease_ms = lease_ms
         self._lock = threading.Lock()
         self._streams: dict[str, ExperienceStream] = {}
@@ -148,7 +155,11 @@ class Tasks:
             namespace=self.namespace,
             group=GROUP,
             order=_STREAM_ORDERS[self.order],
-            on_full="error",  # a wait for room would occupy one of the few threads
+            # a wait for room would occupy one of the few threads, unless puts have their own
+            on_full="error" if self.limit is None else "block",
+            limit=self.limit,
+            tags=self._tags,
+            reader=as_stored,
             lease_ms=self._lease_ms,
             partitions=self.partitions,
             max_staleness=NEVER,

@@ -51,6 +51,7 @@ from redrb.stream.saving.saving import AnyPath, SavedTask, save_task
 from redrb.stream.take.consumer import Consumer
 from redrb.stream.take.in_flight import LeaseLoop, Takes
 from redrb.stream.take.lease import Lease
+from redrb.stream.take.reading import GroupReader
 from redrb.stream.take.scripts import TakeRequest, TakeScripts
 from redrb.stream.take.taker import Taker
 from redrb.stream.task.dead_letters import DeadLetter, dead_letters
@@ -121,6 +122,7 @@ class ExperienceStream:
         min_replicas: int | None = None,
         checks: Collection[Check] = DEFAULT_CHECKS,
         on_bad_group: OnBadGroup = "raise",
+        reader: GroupReader | None = None,
         settings: TaskSettings | None = None,
         **task_settings: Unpack[SettingArguments],
     ) -> None:
@@ -148,6 +150,8 @@ class ExperienceStream:
             on_bad_group: "raise" refuses a put with a bad group: nothing of it is stored, and the
                 error names all bad groups. "drop" stores the other groups; bad ones are logged, and
                 count as filtered.
+            reader: Converts groups that a `ReplayBuffer` has put when they are taken, such as
+                `redrb.replay.RolloutReader()`. Default: taking one is a ConfigError.
             settings: Settings that the task must have.
             task_settings: Fields of `TaskSettings`, such as `order="stalest"` or `limit=4096`; they
                 replace those of `settings`.
@@ -165,6 +169,11 @@ class ExperienceStream:
         lease_ms = checked_int("lease_ms", lease_ms, LEAST_LEASE_MS)
         if not isinstance(settings, TaskSettings | None):
             raise ConfigError(f"settings={settings!r:.80}: give a redrb.stream.TaskSettings.")
+        if reader is not None and not callable(reader):
+            raise ConfigError(
+                f"reader={reader!r:.80}: give a function of a group's samples, such as "
+                "redrb.replay.RolloutReader()."
+            )
         self.task = task
         self.namespace = namespace
         self.group = check_name("consumer group", group)
@@ -186,7 +195,7 @@ class ExperienceStream:
         )
         min_replicas = client.min_replicas if replicas is None else replicas
         self._producer: Puts = Producer(self._task, on_full, min_replicas, on_bad_group)
-        self._consumer = Consumer(self._task, group, lease_ms)
+        self._consumer = Consumer(self._task, group, lease_ms, reader)
         self._taker: Takes = Taker(self._task, self._consumer)
         self._ranks: RankTakes = Ranks(self._task, self._consumer)
 

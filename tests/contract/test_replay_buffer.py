@@ -630,21 +630,22 @@ def test_rollouts_of_an_unknown_class_stay_stored(
     asyncio.run(main())
 
 
-def test_groups_that_are_no_rollouts_are_rejected(play: Any, make: Make) -> None:
+def test_groups_of_a_stream_are_passed_over_and_stay(play: Any, make: Make, order: Any) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
-        await buffer.put([make(1)], "task")
         stream = buffer._tasks.open("task")
-        stream.put(numbered(5))
+        stream.put(numbered(5), priority=9)
+        await buffer.put([make(1)], "task")
+        stream.put(numbered(6), priority=9)
         await buffer.put([make(2)], "task")
-        assert ids(await buffer.get(2, "task", Status.COMPLETED)) == [[1]]
-        assert ids(await buffer.get(2, "task", Status.COMPLETED)) == [[2]]
-        (letter,) = stream.dead_letters()
-        assert "no rollouts" in letter.reason
-        stream.put(numbered(6))
-        assert await buffer.get(1, "task", Status.COMPLETED) == []
-        assert len(stream.dead_letters()) == 2
+        await buffer.put([make(3)], "task")
+        assert ids(await buffer.get(2, "task", Status.COMPLETED)) == [[1], [2]]
+        assert ids(await buffer.get(2, "task", Status.COMPLETED)) == [[3]]
+        assert await buffer.get(2, "task", Status.COMPLETED) == []
+        assert await buffer.count("task", Status.COMPLETED) == 2
+        assert list(stream.dead_letters()) == []
+        stream.clear()
 
-    play(scenario)
+    play(scenario, order=order)
 
 
 def test_a_closed_buffer_refuses_calls(client: Client, namespace: str) -> None:

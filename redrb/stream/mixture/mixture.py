@@ -20,6 +20,7 @@ from redrb.stream.mixture.ratio import Ratio
 from redrb.stream.mixture.starvation import Starvation
 from redrb.stream.mixture.turn_timeout import TurnTimeout
 from redrb.stream.mixture.turns import Operation, Turns
+from redrb.stream.take.reading import GroupReader
 from redrb.stream.task.settings import LEASE_MS
 
 MOST_GROUPS = 1 << 20
@@ -54,6 +55,7 @@ class Mixture:
         namespace: str = "default",
         group: str = "default",
         lease_ms: int = LEASE_MS,
+        reader: GroupReader | None = None,
     ) -> None:
         """Open the tasks; new ones are created.
 
@@ -63,6 +65,7 @@ class Mixture:
             namespace: Namespace of all tasks.
             group: Consumer group in all tasks.
             lease_ms: Silence of the heartbeat after which other consumers take its leases over.
+            reader: Converts groups that a `ReplayBuffer` has put, as for `ExperienceStream`.
 
         Raises:
             ConfigError: A bad name, weight or setting.
@@ -73,7 +76,12 @@ class Mixture:
         self.group = group
         self._streams = {
             task: ExperienceStream(
-                client, task, namespace=namespace, group=group, lease_ms=lease_ms
+                client,
+                task,
+                namespace=namespace,
+                group=group,
+                lease_ms=lease_ms,
+                reader=reader,
             )
             for task in self._ratio.parts
         }

@@ -27,6 +27,7 @@ from redrb.stream.put.room import OnFull
 from redrb.stream.saving.partitions import resume_partitions, save_partitions
 from redrb.stream.saving.saving import AnyPath, SavedTask
 from redrb.stream.stream import ExperienceStream
+from redrb.stream.take.reading import GroupReader
 from redrb.stream.take.scripts import TakeRequest
 from redrb.stream.task.dead_letters import DeadLetter
 from redrb.stream.task.expiration import StalenessReport
@@ -60,6 +61,7 @@ class PartitionedStream(ExperienceStream):
         min_replicas: int | None = None,
         checks: Collection[Check] = DEFAULT_CHECKS,
         on_bad_group: OnBadGroup = "raise",
+        reader: GroupReader | None = None,
         settings: TaskSettings | None = None,
         **task_settings: Unpack[SettingArguments],
     ) -> None:
@@ -88,6 +90,7 @@ class PartitionedStream(ExperienceStream):
                 min_replicas=min_replicas,
                 checks=checks,
                 on_bad_group=on_bad_group,
+                reader=reader,
             )
             for number in range(count)
         ]

@@ -192,6 +192,7 @@ class Ranks:
                 RankPart(self._rank_store, self._store.task, self._consumer.name, place),
                 status=request.take.status,
                 incarnation=incarnation,
+                reader=self._consumer.reader,
                 draw=part_draw(reply.text),
             )
         except LeaseLost:

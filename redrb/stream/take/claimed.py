@@ -10,6 +10,7 @@ from redrb.errors import DecodeError
 from redrb.experience import Status
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.lease_part import Draw, Expiry, Holder, LeasePart
+from redrb.stream.take.reading import GroupReader, is_rollouts, read_rollouts
 from redrb.stream.take.scripts import TakeScripts
 from redrb.stream.task.store import TaskStore
 
@@ -27,6 +28,7 @@ def claimed_part(
     *,
     status: Status,
     incarnation: str,
+    reader: GroupReader | None = None,
     draw: Draw | None = None,
     least: int | None = None,
 ) -> LeasePart | None:
@@ -41,12 +43,17 @@ def claimed_part(
         holder: Their place in Redis.
         status: Status in which the groups were taken.
         incarnation: Incarnation of the task in which they were claimed.
+        reader: Converts groups of rollouts.
         draw: Weights by which the order drew them.
         least: Fewest groups in a part. A claim with fewer, or of which a group cannot be decoded,
             is released. None: decodable groups are a part, however many there are.
 
     Returns:
         The part; None when the claim was released, or another consumer has taken it over.
+
+    Raises:
+        ConfigError, RecordError: Groups of rollouts cannot be read. After this, and after any error
+            of the reader, the claim was released.
     """
     good: list[tuple[int, GroupLayout]] = []
     bad: list[tuple[int, DecodeError]] = []
@@ -64,6 +71,15 @@ def claimed_part(
         if not holder.finish("reject", [seq], reason=reason, samples=0, ends=ends):
             return None
     ids = [seq for seq, _ in good]
+    rollouts = frozenset(seq for seq, layout in good if is_rollouts(layout))
+    try:
+        good = [
+            (seq, read_rollouts(store.task, seq, each, reader) if seq in rollouts else each)
+            for seq, each in good
+        ]
+    except BaseException:
+        holder.finish("release", ids, reason=NO_CAUSE, samples=0, ends=True)
+        raise
     if least is None or (not bad and len(good) >= least):
         expiries = _expiries(store, group, ids) if status is Status.EXPIRED else None
         return LeasePart(
@@ -72,6 +88,7 @@ def claimed_part(
             draw=draw,
             expiries=expiries,
             status=status,
+            rollouts=rollouts,
         )
     if good or not bad:
         holder.finish("release", ids, reason=NO_CAUSE, samples=0, ends=True)

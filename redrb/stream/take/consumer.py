@@ -17,6 +17,7 @@ from redrb.errors import LeaseLost, StoreError
 from redrb.experience import Status
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.heartbeat import Heartbeat
+from redrb.stream.take.reading import GroupReader
 from redrb.stream.take.scripts import Ending, Outcome, TakeScripts
 from redrb.stream.task.task import Task
 
@@ -111,16 +112,20 @@ class UnreadTake(Protocol):
 class Consumer:
     """One member of a consumer group; safe among threads."""
 
-    def __init__(self, task: Task, group: str, lease_ms: int) -> None:
+    def __init__(
+        self, task: Task, group: str, lease_ms: int, reader: GroupReader | None = None
+    ) -> None:
         """Make a consumer; its heartbeat begins with the first take.
 
         Args:
             task: The task.
             group: Name of the consumer group.
             lease_ms: Silence of the heartbeat after which other consumers take its leases over.
+            reader: Converts groups of rollouts.
         """
         self._task = task
         self._scripts = TakeScripts(task.store)
+        self.reader = reader
         self.group = group
         self.lease_ms = lease_ms
         self._begin()

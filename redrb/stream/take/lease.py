@@ -37,6 +37,7 @@ class PartsLease(ABC, Generic[Ids]):
     def __init__(self, parts: Sequence[LeasePart]) -> None:
         self._parts = tuple(parts)
         self._misfits: Chosen = []
+        self._unfit_rollouts: RecordError | None = None
 
     def __len__(self) -> int:
         """Return the number of groups that are still leased."""
@@ -57,6 +58,9 @@ class PartsLease(ABC, Generic[Ids]):
             self.ack()
             return
         with suppress(LeaseLost):  # the error of the block matters more
+            if isinstance(error, RecordError) and error is self._unfit_rollouts:
+                self._end("release", None)
+                return
             if isinstance(error, RecordError) and error.ids and self._misfits:
                 self._reject_misfits(Cause.of(error, "does not fit into a batch: "))
                 self._end("release", None)
@@ -226,7 +230,16 @@ class PartsLease(ABC, Generic[Ids]):
             for part in self._parts
             if (ids := tuple(seq for other, seq in found if other is part))
         ]
-        error.ids = tuple(seq for _, ids in self._misfits for seq in ids)
+        misfitting = tuple(seq for _, ids in self._misfits for seq in ids)
+        if any(part.rollouts for part in self._parts):  # they may fit with another reader
+            self._misfits, self._unfit_rollouts = [], error
+            error.add_note(
+                f"Groups {list(misfitting)} differ from the others. They stay where they are, as "
+                "rollouts of a ReplayBuffer are in the batch: give the stream a reader that gives "
+                "all samples the same fields, or reject these groups."
+            )
+            return
+        error.ids = misfitting
 
     def _reject_misfits(self, reason: Cause) -> None:
         still = [

@@ -81,6 +81,7 @@ class LeasePart:
         draw: Weights by which the order drew the groups; None if it does not draw.
         expiries: Why groups expired, by id; only of groups taken with status EXPIRED.
         status: Status in which the groups were taken.
+        rollouts: Ids of groups that a `ReplayBuffer` has put.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class LeasePart:
         draw: Draw | None = None,
         expiries: Mapping[int, Expiry | None] | None = None,
         status: Status = Status.COMPLETED,
+        rollouts: Collection[int] = (),
     ) -> None:
         self.task = task
         self.holder = holder
@@ -101,6 +103,7 @@ class LeasePart:
         self.draw = draw
         self.expiries = dict(expiries or {})
         self.status = status
+        self.rollouts = rollouts
         # a part that nobody ended and nobody references any more is released
         self._finalizer = weakref.finalize(self, holder.abandon, tuple(self.layouts))
         self._finalizer.atexit = False

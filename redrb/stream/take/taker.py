@@ -101,6 +101,7 @@ class Taker:
             slot,
             status=request.status,
             incarnation=reply.incarnation,
+            reader=self._consumer.reader,
             draw=draw,
             least=min(request.least, request.count),
         )
