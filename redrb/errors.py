@@ -16,6 +16,7 @@
     ├── OutcomeUnknown                  a put may be stored, and a repetition could store it twice
     ├── SendFailed                      a sender could not put all its groups
     ├── BatchTimeout (TimeoutError)     no full batch in time; nothing was taken
+    ├── AdmissionTimeout (TimeoutError) no right to begin groups in time; none was given
     ├── RankLost                        a rank died; no rank got a part of the step
     ├── LeaseLost                       another consumer has taken over the lease
     └── WeightError
@@ -327,6 +328,74 @@ class BatchTimeout(RedrbError, TimeoutError):
             if 0 < fates.get("put", 0) <= 2 * fates.get(name, 0):
                 return advice
         return "Check that makers are alive (`redrb stats`), or ask for fewer."
+
+
+class AdmissionTimeout(RedrbError, TimeoutError):
+    """No right to begin so many groups came in time; none was given.
+
+    Attributes:
+        task: Name of the task.
+        wanted: Rights that were asked for, at least.
+        waited_s: Seconds waited.
+        held: Rights that makers hold.
+        stored: Groups that wait or are leased.
+        trained: Groups trained beyond those that count for the current weight version.
+        most: Most groups that may be begun and not yet trained; 0: no process has given
+            `groups_per_version` yet.
+        version: Weight version that the task knows; None: none.
+        waiting: Requests that wait for rights, this one included.
+        oldest_s: Seconds for which the oldest right is held; 0.0 if none is.
+        oldest_maker: The maker that holds it; "" if none does.
+    """
+
+    def __init__(
+        self,
+        *,
+        task: str,
+        wanted: int,
+        waited_s: float,
+        held: int = 0,
+        stored: int = 0,
+        trained: int = 0,
+        most: int = 0,
+        version: int | None = None,
+        waiting: int = 0,
+        oldest_s: float = 0.0,
+        oldest_maker: str = "",
+    ) -> None:
+        self.task = task
+        self.wanted = wanted
+        self.waited_s = waited_s
+        self.held = held
+        self.stored = stored
+        self.trained = trained
+        self.most = most
+        self.version = version
+        self.waiting = waiting
+        self.oldest_s = oldest_s
+        self.oldest_maker = oldest_maker
+        super().__init__(
+            f"task {task!r}: no right to begin {wanted} groups after {waited_s:.1f} s. "
+            f"{self._cause()}"
+        )
+
+    def _cause(self) -> str:
+        """Return what is in the way, and what to do."""
+        if not self.most:
+            return (
+                "No process has given groups_per_version yet: start the trainer, or open the "
+                "stream with groups_per_version=, the groups that it trains for each version."
+            )
+        held = f"{self.held} rights are held"
+        if self.held:
+            held += f" (the oldest for {self.oldest_s:.0f} s, by maker {self.oldest_maker})"
+        since = "" if self.version is None else f" since version {self.version}"
+        return (
+            f"At most {self.most} groups may be begun and not yet trained: {held}, {self.stored} "
+            f"groups are stored, and {max(self.trained, 0)} were trained{since}. Check that "
+            "trainers take, acknowledge and publish, and that makers put what they began; or raise "
+            "max_staleness."
+        )
 
 
 class RankLost(RedrbError):

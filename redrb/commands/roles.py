@@ -27,12 +27,12 @@ _PUBLISH = (
     *("srem", "time", "unlink", "xadd", "xrange", "xread", "xrevrange", "xtrim"),
 )
 
-_PUT_SCRIPTS = (*scripts_in("put"), "task/open", "task/stats")
+_PUT_SCRIPTS = (*scripts_in("put"), *scripts_in("admission"), "task/open", "task/stats")
 _LOOK_SCRIPTS = ("task/archived", "task/count", "task/stats", "task/versions")
 _ENDING_SCRIPTS = ("task/clear", "task/drop_group")
 _TASK_SCRIPTS = tuple(name for name in scripts_in("task") if name not in _ENDING_SCRIPTS)
 _TAKE_SCRIPTS = (*scripts_in("take"), *scripts_in("ranks"), *scripts_in("mixture"), *_TASK_SCRIPTS)
-_ADMIN_SCRIPTS = (*scripts_in("saving"), *_ENDING_SCRIPTS, *scripts_in("put"), *_TAKE_SCRIPTS)
+_ADMIN_SCRIPTS = (*scripts_in("saving"), *_ENDING_SCRIPTS, *_PUT_SCRIPTS, *_TAKE_SCRIPTS)
 _READ_WEIGHTS_SCRIPTS = ("weights/follow", "weights/pin", "weights/renew_pin")
 _PUBLISH_SCRIPTS = (*(name for name in scripts_in("weights") if name != "weights/remove"),)
 

@@ -31,12 +31,18 @@ def _run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     result = {**asdict(stats), "ledger_balanced": stats.ledger.balanced}
+    if stats.admission is not None:
+        result["admission_balanced"] = stats.admission.balanced
     show(result, _lines(result), as_json=options.json)
     return 0
 
 
 def _lines(result: dict[str, Any]) -> Iterator[str]:
     pools = {f"waiting {status}": groups for status, groups in result["waiting"].items()}
-    rest = {name: value for name, value in result.items() if name not in ("ledger", "waiting")}
-    for name, value in (result["ledger"] | pools | rest).items():
+    compound = ("ledger", "waiting", "admission")
+    rest = {name: value for name, value in result.items() if name not in compound}
+    rights = dict(result["admission"] or {})
+    makers = {f"held by {maker}": held for maker, held in rights.pop("makers", {}).items()}
+    rights = {f"rights {name}": value for name, value in rights.items()}
+    for name, value in (result["ledger"] | pools | rest | rights | makers).items():
         yield f"{name:18} {value:>12,}" if type(value) is int else f"{name:18} {value!s:>12}"

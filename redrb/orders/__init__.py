@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from redrb.orders.admission import ByAdmission
 from redrb.orders.fifo import Fifo, Lifo
 from redrb.orders.names import ignores_priority, known_order, order_named
 from redrb.orders.order import GroupFacts, Order, Score, check_order, checked_score
@@ -9,6 +10,7 @@ from redrb.orders.priority import Prioritized, Priority, Uniform
 from redrb.orders.versions import Freshest, Stalest
 
 __all__ = [
+    "ByAdmission",
     "Fifo",
     "Freshest",
     "GroupFacts",

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 
 from redrb.errors import ConfigError
+from redrb.orders.admission import ByAdmission
 from redrb.orders.fifo import Fifo, Lifo
 from redrb.orders.order import Order
 from redrb.orders.priority import Prioritized, Priority, Uniform
 from redrb.orders.versions import Freshest, Stalest
 
 _ORDERS: dict[str, Order] = {
-    order.name: order for order in (Fifo(), Lifo(), Stalest(), Freshest(), Priority(), Uniform())
+    order.name: order
+    for order in (Fifo(), Lifo(), Stalest(), Freshest(), Priority(), Uniform(), ByAdmission())
 }
 _PRIORITIZED = re.compile(r"prioritized(?:\(([0-9.e+-]{1,12})\))?")
 
@@ -42,4 +44,4 @@ def order_named(name: str) -> Order:
 
 def ignores_priority(order: Order | None) -> bool:
     """Return whether an order does not depend on priorities; False if that is unknown."""
-    return isinstance(order, Fifo | Lifo | Stalest | Freshest | Uniform)
+    return isinstance(order, Fifo | Lifo | Stalest | Freshest | Uniform | ByAdmission)

@@ -26,6 +26,7 @@ class GroupFacts:
         samples: Samples in the group.
         nbytes: Stored bytes.
         status: Status of the group.
+        right: Number of its right of admission; None if it was put without one.
     """
 
     policy_version: int | None
@@ -33,6 +34,7 @@ class GroupFacts:
     samples: int
     nbytes: int
     status: Status
+    right: int | None = None
 
 
 class Order(Protocol):

@@ -1,3 +1,4 @@
+from .admission.admission import Admission as Admission
 from .put.filters import finite_rewards as finite_rewards
 from .put.filters import reward_variance as reward_variance
 from .saving.saving import SavedTask as SavedTask
@@ -8,6 +9,7 @@ from .task.dead_letters import DeadLetter as DeadLetter
 from .task.expiration import Staleness as Staleness
 from .task.expiration import StalenessReport as StalenessReport
 from .task.history import StoredGroup as StoredGroup
+from .task.ledger import AdmissionStats as AdmissionStats
 from .task.ledger import Ledger as Ledger
 from .task.ledger import StreamStats as StreamStats
 from .task.rate import RateLimit as RateLimit

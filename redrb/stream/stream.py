@@ -26,6 +26,8 @@ from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.experience.records import Scalar
 from redrb.keys import TaskKeys, check_name
+from redrb.stream.admission import Admission
+from redrb.stream.admission.admitter import HOLD_S, MOST_RIGHTS, Admits, Admitter
 from redrb.stream.arguments import (
     BEFORE_ANY,
     AnyStatus,
@@ -135,8 +137,8 @@ class ExperienceStream:
             group: Consumer group of `take`; each consumer group gets every group of samples.
             on_full: Behaviour of `put` at the limit or at the server's memory limit: "block",
                 "drop_oldest" (evict groups that are not leased) or "error" (raise StoreFull).
-            lease_ms: Silence of this consumer's heartbeat after which its leased groups are
-                requeued for other consumers.
+            lease_ms: Silence of this object's heartbeat after which its leased groups are requeued
+                for other consumers, and its rights to begin groups return to the task.
             narrow_floats: Store float32 and float64 as "float16" or "bfloat16": half the bytes,
                 and not lossless.
             weights: Name of the published weights whose newest version is the task's current one.
@@ -195,6 +197,7 @@ class ExperienceStream:
         )
         min_replicas = client.min_replicas if replicas is None else replicas
         self._producer: Puts = Producer(self._task, on_full, min_replicas, on_bad_group)
+        self._admitter: Admits = Admitter(self._task, lease_ms)
         self._consumer = Consumer(self._task, group, lease_ms, reader)
         self._taker: Takes = Taker(self._task, self._consumer)
         self._ranks: RankTakes = Ranks(self._task, self._consumer)
@@ -232,6 +235,7 @@ class ExperienceStream:
         priority: float | None = None,
         status: AnyStatus | None = None,
         tags: Mapping[str, Scalar | None] | None = None,
+        admission: Admission | None = None,
         timeout: float | None = None,
     ) -> tuple[int, ...]:
         """Store experience, exactly once however often the request is repeated.
@@ -243,6 +247,9 @@ class ExperienceStream:
             priority: Priority for the orders "priority" and "prioritized".
             status: Status of the groups; default: derived from their samples.
             tags: Values of declared tags, which replace those of the samples.
+            admission: What `admit` returned: each group uses one right, lowest first, and groups
+                that a filter or `on_bad_group="drop"` drops return theirs. A put that raises uses
+                none for the groups that were not stored.
             timeout: Seconds to wait for room with `on_full="block"`; None waits for ever, and logs
                 every half minute.
 
@@ -256,8 +263,9 @@ class ExperienceStream:
             StoreUnavailable: Redis stayed away; `uncertain` says whether the put may have landed.
             OutcomeUnknown: The connection broke, and more than an hour passed before Redis was
                 reached again: the put may have landed, and is not repeated.
+            ConfigError: `admission` has fewer rights than there are groups; nothing was stored.
         """
-        options = PutOptions.checked(policy_version, priority, status, tags)
+        options = PutOptions.checked(policy_version, priority, status, tags, admission)
         return self._put(groups_of(items), options, timeout)
 
     def put_many(
@@ -268,6 +276,7 @@ class ExperienceStream:
         priority: float | None = None,
         status: AnyStatus | None = None,
         tags: Mapping[str, Scalar | None] | None = None,
+        admission: Admission | None = None,
         timeout: float | None = None,
     ) -> tuple[int, ...]:
         """Store several groups with few round trips; each group becomes visible as a whole.
@@ -277,7 +286,7 @@ class ExperienceStream:
         `StoreUnavailable.uncertain` is about the up to 32 groups after these. An empty group is an
         EncodeError.
         """
-        options = PutOptions.checked(policy_version, priority, status, tags)
+        options = PutOptions.checked(policy_version, priority, status, tags, admission)
         return self._put(groups_of_many(groups), options, timeout)
 
     def writer(self) -> Writer:
@@ -290,6 +299,51 @@ class ExperienceStream:
         """
         self._check_open()
         return Writer(self._producer, self._prepare)
+
+    def admit(
+        self,
+        n: int = 1,
+        *,
+        least: int | None = None,
+        timeout: float | None = None,
+        hold_s: float = HOLD_S,
+    ) -> Admission:
+        """Wait for the right to begin groups that can be trained within `max_staleness`.
+
+        At most `(max_staleness + 1) * groups_per_version` groups are begun and not yet trained, so
+        that none comes too late. Waiting makers are served in the order of their arrival. The
+        rights of a maker that dies return when its heartbeat stops for `lease_ms`. See
+        docs/staleness.md.
+
+        Fetch the newest weights after this call, and before generating.
+
+        Args:
+            n: Groups.
+            least: Fewest rights to accept; default `n`.
+            timeout: Seconds to wait; 0 looks once; None waits for ever, and logs every half minute.
+            hold_s: Seconds after which the task takes rights back that no put has used: for makers
+                that hang. Groups that are put later are stored all the same.
+
+        Returns:
+            The rights, as a context manager; leaving it returns those that no put has used.
+
+        Raises:
+            AdmissionTimeout: There were too few in time; none was given.
+            ConfigError: The task has no `max_staleness`, or never gives so many rights.
+            StoreUnavailable: Redis stayed away.
+
+        Example:
+            >>> with stream.admit(8) as right:
+            ...     version = subscriber.poll(model)
+            ...     stream.put_many(generate(prompts), admission=right)
+        """
+        self._check_open()
+        count = checked_int("n", n, 1, MOST_RIGHTS)
+        fewest = count if least is None else checked_int("least", least, 1, count)
+        seconds = checked_number("hold_s", hold_s)
+        if seconds <= 0:
+            raise ConfigError(f"hold_s={hold_s!r}: give a number of seconds > 0.")
+        return self._admitter.admit(count, fewest, checked_timeout(timeout), seconds)
 
     def discard_expired(self, groups: int) -> None:
         """Count groups that a maker found too stale to put, as put and expired, exactly once.
@@ -682,7 +736,7 @@ class ExperienceStream:
         return self._task.clear()
 
     def close(self) -> None:
-        """Stop the heartbeat and requeue what is still leased; closing twice does no harm.
+        """Stop the heartbeats, requeue leased groups, return rights; closing twice does no harm.
 
         The client stays open. This object puts and takes no more; `stats` and the other methods
         that look at the task go on working. While Redis is away all of it lasts as long as one
@@ -695,6 +749,7 @@ class ExperienceStream:
             finally:
                 self._consumer.close()
                 self._producer.close()
+                self._admitter.close()
 
     def _keys(self, namespace: str, task: str) -> TaskKeys:
         return TaskKeys.of(namespace, task)

@@ -66,11 +66,11 @@ class Wait:
         retry_s = self.retry_s
         return _NO_DEADLINE if retry_s is None else within(retry_s + GRACE_S)
 
-    def slice_s(self) -> float:
+    def slice_s(self, longest_s: float = SLICE_S) -> float:
         """Return the seconds to block before looking again."""
         if self._timeout is None:
-            return SLICE_S
-        return max(0.0, min(SLICE_S, self._timeout - self.waited_s))
+            return longest_s
+        return max(0.0, min(longest_s, self._timeout - self.waited_s))
 
     def log(self, missing: str) -> None:
         """Log the missing thing, once every `WARN_EVERY_S` seconds."""

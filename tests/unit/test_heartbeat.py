@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from redrb.stream.take.heartbeat import Heartbeat
+from redrb.stream.heartbeat import Heartbeat
 
 
 class Beating:

@@ -69,18 +69,9 @@ local function needed_by_none(group, seqs)
   return over
 end
 
--- Entries are done in a consumer group: delete the group's notes on them, and the entries that no other
--- group needs. If the task keeps history, entries that any group has acknowledged become history
--- instead; `acked`: this group has. Returns the number of entries deleted.
-local function forget(group, seqs, acked)
-  if redis.call('EXISTS', key('moved', group), key('expiries', group), key('reads', group)) > 0 then
-    for _, seq in ipairs(seqs) do
-      redis.call('HDEL', key('moved', group), member_of(seq))
-      redis.call('HDEL', key('expiries', group), member_of(seq))
-      redis.call('HDEL', key('reads', group), member_of(seq))
-    end
-  end
-  local over = needed_by_none(group, seqs)
+-- Delete entries that no consumer group needs. If the task keeps history, those that any group has
+-- acknowledged become history instead; `acked`: the last group has. Returns the number of entries deleted.
+local function let_go(over, acked)
   if not rules().keeps then
     return delete(over)
   elseif acked then
@@ -93,4 +84,25 @@ local function forget(group, seqs, acked)
     target[#target + 1] = seq
   end
   return delete(gone) + retire(read)
+end
+
+-- Entries are done in a consumer group: delete the group's notes on them, and let the entries go that no
+-- other group needs. `acked`: this group has acknowledged them. Returns the number of entries deleted.
+local function forget(group, seqs, acked)
+  if redis.call('EXISTS', key('moved', group), key('expiries', group), key('reads', group)) > 0 then
+    for _, seq in ipairs(seqs) do
+      redis.call('HDEL', key('moved', group), member_of(seq))
+      redis.call('HDEL', key('expiries', group), member_of(seq))
+      redis.call('HDEL', key('reads', group), member_of(seq))
+    end
+  end
+  local over = needed_by_none(group, seqs)
+  if not (acked and rules().groups_per_version) then
+    return let_go(over, acked)
+  end
+  --@include capacity
+  local stored = stored_groups()
+  local deleted = let_go(over, acked)
+  add(key('admission'), 'trained', stored - stored_groups())
+  return deleted
 end

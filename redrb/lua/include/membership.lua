@@ -1,5 +1,5 @@
 -- Lets a consumer group join a task, or end.
---@include task facts pools history capacity groups waiters waking ledger
+--@include task facts pools history capacity groups waiters ledger queries
 
 local MOST_WOKEN = 50 -- waiters that one call wakes when it deletes queues; others look again by themselves
 local JOIN_PAGE = 100 -- groups that one call adds to the pools of a consumer group that joins
@@ -149,5 +149,6 @@ end
 -- Delete the keys of the task and of these consumer groups.
 local function delete_task(all)
   delete_keys(all, {stream, task, puts, key('groups'), key('facts'), key('archive'), key('behind'),
-    key('dead'), key('refreshed')}, {'#room'})
+    key('dead'), key('refreshed'), key('admission'), key('rights'), key('right'), key('holders'),
+    key('holds'), key('makers')}, {'#room', '#admission'})
 end

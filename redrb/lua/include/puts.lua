@@ -58,3 +58,14 @@ local function undo(before, count)
   take_out(seqs)
   redis.call('HSET', puts, 'last', string.format('%d', before + count))
 end
+
+-- Count a put no more: `known` holds its producer's record and the counters, as they were before it.
+local function restore_record(producer, known, before)
+  redis.call('HSET', puts, 'last', string.format('%d', before), 'put', known[3] or '0',
+    'samples_put', known[4] or '0', 'bytes_put', known[5] or '0')
+  if known[1] then
+    redis.call('HSET', puts, producer, known[1])
+  else
+    redis.call('HDEL', puts, producer)
+  end
+end

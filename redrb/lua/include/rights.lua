@@ -3,7 +3,7 @@
 local PUT_COMMANDS = {'DEL', 'EXISTS', 'HDEL', 'HGET', 'HGETALL', 'HINCRBY', 'HINCRBYFLOAT', 'HLEN',
   'HMGET', 'HRANDFIELD', 'HSET', 'PEXPIRE', 'RPUSH', 'SMEMBERS', 'TIME', 'UNLINK', 'XDEL', 'XLEN',
   'XPENDING', 'XRANGE', 'XREVRANGE', 'ZADD', 'ZCARD', 'ZCOUNT', 'ZMSCORE', 'ZPOPMIN', 'ZRANGE',
-  'ZRANGEBYSCORE', 'ZREM', 'ZREMRANGEBYRANK', 'ZREVRANGE', 'ZSCORE'}
+  'ZRANGEBYLEX', 'ZRANGEBYSCORE', 'ZREM', 'ZREMRANGEBYRANK', 'ZREVRANGE', 'ZSCORE'}
 
 -- The first command of a put that the user may not run, or nil.
 local function forbidden_command()

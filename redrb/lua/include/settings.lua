@@ -4,7 +4,7 @@
 -- In the order in which task/open.lua returns them.
 local SETTINGS = {'format', 'order', 'limit', 'max_bytes', 'max_deliveries', 'sampled', 'max_staleness',
   'max_token_staleness', 'on_expired', 'max_reads', 'capacity', 'eviction', 'rate', 'tags', 'keep_ms',
-  'keep_groups', 'partitions', 'revision', 'incarnation', 'kind'}
+  'keep_groups', 'partitions', 'groups_per_version', 'revision', 'incarnation', 'kind'}
 
 -- Pack the settings that decide about groups into the field `rules`, which every script reads.
 local function pack_rules()
@@ -30,6 +30,7 @@ local function pack_rules()
     limit = tonumber(stored.limit or '0'),
     max_bytes = tonumber(stored.max_bytes or '0'),
     capacity = tonumber(stored.capacity or '0'),
+    groups_per_version = tonumber(stored.groups_per_version or ''),
     rate = stored.rate ~= false and stored.rate ~= '',
   }))
 end

@@ -1,25 +1,6 @@
--- Wakes the takes for which there are groups now, and the puts for which there is room.
---
--- A take with a query waits in a queue of its own pool and query. The hash queries:<pool> counts, by
--- query, the waiting groups that match it: those found when the take began to wait, and those that entered
--- the pool since. A take that is woken counts anew, so the number may be too large but not too small.
---@include task clock facts pools capacity waiters where plan tags
-
-local MOST_QUERIES = 100 -- that one call matches; takes of others look again by themselves
-
--- Name of the queue of takes with a query.
-local function queue_of(pool, where)
-  return where == '' and pool or pool .. '?' .. redis.sha1hex(where)
-end
-
--- Queries that takes of a pool wait with: a flat list query, matches, ...
-local function queries_of(pool)
-  local queries = key('queries', pool)
-  if redis.call('HLEN', queries) <= MOST_QUERIES then
-    return redis.call('HGETALL', queries)
-  end
-  return redis.call('HRANDFIELD', queries, MOST_QUERIES, 'WITHVALUES')
-end
+-- Wakes the takes for which there are groups now, the puts for which there is room, and the makers for which
+-- there are rights.
+--@include task clock facts pools capacity waiters where plan tags queries
 
 -- How many takes wait for a pool.
 local function queued_for(pool)
@@ -120,9 +101,31 @@ local function wake_returned(group, now)
   end
 end
 
--- Wake puts that wait for room.
+-- Wake makers that wait for rights.
+local function wake_makers(now)
+  if rules().groups_per_version and redis.call('EXISTS', key('queue', '#admission')) == 1 then
+    --@include admission
+    wake_rights(now)
+  end
+end
+
+-- Wake puts that wait for room, and makers that wait for rights.
 local function wake_room(now)
   if redis.call('EXISTS', key('queue', '#room')) == 1 then
     wake('#room', room_left(), now or now_ms())
   end
+  wake_makers(now)
+end
+
+-- After a take that finds too few groups has entered or left its queue: note the matches of its query, and
+-- wake takes that need fewer groups, and makers whose groups the take waits for.
+local function wake_others(pool, where, matches, ttl_ms, now)
+  if where == '' then
+    wake_pool(pool, now)
+  elseif ttl_ms > 0 then
+    enqueue_query(pool, where, matches, ttl_ms)
+  else
+    leave_query(pool, where, 0)
+  end
+  wake_makers(now)
 end

@@ -1,7 +1,7 @@
 -- Count entries that the same transaction has just added, or take them out again.
 -- Runs in MULTI after n times XADD stream NOMKSTREAM * g <group>.
 -- KEYS[1] stream
--- ARGV    producer, operation, epoch, samples, bytes, filtered, expired, revision, status, kind,
+-- ARGV    producer, operation, epoch, samples, bytes, filtered, expired, revision, status, kind, rights,
 --         facts of each entry ...
 --         operation: counts up by one a put of this producer; a repeated put is not stored again
 --         epoch: of the task when this put was first sent; all its repetitions name the same one
@@ -10,6 +10,7 @@
 --         revision: of the settings that the facts were made for; '' fits all
 --         status: status of all entries, '' if they have different ones
 --         kind: fields and dtypes of completed entries, '': any; facts: see include/facts.lua, packed
+--         rights: of admission that the put uses and returns, as in include/held_rights.lua; '': none
 -- Returns {'ok', last seq, room left | -1, groups too stale on arrival, entries (with partitions) | -1}
 --       | {'again', last seq, entries}: an earlier attempt has stored so many entries
 --       | {'forgotten', epoch}: the producer's last put is not known any more, so a repetition of it
@@ -39,7 +40,7 @@ local rule = rules()
 if not rule.exists then
   return {'gone'}
 end
-local producer, operation, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 10
+local producer, operation, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 11
 local samples, bytes, kind = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[10]
 local filtered, kept_back = tonumber(ARGV[6]), tonumber(ARGV[7])
 local before, put = tonumber(known[2] or '0'), tonumber(known[3] or '0')
@@ -91,11 +92,11 @@ end
 local by_version = rule.max_staleness or rule.max_token_staleness
 if ARGV[9] ~= '' and rule.order == 'fifo' and #rule.names == 0 and not by_version then
   for i = 1, count do -- only their arrival matters
-    sort_in(ARGV[9], member_of(before + i), ARRIVED, ARGV[10 + i] .. current)
+    sort_in(ARGV[9], member_of(before + i), ARRIVED, ARGV[11 + i] .. current)
   end
 else
   for i = 1, count do
-    local member, packed = member_of(before + i), ARGV[10 + i]
+    local member, packed = member_of(before + i), ARGV[11 + i]
     local facts = unpack_facts(packed)
     if not (by_version and is_overdue(facts)) then
       sort_in(facts.status, member, facts, packed .. current)
@@ -161,18 +162,16 @@ local done, failure = pcall(store)
 if done then
   done, failure = pcall(make_known, producer, count, now)
 end
+if done and ARGV[11] ~= '' then
+  --@include held_rights
+  done, failure = pcall(use_rights, ARGV[11])
+end
 if not done then -- take the put back: its counts, then its entries; the next put removes what remains
   --@include puts
   if counted then
     count_dropped(-1)
     add(task, 'bytes', rule.max_bytes > 0 and -bytes or 0)
-    redis.call('HSET', puts, 'last', string.format('%d', before), 'put', string.format('%d', put),
-      'samples_put', known[4] or '0', 'bytes_put', known[5] or '0')
-    if known[1] then
-      redis.call('HSET', puts, producer, known[1])
-    else
-      redis.call('HDEL', puts, producer)
-    end
+    restore_record(producer, known, before)
   end
   undo(before, count)
   error(failure)

@@ -42,7 +42,8 @@ end
 if ARGV[9] == '1' then
   redis.call('HSET', key('leases', group), slot, token .. ' ended')
 end
-if rule.rate or has_entered() or redis.call('EXISTS', key('queue', '#room')) == 1 then
+if rule.rate or rule.groups_per_version or has_entered()
+  or redis.call('EXISTS', key('queue', '#room')) == 1 then
   --@include waking
   wake_room()
   wake_returned(group)

@@ -1,5 +1,5 @@
--- Renew a consumer's deadline, requeue the leases of consumers whose deadline is over, and remove old
--- records of producers.
+-- Renew a consumer's deadline, requeue the leases of consumers whose deadline is over, take back the rights
+-- of makers whose deadline is over, and remove old records of producers.
 -- KEYS[1] stream
 -- ARGV    group, consumer, lease_ms, incarnation
 --         lease_ms: the consumer is dead after so long without a heartbeat
@@ -18,7 +18,12 @@ end
 remove_records(server_ms())
 local now = set_clock(lease_ms)
 local returned, known = beat(group, consumer, lease_ms, now)
-if returned > 0 then
+local lost = 0
+if rules().groups_per_version then
+  --@include held_rights
+  lost = reclaim_rights(now)
+end
+if returned + lost > 0 then
   wake_room(now)
   wake_returned(group, now)
 end

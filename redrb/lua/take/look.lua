@@ -9,7 +9,7 @@
 --       | {'gone'}: there is no such task, or it was created anew
 --       | {'more'}: the consumer group is joining, run it again
 --         Repeated, it renews the place in the queue.
---@include task clock facts pools waiters waking
+--@include task clock facts pools waiters waking queries
 
 begin_writing()
 local rule = rules()

@@ -88,7 +88,7 @@ end
 local here, chosen
 local queue = pool
 if where ~= '' then
-  --@include where waking
+  --@include where queries
   queue = queue_of(pool, where)
   chosen = select_where(pool, rule.names, cjson.decode(where), count)
   here = #chosen
@@ -115,13 +115,7 @@ if free < least then
   else
     dequeue(queue, waiter)
   end
-  if where == '' then
-    wake_pool(pool, now)
-  elseif ttl_ms > 0 then
-    enqueue_query(pool, where, here, ttl_ms)
-  else
-    leave_query(pool, where, 0)
-  end
+  wake_others(pool, where, here, ttl_ms, now)
   local others, fates = 0, {}
   if ARGV[13] == '1' then
     --@include ledger fates

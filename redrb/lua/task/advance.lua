@@ -1,13 +1,23 @@
--- Tell a task the newest weight version.
+-- Tell a task the newest weight version, and wake makers that may begin groups now.
 -- KEYS[1] stream
 -- ARGV    version
 -- Returns {'ok', version}: the newest version that the task knows | {'gone'}: there is no such task
---@include task
+--@include task facts
 
 begin_writing()
 if not exists() then
   return {'gone'}
 end
-local version = math.max(number(task, 'version'), tonumber(ARGV[1]))
+local known, version = rules().version, math.max(number(task, 'version'), tonumber(ARGV[1]))
+local admits = rules().groups_per_version and rules().max_staleness and version ~= known
+if admits then
+  --@include versions
+  advance_mark(version)
+end
 redis.call('HSET', task, 'version', string.format('%.0f', version))
+if admits and redis.call('EXISTS', key('queue', '#admission')) == 1 then
+  --@include admission
+  rules().version = version
+  wake_rights()
+end
 return {'ok', version}

@@ -12,7 +12,8 @@
 --       | {'blocked', name, value, groups, 1 or 0}: the limit or capacity is smaller than the groups that a
 --         first take needs by the rate: takes and puts would wait for each other; groups is 0 if the rate
 --         leaves groups unread, which fill any limit at last; 1: this call gives the limit
---@include task filling settings producers
+--       | {'excluded', name, value}: with groups_per_version the task cannot have this setting
+--@include task facts filling settings producers
 
 begin_writing()
 local used = number(puts, 'put') > 0
@@ -66,6 +67,14 @@ if spi then
     end
   end
 end
+if setting('groups_per_version') then
+  for name, only in pairs({capacity = false, partitions = false, max_reads = '1'}) do
+    local value = setting(name)
+    if value and value ~= only then
+      return {'excluded', name, value}
+    end
+  end
+end
 if not exists() then
   -- an entry that was deleted leaves its id behind: ids count up from there
   redis.call('DEL', stream)
@@ -85,6 +94,13 @@ end
 if changed then
   redis.call('HSET', task, 'revision', ARGV[1])
   pack_rules()
+  if given.groups_per_version and redis.call('EXISTS', key('queue', '#admission')) == 1 then
+    --@include admission
+    known_rules = nil
+    if rules().max_staleness then
+      wake_rights()
+    end
+  end
 end
 if fill and used then
   redis.call('HSET', task, 'filling', '0')

@@ -1,18 +1,44 @@
 -- Read the counters of a task and of one consumer group, consistently. Writes nothing.
 -- KEYS[1] stream
 -- ARGV    group
--- Returns a flat list name, number, ...; {} if there is no task.
---@include task clock pools capacity ledger pending waking
+-- Returns a flat list name, number, ...; {} if there is no task. Names that begin with maker: are those of
+-- makers that hold rights, with their number.
+--@include task clock facts pools capacity ledger pending waking
+
+local MOST_MAKERS = 100 -- whose rights are reported
 
 local found = {}
 local function report(name, value)
   found[#found + 1] = name
   found[#found + 1] = string.format('%d', value)
 end
+-- Report how the rights stand.
+local function report_rights()
+  --@include admission
+  local state = state_of_rights()
+  local known = numbers(key('admission'), 'used', 'returned', 'lost', 'late', 'released')
+  for i, name in ipairs({'used', 'returned', 'lost', 'late', 'released'}) do
+    report('admission:' .. name, known[i])
+  end
+  for _, name in ipairs({'granted', 'held', 'most', 'left'}) do
+    report('admission:' .. name, state[name])
+  end
+  report('admission:waiting', redis.call('ZCARD', key('queue', '#admission')))
+  for _, maker in ipairs(redis.call('ZRANGE', key('makers'), 0, MOST_MAKERS - 1)) do
+    local held = redis.call('ZLEXCOUNT', key('holders'), '[' .. maker .. '/', '(' .. maker .. '0')
+    if held > 0 then
+      report('maker:' .. maker, held)
+    end
+  end
+end
+
 if not exists() then
   return found
 end
 local group, now = ARGV[1], now_ms()
+if rules().groups_per_version and rules().max_staleness then
+  report_rights()
+end
 local stored = stored_groups()
 report('stored', stored)
 report('archived', redis.call('ZCARD', key('archive')))

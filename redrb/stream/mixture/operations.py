@@ -8,9 +8,9 @@ from collections import deque
 from contextlib import suppress
 
 from redrb.errors import StoreError
+from redrb.stream.heartbeat import Heartbeat
 from redrb.stream.mixture import turns
 from redrb.stream.mixture.turns import Operation, Turns
-from redrb.stream.take.heartbeat import Heartbeat
 from redrb.stream.waiting import SHORT_OUTAGE_S
 
 _log = logging.getLogger("redrb")

@@ -13,6 +13,7 @@ from redrb.connection import Client, check_client
 from redrb.connection.deadline import GRACE_S, within
 from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Status
+from redrb.stream.admission import Admission
 from redrb.stream.arguments import AnyStatus, checked_ids
 from redrb.stream.mixture.ratio import Ratio
 from redrb.stream.mixture.turns import Turns
@@ -38,6 +39,23 @@ from redrb.stream.task.settings import LEASE_MS, OnExpired, SettingArguments, Ta
 from redrb.stream.task.store import TaskStore
 
 MOST_PARTITIONS = 1024
+
+
+class NoAdmission:
+    """Refuses to give rights: they are counted in one task of one node."""
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+
+    def admit(self, *_request: object) -> Admission:
+        """Raise ConfigError."""
+        raise ConfigError(
+            f"task {self._task!r} has partitions, and gives no rights to begin groups, since its "
+            "groups are counted on different nodes: use a task without partitions."
+        )
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class PartitionedStream(ExperienceStream):
@@ -101,6 +119,7 @@ class PartitionedStream(ExperienceStream):
         self._task = home.opened
         self._preparer = home.preparer
         self._producer = PartitionedProducer(task, self._partitions, on_full)
+        self._admitter = NoAdmission(task)
         turns = Turns(client, namespace, group, Ratio.of({task: 1}))
         self._collector = self._taker = Collector(self._partitions, turns, task)
         self._ranks = PartitionedRanks(self._partitions, lambda: self.incarnation)

@@ -10,6 +10,7 @@ from redrb.codec import EncodedGroup
 from redrb.errors import RedrbError
 from redrb.stream.put.index_values import NO_VALUES, IndexValues
 from redrb.stream.put.options import PutOptions
+from redrb.stream.put.rights import NO_RIGHTS, Rights
 
 NO_OPTIONS = PutOptions()
 
@@ -28,6 +29,7 @@ class PutBatch:
         refused: The error of each group that cannot be stored, by its index in the put; in
             `groups` are the others.
         kind: Kind of the completed groups, see `kind_of`; "" if that is not checked.
+        rights: The rights of admission of the groups, and of those that are not stored.
     """
 
     groups: Sequence[EncodedGroup]
@@ -38,20 +40,31 @@ class PutBatch:
     expired: int = 0
     refused: Mapping[int, RedrbError] = field(default_factory=dict)
     kind: str = ""
+    rights: Rights = NO_RIGHTS
 
     def __bool__(self) -> bool:
         """Return whether there are groups to store or to count."""
         return bool(self.groups) or self.filtered + self.expired > 0
 
     def raise_refused(self) -> None:
-        """Raise the error of the first group that cannot be stored; its notes name the others."""
+        """Raise the error of the first group that cannot be stored; its notes name the others.
+
+        The put is over then, and its rights return to their source.
+        """
+        error = self.refusal()
+        if error is not None:
+            self.rights.end(0, counted=False)
+            raise error
+
+    def refusal(self) -> RedrbError | None:
+        """Return the error that `raise_refused` raises; None if no group is refused."""
         if not self.refused:
-            return
+            return None
         first, *others = self.refused.values()
         first.bad_groups = tuple(self.refused)
         for error in others:
             first.add_note(f"also refused: {error}")
-        raise first
+        return first
 
     def dropping_refused(self) -> Self:
         """Return the batch with the refused groups counted as filtered."""
@@ -67,4 +80,5 @@ class PutBatch:
             values=self.values.part(start, end),
             filtered=self.filtered if start == 0 else 0,
             expired=self.expired if start == 0 else 0,
+            rights=self.rights.part(start, end),
         )

@@ -38,4 +38,5 @@ def fitted(pending: PendingPut, task: Task, on_bad_group: OnBadGroup) -> PutBatc
     for error in found.values():
         _log.error("task %r: a group is dropped: %s", task.name, error)
     emptied = replace(refused, groups=(), values=NO_VALUES, kind="", refused={})
+    emptied = replace(emptied, rights=batch.rights.returning_from(0))
     return replace(emptied, filtered=batch.filtered + len(batch.groups))

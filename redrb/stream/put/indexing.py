@@ -31,7 +31,8 @@ def index_arguments(description: TaskDescription, batch: PutBatch) -> list[Argum
     statuses = {group.status for group in batch.groups}
     kind = "" if batch.kind == description.kind else batch.kind
     status = statuses.pop() if len(statuses) == 1 else ""
-    return [batch.expired, batch.revision, status, kind, *_packed_facts(order, batch)]
+    account: list[Argument] = [batch.expired, batch.revision, status, kind, batch.rights.packed()]
+    return [*account, *_packed_facts(order, batch)]
 
 
 def _packed_facts(order: Order, batch: PutBatch) -> list[bytes]:
@@ -39,9 +40,10 @@ def _packed_facts(order: Order, batch: PutBatch) -> list[bytes]:
     priority, values, pack = batch.options.priority, batch.values, msgpack.Packer().pack
     newest = values.newest or [None] * len(batch.groups)
     tags = values.tags or [()] * len(batch.groups)
+    rights = batch.rights.numbers or [None] * len(batch.groups)
     by_arrival = isinstance(order, Fifo)
     packed = []
-    for group, token, group_tags in zip(batch.groups, newest, tags, strict=True):
+    for group, token, group_tags, right in zip(batch.groups, newest, tags, rights, strict=True):
         version, status = group.policy_version, group.status
         facts: dict[str, Any] = {
             "size": group.nbytes,
@@ -50,7 +52,7 @@ def _packed_facts(order: Order, batch: PutBatch) -> list[bytes]:
         if status is not Status.COMPLETED:
             facts["status"] = status.value
         if not by_arrival:
-            seen = GroupFacts(version, priority, group.samples, group.nbytes, status)
+            seen = GroupFacts(version, priority, group.samples, group.nbytes, status, right)
             score = checked_score(order, seen)
             if score != "arrival":
                 facts["score"] = score if isinstance(score, str) else float(score)

@@ -10,6 +10,7 @@ from redrb.errors import ConfigError
 from redrb.experience import Status
 from redrb.experience.records import Scalar
 from redrb.stream.arguments import AnyStatus, checked_status
+from redrb.stream.put.rights import RightsSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +22,14 @@ class PutOptions:
         priority: Priority of the groups.
         status: Status of the groups; None: derived from their samples.
         tags: Values of declared tags, in place of those of the samples.
+        admission: The rights that the groups use; None: none.
     """
 
     policy_version: int | None = None
     priority: float | None = None
     status: Status | None = None
     tags: Mapping[str, Scalar | None] | None = None
+    admission: RightsSource | None = None
 
     @classmethod
     def checked(
@@ -35,6 +38,7 @@ class PutOptions:
         priority: object,
         status: AnyStatus | None,
         tags: Mapping[str, Scalar | None] | None,
+        admission: RightsSource | None = None,
     ) -> PutOptions:
         """Return the options that users gave.
 
@@ -43,9 +47,12 @@ class PutOptions:
         """
         if not (tags is None or isinstance(tags, Mapping)):
             raise ConfigError(f"tags={tags!r:.80}: give a dict, a value for each tag.")
+        if not (admission is None or isinstance(admission, RightsSource)):
+            raise ConfigError(f"admission={admission!r:.80}: give what stream.admit() returned.")
         return cls(
             policy_version=checked_int_or_none("policy_version", policy_version),
             priority=None if priority is None else checked_number("priority", priority),
             status=None if status is None else checked_status(status),
             tags=tags,
+            admission=admission,
         )

@@ -45,6 +45,7 @@ class PendingPut:
         epoch: Epoch in which it got its number; all attempts to store the chunk name it.
         repeated: Whether an attempt to store the chunk was sent whose reply is unknown.
         sent: The request for the next chunk, if it was sent already.
+        counted: Whether a chunk is stored, and with the first one the groups that were dropped.
     """
 
     identity: ProducerIdentity
@@ -55,6 +56,7 @@ class PendingPut:
     epoch: int = 0
     repeated: bool = False
     sent: Request[PutReply] | None = None
+    counted: bool = False
 
     def number(self, incarnation: str, epoch: int) -> None:
         """Give the next chunk its operation number; all attempts to store it use the same one."""

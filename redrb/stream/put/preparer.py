@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from redrb.codec import (
     EncodedGroup,
@@ -13,11 +13,11 @@ from redrb.codec import (
     check_and_encode_groups,
     encode_experience,
 )
-from redrb.errors import EncodeError, RecordError, RedrbError, StoreUnavailable
+from redrb.errors import ConfigError, EncodeError, RecordError, RedrbError, StoreUnavailable
 from redrb.experience import BufferItem, Experience, split_experience_batch
 from redrb.experience.checking import check_batch, check_groups
 from redrb.experience.consistency import check_values_of_rows
-from redrb.orders import ignores_priority
+from redrb.orders import ByAdmission, ignores_priority
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.filters import Filter, passing
 from redrb.stream.put.index_values import NO_VALUES, index_values, reads_samples
@@ -101,7 +101,8 @@ class Preparer:
 
         Raises:
             RecordError: A batch is malformed as a whole.
-            ConfigError: A tag of `options` is not declared, or a filter is broken.
+            ConfigError: A tag of `options` is not declared, a filter is broken, or rights of
+                admission are missing.
         """
         description = self._task.description
         if options.tags and not options.tags.keys() <= set(description.tags):
@@ -113,7 +114,7 @@ class Preparer:
             batch = self._prepare(groups, options, description, one_by_one=False)
         except (RecordError, EncodeError):  # find out which groups are bad
             batch = self._prepare(groups, options, description, one_by_one=True)
-        return self._without_dropped(batch)
+        return self._admitted(self._without_dropped(batch), options, description)
 
     def _prepare(
         self, groups: Groups, options: PutOptions, description: TaskDescription, *, one_by_one: bool
@@ -254,6 +255,26 @@ class Preparer:
         for error in batch.refused.values():
             _log.error("task %r: a group is dropped: %s", self._task.name, error)
         return batch.dropping_refused()
+
+    def _admitted(
+        self, batch: PutBatch, options: PutOptions, description: TaskDescription
+    ) -> PutBatch:
+        """Give each group a right, and let the rights of other groups return."""
+        source, groups = options.admission, len(batch.groups)
+        if source is None:
+            if groups and isinstance(description.order, ByAdmission):
+                raise ConfigError(
+                    f"task {self._task.name!r} orders groups by their rights: put them with "
+                    "admission=, the rights that stream.admit() returned."
+                )
+            return batch
+        if source.task_prefix != self._task.store.keys.prefix:
+            raise ConfigError(
+                f"task {self._task.name!r}: admission= has rights of task {source.task!r}: use "
+                "those that admit() of this stream returned."
+            )
+        rights = source.hand_over(groups + batch.filtered + len(batch.refused))
+        return replace(batch, rights=rights.returning_from(groups))
 
     def _warn_of_priorities(self, description: TaskDescription) -> None:
         """Warn, once, that the task's order does not look at priorities."""

@@ -84,9 +84,13 @@ class Producer:
         chunk = pending.chunk()
         whole = len(chunk.groups) == len(batch.groups)
         if whole and not self._room.scarce and self._epoch.is_fresh:
-            self._number(pending, None)
-            pending.sent = self._scripts.put(pending, chunk)
-            pending.sent.begin()
+            try:
+                self._number(pending, None)
+                pending.sent = self._scripts.put(pending, chunk)
+                pending.sent.begin()
+            except BaseException:
+                self.abandon(pending)
+                raise
         return pending
 
     def finish(self, pending: PendingPut, timeout: float | None) -> tuple[int, ...]:
@@ -98,7 +102,7 @@ class Producer:
                 while not over:
                     reply = self._put_chunk(pending, wait)
                     ids += range(reply.last - reply.stored + 1, reply.last + 1)
-                    pending.numbered = False
+                    pending.numbered, pending.counted = False, True
                     over = len(ids) == len(pending.batch.groups)
         except BaseException as error:
             pending.identity.interrupted = True
@@ -119,6 +123,8 @@ class Producer:
         if pending.sent is not None:
             pending.sent.drop()
             pending.identity.interrupted = True
+        if pending.batch.rights:
+            pending.batch.rights.end(len(pending.ids), counted=pending.counted)
         if self._pid == os.getpid():
             self._idle.append(pending.identity)
 

@@ -21,6 +21,7 @@ from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.in_flight import PutInFlight, Puts
 from redrb.stream.put.items import Groups, Items, groups_of, groups_of_many
 from redrb.stream.put.options import PutOptions
+from redrb.stream.put.rights import RightsSource
 from redrb.stream.waiting import Wait
 
 _log = logging.getLogger("redrb")
@@ -71,6 +72,7 @@ class Writer:
         priority: float | None = None,
         status: AnyStatus | None = None,
         tags: Mapping[str, Scalar | None] | None = None,
+        admission: RightsSource | None = None,
         timeout: float | None = None,
     ) -> tuple[int, ...]:
         """Send experience; return when the put before it is stored.
@@ -89,7 +91,7 @@ class Writer:
                 it, and the next call puts again.
             OutcomeUnknown: The same, of a put before that may be stored.
         """
-        options = PutOptions.checked(policy_version, priority, status, tags)
+        options = PutOptions.checked(policy_version, priority, status, tags, admission)
         return self._put(groups_of(items), options, timeout)
 
     def put_many(
@@ -100,19 +102,24 @@ class Writer:
         priority: float | None = None,
         status: AnyStatus | None = None,
         tags: Mapping[str, Scalar | None] | None = None,
+        admission: RightsSource | None = None,
         timeout: float | None = None,
     ) -> tuple[int, ...]:
         """Send several groups; return when the put before them is stored.
 
         Args are those of `stream.put_many`; result and errors are those of `put`.
         """
-        options = PutOptions.checked(policy_version, priority, status, tags)
+        options = PutOptions.checked(policy_version, priority, status, tags, admission)
         return self._put(groups_of_many(groups), options, timeout)
 
     def _put(self, groups: Groups, options: PutOptions, timeout: float | None) -> tuple[int, ...]:
         batch, wait = self.in_flight.prepare(groups, options), Wait(timeout)
         batch.raise_refused()
-        self._finish(wait)
+        try:
+            self._finish(wait)
+        except BaseException:
+            batch.rights.end(0, counted=False)
+            raise
         if batch:
             self._puts += 1
             if not self.in_flight.send(batch):

@@ -11,7 +11,7 @@ from redrb.orders import known_order
 from redrb.stream.saving.records import settings_of
 from redrb.stream.task.rate import RateLimit
 from redrb.stream.task.scripts import WIRE_FORMAT
-from redrb.stream.task.settings import NUMBERS, Eviction, OnExpired
+from redrb.stream.task.settings import NUMBERS, Eviction, OnExpired, TaskSettings
 from redrb.stream.task.tags import declare_tags
 
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,15}")
@@ -39,6 +39,8 @@ def check_saved_settings(settings: Mapping[str, str], tags: tuple[str, ...]) -> 
     for name, least in {**NUMBERS, **_OTHER_NUMBERS}.items():
         if name in settings:
             _number(settings, name, least)
+    if "groups_per_version" in settings:
+        _check_groups_per_version(settings["groups_per_version"])
     declare_tags(tags)
     _check_order(settings.get("order", "fifo"), settings.get("sampled", "0"))
     if "rate" in settings:
@@ -53,6 +55,12 @@ def _number(settings: Mapping[str, str], name: str, least: int) -> None:
     text = settings[name]
     if not _NUMBER.fullmatch(text) or not least <= int(text) <= MOST:
         raise ValueError(f"{name}={text!r:.80}")
+
+
+def _check_groups_per_version(text: str) -> None:
+    checked = TaskSettings(groups_per_version=float(text)).as_stored()
+    if checked["groups_per_version"] != text:
+        raise ValueError(f"groups_per_version={text!r:.80}")
 
 
 def _check_order(name: str, sampled: str) -> None:

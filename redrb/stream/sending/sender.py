@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -14,9 +15,11 @@ from redrb.checks import checked_int_or_none, checked_timeout
 from redrb.errors import ConfigError, SendFailed
 from redrb.experience.records import Scalar
 from redrb.stream import ExperienceStream
+from redrb.stream.admission import Admission
 from redrb.stream.arguments import AnyStatus
 from redrb.stream.put.items import GroupedRows, Items
 from redrb.stream.put.options import PutOptions
+from redrb.stream.put.rights import NO_RIGHTS
 from redrb.stream.sending.backlog import Bounds
 from redrb.stream.sending.held_items import HeldItems
 from redrb.stream.sending.stream_sender import Job
@@ -140,6 +143,7 @@ class ExperienceSender:
         priority: float | None = None,
         status: AnyStatus | None = None,
         tags: Mapping[str, Scalar | None] | None = None,
+        admission: Admission | None = None,
         timeout: float | None = None,
     ) -> None:
         """Take experience over; returns at once unless the bound is reached.
@@ -149,6 +153,9 @@ class ExperienceSender:
                 itself; each row of an Experience is a group. In `GroupedRows(experience)` the rows
                 with the same `group_id` are one group.
             policy_version, priority, status, tags: As for `stream.put`.
+            admission: As for `stream.put`, for a sender of one stream. Its rights are used by the
+                background put, also after their block has ended; groups that are given up return
+                theirs.
             timeout: Seconds to wait for room; default: the sender's.
 
         Raises:
@@ -159,16 +166,26 @@ class ExperienceSender:
         """
         self._check_open()
         kept_tags = dict(tags) if isinstance(tags, Mapping) else tags
-        options = PutOptions.checked(policy_version, priority, status, kept_tags)
+        options = PutOptions.checked(policy_version, priority, status, kept_tags, admission)
+        if admission is not None and len(self._senders.each) > 1:
+            raise ConfigError(
+                "admission= has the rights of one task: use a sender for each stream, or put "
+                "without admission."
+            )
         held = HeldItems.of(items)
         self._backlog.raise_failures()
         if not held.groups:
             return
         with self._room_for(held, self._wait(timeout)):
+            rights = NO_RIGHTS
             try:
+                if admission is not None:
+                    rights = admission.hand_over(held.groups)
+                    options = replace(options, admission=rights)
                 self._deal(held.copied() if self._offload else held, options)
             except BaseException:
                 self._backlog.cancel(held)
+                rights.end(0, counted=False)
                 raise
 
     def flush(self, timeout: float | None = None) -> None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from redrb.connection.stopping import Stop, stoppable
-from redrb.errors import RedrbError, StoreError, StoreFull, StoreUnavailable
+from redrb.errors import StoreError, StoreFull, StoreUnavailable
 from redrb.stream import ExperienceStream
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.items import groups_of
 from redrb.stream.put.options import PutOptions
+from redrb.stream.put.rights import Rights
 from redrb.stream.sending.backlog import Backlog
 from redrb.stream.sending.held_items import HeldItems
 
@@ -28,6 +29,11 @@ class Job:
 
     held: HeldItems
     options: PutOptions
+
+    def return_rights(self) -> None:
+        """Return its rights of admission, as it is given up."""
+        if isinstance(self.options.admission, Rights):
+            self.options.admission.end(0, counted=False)
 
 
 class StreamSender:
@@ -80,11 +86,16 @@ class StreamSender:
         with stoppable(self.stop):
             while (job := self._jobs.get()) is not None:
                 held = job.held
-                unsent = held.groups if self.stop.asked else self._put(job)
+                unsent = self._give_up(job) if self.stop.asked else self._put(job)
                 with self._backlog.changed:
                     self.done += 1
                     self._backlog.settle(held, unsent)
                 del job, held  # frees their memory while the thread waits
+
+    def _give_up(self, job: Job) -> int:
+        """Give a job up; returns how many groups it has."""
+        job.return_rights()
+        return job.held.groups
 
     def _put(self, job: Job) -> int:
         """Put a job; returns how many of its groups are not stored when the thread was stopped."""
@@ -92,11 +103,17 @@ class StreamSender:
             for copy in job.held.copies:
                 copy.synchronize()
             batch = self._in_flight.prepare(groups_of(job.held.items), job.options)
+        except Exception as error:  # noqa: BLE001 (the next call raises it, and other jobs go on)
+            job.return_rights()
+            self._backlog.fail(error, job.held.groups)
+            return 0
+        try:
             self._report_refused(batch)
             if not batch:
+                batch.rights.end(0, counted=False)
                 return 0
             self._in_flight.send(batch)
-        except Exception as error:  # noqa: BLE001 (the next call raises it, and other jobs go on)
+        except Exception as error:  # noqa: BLE001 (the same)
             self._backlog.fail(error, job.held.groups)
             return 0
         try:
@@ -110,9 +127,8 @@ class StreamSender:
 
     def _report_refused(self, batch: PutBatch) -> None:
         """Keep the error of groups that cannot be stored; the others of the job are put."""
-        try:
-            batch.raise_refused()
-        except RedrbError as error:
+        error = batch.refusal()
+        if error is not None:
             self._backlog.fail(error, len(batch.refused))
 
     def _finish(self) -> None:

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from redrb.errors import LeaseLost, StoreError
 from redrb.experience import Status
+from redrb.stream.heartbeat import Heartbeat
 from redrb.stream.take.cause import NO_CAUSE, Cause
-from redrb.stream.take.heartbeat import Heartbeat
 from redrb.stream.take.reading import GroupReader
 from redrb.stream.take.scripts import Ending, Outcome, TakeScripts
 from redrb.stream.task.task import Task

@@ -11,6 +11,9 @@ from redrb.experience import Status
 _LARGEST = ("joined", "version", "consumers")
 """Counters of partitions that are not added."""
 
+_COMPOUND = ("ledger", "waiting", "admission")
+"""Attributes that are no counters."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
@@ -48,6 +51,55 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
+class AdmissionStats:
+    """The rights to begin groups that a task has given, at one moment.
+
+    Attributes:
+        granted: Rights given, ever.
+        used: Rights that a put has used.
+        returned: Rights that came back unused, or whose group was filtered or dropped.
+        lost: Rights taken back from makers that died, or held them for too long.
+        held: Rights that makers hold.
+        late: Puts whose right had been taken back before; their groups are stored.
+        released: Groups that were begun beyond the bound, as all would have waited for each other.
+        waiting: Requests that wait for rights.
+        most: Most groups that may be begun and not yet trained.
+        left: Rights that may be given now; not positive while makers must wait.
+        makers: Held rights by maker, of at most 100 makers.
+    """
+
+    granted: int = 0
+    used: int = 0
+    returned: int = 0
+    lost: int = 0
+    held: int = 0
+    late: int = 0
+    released: int = 0
+    waiting: int = 0
+    most: int = 0
+    left: int = 0
+    makers: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def balanced(self) -> bool:
+        """Whether `granted` is the sum of used, returned, lost and held rights."""
+        return self.granted == self.used + self.returned + self.lost + self.held
+
+    @classmethod
+    def of(cls, counters: Mapping[str, int]) -> AdmissionStats | None:
+        """Return the stats of a flat map of counters; None if the task gives no rights."""
+        if "admission:granted" not in counters:
+            return None
+        makers = {
+            name.removeprefix("maker:"): held
+            for name, held in counters.items()
+            if name.startswith("maker:")
+        }
+        names = [name for name in cls.__slots__ if name != "makers"]
+        return cls(**{name: counters[f"admission:{name}"] for name in names}, makers=makers)
+
+
+@dataclass(frozen=True, slots=True)
 class StreamStats:
     """Counters of a task at one moment, as one consumer group sees it.
 
@@ -72,6 +124,7 @@ class StreamStats:
         consumers_waiting: Takes that wait for a full batch.
         producers_waiting: Puts that wait for room.
         waiting: Waiting groups by status; a status without groups is left out.
+        admission: The rights to begin groups; None in a task without `groups_per_version`.
     """
 
     ledger: Ledger
@@ -93,6 +146,7 @@ class StreamStats:
     consumers_waiting: int = 0
     producers_waiting: int = 0
     waiting: Mapping[Status, int] = field(default_factory=dict)
+    admission: AdmissionStats | None = None
 
     @classmethod
     def summed(cls, parts: Sequence[StreamStats]) -> StreamStats:
@@ -109,20 +163,22 @@ class StreamStats:
         counters = {
             name: (max if name in _LARGEST else sum)(getattr(part, name) for part in parts)
             for name in cls.__slots__
-            if name not in ("ledger", "waiting")
+            if name not in _COMPOUND
         }
-        return cls(ledger=ledger, waiting=dict(waiting), **counters)
+        admission = parts[0].admission if len(parts) == 1 else None  # partitions have none
+        return cls(ledger=ledger, waiting=dict(waiting), admission=admission, **counters)
 
     @classmethod
     def of(cls, counters: Mapping[str, int]) -> StreamStats:
         """Return the stats of a flat map of counters; missing ones are 0."""
         ledger = Ledger(**{name: counters.get(name, 0) for name in Ledger.__slots__})
-        others = [name for name in cls.__slots__ if name not in ("ledger", "waiting")]
+        others = [name for name in cls.__slots__ if name not in _COMPOUND]
         waiting = {status: counters.get(f"waiting_{status}", 0) for status in Status}
         if not any(waiting.values()):  # the consumer group has not joined
             waiting[Status.COMPLETED] = ledger.waiting
         return cls(
             ledger=ledger,
             waiting={status: groups for status, groups in waiting.items() if groups},
+            admission=AdmissionStats.of(counters),
             **{name: counters.get(name, 0) for name in others},
         )

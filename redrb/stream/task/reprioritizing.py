@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from redrb.errors import ConfigError
 from redrb.experience import Status
-from redrb.orders import Fifo, GroupFacts, Lifo, Order, Score, checked_score
+from redrb.orders import ByAdmission, Fifo, GroupFacts, Lifo, Order, Score, checked_score
 from redrb.stream.task.entries import member_of
 from redrb.stream.task.facts import Facts, unpack_facts
 from redrb.stream.task.store import TaskStore
@@ -35,7 +35,7 @@ def update_priorities(task: Task, ids: Sequence[int], priorities: Sequence[float
 
 def _order_of(task: Task) -> Order | None:
     order = task.description.order
-    return None if isinstance(order, Fifo | Lifo) else order
+    return None if isinstance(order, Fifo | Lifo | ByAdmission) else order
 
 
 def _update(task: Task, ids: Sequence[int], priorities: Sequence[float]) -> int | None:

@@ -15,7 +15,7 @@ from redrb.errors import ConfigError, TaskMismatch
 from redrb.experience import Status
 from redrb.orders import Score
 from redrb.stream.task.rate import UNREAD_FILL
-from redrb.stream.task.settings import STORED_DEFAULTS
+from redrb.stream.task.settings import STORED_DEFAULTS, excluded_by_admission
 from redrb.stream.task.store import TaskStore
 
 ExpireMode: TypeAlias = Literal["keep", "discard", "look"]
@@ -44,7 +44,8 @@ class TaskScripts:
         Raises:
             TaskMismatch: The task exists with other settings.
             ConfigError: `eviction="stalest"` is asked of a task that indexes no versions, or the
-                limit or capacity is smaller than the rate's `min_size`.
+                limit or capacity is smaller than the rate's `min_size`, or another process gave a
+                setting that `groups_per_version` excludes.
         """
         asked = {"format": str(WIRE_FORMAT), **STORED_DEFAULTS, **settings}
         flat = [word for item in asked.items() for word in item]
@@ -56,6 +57,8 @@ class TaskScripts:
             )
         if head == b"blocked":
             raise self._blocked(*reply)
+        if head == b"excluded":
+            raise excluded_by_admission(*(word.decode() for word in reply))
         stored = {
             name.decode(): value.decode() if value is not None else ""
             for name, value in zip(reply[::2], reply[1::2], strict=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypedDict, get_args
 
-from redrb.checks import check_choice, checked_int_or_none
+from redrb.checks import check_choice, checked_int_or_none, checked_number
 from redrb.errors import ConfigError
 from redrb.orders import Fifo, Order, check_order, known_order, order_named
 from redrb.stream.task.rate import UNREAD_FILL, RateLimit
@@ -45,6 +45,11 @@ NUMBERS = {
 }
 """Settings that are integers, and their smallest values."""
 
+EXCLUDED_BY_ADMISSION = {"max_reads": 1, "capacity": None, "partitions": 1}
+"""Settings that a task with `groups_per_version` cannot have, and the value that is allowed."""
+
+MOST_PER_VERSION = 1e9
+
 _PERIODS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _PERIOD = re.compile(r"(\d{1,9})([smhdw])")
 
@@ -67,6 +72,7 @@ class SettingArguments(TypedDict, total=False):
     keep: str | None
     keep_groups: int | None
     partitions: int | None
+    groups_per_version: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +108,10 @@ class TaskSettings:
         keep_groups: Most acknowledged groups that stay readable. Default: none.
         partitions: Parts into which the groups are divided, on different nodes of a cluster;
             default 1. Every process must give the same number: see docs/scaling.md.
+        groups_per_version: Fewest groups that trainers train for each weight version, which
+            `admit` needs beside `max_staleness`. In a mixture, the task's share of them, such as
+            22.4. Default: none, then `admit` waits until a process gives it. See
+            docs/staleness.md.
     """
 
     order: str | Order | None = None
@@ -119,6 +129,7 @@ class TaskSettings:
     keep: str | None = None
     keep_groups: int | None = None
     partitions: int | None = None
+    groups_per_version: float | None = None
 
     def as_stored(self) -> dict[str, str]:
         """Return the settings that are not None as the strings that Redis keeps.
@@ -137,12 +148,15 @@ class TaskSettings:
         if self.capacity is not None and self.limit:
             raise ConfigError("give a limit (puts wait) or a capacity (puts evict), not both.")
         self._check_rate()
+        self._check_admission()
         stored = {name: str(value) for name, value in numbers.items() if value is not None}
         if stored.get("partitions") == "1":
             del stored["partitions"]  # a task without partitions
         for name in ("on_expired", "eviction", "rate"):
             if getattr(self, name) is not None:
                 stored[name] = str(getattr(self, name))
+        if self.groups_per_version is not None:
+            stored["groups_per_version"] = repr(float(self.groups_per_version)).removesuffix(".0")
         if self.tags is not None:
             stored["tags"] = json.dumps(declare_tags(self.tags))
         if self.keep is not None:
@@ -189,6 +203,24 @@ class TaskSettings:
                 "samples_per_insert as max_reads."
             )
 
+    def _check_admission(self) -> None:
+        """Refuse settings with which groups that were begun cannot be counted."""
+        if self.groups_per_version is None:
+            return
+        if (
+            not 0
+            < checked_number("groups_per_version", self.groups_per_version)
+            <= MOST_PER_VERSION
+        ):
+            raise ConfigError(
+                f"groups_per_version={self.groups_per_version!r}: give the groups that are trained "
+                "for each weight version, a number > 0."
+            )
+        for name, only in EXCLUDED_BY_ADMISSION.items():
+            value = getattr(self, name)
+            if value is not None and value != only:
+                raise excluded_by_admission(name, value)
+
     def _stored_order(self) -> dict[str, str]:
         if self.order is None:
             return {}
@@ -198,6 +230,15 @@ class TaskSettings:
         if namesake is not None and type(namesake) is not type(order):
             raise ConfigError(f"name your order otherwise: redrb has an order {order.name!r}.")
         return {"order": order.name, "sampled": str(int(order.sampled))}
+
+
+def excluded_by_admission(name: str, value: object) -> ConfigError:
+    """Return the error for a setting that a task with `groups_per_version` cannot have."""
+    return ConfigError(
+        f"groups_per_version and {name}={value} exclude each other: admission counts the groups of "
+        "one task that are begun and not yet trained, and each is trained once. Leave one of them "
+        "out, or use another task."
+    )
 
 
 def _period_ms(text: str) -> int:

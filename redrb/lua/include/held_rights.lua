@@ -1,0 +1,70 @@
+-- Held rights of makers: found, used, returned, and taken back. include/admission.lua says what is stored.
+--@include task facts
+
+local MOST_LOST, MOST_DEAD_MAKERS = 50, 20 -- that one call looks at
+
+-- End held rights, by number: they were used, returned or lost. Returns how many of them were held.
+local function end_rights(ended, outcome)
+  local total = 0
+  for first = 1, #ended, 1000 do
+    local page, gone, members = {unpack(ended, first, math.min(first + 999, #ended))}, {}, {}
+    for i, record in ipairs(redis.call('HMGET', key('right'), unpack(page))) do
+      if record then
+        gone[#gone + 1] = page[i]
+        members[#members + 1] = string.match(record, '%S+$') .. '/' .. page[i]
+      end
+    end
+    if #gone > 0 then
+      redis.call('ZREM', key('rights'), unpack(gone))
+      redis.call('ZREM', key('holds'), unpack(gone))
+      redis.call('ZREM', key('holders'), unpack(members))
+      redis.call('HDEL', key('right'), unpack(gone))
+    end
+    total = total + #gone
+  end
+  add(key('admission'), outcome, total)
+  return total
+end
+
+-- The numbers of at most `most` held rights of a maker, or of a waiter.
+local function rights_of(holder, most)
+  local found = redis.call('ZRANGEBYLEX', key('holders'), '[' .. holder .. '/', '(' .. holder .. '0',
+    'LIMIT', 0, most) -- '0' is the character after '/'
+  for i, member in ipairs(found) do
+    found[i] = string.match(member, '%d+$')
+  end
+  return found
+end
+
+-- Take back rights of dead makers, and rights that are held for too long: some of them. Returns their number.
+local function reclaim_rights(now)
+  local lost, over = 0, string.format('%.0f', now)
+  for _, maker in ipairs(redis.call('ZRANGEBYSCORE', key('makers'), '-inf', over, 'LIMIT', 0,
+    MOST_DEAD_MAKERS)) do
+    local found = lost < MOST_LOST and rights_of(maker, MOST_LOST - lost) or {}
+    lost = lost + end_rights(found, 'lost')
+    if lost < MOST_LOST then
+      redis.call('ZREM', key('makers'), maker)
+    end
+  end
+  if lost < MOST_LOST then
+    local held_long = redis.call('ZRANGEBYSCORE', key('holds'), '-inf', over, 'LIMIT', 0, MOST_LOST - lost)
+    lost = lost + end_rights(held_long, 'lost')
+  end
+  return lost
+end
+
+-- A put has used some rights, and returns others: `packed` is {series, {number used ...}, {number returned
+-- ...}}. Rights that have ended before, or were given by a task that was deleted, are counted as late.
+local function use_rights(packed)
+  local given, used = cmsgpack.unpack(packed), 0
+  if redis.call('HGET', key('admission'), 'series') == given[1] then
+    used = end_rights(given[2], 'used')
+    end_rights(given[3], 'returned')
+  end
+  add(key('admission'), 'late', #given[2] - used)
+  if rules().groups_per_version and redis.call('EXISTS', key('queue', '#admission')) == 1 then
+    --@include admission
+    wake_rights()
+  end
+end

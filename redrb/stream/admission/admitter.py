@@ -1,0 +1,151 @@
+"""`Admitter`: waits until a maker may begin groups."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import Protocol
+
+from redrb.errors import AdmissionTimeout, ConfigError
+from redrb.stream.admission.admission import Admission
+from redrb.stream.admission.maker import Maker
+from redrb.stream.admission.scripts import AdmissionScripts, AdmitReply
+from redrb.stream.task.task import Task
+from redrb.stream.waiting import Wait
+
+HOLD_S = 3600.0
+"""Default of `hold_s`."""
+
+MOST_RIGHTS = 4096
+"""Most rights of one request."""
+
+SLICE_S = 10.0
+"""Longest block before a maker looks again: rare, as thousands of makers may wait."""
+
+QUEUE_TTL_MS = 30_000
+"""Time for which a maker that stopped looking keeps its place in the queue."""
+
+_log = logging.getLogger("redrb")
+
+
+class Admits(Protocol):
+    """Gives rights to begin groups: `Admitter`, or the refusal of a task with partitions."""
+
+    def admit(self, count: int, least: int, timeout: float | None, hold_s: float) -> Admission:
+        """Wait for rights."""
+
+    def close(self) -> None:
+        """Return all rights that are held."""
+
+
+class Admitter:
+    """Asks for the rights of one stream object; safe among threads."""
+
+    def __init__(self, task: Task, lease_ms: int) -> None:
+        """Make an admitter.
+
+        Args:
+            task: The task.
+            lease_ms: Silence of the maker's heartbeat after which its rights are taken back.
+        """
+        self._task = task
+        self._scripts = AdmissionScripts(task.store)
+        self._maker = Maker(task, lease_ms)
+        self._slice_s = min(SLICE_S, lease_ms / 3000)
+
+    def admit(self, count: int, least: int, timeout: float | None, hold_s: float) -> Admission:
+        """Wait for rights.
+
+        Args:
+            count: Rights.
+            least: Fewest rights to accept.
+            timeout: Seconds to wait.
+            hold_s: Seconds after which the task takes them back.
+
+        Raises:
+            As `ExperienceStream.admit`.
+        """
+        wait, waiter = Wait(timeout), self._maker.request()
+        try:
+            with wait.deadline():
+                reply = self._granted(waiter, count, least, wait, round(hold_s * 1000))
+        except (AdmissionTimeout, ConfigError):  # it was given none, and is not queued
+            raise
+        except BaseException:
+            self._maker.give_up(waiter)
+            raise
+        if reply.released:
+            _log.warning(
+                "task %r: %d groups are begun beyond the bound of staleness, because nothing went "
+                "on: takes need more groups for a version than groups_per_version says, or the "
+                "trainer does not publish",
+                self._task.name,
+                reply.released,
+            )
+        self._maker.hold(reply.series, reply.numbers)
+        store = self._task.store
+        return Admission(
+            *(self._maker, self._task.name, store.keys.prefix),
+            *(reply.series, reply.numbers, reply.version),
+        )
+
+    def close(self) -> None:
+        """Return all rights that are held."""
+        self._maker.close()
+
+    def _granted(self, waiter: str, count: int, least: int, wait: Wait, hold_ms: int) -> AdmitReply:
+        """Ask until rights are given."""
+        while True:
+            last = wait.over
+            reply = self._scripts.admit(
+                *(waiter, count, least),
+                ttl_ms=0 if last else max(QUEUE_TTL_MS, 3 * round(self._slice_s * 1000)),
+                lease_ms=self._maker.lease_ms,
+                hold_ms=hold_ms,
+                incarnation=self._task.description.incarnation,
+                series=uuid.uuid4().hex,
+                retry_s=wait.retry_s,
+            )
+            if reply.outcome == "granted":
+                return reply
+            if reply.outcome == "gone":
+                self._task.reopen()
+                continue
+            self._refuse(reply, least)
+            if last:
+                raise self._timeout(reply, least, wait)
+            wait.log(
+                f"task {self._task.name!r}: a maker waits for the right to begin {least} groups; "
+                f"{reply.held} rights are held and {reply.stored} groups are stored"
+            )
+            self._task.store.wait_for_wake(wait.slice_s(self._slice_s), waiter)
+
+    def _refuse(self, reply: AdmitReply, least: int) -> None:
+        """Raise the error of a request that no waiting can help."""
+        task = self._task.name
+        if reply.outcome == "unbounded":
+            raise ConfigError(
+                f"task {task!r} has no bound of staleness: open the stream with max_staleness= and "
+                "groups_per_version=, or put without admission."
+            )
+        if reply.outcome == "never":
+            raise ConfigError(
+                f"task {task!r}: at most {reply.most} groups may be begun and not yet trained, so "
+                f"{least} rights are never given: ask for fewer, give least=, or raise "
+                "max_staleness or groups_per_version."
+            )
+
+    def _timeout(self, reply: AdmitReply, least: int, wait: Wait) -> AdmissionTimeout:
+        return AdmissionTimeout(
+            task=self._task.name,
+            wanted=least,
+            waited_s=wait.waited_s,
+            held=reply.held,
+            stored=reply.stored,
+            trained=reply.trained,
+            most=reply.most,
+            version=reply.version,
+            waiting=reply.waiting,
+            oldest_s=reply.oldest_s,
+            oldest_maker=reply.oldest_maker,
+        )

@@ -1,0 +1,145 @@
+"""`Maker`: a process as the holder of rights, with its heartbeat."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections import deque
+from collections.abc import Sequence
+
+from redrb.errors import StoreError, StoreUnavailable
+from redrb.stream.admission.scripts import AdmissionScripts
+from redrb.stream.heartbeat import Heartbeat
+from redrb.stream.task.task import Task
+
+_log = logging.getLogger("redrb")
+
+
+class Maker:
+    """Holds the rights of one stream object; safe among threads.
+
+    Its heartbeat sends requests only while it holds rights.
+    """
+
+    def __init__(self, task: Task, lease_ms: int) -> None:
+        """Make a maker; its heartbeat begins with the first right.
+
+        Args:
+            task: The task.
+            lease_ms: Silence of the heartbeat after which its rights are taken back.
+        """
+        self._task = task
+        self._scripts = AdmissionScripts(task.store)
+        self.lease_ms = lease_ms
+        self._begin()
+
+    def _begin(self) -> None:
+        """Become a maker that Redis does not know yet: at first, and in a forked process."""
+        self._pid = os.getpid()
+        self.name = f"{socket.gethostname()[:64]}-{self._pid}-{uuid.uuid4().hex[:12]}"
+        self._requests = itertools.count(1)
+        self._held: set[tuple[str, int]] = set()
+        self._unused: deque[tuple[str, tuple[int, ...]]] = deque()
+        self._given_up: deque[str] = deque()
+        self._lock = threading.Lock()
+        self._heartbeat: Heartbeat | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process holds the rights: a forked process does not."""
+        return self._pid == os.getpid()
+
+    def request(self) -> str:
+        """Return the name of a new request."""
+        if not self.is_here:
+            self._begin()
+        return f"{self.name}/{next(self._requests)}"
+
+    def hold(self, series: str, numbers: Sequence[int]) -> None:
+        """Keep rights alive until `end`."""
+        with self._lock:
+            self._held.update((series, number) for number in numbers)
+        self._attend()
+
+    def end(self, series: str, numbers: Sequence[int]) -> None:
+        """Note that Redis has counted rights as used or returned."""
+        with self._lock:
+            self._held.difference_update((series, number) for number in numbers)
+
+    def give_back(self, series: str, numbers: Sequence[int]) -> None:
+        """Return rights now, or by the heartbeat if Redis stays away."""
+        try:
+            self._return(series, numbers)
+        except StoreUnavailable as error:
+            _log.warning("rights to begin groups are returned later: %s", error)
+            self.drop(series, numbers)
+
+    def drop(self, series: str, numbers: Sequence[int]) -> None:
+        """Leave rights to the heartbeat thread, which returns them; never blocks."""
+        self._unused.append((series, tuple(numbers)))
+        self._nudge()
+
+    def give_up(self, waiter: str) -> None:
+        """Let the heartbeat thread return what a lost request was given; never blocks."""
+        self._attend()
+        self._given_up.append(waiter)
+        self._nudge()
+
+    def beat(self) -> None:
+        """Return rights that were dropped, and renew the deadline while any right is held."""
+        while self._given_up:
+            waiter = self._given_up.popleft()
+            try:
+                self._scripts.leave(waiter)
+            except StoreError:
+                self._given_up.appendleft(waiter)
+                raise
+        while self._unused:
+            series, numbers = self._unused.popleft()
+            try:
+                self._return(series, numbers)
+            except StoreError:
+                self._unused.appendleft((series, numbers))
+                raise
+        if not self._held:
+            return
+        incarnation = self._task.description.incarnation
+        outcome, lost = self._scripts.heartbeat(self.name, self.lease_ms, incarnation)
+        name = self._task.name
+        if outcome == "anew":  # a task that was created anew knows none of the rights
+            with self._lock:
+                self._held.clear()
+        elif outcome == "lost":
+            _log.warning("task %r: the heartbeat of rights to begin groups came too late", name)
+        if lost:
+            _log.warning("task %r: took back %d rights to begin groups", name, lost)
+
+    def close(self) -> None:
+        """Stop the heartbeat and return all rights that are held."""
+        if not self.is_here:
+            return
+        with self._lock:
+            heartbeat, self._heartbeat = self._heartbeat, None
+        if heartbeat is not None:
+            heartbeat.stop()
+            self._scripts.leave(self.name)
+            self._held.clear()
+
+    def _return(self, series: str, numbers: Sequence[int]) -> None:
+        self._scripts.give_back(series, numbers)
+        self.end(series, numbers)
+
+    def _attend(self) -> None:
+        """Start the heartbeat."""
+        with self._lock:
+            if self._heartbeat is None:
+                self._heartbeat = Heartbeat(self.beat, self.lease_ms, "admission")
+
+    def _nudge(self) -> None:
+        heartbeat = self._heartbeat
+        if heartbeat is not None:
+            heartbeat.nudge()

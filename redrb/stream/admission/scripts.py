@@ -1,0 +1,122 @@
+"""Runs the scripts of `redrb/lua/admission`: rights are given, returned and kept alive.
+
+Every method may be repeated with the same arguments when a connection breaks, and is: see the
+headers of the scripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from redrb.connection.transport import Argument
+from redrb.stream.task.store import TaskStore
+
+AdmitOutcome: TypeAlias = Literal["granted", "wait", "unset", "unbounded", "never", "gone"]
+
+
+@dataclass(frozen=True, slots=True)
+class AdmitReply:
+    """The reply to a request for rights.
+
+    Attributes:
+        outcome: "granted"; "wait": too few rights are left; "unset": the task has no
+            groups_per_version yet; "unbounded": it has no max_staleness; "never": more rights are
+            asked for than may ever be held; "gone": the task was deleted, or created anew.
+        series: Random name of the task's rights.
+        version: Weight version that the task knows; None: none.
+        numbers: The rights.
+        released: Groups that may be begun beyond the bound.
+        held, stored, trained, most, waiting: As in `AdmissionTimeout`.
+        oldest_s: Seconds for which the oldest right is held.
+        oldest_maker: The maker that holds it.
+    """
+
+    outcome: AdmitOutcome
+    series: str = ""
+    version: int | None = None
+    numbers: tuple[int, ...] = ()
+    released: int = 0
+    held: int = 0
+    stored: int = 0
+    trained: int = 0
+    most: int = 0
+    waiting: int = 0
+    oldest_s: float = 0.0
+    oldest_maker: str = ""
+
+
+class AdmissionScripts:
+    """Runs the scripts of makers that begin groups of one task."""
+
+    def __init__(self, store: TaskStore) -> None:
+        self._store = store
+
+    def admit(
+        self,
+        waiter: str,
+        count: int,
+        least: int,
+        *,
+        ttl_ms: int,
+        lease_ms: int,
+        hold_ms: int,
+        incarnation: str,
+        series: str,
+        retry_s: float | None,
+    ) -> AdmitReply:
+        """Ask for rights, and queue for them.
+
+        Args:
+            waiter: "<maker>/<request>", another one for each request.
+            count: Rights.
+            least: Fewest rights that are accepted.
+            ttl_ms: How long the place in the queue is kept; 0: leave the queue.
+            lease_ms: Silence of the maker's heartbeat after which its rights are taken back.
+            hold_ms: Time after which the rights are taken back.
+            incarnation: Of the task, as this process knows it.
+            series: Random name of the rights, if this request creates their counters.
+            retry_s: Seconds for which Redis may be away.
+        """
+        asked: list[Argument] = [waiter, count, least, ttl_ms, lease_ms, hold_ms]
+        asked += [incarnation, series]
+        outcome, *found = self._store.run("admission/admit", asked, retry_s=retry_s)
+        word: AdmitOutcome = outcome.decode()
+        if word == "granted":
+            name, version, released, *numbers = found
+            given = tuple(sorted(map(int, numbers)))
+            return AdmitReply(word, name.decode(), _version(version), given, int(released))
+        if word == "wait":
+            version, _, held, stored, trained, most, waiting, age_ms, oldest = found
+            return AdmitReply(
+                word,
+                version=_version(version),
+                held=held,
+                stored=stored,
+                trained=trained,
+                most=most,
+                waiting=waiting,
+                oldest_s=age_ms / 1000,
+                oldest_maker=oldest.decode().partition("/")[0],
+            )
+        return AdmitReply(word, most=int(found[0]) if found else 0)
+
+    def give_back(self, series: str, numbers: Sequence[int]) -> None:
+        """Return rights that are not used."""
+        self._store.run("admission/give_back", [series, "", *numbers])
+
+    def leave(self, holder: str) -> None:
+        """Return all rights of a maker, or of a waiter, which leaves the queue."""
+        outcome = b"more"
+        while outcome == b"more":
+            outcome, _ = self._store.run("admission/give_back", ["", holder])
+
+    def heartbeat(self, maker: str, lease_ms: int, incarnation: str) -> tuple[str, int]:
+        """Renew a maker's deadline; returns "held", "lost" or "anew", and rights taken back."""
+        outcome, lost = self._store.run("admission/heartbeat", [maker, lease_ms, incarnation])
+        return outcome.decode(), int(lost)
+
+
+def _version(text: bytes) -> int | None:
+    return int(text) if text else None

@@ -1,0 +1,358 @@
+"""Rights to begin groups: given within the bound, in order, returned, and counted."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import redrb
+from redrb import ConfigError, ExperienceSender, ExperienceStream
+from redrb.errors import AdmissionTimeout, RecordError
+from redrb.stream import AdmissionStats
+from tests.conftest import Opener
+from tests.samples import numbered, numbers
+
+
+def rights(stream: ExperienceStream) -> AdmissionStats:
+    found = stream.stats().admission
+    assert found is not None
+    assert found.balanced
+    return found
+
+
+def put_admitted(stream: ExperienceStream, *groups: int, version: int = 1, **options: Any) -> None:
+    with stream.admit(len(groups), timeout=0) as admission:
+        stream.put_many(
+            [[numbered(n)] for n in groups],
+            policy_version=version,
+            admission=admission,
+            **options,
+        )
+
+
+@pytest.fixture
+def stream(open_stream: Opener) -> ExperienceStream:
+    stream = open_stream(max_staleness=0, groups_per_version=4, order="admission")
+    stream.advance(1)
+    return stream
+
+
+def test_no_more_groups_are_begun_than_can_be_trained_in_time(stream: ExperienceStream) -> None:
+    put_admitted(stream, 0, 1, 2, 3)
+    with pytest.raises(AdmissionTimeout, match="0 rights are held, 4 groups are stored") as caught:
+        stream.admit(1, timeout=0)
+    assert (caught.value.stored, caught.value.most, caught.value.version) == (4, 4, 1)
+    stream.take(4, timeout=0).ack()
+    with pytest.raises(AdmissionTimeout, match="4 were trained since version 1"):
+        stream.admit(1, timeout=0)
+    stream.advance(2)
+    with stream.admit(4, timeout=0) as admission:
+        assert (admission.version, admission.count) == (2, 4)
+
+
+def test_a_version_may_be_published_before_its_groups_are_acknowledged(
+    stream: ExperienceStream,
+) -> None:
+    put_admitted(stream, 0, 1, 2, 3)
+    lease = stream.take(4, timeout=0)
+    stream.advance(2)
+    put_admitted(stream, 4, 5, 6, 7, version=2)
+    lease.ack()
+    with pytest.raises(AdmissionTimeout):
+        stream.admit(1, timeout=0)
+
+
+def test_a_slow_group_holds_later_ones_back_and_is_taken_first(open_stream: Opener) -> None:
+    stream = open_stream(max_staleness=1, groups_per_version=2, order="admission")
+    stream.advance(1)
+    slow = stream.admit(1, timeout=0)
+    put_admitted(stream, 1, 2)
+    stream.take(2, timeout=0).ack()
+    stream.advance(2)
+    put_admitted(stream, 3, version=2)
+    with pytest.raises(AdmissionTimeout, match="1 rights are held") as caught:
+        stream.admit(1, timeout=0)
+    assert caught.value.oldest_maker == next(iter(rights(stream).makers))
+    stream.put(numbered(0), policy_version=1, admission=slow)
+    assert numbers(stream.take(2, timeout=0)) == [0, 3]
+
+
+def test_rights_that_are_not_used_return(stream: ExperienceStream) -> None:
+    with stream.admit(3, timeout=0) as admission:
+        stream.put(numbered(0), policy_version=1, admission=admission)
+        assert admission.left == 2
+    assert (rights(stream).returned, rights(stream).left) == (2, 3)
+    admission.cancel()
+    other = stream.admit(3, timeout=0)
+    other.cancel()
+    with pytest.raises(ConfigError, match="0 rights of admission are left"):
+        stream.put(numbered(1), policy_version=1, admission=other)
+    del other
+    assert (rights(stream).returned, rights(stream).held) == (5, 0)
+
+
+def test_dropped_groups_return_their_rights(open_stream: Opener) -> None:
+    stream = open_stream(
+        max_staleness=0,
+        groups_per_version=4,
+        order="admission",
+        filters=[lambda group: bool(group[0].reward != 1)],
+        on_bad_group="drop",
+    )
+    bad = numbered(2)
+    bad.reward = bad.reward * float("nan")
+    with stream.admit(4, timeout=0) as admission:
+        groups = [[numbered(0)], [numbered(1)], [bad], [numbered(3)]]
+        stream.put_many(groups, policy_version=1, admission=admission)
+        assert admission.left == 0
+    assert (rights(stream).used, rights(stream).returned) == (2, 2)
+    assert numbers(stream.take(2, timeout=0)) == [0, 3]
+
+
+def test_a_put_that_raises_leaves_its_rights_to_be_used_again(stream: ExperienceStream) -> None:
+    bad = numbered(0)
+    bad.reward = bad.reward * float("nan")
+    with stream.admit(2, timeout=0) as admission:
+        with pytest.raises(RecordError):
+            stream.put_many([[numbered(1)], [bad]], policy_version=1, admission=admission)
+        assert admission.left == 2
+        with pytest.raises(ConfigError, match="3 groups are put, and 2 rights"):
+            stream.put_many([[numbered(n)] for n in range(3)], admission=admission)
+        with stream.writer() as writer, pytest.raises(RecordError):
+            writer.put(bad, policy_version=1, admission=admission)
+        assert (admission.left, rights(stream).held) == (2, 2)
+
+
+def test_a_writer_and_a_sender_use_rights_up(stream: ExperienceStream) -> None:
+    with stream.admit(2, timeout=0) as admission, stream.writer() as writer:
+        writer.put(numbered(0), policy_version=1, admission=admission)
+        writer.put(numbered(1), policy_version=1, admission=admission)
+    bad = numbered(0)
+    bad.reward = bad.reward * float("nan")
+    with ExperienceSender(stream) as sender:
+        with stream.admit(2, timeout=0) as admission:
+            sender.send(numbered(2), policy_version=1, admission=admission)
+            sender.send(bad, policy_version=1, admission=admission)
+            assert admission.left == 0
+        with pytest.raises(redrb.errors.SendFailed):
+            sender.flush()
+    stream._admitter._maker.beat()  # type: ignore[attr-defined]
+    assert (rights(stream).used, rights(stream).returned, rights(stream).held) == (3, 1, 0)
+
+
+def test_fewer_rights_may_be_accepted_and_more_than_the_bound_are_an_error(
+    stream: ExperienceStream,
+) -> None:
+    with stream.admit(9, least=3, timeout=0) as admission:
+        assert admission.count == 4
+    with pytest.raises(ConfigError, match="at most 4 groups"):
+        stream.admit(5, timeout=0)
+    with pytest.raises(ConfigError):
+        stream.admit(2, least=3)
+
+
+def test_a_maker_waits_until_a_version_comes_and_is_served_in_order(
+    stream: ExperienceStream, open_stream: Opener
+) -> None:
+    put_admitted(stream, 0, 1, 2, 3)
+    stream.take(4, timeout=0).ack()
+    served: list[int] = []
+
+    def wait(number: int) -> None:
+        with open_stream().admit(2, timeout=30):
+            served.append(number)
+            if number == 0:
+                both.wait(30)
+
+    both = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(wait, 0)
+        await_waiting(stream, 1)
+        second = pool.submit(wait, 1)
+        await_waiting(stream, 2)
+        stream.advance(2)
+        second.result(30)
+        assert sorted(served) == [0, 1]
+        both.set()
+        first.result(30)
+
+
+def await_waiting(stream: ExperienceStream, requests: int) -> None:
+    """Wait until so many makers wait."""
+    ready = threading.Event()
+    for _ in range(600):
+        if rights(stream).waiting == requests:
+            return
+        ready.wait(0.05)
+    raise AssertionError("no maker waits")
+
+
+def test_makers_wait_until_a_trainer_says_how_much_it_trains(open_stream: Opener) -> None:
+    maker = open_stream(max_staleness=1)
+    with pytest.raises(AdmissionTimeout, match="No process has given groups_per_version"):
+        maker.admit(timeout=0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(maker.admit, 2, timeout=30)
+        while not maker._task.store.client.execute(
+            "ZCARD", f"{maker._task.store.keys.prefix}queue:#admission"
+        ):
+            threading.Event().wait(0.02)
+        open_stream(groups_per_version=4)
+        waiting.result(30).cancel()
+
+
+def test_what_admission_cannot_be_combined_with(open_stream: Opener) -> None:
+    with pytest.raises(ConfigError, match="has no bound of staleness"):
+        open_stream().admit(timeout=0)
+    for excluded in ({"max_reads": 2}, {"capacity": 4}, {"partitions": 2}):
+        with pytest.raises(ConfigError, match="exclude each other"):
+            open_stream(max_staleness=1, groups_per_version=4, **excluded)
+    open_stream(capacity=4)
+    with pytest.raises(ConfigError, match="groups_per_version and capacity=4"):
+        open_stream(max_staleness=1, groups_per_version=4)
+    for bad in (0, -1, float("nan"), "4"):
+        with pytest.raises(ConfigError):
+            open_stream(groups_per_version=bad)
+
+
+def test_a_task_ordered_by_rights_refuses_puts_without_one(
+    stream: ExperienceStream, open_stream: Opener
+) -> None:
+    with pytest.raises(ConfigError, match="orders groups by their rights"):
+        stream.put(numbered(0))
+    other = ExperienceStream(
+        stream._task.store.client, "other", max_staleness=1, groups_per_version=2
+    )
+    with other.admit(timeout=0) as admission, pytest.raises(ConfigError, match="of task 'other'"):
+        stream.put(numbered(0), admission=admission)
+    with pytest.raises(ConfigError, match="give what stream"):
+        stream.put(numbered(0), admission=3)  # type: ignore[arg-type]
+    other.clear()
+    other.close()
+
+
+def test_versions_that_jump_cause_no_burst_and_do_not_block(stream: ExperienceStream) -> None:
+    put_admitted(stream, 0, 1)
+    stream.advance(5000)
+    assert rights(stream).left == 2
+    with pytest.raises(AdmissionTimeout):
+        stream.admit(3, timeout=0)
+    with stream.admit(2, timeout=0):
+        pass
+
+
+def test_partial_batches_leave_no_credit(open_stream: Opener) -> None:
+    stream = open_stream(max_staleness=1, groups_per_version=4, order="admission")
+    for version in range(1, 9):
+        stream.advance(version)
+        put_admitted(stream, version, version=version)
+        stream.take(1, timeout=0).ack()
+    assert 0 <= rights(stream).left <= 8
+
+
+def test_training_more_than_it_said_does_not_block(open_stream: Opener) -> None:
+    stream = open_stream(max_staleness=2, groups_per_version=2, order="admission")
+    for version in range(1, 6):
+        stream.advance(version)
+        for _ in range(3):  # three times as much as groups_per_version
+            put_admitted(stream, 0, 1, version=version)
+            stream.take(2, timeout=0).ack()
+    assert rights(stream).released == 0
+
+
+def test_a_right_that_is_held_too_long_is_lost_and_its_group_stored_all_the_same(
+    stream: ExperienceStream,
+) -> None:
+    admission = stream.admit(4, timeout=0, hold_s=0.001)
+    threading.Event().wait(0.01)
+    with stream.admit(1, timeout=0):
+        assert (rights(stream).lost, rights(stream).held) == (4, 1)
+        stream.put(numbered(0), policy_version=1, admission=admission)
+        assert (rights(stream).late, rights(stream).used) == (1, 0)
+    assert numbers(stream.take(1, timeout=0)) == [0]
+
+
+def test_rights_of_a_task_that_was_cleared_are_late(stream: ExperienceStream) -> None:
+    admission = stream.admit(2, timeout=0)
+    stream.clear()
+    with stream.admit(1, timeout=0):
+        stream.put(numbered(0), policy_version=1, admission=admission)
+        assert (rights(stream).late, rights(stream).held, rights(stream).granted) == (1, 1, 1)
+        admission.cancel()
+        assert rights(stream).held == 1
+
+
+def test_a_trainer_that_needs_more_is_helped_once_nothing_goes_on(
+    stream: ExperienceStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes six groups for a version, and said four."""
+    put_admitted(stream, 0, 1, 2, 3)
+    task = stream._task.store
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(stream.take, 6, timeout=30)
+        while not stream.stats().consumers_waiting:
+            threading.Event().wait(0.02)
+        with pytest.raises(AdmissionTimeout):
+            stream.admit(2, timeout=0)
+        since, state = task.client.execute("HGET", f"{task.keys.prefix}admission", "stall").split(
+            b" ", 1
+        )
+        earlier = b"%d %b" % (int(since) - 11_000, state)
+        task.client.execute("HSET", f"{task.keys.prefix}admission", "stall", earlier)
+        put_admitted(stream, 4, 5)
+        assert "begun beyond the bound" in caplog.text
+        assert len(waiting.result(30)) == 6
+    assert rights(stream).released == 2
+
+
+def test_rights_in_whole_batches_may_round_the_bound_up_when_a_take_waits(
+    stream: ExperienceStream,
+) -> None:
+    put_admitted(stream, 0, 1, 2)
+    with pytest.raises(AdmissionTimeout):
+        stream.admit(3, timeout=0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(stream.take, 4, timeout=30)
+        with stream.admit(3, timeout=30) as admission:
+            stream.put(numbered(3), policy_version=1, admission=admission)
+            waiting.result(30)
+
+
+def test_groups_that_leave_untrained_make_room(stream: ExperienceStream) -> None:
+    put_admitted(stream, 0, 1, 2, 3)
+    lease = stream.take(2, timeout=0)
+    lease.reject("bad")
+    assert rights(stream).left == 2
+    stream.advance(3)
+    stream.expire(3)
+    assert stream.stats().ledger.expired == 2
+    assert rights(stream).left == 4
+
+
+def test_threads_that_race_never_hold_more_than_the_bound(real_url: str) -> None:
+    threads, most = 200, 8
+    held, peak, lock = 0, 0, threading.Lock()
+    with redrb.connect(real_url) as client:
+        stream = ExperienceStream(client, uuid4().hex, max_staleness=1, groups_per_version=4)
+
+        def work(_: int) -> None:
+            nonlocal held, peak
+            with stream.admit(timeout=60) as admission:
+                with lock:
+                    held += 1
+                    peak = max(peak, held)
+                assert admission.left == 1
+                with lock:
+                    held -= 1
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, range(threads)))
+        found = rights(stream)
+        assert (found.granted, found.returned, found.held) == (threads, threads, 0)
+        assert 1 < peak <= most
+        stream.clear()
+        stream.close()
