@@ -223,12 +223,12 @@ def test_a_task_ordered_by_rights_refuses_puts_without_one(
     stream: ExperienceStream, open_stream: Opener
 ) -> None:
     with pytest.raises(ConfigError, match="orders groups by their rights"):
-        stream.put(numbered(0))
+        stream.put(numbered(0), policy_version=1)
     other = ExperienceStream(
         stream._task.store.client, "other", max_staleness=1, groups_per_version=2
     )
     with other.admit(timeout=0) as admission, pytest.raises(ConfigError, match="of task 'other'"):
-        stream.put(numbered(0), admission=admission)
+        stream.put(numbered(0), policy_version=1, admission=admission)
     with pytest.raises(ConfigError, match="give what stream"):
         stream.put(numbered(0), admission=3)  # type: ignore[arg-type]
     other.clear()

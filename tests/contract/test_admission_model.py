@@ -1,0 +1,164 @@
+"""Random interleavings of makers and trainers: with admission no group is ever too stale."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import redrb
+from redrb import BatchTimeout, ExperienceStream
+from redrb.errors import AdmissionTimeout
+from redrb.stream import Admission, Lease
+from redrb.stream.admission.scripts import AdmissionScripts
+from tests.samples import numbered
+
+STEPS = st.one_of(
+    st.tuples(st.just("admit"), st.integers(1, 4)),
+    st.tuples(st.just("admit"), st.integers(1, 4)),
+    st.tuples(st.just("put"), st.integers(0, 9)),
+    st.tuples(st.just("put"), st.integers(0, 9)),
+    st.tuples(st.just("cancel"), st.integers(0, 9)),
+    st.tuples(st.just("kill"), st.integers(0, 9)),
+    st.tuples(st.just("take"), st.integers(0, 2)),
+    st.tuples(st.just("take"), st.integers(0, 2)),
+    st.tuples(st.just("ack")),
+    st.tuples(st.just("publish")),
+    st.tuples(st.just("publish")),
+    st.tuples(st.just("drop"), st.integers(0, 3)),
+)
+
+
+class Model:
+    """One trainer and several makers, who follow the rules of docs/staleness.md."""
+
+    def __init__(self, bound: int, per_version: int, order: str, *, background: bool) -> None:
+        self.bound, self.per_version, self.background = bound, per_version, background
+        self.client = redrb.connect(f"fake://{uuid4().hex}")
+        self.stream = ExperienceStream(
+            self.client, "math", max_staleness=bound, groups_per_version=per_version, order=order
+        )
+        self.version = self.stream.advance(1)
+        self.rights: list[Admission] = []
+        self.leases: deque[Lease] = deque()
+        self.unpublished = 0  # groups of all batches that were taken since the last version
+        self.lost = 0
+
+    def close(self) -> None:
+        self.stream.clear()
+        self.stream.close()
+        self.client.close()
+
+    def admit(self, count: int) -> None:
+        try:
+            self.rights.append(self.stream.admit(count, least=1, timeout=0))
+        except (AdmissionTimeout, redrb.ConfigError):
+            return
+        assert self.rights[-1].version == self.version
+
+    def put(self, which: int) -> None:
+        if right := self._right(which):
+            self.stream.put(numbered(0), policy_version=right.version, admission=right)
+            self._forget_used()
+
+    def cancel(self, which: int) -> None:
+        if right := self._right(which):
+            right.cancel()
+            self._forget_used()
+
+    def kill(self, which: int) -> None:
+        """The maker dies: its rights are taken back."""
+        if right := self._right(which):
+            prefix = self.stream._task.store.keys.prefix
+            numbers = tuple(right._left)
+            self.client.execute("ZADD", f"{prefix}holds", *(w for n in numbers for w in (0, n)))
+            task = self.stream._task
+            other = AdmissionScripts(task.store)
+            other.heartbeat("other", 30_000, task.description.incarnation)
+            self.lost += len(numbers)
+            right._left.clear()
+            self._forget_used()
+
+    def take(self, more: int) -> None:
+        """Take a batch of a version; only a trainer that publishes at once may take more."""
+        if self.background and len(self.leases) + self.unpublished > self.bound:
+            return
+        if not self.background and self.leases:
+            return
+        count = self.per_version + (0 if self.background else more)
+        try:
+            lease = self.stream.take(count, timeout=0)
+        except BatchTimeout as error:
+            assert error.expired == 0
+            return
+        behind = [self.version - (each or 0) for each in lease.policy_versions]
+        assert max(behind) <= self.bound
+        self.leases.append(lease)
+
+    def ack(self) -> None:
+        if self.leases and (self.background or not self.unpublished):
+            self.leases.popleft().ack()
+            self.unpublished += 1
+
+    def publish(self) -> None:
+        """Publish the oldest version whose batch was taken, acknowledged or not."""
+        if self.unpublished:
+            self.unpublished -= 1
+        elif self.leases:
+            self._advance()
+            self.leases.popleft().ack()
+            return
+        else:
+            return
+        self._advance()
+
+    def drop(self, which: int) -> None:
+        """A group leaves without being trained."""
+        found = self.stream.count()
+        if which < found:
+            with self.stream.take(1, timeout=0) as lease:
+                lease.reject("bad")
+
+    def check(self) -> None:
+        stats = self.stream.stats()
+        rights = stats.admission
+        assert rights is not None
+        assert rights.balanced
+        assert rights.held == sum(right.left for right in self.rights)
+        assert (rights.lost, rights.late, rights.released) == (self.lost, 0, 0)
+        assert rights.held + stats.stored <= rights.most + self.per_version * (1 + self.bound)
+        assert stats.ledger.expired == 0
+        assert stats.ledger.balanced
+
+    def _right(self, which: int) -> Admission | None:
+        return self.rights[which % len(self.rights)] if self.rights else None
+
+    def _forget_used(self) -> None:
+        self.rights = [right for right in self.rights if right.left]
+
+    def _advance(self) -> None:
+        self.version = self.stream.advance(self.version + 1)
+
+
+@pytest.mark.parametrize("background", [False, True])
+@given(
+    st.integers(0, 2),
+    st.integers(1, 3),
+    st.sampled_from(["admission", "fifo"]),
+    st.lists(STEPS, min_size=30, max_size=60),
+)
+@settings(max_examples=10, deadline=None, derandomize=True)
+def test_no_group_that_was_admitted_is_ever_too_stale(
+    background: bool, bound: int, per_version: int, order: str, steps: list[tuple[Any, ...]]
+) -> None:
+    model = Model(bound, per_version, order, background=background)
+    try:
+        for name, *arguments in steps:
+            getattr(model, name)(*arguments)
+            model.check()
+    finally:
+        model.close()
