@@ -153,7 +153,7 @@ def test_a_full_task(compare: Callable[..., None], order: str, on_full: str) -> 
                 scene.note("put", lambda: full.put(numbered(1), policy_version=1))
         else:
             with pytest.raises(redrb.StoreFull):
-                full.put(numbered(1))
+                full.put(numbered(1), policy_version=1)
             scene.cost("put/evict", "p", 1, 0, 1, 100, 1, MOST_EVICTED)
             scene.cost("put/room", "p", FOREVER_MS, 100, 100)
         full.close()

@@ -203,6 +203,7 @@ class Model:
         shared: dict[str, Any] = {
             "task": "math",
             "namespace": uuid4().hex,
+            "checks": ["values"],  # groups without a version are among those of the model
             **setup.options(order),
         }
         self.order, self.setup = order, setup
