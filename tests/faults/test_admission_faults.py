@@ -1,0 +1,84 @@
+"""Makers that are killed while they hold rights: the rights return, and waiting makers go on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import redrb
+from redrb import ExperienceStream
+from tests.samples import numbered, numbers
+
+ROOT = Path(__file__).parents[2]
+LEASE_MS = 1000
+
+MAKER = """
+import sys, redrb
+url, namespace, count = sys.argv[1:]
+stream = redrb.ExperienceStream(redrb.connect(url), "math", namespace=namespace, lease_ms=1000)
+right = stream.admit(int(count), timeout=60)
+print("holds", right.count, flush=True)
+sys.stdin.read()
+"""
+
+
+def start_maker(url: str, namespace: str, count: int) -> subprocess.Popen[str]:
+    """Start a process that holds rights until it ends."""
+    return subprocess.Popen(
+        [sys.executable, "-c", MAKER, url, namespace, str(count)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def said(maker: subprocess.Popen[str]) -> str:
+    assert maker.stdout is not None
+    return maker.stdout.readline().strip()
+
+
+def end(maker: subprocess.Popen[str], how: int) -> None:
+    maker.send_signal(how)
+    maker.communicate(timeout=30)
+
+
+def test_the_rights_of_killed_makers_return_and_waiting_makers_go_on(
+    real_url: str, namespace: str
+) -> None:
+    with redrb.connect(real_url) as client:
+        stream = ExperienceStream(
+            client,
+            "math",
+            namespace=namespace,
+            lease_ms=LEASE_MS,
+            order="admission",
+            max_staleness=0,
+            groups_per_version=4,
+        )
+        stream.advance(1)
+        makers = [start_maker(real_url, namespace, 2) for _ in range(2)]
+        try:
+            assert [said(maker) for maker in makers] == ["holds 2", "holds 2"]
+            with ThreadPoolExecutor(2) as pool:
+                waiting = [pool.submit(stream.admit, 2, timeout=60) for _ in range(2)]
+                for maker in makers:
+                    end(maker, signal.SIGKILL)
+                rights = [each.result(60) for each in waiting]
+        finally:
+            for maker in makers:
+                end(maker, signal.SIGKILL)
+        for number, right in enumerate(rights):
+            with right:
+                groups = [[numbered(2 * number)], [numbered(2 * number + 1)]]
+                stream.put_many(groups, policy_version=1, admission=right)
+        assert sorted(numbers(stream.take(4, timeout=0))) == [0, 1, 2, 3]
+        found = stream.stats().admission
+        assert found is not None
+        assert (found.lost, found.used, found.held, found.late) == (4, 4, 0, 0)
+        assert found.balanced
+        stream.clear()
+        stream.close()
