@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -11,6 +12,7 @@ import pytest
 
 import redrb
 from redrb import ConfigError, ExperienceSender, ExperienceStream
+from redrb.connection import Client
 from redrb.errors import AdmissionTimeout, RecordError
 from redrb.stream import AdmissionStats
 from tests.conftest import Opener
@@ -320,6 +322,33 @@ def test_rights_in_whole_batches_may_round_the_bound_up_when_a_take_waits(
         with stream.admit(3, timeout=30) as admission:
             stream.put(numbered(3), policy_version=1, admission=admission)
             waiting.result(30)
+
+
+def test_a_share_of_a_mixture_that_is_no_whole_number_does_not_block(open_stream: Opener) -> None:
+    stream = open_stream(max_staleness=0, groups_per_version=2.5, order="admission")
+    with ThreadPoolExecutor(1) as pool:
+        for version in range(1, 6):
+            stream.advance(version)
+            groups = version * 5 // 2 - (version - 1) * 5 // 2
+            taking = pool.submit(stream.take, groups, timeout=30)
+            for number in range(groups):
+                with stream.admit(timeout=30) as admission:
+                    stream.put(numbered(number), policy_version=version, admission=admission)
+            taking.result(30).ack()
+    assert (rights(stream).released, stream.stats().ledger.expired) == (0, 0)
+
+
+def test_a_saved_task_keeps_the_setting_and_no_rights(
+    stream: ExperienceStream, client: Client, namespace: str, tmp_path: Path
+) -> None:
+    put_admitted(stream, 0, 1)
+    with stream.admit(2, timeout=0):
+        stream.save(tmp_path / "task")
+    other = ExperienceStream(client, "copy", namespace=namespace)
+    other.resume(tmp_path / "task")
+    assert (rights(other).most, rights(other).held, rights(other).left) == (4, 0, 2)
+    assert numbers(other.take(2, timeout=0)) == [0, 1]
+    other.close()
 
 
 def test_groups_that_leave_untrained_make_room(stream: ExperienceStream) -> None:
