@@ -30,6 +30,12 @@ _NOT_NOW = (
     upstream.ReadOnlyError,
 )
 _NOT_NOW_CODES = ("BUSY ", "NOREPLICAS", "UNBLOCKED")
+_DISCARDED = "Transaction discarded because of: "
+_DISCARDED_NOT_NOW = tuple(
+    _DISCARDED + code
+    for code in ("READONLY ", "LOADING ", "MASTERDOWN ", "CLUSTERDOWN ", "TRYAGAIN ")
+)
+_DISCARDED_DENIED = _DISCARDED + "NOPERM "
 _MISSED_IN_SCRIPT = "ttempted to access a non local key in a cluster node"
 _DOWN_IN_SCRIPT = "while the cluster is down"
 _DENIED_IN_SCRIPT = ("The user executing the script can't ", "ACL failure in script")
@@ -67,9 +73,11 @@ def is_transient(error: BaseException) -> bool:
         return False
     if isinstance(error, (*_UNREACHABLE, *_NOT_NOW)):
         return True
-    # an error of a command in a script is a plain ResponseError with the code in its text
+    # an error of a command in a script is a plain ResponseError with the code in its text, and one
+    # that discards a transaction at EXEC is an ExecAbortError with the code in its text
     return isinstance(error, upstream.ResponseError) and (
-        str(error).startswith(_NOT_NOW_CODES)
+        str(error).removeprefix(_DISCARDED).startswith(_NOT_NOW_CODES)
+        or str(error).startswith(_DISCARDED_NOT_NOW)
         or "-READONLY " in str(error)
         or _DOWN_IN_SCRIPT in str(error)
         or is_moving(error)
@@ -80,7 +88,7 @@ def is_denied(error: BaseException) -> bool:
     """Return whether the server refused the login, or a command of this user, also in a script."""
     return isinstance(error, _DENIED) or (
         isinstance(error, upstream.ResponseError)
-        and any(phrase in str(error) for phrase in _DENIED_IN_SCRIPT)
+        and any(phrase in str(error) for phrase in (*_DENIED_IN_SCRIPT, _DISCARDED_DENIED))
     )
 
 

@@ -15,6 +15,7 @@ import redrb
 from redrb import errors
 from redrb.connection import Client
 from redrb.connection.failures import (
+    is_denied,
     is_missing_script,
     is_out_of_memory,
     is_transient,
@@ -116,6 +117,15 @@ def test_only_transient_errors_are_retried() -> None:
     assert is_transient(upstream.ConnectionError("reset"))
     assert is_transient(upstream.ResponseError("UNBLOCKED force unblock from blocking operation"))
     assert is_transient(upstream.ResponseError("ERR Error running script: -READONLY You can't"))
+    discarded = "Transaction discarded because of: "
+    for code in ("READONLY You can't write", "LOADING Redis is", "NOREPLICAS Not enough", "BUSY x"):
+        assert is_transient(upstream.ExecAbortError(discarded + code)), code
+    denied = upstream.ExecAbortError(f"{discarded}NOPERM this user has no permissions")
+    assert is_denied(denied)
+    assert not is_transient(denied)
+    assert not is_transient(
+        upstream.ExecAbortError("Transaction discarded because of previous errors.")
+    )
     assert not is_transient(upstream.AuthenticationError("WRONGPASS"))
     assert not is_transient(upstream.MaxConnectionsError("Too many connections"))
     assert not is_transient(upstream.ResponseError("WRONGTYPE"))
