@@ -3,6 +3,7 @@
     RedrbError
     ├── ConfigError (ValueError)        an argument, URL or task setting is wrong
     │   ├── TaskMismatch                the task exists with other settings
+    │   ├── UnknownTask                 there is no such task, and the call must not create it
     │   └── WrongStep                   a rank asks for a step that is over, or not the next
     ├── RecordError (ValueError)        an item or batch of experience is malformed
     ├── EncodeError (ValueError)        a group cannot be written in the wire format
@@ -15,6 +16,7 @@
     │   └── UnsupportedServer           the server is too old, or not a Redis
     ├── OutcomeUnknown                  a put may be stored, and a repetition could store it twice
     ├── SendFailed                      a sender could not put all its groups
+    ├── TaskInUse                       consumers or producers use a task that is to be deleted
     ├── BatchTimeout (TimeoutError)     no full batch in time; nothing was taken
     ├── AdmissionTimeout (TimeoutError) no right to begin groups in time; none was given
     ├── RankLost                        a rank died; no rank got a part of the step
@@ -69,6 +71,32 @@ class TaskMismatch(ConfigError):
         super().__init__(
             f"task {task!r} exists with other settings: {listed}. "
             "Open it with the stored settings, use another task name, or clear() the task first."
+        )
+
+
+class UnknownTask(ConfigError):
+    """There is no such task, and the caller asked not to create it.
+
+    Attributes:
+        task: Name of the task.
+        namespace: The namespace that was searched.
+        similar: Existing tasks of the namespace with similar names, the most similar one first.
+    """
+
+    def __init__(
+        self, task: str, *, namespace: str, where: str, similar: tuple[str, ...] = ()
+    ) -> None:
+        self.task = task
+        self.namespace = namespace
+        self.similar = similar
+        named = ", ".join(map(repr, similar))
+        advice = (
+            f"Tasks with similar names: {named}."
+            if similar
+            else "Check the name, the namespace and the URL: `redrb ls` lists the tasks."
+        )
+        super().__init__(
+            f"there is no task {task!r} in namespace {namespace!r} at {where}. {advice}"
         )
 
 
@@ -222,6 +250,10 @@ _ENDS = {
     "dead": "Most groups are dead letters: stream.dead_letters() has the reasons.",
 }
 """Advice where this was the fate of at least half of the groups put."""
+
+
+class TaskInUse(RedrbError):
+    """A task was not deleted, because consumers or producers use it."""
 
 
 class BatchTimeout(RedrbError, TimeoutError):

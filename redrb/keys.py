@@ -26,6 +26,11 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def registry_key(namespace: str) -> str:
+    """Return the key that holds the names of the tasks and weights of a namespace."""
+    return f"redrb:{{{check_name('namespace', namespace)}}}:registry"
+
+
 def _slot_range(key: str, count: int) -> int:
     """Return the number of a key's range, of `count` ranges of slots."""
     slot: int = key_slot(key.encode())
@@ -97,6 +102,11 @@ class TaskKeys:
     def dead(self) -> str:
         """The dead-letter stream."""
         return f"{self.prefix}dead"
+
+    @property
+    def groups(self) -> str:
+        """The names of the consumer groups."""
+        return f"{self.prefix}groups"
 
     @property
     def refreshed(self) -> str:

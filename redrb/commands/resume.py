@@ -18,6 +18,7 @@ def add_to(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from redrb.connection import connect
+    from redrb.registry import Registry
     from redrb.stream.saving.partitions import read_index, resume_partitions
     from redrb.stream.saving.resuming import resume_task
     from redrb.stream.task.store import TaskStore
@@ -29,5 +30,6 @@ def _run(options: argparse.Namespace) -> int:
             resumed = asdict(resume_partitions(stores, path))
         else:
             resumed = asdict(resume_task(TaskStore.of(client, *name), path))
+        Registry(client, options.namespace).add("task", options.task)
     show(resumed, figures(resumed), as_json=options.json)
     return 0

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from redrb.commands.arguments import Role
-from redrb.keys import TaskKeys, WeightKeys
+from redrb.keys import TaskKeys, WeightKeys, registry_key
 from redrb.lua.needed_commands import needed_commands, scripts_in
 from redrb.stream.mixture.ratio import Ratio
 
@@ -20,7 +20,13 @@ CONNECTING = ("cluster|slots", "info", "select")
 _RUN_SCRIPTS = ("eval", "evalsha")
 _PUT = ("blpop", "exec", "exists", "hdel", "hget", "multi", "wait", "xadd")
 _TAKE = ("blpop", "hget", "hmget", "xpending", "xrange", "xreadgroup", "xrevrange", "zscore")
-_LOOK = ("hget", "hmget", "hscan", "time", "xrange", "xrevrange", "zscore")
+_LOOK = ("exists", "hget", "hmget", "hscan", "time", "xrange", "xrevrange", "zscore")
+_REGISTRY = {
+    "maker": ("zadd",),
+    "trainer": ("zadd",),
+    "observer": ("zrangebylex",),
+    "admin": ("zadd", "zrangebylex", "zrem"),
+}
 _READ_WEIGHTS = ("exists", "get", "hget", "time", "xrange", "xread", "xrevrange")
 _PUBLISH = (
     *("exists", "expire", "get", "hexists", "hget", "persist", "pexpire", "set", "smembers"),
@@ -71,7 +77,7 @@ def rights(role: Role, task: str, namespace: str, weights: str | None) -> str:
     keys = TaskKeys.of(namespace, task)
     turn = TaskKeys.of_mixture(namespace, "*", Ratio.of({task: 1}).digest)
     published = None if weights is None else WeightKeys.of(namespace, weights)
-    first, *selectors = _parts(role, keys, turn, published)
+    first, *selectors = [*_parts(role, keys, turn, published), _registry(role, namespace)]
     parts = [str(first), *(f"({selector})" for selector in selectors)]
     return " ".join(["clearselectors resetkeys resetchannels -@all", *parts])
 
@@ -86,7 +92,7 @@ def _parts(role: Role, keys: TaskKeys, turn: TaskKeys, weights: WeightKeys | Non
     scripts, commands = {
         "maker": (_PUT_SCRIPTS, _PUT),
         "trainer": (_TAKE_SCRIPTS, _TAKE),
-        "admin": (_ADMIN_SCRIPTS, (*_PUT, *_TAKE, *_LOOK)),
+        "admin": (_ADMIN_SCRIPTS, (*_PUT, *_TAKE, *_LOOK, "smembers")),
     }[role]
     allowed = _commands(scripts, *CONNECTING, *_RUN_SCRIPTS, *commands)
     prefixes = [keys.prefix, keys.partitions] + ([] if role == "maker" else [turn.prefix])
@@ -99,6 +105,12 @@ def _parts(role: Role, keys: TaskKeys, turn: TaskKeys, weights: WeightKeys | Non
     if role == "admin":  # it deletes chunks that no version has, and must search for them
         publishing |= _commands(["weights/remove"], "scan")
     return [task, Rules(tuple(f"~{name}" for name in _patterns(weights)), publishing)]
+
+
+def _registry(role: Role, namespace: str) -> Rules:
+    """Return the rights to the names of the namespace's tasks and weights."""
+    reads = "%R" if role == "observer" else ""
+    return Rules((f"{reads}~{registry_key(namespace)}",), frozenset(_REGISTRY[role]))
 
 
 def _observer(keys: TaskKeys, weights: WeightKeys | None) -> list[Rules]:

@@ -25,14 +25,13 @@ def _run(options: argparse.Namespace) -> int:
     from redrb.connection import connect
     from redrb.stream.saving.partitions import save_partitions
     from redrb.stream.saving.saving import save_task
-    from redrb.stream.task.store import TaskStore
+    from redrb.stream.task.inspection import existing_task
 
     with connect(options.url) as client:
-        store = TaskStore.of(client, options.namespace, options.task)
-        if (count := store.partitions) == 1:
-            saved = asdict(save_task(store, options.path))
+        stores = existing_task(client, options.task, namespace=options.namespace)
+        if len(stores) == 1:
+            saved = asdict(save_task(stores[0], options.path))
         else:
-            stores = TaskStore.of_partitions(client, options.namespace, options.task, count)
             saved = asdict(save_partitions(stores, options.path))
     show(saved, figures(saved), as_json=options.json)
     return 0

@@ -126,6 +126,7 @@ class ExperienceStream:
         on_bad_group: OnBadGroup = "raise",
         reader: GroupReader | None = None,
         settings: TaskSettings | None = None,
+        create: bool = True,
         **task_settings: Unpack[SettingArguments],
     ) -> None:
         """Open a task, and create it when it is new.
@@ -155,12 +156,15 @@ class ExperienceStream:
             reader: Converts groups that a `ReplayBuffer` has put when they are taken, such as
                 `redrb.replay.RolloutReader()`. Default: taking one is a ConfigError.
             settings: Settings that the task must have.
+            create: False: never create the task, neither now nor when it was deleted meanwhile. A
+                call that needs the task raises UnknownTask then.
             task_settings: Fields of `TaskSettings`, such as `order="stalest"` or `limit=4096`; they
                 replace those of `settings`.
 
         Raises:
             ConfigError: A name or a setting is not usable.
             TaskMismatch: The task exists with other settings.
+            UnknownTask: The task does not exist, and `create` is False.
             StoreUnavailable: Redis stayed away.
         """
         check_client(client)
@@ -190,6 +194,7 @@ class ExperienceStream:
             settings=replace(settings or TaskSettings(), **task_settings),
             weights=weights,
             keys=self._keys(namespace, task),
+            create=create,
         )
         self._expiration = Expiration(self._task, group)
         self._preparer = Preparer(

@@ -17,7 +17,8 @@ from redrb.cli import main
 from redrb.commands.arguments import ROLES
 from redrb.connection import Client
 from redrb.errors import BatchTimeout, RedrbError, StoreDenied
-from redrb.keys import TaskKeys
+from redrb.keys import TaskKeys, registry_key
+from redrb.registry import Registry
 from redrb.stream.task.inspection import task_stats
 from redrb.weights.inspection.removal import remove_weights
 from tests.samples import numbered, numbers
@@ -159,7 +160,10 @@ def test_a_trainer_takes_acknowledges_and_publishes(
     ):
         with pytest.raises(BatchTimeout, match="Nobody has ever put") as caught:
             stream.take(1, timeout=0)
-        assert caught.value.similar == ()  # it may not search
+        assert caught.value.similar == ()  # it may not read the registry
+        for command in (("ZREM", "task:math"), ("ZRANGE", 0, -1), ("DEL",)):
+            with pytest.raises(StoreDenied):
+                client.execute(command[0], registry_key(namespace), *command[1:])
         maker.put_many([[numbered(n)] for n in range(1, 7)])
         lease = stream.take(2, timeout=0)
         assert numbers(lease) == [1, 2]
@@ -220,9 +224,12 @@ def test_an_observer_sees_all_and_changes_nothing(
         lease = stream.take(1, timeout=0)
         client = log_in("observer")
         monkeypatch.setenv("REDRB_URL", client.url)
+        ExperienceStream(owner, "secret", namespace=namespace).close()
+        redrb.WeightPublisher(owner, "secret", namespace=namespace)
         before = content(owner, namespace)
         arguments = ["stats", TASK, "--namespace", namespace]
         assert main(arguments) == 0
+        assert main(["ls", "--namespace", namespace]) == 0
         prefix = f"redrb:{{{namespace}:{TASK}}}:"
         for command in (
             ("DEL", f"{prefix}stream"),
@@ -254,10 +261,13 @@ def test_an_admin_saves_clears_and_resumes(
     assert main(["save", TASK, file, *common]) == 0
     with ExperienceStream(client, TASK, namespace=namespace) as stream:
         assert stream.clear() == 1
+    assert list(Registry(owner, namespace).names("task")) == []
     assert main(["resume", TASK, file, *common]) == 0
     with ExperienceStream(client, TASK, namespace=namespace) as stream:
         stream.put(numbered(3))
         assert numbers(stream.take(2, timeout=0)) == [2, 3]
+    assert list(Registry(owner, namespace).names("task")) == [TASK]
+    assert main(["rm", TASK, "--yes", *common]) == 0
     publish(client, namespace)
     assert remove_weights(client, "policy", namespace=namespace)
     assert main(["acl", "--role", "admin", "--task", "no task"]) == 2

@@ -1,12 +1,14 @@
 -- Create the task, or check that it has these settings. Removes old records of producers.
 -- KEYS[1] stream
--- ARGV    revision, name, value, ...
+-- ARGV    revision, create, name, value, ...
 --         revision: random name of the settings, if this call changes them, and of the incarnation of the
 --         task, if this call creates it
+--         create: 1 to create a task that does not exist, else 0
 --         a setting that the task was not given yet is added to it; default_<name>: value of a setting
 --         until it is given, kept from the first call
 -- Returns {'ok', name, value, ..., 'epoch', epoch, 'filling', place or nil} with all settings and the
 --         epoch of the producers' records; if there is a place, run task/fill until it is done
+--       | {'unknown'}: there is no such task, and it is not to be created
 --       | {'differs', name, stored value, ...}
 --       | {'unversioned'}: it is to evict the stalest groups, and indexes no versions
 --       | {'blocked', name, value, groups, 1 or 0}: the limit or capacity is smaller than the groups that a
@@ -16,9 +18,12 @@
 --@include task facts filling settings producers
 
 begin_writing()
+if ARGV[2] == '0' and not exists() then
+  return {'unknown'}
+end
 local used = number(puts, 'put') > 0
 local differing, given, changed, fill = {'differs'}, {}, false, false
-for i = 2, #ARGV, 2 do
+for i = 3, #ARGV, 2 do
   local name, value = ARGV[i], ARGV[i + 1]
   local stored = redis.call('HGET', task, name)
   if string.sub(name, 1, 8) == 'default_' then

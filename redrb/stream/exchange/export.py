@@ -31,8 +31,8 @@ from redrb.stream.exchange.layout import (
 )
 from redrb.stream.saving.records import GroupRecord
 from redrb.stream.saving.snapshot import TaskReader
+from redrb.stream.task.inspection import existing_task
 from redrb.stream.task.numbering import Numbering
-from redrb.stream.task.store import TaskStore
 from redrb.weights.files.safetensors import safetensors_torch
 
 Line: TypeAlias = dict[str, Any]
@@ -81,7 +81,8 @@ def export_task(
         shard_bytes: Bytes of tensors in one file.
 
     Raises:
-        ConfigError: There is no such task, the directory is not empty, or safetensors is missing.
+        UnknownTask: There is no such task.
+        ConfigError: The directory is not empty, or safetensors is missing.
         StoreUnavailable: Redis stayed away; no directory was made.
     """
     safetensors_torch()
@@ -89,9 +90,8 @@ def export_task(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is there already: export into a new directory.")
     check_name("consumer group", group)
-    count = TaskStore.of(client, namespace, task).partitions
     now_ms = time.time_ns() // 1_000_000
-    stores = TaskStore.of_partitions(client, namespace, task, count)
+    stores = existing_task(client, task, namespace=namespace)
     readers = [TaskReader(store, now_ms) for store in stores]
     with _appearing(target) as fresh:
         export = _Export(readers, fresh, group, shard_bytes)

@@ -81,9 +81,10 @@ class PartitionedStream(ExperienceStream):
         on_bad_group: OnBadGroup = "raise",
         reader: GroupReader | None = None,
         settings: TaskSettings | None = None,
+        create: bool = True,
         **task_settings: Unpack[SettingArguments],
     ) -> None:
-        """Open all partitions; new ones are created."""
+        """Open all partitions; new ones are created, unless `create` is False."""
         check_client(client)
         if not isinstance(settings, TaskSettings | None):
             raise ConfigError(f"settings={settings!r:.80}: give a redrb.stream.TaskSettings.")
@@ -109,6 +110,7 @@ class PartitionedStream(ExperienceStream):
                 checks=checks,
                 on_bad_group=on_bad_group,
                 reader=reader,
+                create=create,
             )
             for number in range(count)
         ]

@@ -1,26 +1,32 @@
-"""`task_stats`: the counters of a task, for commands that must not create it."""
+"""Looks at tasks without creating them: whether they exist, and their counters."""
 
 from __future__ import annotations
 
 from redrb.connection import Client
-from redrb.errors import ConfigError
 from redrb.stream.task.ledger import StreamStats
 from redrb.stream.task.scripts import TaskScripts
+from redrb.stream.task.similar_tasks import unknown_task
 from redrb.stream.task.store import TaskStore
+
+
+def existing_task(client: Client, task: str, *, namespace: str) -> list[TaskStore]:
+    """Return the stores of all partitions of a task; of one without partitions, its only store.
+
+    Raises:
+        UnknownTask: There is no such task; the message names similar ones.
+    """
+    store = TaskStore.of(client, namespace, task)
+    if not store.client.execute("EXISTS", store.keys.task):
+        raise unknown_task(client, namespace, task)
+    return TaskStore.of_partitions(client, namespace, task, store.partitions)
 
 
 def task_stats(client: Client, task: str, *, namespace: str, group: str) -> StreamStats:
     """Return a task's counters as a consumer group sees them; those of partitions are added up.
 
     Raises:
-        ConfigError: There is no such task.
+        UnknownTask: There is no such task.
     """
-    store = TaskStore.of(client, namespace, task)
-    counters = TaskScripts(store).stats(group)
-    if not counters:
-        raise ConfigError(
-            f"there is no task {task!r} in namespace {namespace!r} at {client.where}."
-        )
-    _, *others = TaskStore.of_partitions(client, namespace, task, store.partitions)
-    parts = [counters, *(TaskScripts(other).stats(group) for other in others)]
+    stores = existing_task(client, task, namespace=namespace)
+    parts = [TaskScripts(store).stats(group) for store in stores]
     return StreamStats.summed([StreamStats.of(part) for part in parts])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, overload
 
 from redrb.connection.transport import Argument, Pipeline
 from redrb.errors import ConfigError, TaskMismatch
@@ -36,10 +36,17 @@ class TaskScripts:
     def __init__(self, store: TaskStore) -> None:
         self._store = store
 
-    def open(self, settings: Mapping[str, str]) -> dict[str, str]:
+    @overload
+    def open(self, settings: Mapping[str, str]) -> dict[str, str]: ...
+
+    @overload
+    def open(self, settings: Mapping[str, str], *, create: bool) -> dict[str, str] | None: ...
+
+    def open(self, settings: Mapping[str, str], *, create: bool = True) -> dict[str, str] | None:
         """Create the task, or compare its settings; returns all of them, "" for those not given.
 
-        The field "epoch" beside them is that of the producers' records.
+        The field "epoch" beside them is that of the producers' records. Without `create`, None is
+        returned for a task that does not exist.
 
         Raises:
             TaskMismatch: The task exists with other settings.
@@ -49,7 +56,10 @@ class TaskScripts:
         """
         asked = {"format": str(WIRE_FORMAT), **STORED_DEFAULTS, **settings}
         flat = [word for item in asked.items() for word in item]
-        head, *reply = self._store.run("task/open", [uuid.uuid4().hex, *flat])
+        arguments: list[Argument] = [uuid.uuid4().hex, int(create), *flat]
+        head, *reply = self._store.run("task/open", arguments)
+        if head == b"unknown":
+            return None
         if head == b"unversioned":
             raise ConfigError(
                 f'task {self._store.task!r} indexes no versions, so eviction="stalest" has nothing '

@@ -1,74 +1,72 @@
-"""Finds tasks with groups whose names are like that of a task into which nobody ever put."""
+"""Finds the tasks of a namespace whose names are like a name that is most likely mistyped."""
 
 from __future__ import annotations
 
 import difflib
 import heapq
 import logging
+from itertools import islice
 from typing import Final
 
 from redis.exceptions import RedisError
 
 from redrb.connection import Client
-from redrb.connection.deadline import over, within
-from redrb.errors import StoreError
+from redrb.connection.deadline import within
+from redrb.errors import StoreError, UnknownTask
 from redrb.keys import TaskKeys, is_name
+from redrb.registry import Registry
 
-KEYS_OF_A_CALL: Final = 1000
-MOST_CALLS: Final = 20
-"""Calls of SCAN on one server: a server with more keys is not searched to its end."""
+NAMES_COMPARED: Final = 2000
+"""A namespace with more names is not searched to its end."""
 LOOK_S: Final = 0.5
 MOST_NAMES: Final = 3
 
 _log = logging.getLogger("redrb")
 
 
-def similar_tasks(client: Client, namespace: str, task: str) -> tuple[str, ...]:
-    """Return tasks of a namespace that hold or held groups, the most similar name first.
+def similar_tasks(
+    client: Client, namespace: str, task: str, *, with_groups: bool = True
+) -> tuple[str, ...]:
+    """Return tasks of a namespace, the most similar name first.
 
-    The search is bounded in keys and time; none is found where the user may not run SCAN, or where
-    Redis is away.
+    The search is bounded in names and time; none is found where the user may not read the
+    registry, or where Redis is away.
 
     Args:
         client: The client for all nodes.
         namespace: The namespace.
-        task: The name that nobody has put into.
+        task: The name that others are compared with.
+        with_groups: Only tasks that hold or held groups.
     """
     try:
         with within(LOOK_S):
-            names = _names(client, namespace)
-            names.discard(task)
+            listed = islice(Registry(client, namespace).names("task"), NAMES_COMPARED)
+            names = [name for name in listed if is_name(name) and name != task]
             nearest = heapq.nlargest(
-                MOST_NAMES + MOST_NAMES, sorted(names), key=lambda name: _similarity(name, task)
+                2 * MOST_NAMES, names, key=lambda name: _similarity(name, task)
             )
-            used = [name for name in nearest if _is_used(client, namespace, name)]
+            is_wanted = _is_used if with_groups else _exists
+            found = [name for name in nearest if is_wanted(client, namespace, name)]
     except (RedisError, StoreError) as error:
         _log.debug("tasks with names like %r were not searched: %s", task, error)
         return ()
-    return tuple(used[:MOST_NAMES])
+    return tuple(found[:MOST_NAMES])
 
 
-def _names(client: Client, namespace: str) -> set[str]:
-    """Return the names of tasks that are found within the bounds."""
-    found: set[str] = set()
-    begin = TaskKeys.of(namespace, "-").prefix.removesuffix("-}:")
-    end = "}:puts"
-    for server in client.primaries():
-        cursor = b"0"
-        for _ in range(MOST_CALLS):
-            cursor, keys = server.once(
-                *("SCAN", cursor, "MATCH", f"{begin}*{end}", "COUNT", KEYS_OF_A_CALL)
-            )
-            texts = (key.decode(errors="replace") for key in keys)
-            found.update(text.removeprefix(begin).removesuffix(end) for text in texts)
-            if cursor == b"0" or over():
-                break
-    return set(filter(is_name, found))  # others are partitions, or of another program
+def unknown_task(client: Client, namespace: str, task: str) -> UnknownTask:
+    """Return the error for a task that does not exist; it names similar ones."""
+    similar = similar_tasks(client, namespace, task, with_groups=False)
+    return UnknownTask(task, namespace=namespace, where=client.where, similar=similar)
 
 
 def _is_used(client: Client, namespace: str, task: str) -> bool:
     key = TaskKeys.of(namespace, task).puts
-    return bool(client.at(key).once("HEXISTS", key, "put"))
+    return bool(client.at(key).execute("HEXISTS", key, "put"))
+
+
+def _exists(client: Client, namespace: str, task: str) -> bool:
+    key = TaskKeys.of(namespace, task).task
+    return bool(client.at(key).execute("EXISTS", key))
 
 
 def _similarity(name: str, task: str) -> float:

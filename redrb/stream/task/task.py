@@ -9,11 +9,13 @@ from dataclasses import replace
 from redrb.connection import Client
 from redrb.errors import TaskMismatch
 from redrb.keys import TaskKeys
+from redrb.registry import Registry
 from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.follower import Follower
+from redrb.stream.task.listing import forget_name
 from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.settings import TaskSettings
-from redrb.stream.task.similar_tasks import similar_tasks
+from redrb.stream.task.similar_tasks import similar_tasks, unknown_task
 from redrb.stream.task.store import TaskStore
 
 SEARCH_AGAIN_S = 30.0
@@ -46,6 +48,7 @@ class Task:
         settings: TaskSettings,
         weights: str | None = None,
         keys: TaskKeys | None = None,
+        create: bool = True,
     ) -> None:
         """Open a task, and create it when it is new.
 
@@ -56,12 +59,18 @@ class Task:
             settings: Settings that the task must have.
             weights: Name of the published weights whose newest version the task learns.
             keys: Its keys, if they are not those of its name.
+            create: Whether to create the task when it does not exist.
+
+        Raises:
+            UnknownTask: The task does not exist, and `create` is False.
         """
         self.name = name
         self.store = TaskStore(client, name, keys or TaskKeys.of(namespace, name))
         self.scripts = TaskScripts(self.store)
         self._client = client
         self._namespace = namespace
+        self._create = create
+        self._is_listed = self.store.keys == TaskKeys.of(namespace, name)
         self._similar: tuple[float, tuple[str, ...]] = (-SEARCH_AGAIN_S, ())
         self._settings = settings
         self._checked_settings = settings.as_stored()
@@ -78,6 +87,7 @@ class Task:
 
         Raises:
             TaskMismatch: The task exists with other settings.
+            UnknownTask: The task was deleted, and must not be created from here.
         """
         before = self.description.incarnation
         self._open()
@@ -105,7 +115,9 @@ class Task:
         """Delete the task; returns the number of groups that were stored."""
         stored = self.scripts.clear()
         self.description = replace(self.description, incarnation="")
-        if self._follower is not None:
+        if self._is_listed:
+            forget_name(self._client, self._namespace, self.store)
+        if self._follower is not None and self._create:
             self.reopen()
         return stored
 
@@ -133,13 +145,17 @@ class Task:
 
     def _open(self) -> None:
         try:
-            stored = self.scripts.open(self._checked_settings)
+            stored = self.scripts.open(self._checked_settings, create=self._create)
         except TaskMismatch as error:
             if "tags" in error.differences and not self._settings.tags:
                 error.add_note("tags=[] asks for a task without tags: leave it out to use those.")
             if "partitions" in error.differences:
                 error.add_note("All processes give the same partitions=, as docs/scaling.md says.")
             raise
+        if stored is None:
+            raise unknown_task(self._client, self._namespace, self.name)
+        if self._is_listed:
+            Registry(self._client, self._namespace).add("task", self.name)
         order = self._settings.chosen_order(stored["order"])
         self.description = TaskDescription.of(stored, order)
         if self._follower is not None:  # a new task does not know the newest version

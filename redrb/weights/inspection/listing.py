@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from redrb.connection import Client
-from redrb.errors import ConfigError
-from redrb.keys import WeightKeys, check_name
+from redrb.errors import ConfigError, StoreDenied
+from redrb.keys import WeightKeys, check_name, is_name
+from redrb.registry import Registry
 from redrb.weights.reading.catalogue import Catalogue, Pin, Step
 from redrb.weights.wire.layout import CHUNK_BYTES, Layout
 from redrb.weights.wire.manifest import MAX_CHUNKS, WeightVersion
@@ -16,6 +18,8 @@ from redrb.weights.wire.manifest import MAX_CHUNKS, WeightVersion
 _KEY = re.compile(rb"redrb:\{([A-Za-z0-9._/@+-]+):weights:([A-Za-z0-9._/@+-]+)\}:versions")
 _RANGE = re.compile(rb"([0-9]{1,16}) ([0-9]{1,7}) ([0-9]{1,7})")
 _LISTED = 10
+
+_log = logging.getLogger("redrb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +86,18 @@ class ListedTensor:
 
 
 def published_in(client: Client, namespace: str) -> list[PublishedWeights]:
-    """Return all weights of a namespace, by name."""
+    """Return all weights of a namespace, by name; those that the user may not read are logged."""
     check_name("namespace", namespace)
     found = []
-    for _, name in sorted(_names(client, namespace)):
+    for name in filter(is_name, Registry(client, namespace).names("weights")):
         catalogue = catalogue_of(client, name, namespace)
-        versions = kept(catalogue)
-        if versions:
+        try:
+            versions = kept(catalogue)
             stored = stored_bytes(catalogue)
+        except StoreDenied as error:
+            _log.warning("weights %r are not listed: %s", name, error)
+            continue
+        if versions:
             found.append(PublishedWeights(name, versions[-1], len(versions), stored))
     return found
 

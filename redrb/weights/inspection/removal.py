@@ -11,6 +11,7 @@ from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.keys import WeightKeys
 from redrb.lua import scripts
+from redrb.registry import Registry
 from redrb.weights.inspection.listing import (
     catalogue_of,
     kept,
@@ -65,6 +66,7 @@ def remove_weights(client: Client, name: str, *, namespace: str = "default") -> 
         cluster_keys.clean(client, keys, spread)
     for primary in client.primaries():
         cluster_keys.delete(client, _staged(primary, keys, token))
+    Registry(client, namespace).remove("weights", name)
     # if the request was repeated, the reply lacks the versions that the first one deleted
     return RemovedWeights(name, tuple(sorted({*listed, *deleted})), nbytes)
 

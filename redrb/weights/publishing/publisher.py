@@ -16,6 +16,7 @@ from redrb.checks import checked_int, checked_int_or_none
 from redrb.connection import Client, check_client
 from redrb.errors import ConfigError, EncodeError
 from redrb.keys import WeightKeys
+from redrb.registry import Registry
 from redrb.weights.lora import LoraConfig, adapter_of, configs_to_wire
 from redrb.weights.publishing.baseline import Baseline
 from redrb.weights.publishing.committer import Committer
@@ -113,6 +114,7 @@ class WeightPublisher:
                 timeout=timeout,
             )
         self._committer.take_over()
+        Registry(client, namespace).add("weights", name)
 
     def __enter__(self) -> Self:
         return self

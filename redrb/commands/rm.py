@@ -1,0 +1,58 @@
+"""`redrb rm`: deletes a task, after it has shown what the task holds."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from redrb.commands.arguments import TASK, Commands, add_command
+from redrb.commands.confirming import add_yes, confirmed
+from redrb.commands.output import figures, show
+
+if TYPE_CHECKING:
+    from redrb.stream.task.removal import TaskContents
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    text = (
+        "delete a task: groups, leases, dead letters, history, ledger and settings. It shows first "
+        "what the task holds, and asks. It refuses while consumers live or puts wait for room; "
+        "makers that put without waiting leave no sign of life, so stop them first."
+    )
+    parser = add_command(commands, "rm", text, _run, subject=TASK)
+    add_yes(parser)
+    parser.add_argument(
+        "--force", action="store_true", help="delete it although consumers live or puts wait"
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    from redrb.connection import connect
+    from redrb.stream.task.removal import remove_task, task_contents
+
+    task, namespace = options.task, options.namespace
+    with connect(options.url) as client:
+        contents = task_contents(client, task, namespace=namespace)
+        if not options.json:
+            show(None, _lines(contents), as_json=False)
+        if not confirmed(f"Delete task {task!r} of namespace {namespace!r}?", yes=options.yes):
+            print("redrb: nothing was deleted.", file=sys.stderr)
+            return 1
+        stored = remove_task(client, task, namespace=namespace, force=options.force)
+    show({**asdict(contents), "deleted": stored}, [f"deleted {task}"], as_json=options.json)
+    return 0
+
+
+def _lines(contents: TaskContents) -> Iterator[str]:
+    named = asdict(contents)
+    del named["consumer_groups"]
+    yield from figures({name.replace("_", " "): value for name, value in named.items()})
+    for group in contents.consumer_groups:
+        yield (
+            f"consumer group {group.name}: {group.waiting:,} waiting, {group.leased:,} leased, "
+            f"{group.consumers:,} consumers alive"
+        )

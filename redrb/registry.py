@@ -1,0 +1,72 @@
+"""`Registry`: the names of the tasks and weights of a namespace, in one sorted set in Redis."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Final, Literal, TypeAlias
+
+from redrb.connection import Client
+from redrb.errors import StoreDenied, StoreFull
+from redrb.keys import registry_key
+
+Kind: TypeAlias = Literal["task", "weights"]
+
+NAMES_OF_A_CALL: Final = 1000
+
+_log = logging.getLogger("redrb")
+
+
+class Registry:
+    """The names of the tasks and weights of a namespace.
+
+    On a cluster it is on another node than most tasks, so a name and what it names are not written
+    in one step. A process enters a name after it has opened the task or the weights, each time: a
+    registry whose data was lost fills again. A name may be there without a task: whoever reads the
+    registry looks at the task itself.
+    """
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self._key = registry_key(namespace)
+        self._client = client.at(self._key)
+
+    def add(self, kind: Kind, name: str) -> None:
+        """Enter a name; entering it again changes nothing.
+
+        A user without the right to do this, and a server at its memory limit, are logged: the task
+        works without its name in the registry.
+
+        Raises:
+            StoreUnavailable: Redis stayed away.
+        """
+        self._change("enter", "ZADD", self._key, "NX", 0, f"{kind}:{name}")
+
+    def remove(self, kind: Kind, name: str) -> None:
+        """Remove a name; removing it again changes nothing. A missing right is logged, as above.
+
+        Raises:
+            StoreUnavailable: Redis stayed away.
+        """
+        self._change("remove", "ZREM", self._key, f"{kind}:{name}")
+
+    def names(self, kind: Kind) -> Iterator[str]:
+        """Yield the names of a kind in alphabetical order; they are read in pages."""
+        begin, end = f"[{kind}:", f"({kind};"  # ";" follows ":"
+        while True:
+            page = self._client.execute(
+                *("ZRANGEBYLEX", self._key, begin, end, "LIMIT", 0, NAMES_OF_A_CALL)
+            )
+            for member in page:
+                yield member.decode().removeprefix(f"{kind}:")
+            if len(page) < NAMES_OF_A_CALL:
+                return
+            begin = f"({page[-1].decode()}"
+
+    def _change(self, verb: str, *command: str | int) -> None:
+        try:
+            self._client.execute(*command)
+        except (StoreDenied, StoreFull) as error:
+            _log.warning(
+                "could not %s %r in the registry, which `redrb ls` reads: %s",
+                *(verb, command[-1], error),
+            )

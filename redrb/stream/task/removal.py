@@ -1,0 +1,112 @@
+"""Deletion of a task by its name: `redrb rm`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from redrb.connection import Client
+from redrb.errors import TaskInUse
+from redrb.stream.task.inspection import existing_task
+from redrb.stream.task.ledger import StreamStats
+from redrb.stream.task.listing import forget_name
+from redrb.stream.task.scripts import TaskScripts
+from redrb.stream.task.store import TaskStore
+
+
+@dataclass(frozen=True, slots=True)
+class GroupContents:
+    """A consumer group of a task.
+
+    Attributes:
+        name: Its name.
+        waiting: Groups that wait for it.
+        leased: Groups that its consumers lease.
+        consumers: Consumers whose heartbeat is fresh.
+    """
+
+    name: str
+    waiting: int
+    leased: int
+    consumers: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskContents:
+    """The contents of a task, as they are shown before it is deleted.
+
+    Attributes:
+        task: Its name.
+        stored: Groups that any consumer group needs.
+        archived: Acknowledged groups that are kept as history.
+        dead_letters: Dead letters.
+        producers_waiting: Puts that wait for room.
+        consumer_groups: The consumer groups.
+    """
+
+    task: str
+    stored: int
+    archived: int
+    dead_letters: int
+    producers_waiting: int
+    consumer_groups: tuple[GroupContents, ...]
+
+    @property
+    def consumers(self) -> int:
+        """Consumers of all consumer groups whose heartbeat is fresh."""
+        return sum(one.consumers for one in self.consumer_groups)
+
+
+def task_contents(client: Client, task: str, *, namespace: str) -> TaskContents:
+    """Return the contents of a task.
+
+    Raises:
+        UnknownTask: There is no such task.
+    """
+    stores = existing_task(client, task, namespace=namespace)
+    listed = stores[0].client.execute("SMEMBERS", stores[0].keys.groups)
+    stats = {name: _stats(stores, name) for name in sorted(member.decode() for member in listed)}
+    whole = next(iter(stats.values()), None) or _stats(stores, "default")
+    return TaskContents(
+        task=task,
+        stored=whole.stored,
+        archived=whole.archived,
+        dead_letters=whole.dead_letters,
+        producers_waiting=whole.producers_waiting,
+        consumer_groups=tuple(
+            GroupContents(name, one.ledger.waiting, one.ledger.leased, one.consumers)
+            for name, one in stats.items()
+        ),
+    )
+
+
+def remove_task(client: Client, task: str, *, namespace: str, force: bool = False) -> int:
+    """Delete a task with all its partitions, the first one last; returns the groups stored.
+
+    A producer without a waiting put leaves no sign of life: stop the makers first. A process that
+    uses the task later creates it anew, unless it has opened the task with `create=False`.
+
+    Args:
+        client: The client that `redrb.connect` returned.
+        task: Name of the task.
+        namespace: Its namespace.
+        force: Delete it although consumers live or puts wait.
+
+    Raises:
+        UnknownTask: There is no such task.
+        TaskInUse: Consumers live or puts wait, and `force` is not given.
+    """
+    contents = task_contents(client, task, namespace=namespace)
+    if (contents.consumers or contents.producers_waiting) and not force:
+        raise TaskInUse(
+            f"task {task!r} is in use: consumers alive: {contents.consumers}, puts that wait for "
+            f"room: {contents.producers_waiting}. Stop them, or delete it by force (--force)."
+        )
+    stores = existing_task(client, task, namespace=namespace)
+    stored = sum(TaskScripts(store).clear() for store in reversed(stores))
+    forget_name(client, namespace, stores[0])
+    return stored
+
+
+def _stats(stores: Sequence[TaskStore], group: str) -> StreamStats:
+    return StreamStats.summed([StreamStats.of(TaskScripts(one).stats(group)) for one in stores])

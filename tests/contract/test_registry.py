@@ -1,0 +1,138 @@
+"""The registry of a namespace, unknown tasks, and `create=False`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import redrb
+from redrb import ExperienceStream, registry
+from redrb.connection import Client
+from redrb.errors import TaskInUse, UnknownTask
+from redrb.keys import TaskKeys, registry_key
+from redrb.registry import Registry
+from redrb.stream.exchange import export_task
+from redrb.stream.task.inspection import task_stats
+from redrb.stream.task.listing import tasks_in
+from redrb.stream.task.removal import remove_task, task_contents
+from redrb.weights.inspection.listing import published_in
+from redrb.weights.inspection.removal import remove_weights
+from tests.samples import numbered
+
+
+def names(client: Client, namespace: str) -> list[str]:
+    return list(Registry(client, namespace).names("task"))
+
+
+def test_tasks_and_weights_are_listed_until_they_are_deleted(
+    client: Client, namespace: str
+) -> None:
+    with (
+        ExperienceStream(client, "math", namespace=namespace, order="lifo") as math,
+        ExperienceStream(client, "code", namespace=namespace, weights="actor") as code,
+    ):
+        math.put(numbered(1))
+        math.take(1, timeout=0)
+        redrb.WeightPublisher(client, "actor", namespace=namespace).publish({"a": torch.ones(2)})
+        listed = list(tasks_in(client, namespace, group="default"))
+        assert [(task.name, task.order) for task in listed] == [("code", "fifo"), ("math", "lifo")]
+        stats = listed[1].stats
+        assert stats is not None
+        assert (stats.ledger.leased, stats.stored) == (1, 1)
+        assert listed[1].stored_bytes == stats.bytes_put
+        assert [weights.name for weights in published_in(client, namespace)] == ["actor"]
+        code.clear()  # it follows weights, so it is created anew at once
+        math.clear()
+        assert names(client, namespace) == ["code"]
+        remove_weights(client, "actor", namespace=namespace)
+        assert list(Registry(client, namespace).names("weights")) == []
+
+
+def test_a_lost_registry_fills_when_tasks_are_opened(client: Client, namespace: str) -> None:
+    with ExperienceStream(client, "math", namespace=namespace):
+        client.at(registry_key(namespace)).execute("DEL", registry_key(namespace))
+        ExperienceStream(client, "math", namespace=namespace).close()
+        assert names(client, namespace) == ["math"]
+
+
+def test_a_deletion_keeps_the_name_of_a_task_that_was_created_meanwhile(
+    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = Registry.remove
+
+    def late(self: Registry, kind: registry.Kind, name: str) -> None:
+        ExperienceStream(client, "math", namespace=namespace).close()
+        remove(self, kind, name)
+
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        monkeypatch.setattr(Registry, "remove", late)
+        stream.clear()
+        assert names(client, namespace) == ["math"]
+
+
+def test_names_are_read_in_pages(
+    client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "NAMES_OF_A_CALL", 2)
+    wanted = ["a", "a-b", "b", "c", "d"]
+    for name in reversed(wanted):
+        Registry(client, namespace).add("task", name)
+    Registry(client, namespace).add("weights", "w")
+    assert names(client, namespace) == wanted
+    assert list(tasks_in(client, namespace, group="default")) == []  # no task has these names
+
+
+def test_looking_at_an_unknown_task_creates_nothing(
+    client: Client, namespace: str, tmp_path: object
+) -> None:
+    ExperienceStream(client, "math", namespace=namespace).close()
+    for look in (
+        lambda: ExperienceStream(client, "maht", namespace=namespace, create=False),
+        lambda: ExperienceStream(client, "maht", namespace=namespace, create=False, partitions=2),
+        lambda: task_stats(client, "maht", namespace=namespace, group="default"),
+        lambda: export_task(client, "maht", f"{tmp_path}/out", namespace=namespace),
+        lambda: remove_task(client, "maht", namespace=namespace),
+    ):
+        with pytest.raises(UnknownTask, match="similar names: 'math'") as caught:
+            look()
+        assert caught.value.similar == ("math",)
+    key = TaskKeys.of(namespace, "maht").task
+    assert not client.at(key).execute("EXISTS", key)
+    assert names(client, namespace) == ["math"]
+    with pytest.raises(UnknownTask, match="`redrb ls` lists the tasks"):
+        ExperienceStream(client, "math", namespace=f"{namespace}2", create=False)
+
+
+def test_a_stream_that_must_not_create_uses_the_task_and_does_not_bring_it_back(
+    client: Client, namespace: str
+) -> None:
+    with (
+        ExperienceStream(client, "math", namespace=namespace) as owner,
+        ExperienceStream(client, "math", namespace=namespace, create=False) as guest,
+    ):
+        guest.put(numbered(1))
+        guest.take(1, timeout=0).ack()
+        owner.clear()
+        for use in (lambda: guest.put(numbered(2)), lambda: guest.take(1, timeout=0)):
+            with pytest.raises(UnknownTask):
+                use()
+        owner.put(numbered(3))
+        assert guest.take(1, timeout=0).ids == (1,)
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_task_in_use_is_removed_by_force_only(
+    client: Client, namespace: str, partitions: int
+) -> None:
+    stream = ExperienceStream(client, "math", namespace=namespace, partitions=partitions)
+    stream.put_many([[numbered(n)] for n in range(4)])
+    stream.take(1, timeout=0)
+    (group,) = task_contents(client, "math", namespace=namespace).consumer_groups
+    assert (group.name, group.waiting, group.leased, group.consumers) == ("default", 3, 1, 1)
+    with pytest.raises(TaskInUse, match="consumers alive: 1"):
+        remove_task(client, "math", namespace=namespace)
+    stream.close()
+    assert remove_task(client, "math", namespace=namespace) == 4
+    with pytest.raises(UnknownTask):
+        task_contents(client, "math", namespace=namespace)
+    assert names(client, namespace) == []

@@ -1,0 +1,82 @@
+"""`redrb ls` and `redrb rm` on a real server."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import redrb
+from redrb import ExperienceStream
+from redrb.cli import main
+from redrb.connection import Client
+from tests.samples import numbered
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def store(real_url: str) -> Iterator[Client]:
+    with redrb.connect(real_url) as client:
+        yield client
+
+
+@pytest.fixture
+def run(
+    store: Client,
+    namespace: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Run:
+    """Run a command; returns its exit status, output and errors."""
+    monkeypatch.setenv("REDRB_URL", store.url)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        status = main([*map(str, arguments), "--namespace", namespace])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_ls_lists_tasks_and_weights(store: Client, namespace: str, run: Run) -> None:
+    status, out, err = run("ls")
+    assert (status, out) == (0, "")
+    assert "there are no tasks and weights" in err
+    with ExperienceStream(store, "math", namespace=namespace, order="lifo") as stream:
+        stream.put_many([[numbered(1)], [numbered(2)]])
+        stream.take(1, timeout=0)
+        redrb.WeightPublisher(store, "actor", namespace=namespace).publish({"a": torch.ones(2)})
+        _, out, _ = run("ls", "--json")
+        found = json.loads(out)
+        assert found["tasks"][0]["stats"]["ledger"]["waiting"] == 1
+        assert found["weights"][0]["name"] == "actor"
+        head, task, _, _, weights = run("ls")[1].splitlines()
+        assert head.split()[:3] == ["task", "order", "waiting"]
+        assert task.split()[:6] == ["math", "lifo", "1", "1", "0", "2"]
+        assert weights.split()[:3] == ["actor", "1", "full"]
+
+
+def test_rm_shows_what_it_deletes_and_asks(
+    store: Client, namespace: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExperienceStream(store, "math", namespace=namespace) as stream:
+        stream.put_many([[numbered(n)] for n in range(3)])
+        stream.take(1, timeout=0).reject("bad")
+        stream.take(1, timeout=0)
+        status, _, err = run("rm", "math", "--yes")
+        assert (status, "is in use" in err) == (1, True)
+    status, out, err = run("rm", "math")
+    assert (status, "--yes" in err) == (2, True)  # no terminal
+    assert "consumer group default: 2 waiting, 0 leased, 0 consumers alive" in out
+    assert "dead letters       1" in out
+    for answer, status in (("n\n", 1), ("y\n", 0)):
+        terminal = io.StringIO(answer)
+        terminal.isatty = lambda: True  # type: ignore[method-assign]
+        monkeypatch.setattr("sys.stdin", terminal)
+        assert run("rm", "math")[0] == status
+    status, _, err = run("stats", "math")
+    assert (status, "there is no task 'math'" in err) == (2, True)
+    assert run("save", "math", "/nowhere/math")[0] == 2
