@@ -64,8 +64,12 @@ def task_contents(client: Client, task: str, *, namespace: str) -> TaskContents:
         UnknownTask: There is no such task.
     """
     stores = existing_task(client, task, namespace=namespace)
-    listed = stores[0].client.execute("SMEMBERS", stores[0].keys.groups)
-    stats = {name: _stats(stores, name) for name in sorted(member.decode() for member in listed)}
+    names = {
+        member.decode()
+        for store in stores
+        for member in store.client.execute("SMEMBERS", store.keys.groups)
+    }
+    stats = {name: _stats(stores, name) for name in sorted(names)}
     whole = next(iter(stats.values()), None) or _stats(stores, "default")
     return TaskContents(
         task=task,
