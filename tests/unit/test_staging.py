@@ -35,18 +35,19 @@ SAVES_A_BUFFER = """
 import asyncio, sys
 from pathlib import Path
 import redrb
-from redrb import ExperienceStream, ReplayBuffer
+from redrb import ReplayBuffer
+from redrb.replay import saving
 from tests.samples import numbered
 
-save = ExperienceStream.save
+save = saving.save_task
 
-def stop(self, path):
-    if self.task == "c":
+def stop(store, path, **options):
+    if store.task == "c":
         print("writes", flush=True)
         sys.stdin.read()
-    return save(self, path)
+    return save(store, path, **options)
 
-ExperienceStream.save = stop
+saving.save_task = stop
 
 async def main():
     with redrb.connect("fake://staging") as client:

@@ -63,11 +63,11 @@ def test_a_malformed_sample_is_refused_by_every_kind_of_put(stream: ExperienceSt
 @pytest.mark.parametrize(
     ("field", "value", "match"),
     [
-        ("values", torch.ones(2, 2, 2), r"values has shape \[2, 2\].* \(sample 0 in group 0\)"),
+        ("values", torch.ones(2, 2, 2), r"values has shape \[2, 2\].* \(row 0\)"),
         (
             "reward",
             torch.tensor([1.0, math.nan]),
-            "reward of (row 1|sample 0 in group 1) is nan.*finite_rewards",
+            "reward of row 1 is nan.*finite_rewards",
         ),
     ],
 )
