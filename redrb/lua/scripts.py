@@ -4,14 +4,17 @@ A script begins with a header: purpose, KEYS, ARGV, returns. A line `--@include 
 files of `redrb/lua/include` whose functions the lines below it call; the includes of these files
 are found by themselves. Redis runs a script from its first line each time, and making the functions
 of all files takes longer than most calls do: an include inside a block, indented like its lines, is
-made only when the block runs, and known only there. A reply that has cases begins with a word.
-Repeated with the same arguments a script changes nothing more, so the client repeats it when a
-connection breaks.
+made only when the block runs, and known only there. `include/permissions.lua` gets the list of all
+commands in the script's text, and in that of the scripts which a line `--@before name ...` names:
+they run later for the same user, and do not check its rights again. A reply that has cases begins
+with a word. Repeated with the same arguments a script changes nothing more, so the client repeats
+it when a connection breaks.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,8 +25,11 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from redrb.connection import Client, failures
 from redrb.connection.transport import Argument, Pipeline, Reply
+from redrb.lua.commands import as_lua, commands_in
 
 _INCLUDE = "--@include "
+_BEFORE = re.compile(r"^--@before (.*)$", re.MULTILINE)
+_COMMANDS = "local commands = {}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ def load(name: str) -> Script:
 
 def assemble(name: str, source: str) -> Script:
     """Return the script with this source: its includes first, without comments."""
-    lines = list(_with_includes(name, source, []))
+    lines = _with_commands(source, list(_with_includes(name, source, [])))
     text = "\n".join(line for _, line in lines)
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     return Script(text, sha, tuple(source for source, _ in lines))
@@ -133,6 +139,19 @@ def _with_includes(
         elif code and not code.startswith("--"):
             known[:] = [one for one in known if one[0] <= depth]
             yield f"redrb/lua/{name}.lua:{number}", code
+
+
+def _with_commands(source: str, lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the lines of a script, with the list of the commands that need rights filled in."""
+    if not any(code.startswith(_COMMANDS) for _, code in lines):
+        return lines
+    later = [load(each).text for names in _BEFORE.findall(source) for each in names.split()]
+    listed = as_lua(commands_in("\n".join([*(code for _, code in lines), *later])))
+    filled: list[tuple[str, str]] = []
+    for place, code in lines:
+        whole = [_COMMANDS[:-1], *listed, "}"] if code.startswith(_COMMANDS) else [code]
+        filled += [(place, each) for each in whole]
+    return filled
 
 
 def _read(name: str) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from redrb import ConfigError, Status
-from redrb.lua.scripts import load
 from redrb.orders import GroupFacts, Prioritized, Stalest, checked_score
 
 FACTS = GroupFacts(policy_version=None, priority=1e90, samples=1, nbytes=9, status=Status.COMPLETED)
@@ -52,12 +50,3 @@ def test_the_largest_weights() -> None:
     assert checked_score(Given(1e100, sampled=True), FACTS) == 1e100
     with pytest.raises(ConfigError):
         checked_score(Prioritized(alpha=2.0), FACTS)
-
-
-def test_the_rights_that_a_first_put_checks_are_those_of_all_its_commands() -> None:
-    text = load("put/put").text
-    listed = re.search(r"PUT_COMMANDS = \{(.*?)\}", text, re.DOTALL)
-    assert listed
-    called = set(re.findall(r"redis\.call\('(\w+)'", text))
-    called |= set(re.findall(r"(?:in_parts|sorted_candidates)\(.*?'([A-Z]+)'", text))
-    assert called <= set(re.findall(r"\w+", listed[1]))

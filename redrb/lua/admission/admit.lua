@@ -17,8 +17,9 @@
 --       | {'unset'}: the task has no groups_per_version yet; the maker is queued
 --       | {'unbounded'}: the task has no max_staleness | {'never', most}: `least` exceeds the bound
 --       | {'gone'}: there is no such task, or it was created anew
---@include task clock facts waiters
+--@include task clock facts waiters permissions
 
+check_permissions(KEYS[1])
 begin_writing()
 local rule = rules()
 if not rule.exists or rule.incarnation ~= ARGV[7] then

@@ -6,10 +6,11 @@
 --         it are returned; '': none but those that are named by their numbers
 -- Returns {'more' | 'done', rights returned}: with 'more', run it again
 --         Repeated, it returns none a second time.
---@include task facts waiters
+--@include task facts waiters permissions
 
 local PAGE = 1000
 
+check_permissions(KEYS[1])
 begin_writing()
 if not rules().groups_per_version then
   dequeue('#admission', ARGV[2])

@@ -5,8 +5,9 @@
 -- Returns {'held' | 'lost', rights}: whether the maker was registered until now, so that it has its rights
 --         yet, and how many rights were taken back from others
 --       | {'anew', 0}: the task was created anew, or admits no more
---@include task clock facts
+--@include task clock facts permissions
 
+check_permissions(KEYS[1])
 begin_writing()
 local rule, maker, lease_ms = rules(), ARGV[1], tonumber(ARGV[2])
 if rule.incarnation ~= ARGV[3] or not rule.groups_per_version then

@@ -19,7 +19,7 @@
 -- The hash `task` holds queued, waits, need, since, and of each task credit, taken, short, waited_ms.
 -- credit:<task> = part * total - sum of parts * taken: how far the task is behind; all add up to 0.
 -- turn holds "<caller> <operation> <deadline>", ended:<caller> "<last operation> kept|given"; both expire.
---@include task clock waiters
+--@include task clock waiters permissions
 
 local ENDED_MS, UNUSED_MS = 3600000, 2592000000
 local verb, caller, operation = ARGV[1], ARGV[2], tonumber(ARGV[3])
@@ -113,6 +113,7 @@ if verb == 'look' then
   return found
 end
 
+check_permissions(KEYS[1])
 begin_writing()
 local last, how = string.match(redis.call('GET', ended) or '0 given', '^(%d+) (%a+)$')
 local known = tonumber(last) >= operation
@@ -157,8 +158,7 @@ for i, one in ipairs(tasks) do
   answer[3 + i] = one.share
 end
 if known then -- a repeated request that comes late
-  answer[1] = 'wait'
-  return answer
+  return {'wait', unpack(answer, 2)}
 end
 set_clock(turn_ms)
 if not has_turn then

@@ -8,7 +8,7 @@
 --         most: evict at most so many beyond `count` and `least`: a lowered limit is reached over
 --         several puts
 -- Returns {'more' | 'done', entries evicted}: with 'more', there may be others to evict
---@include task clock capacity candidates eviction epochs puts waiters
+--@include task clock capacity candidates eviction epochs puts waiters permissions
 
 -- Room that is free may be reserved for producers that wait. The put evicts as many groups as it needs, and
 -- the room that it has made is kept for it: it stands first in the queue, without having waited.
@@ -27,6 +27,7 @@ local function own_places(producer, free, now)
   return math.max(free - reserved_before('#room', producer, now, free), 0)
 end
 
+check_permissions(KEYS[1])
 begin_writing()
 local producer, count, least, now = ARGV[1], tonumber(ARGV[4]), tonumber(ARGV[6]), now_ms()
 local earlier, epoch = unpack(redis.call('HMGET', puts, producer, 'epoch'))

@@ -26,8 +26,8 @@
 local known = redis.call('HMGET', puts, ARGV[1], 'last', 'put', 'samples_put', 'bytes_put', 'epoch')
 local forgotten = false
 if not known[1] then
-  --@include rights epochs
-  local forbidden = forbidden_command()
+  --@include permissions epochs
+  local forbidden = forbidden_command(stream)
   if forbidden then -- entries that this user cannot remove, the next put of another one removes
     --@include puts
     pcall(remove_orphans, tonumber(known[2] or '0'), '+')

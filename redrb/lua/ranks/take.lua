@@ -24,6 +24,7 @@
 --       | {'gone'}: there is no such task, or it was created anew
 --       | {'more'}: the consumer group is joining, run it again
 --@include task clock facts pending waking leases ranks attempts membership steps
+--@before ranks/assign ranks/end ranks/finish
 
 local FORMING_MS = 3000 -- a rank that forms a step and is silent for so long is replaced by another
 
@@ -33,7 +34,12 @@ local step, spec, before, lease_ms = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7
 local ranks, parts = key('ranks', group), key('rank_parts', group)
 if not rules().exists or rules().incarnation ~= ARGV[12] then
   return {'gone'}
-elseif not join(group) then
+end
+if ARGV[8] == '0' then -- the rank starts
+  --@include permissions
+  check_permissions(stream)
+end
+if not join(group) then
   return {'more'}
 end
 local now = set_clock(lease_ms)

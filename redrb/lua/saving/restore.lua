@@ -14,8 +14,9 @@
 --         refreshed  {status = its last refresh}
 --         end        {last id of the task, id of the last entry}
 -- Returns 'ok' | 'again': the part was added before | 'gone': the stage has expired
---@include task facts pools ledger stage settings
+--@include task facts pools ledger stage settings permissions
 
+check_permissions(KEYS[1])
 begin_writing()
 local part, ttl_ms, kind, value = tonumber(ARGV[1]), ARGV[2], ARGV[3], cmsgpack.unpack(ARGV[4])
 if not exists() and part > 1 then

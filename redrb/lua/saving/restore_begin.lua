@@ -7,8 +7,9 @@
 --       | {'used', stored now}: the task holds something, or something was put into it since
 --       | {'overtaken'}: an attempt with a larger number has begun; a number of 0 is never overtaken
 --       | {'given up'}
---@include task stage settings
+--@include task stage settings permissions
 
+check_permissions(KEYS[1])
 begin_writing()
 local token, ttl_ms = ARGV[1], tonumber(ARGV[2])
 local earlier = redis.call('GET', key('restoring'))

@@ -5,7 +5,7 @@
 -- Returns {'ok'} | {'gone', stream}: the stage is not complete
 --       | {'used', stream}: something was put meanwhile
 --       | {'differs', stream, setting, ...}: the task was given other settings meanwhile
---@include task membership settings stage
+--@include task membership settings stage permissions
 
 -- Return the settings of a task that its stage lacks.
 local function differing(settings)
@@ -71,6 +71,7 @@ local function replace(checked)
   end
 end
 
+check_permissions(KEYS[1])
 begin_writing()
 local given, all = {}, {}
 for i, name in ipairs(KEYS) do

@@ -4,8 +4,9 @@
 -- ARGV    group, consumer, slot, token
 --         token: of the take; an older lease in its slot ends too, as the consumer has given it up before
 -- Returns {'more' | 'done', entries requeued}: with 'more', run it again
---@include task waking leases
+--@include task waking leases permissions
 
+check_permissions(KEYS[1])
 begin_writing()
 local group, slot, token = ARGV[1], ARGV[3], ARGV[4]
 if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0 then

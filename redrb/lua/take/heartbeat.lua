@@ -6,8 +6,9 @@
 -- Returns {'held' | 'lost', entries}: whether the consumer was registered until now, so that it has its
 --         leases yet, and how many entries were taken over from other consumers
 --       | {'anew', 0}: the task was created anew since the client has opened it in this incarnation
---@include task clock facts waking leases producers
+--@include task clock facts waking leases producers permissions
 
+check_permissions(KEYS[1])
 begin_writing()
 local group, consumer, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 if rules().exists and rules().incarnation ~= ARGV[4] then

@@ -19,7 +19,8 @@ end
 local group, waiter, need, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local ttl_ms, status, where, now = tonumber(ARGV[5]), ARGV[6], ARGV[7], now_ms()
 if redis.call('SISMEMBER', key('groups'), group) == 0 or redis.call('EXISTS', key('joining', group)) == 1 then
-  --@include membership
+  --@include membership permissions
+  check_permissions(stream)
   if not join(group) then
     return {'more'}
   end

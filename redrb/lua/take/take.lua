@@ -16,11 +16,11 @@
 --       | {'short', waiting, producers that wait for room, groups that just expired, others, fates}: groups
 --         that wait with another status, and the fates of all as in include/fates.lua, if it is to report
 --       | {'never', most}: limit, capacity or rate let at most so many groups be taken together
---       | {'gone'}: there is no such task, or it was created anew
---       | {'late'}: a later take of the slot came first
+--       | {'gone'}: there is no such task, or it was created anew | {'late'}: a later take came first
 --       | {'ranks'}: ranks take from this consumer group, so other consumers may not
 --       | {'more', groups that just expired}: run it again, there is more to do before
 --@include task clock facts pools heartbeats claims
+--@before take/finish take/recheck
 
 begin_writing()
 local rule = rules()
@@ -30,22 +30,24 @@ end
 local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local count, least, waiter = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 local ttl_ms, lease_ms, status, where = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11]
-local state, pool, now = key('group', group), pool_of(group, status), set_clock(lease_ms, rule.clock)
 local leased = redis.call('HGET', key('leases', group), slot)
-if leased == token then
+if not leased then -- XREADGROUP creates a consumer of this name: note it, so that it is deleted some day
+  --@include permissions
+  check_permissions(stream)
+  redis.call('HSET', key('leases', group), slot, '0 ended')
+elseif leased == token then
   --@include staleness
-  return taken_before(group, pool, redis.call('XPENDING', stream, group, '-', '+', count, slot))
-elseif leased and tonumber(string.match(leased, '^%d+')) >= tonumber(token) then
+  local held = redis.call('XPENDING', stream, group, '-', '+', count, slot)
+  return taken_before(group, pool_of(group, status), held)
+elseif tonumber(string.match(leased, '^%d+')) >= tonumber(token) then
   return {'late'}
 end
+local state, pool, now = key('group', group), pool_of(group, status), set_clock(lease_ms, rule.clock)
 if redis.call('SISMEMBER', key('groups'), group) == 0 or redis.call('EXISTS', key('joining', group)) == 1 then
   --@include membership
   if not join(group) then
     return {'more', 0}
   end
-end
-if not leased then -- XREADGROUP creates a consumer of this name: note it, so that it is deleted some day
-  redis.call('HSET', key('leases', group), slot, '0 ended')
 end
 if redis.call('EXISTS', key('ranks', group)) == 1 then
   --@include ranks
@@ -124,14 +126,12 @@ if free < least then
   return {'short', here, redis.call('ZCARD', key('queue', '#room')), expired, others, fates}
 end
 local amount = math.min(count, free)
-
 local lease = {group = group, pool = pool, slot = slot, claimed = 0, lost = 0, members = {}, weights = {}}
 local total = rule.sampled and redis.call('HGET', key('mass', group), pool) or '0'
 local found
 repeat
   if chosen then
-    local first = #lease.members + 1
-    found = {unpack(chosen, first, math.min(first + 999, amount))}
+    found = {unpack(chosen, #lease.members + 1, math.min(#lease.members + 1000, amount))}
   else
     found = redis.call('ZRANGE', key('ready', pool), 0, math.min(amount - lease.claimed, 1000) - 1)
   end
@@ -170,5 +170,5 @@ end
 if #lease.weights > 0 then
   lease.weights[#lease.weights + 1] = total
 end
-local members = rule.order ~= 'fifo' and lease.members or {}
-return {'taken', lease.claimed, members, lease.weights, here - lease.claimed}
+return {'taken', lease.claimed, rule.order ~= 'fifo' and lease.members or {}, lease.weights,
+  here - lease.claimed}

@@ -2,8 +2,9 @@
 -- KEYS[1] stream
 -- ARGV    version
 -- Returns {'ok', version}: the newest version that the task knows | {'gone'}: there is no such task
---@include task facts
+--@include task facts permissions
 
+check_permissions(KEYS[1])
 begin_writing()
 if not exists() then
   return {'gone'}

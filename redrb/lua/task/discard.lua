@@ -2,8 +2,9 @@
 -- KEYS[1] stream
 -- ARGV    group, seq ...
 -- Returns the number of entries that waited.
---@include task pools waking groups
+--@include task pools waking groups permissions
 
+check_permissions(KEYS[1])
 begin_writing()
 local group, found = ARGV[1], {}
 if not exists() then

@@ -3,10 +3,11 @@
 -- ARGV    group
 -- Returns {'more' | 'done', entries deleted}: with 'more', run it again. Until the last call the group is a
 --         member of the task, with fewer and fewer groups
---@include task pools waking groups membership
+--@include task pools waking groups membership permissions
 
 local PAGE = 50
 
+check_permissions(KEYS[1])
 begin_writing()
 local group, deleted, seqs = ARGV[1], 0, {}
 if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0 then

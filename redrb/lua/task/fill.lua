@@ -2,7 +2,8 @@
 -- time: the caller repeats.
 -- KEYS[1] stream
 -- Returns 'more' | 'done'
---@include task filling
+--@include task filling permissions
 
+check_permissions(KEYS[1])
 begin_writing()
 return fill_versions() and 'more' or 'done'

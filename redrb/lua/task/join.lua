@@ -4,8 +4,9 @@
 --         start: '' for all stored groups, '+' for groups put later, or a seq: stored groups from it
 --         on, history included
 -- Returns 'joined' | 'more': run it again | 'gone'
---@include task membership
+--@include task membership permissions
 
+check_permissions(KEYS[1])
 begin_writing()
 if not exists() then
   return 'gone'

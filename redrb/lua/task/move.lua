@@ -3,8 +3,9 @@
 -- ARGV    group, status, seq ...
 -- Returns {'ok', entries}: how many of the entries wait in that status now
 --         | {'more'}: the consumer group is joining, run it again
---@include task facts pools waking groups membership
+--@include task facts pools waking groups membership permissions
 
+check_permissions(KEYS[1])
 begin_writing()
 local group, status, moved = ARGV[1], ARGV[2], 0
 if not exists() then

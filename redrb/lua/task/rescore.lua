@@ -4,8 +4,9 @@
 --         order: name of the order that the scores are for
 -- Returns {'ok', entries}: how many of the entries are stored
 --         | {'gone'}: there is no such task | {'differs'}: it has another order
---@include task facts pools groups
+--@include task facts pools groups permissions
 
+check_permissions(KEYS[1])
 begin_writing()
 local changed = 0
 if not exists() then

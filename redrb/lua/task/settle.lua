@@ -6,8 +6,9 @@
 --         were trained, because the task was created anew since, or was restored from an older save.
 --         Repeated, none is acknowledged. If entries are read several times it does nothing, as they
 --         would be read again anyway.
---@include task facts pools waking groups
+--@include task facts pools waking groups permissions
 
+check_permissions(KEYS[1])
 begin_writing()
 local group, over, samples, refused = ARGV[1], {}, 0, 0
 local state = key('group', group)

@@ -3,8 +3,9 @@
 -- ARGV    owner, number of ranks, each of which gets a token, last token that the owner had
 -- Returns {'ok', last token, newest version or 0, newest version that is no adapter or 0}
 --       | {'fenced'}: another publisher is the owner
---@include weights
+--@include weights permissions
 
+check_permissions()
 begin_writing()
 redis.call('HSETNX', fence, 'owner', ARGV[1])
 if redis.call('HGET', fence, 'owner') ~= ARGV[1] then

@@ -9,8 +9,9 @@
 --       | {'fenced'}: another publisher is the owner | {'stale', newest version}: not below this one
 --       | {'base', newest version that is no adapter}: the delta or adapter starts from another version
 --       | {'gone', keys found}: staged chunks have expired
---@include weights retention
+--@include weights retention permissions
 
+check_permissions()
 begin_writing()
 local owner, token, version = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local keep, max_bytes, elsewhere = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'

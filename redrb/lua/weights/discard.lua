@@ -4,7 +4,7 @@
 --         elsewhere: '1': the keys are on other nodes; the caller deletes them there afterwards
 --         full, pieces: the keys of the attempt, without chunks shared with an earlier version
 -- Returns {'ok', keys deleted} | {'committed'}
---@include weights
+--@include weights permissions
 
 local committed = at(tonumber(ARGV[2]))
 local function has_its_keys(ranges)
@@ -15,6 +15,7 @@ if committed and (committed.token == ARGV[1] or has_its_keys(committed.full)
   return {'committed'}
 end
 if ARGV[3] == '1' then
+  check_permissions()
   begin_writing()
   redis.call('SADD', dropped, ARGV[1]) -- a commit meanwhile learns it
   redis.call('EXPIRE', dropped, 3600)

@@ -8,7 +8,7 @@
 --         ttl_ms: how long the pin lasts
 -- Returns {} if there is no such version, else a list of steps {version, how, created ms, manifest}
 --         how: 'full' | 'delta' | 'lora' | 'same': the reader has this state
---@include weights
+--@include weights permissions
 
 local reader, have, ttl_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[6])
 local wanted, used = tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -77,6 +77,7 @@ if target.kind == 'lora' then
   chain[#chain + 1] = {target, 'lora'}
 end
 
+check_permissions()
 begin_writing()
 local now = server_ms()
 redis.call('HSET', pins, reader,

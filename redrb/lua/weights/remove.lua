@@ -5,8 +5,9 @@
 --         owner: a new name, which no publisher has
 --         elsewhere: '1': the chunks are on other nodes; their names are put into the set trash
 -- Returns {last token that was given, deleted version ...}; repeated, it deletes versions committed since
---@include weights
+--@include weights permissions
 
+check_permissions()
 begin_writing()
 redis.call('HSET', fence, 'owner', ARGV[1])
 local reply, names = {tonumber(redis.call('HGET', fence, 'token') or 0)}, {}

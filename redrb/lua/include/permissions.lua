@@ -1,0 +1,24 @@
+-- Refuses a user who may not run all commands of a script, before the script has written anything.
+-- Redis checks each command only when the script calls it, and keeps what was written before.
+
+-- The first command that the user may not run, or nil.
+-- name: key that the user must be allowed to use; nil if its rights differ from key to key
+local function forbidden_command(name)
+  local commands = {} -- filled by redrb/lua/scripts.py
+  for _, command in ipairs(redis.acl_check_cmd and commands or {}) do
+    local words = #command
+    command[words + 1] = name
+    if not redis.acl_check_cmd(unpack(command)) then
+      return table.concat(command, ' ', 1, words)
+    end
+  end
+  return nil
+end
+
+-- Raise an error if the user may not run one of the commands.
+local function check_permissions(name)
+  local command = forbidden_command(name)
+  if command then
+    error({err = 'NOPERM this user may not run ' .. command .. ', which is needed; nothing was changed'})
+  end
+end

@@ -1,0 +1,220 @@
+"""A user who lacks one of the commands that a script needs changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from redis.exceptions import NoPermissionError, ResponseError
+
+import redrb
+from redrb import ExperienceStream
+from redrb.connection import Client
+from redrb.connection.failures import is_denied
+from redrb.errors import StoreDenied
+from redrb.lua.needed_commands import needed_commands
+from redrb.weights.inspection.removal import remove_weights
+from tests.samples import numbered
+from tests.scenes import FOREVER_MS, Scene
+
+WHERE = json.dumps({"tag": "score", "inverted": False, "values": [[0.25, 0.75]]})
+
+
+@dataclass
+class User:
+    """A user of Redis from whom one command at a time is taken away.
+
+    Attributes:
+        owner: A client with all rights.
+        name: Name of the user.
+        client: Its client.
+        namespace: Prefix of all its keys.
+    """
+
+    owner: Client
+    name: str
+    client: Client
+    namespace: str
+
+    def give_all(self) -> None:
+        """Give the user all rights."""
+        self.owner.execute("ACL", "SETUSER", self.name, "+@all")
+
+    def lose(self, command: str) -> None:
+        """Give the user all rights but one command."""
+        self.owner.execute("ACL", "SETUSER", self.name, "+@all", f"-{command}")
+
+    def content(self) -> dict[bytes, object]:
+        """Return all keys of the namespace, with their values, but those of stages."""
+        keys: list[bytes] = self.owner.execute("KEYS", f"redrb:{{{self.namespace}*")
+        return {key: self._value(key) for key in keys if b":restoring" not in key}
+
+    def _value(self, key: bytes) -> object:
+        unordered = {b"hash": "HGETALL", b"set": "SMEMBERS"}  # DUMP keeps the order of a hash table
+        how = unordered.get(self.owner.execute("TYPE", key))
+        return sorted(self.owner.execute(how, key)) if how else self.owner.execute("DUMP", key)
+
+    def check(self, script: str, call: Callable[[], Any]) -> Any:
+        """Call without each command of a script in turn, and at last with all rights."""
+        before = self.content()
+        for command in sorted(needed_commands(script)):
+            self.lose(command)
+            with pytest.raises((StoreDenied, NoPermissionError, ResponseError)) as denied:
+                call()
+            assert isinstance(denied.value, StoreDenied) or is_denied(denied.value), denied.value
+            after = self.content()
+            assert after.keys() == before.keys(), command
+            assert {key for key in after if after[key] != before[key]} == set(), command
+        self.give_all()
+        return call()
+
+
+@pytest.fixture
+def user(real_url: str, namespace: str) -> Iterator[User]:
+    """A user with all rights."""
+    name, secret = f"u-{namespace}", "c0rrect-horse"
+    with redrb.connect(real_url) as owner:
+        owner.execute("ACL", "SETUSER", name, "on", f">{secret}", "allkeys", "+@all")
+        place = real_url.removeprefix("redis://")
+        with redrb.connect(f"redis://{name}:{secret}@{place}", retry_s=2) as client:
+            yield User(owner, name, client, namespace)
+        owner.execute("ACL", "DELUSER", name)
+
+
+def test_scripts_of_a_task(user: User) -> None:
+    settings = {"order": "priority", "tags": ["score"], "max_staleness": 4}
+    scene = Scene(user.client, user.namespace, 8, settings)
+    ids = scene.fill(policy_version=5, tags={"score": 0.5}, priority=2.0)
+    critic = scene.open(group="critic")
+    critic.join_group()
+    scene.stream.advance(5)
+
+    def check(script: str, *arguments: Any, alike: str = "") -> Any:
+        return user.check(alike or script, lambda: scene.run(script, *arguments))
+
+    beat = ("default", "me", FOREVER_MS, scene.incarnation)
+    first, second = scene.taking("me", 2), scene.taking("me", 1, where=WHERE)
+    taken = check("take/take", *first)
+    assert taken[:2] == [b"taken", 2]
+    assert check("take/take", *second)[:2] == [b"taken", 1]
+    lease = ("default", "me", *second[2:4])
+    assert scene.run("take/finish", *lease, "ack", "", "", 1, 1, taken[2][0])[0] == b"ok"
+    assert check("take/heartbeat", *beat)[0] == b"held"
+    assert check("take/drop", "default", "me", *first[2:4]) == [b"done", 1]
+    assert check("take/leave", "default", "me")[0] == b"done"
+    look = ("default", "looking", 10, 20, 0, "completed", "", scene.incarnation)
+    scene.run("task/drop_group", "critic")
+    assert check("take/look", "late", *look[1:], alike="task/join")[0] == b"found"
+    assert check("task/join", "critic", "") == b"joined"
+    assert check("task/advance", 7) == [b"ok", 7]
+    assert check("task/move", "default", "aborted", ids[4]) == [b"ok", 1]
+    assert check("task/rescore", "priority", ids[5], 3.0, 3.0) == [b"ok", 1]
+    assert check("task/settle", "default", scene.incarnation, ids[5], 1) == [1, 0]
+    assert check("task/discard", "default", ids[6]) == 1
+    assert check("task/expire", "default", 32, "keep", 12, 3, "-", "completed")[0] == b"ok"
+    assert check("task/fill") == b"done"
+    assert check("task/trim") == b"done"
+    assert check("task/open", "r", "format", "3", "order", "priority")[0] == b"ok"
+    assert check("task/drop_group", "critic")[0] == b"done"
+    critic.close()
+    scene.close()
+
+
+def test_ranks_and_mixtures(user: User) -> None:
+    scene = Scene(user.client, user.namespace, 4, {})
+    scene.fill()
+    request = ("default", "me", 0, 1, 0, "2 x", 0, 0, 0, FOREVER_MS, 4, scene.incarnation)
+    asked = user.check("ranks/take", lambda: scene.run("ranks/take", *request))
+    assert asked[0] == b"form"
+    turn = ("turn", "me", 1, FOREVER_MS, FOREVER_MS, 4, "", "math", 1, 0, 0, 0)
+    assert user.check("mixture/turn", lambda: scene.run("mixture/turn", *turn))[0] == b"turn"
+
+
+@pytest.mark.parametrize("on_full", ["drop_oldest", "error"])
+def test_puts(user: User, on_full: str) -> None:
+    with ExperienceStream(
+        user.client, "math", namespace=user.namespace, limit=2, on_full=on_full
+    ) as stream:
+        stream.join_group()
+        for command in sorted(needed_commands("put/put")):
+            user.lose(command)
+            with pytest.raises(StoreDenied):
+                stream.put(numbered(1))
+        user.give_all()
+        stream.put(numbered(1))
+        assert user.owner.execute("XLEN", stream._task.store.keys.stream) == 1
+        stream.put(numbered(2))
+        store = stream._task.store
+        waiting = (store.keys.stream, "p", FOREVER_MS, 1, 1)
+        scene = Scene(user.client, user.namespace, 0, {"limit": 2, "on_full": on_full})
+        if on_full == "error":
+            user.check("put/room", lambda: scene.run("put/room", *waiting[1:]))
+        else:
+            evict = ("p", 1, 0, 1, 100, 1, 50)
+            assert user.check("put/evict", lambda: scene.run("put/evict", *evict))
+            stream.put(numbered(3))
+        assert stream.stats().ledger.balanced
+        scene.stream.close()
+
+
+def test_saves_and_clears(user: User, tmp_path: Path) -> None:
+    file = tmp_path / "math.redrb"
+    with ExperienceStream(user.client, "math", namespace=user.namespace) as stream:
+        stream.join_group()
+        stream.put_many([[numbered(1)], [numbered(2)]])
+        stream.save(file)
+        user.check("task/clear", stream.clear)
+        for script in ("saving/restore_begin", "saving/restore"):
+            user.check(script, lambda: stream.resume(file))
+            stream.clear()
+        user.check("saving/restore_end", lambda: stream.resume(file))
+        assert stream.stats().ledger.waiting == 2
+        assert stream.stats().ledger.balanced
+
+
+def test_weights(user: User) -> None:
+    publisher = redrb.WeightPublisher(user.client, "policy", namespace=user.namespace)
+    state = {"a": torch.arange(8.0)}
+    publisher.publish(state)
+    for script in ("weights/begin", "weights/commit"):
+        before = user.content()
+        for command in sorted(needed_commands(script)):
+            user.lose(command)
+            with pytest.raises(StoreDenied):
+                publisher.publish({"a": state["a"] + 1})
+        user.give_all()
+        committed = {key for key in user.content() if b"chunk" not in key and b"delta" not in key}
+        assert committed <= before.keys()
+    reader = redrb.WeightSubscriber(user.client, "policy", namespace=user.namespace)
+    target = {"a": torch.zeros(8)}
+    assert user.check("weights/pin", lambda: reader.poll(target))
+    assert torch.equal(target["a"], state["a"])
+    publisher.publish({"a": state["a"] + 1})
+    assert reader.poll(target)
+    user.check(
+        "weights/remove",
+        lambda: remove_weights(user.client, "policy", namespace=user.namespace),
+    )
+
+
+def test_a_user_who_may_not_take_leaves_the_groups_and_closes_without_an_error(
+    user: User,
+) -> None:
+    with ExperienceStream(user.owner, "math", namespace=user.namespace) as owner:
+        owner.join_group()
+        owner.put(numbered(1))
+        with ExperienceStream(user.client, "math", namespace=user.namespace) as stream:
+            user.lose("xclaim")
+            with pytest.raises(StoreDenied, match=r"may not run XCLAIM.*nothing was changed"):
+                stream.take(1, timeout=0)
+        ledger = owner.stats().ledger
+        assert (ledger.waiting, ledger.leased, ledger.balanced) == (1, 0, True)
+        user.give_all()
+        with ExperienceStream(user.client, "math", namespace=user.namespace) as stream:
+            stream.take(1, timeout=0).ack()
+        assert owner.stats().ledger.acked == 1

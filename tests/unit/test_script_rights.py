@@ -1,0 +1,70 @@
+"""Scripts that write check the rights of their user first, for all commands that they call."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from redrb.lua.commands import as_lua, commands_in
+from redrb.lua.needed_commands import scripts_in
+from redrb.lua.scripts import load
+
+FOLDERS = ("admission", "put", "take", "ranks", "task", "saving", "mixture", "weights")
+READING = (
+    *("saving/restore_look", "saving/snapshot", "task/archived", "task/count", "task/stats"),
+    *("task/versions",),
+)
+SINGLE_WRITE = ("weights/follow", "weights/renew_pin", "weights/take_over")
+CHECKED_BEFORE = {
+    "take/finish": "take/take",
+    "take/recheck": "take/take",
+    "ranks/assign": "ranks/take",
+    "ranks/end": "ranks/take",
+    "ranks/finish": "ranks/take",
+}
+"""Scripts that run only after another one, which checks their rights."""
+
+ALL = [name for folder in FOLDERS for name in scripts_in(folder)]
+
+
+def listed_in(name: str) -> frozenset[str]:
+    """Return the commands whose rights a script checks."""
+    found = re.search(r"local commands = \{\n(.*?)\n\}\n", load(name).text, re.DOTALL)
+    return commands_in(found[1]) if found else frozenset()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_script_that_writes_checks_all_commands_that_it_calls(name: str) -> None:
+    checking = CHECKED_BEFORE.get(name, name)
+    if name in (*READING, *SINGLE_WRITE):
+        assert not listed_in(name)
+        return
+    text = load(name).text
+    called = set(re.findall(r"redis\.call\('(\w+)'", text)) - {"XGROUP", "XINFO"}
+    called |= set(re.findall(r"(?:in_parts|sorted_candidates)\(.*?'([A-Z]+)'", text))
+    called |= set(re.findall(r"= \{'(X[A-Z]+)'", text))
+    assert called
+    assert {each.lower() for each in called} <= listed_in(checking)
+    assert commands_in(text) <= listed_in(checking)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_rights_are_checked_before_the_first_write(name: str) -> None:
+    if not listed_in(name):
+        return
+    text = Path(str(files("redrb.lua"))).joinpath(f"{name}.lua").read_text("utf-8")
+    body = re.sub(r"\blocal function.*?^end$|--.*$", "", text, flags=re.DOTALL | re.MULTILINE)
+    check = re.search(r"check_permissions\(|forbidden_command\(", text)
+    written = re.search(r"'(H?SET|HSETNX|X?ADD|X?DEL|ZADD|SADD|RPUSH|UNLINK)'|\bjoin\(", body)
+    assert check
+    assert not written or check.start() < text.index(written[0])
+
+
+def test_commands_as_acl_rules_and_as_lua() -> None:
+    text = "redis.call('XGROUP', 'CREATE', stream) redis.call('HSET', 'x', 'COUNT')"
+    assert commands_in(text) == {"xgroup|create", "hset"}
+    assert as_lua(commands_in(text)) == ["{'HSET'},", "{'XGROUP', 'CREATE'},"]
+    assert commands_in("\n".join(as_lua(commands_in(text)))) == commands_in(text)
