@@ -1,29 +1,24 @@
-"""A buffer saved in a directory: one file for each task or partition, and an index of them.
-
-The index is written last and replaced in one step, so an interrupted save leaves the earlier one.
-"""
+"""A buffer saved in a directory: one file for each task or partition, and an index of them."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from redrb.errors import ConfigError, DecodeError
 from redrb.replay.tasks import Tasks
-from redrb.staging import staging, staging_folders, sync_folder
 from redrb.stream.saving.checked_file import CheckedFile
+from redrb.stream.saving.directory import saving_beside
 from redrb.stream.saving.resuming import TaskFile, restore_tasks, unrestored
 from redrb.stream.saving.saving import save_task
 from redrb.stream.task.store import TaskStore
 
 INDEX = "replay_buffer.json"
 FORMAT = 1
-
-_SAVED = re.compile(r"([0-9a-f]{12,32})-[0-9]+\.redrb\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,81 +40,26 @@ class SaveIndex:
 def save(tasks: Tasks, directory: Path) -> None:
     """Write every task of a buffer, then delete the files of an earlier save.
 
-    The files get their names from the folder in which the index is staged, so that those of a
-    process that was killed are known, and are deleted by the next save.
-
     Raises:
         ConfigError: The directory cannot be written to; an earlier save is unchanged.
         StoreUnavailable: Redis could not be reached; an earlier save is unchanged.
     """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with staging(directory / INDEX) as folder:
-            _delete_unused(directory, but=None)
-            stamp = _stamp(folder)
-            parts = {
-                _part(task, number): store
-                for task in tasks.names()
-                for number, store in enumerate(tasks.stores(task))
-            }
-            files = {part: f"{stamp}-{number}.redrb" for number, part in enumerate(parts)}
-            try:
-                for part, name in files.items():
-                    tasks.open(parts[part].task)
-                    save_task(parts[part], folder / name, partitions=tasks.partitions)
-                    (folder / name).rename(directory / name)
-                refreshes = {
-                    f"{part} {status}": mark
-                    for part, store in parts.items()
-                    for status, mark in _refreshes(store).items()
-                }
-                _write_index(directory, folder, SaveIndex(tasks.order, files, refreshes))
-            except BaseException:
-                for name in files.values():
-                    (directory / name).unlink(missing_ok=True)
-                raise
-            sync_folder(directory)
-            _delete_unused(directory, but=stamp)
-    except OSError as error:
-        raise ConfigError(f"{directory} cannot be written to: {error.strerror}.") from error
-
-
-def _delete_unused(directory: Path, *, but: str | None) -> None:
-    """Delete the files of earlier and of killed saves, unless the index names them.
-
-    Other processes may save into the directory. Their files are spared as long as they have a
-    folder, and then the index, which is read after that, names them.
-
-    Args:
-        directory: The directory of the save.
-        but: The stamp of a save that is done: its folder spares nothing any more.
-    """
-    saved = {path: found[1] for path in directory.iterdir() if (found := _SAVED.match(path.name))}
-    written = {_stamp(folder) for folder in staging_folders(directory / INDEX)} - {but}
-    try:
-        used = set(read_index(directory).files.values())
-    except ConfigError:  # there is no index
-        used = set()
-    except DecodeError:  # nobody knows which files it names
-        return
-    for path, stamp in saved.items():
-        if path.name not in used and stamp not in written:
-            path.unlink(missing_ok=True)
-
-
-def _stamp(folder: Path) -> str:
-    """Return the random digits in the name of a staging folder."""
-    return folder.name.rpartition(".")[2]
-
-
-def _write_index(directory: Path, folder: Path, index: SaveIndex) -> None:
-    fresh = folder / INDEX
-    with fresh.open("w", encoding="utf-8") as file:
-        json.dump({"format": FORMAT, **asdict(index)}, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(directory)  # the files before the index that names them
-    fresh.replace(directory / INDEX)
+    with saving_beside(directory / INDEX, lambda: read_index(directory).files.values()) as files:
+        parts = {
+            _part(task, number): store
+            for task in tasks.names()
+            for number, store in enumerate(tasks.stores(task))
+        }
+        for store in parts.values():
+            tasks.open(store.task)
+            files.add(partial(save_task, store, partitions=tasks.partitions))
+        refreshes = {
+            f"{part} {status}": mark
+            for part, store in parts.items()
+            for status, mark in _refreshes(store).items()
+        }
+        names = dict(zip(parts, files.names, strict=True))
+        files.commit({"format": FORMAT, **asdict(SaveIndex(tasks.order, names, refreshes))})
 
 
 def resume(tasks: Tasks, directory: Path) -> None:

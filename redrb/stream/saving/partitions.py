@@ -1,19 +1,15 @@
-"""A task with partitions, saved in a directory: a file for each partition, and an index of them.
-
-The index is written last and replaced in one step, so an interrupted save leaves the earlier one.
-"""
+"""A task with partitions, saved in a directory: a file for each partition, and an index of them."""
 
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from redrb.errors import ConfigError, DecodeError
 from redrb.stream.saving.checked_file import CheckedFile
-from redrb.stream.saving.replacing import replacing
+from redrb.stream.saving.directory import saving_beside
 from redrb.stream.saving.resuming import TaskFile, restore_tasks, unrestored
 from redrb.stream.saving.saving import AnyPath, SavedTask, save_task
 from redrb.stream.task.store import TaskStore
@@ -23,33 +19,19 @@ FORMAT = 1
 
 
 def save_partitions(stores: Sequence[TaskStore], directory: AnyPath) -> SavedTask:
-    """Write each partition to a file, one after the other; then delete the files of an older save.
+    """Write each partition to a file, one after the other.
 
-    Each file is a save of its partition as `save_task` makes it.
+    Each file is a save of its partition as `save_task` makes it. The files of earlier saves, and
+    of saves whose process was killed, are deleted.
 
     Raises:
         ConfigError: There is no such task, or the directory cannot be written to.
         StoreUnavailable: Redis stayed away; an earlier save is unchanged.
     """
     target = Path(directory)
-    stamp = uuid.uuid4().hex[:12]
-    names = [f"{stamp}-{number}.redrb" for number in range(len(stores))]
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        before = _names_of_earlier_save(target)
-        try:
-            saved = [
-                save_task(store, target / name, partitions=len(stores))
-                for store, name in zip(stores, names, strict=True)
-            ]
-            with replacing(target / INDEX) as file:
-                file.write(json.dumps({"format": FORMAT, "files": names}, indent=1).encode())
-        except BaseException:
-            _remove(target, names)
-            raise
-        _remove(target, before)
-    except OSError as error:
-        raise ConfigError(f"{target} cannot be written to: {error.strerror}.") from error
+    with saving_beside(target / INDEX, lambda: read_index(target)) as files:
+        saved = [files.add(partial(save_task, each, partitions=len(stores))) for each in stores]
+        files.commit({"format": FORMAT, "files": files.names})
     return _summed(target, saved)
 
 
@@ -113,17 +95,6 @@ def read_index(directory: Path) -> list[str]:
         if not isinstance(name, str) or Path(name).name != name:
             raise DecodeError(f"{path} names the file {name!r:.80}, not one beside it.")
     return names
-
-
-def _names_of_earlier_save(directory: Path) -> list[str]:
-    with suppress(ConfigError, DecodeError):  # there is none, or it cannot be read
-        return read_index(directory)
-    return []
-
-
-def _remove(directory: Path, names: Iterable[str]) -> None:
-    for name in names:
-        (directory / name).unlink(missing_ok=True)
 
 
 def _summed(directory: Path, parts: Sequence[SavedTask]) -> SavedTask:
