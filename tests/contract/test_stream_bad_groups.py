@@ -195,3 +195,21 @@ def test_unknown_checks_are_refused(opened: Opener, checks: Any) -> None:
         opened(checks=checks)
     with pytest.raises(ConfigError, match="on_bad_group"):
         opened(on_bad_group="keep")
+
+
+def test_a_bound_of_staleness_that_another_process_adds_holds_for_the_first_put_after_it(
+    opened: Opener,
+) -> None:
+    groups = [[numbered(1, policy_version=2)], [numbered(2)], [numbered(3, policy_version=2)]]
+    with opened() as raising, opened(on_bad_group="drop") as dropping:
+        raising.put(numbered(0))
+        dropping.put(numbered(0))
+        with opened(max_staleness=4):
+            with pytest.raises(RecordError, match=r"sample 0 of group 1 has no policy_version"):
+                raising.put_many(groups)
+            ids = dropping.put_many(groups)
+        assert len(ids) == 2
+        ledger = raising.stats().ledger
+        assert (ledger.put, ledger.filtered, ledger.waiting) == (5, 1, 4)
+        assert numbers(raising.take(4, timeout=0)) == [0, 0, 1, 3]
+        audit(raising)

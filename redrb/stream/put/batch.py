@@ -29,6 +29,7 @@ class PutBatch:
         refused: The error of each group that cannot be stored, by its index in the put; in
             `groups` are the others.
         kind: Kind of the completed groups, see `kind_of`; "" if that is not checked.
+        versions: Whether each sample needs a weight version, if the task has a bound of staleness.
         rights: The rights of admission of the groups, and of those that are not stored.
     """
 
@@ -40,6 +41,7 @@ class PutBatch:
     expired: int = 0
     refused: Mapping[int, RedrbError] = field(default_factory=dict)
     kind: str = ""
+    versions: bool = False
     rights: Rights = NO_RIGHTS
 
     def __bool__(self) -> bool:

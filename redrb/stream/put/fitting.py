@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from redrb.errors import RecordError
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.index_values import NO_VALUES
 from redrb.stream.put.pending import PendingPut
-from redrb.stream.put.refusals import OnBadGroup, misfit_errors
+from redrb.stream.put.refusals import OnBadGroup, misfit_errors, unversioned_errors
 from redrb.stream.put.reindexing import reindexed
 from redrb.stream.task.task import Task
 
@@ -19,24 +21,47 @@ def fitted(pending: PendingPut, task: Task, on_bad_group: OnBadGroup) -> PutBatc
     """Return the batch of a put for the settings that its task has now.
 
     All completed groups of a batch have the same fields. If those of the task are others by now,
-    because another process has put first, nothing of the batch is stored.
+    because another process has put first, nothing of the batch is stored. If the task has a bound
+    of staleness by now, groups without a weight version are refused, as those of later puts are.
 
     Raises:
-        RecordError: The task's groups have other fields, and bad groups are not dropped.
+        RecordError: The task does not take some of the groups, and bad groups are not dropped, or
+            others of the put are stored already.
     """
     description, done = task.description, len(pending.ids)
     batch = reindexed(pending.batch, description)
-    if not batch.kind or description.kind in ("", batch.kind):
-        return batch
-    left = batch.groups[done:]
-    found = misfit_errors(range(done, len(batch.groups)), left, description.kind)
-    if not found:
-        return replace(batch, kind="")
-    refused = replace(batch, refused=found)
-    if done or on_bad_group == "raise":
-        refused.raise_refused()
+    left, places = batch.groups[done:], range(done, len(batch.groups))
+    if batch.kind and description.kind not in ("", batch.kind):
+        misfits = misfit_errors(places, left, description.kind)
+        if misfits:
+            _refuse(batch, misfits, task.name, drops=not done and on_bad_group == "drop")
+            return _keeping(batch, [], task)
+        batch = replace(batch, kind="")
+    if batch.versions and description.staleness.any:
+        found = unversioned_errors(places, left)
+        if found:
+            _refuse(batch, found, task.name, drops=not done and on_bad_group == "drop")
+            return _keeping(batch, [place for place in places if place not in found], task)
+    return batch
+
+
+def _refuse(batch: PutBatch, found: Mapping[int, RecordError], task: str, *, drops: bool) -> None:
+    """Raise the error of the first bad group, or log those of all if bad groups are dropped."""
+    if not drops:
+        replace(batch, refused=found).raise_refused()
     for error in found.values():
-        _log.error("task %r: a group is dropped: %s", task.name, error)
-    emptied = replace(refused, groups=(), values=NO_VALUES, kind="", refused={})
-    emptied = replace(emptied, rights=batch.rights.returning_from(0))
-    return replace(emptied, filtered=batch.filtered + len(batch.groups))
+        _log.error("task %r: a group is dropped: %s", task, error)
+
+
+def _keeping(batch: PutBatch, kept: Sequence[int], task: Task) -> PutBatch:
+    """Return some of the groups; the others count as filtered, and their rights return."""
+    groups = [batch.groups[place] for place in kept]
+    fewer = replace(
+        batch,
+        groups=groups,
+        values=NO_VALUES,
+        kind=batch.kind if kept else "",
+        rights=batch.rights.returning_from(len(kept)),
+        filtered=batch.filtered + len(batch.groups) - len(kept),
+    )
+    return reindexed(fewer, task.description) if kept else fewer

@@ -150,6 +150,7 @@ class Preparer:
             found.filtered,
             refused=dict(sorted(found.refused.items())) if found.refused else {},
             kind=kind,
+            versions="versions" in self._checks and options.policy_version is None,
         )
 
     def _each(

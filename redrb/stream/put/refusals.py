@@ -7,7 +7,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, TypeAlias, get_args
 
-from redrb.codec import EncodedGroup, difference, kind_of, of_other_kinds
+from redrb.codec import (
+    EncodedGroup,
+    decode_items,
+    difference,
+    kind_of,
+    of_other_kinds,
+    parse_group,
+)
 from redrb.codec.collecting import oldest_version
 from redrb.errors import ConfigError, RecordError, RedrbError
 from redrb.experience import BufferItem, Status
@@ -57,6 +64,19 @@ def check_versions(group: Sequence[BufferItem], at: int) -> None:
             item.token_versions is None or oldest_version([item.token_versions]) is None
         ):
             raise version_error(f"sample {place} of group {at}", at, place)
+
+
+def unversioned_errors(
+    places: Iterable[int], groups: Iterable[EncodedGroup]
+) -> dict[int, RecordError]:
+    """Return the error for each group with such a sample, by its index in the put."""
+    found: dict[int, RecordError] = {}
+    for place, group in zip(places, groups, strict=True):
+        try:
+            check_versions(decode_items(parse_group(group.blob)), place)
+        except RecordError as error:
+            found[place] = error
+    return found
 
 
 def version_error(where: str, at: int, place: int) -> RecordError:
