@@ -11,6 +11,8 @@ from tests.servers import Server
 
 _LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 
+SHARED_MEMORY = Path("/dev/shm")
+
 
 class ClockedServer(Server):
     """A server whose wall clock differs from the machine's; its timers are the machine's."""
@@ -46,4 +48,4 @@ class ClockedServer(Server):
 def remove_shared_memory(pid: int) -> None:
     """Remove the memory and the semaphore of libfaketime in a process that was killed."""
     for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):
-        (Path("/dev/shm") / name).unlink(missing_ok=True)
+        (SHARED_MEMORY / name).unlink(missing_ok=True)

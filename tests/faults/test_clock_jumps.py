@@ -6,14 +6,17 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 import redrb
 from redrb import BatchTimeout, ExperienceStream
 from redrb.connection import Client
+from redrb.keys import WeightKeys
+from redrb.lua.scripts import load, run
 from redrb.stream.mixture.ratio import Ratio
 from redrb.stream.mixture.turns import Operation, Turns
 from tests.audit import audit
-from tests.clocks import ClockedServer
+from tests.clocks import SHARED_MEMORY, ClockedServer
 from tests.conftest import REAL
 from tests.faults.test_stream_faults import Worker
 from tests.samples import numbered, numbers
@@ -113,3 +116,34 @@ def test_set_back_a_dead_take_keeps_no_turn_of_a_mixture(
     assert turns.ask(dead, queue=True, retry_s=1).granted
     server.set_clock(-HOUR_S)
     _until(lambda: turns.ask(other, queue=True, retry_s=1).granted, 3)
+
+
+def test_set_back_a_dead_reader_keeps_no_version_of_weights(
+    server: ClockedServer, client: Client, namespace: str
+) -> None:
+    publisher = redrb.WeightPublisher(client, "policy", namespace=namespace, keep=1)
+    publisher.publish({"a": torch.arange(8.0)})
+    versions = WeightKeys.of(namespace, "policy").versions
+    pin = load("weights/pin")
+    assert run(client, pin, [versions], ["dead", 0, 1, 0, 0, 1000])[0][0] == 1
+    publisher.publish({"a": torch.ones(8)})
+    assert client.execute("XLEN", versions) == 2
+    server.set_clock(-HOUR_S)
+
+    def publish() -> bool:
+        publisher.publish({"a": torch.ones(8)})
+        return bool(client.execute("XLEN", versions) == 1)
+
+    _until(publish, 3)
+
+
+@pytest.mark.parametrize("how", ["kill", "close"])
+def test_a_server_with_a_clock_of_its_own_leaves_no_shared_memory(how: str) -> None:
+    own = ClockedServer(next(iter(REAL.values())))
+    try:
+        names = [f"faketime_shm_{own.pid}", f"sem.faketime_sem_{own.pid}"]
+        assert all((SHARED_MEMORY / name).exists() for name in names)
+        getattr(own, how)()
+        assert not any((SHARED_MEMORY / name).exists() for name in names)
+    finally:
+        own.close()

@@ -16,7 +16,7 @@ from redrb.environment import PREFIX, child_environment
 from tests.proxy import Proxy
 from tests.servers import Server, programs
 
-STOP_TIMEOUT_S = 3.0
+STOP_TIMEOUT_S = 1.0
 MOST_S = STOP_TIMEOUT_S + 9.0
 """Ending a step and the interpreter takes 1 s, and many times as much on busy processors."""
 
