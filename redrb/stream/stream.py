@@ -43,6 +43,7 @@ from redrb.stream.put.items import Groups, Items, groups_of, groups_of_many
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.preparer import Preparer
 from redrb.stream.put.producer import Producer
+from redrb.stream.put.receiver import Receiver
 from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup, checked_checks
 from redrb.stream.put.room import OnFull
 from redrb.stream.put.writer import Writer
@@ -51,6 +52,7 @@ from redrb.stream.ranks.ranks import Ranks, RankTakes
 from redrb.stream.saving.resuming import resume_task
 from redrb.stream.saving.saving import AnyPath, SavedTask, save_task
 from redrb.stream.take.consumer import Consumer
+from redrb.stream.take.forwarding import ForwardOptions
 from redrb.stream.take.in_flight import LeaseLoop, Takes
 from redrb.stream.take.lease import Lease
 from redrb.stream.take.reading import GroupReader
@@ -61,6 +63,7 @@ from redrb.stream.task.description import StalenessRules
 from redrb.stream.task.expiration import Expiration, StalenessReport
 from redrb.stream.task.history import StoredGroup, history, read_groups
 from redrb.stream.task.ledger import StreamStats
+from redrb.stream.task.origin import Origin, Source
 from redrb.stream.task.queries import parse_where
 from redrb.stream.task.reprioritizing import update_priorities
 from redrb.stream.task.settings import (
@@ -202,6 +205,7 @@ class ExperienceStream:
         )
         min_replicas = client.min_replicas if replicas is None else replicas
         self._producer: Puts = Producer(self._task, on_full, min_replicas, on_bad_group)
+        self._receiver = Receiver(self._task, self._producer, self._prepare)
         self._admitter: Admits = Admitter(self._task, lease_ms)
         self._consumer = Consumer(self._task, group, lease_ms, reader)
         self._taker: Takes = Taker(self._task, self._consumer)
@@ -361,6 +365,23 @@ class ExperienceStream:
         if expired:
             revision = self._task.description.revision
             self._producer.put(PutBatch((), revision, expired=expired), None)
+
+    def store_forwarded(
+        self,
+        groups: Sequence[list[BufferItem] | None],
+        sources: Sequence[Source],
+        origin: Origin,
+        options: ForwardOptions,
+    ) -> list[int | None]:
+        """Store groups that a lease of another task forwards; use `lease.forward`."""
+        self._check_open()
+        put = PutOptions.checked(None, options.priority, options.status, options.tags)
+        timeout = checked_timeout(options.timeout)
+        return self._receiver.receive(groups, sources, origin, put, timeout)
+
+    def note_left(self, origin: Origin, groups: int, seq: int) -> None:
+        """Note that forwarded groups were acknowledged in their task; `lease.forward` calls it."""
+        self._receiver.note_left(origin, groups, seq)
 
     # take/, ranks/
 

@@ -39,6 +39,7 @@ from redrb.runtime.announcements import (
 )
 from redrb.stream.saving import resuming
 from redrb.stream.saving.restoring import Restoring
+from redrb.stream.take.forwarding import Forwarded, ForwardOptions
 from tests.audit import audit
 from tests.clusters import Primary, RedisCluster
 from tests.conftest import REAL
@@ -93,6 +94,25 @@ def other(cluster: RedisCluster, key: str) -> Primary:
 
 def stream_of(client: Client, task: str, namespace: str, **settings: Any) -> ExperienceStream:
     return ExperienceStream(client, task, namespace=namespace, **settings)
+
+
+def test_groups_are_forwarded_once_to_a_task_on_another_node(
+    client: Client, tasks: list[str], namespace: str
+) -> None:
+    first, second, _ = (stream_of(client, task, namespace) for task in tasks)
+    with first, second:
+        second.join_group()
+        first.put_many([[numbered(n)] for n in range(4)])
+        lease = first.take(4, timeout=0)
+        (part,) = lease.parts
+        stored: Any = lease.groups()[:2]
+        Forwarded(part, list(part.ids)[:2], stored).store(second, ForwardOptions())
+        lease.release()  # by the heartbeat, after a process has died
+        lease = first.take(4, timeout=0)
+        lease.forward(second, lease.groups())
+        assert second.stats().ledger.put == 4
+        assert numbers(second.take(4, timeout=0)) == [0, 1, 2, 3]
+        assert first.stats().ledger.acked == 4
 
 
 def test_tasks_are_used_on_the_nodes_where_they_are(

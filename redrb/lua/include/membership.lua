@@ -148,7 +148,11 @@ end
 
 -- Delete the keys of the task and of these consumer groups.
 local function delete_task(all)
-  delete_keys(all, {stream, task, puts, key('groups'), key('facts'), key('archive'), key('behind'),
+  local names = {stream, task, puts, key('groups'), key('facts'), key('archive'), key('behind'),
     key('dead'), key('refreshed'), key('admission'), key('rights'), key('right'), key('holders'),
-    key('holds'), key('makers')}, {'#room', '#admission'})
+    key('holds'), key('makers'), key('sources')}
+  for _, origin in ipairs(redis.call('HKEYS', key('sources'))) do
+    names[#names + 1] = key('sources', origin)
+  end
+  delete_keys(all, names, {'#room', '#admission'})
 end

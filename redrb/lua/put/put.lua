@@ -2,7 +2,7 @@
 -- Runs in MULTI after n times XADD stream NOMKSTREAM * g <group>.
 -- KEYS[1] stream
 -- ARGV    producer, operation, epoch, samples, bytes, filtered, expired, revision, status, kind, rights,
---         facts of each entry ...
+--         sources, facts of each entry ...
 --         operation: counts up by one a put of this producer; a repeated put is not stored again
 --         epoch: of the task when this put was first sent; all its repetitions name the same one
 --         samples, bytes: of all entries
@@ -11,12 +11,14 @@
 --         status: status of all entries, '' if they have different ones
 --         kind: fields and dtypes of completed entries, '': any; facts: see include/facts.lua, packed
 --         rights: of admission that the put uses and returns, as in include/held_rights.lua; '': none
+--         sources: of forwarded groups, as in include/sources.lua; '': none
 -- Returns {'ok', last seq, room left | -1, groups too stale on arrival, entries (with partitions) | -1}
 --       | {'again', last seq, entries}: an earlier attempt has stored so many entries
 --       | {'forgotten', epoch}: the producer's last put is not known any more, so a repetition of it
 --         would not be recognized; the epoch of now
 --       | {'full', setting}: limit, rate or max_bytes leaves no room
 --       | {'never'}: the entries exceed the limits of an empty task
+--       | {'known'} | {'past', origin}: a forwarded group is stored, or left its task: include/sources.lua
 --       | {'gone'}: there is no such task
 --       | {'changed'}: the task's settings are not those of the revision, or its kind is another one
 --       | an error NOPERM: the user may not run a command that puts need; checked at a producer's first put
@@ -40,7 +42,7 @@ local rule = rules()
 if not rule.exists then
   return {'gone'}
 end
-local producer, operation, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 11
+local producer, operation, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 12
 local samples, bytes, kind = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[10]
 local filtered, kept_back = tonumber(ARGV[6]), tonumber(ARGV[7])
 local before, put = tonumber(known[2] or '0'), tonumber(known[3] or '0')
@@ -60,7 +62,11 @@ elseif ARGV[8] ~= '' and ARGV[8] ~= rule.revision
   refused = {'changed'}
 elseif forgotten then
   refused = {'forgotten', tonumber(known[6] or '0')}
-elseif rule.limit > 0 or rule.max_bytes > 0 or rule.rate then
+elseif ARGV[12] ~= '' then
+  --@include sources
+  refused = refused_sources(ARGV[12])
+end
+if not refused and (rule.limit > 0 or rule.max_bytes > 0 or rule.rate) then
   --@include room
   refused, left, now = find_room(producer, put, count, bytes)
 end
@@ -92,11 +98,11 @@ end
 local by_version = rule.max_staleness or rule.max_token_staleness
 if ARGV[9] ~= '' and rule.order == 'fifo' and #rule.names == 0 and not by_version then
   for i = 1, count do -- only their arrival matters
-    sort_in(ARGV[9], member_of(before + i), ARRIVED, ARGV[11 + i] .. current)
+    sort_in(ARGV[9], member_of(before + i), ARRIVED, ARGV[12 + i] .. current)
   end
 else
   for i = 1, count do
-    local member, packed = member_of(before + i), ARGV[11 + i]
+    local member, packed = member_of(before + i), ARGV[12 + i]
     local facts = unpack_facts(packed)
     if not (by_version and is_overdue(facts)) then
       sort_in(facts.status, member, facts, packed .. current)
@@ -121,19 +127,6 @@ local function count_dropped(sign)
   add(task, 'arrived_stale', sign * (#discarded + kept_back))
 end
 
-local function drop_stale(all)
-  for _, seq in ipairs(discarded) do
-    redis.call('XDEL', stream, id_of(seq))
-  end
-  for _, group in ipairs(all) do
-    --@include groups
-    left_unread(group, discarded)
-    for member, note in pairs(notes) do
-      redis.call('HSET', key('expiries', group), member, note)
-    end
-  end
-end
-
 local counted = false
 local function store()
   local all = redis.call('SMEMBERS', key('groups'))
@@ -144,7 +137,8 @@ local function store()
     end
   end
   if stale + filtered + kept_back > 0 then
-    drop_stale(all)
+    --@include stale_arrivals
+    drop_stale(discarded, notes)
     count_dropped(1)
   end
   add(task, 'bytes', rule.max_bytes > 0 and bytes or 0)
@@ -165,6 +159,10 @@ end
 if done and ARGV[11] ~= '' then
   --@include held_rights
   done, failure = pcall(use_rights, ARGV[11])
+end
+if done and ARGV[12] ~= '' then
+  --@include sources
+  done, failure = pcall(record_sources, ARGV[12], before, count)
 end
 if not done then -- take the put back: its counts, then its entries; the next put removes what remains
   --@include puts

@@ -38,7 +38,7 @@ class PartitionedLease(Lease):
     @property
     def ids(self) -> tuple[int, ...]:
         """Ids of the groups that are still leased, in the order of the batch."""
-        return tuple(group for part in self._parts for group in self._ids(part, part.layouts))
+        return tuple(group for part in self._parts for group in self._names(part, part.layouts))
 
     @property
     def incarnation(self) -> str:
@@ -62,10 +62,10 @@ class PartitionedLease(Lease):
         return {
             group: part.expiries[seq]
             for part in self._parts
-            for seq, group in zip(part.expiries, self._ids(part, part.expiries), strict=True)
+            for seq, group in zip(part.expiries, self._names(part, part.expiries), strict=True)
         }
 
-    def _ids(self, part: LeasePart, seqs: Collection[int]) -> tuple[int, ...]:
+    def _names(self, part: LeasePart, seqs: Collection[int]) -> tuple[int, ...]:
         return self._numbering.ids(self._partitions[id(part)], seqs)
 
     def _select(self, ids: Collection[int]) -> Chosen:
@@ -75,7 +75,7 @@ class PartitionedLease(Lease):
             raise ConfigError(f"groups {unknown} are not in this lease; it holds {list(self.ids)}.")
         chosen: Chosen = []
         for part in self._parts:
-            here = dict(zip(self._ids(part, part.layouts), part.layouts, strict=True))
+            here = dict(zip(self._names(part, part.layouts), part.layouts, strict=True))
             found = tuple(here[group] for group in wanted if group in here)
             if found:
                 chosen.append((part, found))
@@ -87,7 +87,7 @@ class PartitionedLease(Lease):
             try:
                 part.end(outcome, seqs, reason)
             except LeaseLost as error:
-                error.ids = self._ids(part, error.ids)
+                error.ids = self._names(part, error.ids)
                 lost.append(error)
         if lost:
             for further in lost[1:]:
@@ -96,4 +96,6 @@ class PartitionedLease(Lease):
 
     def _name_misfits(self, error: RecordError) -> None:
         super()._name_misfits(error)
-        error.ids = tuple(group for part, seqs in self._misfits for group in self._ids(part, seqs))
+        error.ids = tuple(
+            group for part, seqs in self._misfits for group in self._names(part, seqs)
+        )

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, Unpack
 
+from redrb.checks import checked_timeout
 from redrb.connection import Client, check_client
 from redrb.connection.deadline import GRACE_S, within
 from redrb.errors import ConfigError
@@ -28,6 +29,7 @@ from redrb.stream.put.room import OnFull
 from redrb.stream.saving.partitions import resume_partitions, save_partitions
 from redrb.stream.saving.saving import AnyPath, SavedTask
 from redrb.stream.stream import ExperienceStream
+from redrb.stream.take.forwarding import ForwardOptions
 from redrb.stream.take.reading import GroupReader
 from redrb.stream.take.scripts import TakeRequest
 from redrb.stream.task.dead_letters import DeadLetter
@@ -35,8 +37,10 @@ from redrb.stream.task.expiration import StalenessReport
 from redrb.stream.task.history import StoredGroup
 from redrb.stream.task.ledger import StreamStats
 from redrb.stream.task.numbering import Numbering
+from redrb.stream.task.origin import Origin, Source
 from redrb.stream.task.settings import LEASE_MS, OnExpired, SettingArguments, TaskSettings
 from redrb.stream.task.store import TaskStore
+from redrb.stream.waiting import Wait
 
 MOST_PARTITIONS = 1024
 
@@ -125,6 +129,38 @@ class PartitionedStream(ExperienceStream):
         turns = Turns(client, namespace, group, Ratio.of({task: 1}))
         self._collector = self._taker = Collector(self._partitions, turns, task)
         self._ranks = PartitionedRanks(self._partitions, lambda: self.incarnation)
+
+    # put
+
+    def store_forwarded(
+        self,
+        groups: Sequence[list[BufferItem] | None],
+        sources: Sequence[Source],
+        origin: Origin,
+        options: ForwardOptions,
+    ) -> list[int | None]:
+        """Store forwarded groups: the same source always in the same partition."""
+        self._check_open()
+        wait = Wait(checked_timeout(options.timeout))
+        places: dict[int, list[int]] = {}
+        for place, source in enumerate(sources):
+            places.setdefault(source.seq % len(self._partitions), []).append(place)
+        found: dict[int, int | None] = {}
+        for number, here in places.items():
+            stored = self._partitions[number].store_forwarded(
+                [groups[place] for place in here],
+                [sources[place] for place in here],
+                origin,
+                replace(options, timeout=wait.left_s),
+            )
+            for place, seq in zip(here, stored, strict=True):
+                found[place] = None if seq is None else self._id(number, seq)
+        return [found[place] for place in range(len(groups))]
+
+    def note_left(self, origin: Origin, groups: int, seq: int) -> None:
+        """Note that forwarded groups were acknowledged in their task."""
+        for partition in self._partitions:
+            partition.note_left(origin, groups, seq)
 
     # take
 

@@ -11,6 +11,7 @@ from redrb.errors import RedrbError
 from redrb.stream.put.index_values import NO_VALUES, IndexValues
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.rights import NO_RIGHTS, Rights
+from redrb.stream.put.sources import NO_SOURCES, Sources
 
 NO_OPTIONS = PutOptions()
 
@@ -31,6 +32,7 @@ class PutBatch:
         kind: Kind of the completed groups, see `kind_of`; "" if that is not checked.
         versions: Whether each sample needs a weight version, if the task has a bound of staleness.
         rights: The rights of admission of the groups, and of those that are not stored.
+        sources: The sources of forwarded groups, and of those that are not stored.
     """
 
     groups: Sequence[EncodedGroup]
@@ -43,6 +45,7 @@ class PutBatch:
     kind: str = ""
     versions: bool = False
     rights: Rights = NO_RIGHTS
+    sources: Sources = NO_SOURCES
 
     def __bool__(self) -> bool:
         """Return whether there are groups to store or to count."""
@@ -83,4 +86,5 @@ class PutBatch:
             filtered=self.filtered if start == 0 else 0,
             expired=self.expired if start == 0 else 0,
             rights=self.rights.part(start, end),
+            sources=self.sources.part(start, end),
         )

@@ -62,6 +62,7 @@ def _keeping(batch: PutBatch, kept: Sequence[int], task: Task) -> PutBatch:
         values=NO_VALUES,
         kind=batch.kind if kept else "",
         rights=batch.rights.returning_from(len(kept)),
+        sources=batch.sources.keeping(kept),
         filtered=batch.filtered + len(batch.groups) - len(kept),
     )
     return reindexed(fewer, task.description) if kept else fewer

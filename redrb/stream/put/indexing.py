@@ -31,7 +31,8 @@ def index_arguments(description: TaskDescription, batch: PutBatch) -> list[Argum
     statuses = {group.status for group in batch.groups}
     kind = "" if batch.kind == description.kind else batch.kind
     status = statuses.pop() if len(statuses) == 1 else ""
-    account: list[Argument] = [batch.expired, batch.revision, status, kind, batch.rights.packed()]
+    account: list[Argument] = [batch.expired, batch.revision, status, kind]
+    account += [batch.rights.packed(), batch.sources.packed()]
     return [*account, *_packed_facts(order, batch)]
 
 

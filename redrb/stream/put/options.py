@@ -11,6 +11,7 @@ from redrb.experience import Status
 from redrb.experience.records import Scalar
 from redrb.stream.arguments import AnyStatus, checked_status
 from redrb.stream.put.rights import RightsSource
+from redrb.stream.put.sources import NO_SOURCES, Sources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class PutOptions:
         status: Status of the groups; None: derived from their samples.
         tags: Values of declared tags, in place of those of the samples.
         admission: The rights that the groups use; None: none.
+        sources: The sources of forwarded groups.
     """
 
     policy_version: int | None = None
@@ -30,6 +32,7 @@ class PutOptions:
     status: Status | None = None
     tags: Mapping[str, Scalar | None] | None = None
     admission: RightsSource | None = None
+    sources: Sources = NO_SOURCES
 
     @classmethod
     def checked(

@@ -31,6 +31,7 @@ from redrb.stream.put.refusals import (
     name_row,
     version_error,
 )
+from redrb.stream.put.sources import NO_SOURCES
 from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.task import Task
 
@@ -151,6 +152,7 @@ class Preparer:
             refused=dict(sorted(found.refused.items())) if found.refused else {},
             kind=kind,
             versions="versions" in self._checks and options.policy_version is None,
+            sources=options.sources.keeping(found.places) if options.sources else NO_SOURCES,
         )
 
     def _each(

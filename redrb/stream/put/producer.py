@@ -14,6 +14,7 @@ from redrb.stream.put.pending import PendingPut, ProducerIdentity
 from redrb.stream.put.refusals import OnBadGroup
 from redrb.stream.put.room import Attempt, OnFull, Room
 from redrb.stream.put.scripts import PutReply, PutScripts, RoomReply
+from redrb.stream.put.sources import SourcesRefused
 from redrb.stream.put.stale_arrivals import StaleArrivals
 from redrb.stream.task.task import Task
 from redrb.stream.waiting import Wait
@@ -57,6 +58,7 @@ class Producer:
             StoreUnavailable: Redis stayed away.
             ConfigError: A group is larger than the task's limits.
             OutcomeUnknown: Redis was away for so long that nobody knows whether groups are stored.
+            SourcesRefused: Forwarded groups were stored before, or have left their task.
             All of them: `stored` says how many groups, from the first, are certainly stored.
         """
         pending = self.new(batch)
@@ -168,6 +170,8 @@ class Producer:
                 pending.sent = None
                 return reply
             pending.sent = None
+            if reply.outcome in ("known", "past"):
+                raise SourcesRefused(reply.origin or None)
             if reply.outcome in ("gone", "changed"):
                 self._reopen(pending, wait)
             elif reply.outcome == "forgotten":

@@ -28,7 +28,17 @@ _REPLICATION_MS = 1000
 """Longest wait of an attempt for replicas; then the put is repeated, which stores nothing twice."""
 
 PutOutcome: TypeAlias = Literal[
-    "ok", "again", "full", "never", "gone", "changed", "forgotten", "orphans", "memory"
+    "ok",
+    "again",
+    "full",
+    "never",
+    "gone",
+    "changed",
+    "forgotten",
+    "orphans",
+    "memory",
+    "known",
+    "past",
 ]
 
 
@@ -50,6 +60,7 @@ class PutReply:
         expired: Groups that were too stale on arrival.
         epoch: With "forgotten", the epoch of now.
         backlog: Groups stored now, history included; -1 in a task without partitions.
+        origin: With "past", the row of the origin.
     """
 
     outcome: PutOutcome
@@ -60,6 +71,7 @@ class PutReply:
     expired: int = 0
     epoch: int = 0
     backlog: int = -1
+    origin: bytes = b""
 
 
 class RoomReply(NamedTuple):
@@ -125,7 +137,7 @@ class PutScripts:
             if _lacks_script(done):  # the next attempt removes the entries of this one
                 done, confirmed = self._divided(store.client.exchange(pipeline(whole=True)))
             reply = _put_reply(_results(done)[-1], len(groups))
-            if reply.outcome in ("ok", "again"):
+            if reply.outcome in ("ok", "again", "known"):
                 self._check_replicas(confirmed)
             return reply
 
@@ -186,6 +198,23 @@ class PutScripts:
         puts = self._store.keys.puts
         return int(self._store.client.execute("HGET", puts, "epoch", retry_s=retry_s) or 0)
 
+    def sources(
+        self, origin: str, incarnation: str, seqs: Sequence[int]
+    ) -> list[tuple[int, str] | None]:
+        """Return the id and the digest that the task has recorded of each source, if it has."""
+        prefix, made = self._store.keys.prefix, Pipeline()
+        made.add("HGET", f"{prefix}sources", origin)
+        made.add("HMGET", f"{prefix}sources:{origin}", *seqs)
+        row, records = self._store.exchange(made)
+        if row is None or row.split()[0].decode() != incarnation:
+            return [None] * len(seqs)
+        split = [record and record.decode().split() for record in records]
+        return [words and (int(words[0]), words[1]) for words in split]
+
+    def adopt(self, origin: str, row: bytes, incarnation: str, floor: int) -> None:
+        """Replace the row of an origin, unless another process has done so."""
+        self._store.run("put/adopt", [origin, row, incarnation, floor])
+
     def forget(self, producers: Sequence[str]) -> None:
         """Delete the last operation numbers of producers that put no more."""
         self._store.client.execute("HDEL", self._store.keys.puts, *producers)
@@ -222,4 +251,6 @@ def _put_reply(reply: Reply, count: int) -> PutReply:
         return PutReply(outcome, last=int(reply[1]), stored=int(reply[2]))
     if outcome == "forgotten":
         return PutReply(outcome, epoch=int(reply[1]))
+    if outcome == "past":
+        return PutReply(outcome, origin=reply[1])
     return PutReply(outcome, setting=reply[1].decode() if outcome == "full" else "")

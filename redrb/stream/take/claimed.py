@@ -12,6 +12,7 @@ from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.lease_part import Draw, Expiry, Holder, LeasePart
 from redrb.stream.take.reading import GroupReader, is_rollouts, read_rollouts
 from redrb.stream.take.scripts import TakeScripts
+from redrb.stream.task.origin import Origin
 from redrb.stream.task.store import TaskStore
 
 _log = logging.getLogger("redrb")
@@ -89,6 +90,7 @@ def claimed_part(
             expiries=expiries,
             status=status,
             rollouts=rollouts,
+            origin=Origin(store, group, incarnation),
         )
     if good or not bad:
         holder.finish("release", ids, reason=NO_CAUSE, samples=0, ends=True)

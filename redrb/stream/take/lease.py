@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -15,8 +15,15 @@ from redrb.codec import GroupLayout, decode_batch, decode_items, misfits
 from redrb.errors import ConfigError, LeaseLost, RecordError
 from redrb.experience import BufferItem, Experience, Status
 from redrb.experience.records import Scalar, Side
-from redrb.stream.arguments import BEFORE_ANY, checked_ids
+from redrb.stream.arguments import BEFORE_ANY, AnyStatus, checked_ids
 from redrb.stream.take.cause import NO_CAUSE, Cause
+from redrb.stream.take.forwarding import (
+    Forwarded,
+    ForwardedGroups,
+    ForwardOptions,
+    Target,
+    chosen_groups,
+)
 from redrb.stream.take.lease_part import Expiry, LeasePart
 from redrb.stream.take.scripts import Outcome
 
@@ -182,11 +189,18 @@ class PartsLease(ABC, Generic[Ids]):
         Raises:
             LeaseLost: Another consumer has taken them over.
         """
-        if not isinstance(reason, str | BaseException):
-            raise ConfigError(
-                f"reject({reason!r:.80}): give a reason as a str or an exception, then the ids."
-            )
-        self._end("reject", ids, Cause.of(reason))
+        self._end("reject", ids, _cause("reject", reason))
+
+    def fail(self, reason: str | BaseException, ids: Ids | None = None) -> None:
+        """Requeue groups, and count a failed delivery of each.
+
+        After `max_deliveries` of the task a group goes to the dead letters, with the last reason.
+
+        Args:
+            reason: Why, as a text; or an exception, whose class and message are recorded.
+            ids: Some of `self.ids`; default: all.
+        """
+        self._end("fail", ids, _cause("fail", reason))
 
     def abandon(self) -> None:
         """Let the heartbeat thread release the groups that are still leased; never blocks."""
@@ -316,8 +330,71 @@ class Lease(PartsLease[Collection[int]]):
         counts = torch.tensor([layout.samples for layout in self._layouts()])
         return (weights / weights.max()).repeat_interleave(counts).to(torch.float32)
 
+    def forward(
+        self,
+        stream: Target,
+        groups: ForwardedGroups,
+        *,
+        priority: float | None = None,
+        status: AnyStatus | None = None,
+        tags: Mapping[str, Scalar | None] | None = None,
+        timeout: float | None = None,
+    ) -> tuple[int | None, ...]:
+        """Move groups to the next task with added fields, each exactly once.
+
+        The groups are put into `stream`, then acknowledged here. A process that dies in between
+        leaves them leased; whoever takes them next forwards them again, and the put recognizes
+        them. The tasks may be on different nodes or servers. See docs/stages.md.
+
+        Args:
+            stream: The `ExperienceStream` of the next task.
+            groups: The samples of each leased group, in the order of the lease, and None for groups
+                to filter; or a dict of these by id: other groups stay leased; or `lease.batch()`
+                with added fields, all samples as one Experience.
+            priority, status, tags, timeout: Of the put, as in `ExperienceStream.put`. Tags and
+                priorities that were given to the put into this task are not known here.
+
+        Returns:
+            The id of each group in `stream`, in the order of `groups`; None for filtered ones.
+
+        Raises:
+            LeaseLost: Another consumer has taken groups over. It forwards those that this call has
+                not stored; nothing is to be repeated.
+            As `ExperienceStream.put`: the groups are still leased, and the call may be repeated.
+        """
+        self._check_held()
+        options = ForwardOptions(priority=priority, status=status, tags=tags, timeout=timeout)
+        chosen = chosen_groups(groups, self.ids, [each.samples for each in self._layouts()])
+        forwarded: list[Forwarded] = []
+        ids: dict[int, int | None] = {}
+        for part, seqs in self._select(list(chosen)):
+            names = self._names(part, seqs)
+            one = Forwarded(part, list(seqs), [chosen[name] for name in names])
+            ids |= dict(zip(names, one.store(stream, options), strict=True))
+            forwarded.append(one)
+        self._end_parts("ack", [(one.part, tuple(one.seqs)) for one in forwarded], NO_CAUSE)
+        for one in forwarded:
+            one.note_left(stream)
+        return tuple(ids[name] for name in chosen)
+
+    def _names(
+        self,
+        part: LeasePart,  # noqa: ARG002 (the ids of a task with partitions depend on it)
+        seqs: Collection[int],
+    ) -> tuple[int, ...]:
+        """Return the ids of groups of a part."""
+        return tuple(seqs)
+
     def _select(self, ids: Collection[int]) -> Chosen:
         return select(self._parts, ids)
+
+
+def _cause(method: str, reason: object) -> Cause:
+    if not isinstance(reason, str | BaseException):
+        raise ConfigError(
+            f"{method}({reason!r:.80}): give a reason as a str or an exception, then the ids."
+        )
+    return Cause.of(reason)
 
 
 def select(parts: Sequence[LeasePart], ids: Collection[int]) -> Chosen:

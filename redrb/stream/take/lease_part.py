@@ -12,6 +12,7 @@ from redrb.errors import LeaseLost
 from redrb.experience import Status
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.scripts import Outcome
+from redrb.stream.task.origin import Origin
 
 
 class Holder(Protocol):
@@ -82,6 +83,7 @@ class LeasePart:
         expiries: Why groups expired, by id; only of groups taken with status EXPIRED.
         status: Status in which the groups were taken.
         rollouts: Ids of groups that a `ReplayBuffer` has put.
+        origin: The task and consumer group, which forwarded groups name; None in tests.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class LeasePart:
         expiries: Mapping[int, Expiry | None] | None = None,
         status: Status = Status.COMPLETED,
         rollouts: Collection[int] = (),
+        origin: Origin | None = None,
     ) -> None:
         self.task = task
         self.holder = holder
@@ -104,6 +107,7 @@ class LeasePart:
         self.expiries = dict(expiries or {})
         self.status = status
         self.rollouts = rollouts
+        self.origin = origin
         # a part that nobody ended and nobody references any more is released
         self._finalizer = weakref.finalize(self, holder.abandon, tuple(self.layouts))
         self._finalizer.atexit = False

@@ -1,0 +1,15 @@
+-- What follows for groups that were too stale when they arrived.
+--@include task groups
+
+-- Delete the entries `discarded`, by seq, and note for each member of `notes` by which rule it expired.
+local function drop_stale(discarded, notes)
+  for _, seq in ipairs(discarded) do
+    redis.call('XDEL', stream, id_of(seq))
+  end
+  for _, group in ipairs(groups()) do
+    left_unread(group, discarded)
+    for member, note in pairs(notes) do
+      redis.call('HSET', key('expiries', group), member, note)
+    end
+  end
+end

@@ -1,0 +1,164 @@
+"""`Receiver`: stores the groups that stages forward into a task, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from redrb.errors import LeaseLost, OutcomeUnknown
+from redrb.experience import BufferItem
+from redrb.stream.put.batch import PutBatch
+from redrb.stream.put.in_flight import Puts
+from redrb.stream.put.items import Groups
+from redrb.stream.put.options import PutOptions
+from redrb.stream.put.scripts import PutScripts
+from redrb.stream.put.sources import Sources, SourcesRefused
+from redrb.stream.task.origin import Origin, Source
+from redrb.stream.task.task import Task
+from redrb.stream.waiting import Wait
+
+MOST_GROUPS = 256
+"""Most groups of one put, dropped ones included: the script looks at the records of all."""
+
+LOOK_EVERY = 64
+"""Groups that are forwarded from an origin before it is asked which of its groups have gone."""
+
+
+class Receiver:
+    """Stores forwarded groups in one task; safe among threads.
+
+    The put of a group records its source in the same transaction, so nobody else can store this
+    source again, and nobody else needs to. `docs/decisions/0037-stages.md` says how long the record
+    is kept.
+    """
+
+    def __init__(
+        self, task: Task, producer: Puts, prepare: Callable[[Groups, PutOptions], PutBatch]
+    ) -> None:
+        """Make a receiver.
+
+        Args:
+            task: The task.
+            producer: Stores the groups.
+            prepare: Checks and encodes them.
+        """
+        self._task = task
+        self._producer = producer
+        self._prepare = prepare
+        self._scripts = PutScripts(task, 0)
+        self._floors: dict[tuple[str, str], int] = {}
+        self._since: dict[tuple[str, str], int] = {}
+
+    def receive(
+        self,
+        groups: Sequence[list[BufferItem] | None],
+        sources: Sequence[Source],
+        origin: Origin,
+        options: PutOptions,
+        timeout: float | None,
+    ) -> list[int | None]:
+        """Store groups whose sources were not stored before.
+
+        Args:
+            groups: Samples of each group; None: count the group as filtered.
+            sources: Source of each.
+            origin: Origin of all.
+            options: Options of the put.
+            timeout: Seconds to wait for room.
+
+        Returns:
+            Id of each group, also of those that were stored before; None for filtered ones.
+
+        Raises:
+            As `ExperienceStream.put` does; the groups stored until then are recognized later.
+            LeaseLost: The groups have left the origin: others have forwarded or ended them.
+        """
+        wait = Wait(timeout)
+        found: dict[int, int] = {}
+        left = list(range(len(groups)))
+        while left:
+            page = left[:MOST_GROUPS]
+            wanted = [sources[place] for place in page]
+            try:
+                stored = self._put([groups[place] for place in page], wanted, origin, options, wait)
+            except SourcesRefused as refusal:
+                if refusal.row is not None:
+                    self._adopt(origin, wanted, refusal.row)
+                stored = self._known(origin, wanted)
+            except OutcomeUnknown:  # the records tell what is stored
+                stored = self._known(origin, wanted)
+            found |= {place: stored[sources[place]] for place in page if sources[place] in stored}
+            left = [place for place in left if place not in found]
+        return [found[place] or None for place in range(len(groups))]
+
+    def note_left(self, origin: Origin, groups: int, seq: int) -> None:
+        """Note that forwarded groups were acknowledged; at times, learn which records may go.
+
+        Raises:
+            StoreUnavailable: Redis stayed away.
+        """
+        key = (origin.name, origin.incarnation)
+        since = self._since.get(key, LOOK_EVERY) + groups
+        if since >= LOOK_EVERY:
+            state = origin.look(seq)
+            if state.incarnation == origin.incarnation:
+                self._floors[key] = state.floor
+            since = 0
+        self._since[key] = since
+
+    def _put(
+        self,
+        groups: Sequence[list[BufferItem] | None],
+        sources: Sequence[Source],
+        origin: Origin,
+        options: PutOptions,
+        wait: Wait,
+    ) -> dict[Source, int]:
+        """Store groups, or none of them; returns the id of each source, 0 for filtered ones."""
+        kept = [(group, source) for group, source in zip(groups, sources, strict=True) if group]
+        dropped = tuple(source for group, source in zip(groups, sources, strict=True) if not group)
+        named = Sources(
+            origin.name,
+            origin.incarnation,
+            self._floors.get((origin.name, origin.incarnation), 0),
+            tuple(source for _, source in kept),
+            dropped,
+        )
+        if kept:
+            batch = self._prepare([group for group, _ in kept], replace(options, sources=named))
+            batch.raise_refused()
+        else:
+            batch = PutBatch((), self._task.description.revision, sources=named)
+        batch = replace(batch, filtered=batch.filtered + len(dropped))
+        ids = self._producer.put(batch, wait.left_s)
+        if len(ids) < len(batch.sources.kept):  # the task's fields changed, and some were dropped
+            return self._known(origin, sources)
+        return dict.fromkeys(sources, 0) | dict(zip(batch.sources.kept, ids, strict=True))
+
+    def _known(self, origin: Origin, sources: Sequence[Source]) -> dict[Source, int]:
+        """Return the ids of those sources that were stored before."""
+        seqs = [source.seq for source in sources]
+        records = self._scripts.sources(origin.name, origin.incarnation, seqs)
+        found = {}
+        for source, record in zip(sources, records, strict=True):
+            if record is not None and record[1] == source.digest:
+                found[source] = record[0]
+        return found
+
+    def _adopt(self, origin: Origin, sources: Sequence[Source], row: bytes) -> None:
+        """Let the task accept sources that it takes for those of the past, if they are not.
+
+        Raises:
+            LeaseLost: They are.
+        """
+        oldest = min(source.seq for source in sources)
+        state = origin.look(oldest)
+        if state.incarnation != origin.incarnation or not state.stored:
+            raise LeaseLost(
+                task=origin.store.task,
+                ids=tuple(source.seq for source in sources),
+                why="other consumers have taken groups over and ended them, or the task was "
+                "created anew. Nothing of this call needs to be repeated.",
+            )
+        self._floors.pop((origin.name, origin.incarnation), None)
+        self._scripts.adopt(origin.name, row, state.incarnation, state.floor)

@@ -1,0 +1,73 @@
+"""The sources of a put of forwarded groups: each source is stored once, whoever repeats the put."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import msgpack
+
+from redrb.stream.task.origin import Source
+
+
+class SourcesRefused(Exception):
+    """A put of forwarded groups was not stored, because of their sources.
+
+    Attributes:
+        row: The origin's row in Redis, if it is of another incarnation than the sources, or all
+            groups up to a later id have left the origin; None: some of the sources are stored.
+    """
+
+    def __init__(self, row: bytes | None) -> None:
+        self.row = row
+        super().__init__("sources were stored before" if row is None else "sources of the past")
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The sources of one put.
+
+    Attributes:
+        origin: Name of their origin.
+        incarnation: Incarnation of the origin.
+        floor: All groups up to this id have left the origin for good, as it said.
+        kept: Source of each group to store.
+        dropped: Sources of groups that are counted as filtered.
+    """
+
+    origin: str = ""
+    incarnation: str = ""
+    floor: int = 0
+    kept: tuple[Source, ...] = ()
+    dropped: tuple[Source, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Return whether there are any."""
+        return bool(self.kept or self.dropped)
+
+    def keeping(self, places: Sequence[int]) -> Self:
+        """Return the sources of a put that stores the groups with these indices only."""
+        if len(places) == len(self.kept):
+            return self
+        stored = frozenset(places)
+        others = [source for place, source in enumerate(self.kept) if place not in stored]
+        kept = tuple([self.kept[place] for place in places])
+        return replace(self, kept=kept, dropped=(*self.dropped, *others))
+
+    def part(self, start: int, end: int) -> Self:
+        """Return the sources of some groups; those of dropped ones go with the first part."""
+        return replace(self, kept=self.kept[start:end], dropped=() if start else self.dropped)
+
+    def packed(self) -> bytes:
+        """Return them as the script `put/put` reads them; b"" if there are none."""
+        if not self:
+            return b""
+        all_of_them = (*self.kept, *self.dropped)
+        ids = [str(source.seq) for source in all_of_them]
+        digests = [source.digest for source in all_of_them]
+        packed: bytes = msgpack.packb([self.origin, self.incarnation, self.floor, ids, digests])
+        return packed
+
+
+NO_SOURCES = Sources()

@@ -1,0 +1,68 @@
+"""`Origin`: where forwarded groups come from: a task, and a consumer group that has leased them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from redrb.stream.task.store import TaskStore
+
+
+class Source(NamedTuple):
+    """A leased group of another task.
+
+    Attributes:
+        seq: Its id there.
+        digest: Digest of its bytes: after a failover that lost the newest groups, another group may
+            get the same id.
+    """
+
+    seq: int
+    digest: str
+
+
+class OriginState(NamedTuple):
+    """What an origin's task says.
+
+    Attributes:
+        incarnation: The task's incarnation; "" if there is no task.
+        floor: All groups up to this id are deleted for good.
+        stored: Whether the group that was asked for is stored.
+    """
+
+    incarnation: str
+    floor: int
+    stored: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A task and a consumer group.
+
+    Attributes:
+        store: The task.
+        group: The consumer group.
+        incarnation: Incarnation of the task in which the groups were leased.
+    """
+
+    store: TaskStore
+    group: str
+    incarnation: str
+
+    @property
+    def name(self) -> str:
+        """Name of the origin, unique among all tasks, partitions and consumer groups of a server.
+
+        A name that users choose contains no ":".
+        """
+        tag = self.store.keys.prefix.removeprefix("redrb:{").removesuffix("}:")
+        return f"{tag}:{self.group}"
+
+    def look(self, seq: int) -> OriginState:
+        """Ask the task for its state, and whether it stores a group.
+
+        Raises:
+            StoreUnavailable: Redis stayed away.
+        """
+        incarnation, floor, stored = self.store.run("task/floor", [seq])
+        return OriginState(incarnation.decode(), int(floor), bool(stored))

@@ -1,0 +1,343 @@
+"""`lease.forward` moves groups to the next task exactly once, whatever dies or comes too late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import torch
+
+import redrb
+from redrb import (
+    BufferItem,
+    ConfigError,
+    ExperienceStream,
+    LeaseLost,
+    StoreFull,
+    make_experience_batch,
+)
+from redrb.connection import Client
+from redrb.errors import RecordError
+from redrb.stream.put import receiver
+from redrb.stream.take.forwarding import Forwarded, ForwardOptions
+from tests.audit import audit, kill_consumer
+from tests.contract.test_stream_exactly_once import WHEN, Line
+from tests.samples import numbered, numbers
+
+Open = Callable[..., ExperienceStream]
+
+
+@pytest.fixture
+def open_task(client: Client, namespace: str) -> Iterator[Open]:
+    """Open a task of this test by name; all are audited at the end."""
+    opened: list[ExperienceStream] = []
+
+    def open_it(task: str, **settings: Any) -> ExperienceStream:
+        opened.append(ExperienceStream(client, task, namespace=namespace, **settings))
+        return opened[-1]
+
+    yield open_it
+    for stream in opened:
+        if type(stream) is ExperienceStream:
+            audit(stream)
+        assert stream.stats().ledger.balanced
+        stream.close()
+
+
+@pytest.fixture
+def rollouts(open_task: Open) -> ExperienceStream:
+    stream = open_task("rollouts")
+    stream.join_group()
+    return stream
+
+
+@pytest.fixture
+def scored(open_task: Open) -> ExperienceStream:
+    stream = open_task("scored")
+    stream.join_group()
+    return stream
+
+
+def put(stream: ExperienceStream, *groups: int) -> None:
+    stream.put_many([[numbered(n), numbered(n)] for n in groups], policy_version=3)
+
+
+def with_score(group: list[BufferItem]) -> list[BufferItem]:
+    for item in group:
+        item.tensors["score"] = torch.tensor(0.5)
+    return group
+
+
+def scored_groups(lease: redrb.Lease) -> list[list[BufferItem]]:
+    return [with_score(group) for group in lease.groups()]
+
+
+def store_only(lease: redrb.Lease, stream: ExperienceStream, count: int) -> None:
+    """Forward the first groups of a lease as a process does that dies before it acknowledges."""
+    (part,) = lease.parts
+    groups: Any = scored_groups(lease)[:count]
+    Forwarded(part, list(part.ids)[:count], groups).store(stream, ForwardOptions())
+
+
+def test_groups_get_fields_and_leave_the_first_task(
+    rollouts: ExperienceStream, scored: ExperienceStream
+) -> None:
+    put(rollouts, 0, 1, 2)
+    lease = rollouts.take(3, timeout=0)
+    assert lease.forward(scored, scored_groups(lease)) == (1, 2, 3)
+    assert not lease
+    assert rollouts.stats().ledger.as_dict() | {"acked": 3, "put": 3} == (
+        rollouts.stats().ledger.as_dict()
+    )
+    found = scored.take(3, timeout=0)
+    assert numbers(found) == [0, 0, 1, 1, 2, 2]
+    assert found.policy_versions == [3] * 6
+    assert [float(item.tensors["score"]) for item in found.items()] == [0.5] * 6
+
+
+def test_a_batch_with_added_fields_is_forwarded(
+    rollouts: ExperienceStream, scored: ExperienceStream
+) -> None:
+    put(rollouts, 0, 1)
+    lease = rollouts.take(2, timeout=0)
+    batch = lease.batch()
+    batch.tensors["reference"] = batch.action_log_probs - 1
+    assert lease.forward(scored, batch) == (1, 2)
+    first, _ = scored.take(2, timeout=0).groups()
+    assert len(first) == 2
+    assert torch.equal(first[0].tensors["reference"], first[0].action_log_probs - 1)
+
+
+def test_some_groups_are_filtered_and_some_stay_leased(
+    rollouts: ExperienceStream, scored: ExperienceStream
+) -> None:
+    put(rollouts, 0, 1, 2, 3)
+    lease = rollouts.take(4, timeout=0)
+    groups = scored_groups(lease)
+    first, second, third, fourth = lease.ids
+    assert lease.forward(scored, {third: groups[2], first: None}) == (1, None)
+    assert lease.ids == (second, fourth)
+    assert lease.forward(scored, [None, groups[3]]) == (None, 2)
+    ledger = scored.stats().ledger
+    assert (ledger.put, ledger.filtered, ledger.waiting) == (4, 2, 2)
+    assert rollouts.stats().ledger.acked == 4
+    assert numbers(scored.take(2, timeout=0)) == [2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_forward_whose_connection_breaks_lands_once(
+    client: Client,
+    rollouts: ExperienceStream,
+    scored: ExperienceStream,
+    monkeypatch: pytest.MonkeyPatch,
+    when: str,
+    before: int,
+) -> None:
+    put(rollouts, 0, 1)
+    lease = rollouts.take(2, timeout=0)
+    groups = scored_groups(lease)
+    line = Line(client, monkeypatch)
+    line.cuts = [""] * before + [when] * 2
+    assert lease.forward(scored, groups) == (1, 2)
+    assert line.cuts == []
+    assert scored.stats().ledger.put == 2
+    assert rollouts.stats().ledger.acked == 2
+
+
+def test_a_process_that_dies_before_the_acknowledgement_is_repeated_by_another(
+    open_task: Open, rollouts: ExperienceStream, scored: ExperienceStream
+) -> None:
+    dying = open_task("rollouts")
+    put(rollouts, 0, 1, 2, 3)
+    store_only(dying.take(4, timeout=0), scored, 2)
+    assert scored.stats().ledger.put == 2
+    kill_consumer(dying)
+    lease = rollouts.take(4, timeout=5)
+    ids = lease.forward(scored, scored_groups(lease))
+    assert ids[:2] == (1, 2)
+    assert scored.stats().ledger.put == 4
+    assert rollouts.stats().ledger.acked == 4
+    found = scored.take(4, timeout=0)
+    assert found.ids == ids
+    assert numbers(found) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_filtered_group_is_counted_once(
+    open_task: Open, rollouts: ExperienceStream, scored: ExperienceStream
+) -> None:
+    put(rollouts, 0, 1)
+    lease = rollouts.take(2, timeout=0)
+    (part,) = lease.parts
+    groups: Any = [None, scored_groups(lease)[1]]
+    Forwarded(part, list(part.ids), groups).store(scored, ForwardOptions())
+    assert lease.forward(scored, groups) == (None, 1)
+    assert (scored.stats().ledger.put, scored.stats().ledger.filtered) == (2, 1)
+
+
+def test_filters_of_the_next_task_drop_groups_once(
+    open_task: Open, rollouts: ExperienceStream
+) -> None:
+    scored = open_task("scored", filters=[lambda group: bool(group[0].reward != 1)])
+    scored.join_group()
+    put(rollouts, 0, 1, 2)
+    lease = rollouts.take(3, timeout=0)
+    store_only(lease, scored, 3)
+    assert lease.forward(scored, scored_groups(lease)) == (1, None, 2)
+    assert (scored.stats().ledger.put, scored.stats().ledger.filtered) == (3, 1)
+
+
+def forward_all(stream: ExperienceStream, target: ExperienceStream, count: int) -> None:
+    for _ in range(count):
+        put(stream, 7)
+        lease = stream.take(1, timeout=0)
+        lease.forward(target, scored_groups(lease))
+
+
+def records(stream: ExperienceStream) -> int:
+    prefix, run = stream._task.store.keys.prefix, stream._task.store.client.execute
+    origins = run("HKEYS", f"{prefix}sources")
+    return sum(run("HLEN", f"{prefix}sources:{origin.decode()}") for origin in origins)
+
+
+def test_a_put_that_comes_after_its_record_was_removed_is_refused(
+    open_task: Open,
+    rollouts: ExperienceStream,
+    scored: ExperienceStream,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(receiver, "LOOK_EVERY", 2)
+    paused = open_task("rollouts")
+    put(rollouts, 0, 1)
+    late = paused.take(2, timeout=0)
+    kill_consumer(paused)
+    lease = rollouts.take(2, timeout=5)
+    lease.forward(scored, scored_groups(lease))
+    forward_all(rollouts, scored, 4)
+    assert records(scored) <= 3
+    with pytest.raises(LeaseLost, match="Nothing of this call needs to be repeated"):
+        late.forward(scored, scored_groups(late))
+    assert scored.stats().ledger.put == 6
+
+
+def test_records_do_not_grow_with_the_groups_that_were_forwarded(
+    rollouts: ExperienceStream, scored: ExperienceStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "LOOK_EVERY", 4)
+    sizes = []
+    for _ in range(4):
+        forward_all(rollouts, scored, 8)
+        scored.take(8, timeout=0).ack()
+        sizes.append(records(scored))
+    assert max(sizes) <= 8
+
+
+def test_a_task_that_was_created_anew_forwards_groups_with_the_same_ids(
+    open_task: Open, rollouts: ExperienceStream, scored: ExperienceStream
+) -> None:
+    paused = open_task("rollouts")
+    put(rollouts, 0, 1)
+    late = paused.take(1, timeout=0)
+    lease = rollouts.take(1, timeout=0)
+    lease.forward(scored, scored_groups(lease))
+    rollouts.clear()
+    put(rollouts, 2, 3)
+    lease = rollouts.take(2, timeout=0)
+    assert lease.ids == (1, 2)
+    assert None not in lease.forward(scored, scored_groups(lease))
+    with pytest.raises(LeaseLost, match="created anew"):
+        late.forward(scored, scored_groups(late))
+    assert scored.stats().ledger.put == 3
+    assert records(scored) == 2
+
+
+def test_ids_that_a_failover_gave_to_other_groups_are_no_repetition(
+    rollouts: ExperienceStream, scored: ExperienceStream
+) -> None:
+    forward_all(rollouts, scored, 1)
+    put(rollouts, 1, 2)
+    lease = rollouts.take(2, timeout=0)
+    prefix, run = scored._task.store.keys.prefix, scored._task.store.client.execute
+    (origin,) = (name.decode() for name in run("HKEYS", f"{prefix}sources"))
+    run("HSET", f"{prefix}sources", origin, f"{rollouts.incarnation} 9 9")
+    run("HSET", f"{prefix}sources:{origin}", lease.ids[1], "1 0123456789abcdef")
+    assert None not in lease.forward(scored, scored_groups(lease))
+    assert scored.stats().ledger.put == 3
+
+
+def test_without_room_the_groups_stay_leased_and_are_forwarded_later(
+    open_task: Open, rollouts: ExperienceStream
+) -> None:
+    scored = open_task("scored", limit=2)
+    put(rollouts, 0, 1, 2)
+    lease = rollouts.take(3, timeout=0)
+    groups = scored_groups(lease)
+    with pytest.raises(StoreFull):
+        lease.forward(scored, groups, timeout=0)
+    assert len(lease) == 3
+    stored = scored.take(2, timeout=0)
+    assert numbers(stored) == [0, 0, 1, 1]
+    held = stored.ids
+    stored.ack()
+    ids = lease.forward(scored, groups, timeout=5)
+    assert ids[:2] == held
+    assert numbers(scored.take(1, timeout=0)) == [2, 2]
+    assert rollouts.stats().ledger.acked == 3
+
+
+def test_tasks_with_partitions_forward_and_receive_once(open_task: Open) -> None:
+    rollouts, scored = (open_task(name, partitions=2) for name in ("rollouts", "scored"))
+    for stream in (rollouts, scored):
+        stream.join_group()
+    for number in range(6):
+        put(rollouts, number)
+    lease = rollouts.take(6, timeout=0)
+    groups = dict(zip(lease.ids, scored_groups(lease), strict=True))
+    half = dict(list(groups.items())[:3])
+    ids = lease.forward(scored, half)
+    assert len(set(ids)) == 3
+    ids += lease.forward(scored, [groups[seq] for seq in lease.ids])
+    assert None not in ids
+    assert sorted(set(numbers(scored.take(6, timeout=0)))) == list(range(6))
+    assert rollouts.stats().ledger.acked == 6
+
+
+@pytest.mark.parametrize(
+    ("groups", "error", "message"),
+    [
+        ([None], ConfigError, "1 groups for a lease of 2"),
+        ({99: None}, ConfigError, r"groups \[99\] are not in this lease"),
+        ("ab", ConfigError, "give a list"),
+        ([[], None], RecordError, "group 1 is to be forwarded as"),
+        (make_experience_batch([numbered(0)] * 3), RecordError, "3 rows, the lease 4 samples"),
+    ],
+)
+def test_wrong_groups_are_refused_and_nothing_happens(
+    rollouts: ExperienceStream,
+    scored: ExperienceStream,
+    groups: Any,
+    error: type[Exception],
+    message: str,
+) -> None:
+    put(rollouts, 0, 1)
+    lease = rollouts.take(2, timeout=0)
+    with pytest.raises(error, match=message):
+        lease.forward(scored, groups)
+    assert len(lease) == 2
+    assert scored.stats().ledger.put == 0
+
+
+def test_groups_move_between_servers(
+    client: Client, rollouts: ExperienceStream, server_urls: Callable[[str], str]
+) -> None:
+    with (
+        redrb.connect(f"fake://{uuid4().hex}") as other,
+        ExperienceStream(other, "scored") as scored,
+    ):
+        put(rollouts, 0, 1)
+        lease = rollouts.take(2, timeout=0)
+        store_only(lease, scored, 1)
+        assert lease.forward(scored, scored_groups(lease)) == (1, 4)
+        assert scored.stats().ledger.put == 2
