@@ -109,6 +109,11 @@ class TaskKeys:
         return f"{self.prefix}groups"
 
     @property
+    def part_blobs(self) -> str:
+        """The encoded parts of groups that are not complete."""
+        return f"{self.prefix}part_blobs"
+
+    @property
     def refreshed(self) -> str:
         """The last refresh of staleness of each status, of a task of a `ReplayBuffer`."""
         return f"{self.prefix}refreshed"

@@ -33,7 +33,12 @@ _PUBLISH = (
     *("srem", "time", "unlink", "xadd", "xrange", "xread", "xrevrange", "xtrim"),
 )
 
-_PUT_SCRIPTS = (*scripts_in("put"), *scripts_in("admission"), "task/open", "task/stats")
+_PUT_SCRIPTS = (
+    *scripts_in("put"),
+    *scripts_in("parts"),
+    *scripts_in("admission"),
+    *("task/open", "task/stats"),
+)
 _LOOK_SCRIPTS = ("task/archived", "task/count", "task/stats", "task/versions")
 _ENDING_SCRIPTS = ("task/clear", "task/drop_group")
 _TASK_SCRIPTS = tuple(name for name in scripts_in("task") if name not in _ENDING_SCRIPTS)
@@ -91,7 +96,8 @@ def _parts(role: Role, keys: TaskKeys, turn: TaskKeys, weights: WeightKeys | Non
         return _observer(keys, weights)
     scripts, commands = {
         "maker": (_PUT_SCRIPTS, _PUT),
-        "trainer": (_TAKE_SCRIPTS, _TAKE),
+        # its heartbeat puts groups in parts whose makers have died
+        "trainer": ((*_TAKE_SCRIPTS, *_PUT_SCRIPTS), (*_TAKE, *_PUT)),
         "admin": (_ADMIN_SCRIPTS, (*_PUT, *_TAKE, *_LOOK, "smembers")),
     }[role]
     allowed = _commands(scripts, *CONNECTING, *_RUN_SCRIPTS, *commands)

@@ -33,16 +33,19 @@ def _run(options: argparse.Namespace) -> int:
     result = {**asdict(stats), "ledger_balanced": stats.ledger.balanced}
     if stats.admission is not None:
         result["admission_balanced"] = stats.admission.balanced
+    if stats.parts is not None:
+        result["parts_balanced"] = stats.parts.balanced
     show(result, _lines(result), as_json=options.json)
     return 0
 
 
 def _lines(result: dict[str, Any]) -> Iterator[str]:
     pools = {f"waiting {status}": groups for status, groups in result["waiting"].items()}
-    compound = ("ledger", "waiting", "admission")
+    compound = ("ledger", "waiting", "admission", "parts")
     rest = {name: value for name, value in result.items() if name not in compound}
     rights = dict(result["admission"] or {})
     makers = {f"held by {maker}": held for maker, held in rights.pop("makers", {}).items()}
     rights = {f"rights {name}": value for name, value in rights.items()}
-    for name, value in (result["ledger"] | pools | rest | rights | makers).items():
+    parts = {f"in parts: {name}": value for name, value in (result["parts"] or {}).items()}
+    for name, value in (result["ledger"] | pools | rest | rights | makers | parts).items():
         yield f"{name:18} {value:>12,}" if type(value) is int else f"{name:18} {value!s:>12}"

@@ -11,6 +11,7 @@ from .task.expiration import StalenessReport as StalenessReport
 from .task.history import StoredGroup as StoredGroup
 from .task.ledger import AdmissionStats as AdmissionStats
 from .task.ledger import Ledger as Ledger
+from .task.ledger import PartStats as PartStats
 from .task.ledger import StreamStats as StreamStats
 from .task.rate import RateLimit as RateLimit
 from .task.settings import TaskSettings as TaskSettings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -11,6 +12,9 @@ from redrb.experience import Status
 
 AnyStatus: TypeAlias = Status | str
 """A status or its name."""
+
+_PERIODS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_PERIOD = re.compile(r"(\d{1,9})([smhdw])")
 
 BEFORE_ANY = -1
 """Current weight version before the first publication: no group is stale."""
@@ -45,6 +49,20 @@ def checked_statuses(statuses: Any) -> tuple[Status, ...]:
     if isinstance(statuses, str) or not isinstance(statuses, Iterable):
         return (checked_status(statuses),)
     return tuple(map(checked_status, statuses))
+
+
+def checked_period_ms(name: str, period: object) -> int:
+    """Return a period such as "30m" in milliseconds.
+
+    Raises:
+        ConfigError: It is not written so.
+    """
+    matched = _PERIOD.fullmatch(period) if isinstance(period, str) else None
+    if matched is None or int(matched[1]) == 0:
+        raise ConfigError(
+            f'{name}={period!r:.80}: write a period such as "90s", "30m", "12h" or "7d".'
+        )
+    return int(matched[1]) * _PERIODS[matched[2]]
 
 
 def checked_least(count: object, at_least: object) -> tuple[int, int]:

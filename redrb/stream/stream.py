@@ -36,6 +36,8 @@ from redrb.stream.arguments import (
     checked_status,
     checked_statuses,
 )
+from redrb.stream.parts.collector import PartCollector
+from redrb.stream.parts.part import MOST_PARTS, PART_AGE, OnIncomplete, Part
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.filters import Filter, check_filters
 from redrb.stream.put.in_flight import Puts
@@ -207,7 +209,13 @@ class ExperienceStream:
         self._producer: Puts = Producer(self._task, on_full, min_replicas, on_bad_group)
         self._receiver = Receiver(self._task, self._producer, self._prepare)
         self._admitter: Admits = Admitter(self._task, lease_ms)
-        self._consumer = Consumer(self._task, group, lease_ms, reader)
+        self._parts = PartCollector(
+            self._task,
+            Preparer(self._task, narrow_floats, (), chosen_checks, "raise"),
+            self._preparer.prepare,
+            self._producer,
+        )
+        self._consumer = Consumer(self._task, group, lease_ms, reader, self._parts.finish_due)
         self._taker: Takes = Taker(self._task, self._consumer)
         self._ranks: RankTakes = Ranks(self._task, self._consumer)
 
@@ -297,6 +305,66 @@ class ExperienceStream:
         """
         options = PutOptions.checked(policy_version, priority, status, tags, admission)
         return self._put(groups_of_many(groups), options, timeout)
+
+    def put_part(
+        self,
+        key: str,
+        item: Items,
+        *,
+        index: int,
+        of: int,
+        least: int | None = None,
+        part_age: str = PART_AGE,
+        on_incomplete: OnIncomplete = "drop",
+        most_parts: int = MOST_PARTS,
+        policy_version: int | None = None,
+        priority: float | None = None,
+        tags: Mapping[str, Scalar | None] | None = None,
+        admission: Admission | None = None,
+        timeout: float | None = None,
+    ) -> int | None:
+        """Store one part of a group whose parts come from any number of processes.
+
+        The call that brings the last part puts the group: it appears atomically and once, with its
+        samples in the order of their indices. A part that is put twice counts once. See
+        docs/stream.md.
+
+        Args:
+            key: Names the group among those of the task; a group that is made again needs another
+                key. A key is remembered for two hours after its group.
+            item: A sample, or a list of samples.
+            index: Place of the part in the group, 0 to `of - 1`.
+            of: Parts of the group; the same for all of its parts, as `least` and `on_incomplete`.
+            least: Fewest parts with which the group is put, as it is, at its age limit; default:
+                all.
+            part_age: Age limit of a group, from its first part on, such as "10m"; that of the first
+                part holds.
+            on_incomplete: What happens at the age limit to a group with fewer parts than `least`:
+                "drop", or "dead": it becomes a dead letter.
+            most_parts: Most groups of the task of which some parts wait.
+            policy_version: Weight version that made the samples, where they hold none themselves.
+            priority: Priority of the group; that of the last part that gives one holds.
+            tags: Values of declared tags of the group: those of the first part that gives some.
+            admission: What `admit` returned: the group keeps one right, however long its maker
+                lives, and uses it when it appears. The right of a further part goes back.
+            timeout: Seconds to wait for room for the whole group.
+
+        Returns:
+            Id of the group, for the last part and for each part that comes again or later; None
+            while parts are missing, and for a group that was filtered or dropped.
+
+        Raises:
+            RecordError, EncodeError: The part is malformed, or a check refuses it.
+            ConfigError: `of`, `least`, `on_incomplete` or the fields are not those of the earlier
+                parts, or `admission` has no right left.
+            StoreFull: As many groups as `most_parts` wait already, or there was no room for the
+                whole group in time; then its parts are stored, and it is put later.
+            StoreUnavailable: Redis stayed away; put the part again.
+        """
+        self._check_open()
+        part = Part.checked(key, index, of, least, part_age, on_incomplete, most_parts)
+        options = PutOptions.checked(policy_version, priority, None, tags, admission)
+        return self._parts.put(part, groups_of(item), options, checked_timeout(timeout))
 
     def writer(self) -> Writer:
         """Return a writer, which sends each put while its caller makes the next one.

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgpack
 import pytest
 
 import redrb
@@ -502,3 +503,34 @@ def test_turns_of_a_mixture(compare: Callable[..., None], waiting: str) -> None:
         ask("give", "c0" if waiting == "alive" else "new")
 
     compare(build, 50 if waiting == "alive" else 450)  # one call removes 210 dead takes
+
+
+def test_groups_in_parts(compare: Callable[..., None]) -> None:
+    def build(scene: Scene) -> None:
+        wait_for_parts(scene)
+        scene.note("part", lambda: scene.stream.put_part("a", numbered(0), index=0, of=2))
+        scene.note("last part", lambda: scene.stream.put_part("a", numbered(1), index=1, of=2))
+        scene.cost("parts/due", 10_000)
+        claim = msgpack.packb(["399", 1, "dead"])
+        scene.cost("parts/finish", claim, "old", "me", b"group")
+        scene.cost("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
+        scene.cost("task/stats", "default")
+
+    compare(build)
+
+
+def wait_for_parts(scene: Scene) -> None:
+    """Let as many groups as the scene is large wait for their second part, all of them too old.
+
+    As many keys have ended so long ago that they may be forgotten.
+    """
+    prefix, filling = scene.stream._task.store.keys.prefix, Pipeline()
+    record = {"of": 2, "least": 2, "bury": False, "kind": "", "have": "10", "count": 1}
+    packed = msgpack.packb({**record, "bytes": 4, "whole": False})
+    for number in range(scene.size):
+        filling.add("HSET", f"{prefix}part_records", number, packed)
+        filling.add("HSET", f"{prefix}part_blobs", f"0 {number}", b"part")
+        filling.add("ZADD", f"{prefix}part_due", 1, number)
+        filling.add("HSET", f"{prefix}part_ends", f"e{number}", 1)
+        filling.add("ZADD", f"{prefix}part_ended", 1, f"e{number}")
+    scene.client.exchange(filling)

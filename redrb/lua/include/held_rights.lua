@@ -68,3 +68,21 @@ local function use_rights(packed)
     wake_rights()
   end
 end
+
+-- Keep a right for a group that is put in parts: until its parts end, it is no longer that of a maker.
+local function keep_right(series, right)
+  local record = redis.call('HGET', key('right'), right)
+  if record and redis.call('HGET', key('admission'), 'series') == series then
+    redis.call('ZREM', key('holders'), string.match(record, '%S+$') .. '/' .. right)
+    redis.call('ZREM', key('holds'), right)
+    redis.call('HSET', key('right'), right, (string.gsub(record, '%S+$', '#parts/0')))
+    redis.call('ZADD', key('holders'), 0, '#parts/0/' .. right)
+  end
+end
+
+-- A group that was put in parts does not need its right.
+local function return_right(series, right)
+  if redis.call('HGET', key('admission'), 'series') == series then
+    end_rights({right}, 'returned')
+  end
+end

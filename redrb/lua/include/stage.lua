@@ -28,9 +28,10 @@ local function ever_put()
   return number(puts, 'put') + number(task, 'filtered') + number(task, 'arrived_stale')
 end
 
--- The number of entries and dead letters.
+-- The number of entries, of dead letters, and of groups of which some parts wait.
 local function stored_now()
   return redis.call('XLEN', stream) + redis.call('XLEN', key('dead'))
+    + redis.call('HLEN', key('part_records'))
 end
 
 -- Whether the task holds all entries, and its consumer groups wait for all members, of a saved task.

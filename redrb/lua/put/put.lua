@@ -2,7 +2,7 @@
 -- Runs in MULTI after n times XADD stream NOMKSTREAM * g <group>.
 -- KEYS[1] stream
 -- ARGV    producer, operation, epoch, samples, bytes, filtered, expired, revision, status, kind, rights,
---         sources, facts of each entry ...
+--         sources, parts, facts of each entry ...
 --         operation: counts up by one a put of this producer; a repeated put is not stored again
 --         epoch: of the task when this put was first sent; all its repetitions name the same one
 --         samples, bytes: of all entries
@@ -12,6 +12,7 @@
 --         kind: fields and dtypes of completed entries, '': any; facts: see include/facts.lua, packed
 --         rights: of admission that the put uses and returns, as in include/held_rights.lua; '': none
 --         sources: of forwarded groups, as in include/sources.lua; '': none
+--         parts: claim on the parts that the put's one group is made of, as in include/parts.lua; '': none
 -- Returns {'ok', last seq, room left | -1, groups too stale on arrival, entries (with partitions) | -1}
 --       | {'again', last seq, entries}: an earlier attempt has stored so many entries
 --       | {'forgotten', epoch}: the producer's last put is not known any more, so a repetition of it
@@ -22,8 +23,9 @@
 --       | {'gone'}: there is no such task
 --       | {'changed'}: the task's settings are not those of the revision, or its kind is another one
 --       | an error NOPERM: the user may not run a command that puts need; checked at a producer's first put
+--       | {'ended', id | ''}: the parts have become another group, or none, or there are more of them now
 --       | {'orphans'}: entries of failed transactions were removed, and there are more: run it again
---@include task facts pools arrival
+--@include task facts pools arrival refusal
 
 local known = redis.call('HMGET', puts, ARGV[1], 'last', 'put', 'samples_put', 'bytes_put', 'epoch')
 local forgotten = false
@@ -42,7 +44,7 @@ local rule = rules()
 if not rule.exists then
   return {'gone'}
 end
-local producer, operation, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 12
+local producer, operation, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 13
 local samples, bytes, kind = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[10]
 local filtered, kept_back = tonumber(ARGV[6]), tonumber(ARGV[7])
 local before, put = tonumber(known[2] or '0'), tonumber(known[3] or '0')
@@ -53,23 +55,8 @@ if #redis.call('XRANGE', stream, '(' .. id_of(before + count), '+', 'COUNT', '1'
     return {'orphans'}
   end
 end
-local last, refused, left, now = before + count, nil, -1, nil
-local earlier = known[1] and {string.match(known[1], '^(%d+) (%d+) (%d+)')}
-if earlier and tonumber(earlier[1]) >= operation then
-  refused = {'again', tonumber(earlier[2]), tonumber(earlier[3])}
-elseif ARGV[8] ~= '' and ARGV[8] ~= rule.revision
-  or kind ~= '' and (redis.call('HGET', task, 'kind') or kind) ~= kind then
-  refused = {'changed'}
-elseif forgotten then
-  refused = {'forgotten', tonumber(known[6] or '0')}
-elseif ARGV[12] ~= '' then
-  --@include sources
-  refused = refused_sources(ARGV[12])
-end
-if not refused and (rule.limit > 0 or rule.max_bytes > 0 or rule.rate) then
-  --@include room
-  refused, left, now = find_room(producer, put, count, bytes)
-end
+local last = before + count
+local refused, left, now = find_refusal(known, forgotten, put, count, bytes)
 if refused then
   --@include puts
   undo(before, count)
@@ -98,11 +85,11 @@ end
 local by_version = rule.max_staleness or rule.max_token_staleness
 if ARGV[9] ~= '' and rule.order == 'fifo' and #rule.names == 0 and not by_version then
   for i = 1, count do -- only their arrival matters
-    sort_in(ARGV[9], member_of(before + i), ARRIVED, ARGV[12 + i] .. current)
+    sort_in(ARGV[9], member_of(before + i), ARRIVED, ARGV[13 + i] .. current)
   end
 else
   for i = 1, count do
-    local member, packed = member_of(before + i), ARGV[12 + i]
+    local member, packed = member_of(before + i), ARGV[13 + i]
     local facts = unpack_facts(packed)
     if not (by_version and is_overdue(facts)) then
       sort_in(facts.status, member, facts, packed .. current)
@@ -163,6 +150,10 @@ end
 if done and ARGV[12] ~= '' then
   --@include sources
   done, failure = pcall(record_sources, ARGV[12], before, count)
+end
+if done and ARGV[13] ~= '' then
+  --@include parts
+  done, failure = pcall(end_claimed, ARGV[13], count > 0 and last or '')
 end
 if not done then -- take the put back: its counts, then its entries; the next put removes what remains
   --@include puts

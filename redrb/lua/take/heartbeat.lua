@@ -3,18 +3,18 @@
 -- KEYS[1] stream
 -- ARGV    group, consumer, lease_ms, incarnation
 --         lease_ms: the consumer is dead after so long without a heartbeat
--- Returns {'held' | 'lost', entries}: whether the consumer was registered until now, so that it has its
---         leases yet, and how many entries were taken over from other consumers
---       | {'anew', 0}: the task was created anew since the client has opened it in this incarnation
+-- Returns {'held' | 'lost', entries, due}: whether the consumer was registered until now, so that it has its
+--         leases yet; how many entries were taken over from other consumers; 1 if parts/due has work
+--       | {'anew', 0, 0}: the task was created anew since the client has opened it in this incarnation
 --@include task clock facts waking leases producers permissions
 
 check_permissions(KEYS[1])
 begin_writing()
 local group, consumer, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 if rules().exists and rules().incarnation ~= ARGV[4] then
-  return {'anew', 0}
+  return {'anew', 0, 0}
 elseif not rules().exists or redis.call('SISMEMBER', key('groups'), group) == 0 then
-  return {'lost', 0}
+  return {'lost', 0, 0}
 end
 remove_records(server_ms())
 local now = set_clock(lease_ms)
@@ -28,4 +28,5 @@ if returned + lost > 0 then
   wake_room(now)
   wake_returned(group, now)
 end
-return {known and 'held' or 'lost', returned}
+local due = redis.call('ZRANGEBYSCORE', key('part_due'), '-inf', string.format('%.0f', now), 'LIMIT', 0, 1)
+return {known and 'held' or 'lost', returned, #due}

@@ -36,6 +36,13 @@ if not exists() then
   return found
 end
 local group, now = ARGV[1], now_ms()
+if redis.call('EXISTS', key('parts')) == 1 then
+  report('parts:groups', redis.call('ZCARD', key('part_due')))
+  local names = {'waiting', 'bytes', 'begun', 'completed', 'delivered', 'dropped', 'dead', 'repeated', 'late'}
+  for i, counter in ipairs(numbers(key('parts'), unpack(names))) do
+    report('parts:' .. names[i], counter)
+  end
+end
 if rules().groups_per_version and rules().max_staleness then
   report_rights()
 end

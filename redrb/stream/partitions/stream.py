@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, Unpack
+from zlib import crc32
 
 from redrb.checks import checked_timeout
 from redrb.connection import Client, check_client
@@ -24,6 +25,7 @@ from redrb.stream.partitions.producer import PartitionedProducer
 from redrb.stream.partitions.ranks import PartitionedRanks
 from redrb.stream.partitions.reports import summed_reports
 from redrb.stream.put.filters import Filter
+from redrb.stream.put.items import Items
 from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup
 from redrb.stream.put.room import OnFull
 from redrb.stream.saving.partitions import resume_partitions, save_partitions
@@ -131,6 +133,14 @@ class PartitionedStream(ExperienceStream):
         self._ranks = PartitionedRanks(self._partitions, lambda: self.incarnation)
 
     # put
+
+    def put_part(self, key: str, item: Items, **options: Any) -> int | None:
+        """Store one part of a group; its key decides on the partition."""
+        if not isinstance(key, str):
+            raise ConfigError(f"key={key!r:.80}: give a text.")
+        number = crc32(key.encode(errors="replace")) % len(self._partitions)
+        group = self._partitions[number].put_part(key, item, **options)
+        return None if group is None else self._id(number, group)
 
     def store_forwarded(
         self,

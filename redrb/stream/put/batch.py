@@ -33,6 +33,8 @@ class PutBatch:
         versions: Whether each sample needs a weight version, if the task has a bound of staleness.
         rights: The rights of admission of the groups, and of those that are not stored.
         sources: The sources of forwarded groups, and of those that are not stored.
+        parts: Claim on the parts that the put's one group is made of, as the script `put/put` reads
+            it; b"" if it is made of none.
     """
 
     groups: Sequence[EncodedGroup]
@@ -46,6 +48,7 @@ class PutBatch:
     versions: bool = False
     rights: Rights = NO_RIGHTS
     sources: Sources = NO_SOURCES
+    parts: bytes = b""
 
     def __bool__(self) -> bool:
         """Return whether there are groups to store or to count."""

@@ -32,7 +32,7 @@ def index_arguments(description: TaskDescription, batch: PutBatch) -> list[Argum
     kind = "" if batch.kind == description.kind else batch.kind
     status = statuses.pop() if len(statuses) == 1 else ""
     account: list[Argument] = [batch.expired, batch.revision, status, kind]
-    account += [batch.rights.packed(), batch.sources.packed()]
+    account += [batch.rights.packed(), batch.sources.packed(), batch.parts]
     return [*account, *_packed_facts(order, batch)]
 
 

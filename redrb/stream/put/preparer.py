@@ -105,17 +105,39 @@ class Preparer:
             ConfigError: A tag of `options` is not declared, a filter is broken, or rights of
                 admission are missing.
         """
+        description = self._described(options)
+        try:
+            batch = self._prepare(groups, options, description, one_by_one=False)
+        except (RecordError, EncodeError):  # find out which groups are bad
+            batch = self._prepare(groups, options, description, one_by_one=True)
+        return self._admitted(self._without_dropped(batch), options, description)
+
+    def prepare_part(self, groups: Groups, options: PutOptions) -> PutBatch:
+        """Check and encode one part of a group, which uses no right and passes no filter.
+
+        Raises:
+            RecordError, EncodeError: The part is bad, or is no single group of samples.
+            ConfigError: A tag of `options` is not declared.
+        """
+        description = self._described(options)
+        batch = self._prepare(groups, options, description, one_by_one=False)
+        batch.raise_refused()
+        if len(batch.groups) != 1:
+            raise RecordError(
+                f"a part of a group is a sample or a list of samples, not {len(batch.groups)} "
+                "groups: call put_part for each part."
+            )
+        return batch
+
+    def _described(self, options: PutOptions) -> TaskDescription:
+        """Return the settings of the task, with all tags of `options` if they are declared."""
         description = self._task.description
         if options.tags and not options.tags.keys() <= set(description.tags):
             self._task.reopen()  # another process may have declared these tags since
             description = self._task.description
         if options.priority is not None:
             self._warn_of_priorities(description)
-        try:
-            batch = self._prepare(groups, options, description, one_by_one=False)
-        except (RecordError, EncodeError):  # find out which groups are bad
-            batch = self._prepare(groups, options, description, one_by_one=True)
-        return self._admitted(self._without_dropped(batch), options, description)
+        return description
 
     def _prepare(
         self, groups: Groups, options: PutOptions, description: TaskDescription, *, one_by_one: bool

@@ -20,6 +20,18 @@ from redrb.stream.task.task import Task
 from redrb.stream.waiting import Wait
 
 
+class PartsEnded(Exception):
+    """The parts of a group have become a group before, or have been removed; it was not put again.
+
+    Attributes:
+        group: Id of that group; None if there is none.
+    """
+
+    def __init__(self, group: int | None) -> None:
+        self.group = group
+        super().__init__(group)
+
+
 class Producer:
     """Puts encoded groups into one task; safe among threads.
 
@@ -172,6 +184,8 @@ class Producer:
             pending.sent = None
             if reply.outcome in ("known", "past"):
                 raise SourcesRefused(reply.origin or None)
+            if reply.outcome == "ended":
+                raise PartsEnded(reply.last or None)
             if reply.outcome in ("gone", "changed"):
                 self._reopen(pending, wait)
             elif reply.outcome == "forgotten":

@@ -39,6 +39,7 @@ PutOutcome: TypeAlias = Literal[
     "memory",
     "known",
     "past",
+    "ended",
 ]
 
 
@@ -52,8 +53,9 @@ class PutReply:
             groups were prepared for other settings than the task's; "forgotten": the task has no
             record of the producer, and the put names an old epoch; "orphans": entries of failed
             puts are being removed, so the put is to be sent again; "memory": the server is at its
-            memory limit.
-        last: Id of the last group stored.
+            memory limit; "ended": the parts of the group have become another group, or none.
+        last: Id of the last group stored; with "ended", of the group that the parts have become,
+            or 0.
         stored: Groups stored; an earlier attempt may have stored another number.
         room: Groups that may still be put; -1 without a limit.
         setting: The setting that leaves no room: "limit", "rate" or "max_bytes".
@@ -134,9 +136,9 @@ class PutScripts:
 
         def result(replies: list[Reply]) -> PutReply:
             done, confirmed = self._divided(replies)
-            if _lacks_script(done):  # the next attempt removes the entries of this one
+            if lacks_script(done):  # the next attempt removes the entries of this one
                 done, confirmed = self._divided(store.client.exchange(pipeline(whole=True)))
-            reply = _put_reply(_results(done)[-1], len(groups))
+            reply = _put_reply(transaction_results(done)[-1], len(groups))
             if reply.outcome in ("ok", "again", "known"):
                 self._check_replicas(confirmed)
             return reply
@@ -225,12 +227,13 @@ def _named(put: PendingPut) -> list[Argument]:
     return [put.identity.name, put.identity.operation, put.epoch]
 
 
-def _lacks_script(replies: list[Reply]) -> bool:
+def lacks_script(replies: list[Reply]) -> bool:
+    """Return whether the server lacks a script of a transaction."""
     results = replies[-1]
     return isinstance(results, list) and any(map(is_missing_script, results))
 
 
-def _results(replies: list[Reply]) -> list[Reply]:
+def transaction_results(replies: list[Reply]) -> list[Reply]:
     """Return the replies inside a transaction, or raise the error that stopped it."""
     error = first_error(replies)
     if error is not None:
@@ -249,6 +252,8 @@ def _put_reply(reply: Reply, count: int) -> PutReply:
         return PutReply(outcome, last, count, room, expired=expired, backlog=backlog)
     if outcome == "again":
         return PutReply(outcome, last=int(reply[1]), stored=int(reply[2]))
+    if outcome == "ended":
+        return PutReply(outcome, last=int(reply[1] or 0))
     if outcome == "forgotten":
         return PutReply(outcome, epoch=int(reply[1]))
     if outcome == "past":

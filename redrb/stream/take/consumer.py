@@ -9,7 +9,7 @@ import socket
 import threading
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -113,7 +113,12 @@ class Consumer:
     """One member of a consumer group; safe among threads."""
 
     def __init__(
-        self, task: Task, group: str, lease_ms: int, reader: GroupReader | None = None
+        self,
+        task: Task,
+        group: str,
+        lease_ms: int,
+        reader: GroupReader | None = None,
+        finish_due: Callable[[], None] | None = None,
     ) -> None:
         """Make a consumer; its heartbeat begins with the first take.
 
@@ -122,8 +127,10 @@ class Consumer:
             group: Name of the consumer group.
             lease_ms: Silence of the heartbeat after which other consumers take its leases over.
             reader: Converts groups of rollouts.
+            finish_due: Puts or removes a group in parts that is due; the heartbeat thread calls it.
         """
         self._task = task
+        self._finish_due = finish_due
         self._scripts = TakeScripts(task.store)
         self.reader = reader
         self.group = group
@@ -216,10 +223,10 @@ class Consumer:
     def beat(self) -> None:
         """Renew this consumer's deadline, and release leases that were dropped."""
         name = self._task.name
-        outcome, taken_over = self._renew()
+        outcome, taken_over, due = self._renew()
         if outcome == "anew":
             self._task.reopen()
-            _, taken_over = self._renew()
+            _, taken_over, due = self._renew()
         elif outcome == "lost" and self._slots:
             _log.warning("task %r: the heartbeat came too late", name)
         if taken_over:
@@ -239,6 +246,8 @@ class Consumer:
             except StoreError:
                 self._abandoned.appendleft((slot, ids))
                 raise
+        if due and self._finish_due is not None:
+            self._finish_due()
 
     def _requeue_given_up(self) -> None:
         while self._given_up:
@@ -255,7 +264,7 @@ class Consumer:
                     returned,
                 )
 
-    def _renew(self) -> tuple[str, int]:
+    def _renew(self) -> tuple[str, int, bool]:
         return self._scripts.heartbeat(
             self.group, self.name, self.lease_ms, self._task.description.incarnation
         )

@@ -269,11 +269,15 @@ class TakeScripts:
 
     def heartbeat(
         self, group: str, consumer: str, lease_ms: int, incarnation: str
-    ) -> tuple[Beat, int]:
-        """Renew a consumer's deadline; returns whether it was known, and the groups taken over."""
+    ) -> tuple[Beat, int, bool]:
+        """Renew a consumer's deadline.
+
+        Returns:
+            Whether it was known, the groups taken over, and whether groups in parts are due.
+        """
         arguments: list[Argument] = [group, consumer, lease_ms, incarnation]
-        outcome, taken_over = self._store.run("take/heartbeat", arguments)
-        return outcome.decode(), int(taken_over)
+        outcome, taken_over, due = self._store.run("take/heartbeat", arguments)
+        return outcome.decode(), int(taken_over), bool(due)
 
     def leave(self, group: str, consumer: str) -> int:
         """Requeue the groups that a consumer leases, unharmed; returns their number."""

@@ -11,7 +11,7 @@ from redrb.experience import Status
 _LARGEST = ("joined", "version", "consumers")
 """Counters of partitions that are not added."""
 
-_COMPOUND = ("ledger", "waiting", "admission")
+_COMPOUND = ("ledger", "waiting", "admission", "parts")
 """Attributes that are no counters."""
 
 
@@ -100,6 +100,57 @@ class AdmissionStats:
 
 
 @dataclass(frozen=True, slots=True)
+class PartStats:
+    """The groups that makers put in parts, at one moment.
+
+    Attributes:
+        groups: Groups of which some parts wait.
+        waiting: Parts of these groups.
+        bytes: Their bytes, as stored. They do not count toward `max_bytes`.
+        begun: Groups of which a part was ever put.
+        completed: Groups that were put with all parts; a filter may have dropped them.
+        delivered: Groups that were put at the age limit, with at least `least` parts.
+        dropped: Groups that were removed: they had too few parts at the age limit, or the parts do
+            not form a group.
+        dead: Groups that became a dead letter.
+        repeated: Parts that came again while their group waited.
+        late: Parts of groups that had been put or removed before.
+    """
+
+    groups: int = 0
+    waiting: int = 0
+    bytes: int = 0
+    begun: int = 0
+    completed: int = 0
+    delivered: int = 0
+    dropped: int = 0
+    dead: int = 0
+    repeated: int = 0
+    late: int = 0
+
+    @property
+    def balanced(self) -> bool:
+        """Whether `begun` is the sum of the groups that wait and of all that have ended."""
+        ended = self.completed + self.delivered + self.dropped + self.dead
+        return self.begun == self.groups + ended
+
+    @classmethod
+    def of(cls, counters: Mapping[str, int]) -> PartStats | None:
+        """Return the stats of a flat map of counters; None if no group was put in parts."""
+        if "parts:begun" not in counters:
+            return None
+        return cls(**{name: counters[f"parts:{name}"] for name in cls.__slots__})
+
+    @classmethod
+    def summed(cls, several: Sequence[PartStats | None]) -> PartStats | None:
+        """Return the sums of all partitions; None if no group was put in parts."""
+        found = [each for each in several if each is not None]
+        if not found:
+            return None
+        return cls(**{name: sum(getattr(each, name) for each in found) for name in cls.__slots__})
+
+
+@dataclass(frozen=True, slots=True)
 class StreamStats:
     """Counters of a task at one moment, as one consumer group sees it.
 
@@ -125,6 +176,7 @@ class StreamStats:
         producers_waiting: Puts that wait for room.
         waiting: Waiting groups by status; a status without groups is left out.
         admission: The rights to begin groups; None in a task without `groups_per_version`.
+        parts: The groups that come in parts; None if there was none.
     """
 
     ledger: Ledger
@@ -147,6 +199,7 @@ class StreamStats:
     producers_waiting: int = 0
     waiting: Mapping[Status, int] = field(default_factory=dict)
     admission: AdmissionStats | None = None
+    parts: PartStats | None = None
 
     @classmethod
     def summed(cls, parts: Sequence[StreamStats]) -> StreamStats:
@@ -166,7 +219,10 @@ class StreamStats:
             if name not in _COMPOUND
         }
         admission = parts[0].admission if len(parts) == 1 else None  # partitions have none
-        return cls(ledger=ledger, waiting=dict(waiting), admission=admission, **counters)
+        in_parts = PartStats.summed([part.parts for part in parts])
+        return cls(
+            ledger=ledger, waiting=dict(waiting), admission=admission, parts=in_parts, **counters
+        )
 
     @classmethod
     def of(cls, counters: Mapping[str, int]) -> StreamStats:
@@ -180,5 +236,6 @@ class StreamStats:
             ledger=ledger,
             waiting={status: groups for status, groups in waiting.items() if groups},
             admission=AdmissionStats.of(counters),
+            parts=PartStats.of(counters),
             **{name: counters.get(name, 0) for name in others},
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypedDict, get_args
@@ -12,6 +11,7 @@ from typing import Literal, TypeAlias, TypedDict, get_args
 from redrb.checks import check_choice, checked_int_or_none, checked_number
 from redrb.errors import ConfigError
 from redrb.orders import Fifo, Order, check_order, known_order, order_named
+from redrb.stream.arguments import checked_period_ms
 from redrb.stream.task.rate import UNREAD_FILL, RateLimit
 from redrb.stream.task.tags import declare_tags
 
@@ -49,9 +49,6 @@ EXCLUDED_BY_ADMISSION = {"max_reads": 1, "capacity": None, "partitions": 1}
 """Settings that a task with `groups_per_version` cannot have, and the value that is allowed."""
 
 MOST_PER_VERSION = 1e9
-
-_PERIODS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_PERIOD = re.compile(r"(\d{1,9})([smhdw])")
 
 
 class SettingArguments(TypedDict, total=False):
@@ -160,7 +157,7 @@ class TaskSettings:
         if self.tags is not None:
             stored["tags"] = json.dumps(declare_tags(self.tags))
         if self.keep is not None:
-            stored["keep_ms"] = str(_period_ms(self.keep))
+            stored["keep_ms"] = str(checked_period_ms("keep", self.keep))
         return {**stored, **self._stored_order()}
 
     def chosen_order(self, stored: str) -> Order | None:
@@ -239,10 +236,3 @@ def excluded_by_admission(name: str, value: object) -> ConfigError:
         "one task that are begun and not yet trained, and each is trained once. Leave one of them "
         "out, or use another task."
     )
-
-
-def _period_ms(text: str) -> int:
-    matched = _PERIOD.fullmatch(text) if isinstance(text, str) else None
-    if matched is None or int(matched[1]) == 0:
-        raise ConfigError(f'keep={text!r}: write a period such as "90s", "30m", "12h" or "7d".')
-    return int(matched[1]) * _PERIODS[matched[2]]

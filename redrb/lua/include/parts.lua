@@ -1,0 +1,81 @@
+-- Groups that makers put in parts, until all parts of a group are there.
+--
+-- The hash part_records holds a record by the group's key, packed with cmsgpack: `of`, `least` and `bury`, in
+-- which all parts agree; `kind`, fields and dtypes of the first part; `have`, a text with '1' at the place of
+-- each part that is there; `count` and `bytes` of these; `whole`, whether all are there; `priority` of the
+-- last part that gave one, `tags` of the first one, as texts; `right` of admission, and its `series`.
+-- part_blobs holds the encoded parts; part_due sorts the keys by the time when they are to be looked at: the
+-- age limit, or for a whole group the time by which its maker has most likely died before it put the group.
+-- part_ends holds the id of the group that a key became, '' if none; part_ended sorts these by time.
+-- The hash parts has counters: groups that were `begun`, and `completed`, `delivered` without all parts,
+-- `dropped` or `dead`; parts `waiting` and their `bytes`; `repeated` and `late` parts.
+--@include task clock
+
+local KEEP_ENDS_MS, MOST_ENDS, MOST_FORGOTTEN = 7200000, 100000, 20
+
+local function record_of(name)
+  local packed = redis.call('HGET', key('part_records'), name)
+  return packed and cmsgpack.unpack(packed)
+end
+
+local function blob_field(index, name)
+  return string.format('%d %s', index, name)
+end
+
+-- The fields of part_blobs that hold the parts of a group, in order.
+local function blob_fields(name, record)
+  local found = {}
+  for index = 0, record.of - 1 do
+    if string.byte(record.have, index + 1) == 49 then
+      found[#found + 1] = blob_field(index, name)
+    end
+  end
+  return found
+end
+
+-- Remember what became of a key, and forget some keys that ended long ago.
+local function note_end(name, id, now)
+  redis.call('HSET', key('part_ends'), name, id)
+  redis.call('ZADD', key('part_ended'), string.format('%.0f', now), name)
+  local before = string.format('%.0f', now - KEEP_ENDS_MS)
+  local over = redis.call('ZRANGEBYSCORE', key('part_ended'), '-inf', before, 'LIMIT', 0, MOST_FORGOTTEN)
+  if #over == 0 and redis.call('ZCARD', key('part_ended')) > MOST_ENDS then
+    over = redis.call('ZRANGE', key('part_ended'), 0, MOST_FORGOTTEN - 1)
+  end
+  if #over > 0 then
+    redis.call('ZREM', key('part_ended'), unpack(over))
+    redis.call('HDEL', key('part_ends'), unpack(over))
+  end
+end
+
+-- Remove the parts of a group, which has become the group `id`, or none: ''. `outcome` is a counter.
+local function end_parts(name, record, outcome, id)
+  in_parts('HDEL', key('part_blobs'), blob_fields(name, record))
+  redis.call('HDEL', key('part_records'), name)
+  redis.call('ZREM', key('part_due'), name)
+  add(key('parts'), outcome, 1)
+  add(key('parts'), 'waiting', -record.count)
+  add(key('parts'), 'bytes', -record.bytes)
+  note_end(name, id, now_ms())
+end
+
+-- A claim is {key, number of parts, outcome}: these parts are to become a group, or to be removed. Returns
+-- the reply {'ended', id} if they have become a group before, or there are others now; or nil.
+local function refused_claim(packed)
+  local claim = cmsgpack.unpack(packed)
+  local record = record_of(claim[1])
+  if not record then
+    return {'ended', redis.call('HGET', key('part_ends'), claim[1]) or ''}
+  elseif record.count ~= claim[2] then
+    return {'ended', ''}
+  end
+  return nil
+end
+
+-- Remove the parts of a claim that was not refused. Returns their record.
+local function end_claimed(packed, id)
+  local claim = cmsgpack.unpack(packed)
+  local record = record_of(claim[1])
+  end_parts(claim[1], record, claim[3], id == '' and '' or string.format('%d', id))
+  return record
+end

@@ -1,0 +1,26 @@
+-- Remove the parts of a group that is not put: they are dropped, or moved to the dead letters.
+-- KEYS[1] stream
+-- ARGV    claim, reason, consumer, group
+--         claim: as in include/parts.lua; reason, consumer: of the dead letter
+--         group: the encoded samples of all parts; '' drops them
+-- Returns {'done'} | {'ended'}: they have ended before, or there are more of them now
+--       Repeated, it does nothing a second time.
+--@include task facts waking parts permissions
+
+check_permissions(KEYS[1])
+begin_writing()
+if not rules().exists or refused_claim(ARGV[1]) then
+  return {'ended'}
+end
+if ARGV[4] ~= '' then
+  redis.call('XADD', key('dead'), '*', 'seq', '0', 'group', '', 'reason', ARGV[2], 'exception', '',
+    'message', '', 'consumer', ARGV[3], 'failed_deliveries', '0', 'deliveries', '0',
+    'incarnation', rules().incarnation, 'g', ARGV[4])
+end
+local record = end_claimed(ARGV[1], '')
+if record.right then
+  --@include held_rights
+  return_right(record.series, record.right)
+  wake_makers()
+end
+return {'done'}

@@ -1,0 +1,228 @@
+"""`PartCollector`: stores parts of groups, and puts a group when its parts are there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+
+from redrb.codec import decode_items, encode_groups, kind_of, parse_group
+from redrb.errors import ConfigError, EncodeError, RecordError, RedrbError, StoreError, StoreFull
+from redrb.experience import BufferItem
+from redrb.stream.parts.part import Part
+from redrb.stream.parts.scripts import PartReply, Parts, PartScripts
+from redrb.stream.put.batch import PutBatch
+from redrb.stream.put.in_flight import Puts
+from redrb.stream.put.items import Groups
+from redrb.stream.put.options import PutOptions
+from redrb.stream.put.preparer import Preparer
+from redrb.stream.put.producer import PartsEnded
+from redrb.stream.put.rights import NO_RIGHTS, Rights
+from redrb.stream.task.task import Task
+from redrb.stream.waiting import Wait
+
+_log = logging.getLogger("redrb")
+
+
+class PartCollector:
+    """Puts the groups of one stream object that come in parts; safe among threads."""
+
+    def __init__(
+        self,
+        task: Task,
+        preparer: Preparer,
+        prepare: Callable[[Groups, PutOptions], PutBatch],
+        producer: Puts,
+    ) -> None:
+        """Make a collector.
+
+        Args:
+            task: The task.
+            preparer: Encodes parts; it has no filters, and refuses bad ones.
+            prepare: Checks, filters and encodes whole groups.
+            producer: Stores them.
+        """
+        self._task = task
+        self._scripts = PartScripts(task.store)
+        self._preparer = preparer
+        self._prepare = prepare
+        self._producer = producer
+
+    def put(
+        self, part: Part, groups: Groups, options: PutOptions, timeout: float | None
+    ) -> int | None:
+        """Store one part, and the group if it is the last one.
+
+        Returns:
+            Id of the group; None while parts are missing, and for a group that was dropped.
+
+        Raises:
+            As `ExperienceStream.put_part`.
+        """
+        batch = self._preparer.prepare_part(groups, replace(options, admission=None))
+        wait = Wait(timeout)
+        rights, kept = self._right(options), False
+        try:
+            with wait.deadline():
+                reply = self._stored(part, batch, rights, options, wait)
+            kept = reply.keeps_right
+        finally:
+            if kept:
+                rights.note_ended(rights.numbers)
+            else:
+                rights.hand_back(rights.numbers)
+        group = reply.group
+        if reply.parts is not None:
+            group = self._put_whole(reply.parts, wait.left_s)
+        if reply.due:
+            self.finish_due()
+        return group
+
+    def finish_due(self) -> None:
+        """Put or remove one group whose maker has died, or that has reached the age limit.
+
+        An error is logged: the group is another caller's, and is looked at again later.
+        """
+        try:
+            dropped, parts = self._scripts.due()
+            if dropped:
+                _log.warning(
+                    "task %r: %d groups are dropped: too few of their parts came in time",
+                    self._task.name,
+                    dropped,
+                )
+            if parts is None:
+                return
+            if len(parts.indices) == parts.of:
+                self._put_parts(parts, parts.claim("completed"), 0.0)
+                return
+            there = f"{len(parts.indices)} of {parts.of} parts"
+            if len(parts.indices) >= parts.least:
+                _log.warning("task %r: group %r is put with %s", self._task.name, parts.key, there)
+                self._put_parts(parts, parts.claim("delivered"), 0.0)
+            else:
+                self._bury(parts, there)
+        except PartsEnded:
+            return
+        except RedrbError as error:
+            _log.warning(
+                "task %r: a group in parts could not be put or removed, and is looked at again "
+                "later: %s",
+                self._task.name,
+                error,
+            )
+
+    def _right(self, options: PutOptions) -> Rights:
+        """Take a right over from its source, if one is given."""
+        source, task = options.admission, self._task
+        if source is None:
+            return NO_RIGHTS
+        if source.task_prefix != task.store.keys.prefix:
+            raise ConfigError(
+                f"task {task.name!r}: admission= has rights of task {source.task!r}: use those "
+                "that admit() of this stream returned."
+            )
+        return source.hand_over(1)
+
+    def _stored(
+        self, part: Part, batch: PutBatch, rights: Rights, options: PutOptions, wait: Wait
+    ) -> PartReply:
+        """Store one part."""
+        blob = batch.groups[0].blob
+        while True:
+            reply = self._scripts.add(
+                part,
+                blob,
+                kind=kind_of(blob) if batch.kind else "",
+                incarnation=self._task.description.incarnation,
+                rights=rights,
+                priority=options.priority,
+                tags=options.tags,
+                retry_s=wait.retry_s,
+            )
+            if reply.outcome != "gone":
+                self._refuse(part, reply)
+                return reply
+            self._task.reopen()
+
+    def _refuse(self, part: Part, reply: PartReply) -> None:
+        """Raise the error of a part that was not stored."""
+        task = self._task.name
+        if reply.outcome == "differs":
+            raise ConfigError(
+                f"task {task!r}: part {part.index} of group {part.key!r} has of={part.of}, "
+                f"least={part.least}, on_incomplete={'dead' if part.bury else 'drop'!r} or fields "
+                f"that differ from those of its earlier parts: {reply.agreed}. Give all parts of "
+                "a group the same, or another key."
+            )
+        if reply.outcome == "unadmitted":
+            raise ConfigError(
+                f"task {task!r} orders groups by their rights: give the first part of group "
+                f"{part.key!r} admission=, the right that stream.admit() returned."
+            )
+        if reply.outcome == "full":
+            raise StoreFull(
+                f"task {task!r}: {part.most} groups wait for parts already (most_parts): put the "
+                "missing parts first, lower part_age, or raise most_parts.",
+                task=task,
+                reason="most_parts",
+            )
+
+    def _put_whole(self, parts: Parts, timeout: float | None) -> int | None:
+        """Put a group whose last part came from here."""
+        try:
+            return self._put_parts(parts, parts.claim("completed"), timeout)
+        except StoreError as error:
+            error.add_note(
+                f"All parts of group {parts.key!r} are stored; consumers and the next put_part "
+                "put the group later."
+            )
+            raise
+
+    def _put_parts(self, parts: Parts, claim: bytes, timeout: float | None) -> int | None:
+        """Put a group, if its parts have not become one before."""
+        rights = NO_RIGHTS
+        if parts.right is not None:
+            prefix = self._task.store.keys.prefix
+            rights = Rights(self._task.name, prefix, parts.series, (parts.right,))
+        options = PutOptions(
+            priority=parts.priority, tags=parts.tags, admission=rights if rights else None
+        )
+        try:
+            samples = self._samples(parts)
+            batch = self._prepare([samples], options)
+            batch.raise_refused()
+            ids = self._producer.put(replace(batch, parts=claim), timeout)
+        except PartsEnded as ended:
+            return ended.group
+        except (RecordError, EncodeError) as error:
+            self._scripts.finish(parts.claim("dropped"))
+            error.add_note(f"Group {parts.key!r} was dropped with all its parts.")
+            raise
+        return ids[0] if ids else None
+
+    def _bury(self, parts: Parts, there: str) -> None:
+        """Move a group to the dead letters."""
+        reason = f"group {parts.key!r} has {there}"
+        _log.warning("task %r: %s, and becomes a dead letter", self._task.name, reason)
+        self._scripts.finish(
+            parts.claim("dead"),
+            reason=reason,
+            consumer=f"{socket.gethostname()[:64]}-{os.getpid()}-parts",
+            group=encode_groups([self._samples(parts)])[0].blob,
+        )
+
+    def _samples(self, parts: Parts) -> list[BufferItem]:
+        """Return the samples of all parts, with one group id.
+
+        Raises:
+            PartsEnded: They have become a group meanwhile, or have been removed.
+        """
+        blobs = self._scripts.read(parts)
+        if blobs is None:
+            raise PartsEnded(self._scripts.ended(parts.key))
+        items = [item for blob in blobs for item in decode_items(parse_group(blob))]
+        named = next((item.group_id for item in items if item.group_id is not None), None)
+        return [replace(item, group_id=named) for item in items]

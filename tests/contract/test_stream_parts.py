@@ -1,0 +1,288 @@
+"""Groups in parts: a group is there once, with its last part; incomplete ones are bounded."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import redrb
+from redrb import ConfigError, ExperienceStream
+from redrb.connection import Client
+from redrb.errors import BatchTimeout, RecordError, StoreFull
+from redrb.stream import PartStats
+from redrb.stream.put.producer import Producer
+from tests.conftest import Opener
+from tests.samples import numbered, numbers
+
+
+def parts(stream: ExperienceStream) -> PartStats:
+    found = stream.stats().parts
+    assert found is not None
+    assert found.balanced
+    return found
+
+
+def put_parts(
+    stream: ExperienceStream, *indices: int, key: str = "a", of: int = 3, **more: Any
+) -> Any:
+    """Put parts whose number is their index; return the result of the last one."""
+    for index in indices:
+        found = stream.put_part(key, numbered(index), index=index, of=of, **more)
+    return found
+
+
+def make_due(stream: ExperienceStream, key: str = "a") -> None:
+    """Let the age limit of a group, or the grace of its maker, be over."""
+    due = f"{stream._task.store.keys.prefix}part_due"
+    assert stream._task.store.client.execute("ZADD", due, "XX", "CH", 1, key) == 1
+
+
+@pytest.fixture
+def stream(open_stream: Opener) -> ExperienceStream:
+    return open_stream()
+
+
+def test_the_group_is_there_with_its_last_part(stream: ExperienceStream) -> None:
+    assert put_parts(stream, 2, 0) is None
+    with pytest.raises(BatchTimeout):
+        stream.take(1, timeout=0)
+    assert parts(stream).waiting == 2
+    assert put_parts(stream, 1) == 1
+    lease = stream.take(1, timeout=0)
+    assert numbers(lease) == [0, 1, 2]
+    lease.ack()
+    assert parts(stream) == PartStats(begun=1, completed=1)
+
+
+def test_a_part_that_comes_again_or_late_counts_once(stream: ExperienceStream) -> None:
+    put_parts(stream, 0, 0, 1, 1)
+    assert (parts(stream).waiting, parts(stream).repeated) == (2, 2)
+    assert put_parts(stream, 2) == put_parts(stream, 2) == put_parts(stream, 0) == 1
+    assert (parts(stream).late, stream.stats().ledger.put) == (2, 1)
+
+
+def test_parts_differ_in_versions_extras_and_length(stream: ExperienceStream) -> None:
+    for index in range(2):
+        item = numbered(
+            index,
+            sequences=torch.arange(3 + index),
+            token_versions=torch.tensor([index, index + 1]),
+            extras={"text": str(index)},
+        )
+        stream.put_part("a", [item], index=index, of=2, policy_version=5 + index)
+    with stream.take(1, timeout=0) as lease:
+        items = lease.items()
+        assert [item.policy_version for item in items] == [5, 6]
+        assert [item.extras["text"] for item in items] == ["0", "1"]
+        assert [len(item.sequences) for item in items] == [3, 4]
+        lease.ack()
+
+
+def test_filters_orders_and_tags_see_the_whole_group(open_stream: Opener) -> None:
+    stream = open_stream(
+        order="priority", tags=["source"], filters=[redrb.stream.reward_variance(0.1)]
+    )
+    stream.join_group()
+    for key, rewards in (("flat", (1, 1)), ("low", (0, 1)), ("high", (0, 1))):
+        for index, reward in enumerate(rewards):
+            stream.put_part(
+                key,
+                numbered(reward),
+                index=index,
+                of=2,
+                tags={"source": key} if index == 0 else None,
+                priority={"flat": 1, "low": 2, "high": 3}[key],
+            )
+    assert stream.stats().ledger.filtered == 1
+    assert stream.count(where={"source": "low"}) == 1
+    assert stream.take(1, timeout=0, where={"source": "high"}).ids == (2,)
+
+
+def test_parts_of_a_key_agree(stream: ExperienceStream) -> None:
+    put_parts(stream, 0)
+    for wrong in ({"of": 4}, {"least": 1}, {"on_incomplete": "dead"}):
+        with pytest.raises(ConfigError, match="differ from those of its earlier parts: of=3"):
+            put_parts(stream, 1, **wrong)
+    other = numbered(1, tensors={"more": torch.ones(2)})
+    with pytest.raises(ConfigError, match=r'fields \{"action_log_probs"'):
+        stream.put_part("a", other, index=1, of=3)
+    assert put_parts(stream, 1, 2) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"key": ""}, {"key": "k" * 257}, {"index": 3}, {"of": 0}, {"least": 4}, {"part_age": "soon"}]
+    + [{"on_incomplete": "keep"}, {"most_parts": 0}, {"timeout": -1}],
+)
+def test_unusable_arguments_are_refused(stream: ExperienceStream, wrong: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"key": "a", "index": 0, "of": 3}
+    with pytest.raises(ConfigError):
+        stream.put_part(item=numbered(0), **{**given, **wrong})
+
+
+def test_a_bad_part_is_refused_and_the_others_stay(stream: ExperienceStream) -> None:
+    put_parts(stream, 0, 1)
+    with pytest.raises(RecordError):
+        stream.put_part("a", numbered(2, reward=torch.tensor(float("nan"))), index=2, of=3)
+    with pytest.raises(RecordError, match="not 0 groups"):
+        stream.put_part("a", [], index=2, of=3)
+    assert put_parts(stream, 2) == 1
+
+
+def test_the_number_of_groups_that_wait_is_bounded(stream: ExperienceStream) -> None:
+    put_parts(stream, 0, key="a")
+    put_parts(stream, 0, key="b")
+    with pytest.raises(StoreFull, match="2 groups wait for parts") as caught:
+        put_parts(stream, 0, key="c", most_parts=2)
+    assert caught.value.reason == "most_parts"
+    assert put_parts(stream, 1, 2, key="a", most_parts=2) == 1
+
+
+def test_old_groups_are_put_with_enough_parts_dropped_or_buried(stream: ExperienceStream) -> None:
+    put_parts(stream, 1, 2, least=2)
+    put_parts(stream, 0, key="few", least=2)
+    put_parts(stream, 0, 2, key="dead", on_incomplete="dead")
+    stream.join_group()
+    stream._consumer.attend()
+    for key in ("a", "few", "dead"):
+        make_due(stream, key)
+        stream._consumer.beat()
+    counts = parts(stream)
+    assert (counts.delivered, counts.dropped, counts.dead, counts.waiting) == (1, 1, 1, 0)
+    assert counts.bytes == 0
+    letter = stream.dead_letters()[0]
+    assert letter.reason == "group 'dead' has 2 of 3 parts"
+    assert numbers(letter.items or []) == [0, 2]
+    with stream.take(1, timeout=0) as lease:
+        assert numbers(lease) == [1, 2]
+        lease.ack()
+    assert put_parts(stream, 0) == 1
+    assert put_parts(stream, 1, key="few", least=2) is None
+    assert parts(stream).late == 2
+
+
+def test_a_group_whose_maker_dies_before_it_is_put_is_put_by_another(
+    open_stream: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker, other = open_stream(), open_stream()
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Producer, "put", die)
+        put_parts(maker, 0, 1, 2)
+    make_due(maker)
+    assert put_parts(other, 0, key="b") is None
+    assert parts(other).completed == 1
+    assert put_parts(maker, 2) == 1  # the maker's repetition finds it
+    assert other.stats().ledger.put == 1
+
+
+def test_a_part_that_arrives_while_its_group_is_put_for_its_age_is_not_lost(
+    stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_parts(stream, 0, 1, least=2)
+    put, found = Producer.put, []
+
+    def after_another_part(self: Producer, *arguments: Any) -> tuple[int, ...]:
+        if not found:
+            found.append(None)
+            found.append(put_parts(stream, 2, least=2))
+        return put(self, *arguments)
+
+    monkeypatch.setattr(Producer, "put", after_another_part)
+    make_due(stream)
+    stream._parts.finish_due()
+    assert found[1] == 1
+    assert (parts(stream).completed, parts(stream).delivered) == (1, 0)
+    assert numbers(stream.take(1, timeout=0)) == [0, 1, 2]
+
+
+def test_one_right_covers_the_group_and_outlives_its_maker(open_stream: Opener) -> None:
+    settings = {"max_staleness": 0, "groups_per_version": 4, "order": "admission"}
+    stream, maker = open_stream(**settings), open_stream(**settings)
+    stream.advance(1)
+    with pytest.raises(ConfigError, match="orders groups by their rights"):
+        put_parts(stream, 0, policy_version=1)
+    with maker.admit(3, timeout=0) as right, stream.admit(1, timeout=0) as second:
+        put_parts(maker, 0, policy_version=1, admission=right)
+        put_parts(stream, 1, policy_version=1, admission=second)
+        assert (right.left, second.left) == (2, 1)
+        put_parts(maker, 0, key="few", policy_version=1, admission=right)
+    maker.close()
+    rights = stream.stats().admission
+    assert rights is not None
+    assert (rights.held, rights.returned) == (2, 2)
+    put_parts(stream, 2, policy_version=1)
+    make_due(stream, "few")
+    stream._parts.finish_due()
+    rights = stream.stats().admission
+    assert rights is not None
+    assert (rights.used, rights.held, rights.returned, rights.late) == (1, 0, 3, 0)
+    assert rights.balanced
+
+
+def test_a_whole_group_waits_for_room(open_stream: Opener) -> None:
+    stream = open_stream(limit=1)
+    stream.put(numbered(9))
+    with pytest.raises(StoreFull) as caught:
+        put_parts(stream, 0, 1, 2, timeout=0)
+    assert any("put the group later" in note for note in caught.value.__notes__)
+    stream.take(1, timeout=0).ack()
+    assert put_parts(stream, 2) == 2
+
+
+def test_a_task_that_was_cleared_knows_no_parts(stream: ExperienceStream) -> None:
+    put_parts(stream, 0, 1)
+    stream.clear()
+    prefix = stream._task.store.keys.prefix
+    assert not stream._task.store.client.execute("EXISTS", f"{prefix}part_blobs")
+    assert put_parts(stream, 2) is None
+    assert parts(stream).waiting == 1
+
+
+def test_partitions_keep_the_parts_of_a_key_together(open_stream: Opener) -> None:
+    stream = open_stream(partitions=3)
+    ids = [put_parts(stream, 0, 1, key=f"group-{number}", of=2) for number in range(12)]
+    assert len(set(ids)) == 12
+    assert parts(stream).completed == 12
+    found = stream.read(ids)
+    assert all(group is not None and len(group.items) == 2 for group in found)
+
+
+def test_threads_that_put_all_parts_at_once_make_each_group_once(
+    client: Client, open_stream: Opener
+) -> None:
+    stream = open_stream()
+
+    def put(number: int) -> int | None:
+        index, key = number % 4, f"group-{number // 8}"  # each part twice
+        return stream.put_part(key, numbered(index), index=index, of=4)
+
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(put, range(160)))
+    lease = stream.take(20, timeout=0)
+    assert numbers(lease) == [0, 1, 2, 3] * 20
+    lease.ack()
+    counts = parts(stream)
+    assert (counts.completed, counts.groups, counts.repeated + counts.late) == (20, 0, 80)
+
+
+def test_a_task_with_parts_is_not_replaced_by_a_saved_one(
+    open_stream: Opener, tmp_path: Path
+) -> None:
+    stream = open_stream()
+    stream.put(numbered(7))
+    put_parts(stream, 0)
+    stream.save(tmp_path / "task")
+    stream.clear()
+    put_parts(stream, 0)
+    with pytest.raises(redrb.RedrbError, match="is not new"):
+        stream.resume(tmp_path / "task")
+    put_parts(stream, 1, 2)
+    assert numbers(stream.take(1, timeout=0)) == [0, 1, 2]
