@@ -25,6 +25,7 @@ from .runtime import DetachedTrainer as DetachedTrainer
 from .runtime import ExperienceMakerHolder as ExperienceMakerHolder
 from .runtime import GRPOMakerHolder as GRPOMakerHolder
 from .runtime import MakerCallback as MakerCallback
+from .runtime import Stage as Stage
 from .runtime import Strategy as Strategy
 from .runtime import TrainerCallback as TrainerCallback
 from .stream import ExperienceStream as ExperienceStream

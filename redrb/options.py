@@ -115,13 +115,13 @@ def settings_from(options: argparse.Namespace, settings: type[T]) -> T:
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of field `name`."""
-    return f"--{name.replace('_', '-')}"
+    """Return the flag of field `name`; the flag `--from` is that of `from_`."""
+    return f"--{name.rstrip('_').replace('_', '-')}"
 
 
 def variable_of(name: str) -> str:
     """Return the variable that replaces the default of field `name`."""
-    return environment.PREFIX + name.upper()
+    return environment.PREFIX + name.rstrip("_").upper()
 
 
 def _add(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) -> None:

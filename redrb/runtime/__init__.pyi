@@ -10,6 +10,7 @@ from .maker import ExperienceMakerHolder as ExperienceMakerHolder
 from .performance import ExperienceMakerPerformanceEvaluator as ExperienceMakerPerformanceEvaluator
 from .performance import TrainerPerformanceEvaluator as TrainerPerformanceEvaluator
 from .ppo import DetachedPPOTrainer as DetachedPPOTrainer
+from .stage import Stage as Stage
 from .strategy import DDPStrategy as DDPStrategy
 from .strategy import Strategy as Strategy
 from .trainer import DetachedTrainer as DetachedTrainer

@@ -1,0 +1,229 @@
+"""`Stage`: takes groups from one task, adds fields to them, and forwards them to the next task."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+from redrb.checks import checked_int, checked_int_or_none
+from redrb.connection.deadline import ending_within
+from redrb.connection.stopping import stoppable
+from redrb.errors import (
+    BatchTimeout,
+    ConfigError,
+    EncodeError,
+    LeaseLost,
+    RecordError,
+    StoreError,
+    StoreFull,
+)
+from redrb.experience import BufferItem
+from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
+from redrb.stream import ExperienceStream, Lease
+from redrb.stream.take.forwarding import ForwardedGroup
+
+_log = logging.getLogger("redrb")
+
+Group: TypeAlias = list[BufferItem]
+Result: TypeAlias = ForwardedGroup | Exception
+"""The group to forward, None to filter it, or the error that the function raised."""
+
+
+class Stage:
+    """Takes groups from a task, calls a function with each, and forwards what it returns.
+
+    Every group is forwarded exactly once, however many stages run side by side and however many of
+    them die. A group whose function raises is taken again, counts a failed delivery, and goes to
+    the dead letters after the task's `max_deliveries`; the other groups of its batch are forwarded.
+
+    Example:
+        >>> def score(group):
+        ...     for item in group:
+        ...         item.reward = reward_of(item)
+        ...     return group
+        >>> Stage(rollouts, scored, score).run()
+    """
+
+    def __init__(
+        self,
+        source: ExperienceStream,
+        target: ExperienceStream,
+        function: Callable[..., Any],
+        *,
+        batch: int = 16,
+        batched: bool = False,
+        stop_timeout: float = STOP_TIMEOUT_S,
+    ) -> None:
+        """Make a stage; `run` starts it.
+
+        Args:
+            source: The task that groups are taken from.
+            target: The task that they are forwarded to.
+            function: Gets the samples of a group, a list of `BufferItem`, which it may change, and
+                returns the samples to forward, or None to filter the group. A coroutine function is
+                called for all groups of a batch at the same time.
+            batch: Most groups of a batch; a stage takes what waits, at least one group.
+            batched: The function gets a list of groups, and returns a list with a result for each.
+                If it raises, it is called again with each group alone.
+            stop_timeout: Seconds that `run` may spend on Redis after SIGTERM or Ctrl-C.
+
+        Raises:
+            ConfigError: An argument is not usable.
+        """
+        if not callable(function):
+            raise ConfigError(f"function={function!r:.80}: give a function of a group's samples.")
+        self.source = source
+        self.target = target
+        self._function = function
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 (the method of an object)
+        )
+        self._batch = checked_int("batch", batch, 1)
+        self._batched = batched
+        self._stop = StopRequest(checked_stop_seconds("stop_timeout", stop_timeout))
+        self._warned = False
+
+    def run(self, *, batches: int | None = None) -> None:
+        """Take, call and forward until `stop`, SIGTERM or Ctrl-C; the current batch is finished.
+
+        Args:
+            batches: Batches after which it returns; None: never by itself.
+
+        Raises:
+            StoreUnavailable: Redis stayed away. The groups of the batch wait again.
+            ConfigError: The next task cannot hold a group, or declares no such tag.
+        """
+        left = checked_int_or_none("batches", batches, 1)
+        with (
+            self._stop.on_signals(),
+            ending_within(self._stop.time),
+            asyncio.Runner() as runner,
+        ):
+            while not self._stop and (left is None or left > 0):
+                lease = self._take()
+                if lease is None:
+                    return
+                self._handle(lease, runner)
+                left = None if left is None else left - 1
+
+    def stop(self, why: str = "stop() was called") -> None:
+        """Ask `run` to end after the current batch; any thread may call it."""
+        self._stop.ask(why)
+
+    def _take(self) -> Lease | None:
+        """Take the groups that wait, or wait for one; None when the stage is to end."""
+        with stoppable(self._stop.waits):
+            with suppress(BatchTimeout):
+                return self.source.take(self._batch, at_least=1, timeout=0)
+            try:
+                return self.source.take(1)
+            except (BatchTimeout, StoreError):
+                if not self._stop:
+                    raise
+                return None
+
+    def _handle(self, lease: Lease, runner: asyncio.Runner) -> None:
+        try:
+            with lease:
+                results = self._results(lease, runner)
+                errors = {seq: each for seq, each in results.items() if isinstance(each, Exception)}
+                for seq, error in errors.items():
+                    self._fail(lease, seq, error)
+                self._forward(
+                    lease,
+                    {seq: each for seq, each in results.items() if not isinstance(each, Exception)},
+                )
+        except LeaseLost as error:
+            _log.warning("a stage goes on: %s", error)
+        except StoreFull as error:
+            if not self._stop:
+                raise
+            _log.warning("a stage ends, and its groups wait again: %s", error)
+
+    def _results(self, lease: Lease, runner: asyncio.Runner) -> dict[int, Result]:
+        """Call the function; returns the result of each group, by id."""
+        if not self._batched:
+            results = self._call_each(lease.groups(), runner)
+        else:
+            try:
+                results = self._call_batch(lease.groups(), runner)
+            except Exception as error:  # noqa: BLE001 (the user's function: its groups fail)
+                if len(lease) == 1:
+                    results = [error]
+                else:
+                    _log.warning("the function of a stage failed for a batch: %r", error)
+                    results = self._call_alone(lease.groups(), runner)
+        self._warn_of_filtered(results)
+        return dict(zip(lease.ids, results, strict=True))
+
+    def _call_each(self, groups: Sequence[Group], runner: asyncio.Runner) -> list[Result]:
+        if self._is_async:
+            return runner.run(_together([self._function(group) for group in groups]))
+        return [_result(self._function, group) for group in groups]
+
+    def _call_alone(self, groups: Sequence[Group], runner: asyncio.Runner) -> list[Result]:
+        def alone(group: Group) -> Any:
+            (result,) = self._call_batch([group], runner)
+            return result
+
+        return [_result(alone, group) for group in groups]
+
+    def _call_batch(self, groups: list[Group], runner: asyncio.Runner) -> list[Result]:
+        returned = self._function(groups)
+        results = list(runner.run(returned) if self._is_async else returned)
+        if len(results) != len(groups):
+            raise ConfigError(
+                f"the function of a stage returned {len(results)} results for {len(groups)} groups:"
+                " return one for each, None for groups to filter."
+            )
+        return results
+
+    def _forward(self, lease: Lease, groups: dict[int, ForwardedGroup]) -> None:
+        """Forward groups; those that the next task refuses fail, the others are forwarded."""
+        if not groups:
+            return
+        try:
+            lease.forward(self.target, groups)
+        except (RecordError, EncodeError) as error:
+            if len(groups) == 1:
+                self._fail(lease, next(iter(groups)), error)
+                return
+            for seq, group in groups.items():
+                self._forward(lease, {seq: group})
+        except StoreError:
+            with suppress(LeaseLost, StoreError):  # the error that ended it matters more
+                lease.release()
+            raise
+
+    def _fail(self, lease: Lease, seq: int, error: Exception) -> None:
+        _log.warning("task %r: a stage failed for group %d: %r", self.source.task, seq, error)
+        lease.fail(error, [seq])
+
+    def _warn_of_filtered(self, results: Sequence[Result]) -> None:
+        if not self._warned and any(each is None for each in results):
+            self._warned = True
+            _log.warning(
+                "task %r: the function of a stage returned None, so its group is filtered and not "
+                "forwarded; return the samples to forward them",
+                self.source.task,
+            )
+
+
+def _result(function: Callable[[Group], Any], group: Group) -> Result:
+    try:
+        result: Result = function(group)
+    except Exception as error:  # noqa: BLE001 (the user's function: its group fails)
+        return error
+    return result
+
+
+async def _together(calls: Sequence[Awaitable[ForwardedGroup]]) -> list[Result]:
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for each in results:
+        if isinstance(each, BaseException) and not isinstance(each, Exception):
+            raise each
+    return results  # type: ignore[return-value]

@@ -1,0 +1,146 @@
+"""`Stage`: groups get fields from a function and move on; what fails is delivered again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from redrb import BufferItem, ConfigError, ExperienceStream
+from redrb.connection import Client
+from redrb.runtime import Stage
+from tests.audit import audit
+from tests.samples import numbered, numbers
+
+Group = list[BufferItem]
+
+
+@pytest.fixture
+def streams(client: Client, namespace: str) -> Iterator[tuple[ExperienceStream, ExperienceStream]]:
+    with (
+        ExperienceStream(client, "rollouts", namespace=namespace, max_deliveries=2) as rollouts,
+        ExperienceStream(client, "scored", namespace=namespace) as scored,
+    ):
+        for stream in (rollouts, scored):
+            stream.join_group()
+        yield rollouts, scored
+        for stream in (rollouts, scored):
+            audit(stream)
+            assert stream.stats().ledger.balanced
+
+
+def put(stream: ExperienceStream, *groups: int) -> None:
+    stream.put_many([[numbered(n)] for n in groups])
+
+
+def score(group: Group) -> Group:
+    for item in group:
+        if item.reward == 3:
+            raise ValueError("no score for 3")
+        item.tensors["score"] = torch.tensor(2.0)
+    return group
+
+
+async def score_later(group: Group) -> Group:
+    await asyncio.sleep(0)
+    return score(group)
+
+
+def score_all(groups: list[Group]) -> list[Group]:
+    return [score(group) for group in groups]
+
+
+async def score_all_later(groups: list[Group]) -> list[Group]:
+    return [await score_later(group) for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("function", "batched"),
+    [(score, False), (score_later, False), (score_all, True), (score_all_later, True)],
+)
+def test_a_group_whose_function_raises_becomes_a_dead_letter_and_the_others_move_on(
+    streams: tuple[ExperienceStream, ExperienceStream],
+    function: Callable[..., Any],
+    batched: bool,
+) -> None:
+    rollouts, scored = streams
+    put(rollouts, *range(5))
+    Stage(rollouts, scored, function, batch=5, batched=batched).run(batches=1)
+    assert rollouts.stats().ledger.waiting == 1
+    Stage(rollouts, scored, function, batched=batched).run(batches=1)
+    (letter,) = rollouts.dead_letters()
+    assert (letter.exception, letter.message) == ("ValueError", "no score for 3")
+    lease = scored.take(4, timeout=0)
+    assert numbers(lease) == [0, 1, 2, 4]
+    assert [float(item.tensors["score"]) for item in lease.items()] == [2.0] * 4
+
+
+def test_a_group_that_the_next_task_refuses_fails_alone(
+    streams: tuple[ExperienceStream, ExperienceStream], caplog: pytest.LogCaptureFixture
+) -> None:
+    rollouts, scored = streams
+    put(rollouts, 0, 1, 2, 3)
+
+    def spoil(group: Group) -> Any:
+        if group[0].reward == 1:
+            group[0].values = torch.tensor(float("nan"))
+        if group[0].reward == 2:
+            return "no group"
+        return None if group[0].reward == 3 else group
+
+    Stage(rollouts, scored, spoil).run(batches=1)
+    assert rollouts.stats().ledger.waiting == 2
+    assert (scored.stats().ledger.waiting, scored.stats().ledger.filtered) == (1, 1)
+    assert "returned None" in caplog.text
+
+
+def test_a_batch_with_too_few_results_fails(
+    streams: tuple[ExperienceStream, ExperienceStream],
+) -> None:
+    rollouts, scored = streams
+    put(rollouts, 0, 1)
+    Stage(rollouts, scored, lambda _groups: [], batched=True).run(batches=1)
+    assert rollouts.stats().ledger.waiting == 2
+    Stage(rollouts, scored, lambda _groups: [], batched=True).run(batches=1)
+    assert "returned 0 results for 1 groups" in rollouts.dead_letters()[0].message
+
+
+def test_a_stage_waits_for_groups_and_ends_when_asked(
+    streams: tuple[ExperienceStream, ExperienceStream],
+) -> None:
+    rollouts, scored = streams
+    stage = Stage(rollouts, scored, score)
+    thread = threading.Thread(target=stage.run)
+    thread.start()
+    put(rollouts, 0)
+    assert numbers(scored.take(1, timeout=20)) == [0]
+    stage.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert rollouts.stats().ledger.leased == 0
+
+
+def test_an_interrupt_releases_the_batch_unharmed(
+    streams: tuple[ExperienceStream, ExperienceStream],
+) -> None:
+    rollouts, scored = streams
+    put(rollouts, 0, 1)
+
+    def interrupted(group: Group) -> Group:
+        raise KeyboardInterrupt
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            Stage(rollouts, scored, interrupted).run()
+    assert rollouts.stats().ledger.waiting == 2
+
+
+def test_wrong_arguments_are_refused(streams: tuple[ExperienceStream, ExperienceStream]) -> None:
+    with pytest.raises(ConfigError, match="give a function"):
+        Stage(*streams, "score")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="batch"):
+        Stage(*streams, score, batch=0)
