@@ -7,12 +7,25 @@ import sys
 from collections.abc import Sequence
 
 from redrb import __version__
-from redrb.commands import acl, demo, export, import_, ls, resume, rm, save, server, stats, weights
+from redrb.commands import (
+    acl,
+    dead,
+    demo,
+    export,
+    import_,
+    ls,
+    resume,
+    rm,
+    save,
+    server,
+    stats,
+    weights,
+)
 from redrb.commands.arguments import STATUS
 from redrb.errors import ConfigError, RedrbError
 from redrb.options import variable_of
 
-_COMMANDS = (demo, server, acl, ls, stats, rm, save, resume, export, import_, weights)
+_COMMANDS = (demo, server, acl, ls, stats, dead, rm, save, resume, export, import_, weights)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

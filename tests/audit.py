@@ -58,7 +58,10 @@ def audit(stream: ExperienceStream) -> dict[str, Holdings]:
         assert counters["bytes"] == sum(sizes.values()), "bytes"
         history = sum(sizes.get(int(member), 0) for member in archive)
         assert counters["kept_bytes"] == history, "bytes of history"
-    buried = Counter(_pairs(fields)["group"].decode() for _, fields in dead)
+    buried: dict[str, dict[bytes, int]] = {name: {} for name in names}
+    for letter_id, fields in dead:
+        letter = _pairs(fields)
+        buried[letter["group"].decode()][letter_id] = int(letter["seq"])
     settings = _pairs(task)
     known = {int(member): unpack_facts(packed) for member, packed in _pairs(facts, str).items()}
     assert known.keys() == stored.keys(), "facts without a group"
@@ -114,6 +117,7 @@ def _of_group(prefix: str, name: str) -> list[tuple[Any, ...]]:
         ("HGETALL", f"{prefix}deliveries:{name}"),
         ("HKEYS", f"{prefix}needs:{name}"),
         ("ZRANGE", f"{prefix}queue:{name}", 0, -1),
+        ("ZRANGE", f"{prefix}letters:{name}", 0, -1, "WITHSCORES"),
     ]
 
 
@@ -121,10 +125,10 @@ def _check_group(
     stored: dict[int, Any],
     replies: list[Any],
     name: str,
-    buried: Counter[str],
+    buried: dict[str, dict[bytes, int]],
     task: Counter[str],
 ) -> Holdings:
-    state, pending, *pools, leases, consumers, deliveries, needs, queue = replies
+    state, pending, *pools, leases, consumers, deliveries, needs, queue, letters = replies
     counters = Counter({field: int(value) for field, value in _pairs(state).items()})
     # puts change the counters of the task only
     counters["put"] += task["put"] + task["filtered"] + task["kept_back"]
@@ -136,8 +140,10 @@ def _check_group(
     leased = {_seq(entry_id): slot.decode() for entry_id, slot, *_ in pending}
     assert not ready & leased.keys(), f"{name}: leased and waiting at once"
     assert ready | leased.keys() <= stored.keys(), f"{name}: groups are not stored"
-    # dead letters outlive the group that gave them up
-    assert counters["dead"] <= buried[name], f"{name}: dead"
+    indexed = dict(zip(letters[::2], map(int, letters[1::2]), strict=True))
+    assert indexed == buried[name], f"{name}: dead letters and their index"
+    dropped = counters["dead"] - len(indexed)
+    assert 0 <= dropped <= task["dead_dropped"], f"{name}: dead"
     ended = sum(counters[kind] for kind in ("acked", "expired", "filtered", "evicted", "dead"))
     assert counters["put"] == ended + len(leased) + len(ready), f"{name}: {counters}"
     alive = {consumer.decode() for consumer in consumers}

@@ -714,6 +714,34 @@ class ExperienceStream:
         """Return the newest `count` groups of the dead-letter stream, newest first."""
         return dead_letters(self._task.store, checked_int("count", count))
 
+    def requeue(self, ids: Iterable[int]) -> int:
+        """Let dead letters of this consumer group wait again, each in its old place in the order.
+
+        A letter is requeued once, however many callers ask. Its failed deliveries begin at 0, and
+        its reads go on where they were. It waits although the task is at its limit: puts wait until
+        there is room. In the ledger it is waiting instead of dead. If no other consumer group
+        needs the group, it has left the stream, and gets a new id; groups that compare equal in the
+        order, such as those of one priority, sort by that id. A group that is too stale expires, as
+        any other.
+
+        Args:
+            ids: Ids that the groups had, as `dead_letters` returns them; those of earlier
+                incarnations, from which the task was restored, are ids of the same groups.
+
+        Returns:
+            How many letters this call has requeued. Ids without a letter of this consumer group,
+            and letters without a payload, are left out.
+        """
+        return self._task.scripts.requeue(self.group, checked_ids(ids))
+
+    def drop_dead_letters(self, ids: Iterable[int]) -> int:
+        """Delete dead letters of this consumer group for good; they still count as dead.
+
+        Returns:
+            How many letters this call has deleted.
+        """
+        return self._task.scripts.drop_letters(self.group, checked_ids(ids))
+
     def advance(self, version: int) -> int:
         """Give the task the newest weight version; not needed with `weights=`.
 

@@ -94,6 +94,7 @@ class Worker:
                 lease_ms=options.LEASE_MS,
                 limit=options.LIMIT,
                 max_deliveries=options.MAX_DELIVERIES,
+                max_dead=0,  # the checker looks for each of them
             )
 
     def run(self) -> None:

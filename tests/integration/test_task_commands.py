@@ -1,4 +1,4 @@
-"""`redrb ls` and `redrb rm` on a real server."""
+"""`redrb ls`, `redrb rm` and `redrb dead` on a real server."""
 
 from __future__ import annotations
 
@@ -80,3 +80,31 @@ def test_rm_shows_what_it_deletes_and_asks(
     status, _, err = run("stats", "math")
     assert (status, "there is no task 'math'" in err) == (2, True)
     assert run("save", "math", "/nowhere/math")[0] == 2
+
+
+def test_dead_letters_are_listed_shown_requeued_and_dropped(
+    store: Client, namespace: str, run: Run
+) -> None:
+    with ExperienceStream(store, "math", namespace=namespace) as stream:
+        stream.put_many([[numbered(n)] for n in range(1, 6)])
+        stream.take(2, timeout=0).reject("nan loss")
+        stream.take(1, timeout=0).reject(ValueError("too long"))
+        lines = run("dead", "ls", "math")[1].splitlines()
+        assert [line.split()[0] for line in lines] == ["id", "3", "2", "1"]
+        assert lines[2].endswith("nan loss")
+        assert len(json.loads(run("dead", "ls", "math", "--json", "--reason", "nan")[1])) == 2
+        assert "rewards            [3.0]" in run("dead", "show", "math", "3")[1]
+        assert run("dead", "show", "math", "9")[0] == 2
+        assert run("dead", "requeue", "math")[0] == 2
+        assert run("dead", "requeue", "math", "3")[:2] == (0, "requeued           1\n")
+        status, _, err = run("dead", "requeue", "math", "3", "1")
+        assert (status, "1 ids have no dead letter" in err) == (1, True)
+        assert stream.stats().ledger.waiting == 4
+        assert run("dead", "drop", "math", "--all")[0] == 2  # no terminal
+        assert (
+            run("dead", "drop", "math", "--reason", "nan", "--yes")[1] == "dropped            1\n"
+        )
+        assert run("dead", "requeue", "math", "--all")[1] == "requeued           0\n"
+        ledger = stream.stats().ledger
+        assert (ledger.dead, ledger.waiting, ledger.balanced) == (1, 4, True)
+    assert run("dead", "ls", "maths")[0] == 2

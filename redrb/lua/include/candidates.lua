@@ -10,8 +10,8 @@ end
 
 -- Candidates by arrival. Entries below `floor`, which the task keeps, are deleted,
 -- history or leased, and are not looked at again; the sorted set behind holds those that were requeued
--- since. After LOOKS looks, or MOST_LEASED leased groups, the rest is left to the next call: `unseen` is
--- set.
+-- since, by arrival. After LOOKS looks, or MOST_LEASED leased groups, the rest is left to the next call:
+-- `unseen` is set.
 local LOOKS = 1000
 local MOST_LEASED = 50
 local unseen = false
@@ -48,8 +48,9 @@ local function oldest_candidates(last)
     if unseen then
       return nil
     end
-    local behind = redis.call('ZPOPMIN', key('behind'))
-    if behind[1] then
+    local behind = redis.call('ZRANGE', key('behind'), 0, 0, 'WITHSCORES')
+    if behind[1] and tonumber(behind[2]) < (found[at + 1] or next_seq) then
+      redis.call('ZREM', key('behind'), behind[1])
       return tonumber(behind[1])
     end
     while at == #found and next_seq <= last and looks < LOOKS do

@@ -23,11 +23,11 @@ local function waits_in(group, seq)
 end
 
 -- Count the reads that entries will never have because they end early: a rate does not wait for them.
--- `leased`: the entries are being read, which counts as one read each.
+-- `leased`: the entries are being read, which counts as one read each. Returns how many they are.
 local function left_unread(group, seqs, leased)
   local most = rules().max_reads
   if most == 0 or #seqs == 0 then
-    return
+    return 0
   end
   local left = (most - (leased and 1 or 0)) * #seqs
   if most > 1 and redis.call('EXISTS', key('reads', group)) == 1 then
@@ -36,6 +36,7 @@ local function left_unread(group, seqs, leased)
     end
   end
   add(key('group', group), 'unread', left)
+  return left
 end
 
 -- Allow evictions by arrival to evict an entry that they have gone past, as it was leased or history.

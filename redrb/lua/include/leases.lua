@@ -4,26 +4,9 @@
 -- consumer's heartbeat, leases:<group> a lease's token by slot. A slot is the consumer name under
 -- which Redis keeps one lease: <consumer>/<number>. The string spared:<group> holds a time: consumers whose
 -- deadline was over then live on; it expires.
---@include task facts pools pending groups heartbeats
+--@include task facts pools pending groups heartbeats dead_letters
 
 local MOST_TAKEN_OVER = 50
-
--- Move a leased entry, already out of the pending list, to the dead-letter stream. `why` says how its last
--- delivery ended: the consumer, and the message and class of an exception ('' without one) or a reason.
--- `more`: deliveries beyond the failed ones.
-local function add_dead_letter(group, seq, fields, why, reason, more)
-  local failed = redis.call('HGET', key('deliveries', group), member_of(seq)) or '0'
-  local letter = {'XADD', key('dead'), '*', 'seq', seq, 'group', group, 'reason', reason,
-    'exception', why.exception or '', 'message', why.exception and why.exception ~= '' and why.text or '',
-    'consumer', why.consumer, 'failed_deliveries', failed, 'deliveries', failed + more,
-    'incarnation', rules().incarnation}
-  for _, value in ipairs(fields) do
-    letter[#letter + 1] = value
-  end
-  redis.call(unpack(letter))
-  redis.call('HDEL', key('deliveries', group), member_of(seq))
-  add(key('group', group), 'dead', 1)
-end
 
 local function max_deliveries()
   local stored = redis.call('HMGET', task, 'max_deliveries', 'default_max_deliveries')
@@ -60,9 +43,9 @@ local function return_lease(group, seq, failure)
   if failure then
     local failed = redis.call('HINCRBY', key('deliveries', group), member_of(seq), 1)
     if failed >= max_deliveries() then
-      left_unread(group, {seq})
+      local unread = left_unread(group, {seq})
       local reason = 'delivered ' .. failed .. ' times without acknowledgement'
-      add_dead_letter(group, seq, fields, failure, reason, 0)
+      add_dead_letter(group, seq, fields, failure, reason, unread)
       forget(group, {seq})
       return 1
     end

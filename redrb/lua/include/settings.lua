@@ -4,7 +4,7 @@
 -- In the order in which task/open.lua returns them.
 local SETTINGS = {'format', 'order', 'limit', 'max_bytes', 'max_deliveries', 'sampled', 'max_staleness',
   'max_token_staleness', 'on_expired', 'max_reads', 'capacity', 'eviction', 'rate', 'tags', 'keep_ms',
-  'keep_groups', 'partitions', 'groups_per_version', 'revision', 'incarnation', 'kind'}
+  'keep_groups', 'partitions', 'groups_per_version', 'max_dead', 'revision', 'incarnation', 'kind'}
 
 -- Pack the settings that decide about groups into the field `rules`, which every script reads.
 local function pack_rules()

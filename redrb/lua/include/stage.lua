@@ -57,7 +57,7 @@ local function names_of_keys()
   local names = {'stream', 'task', 'puts', 'facts', 'archive', 'groups', 'dead', 'refreshed'}
   local tags = rules().names
   for _, group in ipairs(groups()) do
-    for _, kind in ipairs({'group', 'deliveries', 'moved', 'expiries', 'reads', 'clock', 'mass',
+    for _, kind in ipairs({'group', 'deliveries', 'moved', 'expiries', 'reads', 'letters', 'clock', 'mass',
       'staleness'}) do
       names[#names + 1] = kind .. ':' .. group
     end

@@ -10,8 +10,8 @@
 --         lease_ms: the consumer is dead after so long without a heartbeat
 --         where: JSON of a query, or ''
 --         incarnation: of the task that the client has opened; report: 1 for others and fates
--- Returns {'taken', entries, {member ...}, {weight ..., sum of weights}, groups left}: of an order other
---         than fifo the members in this order, of one that draws their weights and the weight of all groups
+-- Returns {'taken', entries, {member ...}, {weight ..., sum of weights}, groups left}: the members in
+--         the task's order if it is not that of their ids, of an order that draws their weights and that of all
 --         that waited; no groups left are named if the take is repeated
 --       | {'short', waiting, producers that wait for room, groups that just expired, others, fates}: groups
 --         that wait with another status, and the fates of all as in include/fates.lua, if it is to report
@@ -170,5 +170,5 @@ end
 if #lease.weights > 0 then
   lease.weights[#lease.weights + 1] = total
 end
-return {'taken', lease.claimed, rule.order ~= 'fifo' and lease.members or {}, lease.weights,
-  here - lease.claimed}
+local members = (rule.order ~= 'fifo' or lease.mixed) and lease.members or {}
+return {'taken', lease.claimed, members, lease.weights, here - lease.claimed}

@@ -1,4 +1,4 @@
--- Remove a consumer group, and the entries that no other group needs, some hundred entries at a time.
+-- Remove a consumer group, its dead letters, and the entries that no other group needs, some hundred at a time.
 -- KEYS[1] stream
 -- ARGV    group
 -- Returns {'more' | 'done', entries deleted}: with 'more', run it again. Until the last call the group is a
@@ -35,7 +35,13 @@ else
   deleted = forget(group, seqs)
 end
 add(key('group', group), 'evicted', #seqs)
-if #seqs == PAGE then
+local letters = #seqs < PAGE and redis.call('ZRANGE', key('letters', group), 0, PAGE - #seqs - 1) or {}
+if #letters > 0 then -- without the ledger that counts them nobody can requeue them
+  redis.call('XDEL', key('dead'), unpack(letters))
+  redis.call('ZREM', key('letters', group), unpack(letters))
+  add(task, 'dead_dropped', #letters)
+end
+if #seqs + #letters == PAGE then
   return {'more', deleted}
 end
 redis.call('SREM', key('groups'), group)

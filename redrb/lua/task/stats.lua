@@ -55,6 +55,7 @@ end
 report('samples_put', number(puts, 'samples_put'))
 report('bytes_put', number(puts, 'bytes_put'))
 report('dead_letters', redis.call('XLEN', key('dead')))
+report('dead_dropped', number(task, 'dead_dropped'))
 report('producers_waiting', redis.call('ZCARD', key('queue', '#room')))
 if redis.call('SISMEMBER', key('groups'), group) == 0 then
   -- if it joined, it would find all stored groups

@@ -18,7 +18,7 @@ from redrb.stream.take.taker import Taker
 from redrb.stream.task.settings import TaskSettings
 from redrb.stream.task.task import Task
 
-DIVIDED = ("limit", "max_bytes", "capacity", "keep_groups")
+DIVIDED = ("limit", "max_bytes", "capacity", "keep_groups", "max_dead")
 """Limits of the whole task, of which each partition has a part."""
 
 

@@ -289,6 +289,20 @@ class PartitionedStream(ExperienceStream):
         in_turn = [found[at] for at in range(longest) for found in of_each if at < len(found)]
         return in_turn[:count]
 
+    def requeue(self, ids: Iterable[int]) -> int:
+        """Let dead letters of this consumer group wait again in their partitions."""
+        return sum(
+            self._partitions[number].requeue([seq for seq in seqs if seq])
+            for number, seqs in self._numbering.by_partition(checked_ids(ids)).items()
+        )
+
+    def drop_dead_letters(self, ids: Iterable[int]) -> int:
+        """Delete dead letters of this consumer group for good."""
+        return sum(
+            self._partitions[number].drop_dead_letters([seq for seq in seqs if seq])
+            for number, seqs in self._numbering.by_partition(checked_ids(ids)).items()
+        )
+
     def advance(self, version: int) -> int:
         """Give all partitions the newest weight version; returns the oldest that one knows."""
         return min(partition.advance(version) for partition in self._partitions)

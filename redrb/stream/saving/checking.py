@@ -22,7 +22,7 @@ from redrb.stream.saving.records import (
     TaskEnd,
     TaskHeader,
 )
-from redrb.stream.task.facts import Facts
+from redrb.stream.task.facts import Facts, unpack_facts
 from redrb.stream.task.tags import MOST_BYTES
 
 Record: TypeAlias = GroupRecord | DeadRecord | dict[str, str]
@@ -39,6 +39,8 @@ _INCARNATION: Final = re.compile(r"[0-9a-f]{1,64}")
 _ANCESTORS: Final = re.compile(r"([0-9a-f]{1,64} [0-9]{1,16}( (?=.)|$))*")
 _STALENESS: Final = re.compile(r"[onfq][0-9]{1,4}")
 _ENTRY_ID: Final = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+_LETTER_COUNT: Final = re.compile(rb"[0-9]{1,15}")
+_LETTER_STATUSES: Final = frozenset(status.value.encode() for status in Status)
 _OPERATION: Final = re.compile(r"[0-9]{1,15} [0-9]{1,15} [0-9]{1,15}")
 _REQUIRED_FACTS: Final = {"size", "samples", "status"}
 _OTHER_FACTS: Final = {"score", "priority", "version", "newest", "reads", "tags"}
@@ -118,6 +120,9 @@ class CheckedContents:
         _require(self._letter < (int(ms), int(number)), "the order of dead letters")
         _require(max(int(ms), int(number)) <= _MAX_COUNT, "a dead letter's id")
         _require(record.fields, "a dead letter")
+        fields = dict(record.fields)
+        if fields.get(b"facts"):
+            _check_letter(fields, self._tags, sampled=self._sampled)
         self._letter = (int(ms), int(number))
         self._counted[2] += 1
         return record
@@ -170,6 +175,18 @@ def parse_group(head: Any, groups: int, tags: Sequence[str], *, sampled: bool) -
     parsed = tuple(_parse_need(need, groups) for need in needs)
     _require(len({need.place for need in parsed}) == len(parsed), "a need twice")
     return GroupRecord(seq, _parse_facts(facts, tags, sampled=sampled), archived, parsed)
+
+
+def _check_letter(fields: dict[bytes, bytes], tags: Sequence[str], *, sampled: bool) -> None:
+    """Check what a dead letter needs to be requeued."""
+    facts = dict(unpack_facts(fields[b"facts"]))
+    facts.pop("current", None)
+    _parse_facts(facts, tags, sampled=sampled)
+    for name in (b"seq", b"reads", b"unread", b"rejected"):
+        _require(_LETTER_COUNT.fullmatch(fields.get(name, b"")), "a count of a dead letter")
+    _require(fields.get(b"status", b"") in _LETTER_STATUSES, "the status of a dead letter")
+    group = fields.get(b"group", b"").decode(errors="replace")
+    _require(_GROUP_NAME.fullmatch(group), "the consumer group of a dead letter")
 
 
 def parse_dead_letter(frame: Frame) -> DeadRecord:

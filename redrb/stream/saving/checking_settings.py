@@ -16,7 +16,12 @@ from redrb.stream.task.tags import declare_tags
 
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,15}")
 _DEFAULT: Final = "default_"
-_OTHER_NUMBERS: Final = {"keep_ms": 1, f"{_DEFAULT}max_reads": 0, f"{_DEFAULT}max_deliveries": 1}
+_OTHER_NUMBERS: Final = {
+    "keep_ms": 1,
+    f"{_DEFAULT}max_reads": 0,
+    f"{_DEFAULT}max_deliveries": 1,
+    f"{_DEFAULT}max_dead": 0,
+}
 _NOT_SETTINGS: Final = frozenset({"rules"})
 
 

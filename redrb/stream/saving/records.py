@@ -11,7 +11,7 @@ from redrb.stream.task.facts import Facts
 
 COUNTERS = (
     *("last", "put", "samples_put", "bytes_put", "filtered", "kept_back", "evicted"),
-    *("arrived_stale", "sized_after", "version", "floor"),
+    *("arrived_stale", "sized_after", "version", "floor", "dead_dropped"),
 )
 """Fields of a task that are counters; other fields are settings, unless they are transient."""
 

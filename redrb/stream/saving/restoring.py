@@ -123,9 +123,12 @@ class Restoring:
         """Put a dead letter on the stage."""
         *others, (name, value) = record.fields
         words = [word for pair in others for word in pair]
-        self._add(
-            Kind.DEAD_LETTER, ["XADD", self._stage.dead, record.entry_id, *words, name], value
-        )
+        command: list[Argument] = ["XADD", self._stage.dead, record.entry_id, *words, name]
+        fields = dict(record.fields)
+        has_facts = bool(fields.get(b"facts"))  # else it cannot be requeued
+        seq = int(fields[b"seq"]) if has_facts else 0
+        described = [fields[b"group"].decode() if has_facts else "", seq, record.entry_id]
+        self._add(Kind.DEAD_LETTER, command, value, described)
 
     def producers(self, operations: Mapping[str, str]) -> None:
         """Put the last operations of some producers on the stage."""
@@ -163,8 +166,8 @@ class Restoring:
     def _flush(self) -> None:
         page, self._page = self._page, _Page()
         if page.commands:
-            group = self._kind is Kind.GROUP
-            self._send("entries" if group else "dead", page.described if group else [], page)
+            kind = "entries" if self._kind is Kind.GROUP else "dead"
+            self._send(kind, page.described, page)
 
     def _send(self, kind: str, records: Any, page: _Page | None = None) -> None:
         """Put the next part on the stage, once however often it is sent."""

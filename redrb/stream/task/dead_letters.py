@@ -1,14 +1,18 @@
-"""`dead_letters`: reads the dead-letter stream of a task."""
+"""`dead_letters`, `find_letters`: read the dead-letter stream of a task."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from redrb.codec import decode_items, parse_group
 from redrb.errors import DecodeError, StoreError
 from redrb.experience import BufferItem
+from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.store import TaskStore
+
+LETTERS_OF_A_PAGE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +56,60 @@ def dead_letters(store: TaskStore, count: int) -> list[DeadLetter]:
     if not count:
         return []
     reply = store.client.execute("XREVRANGE", store.keys.dead, "+", "-", "COUNT", count)
-    return [_dead_letter(at, dict(zip(flat[::2], flat[1::2], strict=True))) for at, flat in reply]
+    return [_dead_letter(*entry, decode=True) for entry in reply]
 
 
-def _dead_letter(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
+def find_letters(
+    stores: Sequence[TaskStore],
+    *,
+    group: str | None = None,
+    text: str = "",
+    ids: Collection[int] = (),
+    decode: bool = False,
+) -> Iterator[DeadLetter]:
+    """Yield dead letters page by page: those of each partition, newest first.
+
+    Args:
+        stores: All partitions of the task.
+        group: Consumer group that gave them up; None: any.
+        text: Text in the reason, or in the message or class of the exception.
+        ids: Their ids; none given: any.
+        decode: Whether to decode the samples; else `items` is None.
+    """
+    numbering = Numbering(len(stores))
+    for number, store in enumerate(stores):
+        for letter in _each(store, decode=decode):
+            named = replace(letter, id=numbering.ids(number, [letter.id])[0])
+            told = (letter.reason, letter.message, letter.exception or "")
+            if (
+                group in (None, letter.group)
+                and any(text in one for one in told)
+                and (not ids or named.id in ids)
+            ):
+                yield named
+
+
+def _each(store: TaskStore, *, decode: bool) -> Iterator[DeadLetter]:
+    newest = "+"
+    while True:
+        command = ("XREVRANGE", store.keys.dead, newest, "-", "COUNT", LETTERS_OF_A_PAGE)
+        page = store.client.execute(*command)
+        for entry in page:
+            yield _dead_letter(*entry, decode=decode)
+        if len(page) < LETTERS_OF_A_PAGE:
+            return
+        newest = f"({page[-1][0].decode()}"
+
+
+def _items(fields: dict[bytes, bytes]) -> list[BufferItem] | None:
     try:
-        items = decode_items(parse_group(fields[b"g"])) if b"g" in fields else None
+        return decode_items(parse_group(fields[b"g"])) if b"g" in fields else None
     except DecodeError:
-        items = None
+        return None
+
+
+def _dead_letter(entry_id: bytes, flat: Sequence[bytes], *, decode: bool) -> DeadLetter:
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
     consumer = fields.get(b"consumer", b"").decode(errors="replace")
     try:
         host, pid = _place_of(consumer)
@@ -76,7 +126,7 @@ def _dead_letter(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
             deliveries=int(fields[b"deliveries"]),
             failed_deliveries=int(fields[b"failed_deliveries"]),
             incarnation=fields.get(b"incarnation", b"").decode(),
-            items=items,
+            items=_items(fields) if decode else None,
         )
     except (KeyError, ValueError, OverflowError) as error:
         raise StoreError(

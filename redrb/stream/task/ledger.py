@@ -171,6 +171,8 @@ class StreamStats:
         returned: Times that a leased group returned to the queue, for any reason.
         taken_over: Times that a leased group was taken from a consumer whose heartbeat stopped.
         dead_letters: Groups in the dead-letter stream, from all consumer groups.
+        dead_dropped: Dead letters that were deleted: by `max_dead`, `drop_dead_letters` or
+            `drop_group`. The ledger goes on counting them as dead.
         consumers: Consumers whose heartbeat is fresh.
         consumers_waiting: Takes that wait for a full batch.
         producers_waiting: Puts that wait for room.
@@ -194,6 +196,7 @@ class StreamStats:
     returned: int = 0
     taken_over: int = 0
     dead_letters: int = 0
+    dead_dropped: int = 0
     consumers: int = 0
     consumers_waiting: int = 0
     producers_waiting: int = 0

@@ -26,6 +26,9 @@ WIRE_FORMAT = 3
 MOVE_GROUPS = 100
 """Most groups that one script call moves."""
 
+REQUEUE_LETTERS = 20
+"""Most dead letters that one script call requeues or deletes; it reads their payload."""
+
 SETTLE_GROUPS = 100
 """Most groups that one script call acknowledges for a checkpoint."""
 
@@ -175,6 +178,24 @@ class TaskScripts:
     def discard(self, group: str, ids: Sequence[int]) -> int:
         """Discard groups as expired if they wait; returns how many did."""
         return int(self._store.run("task/discard", [group, *ids]))
+
+    def requeue(self, group: str, ids: Sequence[int]) -> int:
+        """Let dead letters of a consumer group wait again; returns how many."""
+        requeued = 0
+        for start in range(0, len(ids), REQUEUE_LETTERS):
+            part = ids[start : start + REQUEUE_LETTERS]
+            outcome, *found = b"more", 0
+            while outcome != b"ok":
+                outcome, *found = self._store.run("task/requeue", [group, *part])
+            requeued += int(found[0])
+        return requeued
+
+    def drop_letters(self, group: str, ids: Sequence[int]) -> int:
+        """Delete dead letters of a consumer group; returns how many."""
+        return sum(
+            int(self._store.run("task/drop_letters", [group, *ids[at : at + REQUEUE_LETTERS]]))
+            for at in range(0, len(ids), REQUEUE_LETTERS)
+        )
 
     def settle(self, group: str, trained: Mapping[int, int], incarnation: str) -> tuple[int, int]:
         """Acknowledge groups, leased or waiting, of an incarnation of the task.

@@ -25,10 +25,12 @@ LEAST_LEASE_MS = 100
 
 DEFAULT_MAX_DELIVERIES = 5
 DEFAULT_MAX_READS = 1
+DEFAULT_MAX_DEAD = 1000
 
 STORED_DEFAULTS = {
     "default_max_deliveries": str(DEFAULT_MAX_DELIVERIES),
     "default_max_reads": str(DEFAULT_MAX_READS),
+    "default_max_dead": str(DEFAULT_MAX_DEAD),
 }
 """Defaults that scripts need. A task keeps the defaults of the redrb version that created it."""
 
@@ -36,6 +38,7 @@ NUMBERS = {
     "limit": 0,
     "max_bytes": 0,
     "max_deliveries": 1,
+    "max_dead": 0,
     "max_staleness": 0,
     "max_token_staleness": 0,
     "max_reads": 0,
@@ -58,6 +61,7 @@ class SettingArguments(TypedDict, total=False):
     limit: int | None
     max_bytes: int | None
     max_deliveries: int | None
+    max_dead: int | None
     max_staleness: int | None
     max_token_staleness: int | None
     on_expired: OnExpired | None
@@ -87,6 +91,8 @@ class TaskSettings:
         max_bytes: Most bytes that wait or are leased; 0 (default): no limit.
         max_deliveries: Failed deliveries after which a group moves to the dead-letter stream,
             default 5. A delivery fails when its consumer dies, or its `with` block raises.
+        max_dead: Most dead letters, default 1000; 0: no limit. Beyond it the oldest are deleted,
+            and counted as `dead_dropped`.
         max_staleness: Most weight versions that a group's oldest token may be behind the current
             version. Staler groups expire at put, at take and by `expire`. Default: no rule.
         max_token_staleness: Most weight versions that the newest counted token of each sample may
@@ -115,6 +121,7 @@ class TaskSettings:
     limit: int | None = None
     max_bytes: int | None = None
     max_deliveries: int | None = None
+    max_dead: int | None = None
     max_staleness: int | None = None
     max_token_staleness: int | None = None
     on_expired: OnExpired | None = None

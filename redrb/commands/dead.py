@@ -1,0 +1,160 @@
+"""`redrb dead`: lists and shows dead letters, requeues them, and deletes them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from redrb.commands.arguments import STATUS, TASK, Commands, add_command, add_group
+from redrb.commands.confirming import add_yes, confirmed
+from redrb.commands.output import counted, figures, show, table
+from redrb.errors import ConfigError
+
+if TYPE_CHECKING:
+    from redrb.stream.task.dead_letters import DeadLetter
+    from redrb.stream.task.store import TaskStore
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command `dead` and its commands."""
+    parser = commands.add_parser(
+        "dead", help="list, show, requeue and delete the dead letters of a task", epilog=STATUS
+    )
+    parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    listing = add_command(parts, "ls", "list the newest dead letters", _ls, subject=TASK)
+    listing.add_argument("--count", type=int, default=20, help="most letters (default: 20)")
+    listing.add_argument("--group", help="consumer group that gave them up (default: any)")
+    listing.add_argument("--reason", default="", metavar="TEXT", help="text in why it is dead")
+    showing = add_command(parts, "show", "show a dead letter", _show, subject=TASK)
+    showing.add_argument("id", type=int, metavar="ID", help="id of its group")
+    showing.add_argument("--group", help="consumer group that gave it up (default: any)")
+    _add_change(parts, "requeue", "let dead letters wait again, in their old places", _requeue)
+    add_yes(_add_change(parts, "drop", "delete dead letters for good", _drop))
+
+
+def _add_change(
+    parts: Commands, name: str, text: str, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    parser = add_command(parts, name, text, run, subject=TASK)
+    parser.add_argument("ids", type=int, nargs="*", metavar="ID", help="ids of their groups")
+    parser.add_argument("--all", action="store_true", help="all of the consumer group")
+    parser.add_argument(
+        "--reason", metavar="TEXT", help="all of the consumer group with this text in why"
+    )
+    add_group(parser)
+    return parser
+
+
+def _ls(options: argparse.Namespace) -> int:
+    def run(stores: list[TaskStore]) -> None:
+        from redrb.stream.task.dead_letters import find_letters
+
+        letters = find_letters(stores, group=options.group, text=options.reason)
+        found = list(islice(letters, max(options.count, 0)))
+        head = ("id", "group", "time", "failed", "consumer", "why")
+        rows = [
+            (
+                str(letter.id),
+                letter.group,
+                f"{letter.time:%Y-%m-%d %H:%M:%S}",
+                str(letter.failed_deliveries),
+                letter.consumer,
+                _why(letter),
+            )
+            for letter in found
+        ]
+        lines = table(head, rows, left=("group", "time", "consumer", "why")) if rows else ()
+        show([_record(letter) for letter in found], lines, as_json=options.json)
+
+    return _with_stores(options, run)
+
+
+def _show(options: argparse.Namespace) -> int:
+    def run(stores: list[TaskStore]) -> None:
+        from redrb.stream.task.dead_letters import find_letters
+
+        found = find_letters(stores, group=options.group, ids=[options.id], decode=True)
+        letter = next(found, None)
+        if letter is None:
+            raise ConfigError(
+                f"task {options.task!r} has no dead letter {options.id}: `redrb dead ls "
+                f"{options.task}` lists them."
+            )
+        record = _record(letter)
+        if letter.items is not None:
+            record["policy_versions"] = [item.policy_version for item in letter.items]
+            record["rewards"] = [
+                None if item.reward is None else float(item.reward) for item in letter.items
+            ]
+        show(record, figures(record), as_json=options.json)
+
+    return _with_stores(options, run)
+
+
+def _requeue(options: argparse.Namespace) -> int:
+    return _change(options, "requeued")
+
+
+def _drop(options: argparse.Namespace) -> int:
+    return _change(options, "dropped")
+
+
+def _change(options: argparse.Namespace, verb: str) -> int:
+    if sum(map(bool, (options.ids, options.all, options.reason))) != 1:
+        raise ConfigError("give ids, --all or --reason TEXT, and only one of them.")
+
+    def run(stores: list[TaskStore]) -> int:
+        from redrb.stream.task.numbering import Numbering
+        from redrb.stream.task.scripts import TaskScripts
+
+        ids = options.ids or _matching(stores, options)
+        if verb == "dropped" and not options.ids:
+            number = counted(len(ids), "dead letter")
+            if not confirmed(f"Delete {number} of task {options.task!r}?", yes=options.yes):
+                print("redrb: nothing was deleted.", file=sys.stderr)
+                return 1
+        changed = 0
+        for place, seqs in Numbering(len(stores)).by_partition(ids).items():
+            scripts = TaskScripts(stores[place])
+            change = scripts.requeue if verb == "requeued" else scripts.drop_letters
+            changed += change(options.group, [seq for seq in seqs if seq > 0])
+        show({verb: changed}, figures({verb: changed}), as_json=options.json)
+        if options.ids and changed < len(set(ids)):
+            print(
+                f"redrb: {len(set(ids)) - changed} ids have no dead letter of consumer group "
+                f"{options.group!r} that could be {verb}.",
+                file=sys.stderr,
+            )
+            return 1
+        return 0
+
+    return _with_stores(options, run)
+
+
+def _matching(stores: list[TaskStore], options: argparse.Namespace) -> list[int]:
+    from redrb.stream.task.dead_letters import find_letters
+
+    found = find_letters(stores, group=options.group, text=options.reason or "")
+    return [letter.id for letter in found]
+
+
+def _with_stores(options: argparse.Namespace, run: Callable[[list[TaskStore]], int | None]) -> int:
+    from redrb.connection import connect
+    from redrb.stream.task.inspection import existing_task
+
+    with connect(options.url) as client:
+        return run(existing_task(client, options.task, namespace=options.namespace)) or 0
+
+
+def _why(letter: DeadLetter) -> str:
+    exception = ": ".join(filter(None, (letter.exception, letter.message)))
+    return f"{letter.reason} ({exception})" if exception else letter.reason
+
+
+def _record(letter: DeadLetter) -> dict[str, Any]:
+    named = {name: value for name, value in asdict(letter).items() if name != "items"}
+    return {**named, "time": letter.time.isoformat()}

@@ -1,0 +1,62 @@
+-- Dead letters: groups that a consumer group gave up, in the stream `dead`, the oldest first.
+--
+-- letters:<group> sorts the ids of a consumer group's letters by the seq that each group had. A letter holds
+-- what its group needs to wait again: its facts, the status of its pool, its reads, and `unread`, the reads
+-- that were counted as never to come. `rejected` is 1 if its last delivery counts as a read.
+--@include task facts
+
+local MOST_OLD_LETTERS = 10 -- that one call deletes
+
+-- Delete letters, by the entries that XRANGE returned. Returns their number.
+local function delete_letters(entries)
+  for _, entry in ipairs(entries) do
+    redis.call('XDEL', key('dead'), entry[1])
+    for i = 1, #entry[2], 2 do
+      if entry[2][i] == 'group' then
+        redis.call('ZREM', key('letters', entry[2][i + 1]), entry[1])
+      end
+    end
+  end
+  add(task, 'dead_dropped', #entries)
+  return #entries
+end
+
+-- Delete the oldest letters beyond `max_dead`.
+local function trim_letters()
+  local stored = redis.call('HMGET', task, 'max_dead', 'default_max_dead')
+  local most = tonumber(stored[1] or stored[2] or '0')
+  local excess = most > 0 and redis.call('XLEN', key('dead')) - most or 0
+  if excess > 0 then
+    delete_letters(redis.call('XRANGE', key('dead'), '-', '+', 'COUNT', math.min(excess, MOST_OLD_LETTERS)))
+  end
+end
+
+-- Move a leased entry, already out of the pending list, to the dead-letter stream. `why` says how its last
+-- delivery ended: the consumer, and the message and class of an exception ('' without one) or a reason.
+-- `unread`: as left_unread returned it. `rejected`: this delivery has not failed, and counts as a read.
+local function add_dead_letter(group, seq, fields, why, reason, unread, rejected)
+  local member = member_of(seq)
+  local failed = redis.call('HGET', key('deliveries', group), member) or '0'
+  local packed = redis.call('HGET', key('facts'), member)
+  local status = redis.call('HGET', key('moved', group), member)
+    or packed and unpack_facts(packed).status or ''
+  local letter = {'XADD', key('dead'), '*', 'seq', seq, 'group', group, 'reason', reason,
+    'exception', why.exception or '', 'message', why.exception and why.exception ~= '' and why.text or '',
+    'consumer', why.consumer, 'failed_deliveries', failed, 'deliveries', failed + (rejected and 1 or 0),
+    'incarnation', rules().incarnation, 'facts', packed or '', 'status', status,
+    'reads', redis.call('HGET', key('reads', group), member) or '0', 'unread', unread,
+    'rejected', rejected and 1 or 0}
+  for _, value in ipairs(fields) do
+    letter[#letter + 1] = value
+  end
+  redis.call('ZADD', key('letters', group), seq, redis.call(unpack(letter)))
+  redis.call('HDEL', key('deliveries', group), member)
+  add(key('group', group), 'dead', 1)
+  trim_letters()
+end
+
+-- A consumer group's letter of a seq, as XRANGE returns it; nil if there is none.
+local function letter_of(group, seq)
+  local id = redis.call('ZRANGEBYSCORE', key('letters', group), seq, seq)[1]
+  return id and redis.call('XRANGE', key('dead'), id, id)[1]
+end

@@ -1,0 +1,83 @@
+-- Let dead letters of a consumer group wait again there, each in its old place. A group that no other
+-- consumer group needs has left the stream: it gets a new id, and sorts by its old arrival.
+-- KEYS[1] stream
+-- ARGV    group, seq ...
+-- Returns {'ok', number of letters requeued}: repeated, it requeues none again
+--       | {'more'}: entries of failed transactions were removed, run it again
+--@include task facts pools history groups dead_letters puts waking
+
+begin_writing()
+local group, requeued = ARGV[1], 0
+if not exists() then
+  return {'ok', 0}
+end
+if remove_orphans(number(puts, 'last'), '+') then
+  return {'more'}
+end
+
+-- Store a group that is in the stream no more. Returns its new member and its facts.
+local function store_again(letter, seq)
+  local facts = unpack_facts(letter.facts)
+  facts.status = letter.status
+  if facts.score == '-arrival' then
+    facts.score = -tonumber(seq)
+  elseif not facts.score then
+    facts.score = tonumber(seq)
+  end
+  local added = seq_of(redis.call('XADD', stream, '*', 'g', letter.g))
+  local member = member_of(added)
+  redis.call('HSET', puts, 'last', string.format('%d', added))
+  store_facts(member, facts)
+  add(task, 'bytes', rules().max_bytes > 0 and facts.size or 0)
+  local arrival = rules().order == 'fifo' and facts.score or seq
+  redis.call('ZADD', key('behind'), arrival, member) -- it is evicted by its old arrival
+  return member, facts
+end
+
+-- Let the entry of a letter be needed again, which other consumer groups need, or which is history.
+local function need_again(letter, seq, facts)
+  local member = member_of(seq)
+  if redis.call('ZREM', key('archive'), member) == 1 then
+    count_history({seq}, -1)
+  end
+  let_evict(seq)
+  if letter.status ~= facts.status then
+    redis.call('HSET', key('moved', group), member, letter.status)
+  end
+  return member, facts
+end
+
+local function requeue_letter(entry, seq)
+  local letter = {}
+  for i = 1, #entry[2], 2 do
+    letter[entry[2][i]] = entry[2][i + 1]
+  end
+  local stored = facts_of(member_of(seq))
+  if not stored and not (letter.g and letter.facts and letter.facts ~= '') then
+    return 0
+  end
+  local member, facts
+  if stored then
+    member, facts = need_again(letter, seq, stored)
+  else
+    member, facts = store_again(letter, seq)
+  end
+  if letter.reads ~= '0' then
+    redis.call('HSET', key('reads', group), member, letter.reads)
+  end
+  enter(group, pool_of(group, letter.status), {member}, {facts})
+  local state = key('group', group)
+  add(state, 'dead', -1)
+  add(state, 'unread', -tonumber(letter.unread))
+  add(state, 'taken', -tonumber(letter.rejected))
+  redis.call('XDEL', key('dead'), entry[1])
+  redis.call('ZREM', key('letters', group), entry[1])
+  return 1
+end
+
+for i = 2, #ARGV do
+  local entry = letter_of(group, ARGV[i])
+  requeued = requeued + (entry and requeue_letter(entry, ARGV[i]) or 0)
+end
+wake_returned(group)
+return {'ok', requeued}

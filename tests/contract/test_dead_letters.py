@@ -1,0 +1,203 @@
+"""Dead letters that are requeued, dropped, and bounded in number."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrb import ExperienceStream, RateLimit, StoreFull
+from redrb.connection import Client
+from tests.conftest import Opener
+from tests.samples import numbered, numbers
+
+
+def filled(open_stream: Opener, count: int = 4, **settings: Any) -> ExperienceStream:
+    stream = open_stream(**settings)
+    stream.put_many([[numbered(n)] for n in range(1, count + 1)])
+    return stream
+
+
+def reject(stream: ExperienceStream, count: int) -> list[int]:
+    lease = stream.take(count, timeout=0)
+    ids = list(lease.ids)
+    lease.reject("bad")
+    return ids
+
+
+def counts(stream: ExperienceStream) -> tuple[int, int, int]:
+    ledger = stream.stats().ledger
+    assert ledger.balanced
+    return ledger.put, ledger.dead, ledger.waiting
+
+
+@pytest.mark.parametrize(("order", "expected"), [("fifo", [1, 2, 3, 4]), ("lifo", [4, 3, 2, 1])])
+def test_letters_return_to_their_old_places_once(
+    open_stream: Opener, order: str, expected: list[int]
+) -> None:
+    stream = filled(open_stream, order=order, max_bytes=10**6)
+    ids = reject(stream, 2)
+    stored = stream.stats()
+    assert counts(stream) == (4, 2, 2)
+    assert stream.requeue([*ids, *ids, 99]) == 2
+    assert stream.requeue(ids) == 0
+    assert counts(stream) == (4, 0, 4)
+    assert (stream.stats().dead_letters, stream.stats().dead_dropped) == (0, 0)
+    assert stream.stats().stored == stored.stored + 2
+    stream.put(numbered(5))  # ids count on
+    for number in expected if order == "fifo" else [5, *expected]:
+        lease = stream.take(1, timeout=0)
+        assert numbers(lease) == [number]
+        lease.ack()
+
+
+def test_a_letter_is_requeued_again_and_keeps_its_first_place(open_stream: Opener) -> None:
+    stream = filled(open_stream)
+    for _ in range(3):
+        (first,) = reject(stream, 1)
+        assert stream.requeue([first]) == 1
+    assert numbers(stream.take(4, timeout=0)) == [1, 2, 3, 4]
+
+
+def test_only_the_consumer_group_that_gave_a_group_up_gets_it_back(open_stream: Opener) -> None:
+    first, other = filled(open_stream), open_stream(group="other")
+    other.join_group()
+    (seq,) = reject(first, 1)
+    assert other.requeue([seq]) == other.drop_dead_letters([seq]) == 0
+    assert first.requeue([seq]) == 1  # the other group needs the entry, so it kept its id
+    assert counts(first) == counts(other) == (4, 0, 4)
+    assert first.take(4, timeout=0).ids == other.take(4, timeout=0).ids == (1, 2, 3, 4)
+    late = open_stream(group="late")
+    late.join_group(start="newest")
+    first.put(numbered(5))
+    (seq,) = reject(late, 1)
+    with open_stream(group="later") as later:
+        later.join_group(start="newest")
+        late.requeue([seq])
+        assert counts(late) == (1, 0, 1)
+        assert counts(later) == (0, 0, 0)
+
+
+def test_two_operators_requeue_each_letter_once(open_stream: Opener) -> None:
+    stream = filled(open_stream, 40)
+    ids = reject(stream, 40)
+    with ThreadPoolExecutor(4) as pool:
+        requeued = list(pool.map(stream.requeue, [ids] * 4))
+        dropped = list(pool.map(stream.drop_dead_letters, [ids] * 2))
+    assert (sum(requeued), sum(dropped)) == (40, 0)
+    assert counts(stream) == (40, 0, 40)
+    assert len(stream.take(40, timeout=0).batch()) == 40
+
+
+def test_a_letter_begins_anew_with_failures_and_goes_on_with_reads(open_stream: Opener) -> None:
+    stream = filled(open_stream, 1, max_deliveries=1, max_reads=2, order="priority")
+    stream.take(1, timeout=0).ack()
+    with pytest.raises(ZeroDivisionError), stream.take(1, timeout=0):
+        raise ZeroDivisionError
+    (letter,) = stream.dead_letters()
+    assert stream.requeue([letter.id]) == 1
+    stream.take(1, timeout=0).ack()  # its second read is its last one
+    assert counts(stream) == (1, 0, 0)
+
+
+def test_a_requeued_group_keeps_status_tags_versions_and_expires(open_stream: Opener) -> None:
+    stream = open_stream(tags={"site": str}, max_staleness=2, limit=1)
+    ids = stream.put(numbered(1), policy_version=1, tags={"site": "a"})
+    stream.move(ids, "aborted")
+    stream.take(1, timeout=0, status="aborted").reject("bad")
+    stream.put(numbered(2), policy_version=1, tags={"site": "b"})
+    assert stream.requeue(ids) == 1  # beyond the limit
+    assert stream.count("aborted", {"site": "a"}) == 1
+    assert stream.stats().stored == 2
+    stream.advance(9)
+    assert stream.expire(statuses=["aborted", "completed"]) == 2
+
+
+def test_a_waiting_take_is_woken_by_a_requeue(open_stream: Opener) -> None:
+    stream, other = filled(open_stream, 1), open_stream()
+    ids = reject(stream, 1)
+    with ThreadPoolExecutor(1) as pool:
+        taking = pool.submit(stream.take, 1, timeout=10)
+        while not other.stats().consumers_waiting:
+            assert not taking.done()
+        other.requeue(ids)
+        assert numbers(taking.result()) == [1]
+
+
+def test_a_rate_counts_the_reads_of_a_requeued_group(open_stream: Opener) -> None:
+    stream = filled(open_stream, 2, rate=RateLimit.queue(2), on_full="error")
+    stream.requeue(reject(stream, 2))
+    with pytest.raises(StoreFull):  # puts wait for the reads that are to come
+        stream.put(numbered(3))
+    assert numbers(stream.take(2, timeout=0)) == [1, 2]
+    assert stream.put_many([[numbered(n)] for n in (3, 4)])
+
+
+def test_letters_beyond_the_bound_go_oldest_first_and_are_counted(open_stream: Opener) -> None:
+    stream = filled(open_stream, 5, max_dead=2)
+    reject(stream, 5)
+    stats = stream.stats()
+    assert [letter.id for letter in stream.dead_letters()] == [5, 4]
+    assert (stats.ledger.dead, stats.dead_letters, stats.dead_dropped) == (5, 2, 3)
+    assert stream.requeue(range(1, 6)) == 2
+    assert counts(stream) == (5, 3, 2)
+
+
+def test_dropped_letters_are_gone_and_stay_dead(open_stream: Opener) -> None:
+    stream = filled(open_stream)
+    ids = reject(stream, 2)
+    assert stream.drop_dead_letters(ids[:1]) == 1
+    assert stream.drop_dead_letters(ids[:1]) == stream.requeue(ids[:1]) == 0
+    assert [letter.id for letter in stream.dead_letters()] == ids[1:]
+    assert counts(stream) == (4, 2, 2)
+    stream.drop_group()
+    assert (stream.stats().dead_letters, stream.stats().dead_dropped) == (0, 2)
+
+
+def test_a_requeued_group_is_evicted_by_its_old_arrival(open_stream: Opener) -> None:
+    stream = filled(open_stream, 4, limit=4, on_full="drop_oldest")
+    ids = reject(stream, 2)
+    stream.requeue(ids[1:])  # the group 2
+    stream.put(numbered(5))
+    stream.put_many([[numbered(6)], [numbered(7)]])
+    assert numbers(stream.take(4, timeout=0)) == [4, 5, 6, 7]
+
+
+def test_history_that_is_requeued_waits_again(open_stream: Opener) -> None:
+    first, other = filled(open_stream, 2, keep="1h"), open_stream(group="other")
+    other.join_group()
+    (seq,) = reject(first, 1)
+    other.take(2, timeout=0).ack()
+    first.take(1, timeout=0).ack()
+    assert first.stats().archived == 2
+    assert first.requeue([seq]) == 1
+    assert first.stats().archived == 1
+    assert numbers(first.take(1, timeout=0)) == [1]
+
+
+def test_letters_of_a_restored_task_are_requeued(
+    client: Client, namespace: str, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"namespace": namespace, "max_dead": 3}
+    with ExperienceStream(client, "saved", **settings) as stream:
+        stream.put_many([[numbered(n)] for n in (1, 2, 3)])
+        ids = reject(stream, 2)
+        stream.save(tmp_path / "task")
+    with ExperienceStream(client, "restored", **settings) as stream:
+        stream.resume(tmp_path / "task")
+        assert counts(stream) == (3, 2, 1)
+        assert stream.dead_letters()[0].incarnation != stream.incarnation
+        assert stream.requeue(ids) == 2
+        assert counts(stream) == (3, 0, 3)
+        assert numbers(stream.take(3, timeout=0)) == [1, 2, 3]
+
+
+def test_letters_of_partitions(client: Client, namespace: str) -> None:
+    with ExperienceStream(client, "math", namespace=namespace, partitions=3) as stream:
+        stream.put_many([[numbered(n)] for n in range(6)])
+        ids = reject(stream, 6)
+        assert stream.drop_dead_letters(ids[:2]) == 2
+        assert stream.requeue(ids) == 4
+        assert counts(stream) == (6, 2, 4)
