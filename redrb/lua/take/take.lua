@@ -11,8 +11,8 @@
 --         where: JSON of a query, or ''
 --         incarnation: of the task that the client has opened; report: 1 for others and fates
 -- Returns {'taken', entries, {member ...}, {weight ..., sum of weights}, groups left}: the members in
---         the task's order if it is not that of their ids, of an order that draws their weights and that of all
---         that waited; no groups left are named if the take is repeated
+--         the task's order if it is not that of their ids, of an order that draws their weights and that of
+--         all groups that waited; no groups left are named if the take is repeated
 --       | {'short', waiting, producers that wait for room, groups that just expired, others, fates}: groups
 --         that wait with another status, and the fates of all as in include/fates.lua, if it is to report
 --       | {'never', most}: limit, capacity or rate let at most so many groups be taken together

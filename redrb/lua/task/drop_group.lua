@@ -1,4 +1,5 @@
--- Remove a consumer group, its dead letters, and the entries that no other group needs, some hundred at a time.
+-- Remove a consumer group, its dead letters, and the entries that no other group needs, some hundred
+-- at a time.
 -- KEYS[1] stream
 -- ARGV    group
 -- Returns {'more' | 'done', entries deleted}: with 'more', run it again. Until the last call the group is a
