@@ -181,7 +181,8 @@ class StoreFull(StoreError):
     Attributes:
         task: Name of the task.
         stored: Number of groups of the put that were stored before.
-        reason: "limit", "max_bytes", "rate", or "memory" for the server's memory limit.
+        reason: "limit", "max_bytes", "rate", "most_parts" for too many groups of which parts are
+            missing, or "memory" for the server's memory limit.
     """
 
     def __init__(
