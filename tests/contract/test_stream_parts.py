@@ -16,10 +16,12 @@ from redrb.errors import BatchTimeout, RecordError, StoreFull
 from redrb.stream import PartStats
 from redrb.stream.put.producer import Producer
 from tests.conftest import Opener
+from tests.parts_audit import audit_parts
 from tests.samples import numbered, numbers
 
 
 def parts(stream: ExperienceStream) -> PartStats:
+    audit_parts(stream)
     found = stream.stats().parts
     assert found is not None
     assert found.balanced
