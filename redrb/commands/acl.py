@@ -23,6 +23,9 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--task", required=True, help="name of its task")
     parser.add_argument("--namespace", default="default", help="its namespace (default: default)")
     parser.add_argument("--weights", help="weights that it reads, or publishes as a trainer")
+    parser.add_argument(
+        "--to", metavar="TASK", help="task that a stage forwards groups to, as its maker"
+    )
     parser.add_argument("--user", help="name of the user in Redis (default: ROLE)")
     parser.set_defaults(run=_run)
 
@@ -32,6 +35,6 @@ def _run(options: argparse.Namespace) -> int:
     from redrb.keys import check_name
 
     user = check_name("user", options.user or options.role)
-    rules = rights(options.role, options.task, options.namespace, options.weights)
+    rules = rights(options.role, options.task, options.namespace, options.weights, to=options.to)
     print(f"ACL SETUSER {user} on {rules}")
     return 0

@@ -67,7 +67,9 @@ class Rules:
         return " ".join(allowed if self.writes else [*allowed, "-@write"])
 
 
-def rights(role: Role, task: str, namespace: str, weights: str | None) -> str:
+def rights(
+    role: Role, task: str, namespace: str, weights: str | None, *, to: str | None = None
+) -> str:
     """Return the rules of `ACL SETUSER` for a role; they replace all rights that a user had.
 
     Args:
@@ -75,6 +77,7 @@ def rights(role: Role, task: str, namespace: str, weights: str | None) -> str:
         task: The task that it does this with.
         namespace: Namespace of the task and the weights.
         weights: Weights that it reads, or as a trainer or admin publishes; None: none.
+        to: Task that it puts into as a maker; None: none.
 
     Raises:
         ConfigError: A name is not usable.
@@ -83,6 +86,8 @@ def rights(role: Role, task: str, namespace: str, weights: str | None) -> str:
     turn = TaskKeys.of_mixture(namespace, "*", Ratio.of({task: 1}).digest)
     published = None if weights is None else WeightKeys.of(namespace, weights)
     first, *selectors = [*_parts(role, keys, turn, published), _registry(role, namespace)]
+    if to is not None:
+        selectors += _parts("maker", TaskKeys.of(namespace, to), turn, None)
     parts = [str(first), *(f"({selector})" for selector in selectors)]
     return " ".join(["clearselectors resetkeys resetchannels -@all", *parts])
 

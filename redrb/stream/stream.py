@@ -447,10 +447,6 @@ class ExperienceStream:
         timeout = checked_timeout(options.timeout)
         return self._receiver.receive(groups, sources, origin, put, timeout)
 
-    def note_left(self, origin: Origin, groups: int, seq: int) -> None:
-        """Note that forwarded groups were acknowledged in their task; `lease.forward` calls it."""
-        self._receiver.note_left(origin, groups, seq)
-
     # take/, ranks/
 
     def take(

@@ -46,6 +46,11 @@ def test_the_example_of_selection_runs_as_printed() -> None:
     assert last.startswith("1 Ledger(put=4, acked=1, expired=1, filtered=1")
 
 
+def test_the_example_of_stages_runs_as_printed() -> None:
+    printed = run(example_in((ROOT / "docs" / "stages.md").read_text()))
+    assert printed == "(1,)\ntensor([1., 1., 1., 1.]) torch.Size([4, 3])\n"
+
+
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 130
 

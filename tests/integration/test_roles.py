@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import redrb
-from redrb import ExperienceStream
+from redrb import ExperienceStream, Stage
 from redrb.cli import main
 from redrb.commands.arguments import ROLES
 from redrb.connection import Client
@@ -44,7 +44,7 @@ FORBIDDEN = (
     ("EVAL", "return redis.call('FLUSHALL')", "0"),
 )
 
-LogIn = Callable[[str], Client]
+LogIn = Callable[..., Client]
 
 
 @pytest.fixture
@@ -54,10 +54,10 @@ def log_in(real_url: str, namespace: str, capsys: pytest.CaptureFixture[str]) ->
     users: list[str] = []
     with redrb.connect(real_url) as owner:
 
-        def make(role: str) -> Client:
+        def make(role: str, *more: str) -> Client:
             user = f"{role}-{namespace}"
             names = ["--task", TASK, "--namespace", namespace, "--weights", "policy"]
-            assert main(["acl", "--role", role, *names, "--user", user]) == 0
+            assert main(["acl", "--role", role, *names, *more, "--user", user]) == 0
             owner.execute(*shlex.split(capsys.readouterr().out), f">{SECRET}")
             users.append(user)
             place = real_url.removeprefix("redis://")
@@ -126,6 +126,25 @@ def test_a_maker_puts_and_reads_weights(log_in: LogIn, owner: Client, namespace:
     target = {"a": torch.zeros(8)}
     assert reader.poll(target)
     assert torch.equal(target["a"], WEIGHTS["a"])
+
+
+def test_a_stage_forwards_and_reaches_no_third_task(
+    log_in: LogIn, owner: Client, namespace: str
+) -> None:
+    with ExperienceStream(owner, TASK, namespace=namespace) as stream:
+        stream.put_many([[numbered(1)], [numbered(2)]])
+    client = log_in("trainer", "--to", "scored")
+    with (
+        ExperienceStream(client, TASK, namespace=namespace) as source,
+        ExperienceStream(client, "scored", namespace=namespace) as target,
+    ):
+        Stage(source, target, lambda group: group, batch=1).run(batches=2)
+        with pytest.raises(StoreDenied):
+            target.take(1, timeout=0)
+    with ExperienceStream(owner, "scored", namespace=namespace) as scored:
+        assert numbers(scored.take(2, timeout=0)) == [1, 2]
+    with pytest.raises(StoreDenied):
+        ExperienceStream(client, "ready", namespace=namespace)
 
 
 def test_a_maker_publishes_no_weights(log_in: LogIn, owner: Client, namespace: str) -> None:

@@ -167,11 +167,6 @@ class PartitionedStream(ExperienceStream):
                 found[place] = None if seq is None else self._id(number, seq)
         return [found[place] for place in range(len(groups))]
 
-    def note_left(self, origin: Origin, groups: int, seq: int) -> None:
-        """Note that forwarded groups were acknowledged in their task."""
-        for partition in self._partitions:
-            partition.note_left(origin, groups, seq)
-
     # take
 
     def _take_request(

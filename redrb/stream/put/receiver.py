@@ -74,6 +74,7 @@ class Receiver:
             LeaseLost: The groups have left the origin: others have forwarded or ended them.
         """
         wait = Wait(timeout)
+        self._look_at_times(origin, len(groups), sources[0].seq)
         found: dict[int, int] = {}
         left = list(range(len(groups)))
         while left:
@@ -91,20 +92,16 @@ class Receiver:
             left = [place for place in left if place not in found]
         return [found[place] or None for place in range(len(groups))]
 
-    def note_left(self, origin: Origin, groups: int, seq: int) -> None:
-        """Note that forwarded groups were acknowledged; at times, learn which records may go.
-
-        Raises:
-            StoreUnavailable: Redis stayed away.
-        """
+    def _look_at_times(self, origin: Origin, groups: int, seq: int) -> None:
+        """Learn from the origin, once in `LOOK_EVERY` groups, which of its groups have gone."""
         key = (origin.name, origin.incarnation)
-        since = self._since.get(key, LOOK_EVERY) + groups
+        since = self._since.get(key, LOOK_EVERY)
         if since >= LOOK_EVERY:
             state = origin.look(seq)
             if state.incarnation == origin.incarnation:
                 self._floors[key] = state.floor
             since = 0
-        self._since[key] = since
+        self._since[key] = since + groups
 
     def _put(
         self,

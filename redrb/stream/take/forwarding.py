@@ -45,9 +45,6 @@ class Target(Protocol):
     ) -> list[int | None]:
         """Store groups whose sources were not stored before; return the ids of all."""
 
-    def note_left(self, origin: Origin, groups: int, seq: int) -> None:
-        """Note that forwarded groups have left their task."""
-
 
 @dataclass(slots=True)
 class Forwarded:
@@ -67,10 +64,6 @@ class Forwarded:
         """Store the groups in the next task; returns their ids there."""
         sources = [Source(seq, _digest(self.part.layouts[seq])) for seq in self.seqs]
         return target.store_forwarded(self.groups, sources, self._origin, options)
-
-    def note_left(self, target: Target) -> None:
-        """Note that the groups are acknowledged."""
-        target.note_left(self._origin, len(self.seqs), self.seqs[0])
 
     @property
     def _origin(self) -> Origin:

@@ -373,8 +373,6 @@ class Lease(PartsLease[Collection[int]]):
             ids |= dict(zip(names, one.store(stream, options), strict=True))
             forwarded.append(one)
         self._end_parts("ack", [(one.part, tuple(one.seqs)) for one in forwarded], NO_CAUSE)
-        for one in forwarded:
-            one.note_left(stream)
         return tuple(ids[name] for name in chosen)
 
     def _names(
