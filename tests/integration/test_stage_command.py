@@ -1,0 +1,58 @@
+"""`redrb-stage` as a process: it forwards, ends cleanly at SIGTERM, and refuses wrong arguments."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import redrb
+from redrb import ExperienceStream
+from redrb.environment import PREFIX, child_environment
+from tests.samples import numbered, numbers
+from workers.stage import main
+
+FUNCTION = "tests.contract.test_stage:score"
+
+
+def test_sigterm_ends_a_stage_with_nothing_leased(real_url: str, namespace: str) -> None:
+    environment = child_environment(
+        without=PREFIX, REDRB_URL=real_url, REDRB_NAMESPACE=namespace, REDRB_FROM="rollouts"
+    )
+    with (
+        redrb.connect(real_url) as client,
+        ExperienceStream(client, "rollouts", namespace=namespace) as rollouts,
+        ExperienceStream(client, "scored", namespace=namespace) as scored,
+    ):
+        rollouts.put_many([[numbered(n)] for n in range(3)])
+        process = subprocess.Popen(
+            [sys.executable, "-m", "workers.stage", FUNCTION, "--to", "scored"],
+            env=environment,
+            stderr=subprocess.PIPE,
+        )
+        with process:
+            try:
+                assert numbers(scored.take(3, timeout=60)) == [0, 1, 2]
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(30) == 0
+            finally:
+                process.kill()
+        assert rollouts.stats().ledger.as_dict()["acked"] == 3
+        assert rollouts.stats().ledger.leased == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([FUNCTION, "--from", "a"], "--to ''"),
+        (["score", "--from", "a", "--to", "b"], "write MODULE:FUNCTION"),
+        (["tests.samples:nothing", "--from", "a", "--to", "b"], "cannot be imported"),
+    ],
+)
+def test_wrong_arguments_end_with_status_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
