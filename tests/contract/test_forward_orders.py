@@ -82,8 +82,10 @@ class Pipeline:
         """Forward all that is left; returns the groups of the second task."""
         for _, lease in self.held:
             lease.release()
-        while count := self.rollouts.count():
-            lease = self.rollouts.take(count, timeout=0)
+        for _ in range(3):  # each of these puts removes records
+            self.rollouts.put(numbered(self.put))
+            self.put += 1
+            lease = self.rollouts.take(self.rollouts.count(), timeout=0)
             lease.forward(self.scored, lease.groups())
         for lease in self.late:
             self.forward(lease, stored_only=False)
