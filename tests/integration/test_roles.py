@@ -198,6 +198,26 @@ def test_a_trainer_takes_acknowledges_and_publishes(
         assert (ledger.acked, ledger.dead, ledger.waiting, ledger.balanced) == (7, 1, 0, True)
 
 
+def test_a_trainer_puts_a_group_whose_maker_died(
+    log_in: LogIn, owner: Client, namespace: str
+) -> None:
+    with (
+        ExperienceStream(log_in("maker"), TASK, namespace=namespace) as maker,
+        ExperienceStream(log_in("trainer"), TASK, namespace=namespace) as trainer,
+    ):
+        maker.put_part("old", numbered(1), index=0, of=2, least=1)
+        maker.put_part("few", numbered(1), index=0, of=2, on_incomplete="dead")
+        due = TaskKeys.of(namespace, TASK).prefix + "part_due"
+        owner.execute("ZADD", due, "XX", 1, "old", 2, "few")
+        trainer.join_group()
+        trainer._consumer.beat()
+        trainer._consumer.beat()
+        parts = maker.stats().parts
+        assert parts is not None
+        assert (parts.delivered, parts.dead, parts.groups) == (1, 1, 0)
+        assert numbers(trainer.take(1, timeout=0)) == [1]
+
+
 def test_roles_work_on_a_task_with_partitions_and_on_no_other(
     log_in: LogIn, owner: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
