@@ -59,6 +59,7 @@ def audit(stream: ExperienceStream) -> dict[str, Holdings]:
         history = sum(sizes.get(int(member), 0) for member in archive)
         assert counters["kept_bytes"] == history, "bytes of history"
     buried: dict[str, dict[bytes, int]] = {name: {} for name in names}
+    buried[""] = {}  # incomplete groups in parts, which no consumer group had
     for letter_id, fields in dead:
         letter = _pairs(fields)
         buried[letter["group"].decode()][letter_id] = int(letter["seq"])

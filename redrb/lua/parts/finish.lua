@@ -16,6 +16,8 @@ if ARGV[4] ~= '' then
   redis.call('XADD', key('dead'), '*', 'seq', '0', 'group', '', 'reason', ARGV[2], 'exception', '',
     'message', '', 'consumer', ARGV[3], 'failed_deliveries', '0', 'deliveries', '0',
     'incarnation', rules().incarnation, 'g', ARGV[4])
+  --@include dead_letters
+  trim_letters()
 end
 local record = end_claimed(ARGV[1], '')
 if record.right then
