@@ -4,6 +4,7 @@
     ├── ConfigError (ValueError)        an argument, URL or task setting is wrong
     │   ├── TaskMismatch                the task exists with other settings
     │   ├── UnknownTask                 there is no such task, and the call must not create it
+    │   ├── AdmissionRefused            the task gives no rights to begin groups
     │   └── WrongStep                   a rank asks for a step that is over, or not the next
     ├── RecordError (ValueError)        an item or batch of experience is malformed
     ├── EncodeError (ValueError)        a group cannot be written in the wire format
@@ -51,6 +52,10 @@ class RedrbError(Exception):
 
 class ConfigError(RedrbError, ValueError):
     """An argument, a URL or a setting is wrong."""
+
+
+class AdmissionRefused(ConfigError):
+    """The task gives no rights to begin groups, because of its settings."""
 
 
 class TaskMismatch(ConfigError):

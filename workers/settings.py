@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from redrb.keys import check_name
 from redrb.options import Settings, flag_of, option, url_option
@@ -19,7 +20,13 @@ class RunSettings(Settings):
     task: str = option("sort", "task whose stream the workers share")
     weights: str = option("", "name under which weights are published; default: the task's")
     seed: int = option(0, "seed of the warm start and of the sampling", least=0, most=2**63 - 1)
-    limit: int = option(96, "most groups of the task that may wait or be leased; 0: any", least=0)
+    limit: int = option(0, "most groups of the task that may wait or be leased; 0: any", least=0)
+    max_staleness: int = option(
+        2,
+        "most weight versions that a group may be behind when it is trained; makers begin no group "
+        "that would come too late; -1: no bound",
+        least=-1,
+    )
     min_replicas: int = option(
         0, "replicas of Redis that must have received a put before it returns", least=0
     )
@@ -39,6 +46,13 @@ class RunSettings(Settings):
     def policy(self) -> str:
         """Name of the weights of actor and critic, and of the trainer that publishes them."""
         return self.weights or self.task
+
+    @property
+    def bound(self) -> dict[str, Any]:
+        """Settings of the task that bound staleness."""
+        if self.max_staleness < 0:
+            return {}
+        return {"max_staleness": self.max_staleness, "order": "admission"}
 
     @property
     def reference(self) -> str:

@@ -58,6 +58,11 @@ def stoppable(stop: Stop) -> Iterator[None]:
         _here.stop = before
 
 
+def stoppable_here() -> bool:
+    """Return whether this thread works in `stoppable`."""
+    return getattr(_here, "stop", None) is not None
+
+
 def asked() -> bool:
     """Return whether this thread should wait no longer."""
     stop: Stop | None = getattr(_here, "stop", None)

@@ -27,6 +27,7 @@ class History:
         steps: Optimizer steps.
         wait_for_batch_s: Seconds for which the trainer waited for batches, after its first batch.
         maker_s: Seconds of all makers' steps.
+        admission_s: The part of `maker_s` in which they waited for the right to begin groups.
         send_s: The part of `maker_s` in which sending blocked the makers.
         backpressure_s: The part of `send_s` in which they waited for room.
     """
@@ -41,6 +42,7 @@ class History:
     steps: int = 0
     wait_for_batch_s: float = 0.0
     maker_s: float = 0.0
+    admission_s: float = 0.0
     send_s: float = 0.0
     backpressure_s: float = 0.0
     _weighted_age: float = 0.0
@@ -61,6 +63,7 @@ class History:
                 self.weights_bytes_sent += event["bytes_sent"]
             elif event["event"] == "put":
                 self.maker_s += event["step_s"]
+                self.admission_s += event["admission_s"]
                 self.send_s += event["send_s"]
                 self.backpressure_s += event["backpressure_s"]
 
@@ -93,6 +96,11 @@ class History:
     def maker_send_share(self) -> float:
         """Share of the makers' time in which sending blocked them, waiting for room included."""
         return self.send_s / self.maker_s if self.maker_s else 0.0
+
+    @property
+    def maker_admission_share(self) -> float:
+        """Share of the makers' time in which they waited for rights: the trainer is slower."""
+        return self.admission_s / self.maker_s if self.maker_s else 0.0
 
     @property
     def maker_room_share(self) -> float:

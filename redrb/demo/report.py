@@ -11,7 +11,10 @@ from rich.table import Table
 from redrb.demo.history import History
 from redrb.stream import StreamStats
 
-_REMARKS = {"waiting": ", made but not trained by the end"}
+_REMARKS = {
+    "waiting": ", made but not trained by the end",
+    "expired": ", made and too stale to be trained",
+}
 """Remarks beside figures of the ledger."""
 
 
@@ -30,6 +33,7 @@ def summary(seconds: float, history: History, stats: StreamStats) -> dict[str, A
         "weights_bytes_full": history.weights_bytes_full,
         "weights_bytes_sent": history.weights_bytes_sent,
         "trainer_wait_share": round(history.trainer_wait_share, 4),
+        "maker_admission_share": round(history.maker_admission_share, 4),
         "maker_send_share": round(history.maker_send_share, 4),
         "maker_room_share": round(history.maker_room_share, 4),
         "ledger": stats.ledger.as_dict(),
@@ -57,6 +61,7 @@ def table(figures: Mapping[str, Any], history: History, stats: StreamStats) -> T
             f"{figures['staleness_mean']:.2f} / {figures['staleness_max']}",
         ),
         ("trainer waited for data, of its time", f"{figures['trainer_wait_share']:.1%}"),
+        ("makers waited to begin groups", f"{figures['maker_admission_share']:.1%}"),
         ("makers sent, of their time", f"{figures['maker_send_share']:.1%}"),
         ("of it, waited for the trainer", f"{figures['maker_room_share']:.1%}"),
         ("bytes a sample in Redis", f"{stats.bytes_put / max(1, stats.samples_put):,.0f}"),

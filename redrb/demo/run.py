@@ -80,6 +80,7 @@ def _start_workers(
     """Start the trainer, then the makers, with the commands that a cluster would use."""
     shared = ["--namespace", namespace, "--task", TASK, "--seed", str(settings.seed)]
     shared += ["--min-replicas", str(settings.min_replicas)]
+    shared += ["--max-staleness", str(settings.max_staleness)]
     ends = ["--target-reward", str(settings.target_reward)]
     ends += ["--max-seconds", str(settings.max_seconds)]
     commands = {"trainer": ["workers.trainer", *shared, *ends]}

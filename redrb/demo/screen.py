@@ -65,9 +65,8 @@ def _panel(
     newest = history.ages[-1] if history.ages else (0.0, 0.0, 0.0)
     grid.add_row("staleness", f"mean {newest[1]:.1f}, max {newest[2]:.0f} versions")
     grid.add_row("weight version", str(history.weight_version))
-    waits = (
-        f"{history.trainer_wait_share:.1%} for data, makers {history.maker_room_share:.0%} for it"
-    )
+    makers = history.maker_admission_share + history.maker_room_share
+    waits = f"{history.trainer_wait_share:.1%} for data, makers {makers:.0%} for it"
     grid.add_row("trainer waited", waits)
     if stats is not None:
         grid.add_row("groups", f"{stats.ledger.waiting} waiting, {stats.ledger.leased} leased")

@@ -17,6 +17,9 @@ class DemoSettings(Settings):
     )
     makers: int = option(2, "maker processes", least=1)
     seed: int = option(0, "seed of the run", least=0, most=2**63 - 1)
+    max_staleness: int = option(
+        2, "most weight versions that a trained group may be behind; -1: no bound", least=-1
+    )
     target_reward: float = option(0.97, "held-out reward at which the trainer ends")
     max_seconds: float = option(90.0, "seconds of training after which it ends anyway", above=0)
     out: str = option("demo-run", "directory for the curve and the workers' metrics")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,10 +13,13 @@ import torch
 
 from redrb.checks import checked_int
 from redrb.connection import Client
-from redrb.errors import ConfigError, LeaseLost
+from redrb.errors import ConfigError, LeaseLost, TaskMismatch
 from redrb.experience import BufferItem, Experience
 from redrb.runtime.client import client_for
 from redrb.stream import ExperienceStream, Lease, RateLimit
+from redrb.stream.task.settings import EXCLUDED_BY_ADMISSION
+
+_log = logging.getLogger("redrb")
 
 
 class DetachedReplayBuffer:
@@ -76,6 +80,11 @@ class DetachedReplayBuffer:
                 stream_options.setdefault("limit", most)
             else:
                 stream_options.setdefault("rate", RateLimit.queue(most))
+        self._task_options: dict[str, Any] = {"task": task, "namespace": namespace}
+        self._gives_rights = all(
+            stream_options.get(name) in (None, value)
+            for name, value in {**EXCLUDED_BY_ADMISSION, "groups_per_version": None}.items()
+        )
         try:
             self.stream = ExperienceStream(
                 self._client, task, namespace=namespace, **stream_options
@@ -159,6 +168,25 @@ class DetachedReplayBuffer:
         with self._lock:
             self._leases[worker_rank] = lease
         return batch
+
+    def expect(self, batches: int) -> None:
+        """Say how many batches are trained for each weight version, at least.
+
+        In a task with a bound of staleness this is the setting `groups_per_version`, unless it was
+        given before.
+
+        Raises:
+            StoreUnavailable: Redis could not be reached.
+        """
+        if not (self.stream.bounded and self._gives_rights):
+            return
+        groups = batches * self.sample_batch_size
+        try:
+            ExperienceStream(
+                self._client, groups_per_version=groups, **self._task_options
+            ).close()
+        except TaskMismatch as error:
+            _log.warning("makers begin groups by the setting that the task has: %s", error)
 
     def get_length(self) -> int:
         """Return the number of full batches that wait."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from redrb.connection.deadline import most_s, within
 from redrb.connection.stopping import stoppable
 from redrb.errors import SendFailed
 from redrb.runtime.stopping import StopRequest
+from redrb.stream import Admission
 from redrb.stream.sending import ExperienceSender, GroupedRows
 
 _log = logging.getLogger("redrb")
@@ -40,14 +41,15 @@ class GracefulSender:
         self._gave_up = False
         self._lost = 0  # groups that found no room in the sender
 
-    def send(self, rows: GroupedRows) -> None:
-        """Hand groups to the sender.
+    def send(self, rows: GroupedRows, admission: Sequence[Admission | None]) -> None:
+        """Hand groups to the sender, with the rights that they use of each stream.
 
         Raises:
             SendFailed: Earlier groups could not be sent, or these found no room. If only earlier
                 ones failed, these were handed over.
         """
-        self._send_or_give_up(partial(self._sender.send, rows), lambda: len(rows.rows()))
+        send = partial(self._sender.send, rows, admission=admission)
+        self._send_or_give_up(send, lambda: len(rows.rows()))
 
     def flush(self) -> None:
         """Wait until all groups are in Redis.

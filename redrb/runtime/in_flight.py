@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,6 +21,7 @@ class InFlightUpdates(BackgroundFetch):
         self._follower = follower
         self._models = models
         self._error: Exception | None = None
+        self._fetched = threading.Event()  # the thread has fetched an update, or failed
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -41,6 +44,17 @@ class InFlightUpdates(BackgroundFetch):
             self._error = error
         return self._follower.version
 
+    def await_version(self, least: int, seconds: float) -> None:
+        """Load what the thread fetches until the models have version `least`, for a while."""
+        end = time.monotonic() + seconds
+        while True:
+            self._fetched.clear()
+            if (self.swap() or 0) >= least or self._error is not None:
+                return
+            left = end - time.monotonic()
+            if left <= 0 or not self._fetched.wait(left):
+                return
+
     def check(self) -> None:
         """Raise the error since the last call; while Redis is away, raise that at each call.
 
@@ -54,7 +68,8 @@ class InFlightUpdates(BackgroundFetch):
             raise error
 
     def _fetch_next(self, wait_s: float) -> None:
-        self._follower.prepare(wait_s)
+        if self._follower.prepare(wait_s):
+            self._fetched.set()
         if isinstance(self._error, StoreUnavailable):
             self._error = None
 
@@ -71,3 +86,4 @@ class InFlightUpdates(BackgroundFetch):
 
     def _failed(self, error: Exception) -> None:
         self._error = error
+        self._fetched.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Protocol, Self
 
 from torch import Tensor
@@ -13,9 +13,10 @@ from torch import Tensor
 from redrb.algorithms import NaiveExperienceMaker
 from redrb.connection import Client
 from redrb.connection.deadline import ending_within
-from redrb.errors import ConfigError, RecordError
+from redrb.errors import ConfigError
 from redrb.experience import Experience
 from redrb.keys import check_name
+from redrb.runtime.batch_rights import BatchRights, Granted, rows_of, split_rows
 from redrb.runtime.callbacks import Callbacks, MakerCallback
 from redrb.runtime.client import client_for
 from redrb.runtime.graceful_sending import GracefulSender
@@ -38,7 +39,8 @@ class ExperienceMaker(Protocol):
     """Turns prompts into experience.
 
     With a method `check_options(options)`, which raises ConfigError, options of generation are
-    checked when the maker is made.
+    checked when the maker is made. With a method `count_groups(inputs)`, which returns how many
+    groups a batch of prompts becomes, that is asked before; default: its number of rows.
     """
 
     def make_experience(self, inputs: Any, **generate_kwargs: Any) -> Experience:
@@ -52,10 +54,16 @@ class ExperienceMakerHolder(MakerHooks):
     any process. Trainers and makers find each other by name in Redis. Weights change as a whole,
     between batches of prompts, or with `in_flight_updates` between tokens.
 
+    In a task with `max_staleness` the loop asks for the right to begin each batch of prompts
+    (`ExperienceStream.admit`), before it fetches weights for it, so that no group comes too late;
+    if it gets fewer rights than there are prompts, it makes the batch in several parts, each with
+    all hooks of a batch. docs/staleness.md says more.
+
     Makers are elastic: a maker may join late, leave or die at any time, without any registration.
     A maker that no trainer names follows the weights of `follow`; as soon as a trainer names it, it
     follows that trainer. Each sample is stored once, and no trainer waits for a particular maker.
-    While Redis is away, a maker goes on with its current weights until `max_unsent` groups wait.
+    While Redis is away, a maker goes on with its current weights until `max_unsent` groups wait, or
+    the rights that it has are used up.
     Subclasses may override `build_experience_maker` and, as in coati, the hooks `_on_*`.
 
     Args:
@@ -88,6 +96,10 @@ class ExperienceMakerHolder(MakerHooks):
             groups; after that they are given up, and a warning counts them. Default and most: three
             quarters of `stop_timeout`.
         max_unsent: Most groups that were made and are not in Redis yet; the loop waits beyond it.
+            In tasks that give rights these are the bound, which is why staleness is no reason to
+            lower it.
+        admission: False begins groups without asking for rights, also in tasks with a bound of
+            staleness: their groups may expire.
         in_flight_updates: Fetch new weights while `workingloop` generates and swap them in between
             two tokens, as PipelineRL does; `token_versions` note which weights made each token. The
             experience maker gets the option `before_token`, to be called in the thread in which the
@@ -140,6 +152,7 @@ class ExperienceMakerHolder(MakerHooks):
         stop_timeout: float = STOP_TIMEOUT_S,
         room_timeout: float | None = None,
         max_unsent: int = 256,
+        admission: bool = True,
         in_flight_updates: bool = False,
         stream_options: Mapping[str, Any] | None = None,
         **generate_kwargs: Any,
@@ -148,7 +161,9 @@ class ExperienceMakerHolder(MakerHooks):
         room_s = 0.75 * checked_stop_seconds("stop_timeout", stop_timeout)
         if room_timeout is not None:
             room_s = min(room_s, checked_stop_seconds("room_timeout", room_timeout))
-        sending = SendSettings(names, buffer_cpu_offload, max_unsent, room_s, options)
+        sending = SendSettings(
+            names, buffer_cpu_offload, max_unsent, room_s, options, admission=admission
+        )
         weights = WeightSettings(
             follow=follow or sending.trainers[0],
             wait_for_first=sync_models_from_trainers,
@@ -166,6 +181,7 @@ class ExperienceMakerHolder(MakerHooks):
         self.generate_kwargs = generate_kwargs
         self._callbacks = _callbacks(callbacks, placed if eval_performance else None)
         self._debug = debug
+        self._rights: BatchRights | None = None
         self._stop = StopRequest(stop_timeout)
         self._client, self._client_scope = client_for(client)
         self._open(namespace, {"actor": actor, "critic": critic}, weights, sending)
@@ -196,6 +212,11 @@ class ExperienceMakerHolder(MakerHooks):
     def backpressure_s(self) -> float:
         """Seconds for which sending has held up the loop."""
         return self._sender.backpressure_s
+
+    @property
+    def admission_s(self) -> float:
+        """Seconds for which the loop has waited for the right to begin groups."""
+        return self._rights.waited_s if self._rights else 0.0
 
     @property
     def stopped(self) -> str:
@@ -235,10 +256,9 @@ class ExperienceMakerHolder(MakerHooks):
             progress = ProgressBar("make", num_steps if num_steps > 0 else None)
             with self._weights.prefetching(), progress:
                 for inputs in prompt_batches(dataloader_fn, num_epochs, num_steps, self._stop):
-                    self._weights.refresh()
+                    self._make_parts(inputs)
                     if self._stop:
                         break
-                    self._make_and_send(inputs)
                     progress.advance()
             self._graceful_sender.flush()
             self._on_loop_end()
@@ -253,11 +273,7 @@ class ExperienceMakerHolder(MakerHooks):
         Raises:
             RecordError: The batch is neither a tensor nor a dict of tensors.
         """
-        if not isinstance(inputs, Tensor | Mapping):
-            raise RecordError(
-                f"a batch of prompts is a {type(inputs).__name__}: give a tensor of token ids, or "
-                "a dict of tensors with input_ids and attention_mask."
-            )
+        rows_of(inputs)
         version, options = self._weights.begin_batch()
         experience = self.experience_maker.make_experience(
             inputs, **{**self.generate_kwargs, **options}
@@ -349,19 +365,52 @@ class ExperienceMakerHolder(MakerHooks):
             self._sender = ExperienceSender(
                 self._streams, max_groups=sending.max_unsent, offload=sending.offload
             )
+            if sending.admission:
+                self._rights = BatchRights(
+                    self._streams, self._sender.shares, self._stop, self.name
+                )
             self._graceful_sender = GracefulSender(
                 self._sender, self._stop, stop_timeout=sending.room_timeout
             )
             undo.pop_all()
 
-    def _make_and_send(self, inputs: Any) -> None:
+    def _make_parts(self, inputs: Any) -> None:
+        """Make the groups of a batch of prompts, as many at a time as there are rights for."""
+        rest, left = inputs, True
+        while left:
+            rows, groups = rows_of(rest), self._groups_of(rest)
+            rows_each = rows // groups if groups and rows % groups == 0 else 0
+            with self._may_begin(groups, 1 if rows_each else groups) as granted:
+                if self._stop:
+                    return
+                self._weights.refresh(granted.version)
+                if self._stop:
+                    return
+                part, rest = split_rows(rest, granted.groups * rows_each or rows)
+                left = rest is not None
+                self._make_and_send(part, granted)
+
+    def _groups_of(self, inputs: Any) -> int:
+        """Return how many groups a batch of prompts becomes, at most."""
+        count = getattr(self.experience_maker, "count_groups", rows_of)
+        groups: int = count(inputs)
+        return groups
+
+    def _may_begin(self, groups: int, least: int) -> AbstractContextManager[Granted]:
+        if self._rights is None:
+            return nullcontext(Granted(groups, [None] * len(self._streams)))
+        return self._rights.wait(groups, least)
+
+    def _make_and_send(self, inputs: Any, granted: Granted) -> None:
         self._on_batch_start()
         with self._weights.updates.exclusive():
             self._on_make_experience_start()
             experience = self.make_experience(inputs)
             self._on_make_experience_end(experience)
         self._on_send_start()
-        self._graceful_sender.send(GroupedRows(experience))
+        rows = GroupedRows(experience)
+        granted.check(len(rows.rows()), self.experience_maker)
+        self._graceful_sender.send(rows, granted.each)
         self._on_send_end()
         self._on_batch_end()
         if self._debug:

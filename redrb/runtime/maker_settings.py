@@ -20,6 +20,7 @@ class SendSettings:
         max_unsent: Most groups that were made and are not in Redis yet.
         room_timeout: Seconds for which a maker that was asked to end waits for room.
         stream_options: Further options of `ExperienceStream`.
+        admission: Whether the maker asks for rights to begin groups.
 
     Raises:
         ConfigError: `trainers` is no list of at least one name.
@@ -30,6 +31,7 @@ class SendSettings:
     max_unsent: int
     room_timeout: float
     stream_options: Mapping[str, Any]
+    admission: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.trainers, str) or not self.trainers:

@@ -22,6 +22,9 @@ from redrb.stream.waiting import WARN_EVERY_S
 
 _log = logging.getLogger("redrb")
 
+FETCH_S = 5.0
+"""Longest wait for weights that are fetched beside generation, once there is a right to begin."""
+
 _ONE_ATTEMPT = Stop()
 _ONE_ATTEMPT.ask()
 
@@ -89,8 +92,11 @@ class MakerWeights:
             self._initialised = self._initialised or self._follower.complete
         return self._initialised
 
-    def refresh(self) -> None:
+    def refresh(self, least: int | None = None) -> None:
         """Load the newest weights; while Redis is unreachable, keep the current ones.
+
+        Args:
+            least: Version for which a fetch beside generation is waited for, a few seconds.
 
         Raises:
             WeightError, DecodeError: The first update cannot be loaded. Later ones are logged.
@@ -99,6 +105,8 @@ class MakerWeights:
         try:
             if self._in_flight is not None:
                 self._in_flight.check()
+                if least is not None and self.version is not None and self.version < least:
+                    self._in_flight.await_version(least, FETCH_S)
             else:
                 with stoppable(_ONE_ATTEMPT if away else self._stop.waits):
                     self._follower.follow()

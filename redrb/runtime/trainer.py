@@ -79,7 +79,8 @@ class DetachedTrainer(TrainerHooks, ABC):
             Redis, all together, after SIGTERM or Ctrl-C. A step or a checkpoint that is under way
             is finished and does not count.
         stream_options: Further options of `ExperienceStream`. `max_staleness=4` counts from the
-            version that this trainer has sent last.
+            version that this trainer has sent last; makers then wait for the right to begin groups,
+            and `fit` sets `groups_per_version` to the groups of `update_steps` batches.
 
     Raises:
         ConfigError: A name, number or option cannot be used.
@@ -223,6 +224,7 @@ class DetachedTrainer(TrainerHooks, ABC):
             _log.info("trainer %r: an earlier run has finished this call of fit", self.name)
             return
         episodes = None if total_steps is None else total_steps // update_steps
+        self.buffer.expect(update_steps)
         loop = TrainingLoop(self._loop_config(), position, episodes, update_steps, train_epochs)
         self._fresh = loop.fresh
         try:

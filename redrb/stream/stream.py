@@ -406,7 +406,8 @@ class ExperienceStream:
 
         Raises:
             AdmissionTimeout: There were too few in time; none was given.
-            ConfigError: The task has no `max_staleness`, or never gives so many rights.
+            AdmissionRefused: The task has no `max_staleness`, or settings that exclude rights.
+            ConfigError: The task never gives so many rights.
             StoreUnavailable: Redis stayed away.
 
         Example:
@@ -421,6 +422,11 @@ class ExperienceStream:
         if seconds <= 0:
             raise ConfigError(f"hold_s={hold_s!r}: give a number of seconds > 0.")
         return self._admitter.admit(count, fewest, checked_timeout(timeout), seconds)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the task has `max_staleness`, as this process last learned its settings."""
+        return self._task.description.staleness.max_staleness is not None
 
     def discard_expired(self, groups: int) -> None:
         """Count groups that a maker found too stale to put, as put and expired, exactly once.

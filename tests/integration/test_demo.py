@@ -43,12 +43,15 @@ def test_the_demo_learns_and_balances(tmp_path: Path) -> None:
     assert 0 < figures["weights_bytes_sent"] < figures["weights_bytes_full"]
     assert 0 < figures["staleness_mean"] <= figures["staleness_max"]
     assert 0 <= figures["trainer_wait_share"] < 1
+    assert 0 <= figures["maker_admission_share"] < 1
+    assert ledger["expired"] == 0
+    assert figures["staleness_max"] <= 2
     assert 0 <= figures["maker_room_share"] <= figures["maker_send_share"] < 1
     assert (tmp_path / "run" / "curve.png").stat().st_size > 10_000
     assert set(figures) == {
         *("reward_first", "reward_last", "seconds", "samples", "samples_per_second"),
         *("staleness_mean", "staleness_max", "weight_versions", "ledger", "ledger_balanced"),
-        *("trainer_wait_share", "maker_send_share", "maker_room_share"),
+        *("trainer_wait_share", "maker_send_share", "maker_room_share", "maker_admission_share"),
         *("weight_versions_by_kind", "weights_bytes_full", "weights_bytes_sent"),
     }
 

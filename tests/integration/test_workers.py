@@ -174,7 +174,10 @@ def test_every_sample_carries_what_training_needs(start: Start, real_url: str, r
 def test_a_maker_changes_weights_in_mid_generation(
     start: Start, real_url: str, run_id: str
 ) -> None:
-    maker = start("workers.maker", "--in-flight-updates", "--steps", "3", "--prompts", "16")
+    unbounded = ("--max-staleness", "-1")  # no trainer says how many groups it trains
+    maker = start(
+        "workers.maker", "--in-flight-updates", "--steps", "3", "--prompts", "16", *unbounded
+    )
     with redrb.connect(real_url) as client:
         model = ActorCritic()
         redrb.WeightPublisher(client, "sort-reference", namespace=run_id).publish(model)

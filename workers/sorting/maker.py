@@ -23,10 +23,7 @@ ROOM_TIMEOUT_S = 2.0
 
 
 class SortingMakerHolder(ExperienceMakerHolder):
-    """Makes groups of scored completions with the newest published policy.
-
-    At most the groups of one step are unsent, so that they do not become stale.
-    """
+    """Makes groups of scored completions with the newest published policy."""
 
     def __init__(
         self,
@@ -63,9 +60,8 @@ class SortingMakerHolder(ExperienceMakerHolder):
             weights_timeout=settings.weights_timeout,
             stop_timeout=run.stop_timeout,
             room_timeout=ROOM_TIMEOUT_S,
-            max_unsent=settings.prompts,
             in_flight_updates=settings.in_flight_updates,
-            stream_options={"limit": run.limit},
+            stream_options={"limit": run.limit, **run.bound},
             generator=generator,
             **GENERATION,
         )
@@ -106,8 +102,9 @@ def prompt_batches(
 class Report(MakerCallback):
     """Writes an event `put` for each step: its groups, and the times for making and sending them.
 
-    `step_s` is the time of the whole step, loading weights included; `send_s` is the time for which
-    sending blocked the loop, and `backpressure_s` the part of it that was a wait for room.
+    `step_s` is the time of the whole step, loading weights included; `admission_s` the part of it
+    that was a wait for the right to begin the groups; `send_s` the time for which sending blocked
+    the loop, and `backpressure_s` the part of it that was a wait for room.
     """
 
     def __init__(self, maker: ExperienceMakerHolder, metrics: MetricsLog) -> None:
@@ -115,7 +112,7 @@ class Report(MakerCallback):
         self._metrics = metrics
         self._steps = 0
         self._event: dict[str, float | int | None] = {}
-        self._ended = self._began = self._pressed_s = 0.0
+        self._ended = self._began = self._pressed_s = self._admission_s = 0.0
 
     def on_loop_start(self) -> None:
         """Begin to measure."""
@@ -149,4 +146,11 @@ class Report(MakerCallback):
         """Write the step."""
         self._steps += 1
         before, self._ended = self._ended, time.perf_counter()
-        self._metrics.write("put", step=self._steps, step_s=self._ended - before, **self._event)
+        waited_s, self._admission_s = self._admission_s, self._maker.admission_s
+        self._metrics.write(
+            "put",
+            step=self._steps,
+            step_s=self._ended - before,
+            admission_s=self._admission_s - waited_s,
+            **self._event,
+        )

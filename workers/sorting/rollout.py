@@ -59,6 +59,11 @@ class SortingMaker(NaiveExperienceMaker):
         self._group_size = settings.group_size
         self._steps = 0
 
+    def count_groups(self, inputs: object) -> int:
+        """Return the number of prompts in a batch of `prompt_batch`."""
+        tokens, _ = read_prompts(inputs, pad_token_id=PAD)
+        return len(tokens) // self._group_size
+
     def make_experience(
         self, inputs: object, *, policy_version: int | None = None, **generate_kwargs: Any
     ) -> Experience:

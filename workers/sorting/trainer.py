@@ -51,7 +51,9 @@ class SortingTrainer(DetachedPPOTrainer):
         model = ActorCritic()
         self._reports = Report(self, model.actor, settings, metrics)
         # the task remembers its limit, which here is in groups and need not be whole batches
-        ExperienceStream(client, run.task, namespace=run.namespace, limit=run.limit).close()
+        ExperienceStream(
+            client, run.task, namespace=run.namespace, limit=run.limit, **run.bound
+        ).close()
         super().__init__(
             [],  # makers find the trainer by its name
             lambda: Strategy("cpu"),
@@ -71,6 +73,7 @@ class SortingTrainer(DetachedPPOTrainer):
             lease_ms=settings.lease_ms,
             weights_dtype=settings.weights_dtype,
             stop_timeout=run.stop_timeout,
+            **run.bound,
         )
 
     def build_optimizer(self, model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:

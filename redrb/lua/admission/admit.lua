@@ -15,7 +15,8 @@
 --         trained: for the next version; most: of groups begun and not trained; before: requests in the queue
 --         before this one; oldest ms: for how long the oldest right, of this waiter, is held
 --       | {'unset'}: the task has no groups_per_version yet; the maker is queued
---       | {'unbounded'}: the task has no max_staleness | {'never', most}: `least` exceeds the bound
+--       | {'refused'}: the task has no max_staleness, or settings that groups_per_version excludes
+--       | {'never', most}: `least` exceeds the bound
 --       | {'gone'}: there is no such task, or it was created anew
 --@include task clock facts waiters permissions
 
@@ -24,8 +25,8 @@ begin_writing()
 local rule = rules()
 if not rule.exists or rule.incarnation ~= ARGV[7] then
   return {'gone'}
-elseif not rule.max_staleness then
-  return {'unbounded'}
+elseif not rule.max_staleness or rule.max_reads ~= 1 or rule.capacity > 0 then
+  return {'refused'}
 end
 local waiter, count, least = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local ttl_ms, now = tonumber(ARGV[4]), set_clock(tonumber(ARGV[5]))

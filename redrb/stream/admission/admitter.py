@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from typing import Protocol
 
-from redrb.errors import AdmissionTimeout, ConfigError
+from redrb.connection import stopping
+from redrb.errors import AdmissionRefused, AdmissionTimeout, ConfigError
 from redrb.stream.admission.admission import Admission
 from redrb.stream.admission.maker import Maker
 from redrb.stream.admission.scripts import AdmissionScripts, AdmitReply
@@ -21,6 +23,9 @@ MOST_RIGHTS = 4096
 
 SLICE_S = 10.0
 """Longest block before a maker looks again: rare, as thousands of makers may wait."""
+
+STOP_S = 1.0
+"""Longest block of a thread that may be asked to stop."""
 
 QUEUE_TTL_MS = 30_000
 """Time for which a maker that stopped looking keeps its place in the queue."""
@@ -114,19 +119,34 @@ class Admitter:
             self._refuse(reply, least)
             if last:
                 raise self._timeout(reply, least, wait)
-            wait.log(
-                f"task {self._task.name!r}: a maker waits for the right to begin {least} groups; "
-                f"{reply.held} rights are held and {reply.stored} groups are stored"
-            )
-            self._task.store.wait_for_wake(wait.slice_s(self._slice_s), waiter)
+            self._log(wait, reply, least)
+            self._block(wait, waiter)
+
+    def _block(self, wait: Wait, waiter: str) -> None:
+        """Block until the waiter is woken, or is to look again."""
+        end = time.monotonic() + wait.slice_s(self._slice_s)
+        longest_s = STOP_S if stopping.stoppable_here() else self._slice_s
+        while not wait.over and (left := end - time.monotonic()) > 0:
+            if self._task.store.wait_for_wake(min(left, longest_s), waiter):
+                return
+
+    def _log(self, wait: Wait, reply: AdmitReply, least: int) -> None:
+        if reply.outcome == "unset":
+            missing = "no process has given groups_per_version: start the trainer, or open the "
+            missing += "stream with groups_per_version=, the groups that it trains for each version"
+        else:
+            missing = f"{reply.held} rights are held and {reply.stored} groups are stored"
+        name = self._task.name
+        wait.log(f"task {name!r}: a maker waits for the right to begin {least} groups; {missing}")
 
     def _refuse(self, reply: AdmitReply, least: int) -> None:
         """Raise the error of a request that no waiting can help."""
         task = self._task.name
-        if reply.outcome == "unbounded":
-            raise ConfigError(
-                f"task {task!r} has no bound of staleness: open the stream with max_staleness= and "
-                "groups_per_version=, or put without admission."
+        if reply.outcome == "refused":
+            raise AdmissionRefused(
+                f"task {task!r} gives no rights to begin groups: it has no bound of staleness, or "
+                "a capacity or max_reads, with which groups cannot be counted. Open the stream "
+                "with max_staleness= and groups_per_version=, or put without admission."
             )
         if reply.outcome == "never":
             raise ConfigError(

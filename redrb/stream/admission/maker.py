@@ -126,7 +126,12 @@ class Maker:
             heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
             heartbeat.stop()
-            self._scripts.leave(self.name)
+            try:
+                self._scripts.leave(self.name)
+            except StoreUnavailable as error:
+                _log.warning(
+                    "rights to begin groups return when their heartbeat is missed: %s", error
+                )
             self._held.clear()
 
     def _return(self, series: str, numbers: Sequence[int]) -> None:

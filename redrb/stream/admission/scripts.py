@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from redrb.connection.transport import Argument
 from redrb.stream.task.store import TaskStore
 
-AdmitOutcome: TypeAlias = Literal["granted", "wait", "unset", "unbounded", "never", "gone"]
+AdmitOutcome: TypeAlias = Literal["granted", "wait", "unset", "refused", "never", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class AdmitReply:
 
     Attributes:
         outcome: "granted"; "wait": too few rights are left; "unset": the task has no
-            groups_per_version yet; "unbounded": it has no max_staleness; "never": more rights are
-            asked for than may ever be held; "gone": the task was deleted, or created anew.
+            groups_per_version yet; "refused": it gives no rights; "never": more rights are asked
+            for than may ever be held; "gone": the task was deleted, or created anew.
         series: Random name of the task's rights.
         version: Weight version that the task knows; None: none.
         numbers: The rights.

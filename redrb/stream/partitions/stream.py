@@ -13,7 +13,7 @@ from zlib import crc32
 from redrb.checks import checked_timeout
 from redrb.connection import Client, check_client
 from redrb.connection.deadline import GRACE_S, within
-from redrb.errors import ConfigError
+from redrb.errors import AdmissionRefused, ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.stream.admission import Admission
 from redrb.stream.arguments import AnyStatus, checked_ids
@@ -54,8 +54,8 @@ class NoAdmission:
         self._task = task
 
     def admit(self, *_request: object) -> Admission:
-        """Raise ConfigError."""
-        raise ConfigError(
+        """Raise AdmissionRefused."""
+        raise AdmissionRefused(
             f"task {self._task!r} has partitions, and gives no rights to begin groups, since its "
             "groups are counted on different nodes: use a task without partitions."
         )

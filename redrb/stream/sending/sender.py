@@ -19,10 +19,9 @@ from redrb.stream.admission import Admission
 from redrb.stream.arguments import AnyStatus
 from redrb.stream.put.items import GroupedRows, Items
 from redrb.stream.put.options import PutOptions
-from redrb.stream.put.rights import NO_RIGHTS
 from redrb.stream.sending.backlog import Bounds
 from redrb.stream.sending.held_items import HeldItems
-from redrb.stream.sending.stream_sender import Job
+from redrb.stream.sending.stream_sender import Job, StreamSender
 from redrb.stream.sending.stream_senders import StreamSenders
 from redrb.stream.waiting import Wait
 
@@ -143,7 +142,7 @@ class ExperienceSender:
         priority: float | None = None,
         status: AnyStatus | None = None,
         tags: Mapping[str, Scalar | None] | None = None,
-        admission: Admission | None = None,
+        admission: Admission | Sequence[Admission | None] | None = None,
         timeout: float | None = None,
     ) -> None:
         """Take experience over; returns at once unless the bound is reached.
@@ -153,9 +152,10 @@ class ExperienceSender:
                 itself; each row of an Experience is a group. In `GroupedRows(experience)` the rows
                 with the same `group_id` are one group.
             policy_version, priority, status, tags: As for `stream.put`.
-            admission: As for `stream.put`, for a sender of one stream. Its rights are used by the
-                background put, also after their block has ended; groups that are given up return
-                theirs.
+            admission: As for `stream.put`; for several streams a list, with the rights of each
+                stream in its place, or None for a stream that gets no group: see `shares`. Rights
+                are used by the background put, also after their block has ended; groups that are
+                given up return theirs.
             timeout: Seconds to wait for room; default: the sender's.
 
         Raises:
@@ -166,27 +166,23 @@ class ExperienceSender:
         """
         self._check_open()
         kept_tags = dict(tags) if isinstance(tags, Mapping) else tags
-        options = PutOptions.checked(policy_version, priority, status, kept_tags, admission)
-        if admission is not None and len(self._senders.each) > 1:
-            raise ConfigError(
-                "admission= has the rights of one task: use a sender for each stream, or put "
-                "without admission."
-            )
+        options = PutOptions.checked(policy_version, priority, status, kept_tags, None)
+        rights = self._checked_rights(admission)
         held = HeldItems.of(items)
         self._backlog.raise_failures()
         if not held.groups:
             return
         with self._room_for(held, self._wait(timeout)):
-            rights = NO_RIGHTS
             try:
-                if admission is not None:
-                    rights = admission.hand_over(held.groups)
-                    options = replace(options, admission=rights)
-                self._deal(held.copied() if self._offload else held, options)
+                self._deal(held.copied() if self._offload else held, options, rights)
             except BaseException:
                 self._backlog.cancel(held)
-                rights.end(0, counted=False)
                 raise
+
+    def shares(self, groups: int) -> list[int]:
+        """Return how many groups each stream gets of a `send` of so many, if it is the next."""
+        count = len(self._senders.each)
+        return [len(range(self._first(number), groups, count)) for number in range(count)]
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until all groups that were sent are stored.
@@ -232,16 +228,44 @@ class ExperienceSender:
                 self.backpressure_s += time.monotonic() - began
             yield
 
-    def _deal(self, held: HeldItems, options: PutOptions) -> None:
+    def _deal(
+        self, held: HeldItems, options: PutOptions, rights: Sequence[Admission | None]
+    ) -> None:
         """Give each stream its groups: every n-th of them with n streams, across calls."""
         senders = self._senders.each
-        count, jobs = len(senders), {}
-        for number, sender in enumerate(senders):
-            part = held.part((number - self._cursor) % count, count)
-            if part.groups:
-                jobs[sender] = Job(part, options)
-        self._senders.hand_over(jobs)
+        count, jobs = len(senders), dict[StreamSender, Job]()
+        try:
+            for number, (sender, admission) in enumerate(zip(senders, rights, strict=True)):
+                part = held.part(self._first(number), count)
+                if part.groups:
+                    used = None if admission is None else admission.hand_over(part.groups)
+                    jobs[sender] = Job(part, replace(options, admission=used))
+            self._senders.hand_over(jobs)
+        except BaseException:
+            for job in jobs.values():
+                job.return_rights()
+            raise
         self._cursor = (self._cursor + held.groups) % count
+
+    def _first(self, stream: int) -> int:
+        """Return the first group of the next `send` that a stream gets."""
+        return (stream - self._cursor) % len(self._senders.each)
+
+    def _checked_rights(
+        self, admission: Admission | Sequence[Admission | None] | None
+    ) -> Sequence[Admission | None]:
+        """Return the rights of each stream."""
+        count = len(self._senders.each)
+        several = [admission] if isinstance(admission, Admission) else admission
+        if several is None:
+            return [None] * count
+        usable = isinstance(several, Sequence) and len(several) == count
+        if not usable or not all(isinstance(each, Admission | None) for each in several):
+            raise ConfigError(
+                f"admission={admission!r:.80}: a sender of {count} streams needs what admit() of "
+                "each stream returned, in a list with one entry for each stream."
+            )
+        return several
 
     def _check_open(self) -> None:
         if not self._senders.are_here:

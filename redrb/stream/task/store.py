@@ -114,13 +114,19 @@ class TaskStore:
 
         return self.client.retrying(attempt)
 
-    def wait_for_wake(self, seconds: float, *waiters: str) -> None:
-        """Block until one of `waiters` is woken, `seconds` are over, or the connection breaks."""
+    def wait_for_wake(self, seconds: float, *waiters: str) -> bool:
+        """Block until one of `waiters` is woken, `seconds` are over, or the connection breaks.
+
+        Returns:
+            Whether the waiter should look again: False if only the time is over.
+        """
         wakes = map(self.keys.wake, waiters)
         try:
             with within(seconds + GRACE_S):
-                self.client.once("BLPOP", *wakes, f"{max(seconds, _SHORTEST_BLOCK_S):.3f}")
+                block = f"{max(seconds, _SHORTEST_BLOCK_S):.3f}"
+                return self.client.once("BLPOP", *wakes, block) is not None
         except RedisError as error:
             if not is_transient(error):
                 raise StoreError(f"waiting on {self.client.where} failed: {error}") from error
             # The waiter looks again, and that request is repeated until Redis is back.
+        return True

@@ -1,0 +1,199 @@
+"""Rights of a maker's loop: it waits for them before a batch, and begins that many groups."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from redrb.connection.stopping import stoppable
+from redrb.errors import (
+    AdmissionRefused,
+    AdmissionTimeout,
+    ConfigError,
+    RecordError,
+    StoreUnavailable,
+)
+from redrb.runtime.stopping import StopRequest
+from redrb.stream import Admission, ExperienceStream
+from redrb.stream.admission.admitter import MOST_RIGHTS
+from redrb.stream.waiting import WARN_EVERY_S
+
+_log = logging.getLogger("redrb")
+
+_OUTAGE_PAUSE_S = 0.5
+"""Pause between requests while Redis is away for longer than the client's retries last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The groups that a maker may begin.
+
+    Attributes:
+        groups: Their number.
+        each: Rights of each task; None for a task without a bound, or without a group among these.
+    """
+
+    groups: int
+    each: Sequence[Admission | None]
+
+    @property
+    def version(self) -> int | None:
+        """Weight version of the task when it gave the rights; None: not known, or several tasks."""
+        right = self.each[0] if len(self.each) == 1 else None
+        return None if right is None else right.version
+
+    def check(self, made: int, experience_maker: object) -> None:
+        """Check that a maker made no more groups than it has rights for.
+
+        Raises:
+            ConfigError: It made more.
+        """
+        if made > self.groups and any(right is not None for right in self.each):
+            raise ConfigError(
+                f"{type(experience_maker).__name__} made {made} groups where {self.groups} were "
+                "announced: give it a method count_groups(inputs) that returns the number of "
+                "groups of a batch of prompts, or the samples of a prompt one group_id."
+            )
+
+
+class BatchRights:
+    """Asks the tasks of a maker for the right to begin the groups of a batch.
+
+    Tasks without a bound of staleness give none, and are not waited for. Several tasks are asked
+    one after the other, always in the order of their names, so that makers cannot wait for each
+    other in a circle.
+
+    Attributes:
+        waited_s: Seconds for which the loop has waited for rights.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[ExperienceStream],
+        shares: Callable[[int], list[int]],
+        stop: StopRequest,
+        maker: str,
+    ) -> None:
+        """Make it.
+
+        Args:
+            streams: The tasks.
+            shares: Returns how many of the next groups each task gets.
+            stop: Ends waits.
+            maker: Name of the maker.
+        """
+        self._streams = streams
+        self._shares = shares
+        self._stop = stop
+        self._maker = maker
+        self._refused: set[ExperienceStream] = set()
+        self._outage_logged: float | None = None
+        self.waited_s = 0.0
+
+    @contextmanager
+    def wait(self, groups: int, least: int) -> Iterator[Granted]:
+        """Wait for rights; leaving the block returns those that no send has used.
+
+        Args:
+            groups: Groups to begin.
+            least: Fewest groups to accept: 1, or all of them.
+        """
+        with ExitStack() as scope:
+            began = time.monotonic()
+            try:
+                granted = self._granted(groups, least, scope)
+            finally:
+                self.waited_s += time.monotonic() - began
+            yield granted
+
+    def _granted(self, groups: int, least: int, scope: ExitStack) -> Granted:
+        each: list[Admission | None] = [None] * len(self._streams)
+        by_name = sorted(range(len(each)), key=lambda number: self._streams[number].task)
+        for number in by_name:
+            share = self._shares(groups)[number]
+            if not share:
+                continue
+            if least == 1:
+                share = min(share, MOST_RIGHTS)
+            right = self._admit(self._streams[number], share, 1 if least == 1 else share)
+            if right is None:
+                continue
+            each[number] = scope.enter_context(right)
+            while self._shares(groups)[number] > right.count:
+                groups -= 1
+        return Granted(groups, each)
+
+    def _admit(self, stream: ExperienceStream, count: int, least: int) -> Admission | None:
+        """Wait for the rights of one task, also while Redis is away.
+
+        Returns:
+            The rights; None: the task gives none, as far as this process knows, or the maker is to
+            end.
+        """
+        while not self._stop and (stream.bounded or stream not in self._refused):
+            try:
+                with stoppable(self._stop.waits):
+                    right = stream.admit(count, least=least)
+            except AdmissionTimeout:
+                break
+            except AdmissionRefused:
+                self._refused.add(stream)
+                break
+            except StoreUnavailable as error:
+                if not stream.bounded or stream in self._refused:
+                    break
+                self._log_outage(error)
+                self._stop.waits.wait(_OUTAGE_PAUSE_S)
+            else:
+                self._outage_logged = None
+                self._refused.discard(stream)
+                return right
+        return None
+
+    def _log_outage(self, error: StoreUnavailable) -> None:
+        now = time.monotonic()
+        if self._outage_logged is None or now - self._outage_logged >= WARN_EVERY_S:
+            self._outage_logged = now
+            _log.warning(
+                "maker %r waits for Redis before it begins more groups: %s", self._maker, error
+            )
+
+
+def rows_of(inputs: Any) -> int:
+    """Return the number of prompts in a batch.
+
+    Raises:
+        RecordError: It is neither a tensor nor a dict of tensors.
+    """
+    if isinstance(inputs, Mapping):
+        tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
+        inputs = inputs.get("input_ids", tensors[0] if tensors else inputs)
+    if not isinstance(inputs, Tensor):
+        raise RecordError(
+            f"a batch of prompts is a {type(inputs).__name__}: give a tensor of token ids, or "
+            "a dict of tensors with input_ids and attention_mask."
+        )
+    return inputs.shape[0] if inputs.dim() else 1
+
+
+def split_rows(inputs: Any, rows: int) -> tuple[Any, Any]:
+    """Return the first rows of a batch of prompts, and the rest; None: there is no rest."""
+    size = rows_of(inputs)
+    if rows >= size:
+        return inputs, None
+    if isinstance(inputs, Tensor):
+        return inputs[:rows], inputs[rows:]
+    parted = {
+        name
+        for name, value in inputs.items()
+        if isinstance(value, Tensor) and value.dim() and value.shape[0] == size
+    }
+    first = {name: value[:rows] if name in parted else value for name, value in inputs.items()}
+    rest = {name: value[rows:] if name in parted else value for name, value in inputs.items()}
+    return first, rest
