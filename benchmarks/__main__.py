@@ -30,6 +30,7 @@ from benchmarks.sections import (
     scale,
     servers,
     shapes,
+    staleness,
 )
 
 RESULTS = Path(__file__).parent / "results"
@@ -46,6 +47,7 @@ SECTIONS: dict[str, Callable[[Options], dict[str, Any]]] = {
     "partitions": partitions.run,
     "profile": profile.run,
     "replicas": replicas.run,
+    "staleness": staleness.run,
 }
 
 

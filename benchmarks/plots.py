@@ -333,6 +333,31 @@ def _profile(figure: Figure, figures: Figures) -> None:
     _legend(axes)
 
 
+def _staleness(figure: Figure, figures: Figures) -> None:
+    """Draw discarded groups, idle time and durations of each case by bound."""
+    jobs, bounds = figures["jobs"], ("no bound", "expiry", "limit", "admission")
+    rows = {
+        "discarded_share": "groups discarded, %",
+        "idle_share": "trainer idle, %",
+        "ks_distance": "trained against made:\nKolmogorov-Smirnov distance, %",
+    }
+    for axes, (field, label) in zip(figure.subplots(3, 1, sharex=True), rows.items(), strict=True):
+        shares = {bound: [100 * each[bound][field] for each in jobs.values()] for bound in bounds}
+        _bars(axes, list(jobs), shares)
+        if field == "ks_distance":
+            chance = [100 * each["admission"]["ks_critical"] for each in jobs.values()]
+            for at, height in enumerate(chance):
+                axes.hlines(height, at - 0.45, at + 0.45, color="black", linestyle="--", lw=0.8)
+        axes.set_ylabel(label)
+        axes.margins(y=0.3)
+    first, *_ = figure.axes
+    first.set_title(
+        f"{figures['makers']} makers with a heavy tail of durations, {figures['server']} "
+        "(dashed: distance by chance, 5%)"
+    )
+    _legend(first)
+
+
 DRAWINGS: dict[str, Callable[[Figure, Figures], None]] = {
     "shapes": _shapes,
     "puts": _puts,
@@ -344,4 +369,5 @@ DRAWINGS: dict[str, Callable[[Figure, Figures], None]] = {
     "partitions": _partitions,
     "profile": _profile,
     "replicas": _replicas,
+    "staleness": _staleness,
 }

@@ -113,6 +113,16 @@ def _p99(results: Results) -> Figures:
     }
 
 
+def _admitted(field: str, *cases: str) -> Callable[[Results], Figures]:
+    """Read a figure of the jobs with admission, all of them or some."""
+
+    def read(results: Results) -> Figures:
+        jobs = results["staleness"]["jobs"]
+        return {case: jobs[case]["admission"][field] for case in cases or jobs}
+
+    return read
+
+
 TARGETS = (
     Target(
         "samples/s over the raw floor",
@@ -146,6 +156,28 @@ TARGETS = (
         "largest backlog over 1,000 groups, time of a call",
         *("at most", 1.2),
         lambda results: dict(results["backlog"]["over_smallest"]),
+    ),
+    Target("groups discarded with admission", "at most", 0.0, _admitted("discarded_share")),
+    Target(
+        "the trainer's idle time with admission, beyond that without a bound",
+        *("at most", 0.03),
+        _admitted("idle_beyond_no_bound", "trainer-bound", "maker-bound"),
+    ),
+    Target(
+        "Kolmogorov-Smirnov distance with admission, over that by chance",
+        *("at most", 1.0),
+        lambda results: {
+            case: jobs["admission"]["ks_distance"] / jobs["admission"]["ks_critical"]
+            for case, jobs in results["staleness"]["jobs"].items()
+        },
+    ),
+    Target(
+        "server's time with 1,000 waiting makers, over that with 10",
+        *("at most", 1.2),
+        lambda results: {
+            kind: found["1000"] / found["10"]
+            for kind, found in results["staleness"]["server_us"].items()
+        },
     ),
 )
 

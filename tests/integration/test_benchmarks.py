@@ -39,7 +39,14 @@ def benchmark(module: str, *options: str) -> str:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "sections",
-    ["shapes,puts,orders", "servers", "scale", "latency,backlog,profile", "partitions,replicas"],
+    [
+        "shapes,puts,orders",
+        "servers",
+        "scale",
+        "latency,backlog,profile",
+        "partitions,replicas",
+        "staleness",
+    ],
 )
 def test_the_benchmark_writes_figures_and_plots(sections: str, tmp_path: Path) -> None:
     small = ("--quick", "--rounds", "1", "--size", "0.01")
