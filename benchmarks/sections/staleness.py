@@ -122,7 +122,7 @@ def _cost_of_waiting(server: Server, calls: int, makers: int) -> dict[str, float
         scripts = AdmissionScripts(stream._task.store)
 
         def admit(maker: int) -> AdmitReply:
-            limits = {"ttl_ms": 600_000, "lease_ms": 600_000, "hold_ms": 600_000}
+            limits: dict[str, Any] = {"ttl_ms": 600_000, "lease_ms": 600_000, "hold_ms": 600_000}
             known: dict[str, Any] = {
                 "incarnation": stream.incarnation,
                 "series": "s",
