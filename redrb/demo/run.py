@@ -24,6 +24,7 @@ from redrb.demo.report import draw_curve, summary, table
 from redrb.demo.screen import Screen
 from redrb.demo.settings import DemoSettings
 from redrb.errors import ConfigError, StoreError
+from redrb.keys import registry_key
 from redrb.stream import ExperienceStream, StreamStats
 
 TASK = "sort"
@@ -141,6 +142,8 @@ def _delete_run(stream: ExperienceStream, client: Client, namespace: str) -> Non
             cursor, keys = server.execute("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", 1000)
             for key in keys:
                 client.at(key).execute("UNLINK", key)
+    registry = registry_key(namespace)
+    client.at(registry).execute("UNLINK", registry)
 
 
 @contextmanager

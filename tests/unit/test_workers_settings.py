@@ -57,7 +57,8 @@ def test_shares_are_of_the_time_from_the_first_batch_on() -> None:
         step = {"samples": 4, "weight_version": 1, "staleness_mean": 0.0, "staleness_max": 0}
         history.add({"event": "step", "seconds": seconds, "wait_for_batch_s": waited, **step})
     for _ in range(2):
-        history.add({"event": "put", "step_s": 1.0, "send_s": 0.5, "backpressure_s": 0.25})
+        times = {"step_s": 1.0, "admission_s": 0.125, "send_s": 0.5, "backpressure_s": 0.25}
+        history.add({"event": "put", **times})
     assert history.trainer_wait_share == 0.25
     assert history.maker_send_share == 0.5
     assert history.maker_room_share == 0.25
