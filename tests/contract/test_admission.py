@@ -178,9 +178,9 @@ def test_a_maker_waits_until_a_version_comes_and_is_served_in_order(
         await_waiting(stream, 2)
         stream.advance(2)
         second.result(30)
-        assert sorted(served) == [0, 1]
         both.set()
         first.result(30)
+    assert sorted(served) == [0, 1]
 
 
 def await_waiting(stream: ExperienceStream, requests: int) -> None:
