@@ -40,7 +40,8 @@ def measure(bound: int, seconds: float, makers: int) -> dict[str, Any]:
             check=False,
         )
         if done.returncode:
-            raise SystemExit(done.stdout + done.stderr)
+            said = done.stdout + done.stderr
+            raise SystemExit(f"the demo ended with status {done.returncode}\n{said}")
         lines = (Path(directory) / "trainer.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
     figures = json.loads(done.stdout.splitlines()[-1])

@@ -182,9 +182,7 @@ class DetachedReplayBuffer:
             return
         groups = batches * self.sample_batch_size
         try:
-            ExperienceStream(
-                self._client, groups_per_version=groups, **self._task_options
-            ).close()
+            ExperienceStream(self._client, groups_per_version=groups, **self._task_options).close()
         except TaskMismatch as error:
             _log.warning("makers begin groups by the setting that the task has: %s", error)
 
