@@ -18,6 +18,7 @@ from redrb.commands import (
     rm,
     save,
     server,
+    set_,
     stats,
     weights,
 )
@@ -25,7 +26,21 @@ from redrb.commands.arguments import STATUS
 from redrb.errors import ConfigError, RedrbError
 from redrb.options import variable_of
 
-_COMMANDS = (demo, server, acl, ls, stats, dead, rm, save, resume, export, import_, weights)
+_COMMANDS = (
+    demo,
+    server,
+    acl,
+    ls,
+    stats,
+    set_,
+    dead,
+    rm,
+    save,
+    resume,
+    export,
+    import_,
+    weights,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -75,7 +75,8 @@ class TaskMismatch(ConfigError):
         )
         super().__init__(
             f"task {task!r} exists with other settings: {listed}. "
-            "Open it with the stored settings, use another task name, or clear() the task first."
+            "Open it with the stored settings, change them with stream.configure(...) or "
+            f"`redrb set {task} NAME=VALUE`, or use another task name."
         )
 
 

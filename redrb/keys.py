@@ -114,6 +114,11 @@ class TaskKeys:
         return f"{self.prefix}part_blobs"
 
     @property
+    def changes(self) -> str:
+        """The newest changes of settings, newest first."""
+        return f"{self.prefix}changes"
+
+    @property
     def refreshed(self) -> str:
         """The last refresh of staleness of each status, of a task of a `ReplayBuffer`."""
         return f"{self.prefix}refreshed"

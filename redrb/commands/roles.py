@@ -20,7 +20,7 @@ CONNECTING = ("cluster|slots", "info", "select")
 _RUN_SCRIPTS = ("eval", "evalsha")
 _PUT = ("blpop", "exec", "exists", "hdel", "hget", "multi", "wait", "xadd")
 _TAKE = ("blpop", "hget", "hmget", "xpending", "xrange", "xreadgroup", "xrevrange", "zscore")
-_LOOK = ("exists", "hget", "hmget", "hscan", "time", "xrange", "xrevrange", "zscore")
+_LOOK = ("exists", "hget", "hmget", "hscan", "lrange", "time", "xrange", "xrevrange", "zscore")
 _REGISTRY = {
     "maker": ("zadd",),
     "trainer": ("zadd",),
@@ -37,13 +37,13 @@ _PUT_SCRIPTS = (
     *scripts_in("put"),
     *scripts_in("parts"),
     *scripts_in("admission"),
-    *("task/open", "task/stats"),
+    *("task/open", "task/fill", "task/stats"),
 )
 _LOOK_SCRIPTS = ("task/archived", "task/count", "task/stats", "task/versions")
-_ENDING_SCRIPTS = ("task/clear", "task/drop_group")
-_TASK_SCRIPTS = tuple(name for name in scripts_in("task") if name not in _ENDING_SCRIPTS)
+_ADMIN_ONLY = ("task/clear", "task/configure", "task/drop_group")
+_TASK_SCRIPTS = tuple(name for name in scripts_in("task") if name not in _ADMIN_ONLY)
 _TAKE_SCRIPTS = (*scripts_in("take"), *scripts_in("ranks"), *scripts_in("mixture"), *_TASK_SCRIPTS)
-_ADMIN_SCRIPTS = (*scripts_in("saving"), *_ENDING_SCRIPTS, *_PUT_SCRIPTS, *_TAKE_SCRIPTS)
+_ADMIN_SCRIPTS = (*scripts_in("saving"), *_ADMIN_ONLY, *_PUT_SCRIPTS, *_TAKE_SCRIPTS)
 _READ_WEIGHTS_SCRIPTS = ("weights/follow", "weights/pin", "weights/renew_pin")
 _PUBLISH_SCRIPTS = (*(name for name in scripts_in("weights") if name != "weights/remove"),)
 

@@ -16,7 +16,7 @@ from redrb.connection import Client
 from redrb.errors import ConfigError, LeaseLost, TaskMismatch
 from redrb.experience import BufferItem, Experience
 from redrb.runtime.client import client_for
-from redrb.stream import ExperienceStream, Lease, RateLimit
+from redrb.stream import ExperienceStream, Lease, RateLimit, TaskSettings
 from redrb.stream.task.settings import EXCLUDED_BY_ADMISSION
 
 _log = logging.getLogger("redrb")
@@ -75,11 +75,9 @@ class DetachedReplayBuffer:
         self._lock = threading.Lock()
         self._leases: dict[int, Lease] = {}
         if self.limit:
-            most = self.limit * self.sample_batch_size
-            if "partitions" in stream_options:  # a rate counts the reads of one task
-                stream_options.setdefault("limit", most)
-            else:
-                stream_options.setdefault("rate", RateLimit.queue(most))
+            parted = "partitions" in stream_options
+            implied = implied_limit(self.limit * self.sample_batch_size, parted=parted)
+            stream_options.setdefault("implied", implied)
         self._task_options: dict[str, Any] = {"task": task, "namespace": namespace}
         self._gives_rights = all(
             stream_options.get(name) in (None, value)
@@ -212,3 +210,13 @@ class DetachedReplayBuffer:
                         lease.release()
             finally:
                 self.stream.close()
+
+
+def implied_limit(most: int, *, parted: bool) -> TaskSettings:
+    """Return the settings of a task in which at most so many groups wait; 0: any number.
+
+    A rate counts the reads of one task, so a task with partitions has a limit instead.
+    """
+    if not most:
+        return TaskSettings()
+    return TaskSettings(limit=most) if parted else TaskSettings(rate=RateLimit.queue(most))

@@ -19,7 +19,7 @@ from redrb.errors import ConfigError
 from redrb.experience import BufferItem, Experience
 from redrb.keys import check_name
 from redrb.runtime.broadcast import Broadcast
-from redrb.runtime.buffer import DetachedReplayBuffer
+from redrb.runtime.buffer import DetachedReplayBuffer, implied_limit
 from redrb.runtime.callbacks import Callbacks, TrainerCallback
 from redrb.runtime.checkpoint import Stateful, Unacked, stateful_parts
 from redrb.runtime.client import client_for
@@ -346,6 +346,9 @@ class DetachedTrainer(TrainerHooks, ABC):
         if "limit" in options:
             raise ConfigError("give buffer_limit, in batches, instead of limit.")
         size = batch_size * (self._batches.world_size or 1)
+        # a run that goes on with another batch size or buffer_limit has another limit, or none
+        implied = implied_limit(max(0, most) * size, parted="partitions" in options)
+        options.setdefault("implied", implied)
         buffer = DetachedReplayBuffer(size, most, client=self._client, **options)
         try:
             buffer.stream.join_group()  # its ledger counts from now on, not from the first batch

@@ -60,6 +60,7 @@ from redrb.stream.take.lease import Lease
 from redrb.stream.take.reading import GroupReader
 from redrb.stream.take.scripts import TakeRequest, TakeScripts
 from redrb.stream.take.taker import Taker
+from redrb.stream.task.configuring import check_changes
 from redrb.stream.task.dead_letters import DeadLetter, dead_letters
 from redrb.stream.task.description import StalenessRules
 from redrb.stream.task.expiration import Expiration, StalenessReport
@@ -75,6 +76,7 @@ from redrb.stream.task.settings import (
     SettingArguments,
     TaskSettings,
 )
+from redrb.stream.task.stored_settings import StoredSettings, checked_settings
 from redrb.stream.task.task import Task
 
 _log = logging.getLogger("redrb")
@@ -132,6 +134,7 @@ class ExperienceStream:
         reader: GroupReader | None = None,
         settings: TaskSettings | None = None,
         create: bool = True,
+        implied: TaskSettings | None = None,
         **task_settings: Unpack[SettingArguments],
     ) -> None:
         """Open a task, and create it when it is new.
@@ -163,6 +166,8 @@ class ExperienceStream:
             settings: Settings that the task must have.
             create: False: never create the task, neither now nor when it was deleted meanwhile. A
                 call that needs the task raises UnknownTask then.
+            implied: Settings that follow from something else, such as a batch size. They hold where
+                no user gave others, and replace those that followed from something else before.
             task_settings: Fields of `TaskSettings`, such as `order="stalest"` or `limit=4096`; they
                 replace those of `settings`.
 
@@ -185,6 +190,8 @@ class ExperienceStream:
                 f"reader={reader!r:.80}: give a function of a group's samples, such as "
                 "redrb.replay.RolloutReader()."
             )
+        if not isinstance(implied, TaskSettings | None):
+            raise ConfigError(f"implied={implied!r:.80}: give a redrb.stream.TaskSettings.")
         self.task = task
         self.namespace = namespace
         self.group = check_name("consumer group", group)
@@ -197,6 +204,7 @@ class ExperienceStream:
             task,
             namespace=namespace,
             settings=replace(settings or TaskSettings(), **task_settings),
+            implied=implied,
             weights=weights,
             keys=self._keys(namespace, task),
             create=create,
@@ -744,6 +752,37 @@ class ExperienceStream:
         """
         return self._task.scripts.drop_letters(self.group, checked_ids(ids))
 
+    def settings(self) -> StoredSettings:
+        """Return the settings that the task has now, and who changed which when.
+
+        Raises:
+            ConfigError: There is no such task, because it was cleared.
+        """
+        return checked_settings(self._task.store)
+
+    def configure(self, **changes: Unpack[SettingArguments]) -> StoredSettings:
+        """Change settings of the task, in one atomic step, while others work on it.
+
+        All processes go by the new settings from their next call on. The settings that the task is
+        to have are checked together, as when it is opened. None removes a setting. Every setting
+        but `partitions` and `max_reads` can change; docs/stream.md says what becomes of the groups
+        that are stored.
+
+        Args:
+            changes: Fields of `TaskSettings`, such as `limit=8192` or `max_staleness=None`.
+
+        Returns:
+            The settings that the task has then.
+
+        Raises:
+            ConfigError: A setting cannot change or have this value; nothing was changed.
+            StoreUnavailable: Redis stayed away; the settings may have been changed.
+        """
+        self._check_open()
+        check_changes(changes)
+        self._configure(changes)
+        return self.settings()
+
     def advance(self, version: int) -> int:
         """Give the task the newest weight version; not needed with `weights=`.
 
@@ -875,6 +914,9 @@ class ExperienceStream:
                 self._producer.close()
                 self._admitter.close()
 
+    def _configure(self, changes: Mapping[str, Any]) -> None:
+        self._task.configure(changes)
+
     def _keys(self, namespace: str, task: str) -> TaskKeys:
         return TaskKeys.of(namespace, task)
 
@@ -900,7 +942,13 @@ class ExperienceStream:
         return TakeRequest(most, least, checked_status(status), self._query(where))
 
     def _query(self, where: Mapping[str, Any] | None) -> str:
-        return "" if where is None else parse_where(where, self._task.description.tags)
+        if where is None:
+            return ""
+        try:
+            return parse_where(where, self._task.description.tags)
+        except ConfigError:
+            self._task.reopen()  # another process may have declared its tags since
+            return parse_where(where, self._task.description.tags)
 
     def _check_open(self) -> None:
         if self._closed:

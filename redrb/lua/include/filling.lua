@@ -1,9 +1,9 @@
--- Indexes versions for staleness rules that a used task was given later.
---@include task facts pools
+-- Fills indexes of versions and tags that a used task was given later.
+--@include task facts pools tags
 
--- Add waiting groups to versions:<pool> and newest:<pool>, for staleness rules that the task was given
--- later: the next page of the facts. Returns whether there is more.
-local function fill_versions()
+-- Add waiting groups to versions:<pool>, newest:<pool> and tag:<pool>:<name>, for staleness rules and tags
+-- that the task was given later: the next page of the facts. Returns whether there is more.
+local function fill_indexes()
   local at = redis.call('HGET', task, 'filling')
   if not at then
     return false
@@ -14,12 +14,13 @@ local function fill_versions()
     for _, group in ipairs(all) do
       local pool = home_of(group, member, facts)
       if redis.call('ZSCORE', key('ready', pool), member) then
-        if rule.max_staleness and rule.order ~= 'stalest' and facts.version then
+        if indexes_versions() and facts.version then
           redis.call('ZADD', key('versions', pool), facts.version, member)
         end
         if rule.max_token_staleness and facts.newest then
           redis.call('ZADD', key('newest', pool), facts.newest, member)
         end
+        tag_in(pool, rule.names, {member}, {facts})
       end
     end
   end

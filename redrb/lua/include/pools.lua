@@ -26,9 +26,19 @@ local function home_of(group, member, facts)
   return pool_of(group, redis.call('HGET', key('moved', group), member) or facts.status)
 end
 
+-- Whether ready:<pool> sorts all groups by oldest policy version.
+local function sorts_by_version()
+  return rules().order == 'stalest' and not rules().unsorted
+end
+
+-- Whether versions:<pool> sorts the groups.
+local function indexes_versions()
+  return rules().max_staleness and not sorts_by_version()
+end
+
 -- The sorted set that holds a pool by oldest policy version.
 local function versions_of(pool)
-  return key(rules().order == 'stalest' and 'ready' or 'versions', pool)
+  return key(sorts_by_version() and 'ready' or 'versions', pool)
 end
 
 local seeded = false
@@ -41,11 +51,15 @@ local function exponential()
   return -math.log(1 - math.random())
 end
 
--- Add the weights of groups to the sum of their pool, or subtract them.
-local function weigh(group, pool, all, sign)
-  local total = 0
-  for _, facts in ipairs(all) do
-    total = total + (facts and facts.score or 0)
+-- Add the weights of groups to the sum of their pool, or subtract them. Groups that are not sorted into the
+-- order yet are not in the sum.
+local function weigh(group, pool, members, all, sign)
+  local total, rule = 0, rules()
+  for i, facts in ipairs(all) do
+    local seq = rule.unsorted and tonumber(members[i])
+    if facts and not (seq and seq > rule.sorted and seq <= rule.unsorted) then
+      total = total + (facts.score or 0)
+    end
   end
   if total > 0 then
     redis.call('HINCRBYFLOAT', key('mass', group), pool, string.format('%.17g', sign * total))
@@ -69,11 +83,11 @@ end
 -- Add groups to a pool; `all` holds their facts.
 local function enter(group, pool, members, all)
   local rule, clock = rules(), clock_of(group, pool)
-  local ready, versions, newest = {}, {}, {}
+  local ready, versions, newest, by_version = {}, {}, {}, indexes_versions()
   for i, member in ipairs(members) do
     local facts = all[i]
     ready[#ready + 1], ready[#ready + 2] = place(facts, member, clock), member
-    if rule.max_staleness and rule.order ~= 'stalest' and facts.version then
+    if by_version and facts.version then
       versions[#versions + 1], versions[#versions + 2] = facts.version, member
     end
     if rule.max_token_staleness and facts.newest then
@@ -85,10 +99,10 @@ local function enter(group, pool, members, all)
   in_parts('ZADD', key('newest', pool), newest)
   if #rule.names > 0 then
     --@include tags
-    tag_in(pool, members, all)
+    tag_in(pool, rule.names, members, all)
   end
   if rule.sampled then
-    weigh(group, pool, all, 1)
+    weigh(group, pool, members, all, 1)
   end
   entered[pool] = entered[pool] or {}
   for i = 1, #members do
@@ -109,7 +123,7 @@ local function withdraw(group, pool, members, all, lowest_of)
     end
   end
   remove('ready')
-  if rule.max_staleness and rule.order ~= 'stalest' then
+  if indexes_versions() then
     remove('versions')
   end
   if rule.max_token_staleness then
@@ -120,7 +134,7 @@ local function withdraw(group, pool, members, all, lowest_of)
     tag_out(pool, rule.names, members)
   end
   if rule.sampled then
-    weigh(group, pool, all or facts_of_all(members), -1)
+    weigh(group, pool, members, all or facts_of_all(members), -1)
     if redis.call('EXISTS', key('ready', pool)) == 0 then -- floating sums drift: start again at 0
       redis.call('HDEL', key('mass', group), pool)
       redis.call('HDEL', key('clock', group), pool)

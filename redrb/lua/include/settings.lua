@@ -1,4 +1,9 @@
 -- Settings that a task remembers.
+--
+-- Work that a change of settings leaves is noted in the task, and done a page at a time (task/fill.lua):
+--   filling     a place in the facts, from which on indexes of versions and tags are filled
+--   unsorted    "<first> <last>": groups with an id in (first, last] may have their place in the former order
+--   forgetting  the task keeps no history any more, and deletes what it has
 --@include task
 
 -- In the order in which task/open.lua returns them.
@@ -13,6 +18,8 @@ local function pack_rules()
     stored[name] = redis.call('HGET', task, name)
   end
   local tags = stored.tags
+  local forgetting, sorted = unpack(redis.call('HMGET', task, 'forgetting', 'unsorted'))
+  local first, last = string.match(sorted or '', '^(%d+) (%d+)$')
   redis.call('HSET', task, 'rules', cmsgpack.pack({
     revision = stored.revision,
     incarnation = stored.incarnation,
@@ -24,15 +31,34 @@ local function pack_rules()
     max_reads = tonumber(stored.max_reads or redis.call('HGET', task, 'default_max_reads') or '1'),
     names = tags and tags ~= '' and cjson.decode(tags) or {},
     keep_ms = tonumber(stored.keep_ms or ''),
-    keep_groups = tonumber(stored.keep_groups or ''),
-    keeps = (stored.keep_ms or stored.keep_groups) ~= false,
+    keep_groups = tonumber(stored.keep_groups or '') or forgetting and 0 or nil,
+    keeps = (stored.keep_ms or stored.keep_groups or forgetting) ~= false,
     partitions = stored.partitions ~= false,
     limit = tonumber(stored.limit or '0'),
     max_bytes = tonumber(stored.max_bytes or '0'),
     capacity = tonumber(stored.capacity or '0'),
     groups_per_version = tonumber(stored.groups_per_version or ''),
     rate = stored.rate ~= false and stored.rate ~= '',
+    sorted = tonumber(first or ''),
+    unsorted = tonumber(last or ''),
   }))
+end
+
+-- The reply of scripts that open a task or change it: {'ok', name, value, ...}.
+local function all_settings()
+  local reply, stored = {'ok'}, redis.call('HMGET', task, unpack(SETTINGS))
+  for i, name in ipairs(SETTINGS) do
+    reply[#reply + 1], reply[#reply + 2] = name, stored[i]
+  end
+  local work = redis.call('HMGET', task, 'filling', 'unsorted', 'forgetting')
+  for name, value in pairs({
+    epoch = redis.call('HGET', puts, 'epoch') or '0',
+    generation = redis.call('HGET', task, 'generation') or '0',
+    unfinished = (work[1] or work[2] or work[3]) and '1' or '',
+  }) do
+    reply[#reply + 1], reply[#reply + 2] = name, value
+  end
+  return reply
 end
 
 -- The fields of the task that a copy of it has, too: a flat list name, value, ...

@@ -27,14 +27,17 @@ local function tag_score(value)
   return type(value) == 'string' and string_score(value) or value
 end
 
--- Sort groups of a pool by their tags; `all` holds their facts.
-local function tag_in(pool, members, all)
+-- Sort groups of a pool by their tags; `all` holds their facts. Groups may have tags that the task does not
+-- declare any more.
+local function tag_in(pool, names, members, all)
   local added = {}
   for i, facts in ipairs(all) do
-    for name, value in pairs(facts.tags or {}) do
-      added[name] = added[name] or {}
-      table.insert(added[name], tag_score(value))
-      table.insert(added[name], members[i])
+    for _, name in ipairs(facts.tags and names or {}) do
+      if facts.tags[name] then
+        added[name] = added[name] or {}
+        table.insert(added[name], tag_score(facts.tags[name]))
+        table.insert(added[name], members[i])
+      end
     end
   end
   for name, scores in pairs(added) do

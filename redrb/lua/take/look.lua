@@ -1,19 +1,19 @@
 -- Look how many groups a take of several partitions would find here, and queue for more; nothing is leased.
 -- KEYS[1] stream
--- ARGV    group, waiter, need, most, ttl_ms, status, where, incarnation
+-- ARGV    group, waiter, need, most, ttl_ms, status, where, revision
 --         need: the waiter is woken as soon as so many groups wait for it here; until then they are
 --         reserved for it. most: how many groups it can use
 --         ttl_ms: how long its place in the queue is kept, 0: leave the queue
---         status, where, incarnation: as for take/take
+--         status, where, revision: as for take/take
 -- Returns {'found', groups that the waiter may take now, at most `most` with a query}
---       | {'gone'}: there is no such task, or it was created anew
---       | {'more'}: the consumer group is joining, run it again
+--       | {'gone'}: there is no such task, or its settings are others
+--       | {'more'}: the consumer group is joining, or groups are being sorted: run it again
 --         Repeated, it renews the place in the queue.
 --@include task clock facts pools waiters waking queries
 
 begin_writing()
 local rule = rules()
-if not rule.exists or rule.incarnation ~= ARGV[8] then
+if not rule.exists or rule.revision ~= ARGV[8] then
   return {'gone'}
 end
 local group, waiter, need, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -24,6 +24,11 @@ if redis.call('SISMEMBER', key('groups'), group) == 0 or redis.call('EXISTS', ke
   if not join(group) then
     return {'more'}
   end
+end
+if rule.unsorted then
+  --@include sorting
+  sort_groups()
+  return {'more'}
 end
 local pool = pool_of(group, status)
 local queue = queue_of(pool, where)

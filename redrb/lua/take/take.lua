@@ -1,22 +1,21 @@
 -- Lease a full batch, or lease nothing and queue for it. Payload is then read with
 -- XREADGROUP GROUP group slot STREAMS stream 0.
 -- KEYS[1] stream
--- ARGV    group, consumer, slot, token, count, least, waiter, ttl_ms, lease_ms, status, where,
---         incarnation, report
+-- ARGV    group, consumer, slot, token, count, least, waiter, ttl_ms, lease_ms, status, where, revision,
+--         report: 1 for others and fates
 --         token: name of the lease, a number that counts up in its slot; repeated with the same token, a
---         take returns the batch that it leased
---         least: fewest entries that are accepted instead of `count`
+--         take returns the batch that it leased; least: fewest entries that are accepted, not `count`
 --         waiter: name in the queue; ttl_ms: how long its place is kept, 0: do not queue, leave the queue
 --         lease_ms: the consumer is dead after so long without a heartbeat
---         where: JSON of a query, or ''
---         incarnation: of the task that the client has opened; report: 1 for others and fates
+--         where: JSON of a query, or ''; revision: of the settings that the client knows
 -- Returns {'taken', entries, {member ...}, {weight ..., sum of weights}, groups left}: the members in
 --         the task's order if it is not that of their ids, of an order that draws their weights and that of
 --         all groups that waited; no groups left are named if the take is repeated
 --       | {'short', waiting, producers that wait for room, groups that just expired, others, fates}: groups
 --         that wait with another status, and the fates of all as in include/fates.lua, if it is to report
 --       | {'never', most}: limit, capacity or rate let at most so many groups be taken together
---       | {'gone'}: there is no such task, or it was created anew | {'late'}: a later take came first
+--       | {'gone'}: there is no such task, or its settings are others
+--       | {'late'}: a later take of the slot came first
 --       | {'ranks'}: ranks take from this consumer group, so other consumers may not
 --       | {'more', groups that just expired}: run it again, there is more to do before
 --@include task clock facts pools heartbeats claims
@@ -24,7 +23,7 @@
 
 begin_writing()
 local rule = rules()
-if not rule.exists or rule.incarnation ~= ARGV[12] then
+if not rule.exists or rule.revision ~= ARGV[12] then
   return {'gone'}
 end
 local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -71,7 +70,10 @@ if rule.keeps then
   --@include history
   trim_history(100)
 end
-if rule.version and (rule.max_staleness or rule.max_token_staleness) then
+if rule.unsorted then
+  --@include sorting
+  more = sort_groups() or true
+elseif rule.version and (rule.max_staleness or rule.max_token_staleness) then
   --@include staleness
   expired, more = expire_overdue(group, status)
 end

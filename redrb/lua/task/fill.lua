@@ -1,9 +1,17 @@
--- Index the versions of waiting groups for a staleness rule that the task was given later, a page at a
--- time: the caller repeats.
+-- Do the work that a change of settings leaves, a page at a time: fill an index that the task was given
+-- later, sort the groups by another order, delete history. The caller repeats.
 -- KEYS[1] stream
 -- Returns 'more' | 'done'
---@include task filling permissions
+--@include task filling sorting history settings permissions
 
 check_permissions(KEYS[1])
 begin_writing()
-return fill_versions() and 'more' or 'done'
+local more = fill_indexes() or sort_groups()
+if not more and redis.call('HEXISTS', task, 'forgetting') == 1 then
+  more = trim_history(200) > 0
+  if not more then
+    redis.call('HDEL', task, 'forgetting')
+    pack_rules()
+  end
+end
+return more and 'more' or 'done'

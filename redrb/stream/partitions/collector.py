@@ -317,7 +317,7 @@ class Collector:
                         collection.waiter,
                         request,
                         ttl_ms=ttl_ms,
-                        incarnation=partition.opened.description.incarnation,
+                        revision=partition.opened.description.revision,
                     )
                     look.begin()
                     sent.append((number, look))

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from redrb.connection import Client
-from redrb.errors import ConfigError, TaskMismatch
+from redrb.errors import TaskMismatch
 from redrb.keys import TaskKeys
+from redrb.stream.partitions.settings import part_of
 from redrb.stream.put.preparer import Preparer
 from redrb.stream.put.producer import Producer
 from redrb.stream.ranks.ranks import Ranks
@@ -17,9 +18,6 @@ from redrb.stream.take.scripts import TakeScripts
 from redrb.stream.take.taker import Taker
 from redrb.stream.task.settings import TaskSettings
 from redrb.stream.task.task import Task
-
-DIVIDED = ("limit", "max_bytes", "capacity", "keep_groups", "max_dead")
-"""Limits of the whole task, of which each partition has a part."""
 
 
 class Partition(ExperienceStream):
@@ -40,13 +38,19 @@ class Partition(ExperienceStream):
         task: str,
         number: int,
         settings: TaskSettings,
+        implied: TaskSettings,
         **options: Any,
     ) -> None:
-        """Open a partition; `settings` and `options` are those of the whole task."""
+        """Open a partition; settings and options are those of the whole task."""
         self.number = number
         self._count = settings.partitions or 1
         try:
-            super().__init__(client, task, settings=_part_of(settings, number), **options)
+            super().__init__(
+                *(client, task),
+                settings=part_of(settings, number),
+                implied=replace(part_of(implied, number), partitions=None),
+                **options,
+            )
         except TaskMismatch as error:
             if self._count > 1:
                 error.add_note(
@@ -87,29 +91,3 @@ class Partition(ExperienceStream):
     def ranks(self) -> Ranks:
         """Takes the parts of a rank."""
         return self._ranks
-
-
-def _part_of(settings: TaskSettings, number: int) -> TaskSettings:
-    """Return the settings of one partition: its part of each limit, and the rest as it is.
-
-    Raises:
-        ConfigError: A limit is smaller than the number of partitions, or a setting needs one task.
-    """
-    settings.as_stored()  # checks the values
-    count = settings.partitions or 1
-    if settings.rate is not None:
-        raise ConfigError(
-            "rate= counts the reads and inserts of one task: with partitions= leave it out, and "
-            "give limit= or capacity=."
-        )
-    parts: dict[str, Any] = {}
-    for name in DIVIDED:
-        whole = getattr(settings, name)
-        if whole:
-            if whole < count:
-                raise ConfigError(
-                    f"{name}={whole} is divided among {count} partitions: give at least {count}, "
-                    "or fewer partitions."
-                )
-            parts[name] = whole // count + (number < whole % count)
-    return replace(settings, **parts)

@@ -24,6 +24,7 @@ from redrb.stream.partitions.partition import Partition
 from redrb.stream.partitions.producer import PartitionedProducer
 from redrb.stream.partitions.ranks import PartitionedRanks
 from redrb.stream.partitions.reports import summed_reports
+from redrb.stream.partitions.settings import divided, summed_settings
 from redrb.stream.put.filters import Filter
 from redrb.stream.put.items import Items
 from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup
@@ -42,6 +43,7 @@ from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.origin import Origin, Source
 from redrb.stream.task.settings import LEASE_MS, OnExpired, SettingArguments, TaskSettings
 from redrb.stream.task.store import TaskStore
+from redrb.stream.task.stored_settings import StoredSettings
 from redrb.stream.waiting import Wait
 
 MOST_PARTITIONS = 1024
@@ -88,6 +90,7 @@ class PartitionedStream(ExperienceStream):
         reader: GroupReader | None = None,
         settings: TaskSettings | None = None,
         create: bool = True,
+        implied: TaskSettings | None = None,
         **task_settings: Unpack[SettingArguments],
     ) -> None:
         """Open all partitions; new ones are created, unless `create` is False."""
@@ -96,6 +99,7 @@ class PartitionedStream(ExperienceStream):
             raise ConfigError(f"settings={settings!r:.80}: give a redrb.stream.TaskSettings.")
         whole = replace(settings or TaskSettings(), **task_settings)
         whole.as_stored()
+        follows = replace(implied or TaskSettings(), partitions=whole.partitions)
         count = whole.partitions or 1
         if count > MOST_PARTITIONS:
             raise ConfigError(f"partitions={count}: give at most {MOST_PARTITIONS}.")
@@ -104,7 +108,7 @@ class PartitionedStream(ExperienceStream):
         self._closed = False
         self._partitions = [
             Partition(
-                *(client, task, number, whole),
+                *(client, task, number, whole, follows),
                 namespace=namespace,
                 group=group,
                 on_full=on_full,
@@ -122,7 +126,6 @@ class PartitionedStream(ExperienceStream):
         ]
         home = self._partitions[0]
         self.group = home.group
-        self._limit = whole.limit or 0
         self._numbering = Numbering(count)
         self._task = home.opened
         self._preparer = home.preparer
@@ -177,9 +180,10 @@ class PartitionedStream(ExperienceStream):
         where: Mapping[str, Any] | None,
     ) -> TakeRequest:
         request = super()._take_request(count, at_least, status, where)
-        if 0 < self._limit < request.least:
+        limits = [partition.opened.description.limit for partition in self._partitions]
+        if all(limits) and sum(limits) < request.least:
             raise ConfigError(
-                f"task {self.task!r} holds at most {self._limit} groups: a batch of {count} can "
+                f"task {self.task!r} holds at most {sum(limits)} groups: a batch of {count} can "
                 "never be full. Take fewer, or raise the limit."
             )
         return request
@@ -297,6 +301,16 @@ class PartitionedStream(ExperienceStream):
             self._partitions[number].drop_dead_letters([seq for seq in seqs if seq])
             for number, seqs in self._numbering.by_partition(checked_ids(ids)).items()
         )
+
+    def settings(self) -> StoredSettings:
+        """Return the settings of the whole task; the changes are those of its first partition."""
+        return summed_settings([partition.settings() for partition in self._partitions])
+
+    def _configure(self, changes: Mapping[str, Any]) -> None:
+        """Change one partition after the other, each in one atomic step."""
+        count = len(self._partitions)
+        for partition in self._partitions:
+            partition.opened.configure(divided(changes, partition.number, count))
 
     def advance(self, version: int) -> int:
         """Give all partitions the newest weight version; returns the oldest that one knows."""

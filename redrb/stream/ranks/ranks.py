@@ -156,7 +156,7 @@ class Ranks:
             *(self._consumer.name, step, attempt, take if last else take.full),
             ttl_ms=0 if last else QUEUE_TTL_MS,
             lease_ms=self._consumer.lease_ms,
-            incarnation=self._task.description.incarnation,
+            revision=self._task.description.revision,
             retry_s=wait.retry_s,
         )
         if batch.outcome == "taken":
@@ -165,6 +165,8 @@ class Ranks:
                 payloads = self._rank_store.read(f"{RANKS}/{step}", len(batch.ids) + MOST_RANKS)
             parts = deal(batch.ids, batch.weights, size, payloads)
             self._rank_store.assign(step, attempt, request.spec, parts)
+        elif batch.outcome == "gone":
+            self._task.reopen()
         elif batch.outcome == "never":
             raise ConfigError(
                 f"task {self._store.task!r} holds at most {batch.counts[0]} groups: a batch of "

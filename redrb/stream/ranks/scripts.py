@@ -156,7 +156,7 @@ class RankStore:
         *,
         ttl_ms: int,
         lease_ms: int,
-        incarnation: str,
+        revision: str,
         retry_s: float | None,
     ) -> BatchReply:
         """Lease the batch of a step, or queue for it; the same attempt finds the same batch."""
@@ -166,7 +166,7 @@ class RankStore:
             waiter=self._waiter,
             ttl_ms=ttl_ms,
             lease_ms=lease_ms,
-            incarnation=incarnation,
+            revision=revision,
             report=not ttl_ms,
         )
         outcome, *values = self._store.run("take/take", arguments, retry_s=retry_s)

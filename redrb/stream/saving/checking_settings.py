@@ -18,10 +18,12 @@ _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,15}")
 _DEFAULT: Final = "default_"
 _OTHER_NUMBERS: Final = {
     "keep_ms": 1,
+    "generation": 0,
     f"{_DEFAULT}max_reads": 0,
     f"{_DEFAULT}max_deliveries": 1,
     f"{_DEFAULT}max_dead": 0,
 }
+_UNSORTED: Final = re.compile(r"[0-9]{1,16} [0-9]{1,16}")
 _NOT_SETTINGS: Final = frozenset({"rules"})
 
 
@@ -48,6 +50,11 @@ def check_saved_settings(settings: Mapping[str, str], tags: tuple[str, ...]) -> 
         _check_groups_per_version(settings["groups_per_version"])
     declare_tags(tags)
     _check_order(settings.get("order", "fifo"), settings.get("sampled", "0"))
+    if "unsorted" in settings and (
+        not _UNSORTED.fullmatch(settings["unsorted"])
+        or known_order(settings.get("order", "fifo")) is None
+    ):
+        raise ValueError("groups that are not sorted")
     if "rate" in settings:
         _check_rate(settings["rate"])
         _check_min_size(settings)

@@ -33,6 +33,7 @@ _TRANSIENT = frozenset(
         "kind",
         "epoch_ms",
         "epoch_at",
+        "filling",
     }
 )
 """Fields of a task that are not saved."""

@@ -59,7 +59,7 @@ class TakeReply:
 
     Attributes:
         outcome: "taken"; "short": too few groups wait; "never": limit or rate never allow the
-            batch; "gone": the task was deleted, or created anew; "more": there is more to do
+            batch; "gone": the task was deleted, or has other settings; "more": there is more to do
             before, ask again; "late": a later take of the slot came first; "ranks": ranks take from
             this consumer group.
         amount: Groups leased, groups waiting, or the limit, as `outcome` says.
@@ -95,8 +95,8 @@ class LookReply:
     """The reply to a look at a partition.
 
     Attributes:
-        outcome: "found"; "gone": the task was deleted, or created anew; "more": the consumer group
-            is joining, so look again.
+        outcome: "found"; "gone": the task was deleted, or has other settings; "more": the consumer
+            group is joining, or groups are being sorted, so look again.
         free: Groups that the waiter may take.
     """
 
@@ -142,7 +142,7 @@ def take_arguments(
     waiter: str,
     ttl_ms: int,
     lease_ms: int,
-    incarnation: str,
+    revision: str,
     report: bool = False,
 ) -> list[Argument]:
     """Return the ARGV of the script `take/take`.
@@ -154,12 +154,12 @@ def take_arguments(
         waiter: Name in the queue of takes.
         ttl_ms: How long the place in the queue is kept; 0: do not queue, leave the queue.
         lease_ms: Silence of the consumer's heartbeat after which others take its leases over.
-        incarnation: Of the task, as this process knows it.
+        revision: Of the task's settings, as this process knows them.
         report: Count all groups where too few are waiting.
     """
     taking: list[Argument] = [group, consumer, slot, token, request.count, request.least]
     place: list[Argument] = [waiter, ttl_ms, lease_ms]
-    return [*taking, *place, request.status, request.where, incarnation, int(report)]
+    return [*taking, *place, request.status, request.where, revision, int(report)]
 
 
 class TakeScripts:
@@ -179,6 +179,7 @@ class TakeScripts:
         waiter: str,
         ttl_ms: int,
         lease_ms: int,
+        revision: str,
         incarnation: str,
         report: bool,
         first: Ending | None = None,
@@ -192,7 +193,7 @@ class TakeScripts:
             waiter=waiter,
             ttl_ms=ttl_ms,
             lease_ms=lease_ms,
-            incarnation=incarnation,
+            revision=revision,
             report=report,
         )
         scripts = [("take/take", arguments)]
@@ -222,7 +223,7 @@ class TakeScripts:
         request: TakeRequest,
         *,
         ttl_ms: int,
-        incarnation: str,
+        revision: str,
     ) -> Request[LookReply]:
         """Return the request that counts groups for a take of several partitions, and queues it.
 
@@ -231,7 +232,7 @@ class TakeScripts:
             waiter: Name in the queue.
             request: `least`: groups for which the waiter is woken; `count`: groups it can use.
             ttl_ms: How long the place in the queue is kept; 0: leave the queue.
-            incarnation: Of the task, as this process knows it.
+            revision: Of the task's settings, as this process knows them.
         """
         place: list[Argument] = [group, waiter, request.least, request.count, ttl_ms]
 
@@ -239,7 +240,7 @@ class TakeScripts:
             outcome, *found = reply
             return LookReply(outcome.decode(), *found)
 
-        arguments = [*place, request.status, request.where, incarnation]
+        arguments = [*place, request.status, request.where, revision]
         return self._store.request("take/look", arguments, read)
 
     def finish(self, group: str, consumer: str, ending: Ending) -> bool:

@@ -246,13 +246,14 @@ class Taker:
         *,
         report: bool,
     ) -> Request[TakeReply]:
-        consumer = self._consumer
+        consumer, description = self._consumer, self._task.description
         return self._scripts.take(
             *(consumer.group, consumer.name, slot.name, slot.token, request),
             waiter=waiter or slot.waiter,
             ttl_ms=ttl_ms,
             lease_ms=consumer.lease_ms,
-            incarnation=self._task.description.incarnation,
+            revision=description.revision,
+            incarnation=description.incarnation,
             report=report,
             first=None if before is None else _acknowledgement(before),
         )

@@ -39,6 +39,7 @@ class TaskDescription:
             has cleared the task.
         tags: Names of the declared tags.
         staleness: When its groups expire.
+        limit: Most groups that wait or are leased; 0: no limit.
         keep_expired: Whether expired groups wait with status EXPIRED, instead of being discarded.
         epoch: The epoch of the producers' records (`include/producers.lua`).
         kind: Fields and dtypes of the completed groups that were put first, see `kind_of`; "" if
@@ -50,6 +51,7 @@ class TaskDescription:
     incarnation: str
     tags: tuple[str, ...]
     staleness: StalenessRules
+    limit: int
     keep_expired: bool
     epoch: int
     kind: str = ""
@@ -65,6 +67,7 @@ class TaskDescription:
             staleness=StalenessRules(
                 _number(stored["max_staleness"]), _number(stored["max_token_staleness"])
             ),
+            limit=_number(stored["limit"]) or 0,
             keep_expired=stored["on_expired"] == "keep",
             epoch=int(stored["epoch"]),
             kind=stored["kind"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, overload
 
 from redrb.connection.transport import Argument, Pipeline
 from redrb.errors import ConfigError, TaskMismatch
@@ -17,6 +17,7 @@ from redrb.orders import Score
 from redrb.stream.task.rate import UNREAD_FILL
 from redrb.stream.task.settings import STORED_DEFAULTS, excluded_by_admission
 from redrb.stream.task.store import TaskStore
+from redrb.stream.task.stored_settings import caller
 
 ExpireMode: TypeAlias = Literal["keep", "discard", "look"]
 
@@ -40,16 +41,42 @@ class TaskScripts:
         self._store = store
 
     @overload
-    def open(self, settings: Mapping[str, str]) -> dict[str, str]: ...
+    def open(
+        self, settings: Mapping[str, str], implied: Mapping[str, str] | None = None
+    ) -> dict[str, str]: ...
 
     @overload
-    def open(self, settings: Mapping[str, str], *, create: bool) -> dict[str, str] | None: ...
+    def open(
+        self,
+        settings: Mapping[str, str],
+        implied: Mapping[str, str] | None = None,
+        *,
+        create: bool,
+        incarnation: str = "",
+        generation: int | None = None,
+    ) -> dict[str, str] | None: ...
 
-    def open(self, settings: Mapping[str, str], *, create: bool = True) -> dict[str, str] | None:
+    def open(
+        self,
+        settings: Mapping[str, str],
+        implied: Mapping[str, str] | None = None,
+        *,
+        create: bool = True,
+        incarnation: str = "",
+        generation: int | None = None,
+    ) -> dict[str, str] | None:
         """Create the task, or compare its settings; returns all of them, "" for those not given.
 
-        The field "epoch" beside them is that of the producers' records. Without `create`, None is
-        returned for a task that does not exist.
+        The fields "epoch" and "generation" beside them are that of the producers' records, and the
+        number of changes. Without `create`, None is returned for a task that does not exist.
+
+        Args:
+            settings: Settings that the task must have; "" for one that was removed.
+            implied: Settings that no user gave: they replace only such settings.
+            create: Whether to create the task when it does not exist.
+            incarnation: Of the task as the caller has opened it: in this incarnation nothing is
+                compared.
+            generation: Changes of settings that the caller knows of; None at its first open.
 
         Raises:
             TaskMismatch: The task exists with other settings.
@@ -59,10 +86,55 @@ class TaskScripts:
         """
         asked = {"format": str(WIRE_FORMAT), **STORED_DEFAULTS, **settings}
         flat = [word for item in asked.items() for word in item]
-        arguments: list[Argument] = [uuid.uuid4().hex, int(create), *flat]
-        head, *reply = self._store.run("task/open", arguments)
+        for name, value in (implied or {}).items():
+            flat += [f"implied:{name}", value]
+        changes = "" if generation is None else generation
+        who = caller(self._store)
+        arguments: list[Argument] = [uuid.uuid4().hex, int(create), who, incarnation, changes]
+        head, *reply = self._store.run("task/open", [*arguments, *flat])
         if head == b"unknown":
             return None
+        if head == b"differs":
+            stored = _pairs(reply)
+            raise TaskMismatch(
+                self._store.task, {name: (stored[name], asked.get(name)) for name in stored}
+            )
+        return self._settled(head, reply)
+
+    def configure(
+        self, revision: str, expected: str, changes: Mapping[str, str]
+    ) -> dict[str, str] | None:
+        """Change settings; returns all of them as `open` does.
+
+        None: the settings are others than those of the revision `expected`.
+
+        Args:
+            revision: Random name of the changed settings.
+            expected: Revision for which the changes were checked.
+            changes: Settings as Redis keeps them; "" removes one.
+
+        Raises:
+            ConfigError: As `open`, or the order cannot be given to stored groups.
+        """
+        flat = [word for item in changes.items() for word in item]
+        who = caller(self._store)
+        head, *reply = self._store.run("task/configure", [revision, expected, who, *flat])
+        if head in (b"changed", b"gone"):
+            return None
+        if head == b"unsortable":
+            raise ConfigError(
+                f"task {self._store.task!r} has groups, and Redis can sort them only by the orders "
+                f"that redrb has: it does not know the scores of {changes['order']!r}. Give a "
+                "built-in order, or change the order while the task is empty."
+            )
+        return self._settled(head, reply)
+
+    def _settled(self, head: bytes, reply: Sequence[Any]) -> dict[str, str]:
+        """Return the settings in a reply, after the work that they have left is done.
+
+        Raises:
+            ConfigError: The settings do not fit together.
+        """
         if head == b"unversioned":
             raise ConfigError(
                 f'task {self._store.task!r} indexes no versions, so eviction="stalest" has nothing '
@@ -72,15 +144,8 @@ class TaskScripts:
             raise self._blocked(*reply)
         if head == b"excluded":
             raise excluded_by_admission(*(word.decode() for word in reply))
-        stored = {
-            name.decode(): value.decode() if value is not None else ""
-            for name, value in zip(reply[::2], reply[1::2], strict=True)
-        }
-        if head == b"differs":
-            raise TaskMismatch(
-                self._store.task, {name: (stored[name], asked.get(name)) for name in stored}
-            )
-        if stored.pop("filling"):  # a new staleness rule: waiting groups are indexed in pages
+        stored = _pairs(reply)
+        if stored.pop("unfinished"):  # groups are indexed or sorted, or history deleted, in pages
             while self._store.run("task/fill") == b"more":
                 pass
         return stored
@@ -285,3 +350,11 @@ class TaskScripts:
         reply = self._store.run("task/stats", [group])
         pairs = zip(reply[::2], reply[1::2], strict=True)
         return {name.decode(): int(value) for name, value in pairs}
+
+
+def _pairs(flat: Sequence[bytes | None]) -> dict[str, str]:
+    """Return names and values of a flat reply; "" for no value."""
+    return {
+        (name or b"").decode(): (value or b"").decode()
+        for name, value in zip(flat[::2], flat[1::2], strict=True)
+    }

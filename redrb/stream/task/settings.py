@@ -53,6 +53,21 @@ EXCLUDED_BY_ADMISSION = {"max_reads": 1, "capacity": None, "partitions": 1}
 
 MOST_PER_VERSION = 1e9
 
+STORED_NAMES = (
+    *(name for name in NUMBERS),
+    *(
+        "groups_per_version",
+        "order",
+        "sampled",
+        "on_expired",
+        "eviction",
+        "rate",
+        "tags",
+        "keep_ms",
+    ),
+)
+"""Names of all settings in Redis."""
+
 
 class SettingArguments(TypedDict, total=False):
     """The fields of `TaskSettings` as keyword arguments of `ExperienceStream`."""
@@ -169,9 +184,10 @@ class TaskSettings:
 
     def chosen_order(self, stored: str) -> Order | None:
         """Return the task's order; None for an `Order` object that these settings do not hold."""
-        if self.order is not None and not isinstance(self.order, str):
+        name = stored or Fifo.name
+        if not isinstance(self.order, str | None) and self.order.name == name:
             return self.order
-        return known_order(stored or Fifo.name)
+        return known_order(name)
 
     def _check_rate(self) -> None:
         """Refuse a rate at which both sides would wait for ever."""

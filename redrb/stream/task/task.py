@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
 
 from redrb.connection import Client
 from redrb.errors import TaskMismatch
 from redrb.keys import TaskKeys
 from redrb.registry import Registry
+from redrb.stream.task.configuring import configure, stored_names
 from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.follower import Follower
 from redrb.stream.task.listing import forget_name
@@ -19,6 +22,9 @@ from redrb.stream.task.similar_tasks import similar_tasks, unknown_task
 from redrb.stream.task.store import TaskStore
 
 SEARCH_AGAIN_S = 30.0
+
+_NO_LIMITS = {"limit": "", "rate": ""}
+"""Limits that follow from other settings; the task loses those that do not follow any more."""
 
 _log = logging.getLogger("redrb")
 
@@ -46,6 +52,7 @@ class Task:
         *,
         namespace: str,
         settings: TaskSettings,
+        implied: TaskSettings | None = None,
         weights: str | None = None,
         keys: TaskKeys | None = None,
         create: bool = True,
@@ -57,6 +64,7 @@ class Task:
             name: Name of the task.
             namespace: Its namespace.
             settings: Settings that the task must have.
+            implied: Settings that it gets where no user gave others.
             weights: Name of the published weights whose newest version the task learns.
             keys: Its keys, if they are not those of its name.
             create: Whether to create the task when it does not exist.
@@ -73,24 +81,27 @@ class Task:
         self._is_listed = self.store.keys == TaskKeys.of(namespace, name)
         self._similar: tuple[float, tuple[str, ...]] = (-SEARCH_AGAIN_S, ())
         self._settings = settings
-        self._checked_settings = settings.as_stored()
+        self._declared = settings.as_stored()
+        self._implied = {} if implied is None else _implied_beside(settings, implied)
+        self._generation: int | None = None
         self._follower = None if weights is None else Follower(self.store, namespace, weights)
         self._joined: set[str] = set()
         self._noted: dict[str, object] = {}
-        self._open()
+        self._open("")
 
     def reopen(self) -> None:
-        """Create the task where it was deleted, restore its settings, and learn the others.
+        """Learn the settings that the task has now, or create it where it was deleted.
 
-        When the task was created anew, consumer groups that have joined from here join again, and
-        the loss of its data is logged, once.
+        In a task that was created anew the settings that were given from here are restored, as
+        they were when this process last learned them. Consumer groups that have joined from here
+        join again, and the loss of its data is logged, once.
 
         Raises:
-            TaskMismatch: The task exists with other settings.
+            TaskMismatch: The task was created anew with other settings.
             UnknownTask: The task was deleted, and must not be created from here.
         """
         before = self.description.incarnation
-        self._open()
+        self._open(before)
         incarnation = self.description.incarnation
         if incarnation == before:
             return
@@ -99,6 +110,16 @@ class Task:
         mine = object()  # of several threads that notice, one logs
         if before and self._noted.setdefault(incarnation, mine) is mine:
             self._log_loss()
+
+    def configure(self, changes: Mapping[str, Any]) -> None:
+        """Change settings of the task; see `configuring.configure`."""
+        if not self.description.incarnation:
+            self.reopen()  # this process has cleared the task
+        stored = configure(self.store, changes)
+        if "order" in changes:
+            self._settings = replace(self._settings, order=changes["order"])
+        self._declared |= {name: stored[name] for name in stored_names(changes)}
+        self.reopen()
 
     def join(self, group: str, start: str = "") -> None:
         """Register a consumer group, now and whenever the task was created anew."""
@@ -134,7 +155,8 @@ class Task:
         self.description = replace(self.description, kind=kind)
 
     def _log_loss(self) -> None:
-        given = [f"{name}={value}" for name, value in self._checked_settings.items()]
+        settings = self._declared | self._implied
+        given = [f"{name}={value}" for name, value in settings.items() if value]
         _log.warning(
             "task %r was created anew, because Redis lost its data or another process cleared the "
             "task: its waiting and leased groups, ledger, history and dead letters are gone. "
@@ -143,9 +165,22 @@ class Task:
             ", ".join(given) or "nothing, this process gave it no settings",
         )
 
-    def _open(self) -> None:
+    def _learn(self, stored: Mapping[str, str]) -> None:
+        """Note the values that the settings given from here have now."""
+        self._generation = int(stored["generation"])
+        for given in (self._declared, self._implied):
+            for name in tuple(given):
+                given[name] = stored[name]
+
+    def _open(self, incarnation: str) -> None:
         try:
-            stored = self.scripts.open(self._checked_settings, create=self._create)
+            stored = self.scripts.open(
+                self._declared,
+                self._implied,
+                create=self._create,
+                incarnation=incarnation,
+                generation=self._generation,
+            )
         except TaskMismatch as error:
             if "tags" in error.differences and not self._settings.tags:
                 error.add_note("tags=[] asks for a task without tags: leave it out to use those.")
@@ -156,7 +191,20 @@ class Task:
             raise unknown_task(self._client, self._namespace, self.name)
         if self._is_listed:
             Registry(self._client, self._namespace).add("task", self.name)
+        self._learn(stored)
         order = self._settings.chosen_order(stored["order"])
         self.description = TaskDescription.of(stored, order)
         if self._follower is not None:  # a new task does not know the newest version
             self._follower.follow()
+
+
+def _implied_beside(settings: TaskSettings, implied: TaskSettings) -> dict[str, str]:
+    """Return the implied settings, as Redis keeps them, that are not among those given.
+
+    Raises:
+        ConfigError: They contradict those given.
+    """
+    names = [field.name for field in fields(implied) if getattr(settings, field.name) is None]
+    both = replace(settings, **{name: getattr(implied, name) for name in names}).as_stored()
+    given = settings.as_stored()
+    return {name: value for name, value in (_NO_LIMITS | both).items() if name not in given}

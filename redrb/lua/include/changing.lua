@@ -1,0 +1,168 @@
+-- Changes settings of a task.
+--
+-- The list changes holds the newest changes, packed by msgpack: {setting, old value, new value, ms, who}; a
+-- value of '' is none, and `who` is as the client gave it.
+-- The field implied of the task names the settings that no user gave, such as limits that follow from the
+-- batch size of a trainer; the field generation counts the changes.
+--@include task clock facts pools settings waking membership indexes
+
+local MOST_CHANGES = 100
+local HIDDEN = {format = true, sampled = true, partitions = true}
+
+-- Why settings that a task is to have do not fit together: a reply, or nil. `setting` returns the value of
+-- a setting; `given` holds the settings that are changed.
+local function misfit(setting, given)
+  if setting('eviction') == 'stalest' and setting('order') ~= 'stalest' and not setting('max_staleness') then
+    return {'unversioned'}
+  end
+  if setting('groups_per_version') then
+    for name, only in pairs({capacity = false, partitions = false, max_reads = '1'}) do
+      local value = setting(name)
+      if value and value ~= only then
+        return {'excluded', name, value}
+      end
+    end
+  end
+  local spi, size, least = string.match(setting('rate') or '', '^(%S+) (%S+) (%S+)')
+  if not spi then
+    return nil
+  end
+  spi, size, least = tonumber(spi), tonumber(size), tonumber(least) or -math.huge
+  local reads = tonumber(setting('max_reads') or setting('default_max_reads') or '1')
+  for _, name in ipairs({'limit', 'capacity'}) do
+    local most, needed = tonumber(setting(name) or '0'), size
+    if least > -1e15 and (name == 'limit' or reads > 0) then
+      needed = math.max(needed, math.ceil((least + 1) / spi - 1e-6))
+    end
+    if name == 'limit' and least > -1e15 and spi < reads then
+      needed = 0
+    end
+    if most > 0 and (needed == 0 or needed > most) then
+      return {'blocked', name, most, needed, given[name] and 1 or 0}
+    end
+  end
+end
+
+-- Record a change.
+local function record(name, old, new, who)
+  if not HIDDEN[name] then
+    redis.call('LPUSH', key('changes'), cmsgpack.pack({name, old or '', new or '', server_ms(), who}))
+    redis.call('LTRIM', key('changes'), 0, MOST_CHANGES - 1)
+  end
+end
+
+-- Delete the indexes of tags that are not declared any more. Takes that wait with a query look again.
+local function drop_tags(before)
+  local declared, dropped = {}, false
+  for _, name in ipairs(rules().names) do
+    declared[name] = true
+  end
+  for _, name in ipairs(before) do
+    if not declared[name] then
+      drop_index('tag', name)
+      dropped = true
+    end
+  end
+  for _, group in ipairs(dropped and groups() or {}) do
+    for _, status in ipairs(STATUSES) do
+      local pool, queues = pool_of(group, status), {}
+      local queries = queries_of(pool)
+      for i = 1, #queries, 2 do
+        queues[#queues + 1] = queue_of(pool, queries[i])
+      end
+      wake_first(queues, MOST_WOKEN)
+      redis.call('UNLINK', key('queries', pool))
+    end
+  end
+end
+
+-- Begin the work that changed settings cause; `old` and `new` hold their values, false for none.
+local function follow(old, new, names)
+  local used = number(puts, 'put') > 0
+  if new.max_bytes ~= nil and tonumber(new.max_bytes or '0') > 0 and tonumber(old.max_bytes or '0') == 0 then
+    redis.call('HSET', task, 'sized_after', number(puts, 'last'), 'bytes', '0', 'kept_bytes', '0')
+  end
+  for setting, index in pairs({max_staleness = 'versions', max_token_staleness = 'newest'}) do
+    if new[setting] == false then
+      drop_index(index)
+    end
+  end
+  if new.order ~= nil and (new.order or 'fifo') ~= (old.order or 'fifo') and used then
+    for _, group in ipairs(groups()) do
+      redis.call('UNLINK', key('mass', group), key('clock', group))
+    end
+    redis.call('HSET', task, 'unsorted', '0 ' .. string.format('%.0f', number(puts, 'last')))
+  end
+  local was_sorted = old.order == 'stalest' and redis.call('HEXISTS', task, 'max_staleness') == 1
+  local added = new.max_staleness and not old.max_staleness
+    or new.max_token_staleness and not old.max_token_staleness or new.tags or was_sorted
+  if added and used then
+    redis.call('HSET', task, 'filling', '0')
+  end
+  if redis.call('HEXISTS', task, 'keep_ms') + redis.call('HEXISTS', task, 'keep_groups') > 0 then
+    redis.call('HDEL', task, 'forgetting')
+  elseif new.keep_ms == false or new.keep_groups == false then
+    redis.call('HSET', task, 'forgetting', '1')
+  end
+  pack_rules()
+  known_rules = nil
+  if new.tags ~= nil then
+    drop_tags(names)
+  end
+end
+
+-- Wake the puts and takes that may go on by the new settings.
+local function wake_all()
+  local now = now_ms()
+  if rules().max_staleness or not rules().groups_per_version then
+    wake_room(now)
+  end
+  for _, group in ipairs(groups()) do
+    wake_pools(group, now)
+  end
+end
+
+-- Change settings: name -> value, false for none; those that have the value already stay as they are.
+-- Returns whether one has changed.
+local function change(values, revision, who)
+  local old, new, names, changed = {}, {}, rules().names, false
+  for name, value in pairs(values) do
+    local stored = redis.call('HGET', task, name)
+    if stored ~= value then
+      old[name], new[name], changed = stored, value, true
+      if value then
+        redis.call('HSET', task, name, value)
+      else
+        redis.call('HDEL', task, name)
+      end
+      record(name, stored, value, who)
+    end
+  end
+  if changed then
+    redis.call('HSET', task, 'revision', revision)
+    follow(old, new, names)
+    wake_all()
+  end
+  return changed
+end
+
+-- The settings that no user gave: a table by name.
+local function implied_settings()
+  local found = {}
+  for name in string.gmatch(redis.call('HGET', task, 'implied') or '', '%S+') do
+    found[name] = true
+  end
+  return found
+end
+
+local function note_implied(implied)
+  local names = {}
+  for name in pairs(implied) do
+    names[#names + 1] = name
+  end
+  if #names > 0 then
+    redis.call('HSET', task, 'implied', table.concat(names, ' '))
+  else
+    redis.call('HDEL', task, 'implied')
+  end
+end

@@ -1,0 +1,19 @@
+-- Scores of the built-in orders, for groups that have the score of a former order of the task.
+
+-- The score that a built-in order gives a group, as in redrb/orders; nil for its position of arrival.
+local function score_by(order, facts)
+  if order == 'lifo' then
+    return '-arrival'
+  elseif order == 'stalest' then
+    return facts.version or math.huge
+  elseif order == 'freshest' then
+    return facts.version and -facts.version or math.huge
+  elseif order == 'priority' then
+    return -(facts.priority or 0)
+  elseif order == 'uniform' then
+    return 1
+  elseif order ~= 'fifo' then
+    local alpha = tonumber(string.match(order, '^prioritized%((.*)%)$'))
+    return math.min(math.max(facts.priority or 1, 0) ^ alpha, 1e100)
+  end
+end

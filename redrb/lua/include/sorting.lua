@@ -1,0 +1,64 @@
+-- Sorts groups again after the order of a used task has changed.
+--
+-- The field unsorted of the task says which groups may have their place in the former order yet. They are
+-- sorted by arrival, so their id says whether they are. Facts that are read meanwhile have the score of the
+-- new order, and nobody takes groups.
+--@include task facts pools settings candidates indexes
+
+local SORTED_AT_ONCE, MOST_LOOKS = 100, 1000
+
+-- Give a waiting group its place in the order, in each consumer group for which it waits.
+local function sort_group(all, member, facts)
+  store_facts(member, facts)
+  for _, group in ipairs(all) do
+    local pool = home_of(group, member, facts)
+    local ready = key('ready', pool)
+    if redis.call('ZSCORE', ready, member) then
+      redis.call('ZADD', ready, place(facts, member, clock_of(group, pool)), member)
+      if rules().sampled then
+        redis.call('HINCRBYFLOAT', key('mass', group), pool, string.format('%.17g', facts.score))
+      end
+    end
+  end
+end
+
+-- Note that all groups up to an id are sorted.
+local function note_sorted(seq, last)
+  if seq < last then
+    redis.call('HSET', task, 'unsorted', string.format('%.0f %.0f', seq, last))
+  else
+    redis.call('HDEL', task, 'unsorted')
+  end
+  pack_rules()
+  known_rules = nil
+  if sorts_by_version() then
+    drop_index('versions')
+  end
+end
+
+-- Sort the next page of groups. Returns whether there is more.
+local function sort_groups()
+  local at, last = rules().sorted, rules().unsorted
+  if not last then
+    return false
+  end
+  local all, found, looks = groups(), 0, 0
+  while at < last and found < SORTED_AT_ONCE and looks < MOST_LOOKS do
+    local members, stored = {}, false
+    for seq = at + 1, math.min(at + SORTED_AT_ONCE, last) do
+      members[#members + 1] = member_of(seq)
+    end
+    for i, facts in ipairs(facts_of_all(members)) do
+      if facts then
+        sort_group(all, members[i], facts)
+        found, stored = found + 1, true
+      end
+    end
+    at, looks = at + #members, looks + #members
+    if not stored then -- a gap
+      at = stored_after(at, last) - 1
+    end
+  end
+  note_sorted(at, last)
+  return at < last
+end

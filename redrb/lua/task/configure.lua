@@ -1,0 +1,49 @@
+-- Change settings of a task.
+-- KEYS[1] stream
+-- ARGV    revision, expected, who, name, value, ...
+--         revision: random name of the changed settings; expected: of those that the caller has seen
+--         who: the caller, for the record of changes; a value of '' removes the setting
+-- Returns {'ok', ...} as task/open; repeated, it changes nothing
+--       | {'changed'}: the settings are others than the caller has seen | {'gone'}: there is no such task
+--       | {'unsortable'}: scripts cannot compute the scores of the order, and groups are stored
+--       | {'unversioned'} | {'blocked', ...}: as task/open
+--@include task settings changing permissions
+
+check_permissions(KEYS[1])
+begin_writing()
+local stored = redis.call('HGET', task, 'revision')
+if not stored then
+  return {'gone'}
+elseif stored == ARGV[1] then
+  return all_settings()
+elseif stored ~= ARGV[2] then
+  return {'changed'}
+end
+local values, implied = {}, implied_settings()
+for i = 4, #ARGV, 2 do
+  local name, value = ARGV[i], ARGV[i + 1]
+  values[name], implied[name] = value ~= '' and value, nil
+end
+local refused = misfit(function(name)
+  if values[name] ~= nil then
+    return values[name]
+  end
+  return redis.call('HGET', task, name)
+end, values)
+if refused then
+  return refused
+end
+local order, sampled = values.order, false
+for _, name in ipairs({'fifo', 'lifo', 'stalest', 'freshest', 'priority', 'uniform'}) do
+  sampled = sampled or order == name
+end
+local known = not order or sampled or string.match(order, '^prioritized%([0-9.e+-]+%)$')
+if not known and redis.call('XLEN', stream) > 0
+  and order ~= (redis.call('HGET', task, 'order') or 'fifo') then
+  return {'unsortable'}
+end
+note_implied(implied)
+if change(values, ARGV[1], ARGV[3]) then
+  redis.call('HINCRBY', task, 'generation', 1)
+end
+return all_settings()

@@ -1,0 +1,457 @@
+"""`configure`: settings of a task change while others work on it."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from redrb import BatchTimeout, DetachedReplayBuffer, ExperienceStream, RateLimit, TaskMismatch
+from redrb.connection import Client
+from redrb.errors import ConfigError, StoreError, StoreFull
+from redrb.experience import Status
+from redrb.orders import GroupFacts
+from redrb.stream import TaskSettings
+from redrb.stream.task.scripts import TaskScripts
+from tests.audit import audit
+from tests.conftest import Opener
+from tests.samples import numbered, numbers
+
+
+@pytest.fixture
+def half_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes die after the change, before the work that it leaves."""
+
+    def settled(self: TaskScripts, _: bytes, reply: list[bytes | None]) -> dict[str, str]:
+        texts = [word.decode() if word else "" for word in reply]
+        return dict(zip(texts[::2], texts[1::2], strict=True))
+
+    monkeypatch.setattr(TaskScripts, "_settled", settled)
+
+
+@dataclass(frozen=True)
+class Shortest:
+    name: ClassVar[str] = "shortest"
+    sampled: ClassVar[bool] = False
+
+    def score(self, facts: GroupFacts) -> float:
+        return facts.samples
+
+
+GROUPS = 126
+"""More than one page of the scripts that sort and fill."""
+
+
+def version_of(number: int) -> int:
+    return (number * 7) % 20
+
+
+def priority_of(number: int) -> float:
+    return float(number // 21 * 5 % 6)
+
+
+def put_groups(stream: ExperienceStream, count: int = GROUPS) -> None:
+    """Put groups, 21 with each of six priorities."""
+    for first in range(0, count, 21):
+        numbers = range(first, min(first + 21, count))
+        groups = [[numbered(number, policy_version=version_of(number))] for number in numbers]
+        stream.put_many(groups, priority=priority_of(first))
+
+
+def test_everyone_goes_by_a_changed_setting_at_the_next_call(open_stream: Opener) -> None:
+    maker, trainer = open_stream(limit=2), open_stream(limit=2)
+    maker.put_many([[numbered(1)], [numbered(2)]])
+    settings = trainer.configure(limit=3, max_staleness=4)
+    assert settings.values["limit"] == "3"
+    maker.put(numbered(3), policy_version=1)
+    with pytest.raises(StoreFull):
+        maker.put(numbered(4), timeout=0)
+    trainer.configure(limit=None)
+    maker.put(numbered(4), policy_version=1)
+    assert len(trainer) == 4
+    assert maker.settings() == trainer.settings()
+
+
+def test_a_process_opened_before_goes_on_after_a_change(open_stream: Opener) -> None:
+    """It compares its settings only when it opens a task: the task may have others since."""
+    maker, admin = open_stream(limit=4, max_deliveries=3, order="fifo"), open_stream()
+    admin.configure(limit=8, max_deliveries=9, order="lifo")
+    maker.put_many([[numbered(number)] for number in range(8)])
+    assert maker.stats().limit == 8
+    assert numbers(maker.take(2, timeout=0)) == [7, 6]
+
+
+def test_a_change_wakes_those_whom_it_lets_go_on(open_stream: Opener) -> None:
+    maker, trainer, admin = open_stream(limit=1), open_stream(), open_stream()
+    maker.put(numbered(0))
+    waiting = [
+        threading.Thread(target=maker.put, args=(numbered(1),), kwargs={"timeout": 30}),
+        threading.Thread(target=lambda: trainer.take(2, timeout=30).ack()),
+    ]
+    admin.configure(limit=2, rate=RateLimit.at_least(2))
+    admin.configure(limit=3)
+    maker.put_many([[numbered(2)]])
+    admin.configure(rate=RateLimit.at_least(3))
+    for thread in waiting:
+        thread.start()
+    while admin.stats().consumers_waiting == 0 and admin.stats().ledger.acked == 0:
+        pass
+    admin.configure(rate=None, limit=10)
+    for thread in waiting:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert admin.stats().ledger.acked == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"partitions": 4}, "partitions cannot change while the task exists: every process finds"),
+        ({"max_reads": 2}, "max_reads cannot change while the task exists: the reads"),
+        ({"limits": 2}, "unknown setting 'limits': use one of order, limit"),
+        ({}, "at least one setting"),
+        ({"capacity": 4}, "limit .* or a capacity"),
+        ({"limit": -1}, "limit"),
+        ({"rate": RateLimit.at_least(5)}, "can never be stored with limit=4"),
+        ({"eviction": "stalest"}, "indexes no versions"),
+        ({"order": "best"}, "unknown order"),
+        ({"order": Shortest()}, "does not know the scores of 'shortest'"),
+        ({"tags": ["no tag!"]}, "tag"),
+    ],
+)
+def test_a_setting_that_cannot_change_says_why(
+    open_stream: Opener, changes: dict[str, Any], match: str
+) -> None:
+    stream = open_stream(limit=4)
+    stream.put(numbered(1))
+    before = stream.settings()
+    with pytest.raises(ConfigError, match=match):
+        stream.configure(**changes)
+    assert stream.settings() == before
+
+
+def test_settings_are_checked_as_they_will_be_together(open_stream: Opener) -> None:
+    stream = open_stream(max_staleness=3, eviction="stalest", limit=4)
+    with pytest.raises(ConfigError, match="indexes no versions"):
+        stream.configure(max_staleness=None)
+    stream.configure(max_staleness=None, eviction="oldest", limit=None, capacity=2)
+    for number in range(4):
+        stream.put(numbered(number))
+    assert numbers(stream.take(2, timeout=0)) == [2, 3]
+
+
+def test_a_task_that_was_cleared_has_no_settings_to_change(open_stream: Opener) -> None:
+    stream, other = open_stream(limit=4), open_stream()
+    other.clear()
+    with pytest.raises(ConfigError, match="no task 'math'"):
+        stream.configure(limit=5)
+
+
+def test_the_task_records_who_changed_what(open_stream: Opener) -> None:
+    stream = open_stream(limit=4)
+    stream.configure(limit=5, tags=["task"], keep="2h")
+    stream.configure(tags=None)
+    stream.configure(limit=5)  # no change
+    changes = stream.settings().changes
+    assert {(each.setting, each.old, each.new) for each in changes} == {
+        ("limit", "", "4"),
+        ("limit", "4", "5"),
+        ("tags", "", "task"),
+        ("keep", "", "2h"),
+        ("tags", "task", ""),
+    }
+    assert (changes[0].setting, changes[-1].new) == ("tags", "4")
+    assert {each.pid for each in changes} == {os.getpid()}
+    for limit in range(6, 120):
+        stream.configure(limit=limit)
+    assert len(stream.settings().changes) == 100
+
+
+# orders
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("fifo", "lifo"),
+        ("lifo", "stalest"),
+        ("stalest", "freshest"),
+        ("freshest", "priority"),
+        ("priority", "fifo"),
+        ("uniform", "priority"),
+    ],
+)
+def test_an_order_sorts_the_groups_that_wait(open_stream: Opener, first: str, then: str) -> None:
+    """Also those that are leased, and wait again later."""
+    stream, maker = open_stream(order=first, max_staleness=1000), open_stream()
+    put_groups(maker)
+    lease = stream.take(20, timeout=0)
+    keys: dict[str, Any] = {
+        "fifo": lambda n: n,
+        "lifo": lambda n: -n,
+        "stalest": lambda n: (version_of(n), n),
+        "freshest": lambda n: (-version_of(n), n),
+        "priority": lambda n: (-priority_of(n), n),
+    }
+    stream.configure(order=then)
+    lease.release()
+    audit(maker)
+    assert numbers(stream.take(GROUPS, timeout=0)) == sorted(range(GROUPS), key=keys[then])
+
+
+@pytest.mark.parametrize("first", ["fifo", "stalest", "uniform"])
+def test_an_order_that_draws_has_the_weights_of_all_groups(open_stream: Opener, first: str) -> None:
+    stream = open_stream(order=first, max_staleness=1000)
+    put_groups(stream)
+    lease = stream.take(20, timeout=0)
+    stream.configure(order="prioritized")
+    lease.release()
+    audit(stream)
+    with stream.take(50, timeout=0):
+        audit(stream)
+
+
+@pytest.mark.usefixtures("half_done")
+@pytest.mark.parametrize(
+    ("first", "then"), [("fifo", "stalest"), ("stalest", "prioritized"), ("uniform", "lifo")]
+)
+def test_takes_finish_the_sorting_that_a_dead_process_has_begun(
+    open_stream: Opener, tmp_path: Path, first: str, then: str
+) -> None:
+    """Meanwhile every other change of the groups leaves them consistent."""
+    stream = open_stream(order=first, max_staleness=1000, tags=["task"])
+    put_groups(stream)
+    lease = stream.take(20, timeout=0)
+    stream.configure(order=then)
+    store = stream._task.store
+    assert store.client.execute("HGET", store.keys.task, "unsorted") == f"0 {GROUPS}".encode()
+    store.run("task/fill")
+    put_groups(stream, 5)
+    lease.release()
+    stream.move(random.Random(1).sample(range(1, GROUPS + 1), 30), Status.ABORTED)
+    stream.save(tmp_path / "saved")
+    resumed = ExperienceStream(store.client, "resumed", namespace=stream.namespace)
+    resumed.resume(tmp_path / "saved")
+    stream.expire(18, max_staleness=15)
+    for each in (stream, resumed):
+        while each._task.store.run("task/fill") == b"more" and then == "prioritized":
+            pass
+        lease = each.take(40, timeout=0)
+        assert len(set(lease.ids)) == 40
+        fields = each._task.store.client.execute("HEXISTS", each._task.store.keys.task, "unsorted")
+        assert fields == 0
+        audit(each)
+        assert each.stats().ledger.balanced
+    resumed.close()
+
+
+def test_an_order_object_is_given_to_a_task_without_groups(open_stream: Opener) -> None:
+    stream, other = open_stream(), open_stream()
+    stream.put(numbered(1))
+    stream.take(1, timeout=0).ack()
+    stream.configure(order=Shortest())
+    stream.put_many([[numbered(1), numbered(1)], [numbered(2)]])
+    with pytest.raises(ConfigError, match="not built in"):
+        other.put(numbered(3))
+    assert numbers(stream.take(1, timeout=0)) == [2]
+    other.configure(order="fifo")
+    other.put(numbered(3))
+    stream.put(numbered(4))
+
+
+# indexes
+
+
+def test_a_bound_of_staleness_comes_and_goes(open_stream: Opener) -> None:
+    stream, maker = open_stream(), open_stream()
+    put_groups(maker)
+    stream.advance(20)
+    stream.configure(max_staleness=10)
+    audit(stream)
+    lease = stream.take(60, timeout=0)
+    assert all(version_of(number) >= 10 for number in numbers(lease))
+    stream.configure(max_staleness=None, max_token_staleness=5)
+    audit(stream)
+    stream.configure(max_token_staleness=None)
+    with pytest.raises(ConfigError, match="no staleness is given"):
+        stream.expire()
+    expired = stream.stats().ledger.expired
+    stream.configure(max_staleness=0)
+    with pytest.raises(BatchTimeout):
+        stream.take(1, timeout=0)
+    assert expired + 60 + len(stream) < stream.stats().ledger.expired + 60 == GROUPS
+
+
+def test_tags_come_and_go(open_stream: Opener) -> None:
+    stream, maker = open_stream(tags=["task"]), open_stream()
+    maker.put(numbered(1), tags={"task": "math"})
+    lease = stream.take(1, timeout=0)
+    maker.put(numbered(2), tags={"task": "math"})
+    stream.configure(tags=["length"])
+    lease.release()
+    maker.put(numbered(3), tags={"length": 7})
+    assert stream.count(where={"length": 7}) == 1
+    with pytest.raises(ConfigError):
+        stream.count(where={"task": "math"})
+    names = stream._task.store.client.execute("KEYS", f"{stream._task.store.keys.prefix}tag:*")
+    assert [name for name in names if name.endswith(b":task")] == []
+    stream.configure(tags=["length", "task"])
+    assert maker.count(where={"task": "math"}) == 2
+
+
+def test_a_put_is_stored_beside_a_take_that_waits_for_a_dropped_tag(open_stream: Opener) -> None:
+    stream, maker = open_stream(tags=["task"]), open_stream()
+    maker.put(numbered(1), tags={"task": "math"})
+    pool = ThreadPoolExecutor(1)
+    waiting = pool.submit(stream.take, 1, timeout=30, where={"task": "code"})
+    while maker.stats().consumers_waiting == 0:
+        pass
+    maker.configure(tags=None)
+    maker.put(numbered(2))
+    with pytest.raises(StoreError, match="no longer declares the tag task"), pool:
+        waiting.result(20)
+
+
+def test_history_goes_with_its_setting(open_stream: Opener) -> None:
+    stream = open_stream(keep_groups=200)
+    put_groups(stream)
+    stream.take(GROUPS, timeout=0).ack()
+    assert stream.stats().archived == GROUPS
+    stream.configure(keep_groups=None)
+    assert (stream.stats().archived, stream.stats().stored) == (0, 0)
+    stream.put(numbered(1))
+    stream.take(1, timeout=0).ack()
+    assert stream.stats().archived == 0
+    assert not stream._task.store.client.execute("EXISTS", f"{stream._task.store.keys.prefix}facts")
+
+
+def test_a_bound_of_bytes_counts_from_its_change_on(open_stream: Opener) -> None:
+    stream = open_stream(max_bytes=10_000)
+    stream.put(numbered(1))
+    stream.configure(max_bytes=None)
+    stream.put(numbered(2))
+    stream.configure(max_bytes=5_000)
+    audit(stream)
+    stream.put(numbered(3))
+    stream.take(2, timeout=0).ack()
+    audit(stream)
+
+
+# other processes
+
+
+def test_a_lost_task_gets_the_settings_that_a_process_has_learned_last(
+    open_stream: Opener, client: Client, namespace: str
+) -> None:
+    old, new, admin = (open_stream(limit=4, max_deliveries=3) for _ in range(3))
+    admin.configure(limit=8, max_deliveries=None)
+    new.put(numbered(1))
+    for first, then in ((old, new), (new, old)):
+        for name in client.execute("KEYS", f"redrb:{{{namespace}:*"):
+            client.execute("DEL", name)
+        first.put(numbered(1))
+        then.put(numbered(1))
+        then.put(numbered(1))
+        with pytest.raises(BatchTimeout):
+            then.take(4, timeout=0)
+        assert new.settings().values == {"limit": "8"}
+        old.take(1, timeout=0).ack()
+
+
+def test_a_run_that_restarts_with_another_batch_size_goes_on(
+    client: Client, namespace: str
+) -> None:
+    def restart(batch: int, limit: int = 2, **options: Any) -> DetachedReplayBuffer:
+        return DetachedReplayBuffer(batch, limit, client=client, namespace=namespace, **options)
+
+    with restart(4) as buffer:
+        buffer.extend([numbered(1)] * 8)
+        with restart(8, 3) as later:
+            later.extend([numbered(2)] * 16)
+            assert later.stream.stats().limit == buffer.stream.stats().limit == 24
+        stored = buffer.stream.settings()
+        assert stored.implied == {"limit"}
+        buffer.stream.configure(limit=64)
+    with restart(8, 3) as again:  # a limit that a user gave stays
+        assert again.stream.stats().limit == 64
+        assert not again.stream.settings().implied
+    with pytest.raises(TaskMismatch, match=r"stream.configure\(\.\.\.\) or `redrb set default"):
+        ExperienceStream(client, "default", namespace=namespace, limit=24)
+
+
+def test_a_given_setting_replaces_an_implied_one(open_stream: Opener) -> None:
+    implied = open_stream(implied=TaskSettings(limit=8))
+    open_stream(limit=4)
+    assert implied.stats().limit == 4
+    open_stream(implied=TaskSettings(limit=8))
+    assert implied.stats().limit == 4
+    with pytest.raises(TaskMismatch):
+        open_stream(limit=5)
+
+
+def test_the_partitions_of_a_task_share_its_limit(client: Client, namespace: str) -> None:
+    with ExperienceStream(client, "math", namespace=namespace, partitions=3, limit=6) as stream:
+        assert stream.configure(limit=7, max_deliveries=2).values["limit"] == "7"
+        stream.put_many([[numbered(number)] for number in range(7)])
+        with pytest.raises(StoreFull):
+            stream.put(numbered(8), timeout=0)
+        with pytest.raises(ConfigError, match="divided among 3 partitions"):
+            stream.configure(limit=2)
+        with pytest.raises(ConfigError, match="at most 7 groups"):
+            stream.take(8, timeout=0)
+
+
+def test_settings_change_while_makers_and_trainers_work(client: Client, namespace: str) -> None:
+    """Nothing is lost or taken twice, and every index has exactly the groups that wait."""
+    total, done, dice = 120, threading.Event(), random.Random(3)
+    streams = [
+        ExperienceStream(client, "math", namespace=namespace, tags=["task"]) for _ in range(4)
+    ]
+    acked: Counter[int] = Counter()
+
+    def put(stream: ExperienceStream, first: int) -> None:
+        for number in range(first, total, 2):
+            stream.put(numbered(number), policy_version=number, priority=1.0, timeout=60)
+
+    def take(stream: ExperienceStream) -> None:
+        while not done.is_set():
+            try:
+                lease = stream.take(4, at_least=1, timeout=0.05)
+            except BatchTimeout:
+                continue
+            if dice.random() < 0.3:
+                lease.release()
+            else:
+                acked.update(numbers(lease))
+                lease.ack()
+
+    choices: list[dict[str, Any]] = [
+        *({"order": name} for name in ("lifo", "stalest", "prioritized", "uniform", "fifo")),
+        *({"max_staleness": most} for most in (10_000, None, 9_000)),
+        *({"tags": names} for names in (["task"], ["task", "more"], None)),
+        *({"limit": most} for most in (10, 100, None)),
+        {"max_bytes": 10**7},
+        {"max_bytes": None},
+    ]
+    with ThreadPoolExecutor(3) as pool:
+        try:
+            makers = [pool.submit(put, streams[first], first) for first in range(2)]
+            trainer = pool.submit(take, streams[2])
+            while sum(acked.values()) < total and not trainer.done():
+                streams[3].configure(**dice.choice(choices))
+        finally:
+            done.set()
+        for work in (*makers, trainer):
+            work.result(60)
+    assert acked == Counter(range(total))
+    audit(streams[3])
+    assert streams[3].stats().ledger.balanced
+    for stream in streams:
+        stream.close()
