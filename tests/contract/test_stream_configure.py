@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 from redrb import BatchTimeout, DetachedReplayBuffer, ExperienceStream, RateLimit, TaskMismatch
+from redrb.cli import main
 from redrb.connection import Client
 from redrb.errors import ConfigError, StoreError, StoreFull
 from redrb.experience import Status
@@ -371,26 +372,33 @@ def test_a_run_that_restarts_with_another_batch_size_goes_on(
     def restart(batch: int, limit: int = 2, **options: Any) -> DetachedReplayBuffer:
         return DetachedReplayBuffer(batch, limit, client=client, namespace=namespace, **options)
 
+    def most(buffer: DetachedReplayBuffer) -> str:
+        return buffer.stream.settings().values["rate"]
+
     with restart(4) as buffer:
         buffer.extend([numbered(1)] * 8)
         with restart(8, 3) as later:
             later.extend([numbered(2)] * 16)
-            assert later.stream.stats().limit == buffer.stream.stats().limit == 24
-        stored = buffer.stream.settings()
-        assert stored.implied == {"limit"}
-        buffer.stream.configure(limit=64)
+            assert most(later) == most(buffer) == str(RateLimit.queue(24))
+        assert buffer.stream.settings().implied == {"rate"}
+        buffer.stream.configure(rate=RateLimit.queue(64))
     with restart(8, 3) as again:  # a limit that a user gave stays
-        assert again.stream.stats().limit == 64
+        assert most(again) == str(RateLimit.queue(64))
         assert not again.stream.settings().implied
     with pytest.raises(TaskMismatch, match=r"stream.configure\(\.\.\.\) or `redrb set default"):
-        ExperienceStream(client, "default", namespace=namespace, limit=24)
+        ExperienceStream(client, "default", namespace=namespace, rate=RateLimit.queue(24))
 
 
 def test_a_given_setting_replaces_an_implied_one(open_stream: Opener) -> None:
     implied = open_stream(implied=TaskSettings(limit=8))
+    open_stream(implied=TaskSettings())
+    assert implied.stats().limit == 0
+    open_stream(implied=TaskSettings(limit=9))
+    assert implied.stats().limit == 9
     open_stream(limit=4)
     assert implied.stats().limit == 4
     open_stream(implied=TaskSettings(limit=8))
+    open_stream(implied=TaskSettings())
     assert implied.stats().limit == 4
     with pytest.raises(TaskMismatch):
         open_stream(limit=5)
@@ -406,6 +414,35 @@ def test_the_partitions_of_a_task_share_its_limit(client: Client, namespace: str
             stream.configure(limit=2)
         with pytest.raises(ConfigError, match="at most 7 groups"):
             stream.take(8, timeout=0)
+
+
+def test_the_command_changes_and_prints_settings(
+    open_stream: Opener, url: str, namespace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = open_stream(max_staleness=3, tags=["task"])
+    where = ["--namespace", namespace, "--url", url]
+    changes = ["limit=32", "max_staleness=none", "tags=task,length", "rate=ratio(1,4,8)"]
+    assert main(["set", "math", *changes, *where]) == 0
+    assert stream.settings().values == {
+        "limit": "32",
+        "tags": "task,length",
+        "rate": str(RateLimit.ratio(1, min_size=4, error_buffer=8)),
+    }
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["setting", "value", "before", "set", "at", "set", "by"]
+    assert [line.split()[:2] for line in lines[:1]] == [["limit", "32"]]
+    assert f"process {os.getpid()}" in lines[0]
+    for arguments, message in (
+        (["math", "limit=many"], "write a number, or none"),
+        (["math", "limit"], "NAME=VALUE"),
+        (["math", "limit=1", "limit=2"], "twice"),
+        (["math", "rate=4"], "at_least"),
+        (["math", "partitions=4"], "partitions cannot change"),
+        (["mathh"], "no task 'mathh'"),
+    ):
+        assert main(["set", *arguments, *where]) == 2
+        assert message in capsys.readouterr().err
+    assert not stream._task.store.client.execute("KEYS", f"redrb:{{{namespace}:mathh}}*")
 
 
 def test_settings_change_while_makers_and_trainers_work(client: Client, namespace: str) -> None:

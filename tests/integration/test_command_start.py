@@ -43,6 +43,7 @@ def test_commands_without_tensors_import_no_torch(
         (["--version"], 0),
         (["--help"], 0),
         (["stats", "task"], 0),
+        (["set", "task", "limit=9"], 0),
         (["save", "task", file], 0),
         (["resume", "again", file], 0),
         (["weights", "ls"], 0),

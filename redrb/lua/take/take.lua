@@ -1,8 +1,7 @@
--- Lease a full batch, or lease nothing and queue for it. Payload is then read with
--- XREADGROUP GROUP group slot STREAMS stream 0.
+-- Lease a full batch, or lease nothing and queue. Payload is then read: XREADGROUP GROUP group slot
 -- KEYS[1] stream
 -- ARGV    group, consumer, slot, token, count, least, waiter, ttl_ms, lease_ms, status, where, revision,
---         report: 1 for others and fates
+--         report (1 for others and fates)
 --         token: name of the lease, a number that counts up in its slot; repeated with the same token, a
 --         take returns the batch that it leased; least: fewest entries that are accepted, not `count`
 --         waiter: name in the queue; ttl_ms: how long its place is kept, 0: do not queue, leave the queue
