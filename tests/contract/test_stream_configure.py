@@ -73,7 +73,7 @@ def test_everyone_goes_by_a_changed_setting_at_the_next_call(open_stream: Opener
     assert settings.values["limit"] == "3"
     maker.put(numbered(3), policy_version=1)
     with pytest.raises(StoreFull):
-        maker.put(numbered(4), timeout=0)
+        maker.put(numbered(4), policy_version=1, timeout=0)
     trainer.configure(limit=None)
     maker.put(numbered(4), policy_version=1)
     assert len(trainer) == 4
