@@ -4,7 +4,7 @@
 -- value of '' is none, and `who` is as the client gave it.
 -- The field implied of the task names the settings that no user gave, such as limits that follow from the
 -- batch size of a trainer; the field generation counts the changes.
---@include task clock facts pools settings waking membership indexes
+--@include task clock facts pools settings waking queries membership indexes
 
 local MOST_CHANGES = 100
 local HIDDEN = {format = true, sampled = true, partitions = true}

@@ -23,7 +23,7 @@
 --         first take needs by the rate: takes and puts would wait for each other; groups is 0 if the rate
 --         leaves groups unread, which fill any limit at last; 1: this call gives the limit
 --       | {'excluded', name, value}: with groups_per_version the task cannot have this setting
---@include task facts settings producers changing permissions
+--@include task settings producers changing permissions
 
 check_permissions(KEYS[1])
 begin_writing()
