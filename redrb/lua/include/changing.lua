@@ -4,7 +4,7 @@
 -- value of '' is none, and `who` is as the client gave it.
 -- The field implied of the task names the settings that no user gave, such as limits that follow from the
 -- batch size of a trainer; the field generation counts the changes.
---@include task clock facts pools settings waking queries membership indexes
+--@include task clock facts pools settings waking waiters queries indexes
 
 local MOST_CHANGES = 100
 local HIDDEN = {format = true, sampled = true, partitions = true}
@@ -65,12 +65,11 @@ local function drop_tags(before)
   end
   for _, group in ipairs(dropped and groups() or {}) do
     for _, status in ipairs(STATUSES) do
-      local pool, queues = pool_of(group, status), {}
+      local pool = pool_of(group, status)
       local queries = queries_of(pool)
       for i = 1, #queries, 2 do
-        queues[#queues + 1] = queue_of(pool, queries[i])
+        wake(queue_of(pool, queries[i]), math.huge, now_ms())
       end
-      wake_first(queues, MOST_WOKEN)
       redis.call('UNLINK', key('queries', pool))
     end
   end
