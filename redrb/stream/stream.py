@@ -76,7 +76,7 @@ from redrb.stream.task.settings import (
     SettingArguments,
     TaskSettings,
 )
-from redrb.stream.task.stored_settings import StoredSettings, checked_settings
+from redrb.stream.task.stored_settings import StoredSettings
 from redrb.stream.task.task import Task
 
 _log = logging.getLogger("redrb")
@@ -756,9 +756,9 @@ class ExperienceStream:
         """Return the settings that the task has now, and who changed which when.
 
         Raises:
-            ConfigError: There is no such task, because it was cleared.
+            UnknownTask: There is no such task, because it was cleared.
         """
-        return checked_settings(self._task.store)
+        return self._task.stored_settings()
 
     def configure(self, **changes: Unpack[SettingArguments]) -> StoredSettings:
         """Change settings of the task, in one atomic step, while others work on it.

@@ -6,24 +6,39 @@ import os
 import random
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import uuid4
 
 import pytest
 
 from redrb import BatchTimeout, DetachedReplayBuffer, ExperienceStream, RateLimit, TaskMismatch
 from redrb.cli import main
 from redrb.connection import Client
-from redrb.errors import ConfigError, StoreError, StoreFull
+from redrb.errors import ConfigError, StoreError, StoreFull, UnknownTask
 from redrb.experience import Status
 from redrb.orders import GroupFacts
 from redrb.stream import TaskSettings
 from redrb.stream.task.scripts import TaskScripts
 from tests.audit import audit
-from tests.conftest import Opener
+from tests.conftest import REAL, Opener
 from tests.samples import numbered, numbers
+
+ONE_SERVER = list(REAL)[:1]
+
+on_one_server = pytest.mark.parametrize("url", ONE_SERVER, indirect=True)
+"""Marks tests that change many groups, which is slow in fakeredis."""
+
+
+@pytest.fixture(params=["fake", *ONE_SERVER])
+def url(request: pytest.FixtureRequest, server_urls: Callable[[str], str]) -> str:
+    """URL of each backend in turn: changing settings asks nothing of a server's version."""
+    if request.param == "fake":
+        return f"fake://{uuid4().hex}"
+    return server_urls(request.param)
 
 
 @pytest.fixture
@@ -111,6 +126,7 @@ def test_a_change_wakes_those_whom_it_lets_go_on(open_stream: Opener) -> None:
     assert admin.stats().ledger.acked == 2
 
 
+@on_one_server
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
@@ -151,10 +167,12 @@ def test_settings_are_checked_as_they_will_be_together(open_stream: Opener) -> N
 def test_a_task_that_was_cleared_has_no_settings_to_change(open_stream: Opener) -> None:
     stream, other = open_stream(limit=4), open_stream()
     other.clear()
-    with pytest.raises(ConfigError, match="no task 'math'"):
-        stream.configure(limit=5)
+    for call in (stream.settings, lambda: stream.configure(limit=5)):
+        with pytest.raises(UnknownTask, match="no task 'math'"):
+            call()
 
 
+@on_one_server
 def test_the_task_records_who_changed_what(open_stream: Opener) -> None:
     stream = open_stream(limit=4)
     stream.configure(limit=5, tags=["task"], keep="2h")
@@ -178,6 +196,7 @@ def test_the_task_records_who_changed_what(open_stream: Opener) -> None:
 # orders
 
 
+@on_one_server
 @pytest.mark.parametrize(
     ("first", "then"),
     [
@@ -207,6 +226,7 @@ def test_an_order_sorts_the_groups_that_wait(open_stream: Opener, first: str, th
     assert numbers(stream.take(GROUPS, timeout=0)) == sorted(range(GROUPS), key=keys[then])
 
 
+@on_one_server
 @pytest.mark.parametrize("first", ["fifo", "stalest", "uniform"])
 def test_an_order_that_draws_has_the_weights_of_all_groups(open_stream: Opener, first: str) -> None:
     stream = open_stream(order=first, max_staleness=1000)
@@ -219,6 +239,7 @@ def test_an_order_that_draws_has_the_weights_of_all_groups(open_stream: Opener, 
         audit(stream)
 
 
+@on_one_server
 @pytest.mark.usefixtures("half_done")
 @pytest.mark.parametrize(
     ("first", "then"), [("fifo", "stalest"), ("stalest", "prioritized"), ("uniform", "lifo")]
@@ -270,6 +291,7 @@ def test_an_order_object_is_given_to_a_task_without_groups(open_stream: Opener) 
 # indexes
 
 
+@on_one_server
 def test_a_bound_of_staleness_comes_and_goes(open_stream: Opener) -> None:
     stream, maker = open_stream(), open_stream()
     put_groups(maker)
@@ -445,6 +467,7 @@ def test_the_command_changes_and_prints_settings(
     assert not stream._task.store.client.execute("KEYS", f"redrb:{{{namespace}:mathh}}*")
 
 
+@on_one_server
 def test_settings_change_while_makers_and_trainers_work(client: Client, namespace: str) -> None:
     """Nothing is lost or taken twice, and every index has exactly the groups that wait."""
     total, done, dice = 120, threading.Event(), random.Random(3)

@@ -46,7 +46,7 @@ local pool, names = ARGV[2], cjson.decode(ARGV[3])
 if ARGV[1] == 'put' then
   for _, entry in ipairs(cjson.decode(ARGV[4])) do
     redis.call('ZADD', key('ready', pool), entry.place, entry.member)
-    tag_in(pool, {entry.member}, {entry})
+    tag_in(pool, names, {entry.member}, {entry})
   end
 elseif ARGV[1] == 'remove' then
   local members = cjson.decode(ARGV[4])

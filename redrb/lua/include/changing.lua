@@ -43,6 +43,13 @@ local function misfit(setting, given)
   end
 end
 
+-- Whether the stored groups can be sorted by an order.
+local function can_sort_by(order)
+  --@include scores
+  return scores_known(order) or redis.call('XLEN', stream) == 0
+    or order == (redis.call('HGET', task, 'order') or 'fifo')
+end
+
 -- Record a change.
 local function record(name, old, new, who)
   if not HIDDEN[name] then
@@ -86,11 +93,15 @@ local function follow(old, new, names)
       drop_index(index)
     end
   end
-  if new.order ~= nil and (new.order or 'fifo') ~= (old.order or 'fifo') and used then
+  if new.order ~= nil and (new.order or 'fifo') ~= (old.order or 'fifo') then
     for _, group in ipairs(groups()) do
       redis.call('UNLINK', key('mass', group), key('clock', group))
     end
-    redis.call('HSET', task, 'unsorted', '0 ' .. string.format('%.0f', number(puts, 'last')))
+    if redis.call('XLEN', stream) > 0 then
+      redis.call('HSET', task, 'unsorted', '0 ' .. string.format('%.0f', number(puts, 'last')))
+    else
+      redis.call('HDEL', task, 'unsorted')
+    end
   end
   local was_sorted = old.order == 'stalest' and redis.call('HEXISTS', task, 'max_staleness') == 1
   local added = new.max_staleness and not old.max_staleness

@@ -1,5 +1,12 @@
 -- Scores of the built-in orders, for groups that have the score of a former order of the task.
 
+local KNOWN_ORDERS = {fifo = 1, lifo = 1, stalest = 1, freshest = 1, priority = 1, uniform = 1}
+
+-- Whether scripts can compute the scores of an order.
+local function scores_known(order)
+  return KNOWN_ORDERS[order] or string.match(order, '^prioritized%([0-9.e+-]+%)$')
+end
+
 -- The score that a built-in order gives a group, as in redrb/orders; nil for its position of arrival.
 local function score_by(order, facts)
   if order == 'lifo' then

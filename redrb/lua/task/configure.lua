@@ -33,13 +33,7 @@ end, values)
 if refused then
   return refused
 end
-local order, sampled = values.order, false
-for _, name in ipairs({'fifo', 'lifo', 'stalest', 'freshest', 'priority', 'uniform'}) do
-  sampled = sampled or order == name
-end
-local known = not order or sampled or string.match(order, '^prioritized%([0-9.e+-]+%)$')
-if not known and redis.call('XLEN', stream) > 0
-  and order ~= (redis.call('HGET', task, 'order') or 'fifo') then
+if values.order and not can_sort_by(values.order) then
   return {'unsortable'}
 end
 note_implied(implied)

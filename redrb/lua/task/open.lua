@@ -58,7 +58,8 @@ local function ask(name, value)
     return
   end
   local stored = redis.call('HGET', task, name) or unwritten(name, value)
-  if not stored or stored == value or implied[name] or (generation or 0) > (known or math.huge) then
+  local newer = (generation or 0) > (known or math.huge) and (name ~= 'order' or can_sort_by(value))
+  if not stored or stored == value or implied[name] or newer then
     values[name], implied[name] = value, nil
   elseif (generation or math.huge) >= (known or 0) then
     differing[#differing + 1], differing[#differing + 2] = name, stored

@@ -8,12 +8,11 @@ from typing import Any
 
 from redrb.connection import Client
 from redrb.errors import ConfigError
-from redrb.keys import TaskKeys
 from redrb.stream.task.configuring import check_changes, configure
+from redrb.stream.task.inspection import existing_task
 from redrb.stream.task.settings import TaskSettings
-from redrb.stream.task.similar_tasks import similar_tasks
-from redrb.stream.task.store import TaskStore
-from redrb.stream.task.stored_settings import StoredSettings, checked_settings, read_settings
+from redrb.stream.task.similar_tasks import unknown_task
+from redrb.stream.task.stored_settings import StoredSettings, read_settings
 
 DIVIDED = ("limit", "max_bytes", "capacity", "keep_groups", "max_dead")
 """Limits of the whole task, of which each partition has a part."""
@@ -71,20 +70,16 @@ def whole_settings(
     """Change settings of a task, with or without partitions, and return those that it has then.
 
     Raises:
-        ConfigError: There is no such task, or a setting cannot change or have this value.
+        UnknownTask: There is no such task.
+        ConfigError: A setting cannot change, or cannot have this value.
     """
-    first = TaskStore.of(client, namespace, task)
     if changes:
         check_changes(changes)
-    if read_settings(first) is None:
-        similar = ", ".join(similar_tasks(client, namespace, task))
-        hint = f" Tasks with similar names: {similar}." if similar else ""
-        raise ConfigError(
-            f"there is no task {task!r} in namespace {namespace!r} at {client.where}.{hint}"
-        )
-    count = int(client.at(first.keys.task).execute("HGET", first.keys.task, "partitions") or 1)
-    keys = [TaskKeys.of_partition(namespace, task, number, count) for number in range(1, count)]
-    stores = [first, *(TaskStore(client, task, each) for each in keys)]
+    stores = existing_task(client, task, namespace=namespace)
+    count = len(stores)
     for number, store in enumerate(stores if changes else ()):
         configure(store, divided(changes, number, count) if count > 1 else changes)
-    return summed_settings([checked_settings(store) for store in stores])
+    found = [settings for settings in map(read_settings, stores) if settings is not None]
+    if len(found) < count:  # another process has deleted it meanwhile
+        raise unknown_task(client, namespace, task)
+    return summed_settings(found)

@@ -50,26 +50,26 @@ def stored_names(changes: Mapping[str, Any]) -> list[str]:
     return [each for name in changes for each in _STORED.get(name, (name,))]
 
 
-def configure(store: TaskStore, changes: Mapping[str, Any]) -> dict[str, str]:
+def configure(store: TaskStore, changes: Mapping[str, Any]) -> dict[str, str] | None:
     """Change settings of a task in one atomic step; returns all of them, as Redis keeps them.
 
-    The settings that the task is to have are checked together, as those of a new task are. The
-    script changes nothing if another process has changed settings meanwhile; then they are read
-    and checked again.
+    None is returned for a task that does not exist. The settings that the task is to have are
+    checked together, as those of a new task are. The script changes nothing if another process has
+    changed settings meanwhile; then they are read and checked again.
 
     Args:
         store: The task.
         changes: Names and values of settings; None removes one.
 
     Raises:
-        ConfigError: There is no such task, or a setting cannot have this value.
+        ConfigError: A setting cannot have this value.
     """
     check_changes(changes)
     scripts, revision = TaskScripts(store), uuid.uuid4().hex
     while True:
         before, _ = read_fields(store)
         if not before["revision"]:
-            raise ConfigError(f"there is no task {store.task!r} at {store.client.where}.")
+            return None
         for name in ("groups_per_version", "max_staleness"):
             if before["groups_per_version"] and changes.get(name, 0) is None:
                 raise ConfigError(f"{name} cannot be removed: makers hold rights counted by it.")

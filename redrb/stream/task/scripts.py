@@ -123,9 +123,10 @@ class TaskScripts:
             return None
         if head == b"unsortable":
             raise ConfigError(
-                f"task {self._store.task!r} has groups, and Redis can sort them only by the orders "
-                f"that redrb has: it does not know the scores of {changes['order']!r}. Give a "
-                "built-in order, or change the order while the task is empty."
+                f"task {self._store.task!r} has groups, and Redis does not know the scores of "
+                f"{changes['order']!r}: it can sort them by fifo, lifo, stalest, freshest, "
+                "priority, uniform and prioritized. Give one of these, or change the order while "
+                "the task is empty."
             )
         return self._settled(head, reply)
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from redrb.connection.transport import Pipeline
-from redrb.errors import ConfigError, DecodeError
+from redrb.errors import DecodeError
 from redrb.stream.arguments import period_text
 from redrb.stream.task.rate import RateLimit
 from redrb.stream.task.settings import NUMBERS, STORED_NAMES, TaskSettings
@@ -101,18 +101,6 @@ def read_settings(store: TaskStore) -> StoredSettings | None:
         changes=tuple(map(SettingChange.of, stored)),
         revision=fields["revision"],
     )
-
-
-def checked_settings(store: TaskStore) -> StoredSettings:
-    """Return the settings of a task.
-
-    Raises:
-        ConfigError: There is no such task.
-    """
-    found = read_settings(store)
-    if found is None:
-        raise ConfigError(f"there is no task {store.task!r} at {store.client.where}.")
-    return found
 
 
 def read_fields(store: TaskStore) -> tuple[dict[str, str], list[bytes]]:

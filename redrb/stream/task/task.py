@@ -20,6 +20,7 @@ from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.settings import TaskSettings
 from redrb.stream.task.similar_tasks import similar_tasks, unknown_task
 from redrb.stream.task.store import TaskStore
+from redrb.stream.task.stored_settings import StoredSettings, read_settings
 
 SEARCH_AGAIN_S = 30.0
 
@@ -111,11 +112,29 @@ class Task:
         if before and self._noted.setdefault(incarnation, mine) is mine:
             self._log_loss()
 
+    def stored_settings(self) -> StoredSettings:
+        """Return the settings that the task has now, and the record of their changes.
+
+        Raises:
+            UnknownTask: There is no such task.
+        """
+        found = read_settings(self.store)
+        if found is None:
+            raise unknown_task(self._client, self._namespace, self.name)
+        return found
+
     def configure(self, changes: Mapping[str, Any]) -> None:
-        """Change settings of the task; see `configuring.configure`."""
+        """Change settings of the task, as `configuring.configure` does.
+
+        Raises:
+            UnknownTask: There is no such task.
+            ConfigError: A setting cannot have this value.
+        """
         if not self.description.incarnation:
             self.reopen()  # this process has cleared the task
         stored = configure(self.store, changes)
+        if stored is None:
+            raise unknown_task(self._client, self._namespace, self.name)
         if "order" in changes:
             self._settings = replace(self._settings, order=changes["order"])
         self._declared |= {name: stored[name] for name in stored_names(changes)}
