@@ -515,3 +515,17 @@ def test_settings_change_while_makers_and_trainers_work(client: Client, namespac
     assert streams[3].stats().ledger.balanced
     for stream in streams:
         stream.close()
+
+
+@on_one_server
+def test_a_dead_letter_waits_again_in_the_new_order(open_stream: Opener) -> None:
+    stream = open_stream(max_staleness=1000, max_deliveries=1)
+    put_groups(stream, 21)
+    lease = stream.take(3, timeout=0)
+    letters = lease.ids
+    lease.fail("unreadable")
+    stream.configure(order="stalest")
+    assert stream.requeue(letters) == 3
+    audit(stream)
+    versions = [version_of(number) for number in numbers(stream.take(21, timeout=0))]
+    assert versions == sorted(versions)

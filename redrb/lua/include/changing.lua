@@ -3,7 +3,8 @@
 -- The list changes holds the newest changes, packed by msgpack: {setting, old value, new value, ms, who}; a
 -- value of '' is none, and `who` is as the client gave it.
 -- The field implied of the task names the settings that no user gave, such as limits that follow from the
--- batch size of a trainer; the field generation counts the changes.
+-- batch size of a trainer; the field generation counts the changes, and reordered
+-- says that dead letters may have the score of a former order.
 --@include task clock facts pools settings waking waiters queries indexes
 
 local MOST_CHANGES = 100
@@ -97,6 +98,7 @@ local function follow(old, new, names)
     for _, group in ipairs(groups()) do
       redis.call('UNLINK', key('mass', group), key('clock', group))
     end
+    redis.call('HSET', task, 'reordered', '1')
     if redis.call('XLEN', stream) > 0 then
       redis.call('HSET', task, 'unsorted', '0 ' .. string.format('%.0f', number(puts, 'last')))
     else

@@ -19,6 +19,7 @@ _DEFAULT: Final = "default_"
 _OTHER_NUMBERS: Final = {
     "keep_ms": 1,
     "generation": 0,
+    "reordered": 1,
     f"{_DEFAULT}max_reads": 0,
     f"{_DEFAULT}max_deliveries": 1,
     f"{_DEFAULT}max_dead": 0,
