@@ -4,7 +4,7 @@
 -- ARGV    group, seq ...
 -- Returns {'ok', number of letters requeued}: repeated, it requeues none again
 --       | {'more'}: entries of failed transactions were removed, run it again
---@include task facts pools history groups dead_letters puts waking scores
+--@include task facts pools history groups dead_letters puts waking
 
 begin_writing()
 local group, requeued = ARGV[1], 0
@@ -19,6 +19,7 @@ end
 local function store_again(letter, seq)
   local facts = unpack_facts(letter.facts)
   facts.status = letter.status
+  --@include scores
   if redis.call('HEXISTS', task, 'reordered') == 1 and scores_known(rules().order) then
     facts.score = score_by(rules().order, facts)
   end
