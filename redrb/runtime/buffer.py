@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,13 +13,11 @@ import torch
 
 from redrb.checks import checked_int
 from redrb.connection import Client
-from redrb.errors import ConfigError, LeaseLost, TaskMismatch
+from redrb.errors import ConfigError, LeaseLost
 from redrb.experience import BufferItem, Experience
 from redrb.runtime.client import client_for
 from redrb.stream import ExperienceStream, Lease, RateLimit, TaskSettings
-from redrb.stream.task.settings import EXCLUDED_BY_ADMISSION
-
-_log = logging.getLogger("redrb")
+from redrb.stream.task.settings import EXCLUDED_BY_ADMISSION, SettingArguments
 
 
 class DetachedReplayBuffer:
@@ -74,18 +72,15 @@ class DetachedReplayBuffer:
         self._client, self._client_scope = client_for(client)
         self._lock = threading.Lock()
         self._leases: dict[int, Lease] = {}
-        if self.limit:
-            parted = "partitions" in stream_options
-            implied = implied_limit(self.limit * self.sample_batch_size, parted=parted)
-            stream_options.setdefault("implied", implied)
+        parted = stream_options.get("partitions") is not None
+        most = self.limit * self.sample_batch_size
+        self._implied = stream_options.pop("implied", implied_limit(most, parted=parted))
         self._task_options: dict[str, Any] = {"task": task, "namespace": namespace}
-        self._gives_rights = all(
-            stream_options.get(name) in (None, value)
-            for name, value in {**EXCLUDED_BY_ADMISSION, "groups_per_version": None}.items()
-        )
+        if _gives_rights(stream_options):
+            self._implied = replace(self._implied, groups_per_version=self.sample_batch_size)
         try:
             self.stream = ExperienceStream(
-                self._client, task, namespace=namespace, **stream_options
+                self._client, task, namespace=namespace, implied=self._implied, **stream_options
             )
         except BaseException:
             self._client_scope.__exit__(None, None, None)
@@ -170,19 +165,20 @@ class DetachedReplayBuffer:
     def expect(self, batches: int) -> None:
         """Say how many batches are trained for each weight version, at least.
 
-        In a task with a bound of staleness this is the setting `groups_per_version`, unless it was
-        given before.
+        In a task with a bound of staleness this is the setting `groups_per_version`, unless a user
+        gave another one. Until it is called, one batch a version is expected.
 
         Raises:
             StoreUnavailable: Redis could not be reached.
         """
-        if not (self.stream.bounded and self._gives_rights):
+        self.stream.join_group()  # creates a task anew that was cleared
+        stored = self.stream.settings().values
+        known = {name: stored[name] for name in stored.keys() & SettingArguments.__annotations__}
+        if not _gives_rights({**known, "groups_per_version": None}):
             return
         groups = batches * self.sample_batch_size
-        try:
-            ExperienceStream(self._client, groups_per_version=groups, **self._task_options).close()
-        except TaskMismatch as error:
-            _log.warning("makers begin groups by the setting that the task has: %s", error)
+        self._implied = replace(self._implied, groups_per_version=groups)
+        ExperienceStream(self._client, implied=self._implied, **self._task_options).close()
 
     def get_length(self) -> int:
         """Return the number of full batches that wait."""
@@ -210,6 +206,16 @@ class DetachedReplayBuffer:
                         lease.release()
             finally:
                 self.stream.close()
+
+
+def _gives_rights(options: Mapping[str, Any]) -> bool:
+    """Return whether a task with these settings may give rights, and nobody says how many."""
+    if options.get("max_staleness") is None or options.get("groups_per_version") is not None:
+        return False
+    return all(
+        options.get(name) in (None, value, str(value))
+        for name, value in EXCLUDED_BY_ADMISSION.items()
+    )
 
 
 def implied_limit(most: int, *, parted: bool) -> TaskSettings:
