@@ -23,7 +23,7 @@
 --       | {'leased', entries}: other consumers lease entries of this consumer group
 --       | {'gone'}: there is no such task, or it was created anew
 --       | {'more'}: the consumer group is joining, run it again
---@include task clock facts pending waking leases ranks attempts membership steps
+--@include task clock facts pending leases ranks attempts steps
 --@before ranks/assign ranks/end ranks/finish
 
 local FORMING_MS = 3000 -- a rank that forms a step and is silent for so long is replaced by another
@@ -39,11 +39,15 @@ if ARGV[8] == '0' then -- the rank starts
   --@include permissions
   check_permissions(stream)
 end
-if not join(group) then
-  return {'more'}
+do
+  --@include membership
+  if not join(group) then
+    return {'more'}
+  end
 end
 local now = set_clock(lease_ms)
 if beat(group, consumer, lease_ms, now) > 0 then
+  --@include waking
   wake_room(now)
 end
 
@@ -83,6 +87,7 @@ if holder ~= consumer then
     for earlier = state[2], math.min(step - 1, state[3]) do
       mark_acked(group, earlier, rank, '0')
     end
+    --@include waking
     wake_room(now)
   end
 end
@@ -105,6 +110,7 @@ elseif step <= formed then
     end
     return {'part', seqs, redis.call('HGET', parts, name .. ':weights') or ''}
   end
+  --@include waking
   wake_room(now)
   if elsewhere then -- ranks that have their part learn it when they acknowledge
     return {'ended', 'anew', '', {}}
