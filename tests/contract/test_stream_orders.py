@@ -283,7 +283,7 @@ def test_a_stream_that_was_opened_before_others_gave_settings_learns_them(
     early = ExperienceStream(client, "math", namespace=namespace)
     indexed = ExperienceStream(client, "math", namespace=namespace, max_staleness=9)
     late = ExperienceStream(client, "math", namespace=namespace, order="priority", tags=["score"])
-    early.put(numbered(0), priority=1.0, tags=None)
+    early.put(numbered(0, policy_version=1), priority=1.0, tags=None)
     indexed.put(numbered(1, policy_version=1), priority=9.0)
     late.put(numbered(2, policy_version=1), priority=5.0, tags={"score": 0.5})
     with early.writer() as writer:

@@ -12,10 +12,10 @@ from redrb.lua.commands import as_lua, commands_in
 from redrb.lua.needed_commands import scripts_in
 from redrb.lua.scripts import load
 
-FOLDERS = ("admission", "put", "take", "ranks", "task", "saving", "mixture", "weights")
+FOLDERS = (*("admission", "put", "parts", "take", "ranks", "task", "saving", "mixture", "weights"),)
 READING = (
-    *("saving/restore_look", "saving/snapshot", "task/archived", "task/count", "task/stats"),
-    *("task/versions",),
+    *("saving/restore_look", "saving/snapshot", "task/archived", "task/count", "task/floor"),
+    *("task/stats", "task/versions"),
 )
 SINGLE_WRITE = ("weights/follow", "weights/renew_pin", "weights/take_over")
 CHECKED_BEFORE = {

@@ -4,8 +4,9 @@
 --         row: of the origin, as a put has returned it; another stage may have replaced it since
 --         incarnation, floor: of the origin, as its task says now
 -- Returns 1 | 0: the row is another one by now
---@include task
+--@include task permissions
 
+check_permissions(stream)
 begin_writing()
 local origin, incarnation, floor = ARGV[1], ARGV[3], ARGV[4]
 if redis.call('HGET', key('sources'), origin) ~= ARGV[2] then

@@ -2,8 +2,9 @@
 -- KEYS[1] stream
 -- ARGV    group, seq ...
 -- Returns the number of letters deleted.
---@include task dead_letters
+--@include task dead_letters permissions
 
+check_permissions(stream)
 begin_writing()
 local found = {}
 for i = 2, exists() and #ARGV or 1 do

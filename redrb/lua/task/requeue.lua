@@ -4,8 +4,9 @@
 -- ARGV    group, seq ...
 -- Returns {'ok', number of letters requeued}: repeated, it requeues none again
 --       | {'more'}: entries of failed transactions were removed, run it again
---@include task facts pools history groups dead_letters puts waking
+--@include task facts pools history groups dead_letters puts waking permissions
 
+check_permissions(stream)
 begin_writing()
 local group, requeued = ARGV[1], 0
 if not exists() then

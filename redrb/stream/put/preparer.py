@@ -31,7 +31,6 @@ from redrb.stream.put.refusals import (
     name_row,
     version_error,
 )
-from redrb.stream.put.sources import NO_SOURCES
 from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.task import Task
 
@@ -174,7 +173,7 @@ class Preparer:
             refused=dict(sorted(found.refused.items())) if found.refused else {},
             kind=kind,
             versions="versions" in self._checks and options.policy_version is None,
-            sources=options.sources.keeping(found.places) if options.sources else NO_SOURCES,
+            sources=options.sources.keeping(found.places),
         )
 
     def _each(

@@ -48,7 +48,7 @@ class Sources:
 
     def keeping(self, places: Sequence[int]) -> Self:
         """Return the sources of a put that stores the groups with these indices only."""
-        if len(places) == len(self.kept):
+        if not self.kept or len(places) == len(self.kept):
             return self
         stored = frozenset(places)
         others = [source for place, source in enumerate(self.kept) if place not in stored]
