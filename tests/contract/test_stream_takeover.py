@@ -219,7 +219,9 @@ def test_a_dropped_stream_has_no_heartbeat(
 ) -> None:
     stream = ExperienceStream(client, "math", namespace=namespace, lease_ms=100)
     beaten = threading.Event()
-    monkeypatch.setattr(stream._consumer._scripts, "heartbeat", lambda *_: (beaten.set(), 0))
+    monkeypatch.setattr(
+        stream._consumer._scripts, "heartbeat", lambda *_: beaten.set() or ("held", 0, False)
+    )
     with pytest.raises(BatchTimeout):
         stream.take(1, timeout=0)
     assert stream._consumer._heartbeat is not None
