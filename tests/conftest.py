@@ -23,19 +23,22 @@ Opener: TypeAlias = Callable[..., redrb.ExperienceStream]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests of whole processes and of clusters on one real server in the ordinary suite.
+    """Run tests that take seconds on one real server in the ordinary suite.
 
-    They take seconds each, and contract tests run the same requests on every server. On the other
-    servers they are slow tests.
+    These are tests of whole processes and of clusters, and those that are marked `long`: contract
+    tests run the same requests on every server. On the other servers they are slow tests.
     """
     names = {item.nodeid for item in items}
     first, *others = REAL
     for item in items:
         folder, file = item.path.parent.name, item.path.name
-        takes_long = folder in ("integration", "faults") or "cluster" in file
-        elsewhere = (item.nodeid.replace(first, other) in names for other in others)
-        if takes_long and first in item.nodeid and any(elsewhere):
-            item.add_marker("slow")
+        long = item.get_closest_marker("long") is not None
+        takes_long = long or folder in ("integration", "faults") or "cluster" in file
+        skipped = ("fake", first) if long else (first,)
+        for one in skipped:
+            elsewhere = (item.nodeid.replace(one, other) in names for other in others)
+            if takes_long and one in item.nodeid and any(elsewhere):
+                item.add_marker("slow")
 
 
 @pytest.fixture(scope="session")

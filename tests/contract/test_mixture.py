@@ -676,6 +676,7 @@ def test_the_log_names_the_task_that_starves(
 # Many at once
 
 
+@pytest.mark.long
 def test_threads_keep_the_ratio_at_every_moment(
     client: Client, namespace: str, tasks: Tasks, mixture: Mixture
 ) -> None:
@@ -721,6 +722,7 @@ def test_threads_keep_the_ratio_at_every_moment(
         each.close()
 
 
+@pytest.mark.long
 def test_processes_keep_the_ratio(real_url: str, namespace: str) -> None:
     with redrb.connect(real_url) as client:
         tasks = Tasks(client, namespace)
@@ -742,6 +744,7 @@ def test_processes_keep_the_ratio(real_url: str, namespace: str) -> None:
             assert stream.stats().ledger.leased == 0
 
 
+@pytest.mark.long
 def test_a_killed_caller_leaves_its_turn_and_its_groups_to_others(
     real_url: str, namespace: str
 ) -> None:
@@ -849,6 +852,7 @@ def test_repeated_requests_count_once(
         assert_exact(taken, WEIGHTS)
 
 
+@pytest.mark.long
 def test_a_take_whose_reply_is_lost_is_cancelled(
     client: Client, namespace: str, tasks: Tasks, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -428,6 +428,7 @@ def _ranks_take(stream: redrb.ExperienceStream, step: int) -> redrb.Lease:
     return stream.take(4, rank=0, world_size=1, step=step, timeout=5)
 
 
+@pytest.mark.long
 def test_saving(compare: Callable[..., None], tmp_path: Path) -> None:
     """The task is restored in the place of one for which many takes and puts wait."""
 

@@ -110,6 +110,7 @@ def chi_square(counts: Counter[int], expected: list[float]) -> float:
     return sum((counts[n] - total * p) ** 2 / (total * p) for n, p in enumerate(expected))
 
 
+@pytest.mark.long
 def test_uniform_draws_late_groups_as_often_as_early_ones(client: Client, namespace: str) -> None:
     stream = stream_of(client, namespace, "uniform", max_reads=0)
     first: Counter[int] = Counter()
@@ -125,6 +126,7 @@ def test_uniform_draws_late_groups_as_often_as_early_ones(client: Client, namesp
     assert chi_square(first, [1 / 8] * 8) < 24.3  # p = 0.001 with 7 degrees of freedom
 
 
+@pytest.mark.long
 def test_prioritized_draws_by_weight_and_gives_probabilities(
     client: Client, namespace: str
 ) -> None:

@@ -181,6 +181,7 @@ def test_a_writer_waits_for_room(client: Client, namespace: str) -> None:
     assert numbers(stream.take(1, timeout=0)) == [3]
 
 
+@pytest.mark.long
 def test_a_put_on_a_crowded_task_whose_reply_was_lost_is_stored_once(
     client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -328,6 +328,7 @@ def test_closing_a_stream_requeues_its_leases(client: Client, namespace: str) ->
         audit(watcher)
 
 
+@pytest.mark.long
 def test_thousands_of_groups_in_one_batch(stream: ExperienceStream) -> None:
     stream.put_many([[numbered(n)] for n in range(2100)])
     lease = stream.take(2050, timeout=0)

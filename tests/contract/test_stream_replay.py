@@ -336,6 +336,7 @@ def test_history_ends_with_its_period(client: Client, namespace: str) -> None:
     assert [numbers(group.items) for group in stream.history()] == [[1]]
 
 
+@pytest.mark.long
 def test_history_beyond_its_period_is_deleted_at_the_next_call(
     client: Client, namespace: str
 ) -> None:

@@ -152,6 +152,7 @@ def test_a_take_that_gives_up_lets_the_next_one_have_its_groups(
     assert patient.result(timeout=5) == [1]
 
 
+@pytest.mark.long
 def test_a_take_whose_place_has_lapsed_holds_nobody_up(
     stream: ExperienceStream, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +232,7 @@ def test_blocked_puts_go_in_in_their_order(
     assert numbers(stream.take(12, timeout=0))[8:] == [100, 101, 102, 103]
 
 
+@pytest.mark.long
 def test_sixty_four_takes_that_wait_are_all_served(
     client: Client, namespace: str, stream: ExperienceStream
 ) -> None:

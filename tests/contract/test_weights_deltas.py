@@ -155,6 +155,7 @@ def follow(client, namespace, *, rounds, seed, often=0.25, **publishing):
     return kinds
 
 
+@pytest.mark.long
 def test_all_kinds_of_readers_hold_the_published_bits(client, namespace):
     kinds = follow(client, namespace, rounds=60, seed=1, keep=3, anchor_every=9)
     assert kinds.count("delta") > 30
