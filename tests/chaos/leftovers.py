@@ -10,7 +10,7 @@ import redis
 from tests.chaos import stored
 
 _OF_TASKS = (
-    "stream|task|puts|dead|groups|group:default|facts|behind|terms|none"
+    "stream|task|puts|changes|dead|letters:default|groups|group:default|facts|behind|none"
     "|ranks:default|rank_requests:default|ready:default|staleness:default|clock:default|mass:default"
 )
 _FREE = b"0 ended"

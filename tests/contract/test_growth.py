@@ -137,7 +137,8 @@ def die_as_trainer(all_of_them: Survivors, number: int) -> None:
         store = stream._task.store
         store.run("take/take", take_arguments(
             "default", consumer.name, slot.name, slot.token, asked, waiter=slot.waiter,
-            ttl_ms=TTL_MS, lease_ms=LEASE_MS, incarnation=stream.incarnation,
+            ttl_ms=TTL_MS, lease_ms=LEASE_MS,
+            revision=stream._task.description.revision,
         ))  # fmt: skip
     assert consumer._heartbeat is not None
     consumer._heartbeat.stop()
