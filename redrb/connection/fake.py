@@ -45,6 +45,8 @@ def _connection_class(base: type[Any]) -> type[Any]:
     """Return fakeredis' connections, which may be closed while another thread uses them."""
 
     class Closeable(base):  # type: ignore[misc]
+        """A connection whose `disconnect` may come while another thread reads a reply."""
+
         def disconnect(self, *args: Any, **options: Any) -> None:
             try:
                 super().disconnect(*args, **options)
