@@ -20,14 +20,13 @@ def add_to(commands: Commands) -> None:
     """Add the command."""
     text = (
         "delete a task: groups, leases, dead letters, history, ledger and settings. It shows first "
-        "what the task holds, and asks. It refuses while consumers live or puts wait for room; "
-        "makers that put without waiting leave no sign of life, so stop them first."
+        "what the task holds, and asks. It refuses while consumers live, makers have rights to "
+        "begin groups, or puts wait for room; other makers leave no sign of life, so stop them "
+        "first."
     )
     parser = add_command(commands, "rm", text, _run, subject=TASK)
     add_yes(parser)
-    parser.add_argument(
-        "--force", action="store_true", help="delete it although consumers live or puts wait"
-    )
+    parser.add_argument("--force", action="store_true", help="delete it although it is in use")
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -83,13 +83,21 @@ class Tasks:
     def find(self, task: str) -> ExperienceStream | None:
         """Return the stream of a task; None if the task does not exist."""
         stream = self._streams.get(task)
-        if stream is None and self._names_client.execute("SISMEMBER", self._names, task):
+        if (
+            stream is None
+            and self._names_client.execute("SISMEMBER", self._names, task)
+            and self._exists(task)
+        ):
             return self.open(task)
         return stream
 
     def names(self) -> list[str]:
-        """Return the names of all tasks of the namespace, of all processes."""
-        return sorted(name.decode() for name in self._names_client.execute("SMEMBERS", self._names))
+        """Return the names of all tasks of the namespace, of all processes.
+
+        A task that was deleted, as by `redrb rm`, is left out, although its name stays.
+        """
+        names = [name.decode() for name in self._names_client.execute("SMEMBERS", self._names)]
+        return sorted(name for name in names if name in self._streams or self._exists(name))
 
     def total(self) -> int:
         """Return the number of waiting groups over all tasks and statuses."""
@@ -147,6 +155,10 @@ class Tasks:
             streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.close()
+
+    def _exists(self, task: str) -> bool:
+        store = self.stores(task)[0]
+        return bool(store.client.execute("EXISTS", store.keys.task))
 
     def _make(self, task: str) -> ExperienceStream:
         stream = ExperienceStream(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,43 @@ def test_letters_beyond_the_bound_go_oldest_first_and_are_counted(open_stream: O
     assert (stats.ledger.dead, stats.dead_letters, stats.dead_dropped) == (5, 2, 3)
     assert stream.requeue(range(1, 6)) == 2
     assert counts(stream) == (5, 3, 2)
+
+
+def test_a_smaller_bound_deletes_letters_at_once(open_stream: Opener) -> None:
+    stream = filled(open_stream, 40)
+    reject(stream, 35)
+    stream.configure(max_dead=3)
+    stats = stream.stats()
+    assert [letter.id for letter in stream.dead_letters()] == [35, 34, 33]
+    assert (stats.ledger.dead, stats.dead_letters, stats.dead_dropped) == (35, 3, 32)
+    assert stream.requeue(range(1, 36)) == 3
+    assert counts(stream) == (40, 32, 8)
+
+
+def test_another_process_deletes_the_letters_that_one_has_left(open_stream: Opener) -> None:
+    """The process that set a smaller bound has died before all letters were deleted."""
+    stream = filled(open_stream, 40)
+    reject(stream, 35)
+    run, pages = stream._task.store.run, itertools.count()
+
+    def dying(script: str, *arguments: Any) -> Any:
+        if script == "task/fill" and next(pages) == 1:
+            raise ZeroDivisionError
+        return run(script, *arguments)
+
+    stream._task.store.run = dying  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        stream.configure(max_dead=3)
+    assert stream.stats().dead_letters == 25
+    assert open_stream().stats().dead_letters == 3
+
+
+def test_groups_that_were_requeued_leave_nothing(open_stream: Opener) -> None:
+    stream = filled(open_stream, 3)
+    stream.requeue(reject(stream, 3))
+    stream.take(3, timeout=0).ack()
+    keys = stream._task.store.keys
+    assert not stream._task.store.client.execute("EXISTS", f"{keys.prefix}behind")
 
 
 def test_dropped_letters_are_gone_and_stay_dead(open_stream: Opener) -> None:

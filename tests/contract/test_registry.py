@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,6 +14,7 @@ from redrb.connection import Client
 from redrb.errors import TaskInUse, UnknownTask
 from redrb.keys import TaskKeys, registry_key
 from redrb.registry import Registry
+from redrb.replay import ReplayBuffer
 from redrb.stream.exchange import export_task
 from redrb.stream.task.inspection import task_stats
 from redrb.stream.task.listing import tasks_in
@@ -99,8 +103,29 @@ def test_looking_at_an_unknown_task_creates_nothing(
     key = TaskKeys.of(namespace, "maht").task
     assert not client.at(key).execute("EXISTS", key)
     assert names(client, namespace) == ["math"]
-    with pytest.raises(UnknownTask, match="`redrb ls` lists the tasks"):
-        ExperienceStream(client, "math", namespace=f"{namespace}2", create=False)
+    for task, where in (("math", f"{namespace}2"), ("gsm8k", namespace)):
+        with pytest.raises(UnknownTask, match="`redrb ls` lists the tasks"):
+            ExperienceStream(client, task, namespace=where, create=False)
+    with pytest.raises(UnknownTask, match="similar names: 'math'"):
+        ExperienceStream(client, "Math-grpo-run-17", namespace=namespace, create=False)
+
+
+def test_a_replay_buffer_does_not_bring_a_removed_task_back(client: Client, namespace: str) -> None:
+    async def put() -> None:
+        async with ReplayBuffer(client, namespace=namespace) as buffer:
+            await buffer.put([{"prompt_ids": [1]}], "math")
+            await buffer.put([{"prompt_ids": [1]}], "code")
+
+    async def look() -> None:
+        async with ReplayBuffer(client, namespace=namespace) as buffer:
+            assert await buffer.get(1, "math", "completed") == []
+            assert await buffer.count("math", "completed") == 0
+            assert await buffer.size() == 1
+
+    asyncio.run(put())
+    remove_task(client, "math", namespace=namespace)
+    asyncio.run(look())
+    assert names(client, namespace) == ["code"]
 
 
 def test_a_stream_that_must_not_create_uses_the_task_and_does_not_bring_it_back(
@@ -118,6 +143,21 @@ def test_a_stream_that_must_not_create_uses_the_task_and_does_not_bring_it_back(
                 use()
         owner.put(numbered(3))
         assert guest.take(1, timeout=0).ids == (1,)
+
+
+def test_a_removal_shows_parts_and_refuses_while_makers_have_rights(
+    client: Client, namespace: str
+) -> None:
+    settings: dict[str, Any] = {"max_staleness": 1, "groups_per_version": 2, "lease_ms": 60_000}
+    with ExperienceStream(client, "math", namespace=namespace, **settings) as stream:
+        stream.put_part("a", numbered(1), index=0, of=2, policy_version=1)
+        with stream.admit(2, timeout=5):
+            contents = task_contents(client, "math", namespace=namespace)
+            assert (contents.stored, contents.in_parts, contents.makers) == (0, 1, 1)
+            with pytest.raises(TaskInUse, match="rights to begin groups: 1"):
+                remove_task(client, "math", namespace=namespace)
+    assert task_contents(client, "math", namespace=namespace).makers == 0
+    assert remove_task(client, "math", namespace=namespace) == 0
 
 
 @pytest.mark.parametrize("partitions", [1, 2])

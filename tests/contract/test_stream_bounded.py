@@ -10,6 +10,7 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -378,6 +379,48 @@ def test_a_new_staleness_rule(compare: Callable[..., None]) -> None:
         scene.cost("task/open", "r", "format", "3", "order", "fifo")
 
     compare(build, 100)
+
+
+@pytest.mark.long
+def test_changed_settings(compare: Callable[..., None]) -> None:
+    """Settings of a task with many groups, letters, history, waiting takes and puts change."""
+
+    def build(scene: Scene) -> None:
+        stream, size = scene.stream, scene.size
+        scene.open(group="critic").join_group()
+        scene.fill(size // 2)
+        stream.take(size // 2, timeout=0).reject("bad")
+        scene.fill(size // 2)
+        with scene.open(group="critic") as critic:
+            critic.take(size, timeout=0).ack()
+        stream.take(size // 2, timeout=0).ack()
+        scene.fill(policy_version=5, tags={"score": 0.5})
+        scene.open(limit=2 * size).close()
+        for number in range(size // 2):
+            each = {"tag": "score", "inverted": False, "values": [[number + 7, number + 7]]}
+            for where in (RARE, json.dumps(each)):
+                scene.take(f"q{number}", 3, ttl_ms=FOREVER_MS, where=where, status="aborted")
+            scene.take(f"w{number}", 3 * size, ttl_ms=FOREVER_MS)
+            scene.run("put/room", f"p{number}", FOREVER_MS, 100)
+        changes: list[dict[str, Any]] = [
+            {"order": "stalest"},
+            {"order": "prioritized", "tags": []},
+            {"tags": ["score", "site"]},
+            {"max_staleness": 9},
+            {"max_token_staleness": 9, "max_bytes": 10**9},
+            {"max_staleness": None, "max_token_staleness": None},
+            {"limit": 3 * size},
+            {"max_dead": 1},
+            {"keep_groups": 1},
+            {"keep_groups": None},
+        ]
+        for change in changes:
+            scene.note_each(lambda change=change: stream.configure(**change))
+        assert {"task/configure", "task/fill"} <= scene.costs.keys()
+        stats = stream.stats()
+        assert (stats.archived, stats.dead_letters, stats.ledger.waiting) == (0, 1, size)
+
+    compare(build, 300, tags=["score"], keep_groups=10**6, max_dead=0)
 
 
 def test_orphans(compare: Callable[..., None]) -> None:

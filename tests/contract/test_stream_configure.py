@@ -438,6 +438,16 @@ def test_the_partitions_of_a_task_share_its_limit(client: Client, namespace: str
             stream.take(8, timeout=0)
 
 
+def test_partitions_refuse_an_order_together(client: Client, namespace: str) -> None:
+    with ExperienceStream(client, "math", namespace=namespace, partitions=3) as stream:
+        for partition in stream._partitions:  # type: ignore[attr-defined]
+            partition.put(numbered(1))  # it has the only group
+            with pytest.raises(ConfigError, match="does not know the scores"):
+                stream.configure(order=Shortest())
+            assert "order" not in stream.settings().values
+            partition.take(1, timeout=0).ack()
+
+
 def test_the_command_changes_and_prints_settings(
     open_stream: Opener, url: str, namespace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,40 +10,6 @@
 local MOST_CHANGES = 100
 local HIDDEN = {format = true, sampled = true, partitions = true}
 
--- Why settings that a task is to have do not fit together: a reply, or nil. `setting` returns the value of
--- a setting; `given` holds the settings that are changed.
-local function misfit(setting, given)
-  if setting('eviction') == 'stalest' and setting('order') ~= 'stalest' and not setting('max_staleness') then
-    return {'unversioned'}
-  end
-  if setting('groups_per_version') then
-    for name, only in pairs({capacity = false, partitions = false, max_reads = '1'}) do
-      local value = setting(name)
-      if value and value ~= only then
-        return {'excluded', name, value}
-      end
-    end
-  end
-  local spi, size, least = string.match(setting('rate') or '', '^(%S+) (%S+) (%S+)')
-  if not spi then
-    return nil
-  end
-  spi, size, least = tonumber(spi), tonumber(size), tonumber(least) or -math.huge
-  local reads = tonumber(setting('max_reads') or setting('default_max_reads') or '1')
-  for _, name in ipairs({'limit', 'capacity'}) do
-    local most, needed = tonumber(setting(name) or '0'), size
-    if least > -1e15 and (name == 'limit' or reads > 0) then
-      needed = math.max(needed, math.ceil((least + 1) / spi - 1e-6))
-    end
-    if name == 'limit' and least > -1e15 and spi < reads then
-      needed = 0
-    end
-    if most > 0 and (needed == 0 or needed > most) then
-      return {'blocked', name, most, needed, given[name] and 1 or 0}
-    end
-  end
-end
-
 -- Whether the stored groups can be sorted by an order.
 local function can_sort_by(order)
   --@include scores
@@ -115,6 +81,12 @@ local function follow(old, new, names)
     redis.call('HDEL', task, 'forgetting')
   elseif new.keep_ms == false or new.keep_groups == false then
     redis.call('HSET', task, 'forgetting', '1')
+  end
+  if new.max_dead ~= nil then
+    --@include dead_letters
+    if excess_letters() > 0 then
+      redis.call('HSET', task, 'shedding', '1')
+    end
   end
   pack_rules()
   known_rules = nil

@@ -21,14 +21,20 @@ local function delete_letters(entries)
   return #entries
 end
 
--- Delete the oldest letters beyond `max_dead`.
-local function trim_letters()
+-- How many letters there are beyond `max_dead`.
+local function excess_letters()
   local stored = redis.call('HMGET', task, 'max_dead', 'default_max_dead')
   local most = tonumber(stored[1] or stored[2] or '0')
-  local excess = most > 0 and redis.call('XLEN', key('dead')) - most or 0
+  return most > 0 and redis.call('XLEN', key('dead')) - most or 0
+end
+
+-- Delete the oldest letters beyond `max_dead`: a page. Returns whether there are more.
+local function trim_letters()
+  local excess = excess_letters()
   if excess > 0 then
     delete_letters(redis.call('XRANGE', key('dead'), '-', '+', 'COUNT', math.min(excess, MOST_OLD_LETTERS)))
   end
+  return excess > MOST_OLD_LETTERS
 end
 
 -- Move a leased entry, already out of the pending list, to the dead-letter stream. `why` says how its last

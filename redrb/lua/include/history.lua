@@ -34,6 +34,9 @@ local function delete(seqs)
     end
     deleted = deleted + redis.call('XDEL', stream, unpack(ids))
     redis.call('HDEL', key('facts'), unpack(members))
+    if redis.call('EXISTS', key('behind')) == 1 then
+      redis.call('ZREM', key('behind'), unpack(members))
+    end
   end
   return deleted
 end

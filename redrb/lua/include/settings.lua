@@ -4,6 +4,7 @@
 --   filling     a place in the facts, from which on indexes of versions and tags are filled
 --   unsorted    "<first> <last>": groups with an id in (first, last] may have their place in the former order
 --   forgetting  the task keeps no history any more, and deletes what it has
+--   shedding    there are more dead letters than a smaller max_dead allows
 --@include task
 
 -- In the order in which task/open.lua returns them.
@@ -50,11 +51,11 @@ local function all_settings()
   for i, name in ipairs(SETTINGS) do
     reply[#reply + 1], reply[#reply + 2] = name, stored[i]
   end
-  local work = redis.call('HMGET', task, 'filling', 'unsorted', 'forgetting')
+  local work = redis.call('HMGET', task, 'filling', 'unsorted', 'forgetting', 'shedding')
   for name, value in pairs({
     epoch = redis.call('HGET', puts, 'epoch') or '0',
     generation = redis.call('HGET', task, 'generation') or '0',
-    unfinished = (work[1] or work[2] or work[3]) and '1' or '',
+    unfinished = (work[1] or work[2] or work[3] or work[4]) and '1' or '',
   }) do
     reply[#reply + 1], reply[#reply + 2] = name, value
   end

@@ -5,7 +5,7 @@
 -- new order, and nobody takes groups.
 --@include task facts pools settings candidates indexes
 
-local SORTED_AT_ONCE, MOST_LOOKS = 100, 1000
+local SORTED_AT_ONCE, MOST_LOOKS = 50, 1000
 
 -- Give a waiting group its place in the order, in each consumer group for which it waits.
 local function sort_group(all, member, facts)

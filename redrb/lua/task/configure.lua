@@ -7,7 +7,7 @@
 --       | {'changed'}: the settings are others than the caller has seen | {'gone'}: there is no such task
 --       | {'unsortable'}: scripts cannot compute the scores of the order, and groups are stored
 --       | {'unversioned'} | {'blocked', ...}: as task/open
---@include task settings changing permissions
+--@include task settings misfits changing permissions
 
 check_permissions(KEYS[1])
 begin_writing()
@@ -24,12 +24,7 @@ for i = 4, #ARGV, 2 do
   local name, value = ARGV[i], ARGV[i + 1]
   values[name], implied[name] = value ~= '' and value, nil
 end
-local refused = misfit(function(name)
-  if values[name] ~= nil then
-    return values[name]
-  end
-  return redis.call('HGET', task, name)
-end, values)
+local refused = misfit(values)
 if refused then
   return refused
 end

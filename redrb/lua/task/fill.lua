@@ -1,8 +1,8 @@
 -- Do the work that a change of settings leaves, a page at a time: fill an index that the task was given
--- later, sort the groups by another order, delete history. The caller repeats.
+-- later, sort the groups by another order, delete history, delete dead letters. The caller repeats.
 -- KEYS[1] stream
 -- Returns 'more' | 'done'
---@include task filling sorting history settings permissions
+--@include task filling sorting history dead_letters settings permissions
 
 check_permissions(KEYS[1])
 begin_writing()
@@ -12,6 +12,12 @@ if not more and redis.call('HEXISTS', task, 'forgetting') == 1 then
   if not more then
     redis.call('HDEL', task, 'forgetting')
     pack_rules()
+  end
+end
+if not more and redis.call('HEXISTS', task, 'shedding') == 1 then
+  more = trim_letters()
+  if not more then
+    redis.call('HDEL', task, 'shedding')
   end
 end
 return more and 'more' or 'done'

@@ -23,7 +23,7 @@
 --         first take needs by the rate: takes and puts would wait for each other; groups is 0 if the rate
 --         leaves groups unread, which fill any limit at last; 1: this call gives the limit
 --       | {'excluded', name, value}: with groups_per_version the task cannot have this setting
---@include task settings producers changing permissions
+--@include task settings producers misfits changing permissions
 
 check_permissions(KEYS[1])
 begin_writing()
@@ -87,12 +87,7 @@ end
 if #differing > 1 then
   return differing
 end
-local refused = misfit(function(name)
-  if values[name] ~= nil then
-    return values[name]
-  end
-  return redis.call('HGET', task, name)
-end, values)
+local refused = misfit(values)
 if refused then
   return refused
 end

@@ -23,6 +23,8 @@ local function report_rights()
   for _, name in ipairs({'granted', 'held', 'most', 'left'}) do
     report('admission:' .. name, state[name])
   end
+  local now = string.format('%d', now_ms())
+  report('makers', redis.call('ZCOUNT', key('makers'), '(' .. now, '(+inf'))
   report('admission:waiting', redis.call('ZCARD', key('queue', '#admission')))
   for _, maker in ipairs(redis.call('ZRANGE', key('makers'), 0, MOST_MAKERS - 1)) do
     local held = redis.call('ZLEXCOUNT', key('holders'), '[' .. maker .. '/', '(' .. maker .. '0')

@@ -307,9 +307,12 @@ class PartitionedStream(ExperienceStream):
         return summed_settings([partition.settings() for partition in self._partitions])
 
     def _configure(self, changes: Mapping[str, Any]) -> None:
-        """Change one partition after the other, each in one atomic step."""
+        """Change one partition after the other, each in one atomic step.
+
+        Those with groups come first: one that refuses an order refuses it before any has changed.
+        """
         count = len(self._partitions)
-        for partition in self._partitions:
+        for partition in sorted(self._partitions, key=_stored, reverse=True):
             partition.opened.configure(divided(changes, partition.number, count))
 
     def advance(self, version: int) -> int:
@@ -406,3 +409,8 @@ class PartitionedStream(ExperienceStream):
 
 def _archived_at(group: StoredGroup) -> float:
     return group.archived_at.timestamp() if group.archived_at else 0.0
+
+
+def _stored(partition: Partition) -> int:
+    store = partition.opened.store
+    return int(store.client.execute("XLEN", store.keys.stream))

@@ -176,6 +176,7 @@ class StreamStats:
         consumers: Consumers whose heartbeat is fresh.
         consumers_waiting: Takes that wait for a full batch.
         producers_waiting: Puts that wait for room.
+        makers: Makers with rights to begin groups, or that wait for some, whose heartbeat is fresh.
         waiting: Waiting groups by status; a status without groups is left out.
         admission: The rights to begin groups; None in a task without `groups_per_version`.
         parts: The groups that come in parts; None if there was none.
@@ -200,6 +201,7 @@ class StreamStats:
     consumers: int = 0
     consumers_waiting: int = 0
     producers_waiting: int = 0
+    makers: int = 0
     waiting: Mapping[Status, int] = field(default_factory=dict)
     admission: AdmissionStats | None = None
     parts: PartStats | None = None

@@ -38,17 +38,21 @@ class TaskContents:
     Attributes:
         task: Its name.
         stored: Groups that any consumer group needs.
+        in_parts: Groups of which some parts wait.
         archived: Acknowledged groups that are kept as history.
         dead_letters: Dead letters.
         producers_waiting: Puts that wait for room.
+        makers: Makers with rights to begin groups, or that wait for some, whose heartbeat is fresh.
         consumer_groups: The consumer groups.
     """
 
     task: str
     stored: int
+    in_parts: int
     archived: int
     dead_letters: int
     producers_waiting: int
+    makers: int
     consumer_groups: tuple[GroupContents, ...]
 
     @property
@@ -74,9 +78,11 @@ def task_contents(client: Client, task: str, *, namespace: str) -> TaskContents:
     return TaskContents(
         task=task,
         stored=whole.stored,
+        in_parts=0 if whole.parts is None else whole.parts.groups,
         archived=whole.archived,
         dead_letters=whole.dead_letters,
         producers_waiting=whole.producers_waiting,
+        makers=whole.makers,
         consumer_groups=tuple(
             GroupContents(name, one.ledger.waiting, one.ledger.leased, one.consumers)
             for name, one in stats.items()
@@ -87,24 +93,26 @@ def task_contents(client: Client, task: str, *, namespace: str) -> TaskContents:
 def remove_task(client: Client, task: str, *, namespace: str, force: bool = False) -> int:
     """Delete a task with all its partitions, the first one last; returns the groups stored.
 
-    A producer without a waiting put leaves no sign of life: stop the makers first. A process that
-    uses the task later creates it anew, unless it has opened the task with `create=False`.
+    A producer without a waiting put, or a right to begin a group, leaves no sign of life: stop the
+    makers first. A process that uses the task later creates it anew, unless it has opened the task
+    with `create=False`.
 
     Args:
         client: The client that `redrb.connect` returned.
         task: Name of the task.
         namespace: Its namespace.
-        force: Delete it although consumers live or puts wait.
+        force: Delete it although consumers or makers with rights live, or puts wait.
 
     Raises:
         UnknownTask: There is no such task.
-        TaskInUse: Consumers live or puts wait, and `force` is not given.
+        TaskInUse: Consumers or makers with rights live, or puts wait, and `force` is not given.
     """
     contents = task_contents(client, task, namespace=namespace)
-    if (contents.consumers or contents.producers_waiting) and not force:
+    if (contents.consumers or contents.producers_waiting or contents.makers) and not force:
         raise TaskInUse(
-            f"task {task!r} is in use: consumers alive: {contents.consumers}, puts that wait for "
-            f"room: {contents.producers_waiting}. Stop them, or delete it by force (--force)."
+            f"task {task!r} is in use: consumers alive: {contents.consumers}, makers alive that "
+            f"have or wait for rights to begin groups: {contents.makers}, puts that wait for room: "
+            f"{contents.producers_waiting}. Stop them, or delete it by force (--force)."
         )
     stores = existing_task(client, task, namespace=namespace)
     stored = sum(TaskScripts(store).clear() for store in reversed(stores))

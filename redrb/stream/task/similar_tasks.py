@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import heapq
 import logging
+import operator
 from itertools import islice
 from typing import Final
 
@@ -20,12 +21,14 @@ NAMES_COMPARED: Final = 2000
 """A namespace with more names is not searched to its end."""
 LOOK_S: Final = 0.5
 MOST_NAMES: Final = 3
+SIMILAR: Final = 0.6
+"""Share of common characters from which names are similar: the default of difflib."""
 
 _log = logging.getLogger("redrb")
 
 
 def similar_tasks(
-    client: Client, namespace: str, task: str, *, with_groups: bool = True
+    client: Client, namespace: str, task: str, *, with_groups: bool = True, least: float = 0.0
 ) -> tuple[str, ...]:
     """Return tasks of a namespace, the most similar name first.
 
@@ -37,16 +40,17 @@ def similar_tasks(
         namespace: The namespace.
         task: The name that others are compared with.
         with_groups: Only tasks that hold or held groups.
+        least: Least similarity, from 0 to 1.
     """
     try:
         with within(LOOK_S):
             listed = islice(Registry(client, namespace).names("task"), NAMES_COMPARED)
-            names = [name for name in listed if is_name(name) and name != task]
-            nearest = heapq.nlargest(
-                2 * MOST_NAMES, names, key=lambda name: _similarity(name, task)
-            )
+            names = (name for name in listed if is_name(name) and name != task)
+            rated = ((_similarity(name, task), name) for name in names)
+            near = (each for each in rated if each[0] >= least)
+            nearest = heapq.nlargest(2 * MOST_NAMES, near, key=operator.itemgetter(0))
             is_wanted = _is_used if with_groups else _exists
-            found = [name for name in nearest if is_wanted(client, namespace, name)]
+            found = [name for _, name in nearest if is_wanted(client, namespace, name)]
     except (RedisError, StoreError) as error:
         _log.debug("tasks with names like %r were not searched: %s", task, error)
         return ()
@@ -55,7 +59,7 @@ def similar_tasks(
 
 def unknown_task(client: Client, namespace: str, task: str) -> UnknownTask:
     """Return the error for a task that does not exist; it names similar ones."""
-    similar = similar_tasks(client, namespace, task, with_groups=False)
+    similar = similar_tasks(client, namespace, task, with_groups=False, least=SIMILAR)
     return UnknownTask(task, namespace=namespace, where=client.where, similar=similar)
 
 
@@ -70,4 +74,7 @@ def _exists(client: Client, namespace: str, task: str) -> bool:
 
 
 def _similarity(name: str, task: str) -> float:
-    return difflib.SequenceMatcher(None, name.lower(), task.lower()).ratio()
+    name, task = name.lower(), task.lower()
+    if name.startswith(task) or task.startswith(name):
+        return 1.0
+    return difflib.SequenceMatcher(None, name, task).ratio()
