@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from redrb import ConfigError, ExperienceStream
 from redrb.connection import Client
 from redrb.errors import BatchTimeout, RecordError, StoreFull
 from redrb.stream import PartStats
+from redrb.stream.parts.part import OnIncomplete
 from redrb.stream.put.producer import Producer
 from tests.conftest import Opener
 from tests.parts_audit import audit_parts
@@ -41,6 +43,15 @@ def make_due(stream: ExperienceStream, key: str = "a") -> None:
     """Let the age limit of a group, or the grace of its maker, be over."""
     due = f"{stream._task.store.keys.prefix}part_due"
     assert stream._task.store.client.execute("ZADD", due, "XX", "CH", 1, key) == 1
+
+
+def make_old(stream: ExperienceStream, key: str = "a") -> None:
+    """Let a group be as old as it may become."""
+    store = stream._task.store
+    records = f"{store.keys.prefix}part_records"
+    record = msgpack.unpackb(store.client.execute("HGET", records, key))
+    store.client.execute("HSET", records, key, msgpack.packb(record | {"ends": 1}))
+    make_due(stream, key)
 
 
 @pytest.fixture
@@ -237,6 +248,65 @@ def test_a_whole_group_waits_for_room(open_stream: Opener) -> None:
     assert any("put the group later" in note for note in caught.value.__notes__)
     stream.take(1, timeout=0).ack()
     assert put_parts(stream, 2) == 2
+
+
+@pytest.mark.parametrize("rule", ["dead", "drop"])
+def test_a_group_that_can_never_be_put_is_removed_at_its_age_limit(
+    open_stream: Opener, rule: OnIncomplete
+) -> None:
+    stream = open_stream(max_bytes=100)
+    with pytest.raises(ConfigError, match="max_bytes") as caught:
+        put_parts(stream, 0, 1, 2, on_incomplete=rule)
+    assert any("until its age limit" in note for note in caught.value.__notes__)
+    make_due(stream)
+    stream._parts.finish_due()
+    assert parts(stream).groups == 1  # max_bytes may be raised until then
+    make_old(stream)
+    stream._parts.finish_due()
+    counts = parts(stream)
+    assert (counts.groups, counts.dead, counts.dropped) == (0, rule == "dead", rule == "drop")
+    letters = stream.dead_letters()
+    assert [letter.reason for letter in letters] == ["group 'a' cannot be put"] * counts.dead
+    for letter in letters:
+        assert letter.exception == "redrb.errors.ConfigError"
+        assert "larger than max_bytes" in letter.message
+        assert numbers(letter.items or []) == [0, 1, 2]
+
+
+def test_a_group_that_a_check_refuses_becomes_a_dead_letter(open_stream: Opener) -> None:
+    stream = open_stream(filters=[redrb.reward_variance()])
+    with pytest.raises(RecordError, match="has no reward") as caught:
+        for index in range(2):
+            item = numbered(index, reward=None)
+            stream.put_part("a", item, index=index, of=2, on_incomplete="dead")
+    assert caught.value.__notes__ == ["Group 'a' becomes a dead letter with all its parts."]
+    assert (parts(stream).dead, parts(stream).groups) == (1, 0)
+    assert "has no reward" in stream.dead_letters()[0].message
+
+
+def test_parts_that_form_no_group_are_removed(open_stream: Opener) -> None:
+    stream = open_stream(checks=[])
+    for index, dtype in enumerate((torch.float32, torch.float64)):
+        item = numbered(index, action_log_probs=torch.zeros(1, dtype=dtype))
+        stream.put_part("a", item, index=index, of=3, on_incomplete="dead")
+    make_old(stream)
+    stream._parts.finish_due()
+    assert (parts(stream).dead, parts(stream).groups) == (1, 0)
+    assert stream.dead_letters()[0].items is None
+
+
+def test_a_filter_that_raises_does_not_disturb_puts_of_other_groups(open_stream: Opener) -> None:
+    def broken(_: object) -> bool:
+        raise ZeroDivisionError
+
+    maker, other = open_stream(filters=[broken]), open_stream()
+    with pytest.raises(ZeroDivisionError):
+        put_parts(maker, 0, 1, 2)
+    make_due(maker)
+    assert put_parts(maker, 0, key="b") is None
+    make_due(maker)
+    other._parts.finish_due()
+    assert parts(other).completed == 1
 
 
 def test_a_task_that_was_cleared_knows_no_parts(stream: ExperienceStream) -> None:

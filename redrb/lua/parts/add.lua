@@ -53,7 +53,7 @@ elseif not record then
     return refuse({'full'})
   end
   record = {of = of, least = least, bury = ARGV[5] == '1', kind = kind, have = string.rep('0', of), count = 0,
-    bytes = 0, whole = false}
+    bytes = 0, whole = false, ends = now + ARGV[7]}
 elseif record.of ~= of or record.least ~= least or record.bury ~= (ARGV[5] == '1')
   or kind ~= '' and record.kind ~= '' and kind ~= record.kind then
   return refuse({'differs', record.of, record.least, record.bury and 1 or 0, record.kind})
@@ -68,7 +68,7 @@ if known then
 else
   if record.count == 0 then
     add(key('parts'), 'begun', 1)
-    redis.call('ZADD', key('part_due'), string.format('%.0f', now + ARGV[7]), name)
+    redis.call('ZADD', key('part_due'), string.format('%.0f', record.ends), name)
   end
   local size = redis.call('HSTRLEN', key('part_blobs'), field)
   record.have = string.sub(record.have, 1, index) .. '1' .. string.sub(record.have, index + 2)

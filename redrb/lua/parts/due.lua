@@ -3,7 +3,8 @@
 -- ARGV    grace_ms
 --         grace_ms: time after which another caller gets the same group
 -- Returns {dropped}: so many groups were dropped
---       | {dropped, key, record}: a whole group, or one that is as old as it may become
+--       | {dropped, key, record, over}: a whole group, or one that is as old as it may become; over: 1 in the
+--         second case, 0 in the first one
 --@include task clock facts waking parts permissions
 
 local MOST_DROPPED = 20 -- in one call
@@ -21,7 +22,7 @@ for _, name in ipairs(over) do
   local record = record_of(name)
   if record.whole or record.bury or record.count >= record.least then
     redis.call('ZADD', key('part_due'), string.format('%.0f', now + ARGV[1]), name)
-    reply = {name, cmsgpack.pack(record)}
+    reply = {name, cmsgpack.pack(record), now >= record.ends and 1 or 0}
     break
   end
   end_parts(name, record, 'dropped', '')

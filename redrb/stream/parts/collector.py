@@ -9,7 +9,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from redrb.codec import decode_items, encode_groups, kind_of, parse_group
-from redrb.errors import ConfigError, EncodeError, RecordError, RedrbError, StoreError, StoreFull
+from redrb.errors import (
+    ConfigError,
+    DecodeError,
+    EncodeError,
+    OutcomeUnknown,
+    RecordError,
+    StoreError,
+    StoreFull,
+)
 from redrb.experience import BufferItem
 from redrb.stream.parts.part import Part
 from redrb.stream.parts.scripts import PartReply, Parts, PartScripts
@@ -20,6 +28,7 @@ from redrb.stream.put.options import PutOptions
 from redrb.stream.put.preparer import Preparer
 from redrb.stream.put.producer import PartsEnded
 from redrb.stream.put.rights import NO_RIGHTS, Rights
+from redrb.stream.take.cause import MOST_CHARACTERS, NO_CAUSE, Cause
 from redrb.stream.task.task import Task
 from redrb.stream.waiting import Wait
 
@@ -75,7 +84,7 @@ class PartCollector:
                 rights.hand_back(rights.numbers)
         group = reply.group
         if reply.parts is not None:
-            group = self._put_whole(reply.parts, wait.left_s)
+            group = self._put_parts(reply.parts, reply.parts.claim("completed"), wait.left_s)
         if reply.due:
             self.finish_due()
         return group
@@ -83,7 +92,8 @@ class PartCollector:
     def finish_due(self) -> None:
         """Put or remove one group whose maker has died, or that has reached the age limit.
 
-        An error is logged: the group is another caller's, and is looked at again later.
+        An error is logged: the group is another caller's. It is looked at again later, until its
+        age limit.
         """
         try:
             dropped, parts = self._scripts.due()
@@ -95,23 +105,22 @@ class PartCollector:
                 )
             if parts is None:
                 return
-            if len(parts.indices) == parts.of:
-                self._put_parts(parts, parts.claim("completed"), 0.0)
-                return
             there = f"{len(parts.indices)} of {parts.of} parts"
-            if len(parts.indices) >= parts.least:
-                _log.warning("task %r: group %r is put with %s", self._task.name, parts.key, there)
-                self._put_parts(parts, parts.claim("delivered"), 0.0)
+            if len(parts.indices) < parts.least:
+                self._end(parts, f"group {parts.key!r} has {there}")
+                return
+            if len(parts.indices) == parts.of:
+                claim = parts.claim("completed")
             else:
-                self._bury(parts, there)
+                claim = parts.claim("delivered")
+                _log.warning("task %r: group %r is put with %s", self._task.name, parts.key, there)
+            self._put_parts(parts, claim, 0.0)
         except PartsEnded:
             return
-        except RedrbError as error:
+        except Exception as error:  # noqa: BLE001 (also one of a filter, which the user wrote)
             _log.warning(
-                "task %r: a group in parts could not be put or removed, and is looked at again "
-                "later: %s",
-                self._task.name,
-                error,
+                "task %r: a group in parts could not be put: %r. %s",
+                *(self._task.name, error, " ".join(getattr(error, "__notes__", ()))),
             )
 
     def _right(self, options: PutOptions) -> Rights:
@@ -170,19 +179,40 @@ class PartCollector:
                 reason="most_parts",
             )
 
-    def _put_whole(self, parts: Parts, timeout: float | None) -> int | None:
-        """Put a group whose last part came from here."""
+    def _put_parts(self, parts: Parts, claim: bytes, timeout: float | None) -> int | None:
+        """Put a group, if its parts have not become one before.
+
+        A group that can never be put is removed: at once if that is due to its samples, and at its
+        age limit if another process, or another setting, could put it before.
+        """
         try:
-            return self._put_parts(parts, parts.claim("completed"), timeout)
-        except StoreError as error:
-            error.add_note(
-                f"All parts of group {parts.key!r} are stored; consumers and the next put_part "
-                "put the group later."
-            )
+            return self._put_group(parts, claim, timeout)
+        except PartsEnded as ended:
+            return ended.group
+        except (StoreError, OutcomeUnknown) as error:
+            self._note_retries(error, parts, "")
+            raise
+        except Exception as error:
+            bad = isinstance(error, RecordError | EncodeError | DecodeError)
+            if bad or parts.over:
+                self._end(parts, f"group {parts.key!r} cannot be put", error)
+                error.add_note(f"Group {parts.key!r} {_fate(parts)} with all its parts.")
+            else:
+                self._note_retries(error, parts, f" until its age limit, when it {_fate(parts)}")
             raise
 
-    def _put_parts(self, parts: Parts, claim: bytes, timeout: float | None) -> int | None:
-        """Put a group, if its parts have not become one before."""
+    def _note_retries(self, error: Exception, parts: Parts, end: str) -> None:
+        error.add_note(
+            f"All parts of group {parts.key!r} are stored; consumers and calls of put_part try to "
+            f"put the group later{end}."
+        )
+
+    def _put_group(self, parts: Parts, claim: bytes, timeout: float | None) -> int | None:
+        """Put a group; returns its id, or None if a filter dropped it.
+
+        Raises:
+            PartsEnded: Its parts have become a group before, or have been removed.
+        """
         rights = NO_RIGHTS
         if parts.right is not None:
             prefix = self._task.store.keys.prefix
@@ -190,28 +220,28 @@ class PartCollector:
         options = PutOptions(
             priority=parts.priority, tags=parts.tags, admission=rights if rights else None
         )
-        try:
-            samples = self._samples(parts)
-            batch = self._prepare([samples], options)
-            batch.raise_refused()
-            ids = self._producer.put(replace(batch, parts=claim), timeout)
-        except PartsEnded as ended:
-            return ended.group
-        except (RecordError, EncodeError) as error:
-            self._scripts.finish(parts.claim("dropped"))
-            error.add_note(f"Group {parts.key!r} was dropped with all its parts.")
-            raise
+        batch = self._prepare([self._samples(parts)], options)
+        batch.raise_refused()
+        ids = self._producer.put(replace(batch, parts=claim), timeout)
         return ids[0] if ids else None
 
-    def _bury(self, parts: Parts, there: str) -> None:
-        """Move a group to the dead letters."""
-        reason = f"group {parts.key!r} has {there}"
-        _log.warning("task %r: %s, and becomes a dead letter", self._task.name, reason)
+    def _end(self, parts: Parts, reason: str, error: Exception | None = None) -> None:
+        """Move a group to the dead letters, or drop it, as its makers have chosen."""
+        group = b""
+        if parts.bury:
+            try:
+                group = encode_groups([self._samples(parts)])[0].blob
+            except PartsEnded:
+                return
+            except (EncodeError, DecodeError) as refusal:  # the letter cannot have samples
+                reason = f"{reason}, and its parts cannot be joined: {refusal}"[:MOST_CHARACTERS]
+        _log.warning("task %r: %s, and %s", self._task.name, reason, _fate(parts))
         self._scripts.finish(
-            parts.claim("dead"),
+            parts.claim("dead" if parts.bury else "dropped"),
             reason=reason,
+            cause=Cause.of(error) if error else NO_CAUSE,
             consumer=f"{socket.gethostname()[:64]}-{os.getpid()}-parts",
-            group=encode_groups([self._samples(parts)])[0].blob,
+            group=group,
         )
 
     def _samples(self, parts: Parts) -> list[BufferItem]:
@@ -226,3 +256,7 @@ class PartCollector:
         items = [item for blob in blobs for item in decode_items(parse_group(blob))]
         named = next((item.group_id for item in items if item.group_id is not None), None)
         return [replace(item, group_id=named) for item in items]
+
+
+def _fate(parts: Parts) -> str:
+    return "becomes a dead letter" if parts.bury else "is dropped"

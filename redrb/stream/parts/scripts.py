@@ -20,6 +20,7 @@ from redrb.lua.scripts import add_to, load
 from redrb.stream.parts.part import Part
 from redrb.stream.put.rights import Rights
 from redrb.stream.put.scripts import lacks_script, transaction_results
+from redrb.stream.take.cause import Cause
 from redrb.stream.task.store import TaskStore
 from redrb.unpacking import unpack
 
@@ -37,6 +38,8 @@ class Parts:
         key: Its key.
         of: Number of parts that it should have.
         least: Fewest with which it is delivered.
+        bury: Whether it becomes a dead letter if it cannot be put; else it is dropped.
+        over: Whether it has reached its age limit.
         indices: Indices of the parts that are there.
         priority: Priority of the group.
         tags: Its tags, in place of those of the samples.
@@ -47,6 +50,8 @@ class Parts:
     key: str
     of: int
     least: int
+    bury: bool
+    over: bool
     indices: tuple[int, ...]
     priority: float | None
     tags: Mapping[str, Scalar | None] | None
@@ -158,18 +163,26 @@ class PartScripts:
         dropped, *rest = self._store.run("parts/due", [GRACE_MS])
         if not rest:
             return int(dropped), None
-        name, record = rest
-        return int(dropped), _parts(name.decode(), record)
+        name, record, over = rest
+        return int(dropped), _parts(name.decode(), record, over=bool(over))
 
     def finish(
-        self, claim: bytes, *, reason: str = "", consumer: str = "", group: bytes = b""
+        self, claim: bytes, *, reason: str, cause: Cause, consumer: str, group: bytes
     ) -> bool:
-        """Drop parts, or move them as the encoded `group` to the dead letters.
+        """Drop parts, or with the outcome "dead" move them to the dead letters.
+
+        Args:
+            claim: The parts, and the outcome.
+            reason: Why they are not put.
+            cause: The exception, if there was one.
+            consumer: Name of the process that found out.
+            group: The encoded samples of all parts; b"" if they cannot be encoded as a group.
 
         Returns:
             False if they have ended before, or there are more of them now.
         """
-        outcome, *_ = self._store.run("parts/finish", [claim, reason, consumer, group])
+        arguments: list[Argument] = [claim, reason, cause.exception, cause.text, consumer, group]
+        outcome, *_ = self._store.run("parts/finish", arguments)
         return bool(outcome == b"done")
 
 
@@ -192,13 +205,15 @@ def _field(index: int, key: str) -> str:
     return f"{index} {key}"
 
 
-def _parts(key: str, found: bytes) -> Parts:
+def _parts(key: str, found: bytes, *, over: bool = False) -> Parts:
     record = unpack(found, "a record of parts")
     priority, tags, right = (record.get(name) for name in ("priority", "tags", "right"))
     return Parts(
         key,
         int(record["of"]),
         int(record["least"]),
+        bool(record["bury"]),
+        over,
         tuple(index for index, there in enumerate(record["have"]) if there == "1"),
         float(priority) if priority else None,
         json.loads(tags) if tags else None,
