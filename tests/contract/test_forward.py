@@ -20,6 +20,7 @@ from redrb import (
 )
 from redrb.connection import Client
 from redrb.errors import RecordError
+from redrb.stream.mixture import Mixture
 from redrb.stream.put import receiver
 from redrb.stream.take.forwarding import Forwarded, ForwardOptions
 from tests.audit import audit, kill_consumer
@@ -341,3 +342,30 @@ def test_groups_move_between_servers(
         store_only(lease, scored, 1)
         assert lease.forward(scored, scored_groups(lease)) == (1, 4)
         assert scored.stats().ledger.put == 2
+
+
+def test_a_mixture_forwards_the_groups_of_each_task_once(
+    client: Client, namespace: str, open_task: Open
+) -> None:
+    tasks = {"math": open_task("math"), "code": open_task("code")}
+    judged, run, mixed = open_task("judged"), open_task("run"), open_task("mixed")
+    mixed.join_group()
+    targets = {"math": judged, "code": run}
+    for first, task in enumerate(tasks.values()):
+        put(task, 10 * first, 10 * first + 1)
+    with Mixture(client, {"math": 1, "code": 1}, namespace=namespace) as mixture:
+        lease = mixture.take(4, timeout=0)
+        first = lease.parts["math"]
+        with pytest.raises(ConfigError, match=r"no stream for them"):
+            lease.forward({"math": judged}, lease.groups())
+        store_only(first, judged, 1)  # a process that died
+        groups = scored_groups(lease)
+        seqs = first.ids
+        done = lease.forward(targets, {"math": dict(zip(seqs, groups[:2], strict=True))})
+        assert (done[0], len(lease.parts["math"])) == (1, 0)  # the one that was stored before
+        rest = scored_groups(lease)
+        assert lease.forward(mixed, [rest[0], None]) == (1, None)
+        assert not lease
+    assert [each.stats().ledger.put for each in (judged, run, mixed)] == [2, 0, 2]
+    assert [each.stats().ledger.acked for each in tasks.values()] == [2, 2]
+    assert mixed.stats().ledger.filtered == 1

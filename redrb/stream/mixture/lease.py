@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
 
 from redrb.errors import ConfigError, RecordError
+from redrb.experience import Experience
+from redrb.experience.records import Scalar
 from redrb.stream import Lease
+from redrb.stream.arguments import AnyStatus
+from redrb.stream.take.cause import NO_CAUSE
+from redrb.stream.take.forwarding import (
+    ForwardedGroup,
+    ForwardOptions,
+    Target,
+    chosen_groups,
+    store_in_turn,
+)
 from redrb.stream.take.lease import Chosen, PartsLease, select
+
+ForwardedByTask: TypeAlias = (
+    Sequence[ForwardedGroup] | Mapping[str, Mapping[int, ForwardedGroup]] | Experience
+)
+"""A group for each leased one; or by task and id; or all samples of the lease as one batch."""
 
 
 class MixtureLease(PartsLease[Mapping[str, Collection[int]]]):
@@ -45,6 +62,63 @@ class MixtureLease(PartsLease[Mapping[str, Collection[int]]]):
         """Task of each sample that is still leased: of each row of `batch()`."""
         return [part.task for part in self._parts for _ in range(part.samples)]
 
+    def forward(
+        self,
+        stream: Target | Mapping[str, Target],
+        groups: ForwardedByTask,
+        *,
+        priority: float | None = None,
+        status: AnyStatus | None = None,
+        tags: Mapping[str, Scalar | None] | None = None,
+        timeout: float | None = None,
+    ) -> tuple[int | None, ...]:
+        """Move groups to the next task with added fields, each exactly once.
+
+        The groups of each task are put into their next task, then all are acknowledged, as
+        `Lease.forward` does with those of one task. See docs/stages.md.
+
+        Args:
+            stream: The `ExperienceStream` of the next task; or a dict of one for each task whose
+                groups are forwarded.
+            groups: The samples of each leased group, in the order of `groups()`, and None for
+                groups to filter; or a dict by task of dicts by id: other groups stay leased; or
+                `lease.batch()` with added fields, all samples as one Experience.
+            priority, status, tags: Of the puts, as in `ExperienceStream.put`.
+            timeout: Seconds to wait for room, for each task.
+
+        Returns:
+            The id of each group in its next task, in the order of `groups`; None for filtered ones.
+
+        Raises:
+            LeaseLost: Another consumer has taken groups over. It forwards those that this call has
+                not stored; nothing is to be repeated.
+            As `ExperienceStream.put`: the groups are still leased, and the call may be repeated.
+        """
+        self._check_held()
+        options = ForwardOptions(priority=priority, status=status, tags=tags, timeout=timeout)
+        names = [(part.task, seq) for part in self._parts for seq in part.layouts]
+        samples = [layout.samples for layout in self._layouts()]
+        chosen = chosen_groups(_by_name(groups), names, samples)
+        tasks = {task for task, _ in chosen}
+        if isinstance(stream, Mapping) and not tasks <= set(stream):
+            missing = sorted(tasks.difference(stream))
+            raise ConfigError(
+                f"forward() has groups of tasks {missing} and no stream for them: give one for "
+                "each task of the lease, or one for all."
+            )
+        parts = [
+            (
+                part,
+                {(part.task, seq): seq for seq in part.layouts},
+                stream[part.task] if isinstance(stream, Mapping) else stream,
+            )
+            for part in self._parts
+            if part.task in tasks
+        ]
+        ids, stored = store_in_turn(parts, chosen, options)
+        self._end_parts("ack", stored, NO_CAUSE)
+        return tuple(ids[name] for name in chosen)
+
     def _select(self, ids: Mapping[str, Collection[int]]) -> Chosen:
         chosen: Chosen = []
         for task, wanted in ids.items():
@@ -60,3 +134,16 @@ class MixtureLease(PartsLease[Mapping[str, Collection[int]]]):
         super()._name_misfits(error)
         for part, ids in self._misfits:
             error.add_note(f"of task {part.task!r}: groups {list(ids)}")
+
+
+def _by_name(
+    groups: ForwardedByTask,
+) -> Sequence[ForwardedGroup] | Mapping[tuple[str, int], ForwardedGroup] | Experience:
+    """Return groups that are given by task and id as one dict."""
+    if not isinstance(groups, Mapping):
+        return groups
+    if not all(isinstance(each, Mapping) for each in groups.values()):
+        raise ConfigError(
+            "groups of a mixture are named by task and id: give a dict by task of dicts by id."
+        )
+    return {(task, seq): group for task, each in groups.items() for seq, group in each.items()}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from xxhash import xxh3_64_hexdigest
 
@@ -21,6 +21,9 @@ ForwardedGroup: TypeAlias = BufferItem | Sequence[BufferItem] | Experience | Non
 
 ForwardedGroups: TypeAlias = Sequence[ForwardedGroup] | Mapping[int, ForwardedGroup] | Experience
 """A group for each leased one; or by id; or all samples of the lease as one batch."""
+
+Name = TypeVar("Name", bound=Hashable)
+"""The name of a group in its lease: an id, or a task and an id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +75,42 @@ class Forwarded:
         return self.part.origin
 
 
+def store_in_turn(
+    parts: Sequence[tuple[LeasePart, Mapping[Name, int], Target]],
+    chosen: Mapping[Name, list[BufferItem] | None],
+    options: ForwardOptions,
+) -> tuple[dict[Name, int | None], list[tuple[LeasePart, tuple[int, ...]]]]:
+    """Store the chosen groups in their next tasks, one part of the lease after the other.
+
+    Args:
+        parts: The parts, the numbers of the groups of each by name, and the next task of each.
+        chosen: Samples of the groups by name.
+        options: Options of the puts.
+
+    Returns:
+        The id of each group in its next task, by name; and the groups to acknowledge.
+    """
+    ids: dict[Name, int | None] = {}
+    stored = []
+    for part, seqs, target in parts:
+        names = [name for name in chosen if name in seqs]
+        if names:
+            one = Forwarded(part, [seqs[name] for name in names], [chosen[name] for name in names])
+            ids |= dict(zip(names, one.store(target, options), strict=True))
+            stored.append((part, tuple(one.seqs)))
+    return ids, stored
+
+
 def chosen_groups(
-    groups: ForwardedGroups, ids: Sequence[int], samples: Sequence[int]
-) -> dict[int, list[BufferItem] | None]:
-    """Return the samples of each group that is to be forwarded, by id.
+    groups: Sequence[ForwardedGroup] | Mapping[Name, ForwardedGroup] | Experience,
+    ids: Sequence[Name],
+    samples: Sequence[int],
+) -> dict[Name, list[BufferItem] | None]:
+    """Return the samples of each group that is to be forwarded, by name.
 
     Args:
         groups: What `forward` was given.
-        ids: Ids of the leased groups.
+        ids: Names of the leased groups.
         samples: Number of samples of each.
 
     Raises:
@@ -117,7 +148,7 @@ def _divided(batch: Experience, samples: Sequence[int]) -> list[list[BufferItem]
     return [[next(rows) for _ in range(count)] for count in samples]
 
 
-def _samples_of(seq: int, group: ForwardedGroup) -> list[BufferItem] | None:
+def _samples_of(seq: Hashable, group: ForwardedGroup) -> list[BufferItem] | None:
     if group is None:
         return None
     if isinstance(group, BufferItem):

@@ -18,11 +18,11 @@ from redrb.experience.records import Scalar, Side
 from redrb.stream.arguments import BEFORE_ANY, AnyStatus, checked_ids
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.forwarding import (
-    Forwarded,
     ForwardedGroups,
     ForwardOptions,
     Target,
     chosen_groups,
+    store_in_turn,
 )
 from redrb.stream.take.lease_part import Expiry, LeasePart
 from redrb.stream.take.scripts import Outcome
@@ -365,14 +365,12 @@ class Lease(PartsLease[Collection[int]]):
         self._check_held()
         options = ForwardOptions(priority=priority, status=status, tags=tags, timeout=timeout)
         chosen = chosen_groups(groups, self.ids, [each.samples for each in self._layouts()])
-        forwarded: list[Forwarded] = []
-        ids: dict[int, int | None] = {}
-        for part, seqs in self._select(list(chosen)):
-            names = self._names(part, seqs)
-            one = Forwarded(part, list(seqs), [chosen[name] for name in names])
-            ids |= dict(zip(names, one.store(stream, options), strict=True))
-            forwarded.append(one)
-        self._end_parts("ack", [(one.part, tuple(one.seqs)) for one in forwarded], NO_CAUSE)
+        parts = [
+            (part, dict(zip(self._names(part, part.layouts), part.layouts, strict=True)), stream)
+            for part in self._parts
+        ]
+        ids, stored = store_in_turn(parts, chosen, options)
+        self._end_parts("ack", stored, NO_CAUSE)
         return tuple(ids[name] for name in chosen)
 
     def _names(
