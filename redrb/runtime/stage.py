@@ -95,7 +95,8 @@ class Stage:
 
         Raises:
             StoreUnavailable: Redis stayed away. The groups of the batch wait again.
-            ConfigError: The next task cannot hold a group, or declares no such tag.
+            ConfigError: The next task takes none of the groups, such as one without a declared tag.
+                The groups of the batch wait again.
         """
         left = checked_int_or_none("batches", batches, 1)
         with (
@@ -117,9 +118,9 @@ class Stage:
     def _take(self) -> Lease | None:
         """Take the groups that wait, or wait for one; None when the stage is to end."""
         with stoppable(self._stop.waits):
-            with suppress(BatchTimeout):
-                return self.source.take(self._batch, at_least=1, timeout=0)
             try:
+                with suppress(BatchTimeout):
+                    return self.source.take(self._batch, at_least=1, timeout=0)
                 return self.source.take(1)
             except (BatchTimeout, StoreError):
                 if not self._stop:
@@ -188,16 +189,16 @@ class Stage:
             return
         try:
             lease.forward(self.target, groups)
-        except (RecordError, EncodeError) as error:
+        except (RecordError, EncodeError, ConfigError, StoreError) as error:
+            if not isinstance(error, RecordError | EncodeError) and not error.bad_groups:
+                with suppress(LeaseLost, StoreError):  # the error that ended it matters more
+                    lease.release()
+                raise
             if len(groups) == 1:
                 self._fail(lease, next(iter(groups)), error)
                 return
             for seq, group in groups.items():
                 self._forward(lease, {seq: group})
-        except StoreError:
-            with suppress(LeaseLost, StoreError):  # the error that ended it matters more
-                lease.release()
-            raise
 
     def _fail(self, lease: Lease, seq: int, error: Exception) -> None:
         _log.warning("task %r: a stage failed for group %d: %r", self.source.task, seq, error)

@@ -144,3 +144,43 @@ def test_wrong_arguments_are_refused(streams: tuple[ExperienceStream, Experience
         Stage(*streams, "score")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="batch"):
         Stage(*streams, score, batch=0)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_group_that_is_too_large_for_the_next_task_fails_alone(
+    client: Client, streams: tuple[ExperienceStream, ExperienceStream], batched: bool
+) -> None:
+    rollouts, scored = streams
+    scored.configure(max_bytes=1000)
+    put(rollouts, 0, 1, 2)
+
+    def enlarge(group: Group) -> Group:
+        group[0].tensors["big"] = torch.rand(1000 if group[0].reward == 1 else 1)
+        return group
+
+    def enlarge_all(groups: list[Group]) -> list[Group]:
+        return [enlarge(group) for group in groups]
+
+    Stage(rollouts, scored, enlarge_all if batched else enlarge, batched=batched).run(batches=1)
+    assert numbers(scored.take(2, timeout=0)) == [0, 2]
+    (left,) = rollouts.take(1, timeout=0).items()
+    assert left.reward == 1
+
+
+def test_a_task_that_refuses_every_group_leaves_them_unharmed(
+    client: Client, namespace: str, streams: tuple[ExperienceStream, ExperienceStream]
+) -> None:
+    rollouts, _ = streams
+    put(rollouts, 0, 1)
+    with ExperienceStream(
+        *(client, "ordered"),
+        namespace=namespace,
+        order="admission",
+        max_staleness=1,
+        groups_per_version=4,
+        checks=[],
+    ) as ordered:
+        for _ in range(3):  # more often than max_deliveries
+            with pytest.raises(ConfigError, match="orders groups by their rights"):
+                Stage(rollouts, ordered, lambda group: group).run(batches=1)
+    assert (rollouts.stats().ledger.waiting, rollouts.stats().ledger.dead) == (2, 0)

@@ -556,7 +556,7 @@ def test_groups_in_parts(compare: Callable[..., None]) -> None:
         scene.note("last part", lambda: scene.stream.put_part("a", numbered(1), index=1, of=2))
         scene.cost("parts/due", 10_000)
         claim = msgpack.packb(["399", 1, "dead"])
-        scene.cost("parts/finish", claim, "old", "me", b"group")
+        scene.cost("parts/finish", claim, "old", "", "", "me", b"group")
         scene.cost("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
         scene.cost("task/stats", "default")
 
@@ -570,7 +570,7 @@ def wait_for_parts(scene: Scene) -> None:
     """
     prefix, filling = scene.stream._task.store.keys.prefix, Pipeline()
     record = {"of": 2, "least": 2, "bury": False, "kind": "", "have": "10", "count": 1}
-    packed = msgpack.packb({**record, "bytes": 4, "whole": False})
+    packed = msgpack.packb({**record, "bytes": 4, "whole": False, "ends": 1})
     for number in range(scene.size):
         filling.add("HSET", f"{prefix}part_records", number, packed)
         filling.add("HSET", f"{prefix}part_blobs", f"0 {number}", b"part")

@@ -103,10 +103,12 @@ class Room:
 
     def _try_fewer(self, attempt: Attempt) -> None:
         if attempt.count == 1:
-            raise ConfigError(
+            error = ConfigError(
                 f"task {self._store.task!r}: a group of {attempt.chunk.groups[0].nbytes} bytes is "
                 "larger than max_bytes: raise it, or make groups smaller."
             )
+            error.bad_groups = (len(attempt.pending.ids),)
+            raise error
         attempt.count = max(1, attempt.count // 2)
 
     def _evict(self, attempt: Attempt, reply: PutReply) -> None:
