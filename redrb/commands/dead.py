@@ -108,10 +108,11 @@ def _change(options: argparse.Namespace, verb: str) -> int:
         raise ConfigError("give ids, --all or --reason TEXT, and only one of them.")
 
     def run(stores: list[TaskStore]) -> int:
+        from redrb.stream.arguments import checked_letters
         from redrb.stream.task.numbering import Numbering
         from redrb.stream.task.scripts import TaskScripts
 
-        ids = options.ids or _matching(stores, options)
+        ids = checked_letters(options.ids) or _matching(stores, options)
         if verb == "dropped" and not options.ids:
             number = counted(len(ids), "dead letter")
             if not confirmed(f"Delete {number} of task {options.task!r}?", yes=options.yes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from redrb.checks import checked_int
@@ -29,6 +29,21 @@ def checked_ids(ids: object) -> tuple[int, ...]:
     if isinstance(ids, str | bytes | Mapping) or not isinstance(ids, Iterable):
         raise ConfigError(f"ids={ids!r:.80}: give a list of ids, such as those that put returned.")
     return tuple(checked_int("id", each, 1) for each in ids)
+
+
+def checked_letters(ids: object) -> tuple[int, ...]:
+    """Return the ids of dead letters that a consumer group gave up.
+
+    Raises:
+        ConfigError: `ids` is no list of ints >= 1; 0 is the id of incomplete groups in parts.
+    """
+    if isinstance(ids, Collection) and not isinstance(ids, str | bytes | Mapping) and 0 in ids:
+        raise ConfigError(
+            "dead letters with the id 0 are groups in parts that were never put, so there is no "
+            "place to which they could return: leave the id out, and put their samples as a new "
+            "group, stream.put(letter.items). The newest max_dead letters are kept."
+        )
+    return checked_ids(ids)
 
 
 def checked_status(status: object) -> Status:

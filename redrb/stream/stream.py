@@ -33,6 +33,7 @@ from redrb.stream.arguments import (
     AnyStatus,
     checked_ids,
     checked_least,
+    checked_letters,
     checked_status,
     checked_statuses,
 )
@@ -742,7 +743,7 @@ class ExperienceStream:
             How many letters this call has requeued. Ids without a letter of this consumer group,
             and letters without a payload, are left out.
         """
-        return self._task.scripts.requeue(self.group, checked_ids(ids))
+        return self._task.scripts.requeue(self.group, checked_letters(ids))
 
     def drop_dead_letters(self, ids: Iterable[int]) -> int:
         """Delete dead letters of this consumer group for good; they still count as dead.
@@ -750,7 +751,7 @@ class ExperienceStream:
         Returns:
             How many letters this call has deleted.
         """
-        return self._task.scripts.drop_letters(self.group, checked_ids(ids))
+        return self._task.scripts.drop_letters(self.group, checked_letters(ids))
 
     def settings(self) -> StoredSettings:
         """Return the settings that the task has now, and who changed which when.

@@ -327,6 +327,27 @@ def test_partitions_keep_the_parts_of_a_key_together(open_stream: Opener) -> Non
     assert all(group is not None and len(group.items) == 2 for group in found)
 
 
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_incomplete_groups_cannot_be_requeued_but_put_again(
+    open_stream: Opener, partitions: int
+) -> None:
+    stream = open_stream(partitions=partitions)
+    keys = [f"group-{number}" for number in range(4)]
+    for key in keys:
+        put_parts(stream, 0, key=key, on_incomplete="dead")
+    for each in getattr(stream, "_partitions", [stream]):
+        prefix = each._task.store.keys.prefix
+        for key in each._task.store.client.execute("ZRANGE", f"{prefix}part_due", 0, -1):
+            make_due(each, key)
+            each._parts.finish_due()
+    letters = stream.dead_letters()
+    assert [letter.id for letter in letters] == [0] * 4
+    for end in (stream.requeue, stream.drop_dead_letters):
+        with pytest.raises(ConfigError, match=r"stream\.put\(letter\.items\)"):
+            end([letter.id for letter in letters])
+    assert stream.put(letters[0].items or [])
+
+
 def test_threads_that_put_all_parts_at_once_make_each_group_once(
     client: Client, open_stream: Opener
 ) -> None:

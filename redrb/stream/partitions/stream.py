@@ -16,7 +16,7 @@ from redrb.connection.deadline import GRACE_S, within
 from redrb.errors import AdmissionRefused, ConfigError
 from redrb.experience import BufferItem, Status
 from redrb.stream.admission import Admission
-from redrb.stream.arguments import AnyStatus, checked_ids
+from redrb.stream.arguments import AnyStatus, checked_ids, checked_letters
 from redrb.stream.mixture.ratio import Ratio
 from redrb.stream.mixture.turns import Turns
 from redrb.stream.partitions.collector import Collector
@@ -279,7 +279,7 @@ class PartitionedStream(ExperienceStream):
     def dead_letters(self, count: int = 100) -> list[DeadLetter]:
         """Return the newest dead letters of each partition, `count` of all in turn."""
         of_each = [
-            [replace(letter, id=self._id(number, letter.id)) for letter in found]
+            [replace(letter, id=letter.id and self._id(number, letter.id)) for letter in found]
             for number, found in enumerate(
                 partition.dead_letters(count) for partition in self._partitions
             )
@@ -292,14 +292,14 @@ class PartitionedStream(ExperienceStream):
         """Let dead letters of this consumer group wait again in their partitions."""
         return sum(
             self._partitions[number].requeue([seq for seq in seqs if seq])
-            for number, seqs in self._numbering.by_partition(checked_ids(ids)).items()
+            for number, seqs in self._numbering.by_partition(checked_letters(ids)).items()
         )
 
     def drop_dead_letters(self, ids: Iterable[int]) -> int:
         """Delete dead letters of this consumer group for good."""
         return sum(
             self._partitions[number].drop_dead_letters([seq for seq in seqs if seq])
-            for number, seqs in self._numbering.by_partition(checked_ids(ids)).items()
+            for number, seqs in self._numbering.by_partition(checked_letters(ids)).items()
         )
 
     def settings(self) -> StoredSettings:

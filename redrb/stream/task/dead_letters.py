@@ -20,9 +20,10 @@ class DeadLetter:
     """A group that a consumer group gave up.
 
     Attributes:
-        id: Id that the group had in the task.
-        group: Consumer group that gave it up.
-        reason: The reason given to `reject`, or how many deliveries failed.
+        id: Id that the group had in the task; 0 for a group in parts that was never put.
+        group: Consumer group that gave it up; "" for a group in parts.
+        reason: The reason given to `reject`, or how many deliveries failed, or why a group in parts
+            was not put.
         exception: Name of the class of the exception because of which the last delivery failed, or
             was rejected; None if none was given, as when its process died.
         message: Message of that exception; "" without one.
@@ -79,7 +80,7 @@ def find_letters(
     numbering = Numbering(len(stores))
     for number, store in enumerate(stores):
         for letter in _each(store, decode=decode):
-            named = replace(letter, id=numbering.ids(number, [letter.id])[0])
+            named = replace(letter, id=letter.id and numbering.ids(number, [letter.id])[0])
             told = (letter.reason, letter.message, letter.exception or "")
             if (
                 group in (None, letter.group)
