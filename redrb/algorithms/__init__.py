@@ -11,18 +11,20 @@ from redrb.algorithms.advantages import (
     group_relative_advantages,
     token_rewards,
 )
+from redrb.algorithms.aggregation import Aggregation, Totals
 from redrb.algorithms.batches import TrainingBatch
 from redrb.algorithms.experience_makers import GRPOExperienceMaker, NaiveExperienceMaker
 from redrb.algorithms.generation import Completions, generate, read_prompts
+from redrb.algorithms.gradients import Gradients
 from redrb.algorithms.grpo import GRPOStep
 from redrb.algorithms.log_probs import action_log_probs, chosen_log_probs, entropy
 from redrb.algorithms.losses import (
-    Aggregation,
     KLEstimator,
     action_ratio,
     grpo_loss,
     kl_estimate,
     policy_loss,
+    truncated_importance,
     value_loss,
 )
 from redrb.algorithms.models import action_logits, action_values, sequence_rewards
@@ -37,12 +39,14 @@ __all__ = [
     "Completions",
     "GRPOExperienceMaker",
     "GRPOStep",
+    "Gradients",
     "KLEstimator",
     "NaiveExperienceMaker",
     "PPOStep",
     "RewardFunction",
     "Sampler",
     "Scorer",
+    "Totals",
     "TrainingBatch",
     "ValueHead",
     "ValueTarget",
@@ -62,5 +66,6 @@ __all__ = [
     "read_prompts",
     "sequence_rewards",
     "token_rewards",
+    "truncated_importance",
     "value_loss",
 ]

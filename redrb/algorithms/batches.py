@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from redrb.algorithms.aggregation import Totals
+from redrb.algorithms.model_inputs import ModelInputs
 from redrb.errors import RecordError
 from redrb.experience import Experience
 
@@ -16,6 +19,11 @@ IMPORTANCE_WEIGHTS = "importance_weights"
 
 REFERENCE_LOG_PROBS = "reference_log_probs"
 """Key in `Experience.tensors` of the reference policy's log-probabilities, float32 `[B, A]`."""
+
+PROXIMAL_LOG_PROBS = "proximal_log_probs"
+"""Key in `Experience.tensors` of the log-probabilities of the trainer's policy before it trained on
+the batch, float32 `[B, A]`: with truncated importance sampling, a step adds them if they are
+missing, so that later epochs over the batch use the same."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +38,14 @@ class TrainingBatch:
         sequences: Token ids, int64 `[B, S]`.
         attention_mask: 1 where a token counts, int64 `[B, S]`.
         action_mask: True where an action counts, bool `[B, A]`.
-        old_log_probs: Log-probabilities of the policy that sampled, float32 `[B, A]`.
+        old_log_probs: Log-probabilities below the ratio, float32 `[B, A]`: of the policy that
+            sampled; with truncated importance sampling, of the trainer's policy before the batch.
         weights: Importance weights of the loss, float32 `[B, 1]` or `[B, A]`; None: no weights.
         algorithm: Name of the algorithm, for error messages.
+        totals: Actions and samples that count in the whole batch, where this is a part of it.
+        inputs: Extra tensors that networks take, such as images.
+        policy_weights: Weights of the policy loss alone, float32 `[B, A]`; None: no weights.
+        place: Place in the whole batch, where this is a part of it.
     """
 
     sequences: Tensor
@@ -41,8 +54,13 @@ class TrainingBatch:
     old_log_probs: Tensor
     weights: Tensor | None
     algorithm: str
+    totals: Totals
+    inputs: ModelInputs
     _experience: Experience
     _shift: Tensor | None
+    policy_weights: Tensor | None = None
+    _replaced: Mapping[str, Tensor] = field(default_factory=dict)
+    place: Place | None = None
 
     @classmethod
     def of(
@@ -72,12 +90,14 @@ class TrainingBatch:
                     field=name,
                 )
         mask = action_mask.bool()
+        inputs = ModelInputs.of(experience.tensors, sequences, side=experience.padding_side)
         shift = None
         if experience.padding_side == "right":
             shift = _trailing(mask | (log_probs != 0))
             padding = _trailing(attention_mask != 0)
             sequences = _rolled(sequences, padding)
             attention_mask = _rolled(attention_mask, padding)
+            inputs = inputs.reordered(_rolled_places(sequences, padding))
             mask, log_probs = _rolled(mask, shift), _rolled(log_probs, shift)
         batch = cls(
             sequences=sequences,
@@ -86,6 +106,8 @@ class TrainingBatch:
             old_log_probs=log_probs.float(),
             weights=None,
             algorithm=algorithm,
+            totals=Totals.of(mask),
+            inputs=inputs,
             _experience=experience,
             _shift=shift,
         )
@@ -110,6 +132,10 @@ class TrainingBatch:
         Raises:
             RecordError: The field is None or missing, or has another shape.
         """
+        if self.place is not None:
+            return self.place.of(self.place.whole.field(name, on_padding=on_padding))
+        if name in self._replaced:
+            return self._replaced[name]
         stored = self._experience.tensors.get(name, getattr(self._experience, name, None))
         tensor = _present(stored, name, self.algorithm).to(self.sequences.device).float()
         rows, actions = self.action_mask.shape
@@ -162,6 +188,78 @@ class TrainingBatch:
             tensor = tensor[:, None].expand(self.action_mask.shape)
         return tensor.masked_fill(~self.action_mask, 0.0)
 
+    def with_field(self, name: str, tensor: Tensor) -> Self:
+        """Return the batch with another value of a field, `[B]` or `[B, A]`, aligned as here."""
+        return replace(self, _replaced={**self._replaced, name: tensor})
+
+    def part(self, rows: Sequence[int], first: int, action: int, last: int) -> Self:
+        """Return some rows, of each the tokens at positions `first` to `last` - 1.
+
+        `totals` stay those of this batch, so losses of parts add up.
+
+        Args:
+            rows: Rows, in any order.
+            first: First position of the tokens.
+            action: Position of the first action, above `first`.
+            last: Position after the last token that counts.
+        """
+        index = torch.tensor(rows, dtype=torch.int64, device=self.sequences.device)
+        start = self.sequences.shape[1] - self.actions
+        place = Place(self, index, slice(action - start, last - start))
+        return replace(
+            self,
+            sequences=self.sequences[index, first:last],
+            attention_mask=self.attention_mask[index, first:last],
+            action_mask=place.of(self.action_mask),
+            old_log_probs=place.of(self.old_log_probs),
+            weights=None if self.weights is None else place.of(self.weights),
+            policy_weights=None if self.policy_weights is None else place.of(self.policy_weights),
+            inputs=self.inputs.rows(index).columns(first, last),
+            place=place,
+        )
+
+    def without_actions(self) -> Self:
+        """Return the batch with no action that counts: its losses and gradients are 0."""
+        return replace(self, action_mask=torch.zeros_like(self.action_mask))
+
+    def joined(self, parts: Sequence[TrainingBatch], values: Sequence[Tensor]) -> Tensor:
+        """Return the values `[N, A]` of parts of this batch as `[B, A]`, 0 where no action counts.
+
+        Args:
+            parts: Parts, or this batch.
+            values: For each part a value of each of its actions.
+        """
+        found = values[0].new_zeros(self.action_mask.shape)
+        for part, value in zip(parts, values, strict=True):
+            value = value.masked_fill(~part.action_mask, 0.0)
+            if part.place is None:
+                return value
+            found[part.place.rows[:, None], part.place.columns_of(found)] += value
+        return found
+
+    def stored(self, values: Tensor) -> Tensor:
+        """Return values `[B, A]` that are aligned as here in the order of the stored fields."""
+        return values if self._shift is None else _rolled(values, -self._shift)
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Place of a part in its batch: rows, int64 `[N]`, and columns among the actions."""
+
+    whole: TrainingBatch
+    rows: Tensor
+    columns: slice
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the part of a tensor `[B]`, `[B, 1]` or `[B, A]`."""
+        if tensor.dim() == 1 or tensor.shape[1] != self.whole.actions:
+            return tensor[self.rows]
+        return tensor[self.rows, self.columns]
+
+    def columns_of(self, tensor: Tensor) -> Tensor:
+        """Return the columns as indices, int64 `[1, A of the part]`."""
+        return torch.arange(tensor.shape[1], device=tensor.device)[None, self.columns]
+
 
 def _present(tensor: Tensor | None, name: str, algorithm: str) -> Tensor:
     """Return a field, or raise RecordError if it is None."""
@@ -180,6 +278,10 @@ def _trailing(marks: Tensor) -> Tensor:
 
 def _rolled(tensor: Tensor, by: Tensor) -> Tensor:
     """Return each row of `[B, T]` rotated to the right by its entry in `by`, int64 `[B]`."""
+    return tensor.gather(1, _rolled_places(tensor, by))
+
+
+def _rolled_places(tensor: Tensor, by: Tensor) -> Tensor:
+    """Return the indices, int64 `[B, T]`, by which `gather` rotates the rows of a tensor."""
     length = tensor.shape[1]
-    places = torch.arange(length, device=tensor.device) - by[:, None]
-    return tensor.gather(1, places % length)
+    return (torch.arange(length, device=tensor.device) - by[:, None]) % length

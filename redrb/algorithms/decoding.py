@@ -57,7 +57,7 @@ class _OfTransformers:
 
     def __init__(self, model: nn.Module, names: frozenset[str]) -> None:
         self._model = model
-        self._options: dict[str, object] = {"use_cache": True}
+        self._options: dict[str, Any] = {"use_cache": True}
         self._positions = "position_ids" in names
         if "logits_to_keep" in names:
             self._options["logits_to_keep"] = 1
@@ -82,7 +82,7 @@ class _OfWhole:
 
     def __init__(self, model: nn.Module, names: frozenset[str]) -> None:
         self._model = model
-        self._options: dict[str, object] = {}
+        self._options: dict[str, Any] = {}
         if "logits_to_keep" in names:
             self._options["logits_to_keep"] = 1
         if "actions" in names:

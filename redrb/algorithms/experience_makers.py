@@ -18,10 +18,11 @@ from redrb.algorithms.advantages import (
     group_relative_advantages,
     token_rewards,
 )
+from redrb.algorithms.aggregation import check_choice
 from redrb.algorithms.batches import REFERENCE_LOG_PROBS
 from redrb.algorithms.generation import Completions, check_options, generate, read_prompts
 from redrb.algorithms.log_probs import action_log_probs
-from redrb.algorithms.losses import KLEstimator, check_choice, kl_estimate
+from redrb.algorithms.losses import KLEstimator, kl_estimate
 from redrb.algorithms.models import action_logits, action_values, evaluating
 from redrb.algorithms.optimizer_step import check_not_negative
 from redrb.algorithms.scoring import Scorer, scores_of

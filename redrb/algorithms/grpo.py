@@ -5,29 +5,17 @@ Sources: Shao et al. 2024 (GRPO, arXiv:2402.03300), Yu et al. 2025 (DAPO, arXiv:
 
 from __future__ import annotations
 
-from typing import get_args
-
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from redrb.algorithms.aggregation import Aggregation, masked_mean
 from redrb.algorithms.batches import REFERENCE_LOG_PROBS, TrainingBatch
+from redrb.algorithms.gradients import Gradients
 from redrb.algorithms.log_probs import entropy
-from redrb.algorithms.losses import (
-    Aggregation,
-    action_ratio,
-    check_choice,
-    grpo_loss,
-    kl_estimate,
-    masked_mean,
-)
-from redrb.algorithms.models import device_of
-from redrb.algorithms.optimizer_step import (
-    as_floats,
-    check_not_negative,
-    check_positive,
-    step_optimizers,
-)
+from redrb.algorithms.losses import action_ratio, grpo_loss, kl_estimate
+from redrb.algorithms.metrics import length_metrics, of_all_ranks
+from redrb.algorithms.optimizer_step import check_not_negative, step_optimizers
 from redrb.algorithms.policy_step import PolicyStep
 from redrb.experience import Experience
 
@@ -51,6 +39,15 @@ class GRPOStep(PolicyStep):
         aggregation: How losses of actions become one number: "token" in DAPO, "sequence" in the
             paper.
         temperature: Temperature at which the maker sampled; divides the logits.
+        truncated_importance: Cap of truncated importance sampling, such as 2: the ratio is then
+            taken to the trainer's policy before the batch, and the policy loss is multiplied by
+            `redrb.algorithms.truncated_importance`. It costs one forward pass a batch. None: the
+            ratio is taken to the maker's log-probabilities.
+        micro_batch_size: Most samples in a forward pass; the step is that of the whole batch. None:
+            no limit.
+        micro_batch_tokens: Most tokens in a forward pass, padding included. None: no limit.
+        gradients: How gradients are accumulated and averaged, such as a strategy's `gradients`;
+            None: in one process.
 
     Raises:
         ConfigError: An option is out of range.
@@ -67,43 +64,62 @@ class GRPOStep(PolicyStep):
         max_grad_norm: float | None = 1.0,
         aggregation: Aggregation = "token",
         temperature: float = 1.0,
+        truncated_importance: float | None = None,
+        micro_batch_size: int | None = None,
+        micro_batch_tokens: int | None = None,
+        gradients: Gradients | None = None,
     ) -> None:
-        check_positive(
-            clip=clip, clip_high=clip_high, max_grad_norm=max_grad_norm, temperature=temperature
+        super().__init__(
+            actor,
+            algorithm="GRPO",
+            clip=clip,
+            clip_high=clip_high,
+            max_grad_norm=max_grad_norm,
+            aggregation=aggregation,
+            temperature=temperature,
+            truncated_importance=truncated_importance,
+            micro_batch_size=micro_batch_size,
+            micro_batch_tokens=micro_batch_tokens,
+            gradients=gradients,
         )
         check_not_negative(beta=beta)
-        check_choice("aggregation", aggregation, get_args(Aggregation))
-        self.actor, self.optimizer = actor, optimizer
-        self.clip, self.clip_high, self.beta = clip, clip_high, beta
-        self.max_grad_norm, self.temperature = max_grad_norm, temperature
-        self.aggregation: Aggregation = aggregation
+        self.optimizer, self.beta = optimizer, beta
 
     def __call__(self, experience: Experience) -> dict[str, float]:
         """Take one optimizer step.
 
         Returns:
-            Values before the step: `actor_loss`, `entropy` in nats a token, `approx_kl` of the
-            behaviour from the current policy, `clip_fraction`, `actor_grad_norm` before scaling,
-            with a reference `reference_kl` in nats a token, and the mean `reward`.
+            Metrics before the step, of all ranks; `docs/algorithms.md` has a table: `actor_loss`,
+            `entropy`, `approx_kl`, `clip_fraction`, `ratio_mean`, `ratio_max`, `length_mean`,
+            `length_max`, `actor_grad_norm` before scaling, with a reference `reference_kl`, and
+            `reward` where the batch has one.
 
         Raises:
             RecordError: A field that GRPO needs is None or has another shape, or a gradient is not
                 finite. The optimizer was not stepped.
         """
         self.optimizer.zero_grad()
-        batch = TrainingBatch.of(experience, algorithm="GRPO", device=device_of(self.actor))
-        loss, metrics = self.actor_loss(batch)
-        self.backward(loss)
+        whole = self.batch(experience, self.actor)
+        batch, of_weights = self.proximal(experience, whole)
+        metrics = self.accumulate(self.actor, batch, self.actor_loss)
         norms = step_optimizers(
-            {"actor": self.actor}, (self.optimizer,), max_grad_norm=self.max_grad_norm
+            {"actor": self.actor},
+            (self.optimizer,),
+            max_grad_norm=self.max_grad_norm,
+            gradients=self.gradients,
         )
+        metrics |= of_weights | length_metrics(whole)
         if experience.reward is not None:
-            metrics["reward"] = batch.field("reward").mean()
-        return as_floats({**metrics, **norms})
+            metrics["reward"] = whole.field("reward").mean()
+        return of_all_ranks(metrics | norms, self.gradients)
 
     def actor_loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the actor's loss, float32 `[]`, and its metrics."""
-        mask = batch.action_mask
+        """Return the actor's loss, float32 `[]`, and its metrics.
+
+        Of a micro-batch these are shares, which add up to the loss and metrics of the whole batch;
+        of metrics whose names end with `_max` the largest counts.
+        """
+        mask, totals = batch.action_mask, batch.totals
         advantages = batch.per_action("advantages")
         reference = batch.padded_as_actions(REFERENCE_LOG_PROBS) if self.beta > 0 else None
         logits, log_probs = self._forward(batch)
@@ -118,11 +134,14 @@ class GRPOStep(PolicyStep):
             reference_log_probs=reference,
             aggregation=self.aggregation,
             weights=batch.weights,
+            policy_weights=batch.policy_weights,
+            totals=totals,
         )
         with torch.no_grad():
             ratio = action_ratio(log_probs, batch.old_log_probs, mask)
-            mean_entropy = masked_mean(entropy(logits, temperature=self.temperature), mask)
+            mean_entropy = masked_mean(entropy(logits, temperature=self.temperature), mask, totals)
             metrics = {"actor_loss": loss, "entropy": mean_entropy}
             if reference is not None:
-                metrics["reference_kl"] = masked_mean(kl_estimate(log_probs, reference, mask), mask)
-        return loss, metrics | self._ratio_metrics(ratio, mask)
+                kl = kl_estimate(log_probs, reference, mask)
+                metrics["reference_kl"] = masked_mean(kl, mask, totals)
+        return loss, metrics | self._ratio_metrics(ratio, batch)

@@ -13,12 +13,8 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from redrb.algorithms.aggregation import Aggregation, Totals, aggregate, check_choice
 from redrb.errors import ConfigError
-
-Aggregation: TypeAlias = Literal["token", "sequence"]
-"""How losses of actions become one number: "token" is the mean over all actions of the batch
-(DAPO), so long samples weigh more; "sequence" is the mean over samples of each sample's mean (GRPO,
-`coati`)."""
 
 KLEstimator: TypeAlias = Literal["k1", "k2", "k3", "coati"]
 """k1 to k3 of Schulman 2020, "Approximating KL Divergence", and `coati`'s; see `kl_estimate`."""
@@ -41,6 +37,7 @@ def policy_loss(
     clip_high: float | None = None,
     aggregation: Aggregation = "token",
     weights: Tensor | None = None,
+    totals: Totals | None = None,
 ) -> Tensor:
     """Return `-mean(min(ratio * A, clamp(ratio, 1 - clip, 1 + clip_high) * A))`, float32 `[]`.
 
@@ -54,11 +51,12 @@ def policy_loss(
         clip_high: The upper epsilon (DAPO's "clip higher", 0.28 there); None: `clip`.
         aggregation: How losses of actions become one number.
         weights: Importance weight of each sample or action, `[B, 1]` or `[B, A]`.
+        totals: As for `redrb.algorithms.aggregation.aggregate`.
     """
     advantages = advantages.masked_fill(~mask, 0.0)
     clipped = ratio.clamp(1 - clip, 1 + (clip if clip_high is None else clip_high))
     losses = -torch.minimum(ratio * advantages, clipped * advantages)
-    return aggregate(losses, mask, aggregation=aggregation, weights=weights)
+    return aggregate(losses, mask, aggregation=aggregation, weights=weights, totals=totals)
 
 
 def value_loss(
@@ -70,6 +68,7 @@ def value_loss(
     clip: float | None,
     aggregation: Aggregation = "token",
     weights: Tensor | None = None,
+    totals: Totals | None = None,
 ) -> Tensor:
     """Return half the mean squared error of the values, float32 `[]`, tensors `[B, A]`.
 
@@ -84,7 +83,7 @@ def value_loss(
     if clip is not None:
         clipped = old_values + (values - old_values).clamp(-clip, clip)
         errors = torch.maximum(errors, (clipped - targets).square())
-    return 0.5 * aggregate(errors, mask, aggregation=aggregation, weights=weights)
+    return 0.5 * aggregate(errors, mask, aggregation=aggregation, weights=weights, totals=totals)
 
 
 def grpo_loss(
@@ -99,6 +98,8 @@ def grpo_loss(
     reference_log_probs: Tensor | None = None,
     aggregation: Aggregation = "token",
     weights: Tensor | None = None,
+    policy_weights: Tensor | None = None,
+    totals: Totals | None = None,
 ) -> Tensor:
     """Return GRPO's loss, equation 3 of the paper negated, float32 `[]`.
 
@@ -117,6 +118,9 @@ def grpo_loss(
             unless `beta` is 0.
         aggregation: How losses of actions become one number.
         weights: Importance weight of each sample or action, `[B, 1]` or `[B, A]`.
+        policy_weights: Weights of the policy loss alone, not of the divergence, `[B, A]`, such as
+            those of `truncated_importance`.
+        totals: As for `redrb.algorithms.aggregation.aggregate`.
 
     Raises:
         ConfigError: `beta` is not 0 and there are no reference log-probabilities.
@@ -128,14 +132,17 @@ def grpo_loss(
         clip=clip,
         clip_high=clip_high,
         aggregation=aggregation,
-        weights=weights,
+        weights=product(weights, policy_weights),
+        totals=totals,
     )
     if beta == 0:
         return loss
     if reference_log_probs is None:
         raise ConfigError(f"beta {beta} needs reference_log_probs: give them, or set beta=0.")
     kl = kl_estimate(log_probs, reference_log_probs, mask, estimator="k3")
-    return loss + beta * aggregate(kl, mask, aggregation=aggregation, weights=weights)
+    return loss + beta * aggregate(
+        kl, mask, aggregation=aggregation, weights=weights, totals=totals
+    )
 
 
 def kl_estimate(
@@ -167,47 +174,32 @@ def kl_estimate(
     return log_r.exp() - 1 - log_r
 
 
-def normalised(advantages: Tensor, mask: Tensor) -> Tensor:
-    """Return advantages with mean 0 and variance 1 over the actions that count, `[B, A]`."""
-    mean = masked_mean(advantages, mask)
-    variance = masked_mean((advantages - mean).square(), mask)
-    return (advantages - mean) / (variance.sqrt() + 1e-8)
-
-
-def aggregate(
-    losses: Tensor,
-    mask: Tensor,
-    *,
-    aggregation: Aggregation = "token",
-    weights: Tensor | None = None,
+def truncated_importance(
+    log_probs: Tensor, maker_log_probs: Tensor, mask: Tensor, *, cap: float
 ) -> Tensor:
-    """Return the weighted mean of the losses `[B, A]` where `mask` is True, float32 `[]`.
+    """Return `min(policy / maker's policy, cap)` at each action, float32 `[B, A]`, 1 on padding.
 
-    Weights multiply the losses without division by their sum, as in importance sampling. Samples
-    without an action that counts are left out; if nothing counts, the mean is 0.
+    Truncated importance sampling: an inference engine rounds otherwise than the trainer, and holds
+    older weights. These weights multiply the policy loss, whose ratio is then that of the policy in
+    training to `policy`, the trainer's policy before the batch was first trained. No gradient goes
+    through them. Sources: Ionides 2008, "Truncated Importance Sampling"; Yao et al. 2025, "Your
+    Efficient RL Framework Secretly Brings You Off-Policy RL Training"; verl's
+    `rollout_is="token"`, TRL's `vllm_importance_sampling_mode="token_truncate"`.
 
-    Raises:
-        ConfigError: The aggregation is unknown.
+    Args:
+        log_probs: Log-probabilities of the trainer's policy, float32 `[B, A]`.
+        maker_log_probs: Log-probabilities that the maker noted, float32 `[B, A]`.
+        mask: True where an action counts, bool `[B, A]`.
+        cap: Largest weight, > 0.
     """
-    check_choice("aggregation", aggregation, get_args(Aggregation))
-    losses = losses.masked_fill(~mask, 0.0)
-    if weights is not None:
-        losses = losses * weights
-    if aggregation == "token":
-        return losses.sum() / mask.sum().clamp(min=1)
-    rows = losses.sum(1) / mask.sum(1).clamp(min=1)
-    return rows.sum() / mask.any(1).sum().clamp(min=1)
+    return _log_ratio(log_probs, maker_log_probs, mask).exp().clamp(max=cap).detach()
 
 
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of the values where `mask` is True, float32 `[]`; 0 if it is nowhere True."""
-    return aggregate(values, mask)
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise ConfigError unless `value` is one of the choices."""
-    if value not in choices:
-        raise ConfigError(f"{name} {value!r} is none of {', '.join(choices)}.")
+def product(weights: Tensor | None, others: Tensor | None) -> Tensor | None:
+    """Return the product of two kinds of weights, of which each may be None."""
+    if weights is None or others is None:
+        return others if weights is None else weights
+    return weights * others
 
 
 def _log_ratio(above: Tensor, below: Tensor, mask: Tensor) -> Tensor:

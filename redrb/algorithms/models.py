@@ -11,7 +11,8 @@ The argument names of its `forward` switch on more: with `input_ids`, all is pas
 `position_ids`, positions follow the mask, so that padding on the left changes nothing; with
 `use_cache` and `logits_to_keep`, the prompt's logits are never computed. A `forward` with `actions`
 gets A and returns only the last A tokens: the logits `[B, A, V]` that chose them, or the values
-`[B, A]` before them; None means all positions. No part of transformers is imported.
+`[B, A]` before them; None means all positions. Tensors of `Experience.tensors` that `forward` names
+are passed too (`redrb.algorithms.model_inputs`). No part of transformers is imported.
 """
 
 from __future__ import annotations
@@ -19,16 +20,23 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from redrb.algorithms.log_probs import choosing_logits
+from redrb.algorithms.model_inputs import NO_INPUTS, ModelInputs
 from redrb.errors import RecordError
 
 
 def call(
-    model: nn.Module, sequences: Tensor, attention_mask: Tensor | None, **options: object
+    model: nn.Module,
+    sequences: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    inputs: ModelInputs = NO_INPUTS,
+    **options: Any,
 ) -> object:
     """Call a module on its device and return its output.
 
@@ -36,13 +44,16 @@ def call(
         model: Any module that follows this file's rules.
         sequences: Token ids, int64 `[B, S]`.
         attention_mask: 1 where a token counts, `[B, S]`; None: all tokens count.
+        inputs: Extra tensors, of which the module gets those that its `forward` names.
         options: Further keyword arguments of its `forward`.
     """
     names = forward_names(model)
     device = device_of(model) or sequences.device
     mask = torch.ones_like(sequences) if attention_mask is None else attention_mask
     tokens, mask = sequences.to(device), mask.to(device=device, dtype=torch.int64)
-    if "position_ids" in names:
+    given = inputs.for_forward(names, device)
+    options = {**given, **options}
+    if "position_ids" in names and not given:  # with images, models make them of their grid
         options.setdefault("position_ids", positions(mask))
     if "use_cache" in names:
         options.setdefault("use_cache", False)
@@ -52,7 +63,12 @@ def call(
 
 
 def action_logits(
-    model: nn.Module, sequences: Tensor, attention_mask: Tensor | None, actions: int
+    model: nn.Module,
+    sequences: Tensor,
+    attention_mask: Tensor | None,
+    actions: int,
+    *,
+    inputs: ModelInputs = NO_INPUTS,
 ) -> Tensor:
     """Return the logits that chose each of the last A tokens, `[B, A, V]`, on the model's device.
 
@@ -63,13 +79,18 @@ def action_logits(
     options = {"actions": actions} if "actions" in names else {}
     if "logits_to_keep" in names:
         options["logits_to_keep"] = actions + 1
-    output = call(model, sequences, attention_mask, **options)
+    output = call(model, sequences, attention_mask, inputs=inputs, **options)
     logits = output_tensor(output, ("logits",), f"the actor {type(model).__name__}")
     return choosing_logits(logits, sequences.shape[1], actions)
 
 
 def action_values(
-    critic: nn.Module, sequences: Tensor, attention_mask: Tensor | None, actions: int
+    critic: nn.Module,
+    sequences: Tensor,
+    attention_mask: Tensor | None,
+    actions: int,
+    *,
+    inputs: ModelInputs = NO_INPUTS,
 ) -> Tensor:
     """Return the value of the state before each of the last A tokens, float32 `[B, A]`.
 
@@ -80,9 +101,8 @@ def action_values(
     """
     options = {"actions": actions} if "actions" in forward_names(critic) else {}
     role = f"the critic {type(critic).__name__}"
-    values = output_tensor(
-        call(critic, sequences, attention_mask, **options), ("value", "values", "logits"), role
-    )
+    output = call(critic, sequences, attention_mask, inputs=inputs, **options)
+    values = output_tensor(output, ("value", "values", "logits"), role)
     batch, length = sequences.shape
     came = list(values.shape)
     if values.dim() == 3 and values.shape[2] == 1:
@@ -98,11 +118,16 @@ def action_values(
             "causal model.",
             field="values",
         )
-    return values.float().to(sequences.device)
+    wide = torch.promote_types(values.dtype, torch.float32)
+    return values.to(device=sequences.device, dtype=wide)
 
 
 def sequence_rewards(
-    reward_model: nn.Module, sequences: Tensor, attention_mask: Tensor | None
+    reward_model: nn.Module,
+    sequences: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    inputs: ModelInputs = NO_INPUTS,
 ) -> Tensor:
     """Return a reward model's score of each sample, float32 `[B]`, on the device of `sequences`.
 
@@ -110,9 +135,8 @@ def sequence_rewards(
         RecordError: The module returned something else.
     """
     role = f"the reward model {type(reward_model).__name__}"
-    rewards = output_tensor(
-        call(reward_model, sequences, attention_mask), ("reward", "rewards", "logits"), role
-    )
+    output = call(reward_model, sequences, attention_mask, inputs=inputs)
+    rewards = output_tensor(output, ("reward", "rewards", "logits"), role)
     batch = sequences.shape[0]
     if rewards.shape not in ((batch,), (batch, 1)):
         raise RecordError(

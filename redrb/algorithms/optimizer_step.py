@@ -1,4 +1,4 @@
-"""The end of a training step: gradients checked and clipped, optimizers stepped, metrics read."""
+"""The end of a training step: gradients checked and clipped, optimizers stepped."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from redrb.algorithms.gradients import Gradients
 from redrb.errors import ConfigError, RecordError
 
 
@@ -17,6 +17,7 @@ def step_optimizers(
     optimizers: Iterable[Optimizer],
     *,
     max_grad_norm: float | None,
+    gradients: Gradients,
 ) -> dict[str, Tensor]:
     """Clip each network's gradients to `max_grad_norm`, then step all optimizers, or none.
 
@@ -28,8 +29,7 @@ def step_optimizers(
     """
     limit = torch.inf if max_grad_norm is None else max_grad_norm
     norms = {
-        f"{name}_grad_norm": clip_grad_norm_(list(network.parameters()), limit)
-        for name, network in networks.items()
+        f"{name}_grad_norm": gradients.clip(network, limit) for name, network in networks.items()
     }
     distinct = list({id(optimizer): optimizer for optimizer in optimizers}.values())
     for name, norm in norms.items():
@@ -43,16 +43,6 @@ def step_optimizers(
     for optimizer in distinct:
         optimizer.step()
     return norms
-
-
-def as_floats(metrics: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return metrics as floats; metrics on one device are copied to the host at once."""
-    found = {name: value.detach().float() for name, value in metrics.items()}
-    devices = {value.device for value in found.values()}
-    if len(devices) == 1:
-        values = torch.stack(list(found.values())).tolist()
-        return dict(zip(found, values, strict=True))
-    return {name: value.item() for name, value in found.items()}
 
 
 def check_positive(**options: float | None) -> None:

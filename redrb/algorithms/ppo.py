@@ -12,24 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from redrb.algorithms.batches import TrainingBatch
-from redrb.algorithms.log_probs import entropy
-from redrb.algorithms.losses import (
+from redrb.algorithms.aggregation import (
     Aggregation,
-    action_ratio,
+    Totals,
     check_choice,
     masked_mean,
     normalised,
-    policy_loss,
-    value_loss,
 )
-from redrb.algorithms.models import action_values, device_of
-from redrb.algorithms.optimizer_step import (
-    as_floats,
-    check_not_negative,
-    check_positive,
-    step_optimizers,
-)
+from redrb.algorithms.batches import TrainingBatch
+from redrb.algorithms.gradients import Gradients
+from redrb.algorithms.log_probs import entropy
+from redrb.algorithms.losses import action_ratio, policy_loss, product, value_loss
+from redrb.algorithms.metrics import length_metrics, of_all_ranks
+from redrb.algorithms.models import action_values
+from redrb.algorithms.optimizer_step import check_not_negative, check_positive, step_optimizers
 from redrb.algorithms.policy_step import PolicyStep
 from redrb.errors import RecordError
 from redrb.experience import Experience
@@ -61,6 +57,15 @@ class PPOStep(PolicyStep):
         aggregation: How losses of actions become one number.
         normalise_advantages: Give advantages mean 0 and variance 1 over the batch's actions.
         temperature: Temperature at which the maker sampled; divides the logits.
+        truncated_importance: Cap of truncated importance sampling, such as 2: the ratio is then
+            taken to the trainer's policy before the batch, and the policy loss is multiplied by
+            `redrb.algorithms.truncated_importance`. It costs one forward pass a batch. None: the
+            ratio is taken to the maker's log-probabilities.
+        micro_batch_size: Most samples in a forward pass; the step is that of the whole batch. None:
+            no limit.
+        micro_batch_tokens: Most tokens in a forward pass, padding included. None: no limit.
+        gradients: How gradients are accumulated and averaged, such as a strategy's `gradients`;
+            None: in one process.
 
     Raises:
         ConfigError: An option is out of range.
@@ -82,32 +87,41 @@ class PPOStep(PolicyStep):
         aggregation: Aggregation = "sequence",
         normalise_advantages: bool = False,
         temperature: float = 1.0,
+        truncated_importance: float | None = None,
+        micro_batch_size: int | None = None,
+        micro_batch_tokens: int | None = None,
+        gradients: Gradients | None = None,
     ) -> None:
-        check_positive(
+        super().__init__(
+            actor,
+            algorithm="PPO",
             clip=clip,
             clip_high=clip_high,
-            value_clip=value_clip,
             max_grad_norm=max_grad_norm,
+            aggregation=aggregation,
             temperature=temperature,
+            truncated_importance=truncated_importance,
+            micro_batch_size=micro_batch_size,
+            micro_batch_tokens=micro_batch_tokens,
+            gradients=gradients,
         )
+        check_positive(value_clip=value_clip)
         check_not_negative(entropy_coef=entropy_coef)
         check_choice("value_target", value_target, get_args(ValueTarget))
-        check_choice("aggregation", aggregation, get_args(Aggregation))
-        self.actor, self.critic = actor, critic
+        self.critic = critic
         self.actor_optimizer, self.critic_optimizer = actor_optimizer, critic_optimizer
-        self.clip, self.clip_high, self.value_clip = clip, clip_high, value_clip
+        self.value_clip, self.entropy_coef = value_clip, entropy_coef
         self.value_target: ValueTarget = value_target
-        self.entropy_coef, self.max_grad_norm = entropy_coef, max_grad_norm
-        self.aggregation: Aggregation = aggregation
-        self.normalise_advantages, self.temperature = normalise_advantages, temperature
+        self.normalise_advantages = normalise_advantages
 
     def __call__(self, experience: Experience) -> dict[str, float]:
         """Take one step of both optimizers.
 
         Returns:
-            `actor_loss`, `critic_loss`, `entropy` in nats a token, `approx_kl` of the behaviour
-            from the current policy, `clip_fraction`, the norms `actor_grad_norm` and
-            `critic_grad_norm` before scaling, and the batch's mean `reward`, all before the step.
+            Metrics before the step, of all ranks; `docs/algorithms.md` has a table: `actor_loss`,
+            `critic_loss`, `entropy`, `approx_kl`, `clip_fraction`, `ratio_mean`, `ratio_max`,
+            `length_mean`, `length_max`, `reward`, `reference_kl` where the batch has `kl`, and the
+            norms `actor_grad_norm` and `critic_grad_norm` before scaling.
 
         Raises:
             RecordError: A field that PPO needs is None or has another shape, or a gradient is not
@@ -115,28 +129,35 @@ class PPOStep(PolicyStep):
         """
         self.actor_optimizer.zero_grad()
         self.critic_optimizer.zero_grad()
+        whole = self.batch(experience, self.actor)
+        batch, metrics = self.proximal(experience, whole)
+        if self.normalise_advantages:
+            advantages = normalised(batch.per_action("advantages"), batch.action_mask)
+            batch = batch.with_field("advantages", advantages)
         # one network after the other, so that memory holds the activations of one only
-        actor_loss, metrics = self.actor_loss(self.batch(experience, self.actor))
-        self.backward(actor_loss)
-        critic_loss, critic_metrics = self.critic_loss(self.batch(experience, self.critic))
-        self.backward(critic_loss)
+        metrics |= self.accumulate(self.actor, batch, self.actor_loss)
+        of_critic = self.batch(experience, self.critic)
+        metrics |= self.accumulate(self.critic, of_critic, self.critic_loss)
         norms = step_optimizers(
             {"actor": self.actor, "critic": self.critic},
             (self.actor_optimizer, self.critic_optimizer),
             max_grad_norm=self.max_grad_norm,
+            gradients=self.gradients,
         )
-        return as_floats({**metrics, **critic_metrics, **norms})
-
-    def batch(self, experience: Experience, network: nn.Module) -> TrainingBatch:
-        """Return the batch on the network's device."""
-        return TrainingBatch.of(experience, algorithm="PPO", device=device_of(network))
+        metrics |= length_metrics(whole) | {"reward": whole.field("reward").mean()}
+        if experience.kl is not None:
+            kl = whole.per_action("kl")
+            metrics["reference_kl"] = masked_mean(kl, whole.action_mask, whole.totals)
+        return of_all_ranks(metrics | norms, self.gradients)
 
     def actor_loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the actor's loss, float32 `[]`, and its metrics."""
-        mask = batch.action_mask
+        """Return the actor's loss, float32 `[]`, and its metrics.
+
+        Of a micro-batch these are shares, which add up to the loss and metrics of the whole batch;
+        of metrics whose names end with `_max` the largest counts.
+        """
+        mask, totals = batch.action_mask, batch.totals
         advantages = batch.per_action("advantages")
-        if self.normalise_advantages:
-            advantages = normalised(advantages, mask)
         logits, log_probs = self._forward(batch)
         ratio = action_ratio(log_probs, batch.old_log_probs, mask)
         loss = policy_loss(
@@ -146,18 +167,25 @@ class PPOStep(PolicyStep):
             clip=self.clip,
             clip_high=self.clip_high,
             aggregation=self.aggregation,
-            weights=batch.weights,
+            weights=product(batch.weights, batch.policy_weights),
+            totals=totals,
         )
         with torch.set_grad_enabled(self.entropy_coef > 0 and torch.is_grad_enabled()):
-            mean_entropy = masked_mean(entropy(logits, temperature=self.temperature), mask)
+            mean_entropy = masked_mean(entropy(logits, temperature=self.temperature), mask, totals)
         metrics = {"actor_loss": loss, "entropy": mean_entropy}
-        metrics |= self._ratio_metrics(ratio, mask)
+        metrics |= self._ratio_metrics(ratio, batch)
         return (loss - self.entropy_coef * mean_entropy if self.entropy_coef else loss), metrics
 
     def critic_loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the critic's loss, float32 `[]`, and its metrics."""
+        """Return the critic's loss, float32 `[]`, and its metrics; see `actor_loss`."""
         old_values, reward = batch.field("values"), batch.field("reward")
-        values = action_values(self.critic, batch.sequences, batch.attention_mask, batch.actions)
+        values = action_values(
+            self.critic,
+            batch.sequences,
+            batch.attention_mask,
+            batch.actions,
+            inputs=batch.inputs,
+        )
         if values.shape != old_values.shape:
             raise RecordError(
                 f"the critic's values have shape {list(values.shape)}, the batch's values "
@@ -167,8 +195,9 @@ class PPOStep(PolicyStep):
         targets = reward if values.dim() == 1 else reward[:, None].expand_as(values)
         if self.value_target == "returns":
             targets = self._returns(batch, old_values)
-        mask, weights = batch.action_mask, batch.weights
+        mask, weights, totals = batch.action_mask, batch.weights, batch.totals
         if values.dim() == 1:
+            totals = Totals(totals.samples, totals.samples)
             if weights is not None and weights.shape[1] > 1:
                 weights = (weights * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(1)
             mask = mask.any(1)[:, None]
@@ -181,8 +210,9 @@ class PPOStep(PolicyStep):
             clip=self.value_clip,
             aggregation=self.aggregation,
             weights=weights,
+            totals=totals,
         )
-        return loss, {"critic_loss": loss, "reward": reward.mean()}
+        return loss, {"critic_loss": loss}
 
     def _returns(self, batch: TrainingBatch, old_values: Tensor) -> Tensor:
         advantages = batch.field("advantages")

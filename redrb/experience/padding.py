@@ -41,6 +41,11 @@ _PAD_VALUES = {"token_versions": -1}
 Shape: TypeAlias = tuple[int, ...]
 
 
+def lengths_name(name: str) -> str:
+    """Return the name of the tensor with the length of each sample's tensor `name`."""
+    return f"{name}_lengths"
+
+
 def check_side(side: str) -> Side:
     """Return `side`; raises RecordError unless it is "left" or "right"."""
     if side == "left":

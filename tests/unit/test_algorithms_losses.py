@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from redrb.algorithms.aggregation import aggregate, masked_mean, normalised
 from redrb.algorithms.losses import (
     action_ratio,
-    aggregate,
     grpo_loss,
     kl_estimate,
-    masked_mean,
-    normalised,
     policy_loss,
+    truncated_importance,
     value_loss,
 )
 from redrb.errors import ConfigError
@@ -45,6 +44,25 @@ def test_clip_higher_by_hand() -> None:
     # only 1.5 at an advantage of 1 meets the upper bound, now 1.28: 1.28 instead of 1.2
     loss = policy_loss(RATIO, ADVANTAGES, MASK, clip=0.2, clip_high=0.28)
     close(loss, -(1.28 + 0.5 - 1.5 - 0.8 + 2.0) / 5)
+
+
+def test_truncated_importance_by_hand() -> None:
+    policy = torch.log(torch.tensor([[0.5, 0.3, 0.2], [0.9, 0.1, math.nan]])).requires_grad_()
+    maker = torch.log(torch.tensor([[0.25, 0.1, 0.4], [0.9, 0.1, 0.5]]))
+    weights = truncated_importance(policy, maker, MASK, cap=2.5)
+    # 0.5 / 0.25; 0.3 / 0.1 = 3 is above the cap; 0.2 / 0.4; 1; 1; padding
+    close(weights, [[2.0, 2.5, 0.5], [1.0, 1.0, 1.0]])
+    assert not weights.requires_grad
+
+
+def test_truncated_weights_multiply_the_policy_loss_alone() -> None:
+    one, other = torch.log(RATIO), torch.zeros(2, 3)
+    options = {"clip": 0.2, "beta": 0.1, "reference_log_probs": other + 0.5}
+    weights = torch.tensor([[1.0, 0.0, 0.0], [0.0, 3.0, 9.0]])
+    loss = grpo_loss(one, other, ADVANTAGES, MASK, policy_weights=weights, **options)  # type: ignore[arg-type]
+    policy = -(1.2 + 6.0) / 5
+    divergence = grpo_loss(one, other, 0 * ADVANTAGES, MASK, **options)  # type: ignore[arg-type]
+    close(loss, policy + divergence.item())
 
 
 @pytest.mark.parametrize(

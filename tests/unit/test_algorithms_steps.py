@@ -182,6 +182,56 @@ def test_fresh_experience_has_a_ratio_of_one() -> None:
     assert metrics["approx_kl"] == pytest.approx(0, abs=1e-6)
 
 
+def test_truncated_importance_takes_the_ratio_to_the_actor_before_the_batch() -> None:
+    for experience in padded_both_ways([of_grpo(width=width, seed=width) for width in (2, 3)]):
+        noted = experience.action_log_probs
+        assert noted is not None
+        step = grpo(rate=0.5, truncated_importance=1.01)
+        batch = step.batch(experience, step.actor)
+        own = step._forward(batch)[1].detach()
+        weights = (own - batch.old_log_probs).exp().clamp(max=1.01)[batch.action_mask]
+        first = step(experience)
+        assert (first["ratio_mean"], first["ratio_max"]) == (1.0, 1.0)
+        assert first["importance_mean"] == pytest.approx(weights.mean().item(), rel=1e-5)
+        share = (weights == 1.01).float().mean().item()
+        assert 0 < share == pytest.approx(first["truncated_fraction"])
+        # the loss by hand: ratios of 1, weights, advantages
+        losses = -batch.per_action("advantages")[batch.action_mask] * weights
+        assert first["actor_loss"] == pytest.approx(losses.mean().item(), abs=1e-6)
+        # a second epoch uses the log-probabilities from before the first
+        kept = step.batch(experience, step.actor).padded_as_actions("proximal_log_probs")
+        torch.testing.assert_close(kept, own.masked_fill(~batch.action_mask, 0.0))
+        second = step(experience)
+        assert second["ratio_max"] > 1.01
+        assert second["importance_mean"] == first["importance_mean"]
+        assert torch.equal(experience.action_log_probs, noted)  # type: ignore[arg-type]
+
+
+def test_metrics_by_hand() -> None:
+    experience = of_grpo()
+    assert experience.action_mask is not None
+    assert experience.reward is not None
+    assert experience.action_log_probs is not None
+    step = grpo()
+    batch = step.batch(experience, step.actor)
+    ratio = (step._forward(batch)[1] - batch.old_log_probs).exp()[batch.action_mask]
+    metrics = step(experience)
+    lengths = experience.action_mask.sum(1).float()
+    assert metrics["length_mean"] == lengths.mean().item()
+    assert metrics["length_max"] == lengths.max().item()
+    assert metrics["ratio_mean"] == pytest.approx(ratio.mean().item(), rel=1e-5)
+    assert metrics["ratio_max"] == pytest.approx(ratio.max().item(), rel=1e-5)
+    assert metrics["approx_kl"] == pytest.approx((ratio - 1 - ratio.log()).mean().item(), rel=1e-4)
+    outside = (ratio < 0.8) | (ratio > 1.2)
+    assert metrics["clip_fraction"] == pytest.approx(outside.float().mean().item())
+    assert metrics["reward"] == pytest.approx(experience.reward.mean().item())
+    made = of_ppo()
+    assert made.kl is not None
+    assert made.action_mask is not None
+    expected = made.kl[made.action_mask].mean().item()
+    assert ppo()(made)["reference_kl"] == pytest.approx(expected, rel=1e-5)
+
+
 def test_coatis_targets_are_the_returns_where_advantages_are_reward_minus_value() -> None:
     batch = of_ppo(SampleCritic)
     of_reward = ppo(SampleCritic, value_target="reward")(batch)
