@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -59,7 +59,6 @@ class TrainingBatch:
     _experience: Experience
     _shift: Tensor | None
     policy_weights: Tensor | None = None
-    _replaced: Mapping[str, Tensor] = field(default_factory=dict)
     place: Place | None = None
 
     @classmethod
@@ -134,8 +133,6 @@ class TrainingBatch:
         """
         if self.place is not None:
             return self.place.of(self.place.whole.field(name, on_padding=on_padding))
-        if name in self._replaced:
-            return self._replaced[name]
         stored = self._experience.tensors.get(name, getattr(self._experience, name, None))
         tensor = _present(stored, name, self.algorithm).to(self.sequences.device).float()
         rows, actions = self.action_mask.shape
@@ -187,10 +184,6 @@ class TrainingBatch:
         if tensor.dim() == 1:
             tensor = tensor[:, None].expand(self.action_mask.shape)
         return tensor.masked_fill(~self.action_mask, 0.0)
-
-    def with_field(self, name: str, tensor: Tensor) -> Self:
-        """Return the batch with another value of a field, `[B]` or `[B, A]`, aligned as here."""
-        return replace(self, _replaced={**self._replaced, name: tensor})
 
     def part(self, rows: Sequence[int], first: int, action: int, last: int) -> Self:
         """Return some rows, of each the tokens at positions `first` to `last` - 1.

@@ -55,7 +55,8 @@ class PPOStep(PolicyStep):
         entropy_coef: Weight of the entropy bonus. Unless it is 0, all logits are copied to float32.
         max_grad_norm: Largest gradient norm of actor and of critic; None: no limit.
         aggregation: How losses of actions become one number.
-        normalise_advantages: Give advantages mean 0 and variance 1 over the batch's actions.
+        normalise_advantages: Give advantages mean 0 and variance 1 over the batch's actions, on
+            each rank over those of its own batch.
         temperature: Temperature at which the maker sampled; divides the logits.
         truncated_importance: Cap of truncated importance sampling, such as 2: the ratio is then
             taken to the trainer's policy before the batch, and the policy loss is multiplied by
@@ -131,9 +132,6 @@ class PPOStep(PolicyStep):
         self.critic_optimizer.zero_grad()
         whole = self.batch(experience, self.actor)
         batch, metrics = self.proximal(experience, whole)
-        if self.normalise_advantages:
-            advantages = normalised(batch.per_action("advantages"), batch.action_mask)
-            batch = batch.with_field("advantages", advantages)
         # one network after the other, so that memory holds the activations of one only
         metrics |= self.accumulate(self.actor, batch, self.actor_loss)
         of_critic = self.batch(experience, self.critic)
@@ -157,7 +155,7 @@ class PPOStep(PolicyStep):
         of metrics whose names end with `_max` the largest counts.
         """
         mask, totals = batch.action_mask, batch.totals
-        advantages = batch.per_action("advantages")
+        advantages = self._advantages(batch)
         logits, log_probs = self._forward(batch)
         ratio = action_ratio(log_probs, batch.old_log_probs, mask)
         loss = policy_loss(
@@ -175,6 +173,14 @@ class PPOStep(PolicyStep):
         metrics = {"actor_loss": loss, "entropy": mean_entropy}
         metrics |= self._ratio_metrics(ratio, batch)
         return (loss - self.entropy_coef * mean_entropy if self.entropy_coef else loss), metrics
+
+    def _advantages(self, batch: TrainingBatch) -> Tensor:
+        """Return the advantages `[B, A]`, normalised over the whole batch if that is asked for."""
+        if not self.normalise_advantages:
+            return batch.per_action("advantages")
+        whole = batch if batch.place is None else batch.place.whole
+        scaled = normalised(whole.per_action("advantages"), whole.action_mask)
+        return scaled if batch.place is None else batch.place.of(scaled)
 
     def critic_loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the critic's loss, float32 `[]`, and its metrics; see `actor_loss`."""
