@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from redrb.errors import ConfigError
 from redrb.keys import check_name
-from redrb.options import Settings, flag_of, option, url_option
+from redrb.options import Settings, flag_of, option, url_option, variable_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +130,9 @@ class StageSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("from_", "to"):
+            if not getattr(self, name):
+                raise ConfigError(f"{flag_of(name)} TASK (or {variable_of(name)}) is missing.")
         for name in ("namespace", "from_", "to", "group"):
             check_name(flag_of(name), getattr(self, name))
 

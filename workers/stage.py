@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from redrb.errors import ConfigError, RedrbError
+from redrb.errors import ConfigError, RedrbError, UnknownTask
 from redrb.options import add_options, settings_from
 from workers.ending import end
 from workers.settings import StageSettings
+
+if TYPE_CHECKING:
+    from redrb.connection import Client
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _work(function: str, settings: StageSettings) -> None:
+    from redrb.connection.deadline import ending_within
     from redrb.runtime.stopping import leaving_on_signals
 
     with ExitStack() as scope:
@@ -53,6 +58,7 @@ def _work(function: str, settings: StageSettings) -> None:
             client = scope.enter_context(
                 redrb.connect(settings.url, min_replicas=settings.min_replicas)
             )
+            _warn_if_new(client, settings)
             source, target = (
                 scope.enter_context(
                     redrb.ExperienceStream(
@@ -70,7 +76,18 @@ def _work(function: str, settings: StageSettings) -> None:
                 batched=settings.batched,
                 stop_timeout=settings.stop_timeout,
             )
-        stage.run()
+        with ending_within(stage.stop_time), scope.pop_all():
+            stage.run()
+
+
+def _warn_if_new(client: Client, settings: StageSettings) -> None:
+    """Say that the first task does not exist yet: its name may be mistyped."""
+    from redrb.stream.task.inspection import existing_task
+
+    try:
+        existing_task(client, settings.from_, namespace=settings.namespace)
+    except UnknownTask as error:
+        print(f"redrb-stage: {error} The stage creates it and waits for groups.", file=sys.stderr)
 
 
 def _loaded(name: str) -> Callable[..., Any]:
@@ -88,10 +105,23 @@ def _loaded(name: str) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{name!r} cannot be imported: {error}.") from error
+    if isinstance(found, type) and not _takes(found, 0):
+        raise ConfigError(f"{name!r} needs arguments: give a class that is made without any.")
     made: Callable[..., Any] = found() if isinstance(found, type) else found
     if not callable(made):
-        raise ConfigError(f"{name!r} is a {type(made).__name__}, and no function.")
+        raise ConfigError(f"{name!r} is no function: its type is {type(made).__name__}.")
     return made
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    """Return whether a function can be called with `count` positional arguments."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # a function of C that does not say
+        return True
+    return True
 
 
 def run() -> NoReturn:

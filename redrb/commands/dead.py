@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,8 @@ def _ls(options: argparse.Namespace) -> int:
 
         letters = find_letters(stores, group=options.group, text=options.reason)
         found = list(islice(letters, max(options.count, 0)))
+        if not found and not options.json:
+            print(f"redrb: {_none(options)}", file=sys.stderr)
         head = ("id", "group", "time", "failed", "consumer", "why")
         rows = [
             (
@@ -90,7 +92,8 @@ def _show(options: argparse.Namespace) -> int:
             record["rewards"] = [
                 None if item.reward is None else float(item.reward) for item in letter.items
             ]
-        show(record, figures(record), as_json=options.json)
+        texts = {name: str(value) for name, value in record.items() if value not in (None, "")}
+        show(record, figures(texts), as_json=options.json)
 
     return _with_stores(options, run)
 
@@ -112,8 +115,11 @@ def _change(options: argparse.Namespace, verb: str) -> int:
         from redrb.stream.task.numbering import Numbering
         from redrb.stream.task.scripts import TaskScripts
 
-        ids = checked_letters(options.ids) or _matching(stores, options)
-        if verb == "dropped" and not options.ids:
+        known = _matching(stores, options)
+        ids = list(dict.fromkeys(checked_letters(options.ids))) or known
+        if not ids:
+            print(f"redrb: {_none(options)}", file=sys.stderr)
+        elif verb == "dropped" and not options.ids:
             number = counted(len(ids), "dead letter")
             if not confirmed(f"Delete {number} of task {options.task!r}?", yes=options.yes):
                 print("redrb: nothing was deleted.", file=sys.stderr)
@@ -124,12 +130,8 @@ def _change(options: argparse.Namespace, verb: str) -> int:
             change = scripts.requeue if verb == "requeued" else scripts.drop_letters
             changed += change(options.group, [seq for seq in seqs if seq > 0])
         show({verb: changed}, figures({verb: changed}), as_json=options.json)
-        if options.ids and changed < len(set(ids)):
-            print(
-                f"redrb: {len(set(ids)) - changed} ids have no dead letter of consumer group "
-                f"{options.group!r} that could be {verb}.",
-                file=sys.stderr,
-            )
+        if options.ids and changed < len(ids):
+            print(f"redrb: {_missing(options, known)}", file=sys.stderr)
             return 1
         return 0
 
@@ -139,8 +141,25 @@ def _change(options: argparse.Namespace, verb: str) -> int:
 def _matching(stores: list[TaskStore], options: argparse.Namespace) -> list[int]:
     from redrb.stream.task.dead_letters import find_letters
 
-    found = find_letters(stores, group=options.group, text=options.reason or "")
+    text = options.reason or ""
+    found = find_letters(stores, group=options.group, text=text, ids=options.ids)
     return [letter.id for letter in found]
+
+
+def _none(options: argparse.Namespace) -> str:
+    """Return that there are no such letters."""
+    of_group = f" of consumer group {options.group!r}" if options.group else ""
+    with_text = f" with {options.reason!r} in why" if options.reason else ""
+    return f"task {options.task!r} has no dead letters{of_group}{with_text}."
+
+
+def _missing(options: argparse.Namespace, known: Collection[int]) -> str:
+    """Return which ids have no letter."""
+    missing = ", ".join(str(each) for each in sorted({*options.ids}.difference(known)))
+    return (
+        f"consumer group {options.group!r} of task {options.task!r} has no dead letter "
+        f"{missing or 'for some of the ids any more'}: `redrb dead ls {options.task}` lists them."
+    )
 
 
 def _with_stores(options: argparse.Namespace, run: Callable[[list[TaskStore]], int | None]) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from redrb.commands.arguments import TASK, Commands, add_command
 from redrb.commands.confirming import add_yes, confirmed
-from redrb.commands.output import figures, show
+from redrb.commands.output import counted, figures, show
 
 if TYPE_CHECKING:
     from redrb.stream.task.removal import TaskContents
@@ -53,5 +53,5 @@ def _lines(contents: TaskContents) -> Iterator[str]:
     for group in contents.consumer_groups:
         yield (
             f"consumer group {group.name}: {group.waiting:,} waiting, {group.leased:,} leased, "
-            f"{group.consumers:,} consumers alive"
+            f"{counted(group.consumers, 'consumer')} alive"
         )

@@ -25,7 +25,11 @@ def add_to(commands: Commands) -> None:
     """Add the command."""
     parser = add_command(commands, "set", _TEXT, _run, subject=TASK)
     parser.add_argument(
-        "settings", metavar="NAME=VALUE", nargs="*", help="such as limit=32 or max_staleness=none"
+        "settings",
+        metavar="NAME=VALUE",
+        nargs="*",
+        default=[],
+        help="such as limit=32 or max_staleness=none",
     )
 
 
@@ -48,12 +52,14 @@ def _run(options: argparse.Namespace) -> int:
 
 def _lines(stored: StoredSettings) -> Iterator[str]:
     rows: list[list[str]] = []
-    for name, value in sorted(stored.values.items()):
+    removed = {change.setting: "none" for change in stored.changes}
+    for name, value in sorted((removed | dict(stored.values)).items()):
         change: Any = stored.last_change(name)
         when = f"{change.time:%Y-%m-%d %H:%M:%S} UTC" if change else ""
         who = f"{change.host}, process {change.pid}" if change else ""
         user = f", user {change.user}" if change and change.user else ""
         implied = " (follows from other settings)" if name in stored.implied else ""
-        rows.append([name, value + implied, change.old if change else "", when, who + user])
+        before = (change.old or "none") if change else ""
+        rows.append([name, (value or "none") + implied, before, when, who + user])
     heads = ["setting", "value", "before", "set at", "set by"]
     yield from table(heads, rows, left=heads)

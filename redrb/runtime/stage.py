@@ -46,6 +46,12 @@ class Stage:
         ...         item.reward = reward_of(item)
         ...     return group
         >>> Stage(rollouts, scored, score).run()
+
+    Attributes:
+        source: The task that groups are taken from.
+        target: The task that they are forwarded to.
+        stop_time: Time that is left for Redis once a signal has come, for closing streams after
+            `run` within it.
     """
 
     def __init__(
@@ -74,8 +80,15 @@ class Stage:
         Raises:
             ConfigError: An argument is not usable.
         """
-        if not callable(function):
-            raise ConfigError(f"function={function!r:.80}: give a function of a group's samples.")
+        for name, stream in (("source", source), ("target", target)):
+            if not isinstance(stream, ExperienceStream):
+                raise ConfigError(f"{name}={stream!r:.80}: give an ExperienceStream.")
+        if repr(source) == repr(target):  # names namespace, task and server
+            raise ConfigError(
+                f"source and target are the same task {source.task!r}: the stage would take the "
+                "groups that it has forwarded again, without end. Forward them to another task."
+            )
+        _check_function(function)
         self.source = source
         self.target = target
         self._function = function
@@ -85,7 +98,9 @@ class Stage:
         self._batch = checked_int("batch", batch, 1)
         self._batched = batched
         self._stop = StopRequest(checked_stop_seconds("stop_timeout", stop_timeout))
+        self.stop_time = self._stop.time
         self._warned = False
+        self._failure = ""  # of the last traceback in the log
 
     def run(self, *, batches: int | None = None) -> None:
         """Take, call and forward until `stop`, SIGTERM or Ctrl-C; the current batch is finished.
@@ -201,7 +216,11 @@ class Stage:
                 self._forward(lease, {seq: group})
 
     def _fail(self, lease: Lease, seq: int, error: Exception) -> None:
-        _log.warning("task %r: a stage failed for group %d: %r", self.source.task, seq, error)
+        again, self._failure = repr(error) == self._failure, repr(error)
+        _log.warning(
+            *("task %r: a stage failed for group %d: %r", self.source.task, seq, error),
+            exc_info=None if again else error,
+        )
         lease.fail(error, [seq])
 
     def _warn_of_filtered(self, results: Sequence[Result]) -> None:
@@ -212,6 +231,20 @@ class Stage:
                 "forwarded; return the samples to forward them",
                 self.source.task,
             )
+
+
+def _check_function(function: object) -> None:
+    if not callable(function):
+        raise ConfigError(f"function={function!r:.80}: give a function of a group's samples.")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            f"function={function!r:.80} cannot be called with one argument ({error}): give a "
+            "function of a group's samples, or with batched=True of a list of groups."
+        ) from error
+    except ValueError:  # a function of C that does not say what it takes
+        pass
 
 
 def _result(function: Callable[[Group], Any], group: Group) -> Result:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, get_args
@@ -76,6 +75,7 @@ from redrb.stream.task.settings import (
     OnExpired,
     SettingArguments,
     TaskSettings,
+    settings_with,
 )
 from redrb.stream.task.stored_settings import StoredSettings
 from redrb.stream.task.task import Task
@@ -204,7 +204,7 @@ class ExperienceStream:
             client,
             task,
             namespace=namespace,
-            settings=replace(settings or TaskSettings(), **task_settings),
+            settings=settings_with(settings, task_settings),
             implied=implied,
             weights=weights,
             keys=self._keys(namespace, task),

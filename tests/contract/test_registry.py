@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -176,3 +177,17 @@ def test_a_task_in_use_is_removed_by_force_only(
     with pytest.raises(UnknownTask):
         task_contents(client, "math", namespace=namespace)
     assert names(client, namespace) == []
+
+
+def test_dead_consumers_do_not_keep_a_task_for_ever(client: Client, namespace: str) -> None:
+    """No process sets the task's clock any more, so it stands still; the server's goes on."""
+    stream = ExperienceStream(client, "math", namespace=namespace)
+    stream.put(numbered(1))
+    stream.take(1, timeout=0).ack()
+    stream.close()
+    keys, died = TaskKeys.of(namespace, "math"), int(time.time() * 1000) - 100_000
+    client.execute("HSET", keys.task, "clock", f"{died} {died} 15000")
+    client.execute("ZADD", f"{keys.prefix}consumers:default", died + 30_000, "host-1-dead")
+    (group,) = task_contents(client, "math", namespace=namespace).consumer_groups
+    assert group.consumers == 0
+    assert remove_task(client, "math", namespace=namespace) == 0

@@ -142,6 +142,12 @@ def test_an_interrupt_releases_the_batch_unharmed(
 def test_wrong_arguments_are_refused(streams: tuple[ExperienceStream, ExperienceStream]) -> None:
     with pytest.raises(ConfigError, match="give a function"):
         Stage(*streams, "score")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="cannot be called with one argument"):
+        Stage(*streams, lambda group, _: group)
+    with pytest.raises(ConfigError, match="without end"):
+        Stage(streams[0], streams[0], score)
+    with pytest.raises(ConfigError, match="give an ExperienceStream"):
+        Stage("rollouts", "scored", score)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="batch"):
         Stage(*streams, score, batch=0)
 
@@ -184,3 +190,12 @@ def test_a_task_that_refuses_every_group_leaves_them_unharmed(
             with pytest.raises(ConfigError, match="orders groups by their rights"):
                 Stage(rollouts, ordered, lambda group: group).run(batches=1)
     assert (rollouts.stats().ledger.waiting, rollouts.stats().ledger.dead) == (2, 0)
+
+
+def test_the_log_has_one_traceback_of_an_error_that_repeats(
+    streams: tuple[ExperienceStream, ExperienceStream], caplog: pytest.LogCaptureFixture
+) -> None:
+    put(streams[0], 3)
+    Stage(*streams, score).run(batches=2)  # max_deliveries
+    failures = [record for record in caplog.records if "a stage failed" in record.message]
+    assert [record.exc_info is not None for record in failures] == [True, False]

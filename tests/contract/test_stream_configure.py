@@ -464,6 +464,7 @@ def test_the_command_changes_and_prints_settings(
     assert head.split() == ["setting", "value", "before", "set", "at", "set", "by"]
     assert [line.split()[:2] for line in lines[:1]] == [["limit", "32"]]
     assert f"process {os.getpid()}" in lines[0]
+    assert ["max_staleness", "none", "3"] in [line.split()[:3] for line in lines]  # removed
     for arguments, message in (
         (["math", "limit=many"], "write a number, or none"),
         (["math", "limit"], "NAME=VALUE"),

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+import redrb
 from redrb.environment import PREFIX, child_environment
 from tests.proxy import Proxy
+from tests.samples import numbered
 from tests.servers import Server, programs
 
 STOP_TIMEOUT_S = 1.0
@@ -105,3 +107,35 @@ def test_workers_end_in_time(
         for worker in workers:
             assert worker.process.returncode in (0, 1), worker.error_output()
             assert "Traceback" not in worker.error_output()
+
+
+@on_one_server
+def test_a_stage_ends_in_time(own_server: Callable[..., Server], namespace: str) -> None:
+    """The time counts until the last stream is closed, and not only in `run`."""
+    server = own_server()
+    errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed below)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workers.stage", "tests.contract.test_stage:score"]
+        + ["--namespace", namespace, "--from", "a", "--to", "b"]
+        + ["--stop-timeout", f"{STOP_TIMEOUT_S}"],
+        env=child_environment(without=PREFIX, REDRB_URL=server.url),
+        stderr=errors,
+    )
+    with errors, process:
+        try:
+            with (
+                redrb.connect(server.url) as client,
+                redrb.ExperienceStream(client, "a", namespace=namespace) as rollouts,
+            ):
+                rollouts.put([numbered(1)])
+                with redrb.ExperienceStream(client, "b", namespace=namespace) as scored:
+                    scored.take(1, timeout=60).ack()
+            server.kill()
+            since = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(MOST_S) in (0, 1)
+            assert time.monotonic() - since < MOST_S
+            errors.seek(0)
+            assert "Traceback" not in errors.read()
+        finally:
+            process.kill()

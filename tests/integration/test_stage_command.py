@@ -17,6 +17,34 @@ from workers.stage import main
 FUNCTION = "tests.contract.test_stage:score"
 
 
+class Needy:
+    """A class that cannot be made without arguments."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+
+    def __call__(self, group: object) -> object:
+        return group
+
+
+def test_a_mistyped_task_is_reported(
+    real_url: str,
+    namespace: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("redrb.runtime.stage.Stage.run", lambda _: None)
+    monkeypatch.setenv("REDRB_URL", real_url)
+    with (
+        redrb.connect(real_url) as client,
+        ExperienceStream(client, "rollouts", namespace=namespace),
+    ):
+        for task, warned in (("rolouts", True), ("rollouts", False)):
+            assert main([FUNCTION, "--namespace", namespace, "--from", task, "--to", "b"]) == 0
+            told = "Tasks with similar names: 'rollouts'" in capsys.readouterr().err
+            assert told == warned
+
+
 def test_sigterm_ends_a_stage_with_nothing_leased(real_url: str, namespace: str) -> None:
     environment = child_environment(
         without=PREFIX, REDRB_URL=real_url, REDRB_NAMESPACE=namespace, REDRB_FROM="rollouts"
@@ -46,7 +74,8 @@ def test_sigterm_ends_a_stage_with_nothing_leased(real_url: str, namespace: str)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([FUNCTION, "--from", "a"], "--to ''"),
+        ([FUNCTION, "--from", "a"], "--to TASK (or REDRB_TO) is missing"),
+        ([f"{__name__}:Needy", "--from", "a", "--to", "b"], "needs arguments"),
         (["score", "--from", "a", "--to", "b"], "write MODULE:FUNCTION"),
         (["tests.samples:nothing", "--from", "a", "--to", "b"], "cannot be imported"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -93,18 +94,27 @@ def test_dead_letters_are_listed_shown_requeued_and_dropped(
         assert [line.split()[0] for line in lines] == ["id", "3", "2", "1"]
         assert lines[2].endswith("nan loss")
         assert len(json.loads(run("dead", "ls", "math", "--json", "--reason", "nan")[1])) == 2
-        assert "rewards            [3.0]" in run("dead", "show", "math", "3")[1]
+        shown = run("dead", "show", "math", "3")[1]
+        assert "rewards            [3.0]" in shown
+        assert f"pid                {os.getpid()}\n" in shown
+        assert "exception" not in run("dead", "show", "math", "1")[1]
         assert run("dead", "show", "math", "9")[0] == 2
         assert run("dead", "requeue", "math")[0] == 2
         assert run("dead", "requeue", "math", "3")[:2] == (0, "requeued           1\n")
         status, _, err = run("dead", "requeue", "math", "3", "1")
-        assert (status, "1 ids have no dead letter" in err) == (1, True)
+        assert (status, "has no dead letter 3: `redrb dead ls math`" in err) == (1, True)
         assert stream.stats().ledger.waiting == 4
         assert run("dead", "drop", "math", "--all")[0] == 2  # no terminal
         assert (
             run("dead", "drop", "math", "--reason", "nan", "--yes")[1] == "dropped            1\n"
         )
-        assert run("dead", "requeue", "math", "--all")[1] == "requeued           0\n"
+        status, out, err = run("dead", "requeue", "math", "--all")
+        assert (status, out) == (0, "requeued           0\n")
+        assert "task 'math' has no dead letters of consumer group 'default'" in err
+        assert run("dead", "drop", "math", "--all")[0] == 0  # nothing to ask about
+        assert run("dead", "ls", "math", "--reason", "nan") == (
+            *(0, "", "redrb: task 'math' has no dead letters with 'nan' in why.\n"),
+        )
         ledger = stream.stats().ledger
         assert (ledger.dead, ledger.waiting, ledger.balanced) == (1, 4, True)
     assert run("dead", "ls", "maths")[0] == 2

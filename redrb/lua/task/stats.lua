@@ -37,7 +37,7 @@ end
 if not exists() then
   return found
 end
-local group, now = ARGV[1], now_ms()
+local group, now = ARGV[1], reported_ms()
 if redis.call('EXISTS', key('parts')) == 1 then
   report('parts:groups', redis.call('ZCARD', key('part_due')))
   local names = {'waiting', 'bytes', 'begun', 'completed', 'delivered', 'dropped', 'dead', 'repeated', 'late'}

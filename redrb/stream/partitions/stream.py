@@ -41,7 +41,13 @@ from redrb.stream.task.history import StoredGroup
 from redrb.stream.task.ledger import StreamStats
 from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.origin import Origin, Source
-from redrb.stream.task.settings import LEASE_MS, OnExpired, SettingArguments, TaskSettings
+from redrb.stream.task.settings import (
+    LEASE_MS,
+    OnExpired,
+    SettingArguments,
+    TaskSettings,
+    settings_with,
+)
 from redrb.stream.task.store import TaskStore
 from redrb.stream.task.stored_settings import StoredSettings
 from redrb.stream.waiting import Wait
@@ -97,7 +103,7 @@ class PartitionedStream(ExperienceStream):
         check_client(client)
         if not isinstance(settings, TaskSettings | None):
             raise ConfigError(f"settings={settings!r:.80}: give a redrb.stream.TaskSettings.")
-        whole = replace(settings or TaskSettings(), **task_settings)
+        whole = settings_with(settings, task_settings)
         whole.as_stored()
         follows = replace(implied or TaskSettings(), partitions=whole.partitions)
         count = whole.partitions or 1

@@ -262,10 +262,16 @@ class PartsLease(ABC, Generic[Ids]):
         with suppress(LeaseLost):  # the other groups are released all the same
             self._end_parts("reject", [(part, ids) for part, ids in still if ids], reason)
 
+    def __repr__(self) -> str:
+        return f"<redrb.{type(self).__name__} {len(self)} groups of {self._tasks}>"
+
+    @property
+    def _tasks(self) -> str:
+        return ", ".join(dict.fromkeys(part.task for part in self._parts))
+
     def _check_held(self) -> None:
         if not self:
-            tasks = ", ".join(dict.fromkeys(part.task for part in self._parts))
-            raise LeaseLost(task=tasks, ids=(), why="it was ended already.")
+            raise LeaseLost(task=self._tasks, ids=(), why="it was ended already.")
 
 
 class Lease(PartsLease[Collection[int]]):
@@ -363,6 +369,8 @@ class Lease(PartsLease[Collection[int]]):
             As `ExperienceStream.put`: the groups are still leased, and the call may be repeated.
         """
         self._check_held()
+        if not hasattr(stream, "store_forwarded"):
+            raise ConfigError(f"stream={stream!r:.80}: give the ExperienceStream of the next task.")
         options = ForwardOptions(priority=priority, status=status, tags=tags, timeout=timeout)
         chosen = chosen_groups(groups, self.ids, [each.samples for each in self._layouts()])
         parts = [

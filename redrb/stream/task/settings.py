@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypedDict, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from redrb.checks import check_choice, checked_int_or_none, checked_number
 from redrb.errors import ConfigError
@@ -250,6 +250,22 @@ class TaskSettings:
         if namesake is not None and type(namesake) is not type(order):
             raise ConfigError(f"name your order otherwise: redrb has an order {order.name!r}.")
         return {"order": order.name, "sampled": str(int(order.sampled))}
+
+
+def settings_with(settings: TaskSettings | None, given: Mapping[str, Any]) -> TaskSettings:
+    """Return settings with further ones by name.
+
+    Raises:
+        ConfigError: There is no such setting, or a value is not usable.
+    """
+    known = [field.name for field in fields(TaskSettings)]
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"a stream has no argument or setting {name!r}; the settings of a task are "
+                f"{', '.join(known)}."
+            )
+    return replace(settings or TaskSettings(), **given)
 
 
 def excluded_by_admission(name: str, value: object) -> ConfigError:
