@@ -118,7 +118,8 @@ def prompts() -> list[torch.Tensor]:
 def test_nothing_expires_where_a_maker_waits_before_it_generates(
     job: Job, admission: bool, least: float, most: float, in_flight: bool
 ) -> None:
-    trainer = job.trainer(max_staleness=2)
+    order = "admission" if admission and in_flight else "fifo"
+    trainer = job.trainer(max_staleness=2, order=order)
     maker = job.maker(admission=admission, in_flight_updates=in_flight)
     trainer.sync_models_to_remote_makers()
     with ThreadPoolExecutor(1) as pool:
