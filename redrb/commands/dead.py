@@ -50,6 +50,8 @@ def _add_change(
 
 
 def _ls(options: argparse.Namespace) -> int:
+    """Print the newest dead letters."""
+
     def run(stores: list[TaskStore]) -> None:
         from redrb.stream.task.dead_letters import find_letters
 
@@ -76,6 +78,8 @@ def _ls(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
+    """Print one dead letter, with the versions and rewards of its samples."""
+
     def run(stores: list[TaskStore]) -> None:
         from redrb.stream.task.dead_letters import find_letters
 
@@ -99,14 +103,17 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _requeue(options: argparse.Namespace) -> int:
+    """Let letters wait again."""
     return _change(options, "requeued")
 
 
 def _drop(options: argparse.Namespace) -> int:
+    """Delete letters, after a question if they are not named by ids."""
     return _change(options, "dropped")
 
 
 def _change(options: argparse.Namespace, verb: str) -> int:
+    """Requeue or drop letters, and print how many; 1 if an id has no letter."""
     if sum(map(bool, (options.ids, options.all, options.reason))) != 1:
         raise ConfigError("give ids, --all or --reason TEXT, and only one of them.")
 
@@ -139,6 +146,7 @@ def _change(options: argparse.Namespace, verb: str) -> int:
 
 
 def _matching(stores: list[TaskStore], options: argparse.Namespace) -> list[int]:
+    """Return the ids of the letters that `--all` or `--reason` names."""
     from redrb.stream.task.dead_letters import find_letters
 
     text = options.reason or ""
@@ -163,6 +171,7 @@ def _missing(options: argparse.Namespace, known: Collection[int]) -> str:
 
 
 def _with_stores(options: argparse.Namespace, run: Callable[[list[TaskStore]], int | None]) -> int:
+    """Call a function with the stores of all partitions of the task; return its exit status."""
     from redrb.connection import connect
     from redrb.stream.task.inspection import existing_task
 

@@ -203,6 +203,18 @@ def test_a_requeued_group_is_evicted_by_its_old_arrival(open_stream: Opener) -> 
     assert numbers(stream.take(4, timeout=0)) == [4, 5, 6, 7]
 
 
+def test_a_requeued_group_that_was_leased_is_evicted_by_its_old_arrival(
+    open_stream: Opener,
+) -> None:
+    stream = filled(open_stream, 3, limit=3, on_full="drop_oldest")
+    stream.requeue(reject(stream, 1))  # the group 1
+    lease = stream.take(1, timeout=0)
+    stream.put(numbered(4))  # evicts the group 2
+    lease.release()
+    stream.put(numbered(5))
+    assert numbers(stream.take(3, timeout=0)) == [3, 4, 5]
+
+
 def test_history_that_is_requeued_waits_again(open_stream: Opener) -> None:
     first, other = filled(open_stream, 2, keep="1h"), open_stream(group="other")
     other.join_group()

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from redrb import BatchTimeout, ExperienceStream, Lease, LeaseLost, StoreFull
 from redrb.connection import Client
 from redrb.stream.take.cause import Cause
+from redrb.stream.task.dead_letters import find_letters
 from tests.audit import audit, kill_consumer
 from tests.samples import numbered, numbers
 
 LIMIT = 9
 MAX_DELIVERIES = 2
+MAX_DEAD = 5
 
 CONSUMERS = {"a1": "a", "a2": "a", "b1": "b"}
 ENDS = ("ack", "release", "fail", "reject")
@@ -30,6 +32,11 @@ STEPS = st.one_of(
     st.tuples(st.just("take"), st.sampled_from(sorted(CONSUMERS)), st.integers(1, 4)),
     st.tuples(st.just("end"), st.sampled_from(ENDS), st.integers(0, 5), st.integers(0, 3)),
     st.tuples(st.just("end"), st.sampled_from(ENDS), st.integers(0, 5), st.integers(0, 3)),
+    st.tuples(st.just("bury"), st.sampled_from(["a1", "b1"]), st.integers(1, 4)),
+    st.tuples(st.just("bury"), st.sampled_from(["a1", "b1"]), st.integers(1, 4)),
+    st.tuples(st.just("requeue"), st.sampled_from("ab"), st.integers(0, 1), st.integers(1, 3)),
+    st.tuples(st.just("requeue"), st.sampled_from("ab"), st.integers(0, 1), st.integers(1, 3)),
+    st.tuples(st.just("drop_letter"), st.sampled_from("ab"), st.integers(0, 3)),
     st.tuples(st.just("kill"), st.sampled_from(["a1", "a2"])),
     st.tuples(st.just("drop"), st.sampled_from(["a", "b"])),
     st.tuples(st.just("join"), st.sampled_from(["a", "b"])),
@@ -49,6 +56,11 @@ class Group:
     acked: int = 0
     evicted: int = 0
     dead: int = 0
+    letters: list[int] = field(default_factory=list)
+
+    def bury(self, seq: int) -> None:
+        self.dead += 1
+        self.letters.append(seq)
 
     def give_back(self, ids: list[int], *, counted: bool) -> None:
         for seq in ids:
@@ -56,11 +68,11 @@ class Group:
             failed = self.failed.get(seq, 0) + counted
             if counted and failed >= MAX_DELIVERIES:
                 self.failed.pop(seq, None)
-                self.dead += 1
+                self.bury(seq)
                 continue
             if counted:
                 self.failed[seq] = failed
-            self.waiting = sorted([*self.waiting, seq])
+            self.waiting.append(seq)
 
 
 @dataclass
@@ -81,6 +93,7 @@ class Model:
             "namespace": uuid4().hex,
             "limit": LIMIT,
             "max_deliveries": MAX_DELIVERIES,
+            "max_dead": MAX_DEAD,
             "max_bytes": 10**6,
         }
         self.maker = ExperienceStream(client, on_full="error", **shared)
@@ -95,6 +108,9 @@ class Model:
         self.leases: list[Held] = []
         self.numbers = itertools.count()
         self.number_of: dict[int, int] = {}
+        self.arrivals: dict[int, int] = {}  # of groups that were requeued under another id
+        self.letters: list[tuple[str, int]] = []
+        self.letters_dropped = 0
         self.cleared = False
         self.joined: set[str] = set()  # consumers whose stream joins again when the task is new
         self.stale: set[str] = set()  # consumers that have not noticed yet that it is
@@ -114,7 +130,7 @@ class Model:
     def put_dropping(self, count: int) -> None:
         excess = len(self.stored) + count - LIMIT
         leased = set().union(*(group.leased for group in self.groups.values()))
-        victims = sorted(self.stored - leased)
+        victims = sorted(self.stored - leased, key=self._place)
         if excess > len(victims):
             with pytest.raises(StoreFull):
                 self._send(self.dropping, count)
@@ -149,9 +165,9 @@ class Model:
 
     def end(self, outcome: Any, which: int, parts: int) -> None:
         """End a lease, or its first `parts` groups."""
-        if which >= len(self.leases):
+        if not self.leases:
             return
-        held = self.leases[which]
+        held = self.leases[which % len(self.leases)]
         chosen = list(held.lease.ids)[:parts] if parts else list(held.lease.ids)
         if not held.ids:
             with pytest.raises(LeaseLost):
@@ -166,11 +182,48 @@ class Model:
             for seq in chosen:
                 del group.leased[seq]
                 group.failed.pop(seq, None)
+                if outcome == "reject":
+                    group.bury(seq)
             group.acked += len(chosen) * (outcome == "ack")
-            group.dead += len(chosen) * (outcome == "reject")
         held.ids = [seq for seq in held.ids if seq not in chosen]
         if not held.ids:
             self.leases.remove(held)
+
+    def bury(self, consumer: str, count: int) -> None:
+        """Take groups, which are put if there are too few, and reject them."""
+        group = self.groups.get(CONSUMERS[consumer])
+        if group is None or len(group.waiting) < count:
+            self.put(count)
+        held = len(self.leases)
+        self.take(consumer, count)
+        if len(self.leases) > held:
+            self.end("reject", held, 0)
+
+    def requeue(self, name: str, first: int, count: int) -> None:
+        """Requeue letters of a group, and one that does not exist."""
+        chosen = self._letters_of(name)[first : first + count]
+        known = set(self.stored)
+        stream = self.streams[f"{name}1"]
+        assert stream.requeue([*chosen, 10**6]) == len(chosen)
+        gone = [seq for seq in chosen if seq not in known]
+        ids = dict.fromkeys(chosen, 0) | {seq: seq for seq in chosen if seq in known}
+        if gone:  # they have new ids, in the order in which they were named
+            new = sorted(audit(self.maker)[name].waiting - known)
+            ids |= dict(zip(gone, new, strict=True))
+        for old, seq in ids.items():
+            group = self.groups[name]
+            group.dead -= 1
+            group.letters.remove(old)
+            group.waiting.append(seq)
+            self.letters.remove((name, old))
+            self.number_of[seq] = self.number_of[old]
+            self.arrivals[seq] = self._place(old)[0]
+            self.stored.add(seq)
+
+    def drop_letter(self, name: str, which: int) -> None:
+        chosen = self._letters_of(name)[which : which + 1]
+        assert self.streams[f"{name}1"].drop_dead_letters(chosen) == len(chosen)
+        self._drop_letters(name, chosen)
 
     def kill(self, consumer: str) -> None:
         """A consumer's heartbeat stops; the other one of its group takes over."""
@@ -193,6 +246,8 @@ class Model:
         before = len(self.stored)
         self.streams[f"{name}1"].drop_group()
         self.joined.discard(f"{name}1")
+        if name in self.groups:
+            self._drop_letters(name, self._letters_of(name))
         self.groups.pop(name, None)
         for held in self.leases:
             if CONSUMERS[held.consumer] == name:
@@ -209,6 +264,7 @@ class Model:
     def clear(self) -> None:
         assert self.maker.clear() == len(self.stored)
         self.stored, self.groups, self.cleared = set(), {}, True
+        self.letters, self.letters_dropped, self.arrivals = [], 0, {}
         self.stale = set(CONSUMERS)
         for held in self.leases:
             held.ids = []
@@ -217,7 +273,10 @@ class Model:
         self._forget()
         found = audit(self.maker)
         assert found.keys() == self.groups.keys()
-        assert self.maker.stats().stored == len(self.stored)
+        stats = self.maker.stats()
+        assert stats.stored == len(self.stored)
+        self._note_letters()
+        assert (stats.dead_letters, stats.dead_dropped) == (len(self.letters), self.letters_dropped)
         for name, group in self.groups.items():
             ledger = self.streams[f"{name}1"].stats().ledger
             assert ledger.as_dict() == {
@@ -231,8 +290,43 @@ class Model:
                 "waiting": len(group.waiting),
             }
             assert ledger.balanced
+            group.waiting.sort(key=self._place)
             assert found[name].waiting == set(group.waiting)
             assert found[name].leased.keys() == group.leased.keys()
+
+    def _note_letters(self) -> None:
+        """Check that new letters came after the old ones, and that the oldest ones were deleted.
+
+        Several letters of one step may come in any order.
+        """
+        here = [(name, seq) for name, group in self.groups.items() for seq in group.letters]
+        new = set(here) - set(self.letters)
+        found = [(letter.group, letter.id) for letter in find_letters([self.maker._task.store])][
+            ::-1
+        ]
+        kept = max(MAX_DEAD - len(new), 0)
+        old = self.letters[-kept:] if kept else []
+        assert found[: len(old)] == old
+        assert set(found[len(old) :]) <= new
+        assert len(found) == min(MAX_DEAD, len(self.letters) + len(new))
+        self.letters_dropped += len(here) - len(found)
+        for name, group in self.groups.items():
+            group.letters = [seq for where, seq in found if where == name]
+        self.letters = found
+
+    def _letters_of(self, name: str) -> list[int]:
+        return [seq for where, seq in self.letters if where == name]
+
+    def _drop_letters(self, name: str, ids: list[int]) -> None:
+        self.letters_dropped += len(ids)
+        self.letters = [each for each in self.letters if each not in [(name, seq) for seq in ids]]
+        group = self.groups.get(name)
+        if group is not None:
+            group.letters = [seq for seq in group.letters if seq not in ids]
+
+    def _place(self, seq: int) -> tuple[int, int]:
+        """Return the place of a group in the order: its first arrival, then its id."""
+        return self.arrivals.get(seq, seq), seq
 
     def _send(self, stream: ExperienceStream, count: int) -> tuple[int, ...]:
         self.cleared = False
@@ -273,7 +367,7 @@ class Model:
     def _group(self, name: str) -> Group:
         self._forget()
         if name not in self.groups:
-            self.groups[name] = Group(sorted(self.stored), put=len(self.stored))
+            self.groups[name] = Group(sorted(self.stored, key=self._place), put=len(self.stored))
         return self.groups[name]
 
     def _forget(self) -> None:

@@ -39,10 +39,12 @@ local function left_unread(group, seqs, leased)
   return left
 end
 
--- Allow evictions by arrival to evict an entry that they have gone past, as it was leased or history.
-local function let_evict(seq)
-  if tonumber(seq) < number(task, 'floor') then
-    redis.call('ZADD', key('behind'), seq, member_of(seq))
+-- Allow evictions by arrival to evict an entry that they have gone past, as it was leased or history. The
+-- score of a dead letter that was requeued in fifo is its old arrival.
+local function let_evict(seq, facts)
+  local arrival = facts and rules().order == 'fifo' and facts.score
+  if arrival or tonumber(seq) < number(task, 'floor') then
+    redis.call('ZADD', key('behind'), arrival or seq, member_of(seq))
   end
 end
 

@@ -28,7 +28,7 @@ local function requeue(group, seq)
     return
   end
   enter(group, home_of(group, member, facts), {member}, {facts})
-  let_evict(seq)
+  let_evict(seq, facts)
 end
 
 -- End the lease of an entry: requeue it, or make it a dead letter if its deliveries failed too often.
