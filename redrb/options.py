@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Protocol, TypeVar, get_type_hints
 
 from redrb import environment
 from redrb.errors import ConfigError
@@ -24,6 +24,7 @@ def option(
     least: float | None = None,
     above: float | None = None,
     most: float | None = None,
+    choices: Sequence[str] = (),
 ) -> Any:
     """Return a dataclass field that becomes an option.
 
@@ -33,8 +34,9 @@ def option(
         least: The smallest allowed value.
         above: The value must be larger.
         most: The largest allowed value.
+        choices: The allowed words; empty: any.
     """
-    ranges = {"at least": least, "more than": above, "at most": most}
+    ranges = {"at least": least, "more than": above, "at most": most, "one of": choices or None}
     return field(default=default, metadata={"help": text, "ranges": ranges})
 
 
@@ -78,19 +80,32 @@ class Settings:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            value = getattr(self, item.name)
-            for words, bound in item.metadata["ranges"].items():
-                if bound is not None and not _IS[words](value, bound):
-                    raise ConfigError(
-                        f"{flag_of(item.name)} (or {variable_of(item.name)}) is {value}: "
-                        f"it must be {words} {bound}."
-                    )
+            flag = f"{flag_of(item.name)} (or {variable_of(item.name)})"
+            check_range(flag, item, getattr(self, item.name))
+
+
+def check_range(name: str, item: Field[Any], value: Any) -> None:
+    """Check a value against the range of its option.
+
+    Args:
+        name: How the option is called in the message.
+        item: The field that `option` returned.
+        value: A value of the field's type.
+
+    Raises:
+        ConfigError: The value is out of range.
+    """
+    for words, bound in item.metadata["ranges"].items():
+        if bound is not None and not _IS[words](value, bound):
+            allowed = ", ".join(bound) if words == "one of" else bound
+            raise ConfigError(f"{name} is {value}: it must be {words} {allowed}.")
 
 
 _IS: dict[str, Callable[[Any, Any], bool]] = {
     "at least": operator.ge,
     "more than": operator.gt,
     "at most": operator.le,
+    "one of": lambda value, allowed: value in allowed,
 }
 
 
@@ -127,27 +142,55 @@ def variable_of(name: str) -> str:
 def _add(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) -> None:
     if item.default is MISSING:
         raise TypeError(f"{item.name} needs a default to become an option")
-    variable = variable_of(item.name)
+    # argparse converts a default that is a string, and rejects it like a flag's value
+    default = environment.variable(variable_of(item.name), shown(item.default))
+    add_flag(parser, item, kind, default=default)
+
+
+def add_flag(parser: Flags, item: Field[Any], kind: type, *, default: Any) -> None:
+    """Add the flag of one field.
+
+    Args:
+        parser: A parser, or a group of its arguments.
+        item: The field.
+        kind: Its type: bool, int, float or str.
+        default: The parsed value where the flag is not given; a text is parsed like a flag's value.
+    """
     # a flag alone means yes
     forms: dict[str, Any] = {"nargs": "?", "const": True} if kind is bool else {}
     if "action" in item.metadata:
         forms["action"] = item.metadata["action"]
-    default = ("no", "yes")[item.default] if kind is bool else str(item.default)
-    shown = "" if item.default in ("", None) else f"default: {default}; "
+    known = "" if item.default in ("", None) else f"default: {shown(item.default)}; "
     parser.add_argument(
         flag_of(item.name),
         dest=item.name,
-        # argparse converts a default that is a string, and rejects it like a flag's value
-        default=environment.variable(variable, default),
-        type=_yes_or_no if kind is bool else kind,
+        default=default,
+        type=yes_or_no if kind is bool else kind,
         metavar="YES|NO" if kind is bool else kind.__name__.upper(),
-        help=f"{item.metadata['help']} ({shown}{variable})",
+        help=f"{item.metadata['help']} ({known}{variable_of(item.name)})".replace("%", "%%"),
         **forms,
     )
 
 
-def _yes_or_no(text: str) -> bool:
+def shown(value: Any) -> str:
+    """Return a value as a flag or variable takes it."""
+    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
+
+
+def yes_or_no(text: str) -> bool:
+    """Return the value of a flag that is on or off.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is neither.
+    """
     known = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
     if text.lower() not in known:
         raise argparse.ArgumentTypeError(f"{text!r} is neither yes nor no")
     return known[text.lower()]
+
+
+class Flags(Protocol):
+    """A parser of arguments, or a group of its arguments."""
+
+    def add_argument(self, *names: str, **forms: Any) -> argparse.Action:
+        """Add an argument."""

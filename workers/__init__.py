@@ -1,1 +1,1 @@
-"""The demo's workers: maker and trainer processes, and the task, policy and PPO that they run."""
+"""The processes of a job in a checkout: `python -m workers.maker RECIPE`; see `redrb.workers`."""

@@ -84,10 +84,10 @@ def _start_workers(
     shared += ["--max-staleness", str(settings.max_staleness)]
     ends = ["--target-reward", str(settings.target_reward)]
     ends += ["--max-seconds", str(settings.max_seconds)]
-    commands = {"trainer": ["workers.trainer", *shared, *ends]}
+    commands = {"trainer": ["redrb.workers.trainer", "sorting", *shared, *ends]}
     for number in range(1, settings.makers + 1):
         name = f"maker-{number}"
-        commands[name] = ["workers.maker", *shared, "--worker", name]
+        commands[name] = ["redrb.workers.maker", "sorting", *shared, "--worker", name]
     return [
         Worker(name, command, client.url, out, history.add) for name, command in commands.items()
     ]

@@ -169,15 +169,18 @@ def rows_of(inputs: Any) -> int:
     """Return the number of prompts in a batch.
 
     Raises:
-        RecordError: It is neither a tensor nor a dict of tensors.
+        RecordError: It is neither a tensor, a dict of tensors nor a list.
     """
+    if isinstance(inputs, list):
+        return len(inputs)
     if isinstance(inputs, Mapping):
         tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
         inputs = inputs.get("input_ids", tensors[0] if tensors else inputs)
     if not isinstance(inputs, Tensor):
         raise RecordError(
             f"a batch of prompts is a {type(inputs).__name__}: give a tensor of token ids, or "
-            "a dict of tensors with input_ids and attention_mask."
+            "a dict of tensors with input_ids and attention_mask; or a list of prompts, for "
+            "experience makers that take them."
         )
     return inputs.shape[0] if inputs.dim() else 1
 
@@ -187,7 +190,7 @@ def split_rows(inputs: Any, rows: int) -> tuple[Any, Any]:
     size = rows_of(inputs)
     if rows >= size:
         return inputs, None
-    if isinstance(inputs, Tensor):
+    if isinstance(inputs, Tensor | list):
         return inputs[:rows], inputs[rows:]
     parted = {
         name

@@ -64,7 +64,8 @@ class ExperienceMakerHolder(MakerHooks):
     follows that trainer. Each sample is stored once, and no trainer waits for a particular maker.
     While Redis is away, a maker goes on with its current weights until `max_unsent` groups wait, or
     the rights that it has are used up.
-    Subclasses may override `build_experience_maker` and, as in coati, the hooks `_on_*`.
+    Subclasses may override `build_experience_maker`, `models_to_follow` and, as in coati, the hooks
+    `_on_*`.
 
     Args:
         detached_trainer_name_list: Trainers that get the experience, sample by sample in turn; at
@@ -184,7 +185,7 @@ class ExperienceMakerHolder(MakerHooks):
         self._rights: BatchRights | None = None
         self._stop = StopRequest(stop_timeout)
         self._client, self._client_scope = client_for(client)
-        self._open(namespace, {"actor": actor, "critic": critic}, weights, sending)
+        self._open(namespace, self.models_to_follow(actor, critic), weights, sending)
 
     def __enter__(self) -> Self:
         return self
@@ -202,6 +203,10 @@ class ExperienceMakerHolder(MakerHooks):
     ) -> ExperienceMaker:
         """Return the maker of experience; override it for another algorithm."""
         return NaiveExperienceMaker(actor, critic, reward_model, initial_model, kl_coef)
+
+    def models_to_follow(self, actor: Any, critic: Any) -> dict[str, Any]:
+        """Return the models that get the trainers' weights, by the names that these give them."""
+        return {"actor": actor, "critic": critic}
 
     @property
     def policy_version(self) -> int | None:
@@ -236,7 +241,8 @@ class ExperienceMakerHolder(MakerHooks):
 
         Args:
             dataloader_fn: Called once; returns the batches of prompts, which are tensors or dicts
-                of tensors. Each pass iterates over this loader again.
+                of tensors; or lists of prompts, for experience makers that take them. Each pass
+                iterates over this loader again.
             num_epochs: Passes over the loader.
             num_steps: Number of batches, over as many passes as they need; 0: `num_epochs`.
 
@@ -245,7 +251,7 @@ class ExperienceMakerHolder(MakerHooks):
             WeightMismatch: The first update does not fit the models. Later ones are logged, and the
                 models keep their weights.
             ConfigError: There are several passes over an iterator, which yields its batches once.
-            RecordError: A batch is neither a tensor nor a dict of tensors.
+            RecordError: A batch is neither a tensor, a dict of tensors nor a list.
             SendFailed: Groups could not be sent; the error counts them and names the cause. The
                 newest batch was then sent as well, unless a note of the error denies it.
         """
@@ -271,7 +277,7 @@ class ExperienceMakerHolder(MakerHooks):
         """Return the experience of a batch of prompts, made with the current weights.
 
         Raises:
-            RecordError: The batch is neither a tensor nor a dict of tensors.
+            RecordError: The batch is neither a tensor, a dict of tensors nor a list.
         """
         rows_of(inputs)
         version, options = self._weights.begin_batch()

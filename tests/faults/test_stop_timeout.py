@@ -32,7 +32,7 @@ class Worker:
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `kill`)
         shared = ["--namespace", namespace, "--stop-timeout", f"{STOP_TIMEOUT_S}"]
         self.process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-m", module]
+            [sys.executable, "-X", "faulthandler", "-m", module, "sorting"]
             + [*shared, "--metrics", "-", *flags],
             env=child_environment(without=PREFIX, REDRB_URL=f"redis://127.0.0.1:{port}"),
             stdout=subprocess.PIPE,

@@ -11,8 +11,8 @@ import pytest
 import redrb
 from redrb import ExperienceStream
 from redrb.environment import PREFIX, child_environment
+from redrb.workers.stage import main
 from tests.samples import numbered, numbers
-from workers.stage import main
 
 FUNCTION = "tests.contract.test_stage:score"
 

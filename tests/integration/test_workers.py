@@ -17,10 +17,10 @@ import pytest
 
 import redrb
 from redrb.environment import PREFIX, child_environment
+from redrb.recipes.sorting.policy import ActorCritic
 from redrb.runtime.broadcast import Broadcast
 from redrb.stream.task.inspection import task_stats
 from tests.servers import programs
-from workers.sorting.policy import ActorCritic
 
 Event = dict[str, Any]
 Start = Callable[..., "Process"]
@@ -34,7 +34,7 @@ class Process:
     def __init__(self, url: str, module: str, *arguments: str) -> None:
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the test)
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", module, "--metrics", "-", *arguments],
+            [sys.executable, "-m", module, "sorting", "--metrics", "-", *arguments],
             env=child_environment(without=PREFIX, REDRB_URL=url),
             stdout=subprocess.PIPE,
             stderr=self.errors,
@@ -143,7 +143,7 @@ def test_a_trainer_that_was_killed_goes_on_from_the_published_weights(
 
 def test_every_sample_carries_what_training_needs(start: Start, real_url: str, run_id: str) -> None:
     trainer = start("workers.trainer", "--steps", "1", "--target-reward", "2")
-    maker = start("workers.maker", "--steps", "2", "--worker", "maker-x")
+    maker = start("workers.maker", "--maker-steps", "2", "--worker", "maker-x")
     maker.until("put", 2)
     trainer.until("step", 1)
     assert maker.popen.wait(30) == 0
@@ -161,7 +161,7 @@ def test_every_sample_carries_what_training_needs(start: Start, real_url: str, r
         for item in group:
             assert item.policy_version is not None
             assert item.tags["maker"] == "maker-x"
-            assert item.extras["prompt"]
+            assert item.extras["text"]
             for name in redrb.experience.records.STANDARD_FIELDS:
                 assert getattr(item, name) is not None, name
     assert batch.kl.abs().sum() >= 0
@@ -176,11 +176,11 @@ def test_a_maker_changes_weights_in_mid_generation(
 ) -> None:
     unbounded = ("--max-staleness", "-1")  # no trainer says how many groups it trains
     maker = start(
-        "workers.maker", "--in-flight-updates", "--steps", "3", "--prompts", "16", *unbounded
+        "workers.maker", "--in-flight-updates", "--maker-steps", "3", "--prompts", "16", *unbounded
     )
     with redrb.connect(real_url) as client:
         model = ActorCritic()
-        redrb.WeightPublisher(client, "sort-reference", namespace=run_id).publish(model)
+        redrb.WeightPublisher(client, "sort-reference", namespace=run_id).publish(model.actor)
         trainer = Broadcast(client, run_id, "sort", [])
         while maker.popen.poll() is None:
             trainer.push({"actor": model.actor, "critic": model.critic}, fully=True)
@@ -199,7 +199,7 @@ def test_a_maker_changes_weights_in_mid_generation(
 
 def test_a_maker_without_a_trainer_says_what_it_waits_for(real_url: str, run_id: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "workers.maker"]
+        [sys.executable, "-m", "workers.maker", "sorting"]
         + ["--namespace", run_id, "--weights-timeout", "0.3"],
         env=child_environment(without=PREFIX, REDRB_URL=real_url),
         capture_output=True,
@@ -272,10 +272,10 @@ def test_a_trainer_whose_target_is_reached_already_says_so(start: Start) -> None
 @pytest.mark.parametrize(
     ("command", "flag"),
     [
-        (["workers.trainer", "--publish-every", "0"], "--publish-every"),
-        (["workers.maker", "--prompts", "0"], "--prompts"),
-        (["workers.maker", "--task", "a b"], "--task"),
-        (["workers.maker", "--metrics", "/dev/null/none"], "/dev/null/none"),
+        (["workers.trainer", "sorting", "--publish-every", "0"], "--publish-every"),
+        (["workers.maker", "sorting", "--prompts", "0"], "--prompts"),
+        (["workers.maker", "sorting", "--task", "a b"], "--task"),
+        (["workers.maker", "sorting", "--metrics", "/dev/null/none"], "/dev/null/none"),
         (["redrb.cli", "demo", "--makers", "0"], "--makers"),
     ],
 )

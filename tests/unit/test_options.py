@@ -15,27 +15,22 @@ from redrb.demo.settings import DemoSettings
 from redrb.environment import child_environment
 from redrb.errors import ConfigError
 from redrb.options import Settings, add_options, settings_from
-from workers import maker, trainer
-from workers.settings import (
-    MakerSettings,
-    PPOSettings,
-    RolloutSettings,
-    RunSettings,
-    TrainerSettings,
-)
+from redrb.recipe.job_settings import JobSettings, MakerSettings, TrainerSettings
+from redrb.recipes.sorting import Sorting
+from redrb.workers import maker, trainer
 
-ALL = (DemoSettings, MakerSettings, PPOSettings, RolloutSettings, RunSettings, TrainerSettings)
+ALL = (DemoSettings, JobSettings, MakerSettings, Sorting, TrainerSettings)
 
 
 def test_a_flag_goes_before_a_variable_and_a_variable_before_the_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("REDRB_PROMPTS", "5")
-    monkeypatch.setenv("REDRB_STEPS", "6")
+    monkeypatch.setenv("REDRB_PROMPTS_PER_STEP", "5")
+    monkeypatch.setenv("REDRB_MAKER_STEPS", "6")
     parser = argparse.ArgumentParser()
     add_options(parser, MakerSettings)
-    made = settings_from(parser.parse_args(["--steps", "7"]), MakerSettings)
-    assert (made.prompts, made.steps, made.weights_timeout) == (5, 7, 120.0)
+    made = settings_from(parser.parse_args(["--maker-steps", "7"]), MakerSettings)
+    assert (made.prompts_per_step, made.maker_steps, made.weights_timeout) == (5, 7, 120.0)
 
 
 @pytest.mark.parametrize(
@@ -82,14 +77,14 @@ def test_a_flag_takes_no_password_and_the_variable_does(
 ) -> None:
     monkeypatch.setenv("REDRB_URL", url)
     parser = argparse.ArgumentParser()
-    add_options(parser, RunSettings)
-    assert settings_from(parser.parse_args([]), RunSettings).url == url
+    add_options(parser, JobSettings)
+    assert settings_from(parser.parse_args([]), JobSettings).url == url
     if not secret:
         assert parser.parse_args([f"--url={url}"]).url == url
         return
     programs: list[tuple[Callable[[list[str]], int], list[str]]] = [
-        (maker.main, []),
-        (trainer.main, []),
+        (maker.main, ["sorting"]),
+        (trainer.main, ["sorting"]),
         *((cli.main, words) for words in (["demo"], ["stats", "math"], ["weights", "ls"])),
     ]
     for program, words in programs:
@@ -101,7 +96,14 @@ def test_a_flag_takes_no_password_and_the_variable_does(
         assert "hunt" not in message
 
 
-@pytest.mark.parametrize("program", [maker.main, trainer.main, lambda _: cli.main(["demo"])])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda _: maker.main(["sorting"]),
+        lambda _: trainer.main(["sorting"]),
+        lambda _: cli.main(["demo"]),
+    ],
+)
 def test_programs_connect_with_the_replicas_of_the_variable(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -138,17 +140,17 @@ def test_defaults_are_in_range(owner: type[Settings]) -> None:
         (TrainerSettings, {"max_seconds": math.nan}, "--max-seconds"),
         (TrainerSettings, {"lease_ms": 99}, "--lease-ms .* at least 100"),
         (TrainerSettings, {"idle_timeout": -1.0}, "--idle-timeout"),
-        (RunSettings, {"threads": 0}, "--threads"),
-        (RunSettings, {"seed": 2**63}, "--seed .* at most"),
-        (RunSettings, {"limit": -1}, "--limit"),
-        (RunSettings, {"min_replicas": -1}, r"--min-replicas .*REDRB_MIN_REPLICAS"),
-        (RunSettings, {"namespace": "a:b"}, "--namespace 'a:b'"),
-        (RunSettings, {"weights": "a b"}, "--weights"),
-        (MakerSettings, {"prompts": 0}, "--prompts"),
+        (JobSettings, {"threads": 0}, "--threads"),
+        (JobSettings, {"seed": 2**63}, "--seed .* at most"),
+        (JobSettings, {"limit": -1}, "--limit"),
+        (JobSettings, {"min_replicas": -1}, r"--min-replicas .*REDRB_MIN_REPLICAS"),
+        (JobSettings, {"namespace": "a:b"}, "--namespace 'a:b'"),
+        (JobSettings, {"weights": "a b"}, "--weights"),
+        (MakerSettings, {"prompts_per_step": 0}, "--prompts-per-step"),
         (MakerSettings, {"weights_timeout": -0.1}, "--weights-timeout"),
-        (RolloutSettings, {"group_size": 0}, "--group-size"),
-        (RolloutSettings, {"gamma": 1.1}, "--gamma .* at most 1"),
-        (PPOSettings, {"clip": 0.0}, "--clip .* more than 0"),
+        (MakerSettings, {"group_size": 0}, "--group-size"),
+        (Sorting, {"gamma": 1.1}, "--gamma .* at most 1"),
+        (Sorting, {"clip": 0.0}, "--clip .* more than 0"),
         (DemoSettings, {"makers": 0}, "--makers"),
         (DemoSettings, {"max_seconds": 0.0}, "--max-seconds"),
     ],

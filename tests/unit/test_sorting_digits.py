@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workers.sorting.generation import evaluate
-from workers.sorting.task import (
+from redrb.recipes.sorting import Sorting
+from redrb.recipes.sorting.digits import (
     EOS,
     FIRST_DIGIT,
     MAX_NEW_TOKENS,
@@ -19,7 +19,7 @@ from workers.sorting.task import (
     show,
     target,
 )
-from workers.sorting.warm_start import WarmStartSettings, warm_start
+from redrb.recipes.sorting.warm_start import WarmStartSettings, warm_start
 
 
 def digits(*values: int) -> list[int]:
@@ -55,6 +55,7 @@ def test_prompts_differ_in_length_and_are_never_held_out() -> None:
     assert len(held_out) == 512
     assert {prompt.shape[0] for prompt in prompts} == {6, 7, 8}
     assert max(prompt.shape[0] for prompt in prompts) == MAX_PROMPT_TOKENS
+    assert Sorting().max_new_tokens == MAX_NEW_TOKENS
     assert held_out.isdisjoint(tuple(prompt.tolist()) for prompt in prompts)
 
 
@@ -89,5 +90,9 @@ def test_warm_start_follows_the_seed_and_leaves_the_global_random_state() -> Non
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_warm_start_leaves_something_to_learn(seed: int) -> None:
-    score = evaluate(warm_start(seed).actor, held_out_prompts())
-    assert 0.05 < score < 0.5
+    recipe = Sorting(seed=seed)
+    models = recipe.models()
+    recipe.initialise(models)
+    found = recipe.evaluate(models)
+    assert found is not None
+    assert 0.05 < found["reward"] < 0.5

@@ -18,15 +18,12 @@ from redrb.experience import (
     split_experience_batch,
 )
 from redrb.experience.records import STANDARD_FIELDS
-from workers.settings import PPOSettings, RolloutSettings
-from workers.sorting.generation import evaluate
-from workers.sorting.policy import Actor, ActorCritic
-from workers.sorting.rollout import GENERATION, SortingMaker, prompt_batch
-from workers.sorting.task import held_out_prompts, make_prompt, sample_prompts, show
-from workers.sorting.trainer import ppo_options
-from workers.sorting.warm_start import WarmStartSettings, warm_start
+from redrb.recipes.sorting import Sorting, as_prompt
+from redrb.recipes.sorting.digits import make_prompt, sample_prompts, show
+from redrb.recipes.sorting.policy import Actor, ActorCritic
+from redrb.recipes.sorting.warm_start import WarmStartSettings, warm_start
 
-SETTINGS = PPOSettings()
+RECIPE = Sorting(worker="maker")
 
 
 @pytest.fixture(scope="module")
@@ -41,21 +38,14 @@ def reference() -> ActorCritic:
 
 def ppo_step(model: ActorCritic) -> PPOStep:
     """The step that the trainer takes, with one optimizer for both networks."""
-    rates = (SETTINGS.actor_learning_rate, SETTINGS.critic_learning_rate)
+    rates = (RECIPE.actor_learning_rate, RECIPE.critic_learning_rate)
     groups = [
         {"params": list(network.parameters()), "lr": rate}
         for network, rate in zip((model.actor, model.critic), rates, strict=True)
     ]
     optimizer = torch.optim.Adam(groups, fused=True)
-    return PPOStep(
-        model.actor,
-        model.critic,
-        optimizer,
-        optimizer,
-        clip=SETTINGS.clip,
-        value_clip=SETTINGS.value_clip,
-        **ppo_options(SETTINGS),
-    )
+    networks = {"actor": model.actor, "critic": model.critic}
+    return RECIPE.algorithm(networks, {"actor": optimizer, "critic": optimizer})
 
 
 def make_experience(
@@ -64,18 +54,13 @@ def make_experience(
     prompts: Sequence[torch.Tensor],
     *,
     generator: torch.Generator,
-    settings: RolloutSettings | None = None,
+    recipe: Sorting = RECIPE,
     policy_version: int | None = None,
 ) -> Experience:
     """What a maker makes of prompts."""
-    settings = settings or RolloutSettings()
-    maker = SortingMaker(model.actor, model.critic, reference, settings)
-    return maker.make_experience(
-        prompt_batch(prompts, settings.group_size),
-        policy_version=policy_version,
-        generator=generator,
-        **GENERATION,
-    )
+    maker = recipe.experience_maker({"actor": model.actor, "critic": model.critic}, reference)
+    options = {**recipe.generation(generator), "policy_version": policy_version}
+    return maker.make_experience([as_prompt(prompt) for prompt in prompts], **options)
 
 
 def ppo_losses(model: ActorCritic, experience: Experience) -> dict[str, torch.Tensor]:
@@ -95,6 +80,12 @@ def made(model: ActorCritic, reference: ActorCritic, digits: int, seed: int = 0)
     )
 
 
+def held_out_reward(model: ActorCritic) -> float:
+    found = RECIPE.evaluate({"actor": model.actor})
+    assert found is not None
+    return found["reward"]
+
+
 def test_every_field_is_filled(model: ActorCritic, reference: ActorCritic) -> None:
     generator = torch.Generator().manual_seed(0)
     experience = make_experience(
@@ -103,7 +94,7 @@ def test_every_field_is_filled(model: ActorCritic, reference: ActorCritic) -> No
     fields = {name: getattr(experience, name) for name in STANDARD_FIELDS}
     samples, length = fields["sequences"].shape
     actions = fields["action_mask"].shape[1]
-    assert samples == 8 * RolloutSettings().group_size
+    assert samples == 8 * RECIPE.group_size
     assert {name: tuple(tensor.shape) for name, tensor in fields.items()} == {
         "sequences": (samples, length),
         "action_log_probs": (samples, actions),
@@ -125,14 +116,14 @@ def test_every_field_is_filled(model: ActorCritic, reference: ActorCritic) -> No
     assert (fields["kl"] != 0).any()
     assert experience.policy_version == 3
     items = split_experience_batch(experience)
-    size = RolloutSettings().group_size
+    size = RECIPE.group_size
     for index, item in enumerate(items):
-        assert item.group_id == f"maker-1-{index // size}"
+        assert item.group_id == f"maker-{index // size + 1}"
         digits = item.tags["digits"]
         assert item.tags["maker"] == "maker"
         assert item.sequences is not None
-        assert item.extras["prompt"] in show(item.sequences)
-        assert len(item.extras["prompt"]) == digits + len("[BOS][SEP]")
+        assert item.extras["text"] in show(item.sequences)
+        assert len(item.extras["text"]) == digits + len("[BOS][SEP]")
 
 
 def test_experience_follows_the_seed(model: ActorCritic, reference: ActorCritic) -> None:
@@ -145,9 +136,9 @@ def test_returns_with_lambda_1_are_reward_minus_kl(
     model: ActorCritic, reference: ActorCritic
 ) -> None:
     generator = torch.Generator().manual_seed(0)
-    settings = RolloutSettings(lam=1.0, kl_coef=0.1)
+    recipe = Sorting(lam=1.0, kl_coef=0.1)
     prompts = sample_prompts(generator, 4)
-    done = make_experience(reference, model.actor, prompts, generator=generator, settings=settings)
+    done = make_experience(reference, model.actor, prompts, generator=generator, recipe=recipe)
     assert done.advantages is not None
     assert done.values is not None
     assert done.reward is not None
@@ -222,8 +213,7 @@ def test_a_step_changes_both_networks_and_reports_numbers(
 def test_ppo_learns_from_weights_that_lag_behind() -> None:
     model = warm_start(0)
     reference = copy.deepcopy(model.actor)
-    held_out = held_out_prompts()
-    before = evaluate(model.actor, held_out)
+    before = held_out_reward(model)
     behaviour, train = copy.deepcopy(model), ppo_step(model)
     generator = torch.Generator().manual_seed(0)
     for step in range(48):
@@ -232,7 +222,7 @@ def test_ppo_learns_from_weights_that_lag_behind() -> None:
         prompts = sample_prompts(generator, 32)
         experience = make_experience(behaviour, reference, prompts, generator=generator)
         train(experience)
-    after = evaluate(model.actor, held_out)
+    after = held_out_reward(model)
     assert before < 0.5
     assert after > before + 0.3
 

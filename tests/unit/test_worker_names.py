@@ -10,9 +10,9 @@ import pytest
 
 from redrb.demo.history import History
 from redrb.errors import ConfigError
+from redrb.recipe.job_settings import JobSettings
 from redrb.runtime.stopping import leaving_on_signals
-from workers.maker import _new_name
-from workers.settings import RunSettings
+from redrb.workers.maker import _new_name
 
 
 def test_every_start_of_a_maker_has_a_name_of_its_own() -> None:
@@ -20,11 +20,11 @@ def test_every_start_of_a_maker_has_a_name_of_its_own() -> None:
 
 
 def test_weights_are_called_as_the_task_unless_they_are_named() -> None:
-    plain, named = RunSettings(task="sort"), RunSettings(task="sort", weights="actor")
-    assert (plain.policy, plain.reference) == ("sort", "sort-reference")
-    assert (named.policy, named.reference) == ("actor", "actor-reference")
+    plain, named = JobSettings(task="sort"), JobSettings(task="sort", weights="actor")
+    assert (plain.weights_name, plain.reference_name) == ("sort", "sort-reference")
+    assert (named.weights_name, named.reference_name) == ("actor", "actor-reference")
     with pytest.raises(ConfigError, match="--weights"):
-        RunSettings(weights="a b")
+        JobSettings(weights="a b")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from workers.sorting.policy import ActorCritic, PolicySettings
-from workers.sorting.task import pad_prompts, sample_prompts, target
+from redrb.recipes.sorting.digits import pad_prompts, sample_prompts, target
+from redrb.recipes.sorting.policy import ActorCritic, PolicySettings
 
 
 @dataclass(frozen=True, kw_only=True)

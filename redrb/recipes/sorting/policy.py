@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workers.sorting.task import MAX_NEW_TOKENS, MAX_PROMPT_TOKENS, VOCABULARY_SIZE
+from redrb.recipes.sorting.digits import MAX_NEW_TOKENS, MAX_PROMPT_TOKENS, VOCABULARY_SIZE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from redrb.algorithms import action_log_probs
+from redrb.algorithms import Completions, action_log_probs
+from redrb.algorithms import generate as generated
 from redrb.errors import ConfigError
-from workers.sorting.generation import evaluate, generate
-from workers.sorting.policy import ActorCritic
-from workers.sorting.task import (
+from redrb.recipes.sorting import Sorting
+from redrb.recipes.sorting.digits import (
     EOS,
     PAD,
-    held_out_prompts,
     make_prompt,
     pad_prompts,
     sample_prompts,
 )
+from redrb.recipes.sorting.policy import Actor, ActorCritic
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +30,15 @@ def model() -> ActorCritic:
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def generate(
+    actor: Actor, prompts: list[torch.Tensor], *, generator: torch.Generator, **options: Any
+) -> Completions:
+    """Sample with the options of the recipe."""
+    tokens, mask = pad_prompts(prompts)
+    inputs = {"input_ids": tokens, "attention_mask": mask}
+    return generated(actor, inputs, **{**Sorting().generation(generator), **options})
 
 
 def test_left_padding_does_not_change_logits_or_values(model: ActorCritic) -> None:
@@ -92,11 +103,11 @@ def test_generation_stops_when_all_have_ended(model: ActorCritic) -> None:
 
 
 def test_evaluation_is_repeatable(model: ActorCritic) -> None:
-    held_out = held_out_prompts()[:32]
-    assert evaluate(model.actor, held_out) == evaluate(model.actor, held_out)
+    first, same = (Sorting().evaluate({"actor": model.actor}) for _ in range(2))
+    assert first == same
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"max_new_tokens": 0}])
 def test_a_wrong_option_is_named(model: ActorCritic, wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        generate(model.actor, [make_prompt([1])], generator=seeded(), **wrong)  # type: ignore[arg-type]
+        generate(model.actor, [make_prompt([1])], generator=seeded(), **wrong)

@@ -1,0 +1,150 @@
+"""The command line of programs that run a recipe: `PROGRAM [RECIPE] [FLAGS]`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from redrb import environment
+from redrb.errors import ConfigError
+from redrb.options import add_flag
+from redrb.recipe.grpo import GRPORecipe
+from redrb.recipe.loading import Loaded, load, shipped
+from redrb.recipe.ppo import PPORecipe
+from redrb.recipe.settings import RecipeSettings
+from redrb.recipe.sources import Resolved, resolve
+
+RECIPE = "REDRB_RECIPE"
+SETTINGS = "REDRB_SETTINGS"
+
+Extend = Callable[[argparse.ArgumentParser], None]
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A command line with its recipe.
+
+    Attributes:
+        name: The recipe, as it was named.
+        loaded: Its class and file.
+        resolved: The recipe with its settings.
+        options: Arguments of the program itself.
+    """
+
+    name: str
+    loaded: Loaded
+    resolved: Resolved[Any]
+    options: argparse.Namespace
+
+
+def parse(
+    program: str,
+    description: str | None,
+    arguments: Sequence[str],
+    *,
+    extend: Extend = lambda _: None,
+    **changes: Any,
+) -> Parsed:
+    """Return the recipe that arguments or variables name, with the settings of all sources.
+
+    `--help` ends the process; without a recipe it lists the settings of recipes in general.
+
+    Args:
+        program: Name of the program.
+        description: Its text in `--help`.
+        arguments: The command line without the program.
+        extend: Adds arguments of the program itself to a parser.
+        changes: Values for settings that no source sets.
+
+    Raises:
+        ConfigError: There is no such recipe, or a setting cannot be used.
+    """
+    # its own flags are known only once the recipe is, so the recipe is looked for first
+    general = _parser(program, description, PPORecipe, GRPORecipe, extend=extend)
+    name = _named(general, arguments)
+    if name is None:
+        general.parse_args(arguments)  # ends with --help, or with a wrong flag
+        raise ConfigError(
+            f"name a recipe, or set {RECIPE}: a file such as my_recipe.py, a module, or one of "
+            f"{', '.join(shipped())}."
+        )
+    loaded = load(name)
+    parser = _parser(program, description, loaded.recipe, extend=extend)
+    options = parser.parse_args(arguments)
+    if options.recipe not in (None, name):
+        parser.error(f"{options.recipe!r} follows the flags: name the recipe before them.")
+    given = {
+        item.name: getattr(options, item.name)
+        for item in fields(loaded.recipe)
+        if hasattr(options, item.name)
+    }
+    chosen = options.settings or environment.variable(SETTINGS)
+    file = Path(chosen) if chosen else loaded.settings_file
+    resolved = resolve(loaded.recipe, flags=given, file=file, **changes)
+    return Parsed(name, loaded, resolved, options)
+
+
+def _named(general: argparse.ArgumentParser, arguments: Sequence[str]) -> str | None:
+    """Return the recipe that is named: the first argument, else by the variable, else later on."""
+    if arguments and not arguments[0].startswith("-"):
+        return arguments[0]
+    variable = environment.variable(RECIPE)
+    if variable is not None or any(word in ("-h", "--help") for word in arguments):
+        return variable
+    found: str | None = general.parse_known_args(arguments)[0].recipe
+    return found
+
+
+def _parser(
+    program: str, description: str | None, *recipes: type[RecipeSettings], extend: Extend
+) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=description,
+        epilog="Values come from the recipe, then from the file of --settings, then from variables "
+        "REDRB_*, then from flags; each overrides the ones before. `redrb settings RECIPE` shows "
+        "each value and its origin.",
+    )
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        metavar="RECIPE",
+        help=f"FILE.py[:CLASS], MODULE[:CLASS], or one of {', '.join(shipped())} ({RECIPE})",
+    )
+    parser.add_argument(
+        "--settings",
+        metavar="FILE",
+        help="TOML file with settings; default: the file with the recipe's name and .toml beside "
+        f"it, if there is one ({SETTINGS})",
+    )
+    extend(parser)
+    _add_settings(parser, recipes)
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser, recipes: Sequence[type[RecipeSettings]]) -> None:
+    """Add a flag for each setting, in a group for the class that declares it."""
+    known: set[str] = set()
+    for recipe in recipes:
+        for owner in reversed(recipe.__mro__):
+            if not (isinstance(owner, type) and issubclass(owner, RecipeSettings)):
+                continue
+            names = [item for item in fields(recipe) if _declares(owner, item.name)]
+            new = [item for item in names if item.name not in known]
+            if not new:
+                continue
+            title = (owner.__doc__ or owner.__name__).strip().splitlines()[0].rstrip(".")
+            group = parser.add_argument_group(f"{owner.__name__}: {title}")
+            for item in new:
+                known.add(item.name)
+                # left out unless it is given, so that its origin is known
+                add_flag(group, item, item.type, default=argparse.SUPPRESS)  # type: ignore[arg-type]
+
+
+def _declares(owner: type, name: str) -> bool:
+    """Return whether a class is the one that adds a setting, and not one that changes it."""
+    inherited = any(name in getattr(base, "__dataclass_fields__", {}) for base in owner.__mro__[1:])
+    return name in vars(owner) and not inherited

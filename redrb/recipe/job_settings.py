@@ -1,0 +1,126 @@
+"""The settings of every job: those that all workers share, of makers, and of the trainer."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import Any
+
+from redrb.keys import check_name
+from redrb.options import flag_of, option, url_option
+from redrb.recipe.settings import RecipeSettings
+
+
+class JobSettings(RecipeSettings):
+    """Settings that all workers of a job share."""
+
+    url: str = url_option(
+        "where Redis is, e.g. redis://host:6379/0; a password only in the variable"
+    )
+    namespace: str = option("default", "keeps experiments on one server apart")
+    task: str = option("", "task whose stream the workers share; default: the recipe's name")
+    weights: str = option("", "name under which weights are published; default: the task's")
+    worker: str = option(
+        "",
+        "name of this process; seeds its sampling; default of a maker: host, process id and "
+        "random digits, of the trainer: trainer",
+    )
+    seed: int = option(0, "seed of the first weights and of the sampling", least=0, most=2**63 - 1)
+    limit: int = option(0, "most groups of the task that may wait or be leased; 0: any", least=0)
+    max_staleness: int = option(
+        2,
+        "most weight versions that a group may be behind when it is trained; makers begin no group "
+        "that would come too late; -1: no bound",
+        least=-1,
+    )
+    order: str = option(
+        "",
+        "order in which groups are trained, such as fifo, stalest or freshest; default: with a "
+        "bound of staleness admission, else fifo",
+    )
+    min_replicas: int = option(
+        0, "replicas of Redis that must have received a put before it returns", least=0
+    )
+    stop_timeout: float = option(
+        20.0, "seconds that the worker may spend on Redis after SIGTERM or Ctrl-C", least=0
+    )
+    metrics: str = option("", "file for metrics as JSON lines; - is standard output")
+    device: str = option("", "device of the models; default: the accelerator if there is one")
+    threads: int = option(1, "CPU threads of torch", least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_name(flag_of("namespace"), self.namespace)
+        for name in ("task", "weights", "worker"):
+            if getattr(self, name):
+                check_name(flag_of(name), getattr(self, name))
+
+    @property
+    def name(self) -> str:
+        """Name of the job in keys and folders: the name of its class in lower case."""
+        return type(self).__name__.lower()
+
+    @property
+    def task_name(self) -> str:
+        """Name of the task."""
+        return self.task or self.name
+
+    @property
+    def weights_name(self) -> str:
+        """Name of the published weights, and of the trainer that publishes them."""
+        return self.weights or self.task_name
+
+    @property
+    def reference_name(self) -> str:
+        """Name of the weights of the reference policy."""
+        return f"{self.weights_name}-reference"
+
+    @property
+    def worker_seed(self) -> int:
+        """Seed of this process: another one for each maker, the same for the same name."""
+        return zlib.crc32(f"{self.seed} {self.worker}".encode())
+
+    @property
+    def stream_settings(self) -> dict[str, Any]:
+        """Settings of the task: its order, and its bound of staleness."""
+        order = {"order": self.order} if self.order else {}
+        if self.max_staleness < 0:
+            return order
+        return {"max_staleness": self.max_staleness, "order": "admission", **order}
+
+
+class MakerSettings(RecipeSettings):
+    """Settings of makers."""
+
+    group_size: int = option(8, "samples of each prompt, which become one group", least=1)
+    prompts_per_step: int = option(32, "prompts a step; each becomes one group", least=1)
+    shuffle: bool = option(True, "draw prompts in random order, another one for each maker")
+    maker_steps: int = option(0, "steps after which a maker ends; 0: never by itself", least=0)
+    weights_timeout: float = option(120.0, "seconds to wait for the first weights", least=0)
+    in_flight_updates: bool = option(
+        False, "change weights between tokens, not only between batches of prompts"
+    )
+
+
+class TrainerSettings(RecipeSettings):
+    """Settings of the trainer."""
+
+    groups: int = option(32, "groups a batch", least=1)
+    publish_every: int = option(1, "steps between published weight versions", least=1)
+    weights_dtype: str = option(
+        "bfloat16", "dtype of published weights; in float32 nearly all of them change at each step"
+    )
+    evaluate_every: int = option(10, "steps between evaluations", least=1)
+    target_reward: float = option(math.inf, "evaluated reward at which training ends")
+    steps: int = option(0, "steps after which training ends; 0: no such end", least=0)
+    max_seconds: float = option(0.0, "seconds after which training ends; 0: no such end", least=0)
+    checkpoints: str = option("", "folder for checkpoints, from which the next trainer goes on")
+    checkpoint_every: int = option(50, "weight versions between two checkpoints", least=1)
+    lease_ms: int = option(
+        10_000,
+        "ms without a heartbeat after which other trainers take over this one's leases",
+        least=100,
+    )
+    idle_timeout: float = option(
+        300.0, "seconds without a full batch after which training fails", least=0
+    )

@@ -1,0 +1,167 @@
+"""Finds the recipe that a user names: in a file, in a module, or among those of redrb."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from redrb.errors import ConfigError
+from redrb.recipe.recipe import Recipe
+from redrb.recipe.sources import similar
+
+SHIPPED = "redrb.recipes"
+"""Package of the recipes that redrb has."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A recipe's class, and the file that it came from.
+
+    Attributes:
+        recipe: The class.
+        file: The file that was named; None for modules and for recipes of redrb.
+    """
+
+    recipe: type[Recipe]
+    file: Path | None = None
+
+    @property
+    def settings_file(self) -> Path | None:
+        """The TOML file beside the recipe's file, `my.toml` for `my.py`; None: there is none."""
+        beside = self.file.with_suffix(".toml") if self.file else None
+        return beside if beside is not None and beside.is_file() else None
+
+
+def load(name: str) -> Loaded:
+    """Return the recipe `FILE.py[:CLASS]`, `MODULE[:CLASS]`, or the name of one of redrb's recipes.
+
+    The folder of a file, or the working directory, is put on the path of imports.
+
+    Raises:
+        ConfigError: There is no such recipe, or it cannot be imported, or it is not complete.
+    """
+    place, _, wanted = name.partition(":")
+    if place.endswith(".py") or "/" in place:
+        path = Path(place)
+        if not path.is_file():
+            raise ConfigError(
+                f"there is no recipe {place}: no such file.{_shipped_like(path.stem)}"
+            )
+        return Loaded(_recipe_in(_file(path), place, wanted), path)
+    if place in shipped():
+        return Loaded(_recipe_in(_module(f"{SHIPPED}.{place}", place), place, wanted))
+    return Loaded(_recipe_in(_module(place, place), place, wanted))
+
+
+def shipped() -> list[str]:
+    """Return the names of redrb's recipes."""
+    package = importlib.import_module(SHIPPED)
+    return sorted(each.name for each in pkgutil.iter_modules(package.__path__))
+
+
+def _file(path: Path) -> ModuleType:
+    """Return the module of a file; other processes can import it by its name as well."""
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    name = path.stem
+    if not name.isidentifier() or name in sys.modules or name in sys.stdlib_module_names:
+        name = f"recipe_{''.join(c if c.isalnum() else '_' for c in path.stem)}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} cannot be imported: a recipe is a file that ends with .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except ConfigError:
+        raise
+    except Exception as error:  # any error of the user's file ends here
+        raise _failed(str(path), error) from error
+    return module
+
+
+def _module(name: str, place: str) -> ModuleType:
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise ConfigError(
+            f"there is no recipe {place!r}: name a file such as my_recipe.py, a module, or one of "
+            f"{', '.join(shipped())}.{_shipped_like(place)}"
+        )
+    try:
+        return importlib.import_module(name)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise _failed(place, error) from error
+
+
+def _failed(place: str, error: Exception) -> ConfigError:
+    """Return the error for a recipe that raised one, with the part of the trace in its code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    here = str(Path(__file__).parent)
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith((here, "<frozen importlib"))
+        and "/importlib/" not in frame.filename
+    ]
+    lines = [*traceback.format_list(own), *traceback.format_exception_only(error)]
+    return ConfigError(f"the recipe {place} cannot be imported:\n{''.join(lines).rstrip()}")
+
+
+def _recipe_in(module: ModuleType, place: str, wanted: str) -> type[Recipe]:
+    """Return the recipe of a module: the only class of one, or the one that was asked for."""
+    found = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, Recipe)
+        and (value.__module__ + ".").startswith(module.__name__ + ".")
+    }
+    if wanted:
+        if wanted not in found:
+            names = f"; it has {', '.join(found)}" if found else ""
+            raise ConfigError(f"{place} has no recipe {wanted!r}{names}.")
+        return _complete(found[wanted])
+    bases = {base for value in found.values() for base in value.__mro__[1:]}
+    last = {name: value for name, value in found.items() if value not in bases}
+    if not last:
+        raise ConfigError(
+            f"{place} has no recipe: write a class that extends redrb.recipe.Recipe, PPORecipe or "
+            "GRPORecipe (`redrb new grpo FILE` writes one)."
+        )
+    if len(last) > 1:
+        choices = " or ".join(f"{place}:{name}" for name in last)
+        raise ConfigError(f"{place} has several recipes: name one, {choices}.")
+    return _complete(next(iter(last.values())))
+
+
+def _complete(recipe: type[Recipe]) -> type[Recipe]:
+    missing = sorted(getattr(recipe, "__abstractmethods__", ()))
+    if missing:
+        parts = [f"{name}{_signature(recipe, name)}" for name in missing]
+        raise ConfigError(f"the recipe {recipe.__name__} lacks {', '.join(parts)}.")
+    return recipe
+
+
+def _signature(recipe: type[Recipe], name: str) -> str:
+    names = inspect.signature(getattr(recipe, name)).parameters
+    return f"({', '.join(names)})"
+
+
+def _shipped_like(name: str) -> str:
+    found = similar(name, shipped())
+    return f" Recipes of redrb have no .py{found}" if found else ""

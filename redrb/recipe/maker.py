@@ -1,0 +1,118 @@
+"""`RecipeMaker`: the maker of a recipe, on `ExperienceMakerHolder`."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from redrb.connection import Client
+from redrb.recipe.maker_report import MakerReport
+from redrb.recipe.prompts import prompt_batches
+from redrb.recipe.recipe import Prompt, Recipe
+from redrb.recipe.reporting import Write
+from redrb.runtime import ExperienceMaker, ExperienceMakerHolder, Strategy
+from redrb.weights import WeightSubscriber
+
+ROOM_TIMEOUT_S = 2.0
+"""Longest wait for room for unsent groups after a maker was asked to end."""
+
+
+class RecipeMaker(ExperienceMakerHolder):
+    """Makes groups of a recipe's prompts with the newest published weights."""
+
+    def __init__(self, client: Client, recipe: Recipe, write: Write) -> None:
+        """Wait for the reference policy, if there is one, and open the task.
+
+        Args:
+            client: Connection to Redis.
+            recipe: The recipe; its `worker` is the maker's name.
+            write: Writes an event of the maker.
+
+        Raises:
+            WeightTimeout: No trainer published weights in time.
+        """
+        self._recipe = recipe
+        self._models: dict[str, nn.Module] = {}
+        seed_everything(recipe.worker_seed)
+        strategy = Strategy(recipe.device or None)
+        generator = torch.Generator(strategy.device).manual_seed(recipe.worker_seed)
+
+        def models() -> tuple[Any, ...]:
+            self._models = recipe.models()
+            reference = reference_policy(client, recipe, self._models)
+            return nn.ModuleDict(self._models), None, None, reference
+
+        super().__init__(
+            [recipe.task_name],
+            lambda: strategy,
+            models,
+            sync_models_from_trainers=True,
+            callbacks=[MakerReport(self, write)],
+            name=recipe.worker,
+            client=client,
+            namespace=recipe.namespace,
+            follow=recipe.weights_name,
+            weights_timeout=recipe.weights_timeout,
+            stop_timeout=recipe.stop_timeout,
+            room_timeout=ROOM_TIMEOUT_S,
+            in_flight_updates=recipe.in_flight_updates,
+            stream_options={"limit": recipe.limit, **recipe.stream_settings},
+            **recipe.generation(generator),
+        )
+
+    def build_experience_maker(
+        self,
+        actor: Any,  # noqa: ARG002 (the recipe names its models)
+        critic: Any,  # noqa: ARG002
+        reward_model: Any,  # noqa: ARG002
+        initial_model: Any,
+        kl_coef: float,  # noqa: ARG002
+    ) -> ExperienceMaker:
+        """Return the recipe's maker of experience."""
+        return self._recipe.experience_maker(self._models, initial_model)
+
+    def models_to_follow(self, actor: Any, critic: Any) -> dict[str, Any]:  # noqa: ARG002
+        """Return the recipe's models."""
+        return dict(self._models)
+
+    def run(self) -> None:
+        """Make groups until the recipe's number of steps is done, or the maker is asked to end.
+
+        Raises:
+            Any error of `workingloop`, or of the recipe.
+        """
+        self.workingloop(lambda: self._batches(), num_steps=self._recipe.maker_steps)
+
+    def _batches(self) -> Iterator[list[Prompt]]:
+        return prompt_batches(self._recipe, random.Random(self._recipe.worker_seed))  # noqa: S311
+
+
+def reference_policy(
+    client: Client, recipe: Recipe, models: dict[str, nn.Module]
+) -> nn.Module | None:
+    """Wait for the reference policy and return it; None if the recipe has none.
+
+    Raises:
+        WeightTimeout: No trainer published it in time.
+    """
+    like = recipe.reference(models)
+    if like is None:
+        return None
+    reference = copy.deepcopy(like).requires_grad_(requires_grad=False)
+    weights = WeightSubscriber(client, recipe.reference_name, namespace=recipe.namespace)
+    weights.wait(newer_than=0, timeout=recipe.weights_timeout)
+    weights.poll(reference)
+    return reference
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global random numbers of Python, numpy and torch, for the code of recipes."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -1,0 +1,129 @@
+"""Models and tokenizers of transformers, from names, folders and configs; tokens of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from redrb.errors import ConfigError, RecordError
+from redrb.recipe.recipe import Prompt
+
+
+def built(source: Any, dtype: str) -> nn.Module:
+    """Return the model that a recipe names: a module, a folder or name, or a config.
+
+    Args:
+        source: As `LanguageRecipe.model` returns it.
+        dtype: Dtype of the weights of a folder or name.
+
+    Raises:
+        ConfigError: It is something else, or transformers is not installed.
+    """
+    if isinstance(source, nn.Module):
+        return source
+    transformers = _transformers()
+    found: nn.Module
+    if isinstance(source, str | Path):
+        kind = getattr(torch, dtype, None)
+        if not isinstance(kind, torch.dtype):
+            raise ConfigError(f"--model-dtype {dtype!r} is no dtype of torch, such as bfloat16.")
+        found = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=kind)
+    elif isinstance(source, transformers.PretrainedConfig):
+        found = transformers.AutoModelForCausalLM.from_config(source)
+    else:
+        raise ConfigError(
+            f"the recipe's model is a {type(source).__name__}: return a torch module, a folder or "
+            "name of Hugging Face, or a config of transformers."
+        )
+    return found
+
+
+def tokenizer_of(source: Any) -> Any:
+    """Return the tokenizer of a folder or name.
+
+    Raises:
+        ConfigError: The model is no folder or name, so that its tokenizer is not known.
+    """
+    if not isinstance(source, str | Path):
+        raise ConfigError(
+            "the recipe has no tokenizer: give it a functools.cached_property named tokenizer, or "
+            "override encode, decode and eos_token_id."
+        )
+    return _transformers().AutoTokenizer.from_pretrained(source)
+
+
+def encoded(prompt: Prompt, tokenizer: Callable[[], Any]) -> Tensor:
+    """Return the token ids of a prompt, int64 `[P]`.
+
+    Args:
+        prompt: Has `input_ids`, or `prompt`: a text, or chat messages.
+        tokenizer: Returns the tokenizer; called only where there are no `input_ids`.
+
+    Raises:
+        RecordError: It has neither, or no token.
+    """
+    if "input_ids" in prompt:
+        ids = prompt["input_ids"]
+    elif isinstance(prompt.get("prompt"), str):
+        ids = tokenizer()(prompt["prompt"])["input_ids"]
+    elif "prompt" in prompt:
+        template = tokenizer().apply_chat_template
+        ids = template(list(prompt["prompt"]), add_generation_prompt=True, return_dict=True)[
+            "input_ids"
+        ]
+    else:
+        raise RecordError(
+            f"a prompt has the keys {', '.join(map(str, prompt))}: it needs prompt (a text, or a "
+            "list of messages) or input_ids.",
+            field="prompt",
+        )
+    tokens = torch.as_tensor(ids, dtype=torch.int64)
+    if tokens.dim() != 1 or not len(tokens):
+        raise RecordError(
+            f"a prompt has token ids of shape {list(tokens.shape)}: give one or more, [P].",
+            field="input_ids",
+        )
+    return tokens
+
+
+def character_tokenizer(characters: str) -> Any:
+    """Return a tokenizer of transformers with one token for each character, and BOS, EOS and PAD.
+
+    For small models that are trained from nothing: nothing is downloaded. Prompts begin with BOS.
+
+    Raises:
+        ConfigError: transformers is not installed.
+    """
+    transformers = _transformers()
+    import tokenizers
+    from tokenizers import models, pre_tokenizers, processors
+
+    special = ["<pad>", "<bos>", "<eos>", "<unk>"]
+    words = {word: number for number, word in enumerate([*special, *dict.fromkeys(characters)])}
+    inner = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<unk>"))  # noqa: S106
+    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    inner.decoder = tokenizers.decoders.Fuse()
+    inner.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", words["<bos>"])]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token="<pad>",  # noqa: S106
+        bos_token="<bos>",  # noqa: S106
+        eos_token="<eos>",  # noqa: S106
+        unk_token="<unk>",  # noqa: S106
+    )
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigError(
+            "the recipe's model needs transformers: pip install 'redrb[recipes]'."
+        ) from error
+    return transformers

@@ -1,0 +1,118 @@
+"""Settings as attributes of a class, whose subclasses replace defaults and add settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from abc import ABC
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field
+from typing import Any, dataclass_transform
+
+from redrb.errors import ConfigError
+from redrb.options import Settings, check_range, option, url_option
+
+KINDS: dict[str, type] = {kind.__name__: kind for kind in (bool, int, float, str)}
+"""The types that a setting may have."""
+
+RESERVED = ("recipe", "settings", "help", "json")
+"""Names of flags that the commands have beside the settings."""
+
+
+@dataclass_transform(
+    kw_only_default=True, frozen_default=True, field_specifiers=(option, url_option)
+)
+class RecipeSettings(Settings, ABC):
+    """Base of classes whose attributes are settings; each subclass is a frozen dataclass of them.
+
+    In a subclass, an attribute with the name of an inherited setting replaces its default, and
+    `name: int = option(...)` adds a setting. All other attributes are ordinary ones.
+
+    Raises:
+        ConfigError: A default has the wrong type or is out of range; or a new setting has no known
+            type, or the name of a method.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        inherited = {item.name: item for base in cls.__mro__[1:] for item in _own_fields(base)}
+        own = dict(_declared(cls, inherited))
+        annotations = inspect.get_annotations(cls)
+        for name, item in own.items():
+            setattr(cls, name, item)
+        # dataclass makes a field of each annotated attribute; here only settings are fields
+        cls.__annotations__ = {name: item.type for name, item in own.items()}
+        dataclass(frozen=True, kw_only=True)(cls)
+        cls.__annotations__ = {**annotations, **cls.__annotations__}
+
+
+def settings_of(recipe: type[RecipeSettings]) -> dict[str, Field[Any]]:
+    """Return the settings of a class by name, those of its bases first."""
+    return {item.name: item for item in dataclasses.fields(recipe)}
+
+
+def owner_of(recipe: type[RecipeSettings], name: str) -> type:
+    """Return the class that gives a setting its default."""
+    return next(base for base in recipe.__mro__ if name in vars(base))
+
+
+def converted(value: object, kind: type) -> Any:
+    """Return a value as its setting's type; an int is a float as well.
+
+    Raises:
+        ConfigError: The value has another type.
+    """
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigError(f"is {value!r:.80}: it must be {_NOUNS[kind]}")
+    return value
+
+
+_NOUNS = {bool: "True or False", int: "an int", float: "a number", str: "a text"}
+
+
+def _own_fields(base: type) -> tuple[Field[Any], ...]:
+    return dataclasses.fields(base) if "__dataclass_fields__" in vars(base) else ()
+
+
+def _declared(cls: type, inherited: dict[str, Field[Any]]) -> Iterator[tuple[str, Field[Any]]]:
+    """Yield the settings whose default a class gives, each as a field with its type."""
+    for name, value in list(vars(cls).items()):
+        if not isinstance(value, Field) and name not in inherited:
+            continue
+        known = inherited.get(name)
+        where = f"{cls.__name__}.{name}"
+        if isinstance(value, Field):
+            item = value
+            kind = _kind(cls, name, item, known)
+        elif known is not None:
+            item, kind = field(metadata=known.metadata), _checked_kind(known.type)
+            item.default = value
+        try:
+            item.default = converted(item.default, kind)
+        except ConfigError as error:
+            text = f" The setting {name!r} is: {item.metadata['help']}." if known else ""
+            raise ConfigError(f"{where} {error}.{text}") from None
+        check_range(where, item, item.default)
+        item.type = kind
+        yield name, item
+
+
+def _kind(cls: type, name: str, item: Field[Any], known: Field[Any] | None) -> type:
+    """Return the type of a new setting: of its annotation, or of its default without one."""
+    where = f"{cls.__name__}.{name}"
+    if name in RESERVED or (known is None and any(hasattr(base, name) for base in cls.__mro__[1:])):
+        raise ConfigError(f"{where} cannot be a setting: redrb uses this name, choose another.")
+    annotation = inspect.get_annotations(cls).get(name, type(item.default))
+    kind = KINDS.get(annotation if isinstance(annotation, str) else annotation.__name__)
+    if kind is None or (known is not None and kind is not known.type):
+        allowed = "bool, int, float or str" if known is None else _checked_kind(known.type).__name__
+        raise ConfigError(f"{where} has the type {annotation}: a setting is {allowed}.")
+    return kind
+
+
+def _checked_kind(kind: Any) -> type:
+    """Return the type of an inherited setting, which was checked in its class."""
+    found: type = kind if isinstance(kind, type) else KINDS[kind]
+    return found

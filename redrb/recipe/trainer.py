@@ -1,0 +1,200 @@
+"""`RecipeTrainer`: the trainer of a recipe, on `DetachedTrainer`."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.optim import Optimizer
+
+from redrb.algorithms.models import evaluating
+from redrb.connection import Client
+from redrb.errors import BatchTimeout
+from redrb.experience import Experience
+from redrb.recipe.maker import seed_everything
+from redrb.recipe.recipe import Recipe
+from redrb.recipe.reporting import Write
+from redrb.recipe.trainer_report import TrainerReport
+from redrb.runtime import AlgorithmTrainer, DDPStrategy, Stateful, Strategy
+from redrb.runtime.model_placement import place_models
+from redrb.runtime.world import rank_here, world_size_here
+from redrb.stream import ExperienceStream
+from redrb.weights import WeightPublisher, WeightSubscriber
+from redrb.weights.tensors.wrapping import unwrapped
+
+NOTHING_TO_TRAIN = (
+    "before this trainer began: to begin anew, use another --namespace or an empty Redis"
+)
+
+
+class RecipeTrainer(AlgorithmTrainer):
+    """Trains a recipe's models on the makers' groups, publishes and evaluates them.
+
+    On several ranks of torch.distributed the models are wrapped by DistributedDataParallel, and
+    each rank trains its part of every batch; the first one publishes, evaluates and reports.
+    """
+
+    def __init__(self, client: Client, recipe: Recipe, write: Write) -> None:
+        """Open the task.
+
+        Args:
+            client: Connection to Redis.
+            recipe: The recipe.
+            write: Writes an event of the trainer.
+        """
+        self._recipe, self._connection = recipe, client
+        seed_everything(recipe.seed)
+        ranks = world_size_here()
+        strategy = (DDPStrategy if ranks > 1 else Strategy)(recipe.device or None)
+        models = recipe.models()
+        placed = place_models(lambda: strategy, models.values, None)
+        self._models: dict[str, nn.Module] = dict(zip(models, placed.models, strict=True))
+        self._optimizers: dict[str, Optimizer] = recipe.optimizers(self._models)
+        self._reports = TrainerReport(self, recipe, write if rank_here() == 0 else _silent)
+        # the task remembers its limit, which here is in groups and need not be whole batches
+        ExperienceStream(
+            *(client, recipe.task_name),
+            namespace=recipe.namespace,
+            limit=recipe.limit,
+            **recipe.stream_settings,
+        ).close()
+        super().__init__(
+            self._take_step,
+            placed,
+            callbacks=[self._reports],
+            eval_performance=False,
+            update_lora_weights=False,
+            device=None,
+            experience_maker_holder_name_list=[],  # makers find the trainer by its name
+            train_batch_size=recipe.groups,
+            name=recipe.weights_name,
+            task=recipe.task_name,
+            client=client,
+            namespace=recipe.namespace,
+            timeout=recipe.idle_timeout,
+            lease_ms=recipe.lease_ms,
+            checkpoint_dir=recipe.checkpoints or None,
+            checkpoint_every=recipe.checkpoint_every,
+            rank=rank_here() if ranks > 1 else None,
+            world_size=ranks if ranks > 1 else None,
+            weights_dtype=recipe.weights_dtype,
+            stop_timeout=recipe.stop_timeout,
+            **recipe.stream_settings,
+        )
+
+    @property
+    def plain_models(self) -> dict[str, nn.Module]:
+        """The models without the wrappers of ranks."""
+        return {name: unwrapped(model) for name, model in self._models.items()}
+
+    @property
+    def finished_steps(self) -> int:
+        """Steps of the job that the newest checkpoint holds; 0 without one."""
+        position = self._resumption.position
+        return position.step if position else 0
+
+    def models_to_send(self) -> dict[str, nn.Module]:
+        """Return the recipe's models."""
+        return self._models
+
+    def checkpointed(self) -> Mapping[str, Stateful]:
+        """Return models and optimizers."""
+        parts: dict[str, Stateful] = {f"models.{name}": m for name, m in self.plain_models.items()}
+        return parts | {f"optimizers.{name}": each for name, each in self._optimizers.items()}
+
+    def begin(self) -> None:
+        """Go on from the newest checkpoint or published weights, or publish the first ones."""
+        resumed = self.resume()
+        published = True
+        if rank_here() == 0:
+            published = self._load_or_initialise(resumed=resumed)
+        if world_size_here() > 1:
+            for model in self.plain_models.values():
+                for tensor in model.state_dict().values():
+                    distributed.broadcast(tensor, 0)
+        if resumed or not published:
+            self.sync_models_to_remote_makers()
+        self._reports.begin(self.finished_steps)
+
+    def work(self) -> None:
+        """Train until the end; publish and evaluate the last weights.
+
+        Raises:
+            BatchTimeout: No full batch came for `idle_timeout` seconds.
+            PublisherFenced: Another trainer began to publish under the same name.
+        """
+        recipe = self._recipe
+        over = threading.Timer(
+            recipe.max_seconds, self.stop, [f"{recipe.max_seconds:g} seconds are over,"]
+        )
+        over.daemon = True
+        if recipe.max_seconds:
+            over.start()
+        try:
+            self.fit(None, recipe.publish_every)
+        except BatchTimeout:
+            self._publish()
+            raise
+        finally:
+            over.cancel()
+        self._publish()
+        self._reports.end()
+
+    def why_over(self) -> str:
+        """Return why training ended."""
+        reports, version = self._reports, self.weight_version
+        if self.stopped in signal.Signals.__members__:
+            return f"it was asked to, after {reports.steps} steps at weight version {version}"
+        advice = "" if reports.trained or not reports.reached else f", {NOTHING_TO_TRAIN}"
+        return f"{self.stopped} at weight version {version}{advice}"
+
+    @torch.no_grad()
+    def evaluate(self) -> Mapping[str, float] | None:
+        """Return the recipe's evaluation of the current weights."""
+        models = self.plain_models
+        with evaluating(*models.values()):
+            return self._recipe.evaluate(models)
+
+    def _take_step(self, experience: Experience) -> dict[str, Any]:
+        return dict(self._recipe.step(self._models, self._optimizers, experience))
+
+    def _load_or_initialise(self, *, resumed: bool) -> bool:
+        """Load the published weights, except after a checkpoint; publish a reference policy.
+
+        Returns:
+            Whether weights were published before.
+        """
+        recipe, models = self._recipe, self.plain_models
+        reference = recipe.reference(models)
+        known = WeightSubscriber(
+            self._connection, recipe.reference_name, namespace=recipe.namespace
+        )
+        first = not resumed and known.latest() is None
+        if reference is not None and first:
+            # before the weights, so that a trainer that dies between the two leaves no gap
+            recipe.initialise(models)
+            WeightPublisher(
+                self._connection, recipe.reference_name, namespace=recipe.namespace
+            ).publish(reference)
+        if resumed or self.take_over(models):
+            return True
+        if reference is None or not first:
+            recipe.initialise(models)
+        return False
+
+    def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:  # noqa: FBT001
+        super()._update_remote_makers(fully_update, **config)
+        self._reports.published(self.published)
+
+    def _publish(self) -> None:
+        """Publish the weights if they were trained since the last version."""
+        if self._reports.unpublished:
+            self.sync_models_to_remote_makers()
+
+
+def _silent(event: str, **values: object) -> None:
+    """Write nothing: ranks beside the first."""

@@ -1,0 +1,1 @@
+"""The processes of a job: `redrb-maker`, `redrb-trainer` and `redrb-stage`."""

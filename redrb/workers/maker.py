@@ -1,0 +1,70 @@
+"""`redrb-maker`: makes a recipe's groups with the newest weights, and sends them to the task.
+
+Any number of makers may run; one may start late, end or die at any time.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import uuid
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import NoReturn
+
+from redrb.errors import ConfigError, RedrbError
+from redrb.recipe.command_line import parse
+from redrb.recipe.recipe import Recipe
+from redrb.workers.ending import end
+from redrb.workers.metrics_log import MetricsLog
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a maker until its steps are done or a signal comes; returns the exit status."""
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        recipe: Recipe = parse("redrb-maker", __doc__, words, worker=_new_name()).resolved.recipe
+    except ConfigError as error:
+        print(f"redrb-maker: {error}", file=sys.stderr)
+        return 2
+    try:
+        _work(recipe)
+    except RedrbError as error:
+        print(f"redrb-maker {recipe.worker}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+def _work(recipe: Recipe) -> None:
+    from redrb.runtime.stopping import leaving_on_signals
+
+    with ExitStack() as scope:
+        with leaving_on_signals():
+            import torch
+
+            import redrb
+            from redrb.recipe.maker import RecipeMaker
+
+            torch.set_num_threads(recipe.threads)
+            client = scope.enter_context(
+                redrb.connect(recipe.url, min_replicas=recipe.min_replicas)
+            )
+            metrics = scope.enter_context(MetricsLog(recipe.metrics, worker=recipe.worker))
+            metrics.write("start")
+            maker = scope.enter_context(RecipeMaker(client, recipe, metrics.write))
+        maker.run()
+
+
+def _new_name() -> str:
+    """Return a unique name: containers repeat host names and process ids."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def run() -> NoReturn:
+    """Run the command `redrb-maker`."""
+    end(main())
+
+
+if __name__ == "__main__":
+    run()

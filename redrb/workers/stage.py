@@ -1,0 +1,133 @@
+"""`redrb-stage`: takes groups from one task, calls a function with them, forwards them to another.
+
+Any number of stages may run; one may start late, end or die at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from redrb.errors import ConfigError, RedrbError, UnknownTask
+from redrb.options import add_options, settings_from
+from redrb.workers.ending import end
+from redrb.workers.stage_settings import StageSettings
+
+if TYPE_CHECKING:
+    from redrb.connection import Client
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a stage until a signal comes; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="redrb-stage", description=__doc__)
+    parser.add_argument(
+        "function",
+        metavar="MODULE:FUNCTION",
+        help="function of a group's samples, which returns the samples to forward, or None to "
+        "filter the group; a class is made without arguments, and its object is called",
+    )
+    add_options(parser, StageSettings)
+    options = parser.parse_args(arguments)
+    try:
+        settings = settings_from(options, StageSettings)
+        _work(options.function, settings)
+    except RedrbError as error:
+        print(f"redrb-stage: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+def _work(function: str, settings: StageSettings) -> None:
+    from redrb.connection.deadline import ending_within
+    from redrb.runtime.stopping import leaving_on_signals
+
+    with ExitStack() as scope:
+        with leaving_on_signals():
+            import torch
+
+            import redrb
+            from redrb.runtime.stage import Stage
+
+            torch.set_num_threads(settings.threads)
+            called = _loaded(function)
+            client = scope.enter_context(
+                redrb.connect(settings.url, min_replicas=settings.min_replicas)
+            )
+            _warn_if_new(client, settings)
+            source, target = (
+                scope.enter_context(
+                    redrb.ExperienceStream(
+                        *(client, task),
+                        namespace=settings.namespace,
+                        group=settings.group,
+                        lease_ms=settings.lease_ms,
+                    )
+                )
+                for task in (settings.from_, settings.to)
+            )
+            stage = Stage(
+                *(source, target, called),
+                batch=settings.batch,
+                batched=settings.batched,
+                stop_timeout=settings.stop_timeout,
+            )
+        with ending_within(stage.stop_time), scope.pop_all():
+            stage.run()
+
+
+def _warn_if_new(client: Client, settings: StageSettings) -> None:
+    """Say that the first task does not exist yet: its name may be mistyped."""
+    from redrb.stream.task.inspection import existing_task
+
+    try:
+        existing_task(client, settings.from_, namespace=settings.namespace)
+    except UnknownTask as error:
+        print(f"redrb-stage: {error} The stage creates it and waits for groups.", file=sys.stderr)
+
+
+def _loaded(name: str) -> Callable[..., Any]:
+    """Return the function `MODULE:FUNCTION`; modules in the working directory are found.
+
+    Raises:
+        ConfigError: There is no such function.
+    """
+    module, _, attribute = name.partition(":")
+    if not (module and attribute):
+        raise ConfigError(f"{name!r} is no function: write MODULE:FUNCTION.")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{name!r} cannot be imported: {error}.") from error
+    if isinstance(found, type) and not _takes(found, 0):
+        raise ConfigError(f"{name!r} needs arguments: give a class that is made without any.")
+    made: Callable[..., Any] = found() if isinstance(found, type) else found
+    if not callable(made):
+        raise ConfigError(f"{name!r} is no function: its type is {type(made).__name__}.")
+    return made
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    """Return whether a function can be called with `count` positional arguments."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # a function of C that does not say
+        return True
+    return True
+
+
+def run() -> NoReturn:
+    """Run the command `redrb-stage`."""
+    end(main())
+
+
+if __name__ == "__main__":
+    run()

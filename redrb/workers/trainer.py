@@ -1,0 +1,86 @@
+"""`redrb-trainer`: trains a recipe's models on full batches, publishes and evaluates them.
+
+It starts from the newest checkpoint or published weights; the first trainer of a job makes them.
+`torchrun --nproc-per-node 2 -m redrb.workers.trainer RECIPE` trains on several ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import NoReturn
+
+from redrb import environment
+from redrb.errors import ConfigError, RedrbError
+from redrb.recipe.command_line import parse
+from redrb.recipe.recipe import Recipe
+from redrb.workers.ending import end
+from redrb.workers.metrics_log import MetricsLog
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train until the target is reached or a signal comes; returns the exit status."""
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        recipe: Recipe = parse("redrb-trainer", __doc__, words, worker="trainer").resolved.recipe
+    except ConfigError as error:
+        print(f"redrb-trainer: {error}", file=sys.stderr)
+        return 2
+    try:
+        reason = _work(recipe)
+    except RedrbError as error:
+        print(f"redrb-trainer {recipe.worker}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    if reason:
+        print(f"redrb-trainer {recipe.worker} ends: {reason}", file=sys.stderr)
+    return 0
+
+
+def _work(recipe: Recipe) -> str:
+    """Train, and return why training ended; "" on all ranks but the first."""
+    from redrb.runtime.stopping import leaving_on_signals
+
+    with ExitStack() as scope:
+        with leaving_on_signals():
+            import torch
+
+            import redrb
+            from redrb.recipe.trainer import RecipeTrainer
+            from redrb.runtime.world import rank_here
+
+            torch.set_num_threads(recipe.threads)
+            _join_ranks(recipe, scope)
+            client = scope.enter_context(
+                redrb.connect(recipe.url, min_replicas=recipe.min_replicas)
+            )
+            log = recipe.metrics if rank_here() == 0 else ""
+            metrics = scope.enter_context(MetricsLog(log, worker=recipe.worker))
+            trainer = scope.enter_context(RecipeTrainer(client, recipe, metrics.write))
+            trainer.begin()
+        trainer.work()
+        reason = trainer.why_over()
+        metrics.write("end", why=reason)
+        return reason if rank_here() == 0 else ""
+
+
+def _join_ranks(recipe: Recipe, scope: ExitStack) -> None:
+    """Join the process group that torchrun describes in the environment, if there is one."""
+    if environment.variable("WORLD_SIZE", "1") == "1":
+        return
+    from torch import distributed
+
+    from redrb.runtime.strategy import Strategy
+
+    device = Strategy(recipe.device or None).device
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    scope.callback(distributed.destroy_process_group)
+
+
+def run() -> NoReturn:
+    """Run the command `redrb-trainer`."""
+    end(main())
+
+
+if __name__ == "__main__":
+    run()

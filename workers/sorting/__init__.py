@@ -1,1 +1,0 @@
-"""The demo's task, sorting digits: its prompts, reward, policy, maker and trainer."""
