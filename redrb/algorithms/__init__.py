@@ -13,8 +13,10 @@ from redrb.algorithms.advantages import (
 )
 from redrb.algorithms.aggregation import Aggregation, Totals
 from redrb.algorithms.batches import TrainingBatch
+from redrb.algorithms.completion import Completion
+from redrb.algorithms.completions import Completions
 from redrb.algorithms.experience_makers import GRPOExperienceMaker, NaiveExperienceMaker
-from redrb.algorithms.generation import Completions, generate, read_prompts
+from redrb.algorithms.generation import generate
 from redrb.algorithms.gradients import Gradients
 from redrb.algorithms.grpo import GRPOStep
 from redrb.algorithms.log_probs import action_log_probs, chosen_log_probs, entropy
@@ -29,6 +31,8 @@ from redrb.algorithms.losses import (
 )
 from redrb.algorithms.models import action_logits, action_values, sequence_rewards
 from redrb.algorithms.ppo import PPOStep, ValueTarget
+from redrb.algorithms.prompts import read_prompts
+from redrb.algorithms.reward import Reward
 from redrb.algorithms.sampling import Sampler
 from redrb.algorithms.scoring import RewardFunction, Scorer
 from redrb.algorithms.value_head import ValueHead
@@ -36,6 +40,7 @@ from redrb.algorithms.value_head import ValueHead
 __all__ = [
     "GAE",
     "Aggregation",
+    "Completion",
     "Completions",
     "GRPOExperienceMaker",
     "GRPOStep",
@@ -43,6 +48,7 @@ __all__ = [
     "KLEstimator",
     "NaiveExperienceMaker",
     "PPOStep",
+    "Reward",
     "RewardFunction",
     "Sampler",
     "Scorer",

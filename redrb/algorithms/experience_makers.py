@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import torch
@@ -20,53 +19,20 @@ from redrb.algorithms.advantages import (
 )
 from redrb.algorithms.aggregation import check_choice
 from redrb.algorithms.batches import REFERENCE_LOG_PROBS
-from redrb.algorithms.generation import Completions, check_options, generate, read_prompts
+from redrb.algorithms.completion_scorer import CompletionScorer
+from redrb.algorithms.completions import Completions
 from redrb.algorithms.log_probs import action_log_probs
 from redrb.algorithms.losses import KLEstimator, kl_estimate
 from redrb.algorithms.models import action_logits, action_values, evaluating
 from redrb.algorithms.optimizer_step import check_not_negative
-from redrb.algorithms.scoring import Scorer, scores_of
+from redrb.algorithms.prompts import chosen, further_keys, read_prompts, repeated
+from redrb.algorithms.scoring import Scorer
 from redrb.errors import ConfigError, RecordError
 from redrb.experience import Experience
+from redrb.experience.records import named_tensors
 
 RAW_REWARD = "raw_reward"
 """Key in `Experience.tensors` of the reward model's score, before any price, float32 `[B]`."""
-
-
-class CompletionScorer(ABC):
-    """Base of experience makers: samples completions of the actor and scores them.
-
-    Attributes:
-        actor: Behaviour policy.
-        reward_model: A reward model, or a function of `Completions`.
-    """
-
-    actor: nn.Module
-    reward_model: Scorer
-
-    def sample(self, inputs: object, **generate_kwargs: Any) -> Completions:
-        """Return a completion of each prompt; override it for another inference engine."""
-        return generate(self.actor, inputs, **generate_kwargs)
-
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Check options of `make_experience` before there are prompts.
-
-        A subclass with another `sample` has options of its own, which are not checked.
-
-        Raises:
-            ConfigError: An option is unknown or out of range, or no length limit is given.
-        """
-        if type(self).sample is CompletionScorer.sample:
-            own = inspect.signature(self.make_experience).parameters
-            check_options(options, own)
-
-    @abstractmethod
-    def make_experience(self, inputs: object, **generate_kwargs: Any) -> Experience:
-        """Return the experience of a batch of prompts."""
-
-    def score(self, completions: Completions) -> Tensor:
-        """Return the raw reward of each completion, float32 `[B]`."""
-        return scores_of(self.reward_model, completions)
 
 
 class NaiveExperienceMaker(CompletionScorer):
@@ -83,7 +49,7 @@ class NaiveExperienceMaker(CompletionScorer):
     Args:
         actor: Behaviour policy; `redrb.algorithms.models` says how networks are called.
         critic: Returns values `[B, A]` (of `[B, S]`), or `[B]`.
-        reward_model: A reward model, or a function of `Completions`, that returns `[B]`.
+        reward_model: A reward model, a `Reward`, or a function of `Completions` that returns `[B]`.
         initial_model: Policy from which the divergence is measured.
         kl_coef: Price of the divergence, in rewards a nat, >= 0.
         gae: Settings of generalized advantage estimation; None: `reward - values`.
@@ -110,15 +76,22 @@ class NaiveExperienceMaker(CompletionScorer):
         self.initial_model, self.kl_coef, self.gae = initial_model, kl_coef, gae
         self.kl_estimator: KLEstimator = kl_estimator
 
-    @torch.no_grad()
     def make_experience(
-        self, inputs: object, *, policy_version: int | None = None, **generate_kwargs: Any
+        self,
+        inputs: object,
+        *,
+        policy_version: int | None = None,
+        extras: Sequence[str] = (),
+        tags: Sequence[str] = (),
+        **generate_kwargs: Any,
     ) -> Experience:
         """Sample a completion of each prompt and fill all eight fields.
 
         Args:
             inputs: Prompts, as for `redrb.algorithms.generate`.
             policy_version: Weight version of the actor, for samples without known token versions.
+            extras: Further keys of the prompts that become extras of the samples.
+            tags: Further keys of the prompts that become tags of the samples.
             generate_kwargs: Options of `redrb.algorithms.generate`.
 
         Returns:
@@ -130,28 +103,57 @@ class NaiveExperienceMaker(CompletionScorer):
             RecordError: The inputs are malformed, or a network answers with another shape.
             ConfigError: An option of `generate` is out of range.
         """
-        with evaluating(self.actor, self.critic, self.reward_model, self.initial_model):
-            done = self.sample(inputs, **generate_kwargs)
+        done, experience = self._sampled(
+            inputs, policy_version=policy_version, extras=extras, tags=tags, **generate_kwargs
+        )
+        with torch.no_grad(), evaluating(self.reward_model):
+            return self._rewarded(experience, self.score(done))
+
+    @property
+    def makes_parts(self) -> bool:
+        """Whether `make_parts` gives some groups of a batch before the others."""
+        return self._rewards_in_parts(NaiveExperienceMaker)
+
+    @torch.no_grad()
+    def _sampled(
+        self,
+        inputs: object,
+        *,
+        policy_version: int | None = None,
+        extras: Sequence[str] = (),
+        tags: Sequence[str] = (),
+        **generate_kwargs: Any,
+    ) -> tuple[Completions, Experience]:
+        """Return completions of prompts, and their experience without rewards and advantages."""
+        keys = further_keys(inputs)
+        with evaluating(self.actor, self.critic, self.initial_model):
+            done = replace(self.sample(inputs, **generate_kwargs), keys=keys)
             mask = done.action_mask
             temperature = generate_kwargs.get("temperature", 1.0)
             reference = reference_log_probs(self.initial_model, done, temperature=temperature)
-            raw = self.score(done)
             values = self.value(done)
-        kl = kl_estimate(done.action_log_probs, reference, mask, estimator=self.kl_estimator)
-        reward, advantages = self._reward_and_advantages(raw, values, kl, mask)
-        return Experience(
+        return done, Experience(
             sequences=done.sequences,
             action_log_probs=done.action_log_probs,
             values=values,
-            reward=reward,
-            kl=kl,
-            advantages=advantages,
+            reward=None,
+            kl=kl_estimate(done.action_log_probs, reference, mask, estimator=self.kl_estimator),
+            advantages=None,
             attention_mask=done.attention_mask,
             action_mask=mask,
-            tensors={} if self.gae else {RAW_REWARD: raw},
             policy_version=done.policy_version(policy_version),
             token_versions=done.token_versions,
+            extras=chosen(keys, extras, len(done)),
+            tags=chosen(keys, tags, len(done)),
         )
+
+    def _rewarded(self, experience: Experience, raw: Tensor) -> Experience:
+        """Return the experience with rewards and advantages."""
+        fields = named_tensors(experience)
+        values, kl, mask = (fields[name] for name in ("values", "kl", "action_mask"))
+        reward, advantages = self._reward_and_advantages(raw, values, kl, mask)
+        tensors = {} if self.gae else {RAW_REWARD: raw}
+        return replace(experience, reward=reward, advantages=advantages, tensors=tensors)
 
     def value(self, completions: Completions) -> Tensor:
         """Return the critic's values, float32 `[B]`, or `[B, A]` with 0 on padding."""
@@ -192,7 +194,7 @@ class GRPOExperienceMaker(CompletionScorer):
 
     Args:
         actor: Behaviour policy; `redrb.algorithms.models` says how networks are called.
-        reward_model: A reward model, or a function of `Completions`, that returns `[B]`.
+        reward_model: A reward model, a `Reward`, or a function of `Completions` that returns `[B]`.
         initial_model: The reference policy.
         group_size: Completions of each prompt, >= 1; with one, all advantages are 0.
         scale_by_std: False leaves out the division by the group's standard deviation (Dr. GRPO).
@@ -215,19 +217,21 @@ class GRPOExperienceMaker(CompletionScorer):
         self.actor, self.reward_model, self.initial_model = actor, reward_model, initial_model
         self.group_size, self.scale_by_std = group_size, scale_by_std
 
-    @torch.no_grad()
     def make_experience(
         self,
         inputs: object,
         *,
         policy_version: int | None = None,
         group_ids: Sequence[str] | None = None,
+        extras: Sequence[str] = (),
+        tags: Sequence[str] = (),
         **generate_kwargs: Any,
     ) -> Experience:
         """Sample `group_size` completions of each prompt and compare them.
 
         Args:
-            inputs, policy_version, generate_kwargs: As for `NaiveExperienceMaker.make_experience`.
+            inputs, policy_version, extras, tags, generate_kwargs: As for
+                `NaiveExperienceMaker.make_experience`.
             group_ids: Names of the P groups; None: unique names.
 
         Returns:
@@ -238,33 +242,65 @@ class GRPOExperienceMaker(CompletionScorer):
             RecordError: The inputs are malformed, or a network answers with another shape.
             ConfigError: An option of `generate` is out of range.
         """
+        done, experience = self._sampled(
+            inputs,
+            policy_version=policy_version,
+            group_ids=group_ids,
+            extras=extras,
+            tags=tags,
+            **generate_kwargs,
+        )
+        with torch.no_grad(), evaluating(self.reward_model):
+            return self._rewarded(experience, self.score(done))
+
+    @property
+    def makes_parts(self) -> bool:
+        """Whether `make_parts` gives some groups of a batch before the others."""
+        return self._rewards_in_parts(GRPOExperienceMaker)
+
+    @torch.no_grad()
+    def _sampled(
+        self,
+        inputs: object,
+        *,
+        policy_version: int | None = None,
+        group_ids: Sequence[str] | None = None,
+        extras: Sequence[str] = (),
+        tags: Sequence[str] = (),
+        **generate_kwargs: Any,
+    ) -> tuple[Completions, Experience]:
+        """Return groups of completions, and their experience without rewards and advantages."""
         tokens, mask = read_prompts(inputs, pad_token_id=generate_kwargs.get("pad_token_id"))
         names = self._group_names(len(tokens), group_ids)
-        repeated = {
-            "input_ids": tokens.repeat_interleave(self.group_size, 0),
-            "attention_mask": mask.repeat_interleave(self.group_size, 0),
-        }
-        with evaluating(self.actor, self.reward_model, self.initial_model):
-            done = self.sample(repeated, **generate_kwargs)
-            reward = self.score(done)
+        size = self.group_size
+        keys = {key: repeated(values, size) for key, values in further_keys(inputs).items()}
+        batch = {"input_ids": repeated(tokens, size), "attention_mask": repeated(mask, size)}
+        with evaluating(self.actor, self.initial_model):
+            done = replace(self.sample({**batch, **keys}, **generate_kwargs), keys=keys)
             kl, tensors = self._divergence(done, generate_kwargs.get("temperature", 1.0))
-        advantages = group_relative_advantages(
-            reward, group_size=self.group_size, scale_by_std=self.scale_by_std
-        )
-        return Experience(
+        return done, Experience(
             sequences=done.sequences,
             action_log_probs=done.action_log_probs,
             values=None,
-            reward=reward,
+            reward=None,
             kl=kl,
-            advantages=advantages,
+            advantages=None,
             attention_mask=done.attention_mask,
             action_mask=done.action_mask,
             tensors=tensors,
             policy_version=done.policy_version(policy_version),
             token_versions=done.token_versions,
             group_id=names,
+            extras=chosen(keys, extras, len(done)),
+            tags=chosen(keys, tags, len(done)),
         )
+
+    def _rewarded(self, experience: Experience, reward: Tensor) -> Experience:
+        """Return the experience with rewards and advantages."""
+        advantages = group_relative_advantages(
+            reward, group_size=self.group_size, scale_by_std=self.scale_by_std
+        )
+        return replace(experience, reward=reward, advantages=advantages)
 
     def _group_names(self, prompts: int, group_ids: Sequence[str] | None) -> list[str]:
         """Return the name of each sample's group."""

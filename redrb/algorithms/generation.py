@@ -4,77 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from redrb.algorithms.completions import Completions
 from redrb.algorithms.decoding import NextToken, decoder_of
 from redrb.algorithms.models import device_of
+from redrb.algorithms.prompts import further_keys, read_prompts
 from redrb.algorithms.sampling import Sampler
-from redrb.errors import ConfigError, RecordError
-
-_UNUSED_KEYS = frozenset(
-    (
-        "token_type_ids",
-        "position_ids",
-        "special_tokens_mask",
-        "length",
-        "offset_mapping",
-        "overflowing_tokens",
-        "num_truncated_tokens",
-        "overflow_to_sample_mapping",
-    )
-)
-"""Further keys of tokenizers, which sampling does not need."""
-
-
-@dataclass(frozen=True, eq=False)
-class Completions:
-    """Prompts with sampled completions; completions start at position S - A.
-
-    Attributes:
-        sequences: Prompt padded on the left, completion padded on the right, int64 `[B, S]`.
-        attention_mask: 1 on prompt and completion, int64 `[B, S]`.
-        action_mask: True on the completion, its EOS included, bool `[B, A]`.
-        action_log_probs: Log-probability of each chosen token, 0 on padding, float32 `[B, A]`.
-        token_versions: Version of the weights that computed each token, int64 `[B, A]`; -1 on
-            padding and for unknown versions. None if no version is known.
-    """
-
-    sequences: Tensor
-    attention_mask: Tensor
-    action_mask: Tensor
-    action_log_probs: Tensor
-    token_versions: Tensor | None = None
-
-    def __len__(self) -> int:
-        """Return the number of samples, B."""
-        return self.sequences.shape[0]
-
-    def prompt(self, row: int) -> Tensor:
-        """Return the prompt of a row without padding, int64 `[P]`."""
-        end = self.sequences.shape[1] - self.action_mask.shape[1]
-        return self.sequences[row, :end][self.attention_mask[row, :end].bool()]
-
-    def completion(self, row: int) -> Tensor:
-        """Return the completion of a row without padding, int64 `[T]`."""
-        actions = self.action_mask.shape[1]
-        return self.sequences[row, -actions:][self.action_mask[row]]
-
-    def policy_version(self, default: int | None = None) -> int | list[int | None] | None:
-        """Return the oldest version of each completion's tokens.
-
-        Args:
-            default: Version of completions with a token of unknown version.
-        """
-        if self.token_versions is None:
-            return default
-        unknown = torch.iinfo(torch.int64).max
-        known = self.token_versions.masked_fill(~self.action_mask, unknown)
-        oldest: list[int] = known.amin(1).tolist()
-        return [version if 0 <= version < unknown else default for version in oldest]
+from redrb.errors import ConfigError
 
 
 @torch.no_grad()
@@ -108,7 +49,8 @@ def generate(
         model: A causal model, as in `redrb.algorithms.models` and `redrb.algorithms.decoding`.
         prompts: Token ids, int64 `[B, P]`, or a mapping with `input_ids` and `attention_mask`, such
             as a tokenizer returns, padded on either side. Without a mask, `pad_token_id` tokens at
-            the beginning and the end are padding.
+            the beginning and the end are padding. Further keys of the mapping, lists or tensors
+            with an entry for each prompt, are in `Completions.keys`.
         max_length: Longest sequence, with the padded prompt; this or `max_new_tokens` is required.
         max_new_tokens: Longest completion, with EOS.
         do_sample, temperature, top_k, top_p, generator: As for `redrb.algorithms.Sampler`.
@@ -131,13 +73,15 @@ def generate(
         do_sample=do_sample, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
     )
     tokens, mask = read_prompts(prompts, pad_token_id=pad_token_id)
+    keys = further_keys(prompts)
     _check_beams(num_beams)
     device = device_of(model) or tokens.device
     tokens, mask = tokens.to(device), mask.to(device)
     room = _room(tokens.shape[1], max_length, max_new_tokens)
     ends = _tokens(eos_token_id, device)
     next_token = decoder_of(model, use_cache=use_cache)
-    return _sample(next_token, tokens, mask, sampler, room, ends, pad_token_id or 0, before_token)
+    done = _sample(next_token, tokens, mask, sampler, room, ends, pad_token_id or 0, before_token)
+    return replace(done, keys=keys)
 
 
 def check_options(options: Mapping[str, Any], known: Collection[str] = ()) -> None:
@@ -201,6 +145,7 @@ def _sample(
         action_mask,
         noted[:, : end - start],
         _noted(versions, action_mask),
+        finished=~running,
     )
 
 
@@ -211,79 +156,6 @@ def _noted(versions: Sequence[int | None], action_mask: Tensor) -> Tensor | None
     columns = [-1 if version is None else version for version in versions]
     noted = torch.tensor(columns, dtype=torch.int64, device=action_mask.device)
     return noted.expand(action_mask.shape).masked_fill(~action_mask, -1)
-
-
-def read_prompts(prompts: object, *, pad_token_id: int | None = None) -> tuple[Tensor, Tensor]:
-    """Return token ids and attention mask of a batch of prompts, padded on the left.
-
-    Args:
-        prompts: As for `generate`, padded on either side.
-        pad_token_id: Token for padding, where there is no mask.
-
-    Returns:
-        Token ids and mask, int64 `[B, P]` each.
-
-    Raises:
-        RecordError: The prompts are no tensor or mapping of tensors, or padded between tokens.
-    """
-    if isinstance(prompts, Mapping):
-        allowed = _UNUSED_KEYS | {"input_ids", "attention_mask"}
-        unknown = sorted(str(key) for key in prompts if key not in allowed)
-        if unknown or "input_ids" not in prompts:
-            raise RecordError(
-                f"prompts came as a mapping with {', '.join(map(str, prompts)) or 'nothing'}: it "
-                "needs input_ids, may have attention_mask and other keys of a tokenizer, such as "
-                "token_type_ids, and nothing else."
-            )
-        tokens, mask = prompts["input_ids"], prompts.get("attention_mask")
-    else:
-        tokens, mask = prompts, None
-    tokens = _matrix(tokens, "prompts" if tokens is prompts else "input_ids")
-    if mask is None:
-        mask = torch.ones_like(tokens)
-        if pad_token_id is not None:
-            counts = (tokens != pad_token_id).long()
-            mask = counts.cummax(1).values * counts.flip(1).cummax(1).values.flip(1)
-    mask = _matrix(mask, "attention_mask")
-    if mask.shape != tokens.shape:
-        raise RecordError(
-            f"attention_mask has shape {list(mask.shape)}, input_ids {list(tokens.shape)}.",
-            field="attention_mask",
-        )
-    return _padded_left(tokens, mask)
-
-
-def _padded_left(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return prompts with their padding moved to the left, because completions follow directly."""
-    counts = (mask != 0).long()
-    begins = counts[:, 0] + (counts[:, 1:] > counts[:, :-1]).sum(1)
-    if not bool((begins == 1).all()):
-        raise RecordError(
-            "prompts must have at least one token each, and padding only before or after their "
-            "tokens, not between them.",
-            field="attention_mask",
-        )
-    if bool(counts[:, -1].all()):
-        return tokens, counts
-    order = counts.argsort(dim=1, stable=True)
-    return tokens.gather(1, order), counts.gather(1, order)
-
-
-def _matrix(tensor: object, name: str) -> Tensor:
-    """Return integers `[B, P]` as int64, or raise RecordError."""
-    if not isinstance(tensor, Tensor):
-        raise RecordError(
-            f"{name} came as a {type(tensor).__name__}: give a tensor of token ids [B, P], or a "
-            "mapping of tensors with input_ids and attention_mask.",
-            field=name,
-        )
-    if tensor.dim() != 2 or tensor.numel() == 0 or tensor.is_floating_point():
-        raise RecordError(
-            f"{name} is {tensor.dtype} of shape {list(tensor.shape)}: it must hold integers, "
-            "[B, P], and not be empty.",
-            field=name,
-        )
-    return tensor.long()
 
 
 def _room(start: int, max_length: int | None, max_new_tokens: int | None) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from redrb.algorithms.prompts import has_entries
 from redrb.connection.stopping import stoppable
 from redrb.errors import (
     AdmissionRefused,
@@ -192,11 +193,7 @@ def split_rows(inputs: Any, rows: int) -> tuple[Any, Any]:
         return inputs, None
     if isinstance(inputs, Tensor | list):
         return inputs[:rows], inputs[rows:]
-    parted = {
-        name
-        for name, value in inputs.items()
-        if isinstance(value, Tensor) and value.dim() and value.shape[0] == size
-    }
+    parted = {name for name, value in inputs.items() if has_entries(value, size)}
     first = {name: value[:rows] if name in parted else value for name, value in inputs.items()}
     rest = {name: value[rows:] if name in parted else value for name, value in inputs.items()}
     return first, rest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Protocol, Self
 
@@ -40,7 +40,9 @@ class ExperienceMaker(Protocol):
 
     With a method `check_options(options)`, which raises ConfigError, options of generation are
     checked when the maker is made. With a method `count_groups(inputs)`, which returns how many
-    groups a batch of prompts becomes, that is asked before; default: its number of rows.
+    groups a batch of prompts becomes, that is asked before; default: its number of rows. If its
+    attribute `makes_parts` is true, `make_parts` is called in place of `make_experience`, with the
+    same arguments: it yields the groups of a batch in several parts, which are sent one by one.
     """
 
     def make_experience(self, inputs: Any, **generate_kwargs: Any) -> Experience:
@@ -241,8 +243,9 @@ class ExperienceMakerHolder(MakerHooks):
 
         Args:
             dataloader_fn: Called once; returns the batches of prompts, which are tensors or dicts
-                of tensors; or lists of prompts, for experience makers that take them. Each pass
-                iterates over this loader again.
+                of tensors, whose further keys may be lists with an entry for each prompt; or lists
+                of prompts, for experience makers that take them. Each pass iterates over this
+                loader again.
             num_epochs: Passes over the loader.
             num_steps: Number of batches, over as many passes as they need; 0: `num_epochs`.
 
@@ -409,18 +412,43 @@ class ExperienceMakerHolder(MakerHooks):
 
     def _make_and_send(self, inputs: Any, granted: Granted) -> None:
         self._on_batch_start()
-        with self._weights.updates.exclusive():
-            self._on_make_experience_start()
-            experience = self.make_experience(inputs)
-            self._on_make_experience_end(experience)
-        self._on_send_start()
-        rows = GroupedRows(experience)
-        granted.check(len(rows.rows()), self.experience_maker)
-        self._graceful_sender.send(rows, granted.each)
-        self._on_send_end()
+        samples = groups = 0
+        for experience in self._made(inputs):
+            self._on_send_start()
+            rows = GroupedRows(experience)
+            groups += len(rows.rows())
+            granted.check(groups, self.experience_maker)
+            self._graceful_sender.send(rows, granted.each)
+            self._on_send_end()
+            samples += len(experience)
         self._on_batch_end()
         if self._debug:
-            _log.info("maker %r made %d samples", self.name, len(experience))
+            _log.info("maker %r made %d samples", self.name, samples)
+
+    def _made(self, inputs: Any) -> Iterator[Experience]:
+        """Yield the experience of a batch; groups whose rewards come later are other parts."""
+        parts: Iterator[Experience] = iter(())
+        with self._weights.updates.exclusive():
+            self._on_make_experience_start()
+            if getattr(self.experience_maker, "makes_parts", False):
+                parts = self._parts(inputs)
+                experience = next(parts)
+            else:
+                experience = self.make_experience(inputs)
+            self._on_make_experience_end(experience)
+        yield experience
+        for experience in parts:
+            self._on_make_experience_start()
+            self._on_make_experience_end(experience)
+            yield experience
+
+    def _parts(self, inputs: Any) -> Iterator[Experience]:
+        version, options = self._weights.begin_batch()
+        make_parts: Any = self.experience_maker.make_parts  # type: ignore[attr-defined]
+        for experience in make_parts(inputs, **{**self.generate_kwargs, **options}):
+            if experience.policy_version is None:
+                experience.policy_version = version
+            yield experience
 
 
 def _check_options(experience_maker: ExperienceMaker, options: Mapping[str, Any]) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from redrb.errors import RecordError
 from redrb.experience import BufferItem, Experience
-from redrb.experience.batching import METADATA
-from redrb.experience.records import TENSOR_FIELDS, batch_size, named_tensors, per_sample
+from redrb.experience.records import batch_size, named_tensors
+from redrb.experience.rows import select_rows, with_tensors
 from redrb.stream.put.items import GroupedRows, Items, as_list
-
-R = TypeVar("R", BufferItem, Experience)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +57,11 @@ class HeldItems:
         offload = _Offload()
         items: Experience | GroupedRows | list[BufferItem]
         if isinstance(self.items, Experience):
-            items = _changed(self.items, offload)
+            items = with_tensors(self.items, offload)
         elif isinstance(self.items, GroupedRows):
-            items = GroupedRows(_changed(self.items.experience, offload))
+            items = GroupedRows(with_tensors(self.items.experience, offload))
         else:
-            items = [_changed(item, offload) for item in self.items]
+            items = [with_tensors(item, offload) for item in self.items]
         return replace(self, items=items, copies=offload.events())
 
     def part(self, first: int, step: int) -> HeldItems:
@@ -76,10 +73,10 @@ class HeldItems:
             return self if groups else replace(self, items=[], groups=0, nbytes=0)
         if isinstance(self.items, GroupedRows):
             chosen = [row for rows in self.items.rows()[first::step] for row in rows]
-            experience = _rows(self.items.experience, chosen, lambda tensor: tensor[chosen])
+            experience = select_rows(self.items.experience, chosen, lambda tensor: tensor[chosen])
             return HeldItems(GroupedRows(experience), groups, _nbytes(experience), self.copies)
         every = range(first, self.groups, step)
-        experience = _rows(self.items, every, lambda tensor: tensor[first::step])
+        experience = select_rows(self.items, every, lambda tensor: tensor[first::step])
         return HeldItems(experience, groups, _nbytes(experience), self.copies)
 
 
@@ -107,34 +104,6 @@ class _Offload:
             event.record(torch.cuda.current_stream(device))
             events.append(event)
         return events
-
-
-def _changed(record: R, change: Callable[[Tensor], Tensor]) -> R:
-    """Return a record with changed tensors, and copies of its containers of metadata."""
-    fields: dict[str, Any] = {
-        name: None if (tensor := getattr(record, name)) is None else change(tensor)
-        for name in TENSOR_FIELDS
-    }
-    fields["tensors"] = {name: change(tensor) for name, tensor in record.tensors.items()}
-    for name in METADATA:
-        value = getattr(record, name)
-        if isinstance(value, Mapping):
-            fields[name] = dict(value)
-        elif isinstance(value, list):
-            fields[name] = list(value)
-    return replace(record, **fields)
-
-
-def _rows(
-    experience: Experience, rows: Sequence[int], choose: Callable[[Tensor], Tensor]
-) -> Experience:
-    """Return some rows of a batch; `choose` selects them from a tensor."""
-    size = batch_size(experience)
-    chosen = _changed(experience, choose)
-    for name in METADATA:
-        values = per_sample(experience, name, size)
-        setattr(chosen, name, [values[row] for row in rows])
-    return chosen
 
 
 def _nbytes(record: BufferItem | Experience) -> int:

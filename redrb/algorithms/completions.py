@@ -1,0 +1,108 @@
+"""`Completions`: a batch of prompts with sampled completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redrb.algorithms.completion import Completion, Decode
+
+
+@dataclass(frozen=True, eq=False)
+class Completions:
+    """Prompts with sampled completions; completions start at position S - A.
+
+    Attributes:
+        sequences: Prompt padded on the left, completion padded on the right, int64 `[B, S]`.
+        attention_mask: 1 on prompt and completion, int64 `[B, S]`.
+        action_mask: True on the completion, its EOS included, bool `[B, A]`.
+        action_log_probs: Log-probability of each chosen token, 0 on padding, float32 `[B, A]`.
+        token_versions: Version of the weights that computed each token, int64 `[B, A]`; -1 on
+            padding and for unknown versions. None if no version is known.
+        finished: Whether each completion ended with EOS, bool `[B]`; None: not known.
+        keys: Further keys of the prompts: lists and tensors with B entries, by name.
+    """
+
+    sequences: Tensor
+    attention_mask: Tensor
+    action_mask: Tensor
+    action_log_probs: Tensor
+    token_versions: Tensor | None = None
+    finished: Tensor | None = None
+    keys: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Return the number of samples, B."""
+        return self.sequences.shape[0]
+
+    def prompt(self, row: int) -> Tensor:
+        """Return the prompt of a row without padding, int64 `[P]`."""
+        end = self.sequences.shape[1] - self.action_mask.shape[1]
+        return self.sequences[row, :end][self.attention_mask[row, :end].bool()]
+
+    def completion(self, row: int) -> Tensor:
+        """Return the completion of a row without padding, int64 `[T]`."""
+        actions = self.action_mask.shape[1]
+        return self.sequences[row, -actions:][self.action_mask[row]]
+
+    def each(self, decode: Decode | None = None) -> list[Completion]:
+        """Return every completion by itself, on the CPU.
+
+        Args:
+            decode: Returns the text of token ids.
+        """
+        here = self.rows(range(len(self)), device="cpu")
+        finished = [None] * len(here) if here.finished is None else here.finished.tolist()
+        return [
+            Completion(
+                {key: values[row] for key, values in here.keys.items()},
+                here.prompt(row),
+                here.completion(row),
+                finished[row],
+                decode,
+            )
+            for row in range(len(here))
+        ]
+
+    def rows(self, rows: Sequence[int], *, device: str | torch.device | None = None) -> Completions:
+        """Return some of the samples, padded as here.
+
+        Args:
+            rows: Their numbers.
+            device: Device of the result; None: that of the tensors.
+        """
+        index = list(rows)
+
+        def of(tensor: Tensor | None) -> Any:
+            return None if tensor is None else tensor[index].to(device or tensor.device)
+
+        keys = {
+            key: values[index] if isinstance(values, Tensor) else [values[row] for row in index]
+            for key, values in self.keys.items()
+        }
+        return Completions(
+            of(self.sequences),
+            of(self.attention_mask),
+            of(self.action_mask),
+            of(self.action_log_probs),
+            of(self.token_versions),
+            of(self.finished),
+            keys,
+        )
+
+    def policy_version(self, default: int | None = None) -> int | list[int | None] | None:
+        """Return the oldest version of each completion's tokens.
+
+        Args:
+            default: Version of completions with a token of unknown version.
+        """
+        if self.token_versions is None:
+            return default
+        unknown = torch.iinfo(torch.int64).max
+        known = self.token_versions.masked_fill(~self.action_mask, unknown)
+        oldest: list[int] = known.amin(1).tolist()
+        return [version if 0 <= version < unknown else default for version in oldest]

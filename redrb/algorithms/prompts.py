@@ -1,0 +1,160 @@
+"""Batches of prompts: token ids padded on the left, and the further keys of each prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redrb.errors import RecordError
+
+_TOKEN_KEYS = frozenset(("input_ids", "attention_mask"))
+
+_UNUSED_KEYS = frozenset(
+    (
+        "token_type_ids",
+        "position_ids",
+        "special_tokens_mask",
+        "length",
+        "offset_mapping",
+        "overflowing_tokens",
+        "num_truncated_tokens",
+        "overflow_to_sample_mapping",
+    )
+)
+"""Further keys of tokenizers, which neither sampling nor rewards need."""
+
+
+def read_prompts(prompts: object, *, pad_token_id: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return token ids and attention mask of a batch of prompts, padded on the left.
+
+    Args:
+        prompts: As for `generate`, padded on either side.
+        pad_token_id: Token for padding, where there is no mask.
+
+    Returns:
+        Token ids and mask, int64 `[B, P]` each.
+
+    Raises:
+        RecordError: The prompts are no tensor or mapping of tensors, or padded between tokens.
+    """
+    if isinstance(prompts, Mapping):
+        if "input_ids" not in prompts:
+            raise RecordError(
+                f"prompts came as a mapping with {', '.join(map(str, prompts)) or 'nothing'}: it "
+                "needs input_ids, and may have attention_mask and further keys with an entry for "
+                "each prompt."
+            )
+        tokens, mask = prompts["input_ids"], prompts.get("attention_mask")
+    else:
+        tokens, mask = prompts, None
+    tokens = _matrix(tokens, "prompts" if tokens is prompts else "input_ids")
+    if mask is None:
+        mask = torch.ones_like(tokens)
+        if pad_token_id is not None:
+            counts = (tokens != pad_token_id).long()
+            mask = counts.cummax(1).values * counts.flip(1).cummax(1).values.flip(1)
+    mask = _matrix(mask, "attention_mask")
+    if mask.shape != tokens.shape:
+        raise RecordError(
+            f"attention_mask has shape {list(mask.shape)}, input_ids {list(tokens.shape)}.",
+            field="attention_mask",
+        )
+    return _padded_left(tokens, mask)
+
+
+def further_keys(prompts: object) -> dict[str, Any]:
+    """Return the keys of a batch of prompts beside its tokens: lists and tensors with B entries.
+
+    Raises:
+        RecordError: A key has no entry for each prompt.
+    """
+    if not isinstance(prompts, Mapping) or "input_ids" not in prompts:
+        return {}
+    rows = len(prompts["input_ids"])
+    found = {}
+    for key, values in prompts.items():
+        if key in _TOKEN_KEYS or key in _UNUSED_KEYS:
+            continue
+        if not has_entries(values, rows):
+            raise RecordError(
+                f"the key {key!r} of {rows} prompts is a {type(values).__name__}"
+                f"{_size(values)}: give a list or a tensor with an entry for each prompt.",
+                field=str(key),
+            )
+        found[str(key)] = values
+    return found
+
+
+def has_entries(values: object, rows: int) -> bool:
+    """Return whether a value of a batch of prompts has an entry for each of them."""
+    if isinstance(values, Tensor):
+        return values.dim() > 0 and values.shape[0] == rows
+    return isinstance(values, list | tuple) and len(values) == rows
+
+
+def repeated(values: Any, times: int) -> Any:
+    """Return a tensor or list in which each entry stands `times` times in succession."""
+    if isinstance(values, Tensor):
+        return values.repeat_interleave(times, 0)
+    return [value for value in values for _ in range(times)]
+
+
+def chosen(keys: Mapping[str, Any], names: Sequence[str], rows: int) -> list[dict[str, Any]]:
+    """Return the entries of some keys for each row, as plain Python values.
+
+    Raises:
+        RecordError: There is no such key.
+    """
+    for name in names:
+        if name not in keys:
+            known = ", ".join(map(repr, keys)) or "none"
+            raise RecordError(
+                f"prompts have no key {name!r}; beside their tokens they have {known}.", field=name
+            )
+    return [{name: _plain(keys[name][row]) for name in names} for row in range(rows)]
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value
+
+
+def _size(values: object) -> str:
+    if isinstance(values, Tensor):
+        return f" of shape {list(values.shape)}"
+    return f" of {len(values)}" if isinstance(values, list | tuple) else ""
+
+
+def _padded_left(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return prompts with their padding moved to the left, because completions follow directly."""
+    counts = (mask != 0).long()
+    begins = counts[:, 0] + (counts[:, 1:] > counts[:, :-1]).sum(1)
+    if not bool((begins == 1).all()):
+        raise RecordError(
+            "prompts must have at least one token each, and padding only before or after their "
+            "tokens, not between them.",
+            field="attention_mask",
+        )
+    if bool(counts[:, -1].all()):
+        return tokens, counts
+    order = counts.argsort(dim=1, stable=True)
+    return tokens.gather(1, order), counts.gather(1, order)
+
+
+def _matrix(tensor: object, name: str) -> Tensor:
+    """Return integers `[B, P]` as int64, or raise RecordError."""
+    if not isinstance(tensor, Tensor):
+        raise RecordError(
+            f"{name} came as a {type(tensor).__name__}: give a tensor of token ids [B, P], or a "
+            "mapping of tensors with input_ids and attention_mask.",
+            field=name,
+        )
+    if tensor.dim() != 2 or tensor.numel() == 0 or tensor.is_floating_point():
+        raise RecordError(
+            f"{name} is {tensor.dtype} of shape {list(tensor.shape)}: it must hold integers, "
+            "[B, P], and not be empty.",
+            field=name,
+        )
+    return tensor.long()

@@ -1,0 +1,226 @@
+"""`Reward`: a function that scores completions with their text and the keys of their prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, TypeAlias
+
+from redrb.algorithms.completion import Completion, Decode
+from redrb.algorithms.completions import Completions
+from redrb.algorithms.event_loop import submit
+from redrb.checks import checked_number
+from redrb.errors import ConfigError, RecordError
+
+_log = logging.getLogger("redrb")
+
+Ready: TypeAlias = tuple[list[int], list[float]]
+"""Rows of completions, and the reward of each."""
+
+_GRACE_S = 10.0
+"""How long the time limit of a reward may be late, because its event loop is busy."""
+
+
+class Reward:
+    """Scores completions one by one, or all of a batch at once.
+
+    A group with a completion for which the function raises, or returns None, nan or an infinite
+    number, gets the reward nan: makers of redrb filter such a group, and the others are sent. A log
+    line names the reason. A function of all completions that raises is called again with each group
+    alone.
+
+    Example:
+        >>> def correct(completion):
+        ...     return float(completion.text.strip() == completion["answer"])
+        >>> maker = GRPOExperienceMaker(actor, Reward(correct, decode=tokenizer.decode))
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        decode: Decode | None = None,
+        batched: bool = False,
+        timeout: float = 300.0,
+    ) -> None:
+        """Make a reward.
+
+        Args:
+            function: Gets a `Completion` and returns its reward. A coroutine function is called for
+                all completions of a batch at the same time, and groups whose rewards are there
+                first are sent first.
+            decode: Returns the text of token ids, such as `tokenizer.decode`.
+            batched: The function gets a list of completions, and returns a reward for each, in a
+                list or a tensor.
+            timeout: Seconds for which a call of a coroutine function may last.
+
+        Raises:
+            ConfigError: An argument is not usable.
+        """
+        if not callable(function):
+            raise ConfigError(f"function={function!r:.80}: give a function of a completion.")
+        self._function = function
+        self._decode = decode
+        self._batched = batched
+        self._timeout = checked_number("timeout", timeout)
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 (the method of an object)
+        )
+
+    @property
+    def comes_in_parts(self) -> bool:
+        """Whether some rewards of a batch are there before others."""
+        return self._is_async and not self._batched
+
+    def __call__(self, completions: Completions, group_size: int = 1) -> list[float]:
+        """Return the reward of each completion; nan in groups that are to be filtered."""
+        rewards = [math.nan] * len(completions)
+        for rows, found in self.as_ready(completions, group_size):
+            for row, reward in zip(rows, found, strict=True):
+                rewards[row] = reward
+        return rewards
+
+    def as_ready(self, completions: Completions, group_size: int = 1) -> Iterator[Ready]:
+        """Yield the rows of groups and their rewards, groups that are ready first go first.
+
+        Args:
+            completions: B completions; those of a group are neighbours.
+            group_size: Completions of a group.
+
+        Raises:
+            RecordError: A function of all completions returned another number of rewards.
+        """
+        each = completions.each(self._decode)
+        groups = [
+            list(range(first, first + group_size)) for first in range(0, len(each), group_size)
+        ]
+        if self.comes_in_parts:
+            yield from self._together(each, groups)
+        elif self._batched:
+            yield _joined(groups, self._batch(each, groups))
+        else:
+            results = [_attempt(partial(self._function, one)) for one in each]
+            yield _joined(groups, results)
+
+    def _together(self, each: Sequence[Completion], groups: Sequence[list[int]]) -> Iterator[Ready]:
+        """Call a coroutine function for all completions, and yield groups as they are ready."""
+        done: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+
+        async def one(row: int) -> None:
+            done.put((row, await self._limited(self._function(each[row]))))
+
+        async def every() -> None:
+            await asyncio.gather(*map(one, range(len(each))))
+
+        group_of = {row: number for number, rows in enumerate(groups) for row in rows}
+        missing = [len(rows) for rows in groups]
+        results: dict[int, Any] = {}
+        future: Future[None] = submit(every())
+        try:
+            while len(results) < len(each):
+                ready = []
+                for row, result in self._arrived(done):
+                    results[row] = result
+                    missing[group_of[row]] -= 1
+                    if not missing[group_of[row]]:
+                        ready.append(groups[group_of[row]])
+                if ready:
+                    yield _joined(ready, results)
+        finally:
+            future.cancel()
+
+    def _arrived(self, done: SimpleQueue[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """Wait for a result; yield it and all others that are there."""
+        try:
+            yield done.get(timeout=self._timeout + _GRACE_S)
+        except Empty:
+            raise ConfigError(
+                f"no reward came within {self._timeout + _GRACE_S:.0f} s: the coroutine function "
+                "blocks its event loop, or raise timeout."
+            ) from None
+        while not done.empty():
+            yield done.get()
+
+    async def _limited(self, call: Awaitable[Any]) -> Any:
+        """Await a call for `timeout` seconds; returns its exception if it raises."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await call
+        except Exception as error:  # noqa: BLE001 (the user's function: its group is filtered)
+            return error
+
+    def _batch(self, each: Sequence[Completion], groups: Sequence[list[int]]) -> list[Any]:
+        """Call a function of all completions; if it raises, once more with each group alone."""
+        found = _attempt(partial(self._call, each))
+        if not isinstance(found, Exception):
+            return self._checked(found, len(each))
+        if len(groups) == 1:
+            return [found] * len(each)
+        results: list[Any] = []
+        for rows in groups:
+            alone = _attempt(partial(self._call, [each[row] for row in rows]))
+            failed = isinstance(alone, Exception)
+            results += [alone] * len(rows) if failed else self._checked(alone, len(rows))
+        return results
+
+    def _call(self, each: Sequence[Completion]) -> Any:
+        if not self._is_async:
+            return self._function(each)
+        result = submit(self._limited(self._function(each))).result(self._timeout + _GRACE_S)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _checked(self, found: Any, count: int) -> list[Any]:
+        values = found.tolist() if hasattr(found, "tolist") else found
+        if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != count:
+            raise RecordError(
+                f"the reward function returned {found!r:.80} for {count} completions: return a "
+                "list or a tensor with a number for each.",
+                field="reward",
+            )
+        return list(values)
+
+
+def _attempt(call: Callable[[], Any]) -> Any:
+    """Return the result of a call, or its exception."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 (the user's function: its group is filtered)
+        return error
+
+
+def _joined(groups: Sequence[Sequence[int]], results: Any) -> Ready:
+    """Return the rows of groups with their rewards; nan in groups with a failed one."""
+    rows: list[int] = []
+    rewards: list[float] = []
+    for group in groups:
+        found = [_number(results[row]) for row in group]
+        problems = [problem for _, problem in found if problem]
+        if problems:
+            _log.warning(
+                "a group is filtered: the reward of %d of its %d completions %s",
+                *(len(problems), len(group), problems[0]),
+            )
+        rows += group
+        rewards += [math.nan] * len(group) if problems else [number for number, _ in found]
+    return rows, rewards
+
+
+def _number(result: Any) -> tuple[float, str]:
+    """Return a reward and "", or nan and what is wrong with it."""
+    if isinstance(result, Exception):
+        return math.nan, f"raised {type(result).__name__}: {result!s:.200}"
+    if result is None:
+        return math.nan, "is None"
+    try:
+        number = float(result)
+    except (TypeError, ValueError, RuntimeError):
+        return math.nan, f"is no number, but {result!r:.80}"
+    return (number, "") if math.isfinite(number) else (math.nan, f"is {number}")

@@ -1,0 +1,208 @@
+"""Rewards of completions: their text and keys, several kinds of functions, failures of a group."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from redrb.algorithms import Completion, GRPOExperienceMaker, NaiveExperienceMaker, Reward
+from redrb.errors import ConfigError, RecordError
+from tests.networks import PlainActor, PlainCritic, seeded
+
+PROMPTS = {
+    "input_ids": torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10], [0, 4, 5, 6]]),
+    "attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]]),
+    "answer": ["a", "b", "c"],
+    "level": torch.tensor([1, 2, 3]),
+    "token_type_ids": torch.zeros(3, 4),
+}
+OPTIONS: dict[str, Any] = {"max_new_tokens": 5, "eos_token_id": 3}
+
+
+def words(tokens: torch.Tensor) -> str:
+    return " ".join(map(str, tokens.tolist()))
+
+
+def made(reward: Any, *, size: int = 2, **options: Any) -> Any:
+    maker = GRPOExperienceMaker(seeded(PlainActor), reward, group_size=size)
+    generator = torch.Generator().manual_seed(0)
+    return maker.make_experience(PROMPTS, generator=generator, **OPTIONS, **options)
+
+
+def test_a_reward_sees_text_tokens_lengths_and_the_keys_of_its_prompt() -> None:
+    seen: list[Completion] = []
+
+    def reward(completion: Completion) -> float:
+        seen.append(completion)
+        return float(completion["level"])
+
+    experience = made(Reward(reward, decode=words), extras=["answer", "level"], tags=["answer"])
+    assert experience.reward.tolist() == [1, 1, 2, 2, 3, 3]
+    assert [each["answer"] for each in seen] == list("aabbcc")
+    assert [each.prompt_text for each in seen[::2]] == ["5 6", "7 8 9 10", "4 5 6"]
+    for row, each in enumerate(seen):
+        chosen = experience.action_mask[row]
+        assert each.tokens.tolist() == experience.sequences[row, -len(chosen) :][chosen].tolist()
+        assert each.text == words(each.tokens)
+        assert each.length == len(each.tokens) == int(chosen.sum())
+        assert each.finished == (each.tokens[-1] == 3)
+    assert {each.finished for each in seen} == {True, False}
+    assert experience.extras[2] == {"answer": "b", "level": 2}
+    assert experience.tags == [{"answer": answer} for answer in "aabbcc"]
+
+
+def test_what_is_missing_is_named() -> None:
+    completion = Completion({"answer": 1}, torch.tensor([1]), torch.tensor([2]))
+    with pytest.raises(RecordError, match="no key 'label'; beside its tokens it has 'answer'"):
+        completion["label"]
+    with pytest.raises(ConfigError, match=r"decode=tokenizer\.decode"):
+        _ = completion.text
+    with pytest.raises(RecordError, match=r"no key 'solution'; .* 'answer', 'level'"):
+        made(Reward(len), extras=["solution"])
+    with pytest.raises(ConfigError, match="function=3"):
+        Reward(3)  # type: ignore[arg-type]
+
+
+async def slow(completion: Completion) -> float:
+    return await asyncio.sleep(0, float(completion["level"]))
+
+
+async def at_once(completions: list[Completion]) -> torch.Tensor:
+    return torch.tensor([float(each["level"]) for each in completions])
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        Reward(lambda one: one["level"]),
+        Reward(slow),
+        Reward(lambda several: [one["level"] for one in several], batched=True),
+        Reward(at_once, batched=True),
+        lambda done: done.keys["level"],
+    ],
+    ids=["one", "one async", "batched", "batched async", "of Completions"],
+)
+def test_all_kinds_of_rewards_agree(reward: Any) -> None:
+    assert made(reward).reward.tolist() == [1, 1, 2, 2, 3, 3]
+    networks = seeded(PlainActor), seeded(PlainCritic), reward, seeded(PlainActor)
+    naive = NaiveExperienceMaker(*networks).make_experience(PROMPTS, **OPTIONS)
+    assert naive.tensors["raw_reward"].tolist() == [1, 2, 3]
+
+
+def bad(problem: Any) -> Callable[[Completion], Any]:
+    """Return a reward that fails for the second prompt."""
+
+    def reward(completion: Completion) -> Any:
+        if completion["answer"] != "b":
+            return 1.0
+        if isinstance(problem, Exception):
+            raise problem
+        return problem
+
+    return reward
+
+
+def together(function: Callable[[Completion], Any]) -> Callable[..., list[Any]]:
+    return lambda completions: [function(one) for one in completions]
+
+
+def awaited(function: Callable[[Completion], Any]) -> Callable[[Completion], Any]:
+    async def reward(completion: Completion) -> Any:
+        return function(completion)
+
+    return reward
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (ValueError("no verdict"), "raised ValueError: no verdict"),
+        (None, "is None"),
+        (math.nan, "is nan"),
+        (math.inf, "is inf"),
+        ("good", "is no number, but 'good'"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["one", "async", "batched"])
+def test_a_bad_reward_costs_only_its_group(
+    problem: Any, said: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    function = bad(problem)
+    reward = {
+        "one": lambda: Reward(function),
+        "async": lambda: Reward(awaited(function)),
+        "batched": lambda: Reward(together(function), batched=True),
+    }[kind]()
+    with caplog.at_level(logging.WARNING, "redrb"):
+        found = made(reward).reward.tolist()
+    assert found[:2] + found[4:] == [1, 1, 1, 1]
+    assert all(map(math.isnan, found[2:4]))
+    assert len(caplog.messages) == 1
+    assert f"the reward of 2 of its 2 completions {said}" in caplog.text
+
+
+def test_a_function_of_completions_that_raises_costs_only_its_group() -> None:
+    def reward(done: Any) -> Any:
+        return [bad(KeyError("x"))(one) for one in done.each()]
+
+    found = made(reward).reward.tolist()
+    assert [math.isnan(each) for each in found] == [False] * 2 + [True] * 2 + [False] * 2
+    assert math.isnan(made(lambda done: [None] * len(done)).reward[0])
+
+
+def test_a_number_of_rewards_that_does_not_fit_is_an_error() -> None:
+    with pytest.raises(RecordError, match="for 6 completions"):
+        made(Reward(lambda _: [1.0], batched=True))
+
+
+def test_groups_whose_rewards_are_ready_first_come_first() -> None:
+    first, second = threading.Event(), threading.Event()
+    waits = {"a": second, "b": None, "c": first}
+
+    async def reward(completion: Completion) -> float:
+        gate = waits[completion["answer"]]
+        if gate is not None:
+            await asyncio.to_thread(gate.wait, 10)
+        return float(completion["level"])
+
+    maker = GRPOExperienceMaker(seeded(PlainActor), Reward(reward), group_size=2)
+    assert maker.makes_parts
+    parts = maker.make_parts(PROMPTS, policy_version=4, extras=["answer"], **OPTIONS)
+    found = []
+    for gate in (first, second, None):
+        part = next(parts)
+        found.append((part.reward.tolist(), part.extras[0]["answer"], part.policy_version))
+        assert len(part.sequences) == 2
+        assert torch.equal(part.advantages, torch.zeros(2))
+        if gate is not None:
+            gate.set()
+    assert found == [([2, 2], "b", [4, 4]), ([3, 3], "c", [4, 4]), ([1, 1], "a", [4, 4])]
+    assert next(parts, None) is None
+
+
+def test_a_subclass_that_scores_in_another_way_makes_one_part() -> None:
+    class Other(GRPOExperienceMaker):
+        def score(self, completions: Any) -> torch.Tensor:
+            return torch.zeros(len(completions))
+
+    maker = Other(seeded(PlainActor), Reward(slow), group_size=2)
+    assert not maker.makes_parts
+    [part] = maker.make_parts(PROMPTS, **OPTIONS)
+    assert part.reward.tolist() == [0] * 6
+
+
+def test_a_reward_that_lasts_too_long_costs_its_group() -> None:
+    async def reward(completion: Completion) -> float:
+        if completion["answer"] == "b":
+            await asyncio.sleep(60)
+        return 1.0
+
+    found = made(Reward(reward, timeout=0.05)).reward.tolist()
+    assert [math.isnan(each) for each in found] == [False] * 2 + [True] * 2 + [False] * 2
