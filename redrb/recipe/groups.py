@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from redrb.algorithms import Completions
-from redrb.algorithms.experience_makers import CompletionScorer
+from redrb.algorithms.completion_scorer import CompletionScorer
 from redrb.algorithms.models import evaluating
 from redrb.experience import BufferItem, Experience, make_experience_batch, split_experience_batch
 from redrb.recipe.recipe import Prompt, Recipe
@@ -80,11 +80,12 @@ class CompletionGroups:
         of_rows = [prompt for prompt in prompts for _ in range(recipe.group_size)]
 
         def score(done: Completions) -> list[float]:
-            return scores(recipe, completions_of(recipe, of_rows, done))
+            return scores(recipe, completions_of(recipe, done.keys["prompt"], done))
 
         tokens = [recipe.encode(prompt) for prompt in prompts]
         repeated: list[Tensor] = [each for each in tokens for _ in range(self._repeats)]
-        batch = padded(repeated, recipe.pad_token_id)
+        of_repeated = [prompt for prompt in prompts for _ in range(self._repeats)]
+        batch = {**padded(repeated, recipe.pad_token_id), "prompt": of_repeated}
         experience = self._build(score).make_experience(batch, **generate_kwargs)
         names = [next(self._names) for _ in prompts]
         experience.group_id = [name for name in names for _ in range(recipe.group_size)]
