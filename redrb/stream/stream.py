@@ -9,10 +9,9 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack, get_args
+from typing import Any, Literal, Self, Unpack
 
 from redrb.checks import (
-    check_choice,
     checked_int,
     checked_int_or_none,
     checked_number,
@@ -36,17 +35,18 @@ from redrb.stream.arguments import (
     checked_status,
     checked_statuses,
 )
+from redrb.stream.options import StreamOptions
 from redrb.stream.parts.collector import PartCollector
 from redrb.stream.parts.part import MOST_PARTS, PART_AGE, OnIncomplete, Part
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.put.filters import Filter, check_filters
+from redrb.stream.put.filters import Filter
 from redrb.stream.put.in_flight import Puts
 from redrb.stream.put.items import Groups, Items, groups_of, groups_of_many
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.preparer import Preparer
 from redrb.stream.put.producer import Producer
 from redrb.stream.put.receiver import Receiver
-from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup, checked_checks
+from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup
 from redrb.stream.put.room import OnFull
 from redrb.stream.put.writer import Writer
 from redrb.stream.ranks.rank_requests import Balance, checked_balance, checked_place
@@ -71,7 +71,6 @@ from redrb.stream.task.queries import parse_where
 from redrb.stream.task.reprioritizing import update_priorities
 from redrb.stream.task.settings import (
     LEASE_MS,
-    LEAST_LEASE_MS,
     OnExpired,
     SettingArguments,
     TaskSettings,
@@ -179,26 +178,18 @@ class ExperienceStream:
             StoreUnavailable: Redis stayed away.
         """
         check_client(client)
-        check_choice("on_full", on_full, get_args(OnFull))
-        if narrow_floats is not None:
-            check_choice("narrow_floats", narrow_floats, get_args(NarrowFloats))
-        replicas = checked_int_or_none("min_replicas", min_replicas, 0)
-        lease_ms = checked_int("lease_ms", lease_ms, LEAST_LEASE_MS)
-        if not isinstance(settings, TaskSettings | None):
-            raise ConfigError(f"settings={settings!r:.80}: give a redrb.stream.TaskSettings.")
-        if reader is not None and not callable(reader):
-            raise ConfigError(
-                f"reader={reader!r:.80}: give a function of a group's samples, such as "
-                "redrb.replay.RolloutReader()."
-            )
-        if not isinstance(implied, TaskSettings | None):
-            raise ConfigError(f"implied={implied!r:.80}: give a redrb.stream.TaskSettings.")
-        self.task = task
-        self.namespace = namespace
-        self.group = check_name("consumer group", group)
-        checked_filters = check_filters(filters)
-        check_choice("on_bad_group", on_bad_group, get_args(OnBadGroup))
-        chosen_checks = checked_checks(checks)
+        options = StreamOptions(
+            group=group,
+            on_full=on_full,
+            lease_ms=lease_ms,
+            narrow_floats=narrow_floats,
+            filters=filters,
+            min_replicas=min_replicas,
+            checks=checks,
+            on_bad_group=on_bad_group,
+            reader=reader,
+        )
+        self.task, self.namespace, self.group = task, namespace, options.group
         self._closed = False
         self._task = Task(
             client,
@@ -210,23 +201,29 @@ class ExperienceStream:
             keys=self._keys(namespace, task),
             create=create,
         )
-        self._expiration = Expiration(self._task, group)
-        self._preparer = Preparer(
-            self._task, narrow_floats, checked_filters, chosen_checks, on_bad_group
-        )
-        min_replicas = client.min_replicas if replicas is None else replicas
-        self._producer: Puts = Producer(self._task, on_full, min_replicas, on_bad_group)
-        self._receiver = Receiver(self._task, self._producer, self._prepare)
-        self._admitter: Admits = Admitter(self._task, lease_ms)
+        self._open(client, options)
+
+    def _open(self, client: Client, options: StreamOptions) -> None:
+        """Make the objects that put and take."""
+        task, on_bad_group = self._task, options.on_bad_group
+        replicas = client.min_replicas if options.min_replicas is None else options.min_replicas
+
+        def preparer(filters: Sequence[Filter], on_bad: OnBadGroup) -> Preparer:
+            return Preparer(task, options.narrow_floats, filters, frozenset(options.checks), on_bad)
+
+        self._expiration = Expiration(task, self.group)
+        self._preparer = preparer(options.filters, on_bad_group)
+        self._producer: Puts = Producer(task, options.on_full, replicas, on_bad_group)
+        self._receiver = Receiver(task, self._producer, self._prepare)
+        self._admitter: Admits = Admitter(task, options.lease_ms)
         self._parts = PartCollector(
-            self._task,
-            Preparer(self._task, narrow_floats, (), chosen_checks, "raise"),
-            self._preparer.prepare,
-            self._producer,
+            task, preparer((), "raise"), self._preparer.prepare, self._producer
         )
-        self._consumer = Consumer(self._task, group, lease_ms, reader, self._parts.finish_due)
-        self._taker: Takes = Taker(self._task, self._consumer)
-        self._ranks: RankTakes = Ranks(self._task, self._consumer)
+        self._consumer = Consumer(
+            *(task, self.group, options.lease_ms, options.reader, self._parts.finish_due)
+        )
+        self._taker: Takes = Taker(task, self._consumer)
+        self._ranks: RankTakes = Ranks(task, self._consumer)
 
     def __enter__(self) -> Self:
         return self

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 from zlib import crc32
 
 from redrb.checks import checked_timeout
@@ -19,21 +19,18 @@ from redrb.stream.admission import Admission
 from redrb.stream.arguments import AnyStatus, checked_ids, checked_letters
 from redrb.stream.mixture.ratio import Ratio
 from redrb.stream.mixture.turns import Turns
+from redrb.stream.options import StreamOptions
 from redrb.stream.partitions.collector import Collector
 from redrb.stream.partitions.partition import Partition
 from redrb.stream.partitions.producer import PartitionedProducer
 from redrb.stream.partitions.ranks import PartitionedRanks
 from redrb.stream.partitions.reports import summed_reports
 from redrb.stream.partitions.settings import divided, summed_settings
-from redrb.stream.put.filters import Filter
 from redrb.stream.put.items import Items
-from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup
-from redrb.stream.put.room import OnFull
 from redrb.stream.saving.partitions import resume_partitions, save_partitions
 from redrb.stream.saving.saving import AnyPath, SavedTask
 from redrb.stream.stream import ExperienceStream
 from redrb.stream.take.forwarding import ForwardOptions
-from redrb.stream.take.reading import GroupReader
 from redrb.stream.take.scripts import TakeRequest
 from redrb.stream.task.dead_letters import DeadLetter
 from redrb.stream.task.expiration import StalenessReport
@@ -42,9 +39,7 @@ from redrb.stream.task.ledger import StreamStats
 from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.origin import Origin, Source
 from redrb.stream.task.settings import (
-    LEASE_MS,
     OnExpired,
-    SettingArguments,
     TaskSettings,
     settings_with,
 )
@@ -53,6 +48,9 @@ from redrb.stream.task.stored_settings import StoredSettings
 from redrb.stream.waiting import Wait
 
 MOST_PARTITIONS = 1024
+
+_OPTIONS = ("weights", "create", *(option.name for option in fields(StreamOptions)))
+"""Arguments of a stream that are no settings of its task."""
 
 
 class NoAdmission:
@@ -84,50 +82,23 @@ class PartitionedStream(ExperienceStream):
         task: str,
         *,
         namespace: str = "default",
-        group: str = "default",
-        on_full: OnFull = "block",
-        lease_ms: int = LEASE_MS,
-        narrow_floats: Any = None,
-        weights: str | None = None,
-        filters: Sequence[Filter] = (),
-        min_replicas: int | None = None,
-        checks: Collection[Check] = DEFAULT_CHECKS,
-        on_bad_group: OnBadGroup = "raise",
-        reader: GroupReader | None = None,
         settings: TaskSettings | None = None,
-        create: bool = True,
         implied: TaskSettings | None = None,
-        **task_settings: Unpack[SettingArguments],
+        **arguments: Any,
     ) -> None:
         """Open all partitions; new ones are created, unless `create` is False."""
         check_client(client)
-        if not isinstance(settings, TaskSettings | None):
-            raise ConfigError(f"settings={settings!r:.80}: give a redrb.stream.TaskSettings.")
-        whole = settings_with(settings, task_settings)
+        options = {name: arguments.pop(name) for name in _OPTIONS if name in arguments}
+        whole = settings_with(settings, arguments)
         whole.as_stored()
         follows = replace(implied or TaskSettings(), partitions=whole.partitions)
         count = whole.partitions or 1
         if count > MOST_PARTITIONS:
             raise ConfigError(f"partitions={count}: give at most {MOST_PARTITIONS}.")
-        self.task = task
-        self.namespace = namespace
+        self.task, self.namespace = task, namespace
         self._closed = False
         self._partitions = [
-            Partition(
-                *(client, task, number, whole, follows),
-                namespace=namespace,
-                group=group,
-                on_full=on_full,
-                lease_ms=lease_ms,
-                narrow_floats=narrow_floats,
-                weights=weights,
-                filters=filters,
-                min_replicas=min_replicas,
-                checks=checks,
-                on_bad_group=on_bad_group,
-                reader=reader,
-                create=create,
-            )
+            Partition(client, task, number, whole, follows, namespace=namespace, **options)
             for number in range(count)
         ]
         home = self._partitions[0]
@@ -135,9 +106,11 @@ class PartitionedStream(ExperienceStream):
         self._numbering = Numbering(count)
         self._task = home.opened
         self._preparer = home.preparer
-        self._producer = PartitionedProducer(task, self._partitions, on_full)
+        self._producer = PartitionedProducer(
+            task, self._partitions, options.get("on_full", "block")
+        )
         self._admitter = NoAdmission(task)
-        turns = Turns(client, namespace, group, Ratio.of({task: 1}))
+        turns = Turns(client, namespace, self.group, Ratio.of({task: 1}))
         self._collector = self._taker = Collector(self._partitions, turns, task)
         self._ranks = PartitionedRanks(self._partitions, lambda: self.incarnation)
 

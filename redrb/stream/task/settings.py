@@ -258,6 +258,8 @@ def settings_with(settings: TaskSettings | None, given: Mapping[str, Any]) -> Ta
     Raises:
         ConfigError: There is no such setting, or a value is not usable.
     """
+    if not isinstance(settings, TaskSettings | None):
+        raise ConfigError(f"settings={settings!r:.80}: give a redrb.stream.TaskSettings.")
     known = [field.name for field in fields(TaskSettings)]
     for name in given:
         if name not in known:
