@@ -1,0 +1,250 @@
+"""`TaskRollouts`: a `rollout_func` and callback that feed TRL's GRPOTrainer from a task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, get_args
+
+from transformers import TrainerCallback
+
+from redrb.checks import check_choice, checked_int, checked_timeout
+from redrb.errors import ConfigError, RecordError, WrongStep
+from redrb.experience import BufferItem
+from redrb.interop.trl.held_leases import HeldLeases
+from redrb.interop.trl.publishing import Publishing
+from redrb.interop.trl.sampler_ratios import correct_for_makers
+from redrb.interop.trl.token_rows import TokenRow, check_group_size, token_row
+from redrb.stream import ExperienceStream, Lease
+from redrb.weights import WeightPublisher
+
+Acknowledge = Literal["step", "save"]
+
+_RESERVED = frozenset(
+    (
+        *("prompt", "prompts", "completion", "completions", "completion_ids", "prompt_ids"),
+        *("logprobs", "logprob_token_ids", "env_mask", "reward", "policy_version"),
+        *("trainer_state", "log_extra", "log_metric", "environments", "image", "images"),
+    )
+)
+
+
+def maker_reward(completions: Sequence[Any], **fields: Any) -> list[float | None]:
+    """Return the reward that the maker gave each completion; a reward function of GRPOTrainer.
+
+    Raises:
+        ConfigError: The completions do not come from `TaskRollouts`.
+    """
+    rewards = fields.get("reward")
+    if rewards is None or len(rewards) != len(completions):
+        raise ConfigError(
+            "maker_reward needs the rewards of a task: give GRPOTrainer a TaskRollouts as "
+            "rollout_func, and placeholder_prompts() as train_dataset."
+        )
+    return list(rewards)
+
+
+class TaskRollouts(TrainerCallback):  # type: ignore[misc]
+    """Feeds a GRPOTrainer with groups of a task; give it as `rollout_func` and in `callbacks`.
+
+    Each call takes as many groups as the trainer asks for prompts. They are acknowledged after the
+    optimizer step that has trained the last of them: if the process dies before, they are
+    requeued. The trainer's prompts only say how many groups to take; the makers choose the prompts.
+
+    Args:
+        stream: The stream of the task. Its groups have `num_generations` samples each.
+        publisher: Publishes the policy for the makers; on several ranks only rank 0 has one. None:
+            nothing is published.
+        publish_every: Optimizer steps between two versions, the same on all ranks.
+        extras: Names of the samples' extras that reward functions get as keyword arguments, beside
+            `reward` and `policy_version`.
+        acknowledge: "step": after the optimizer step; "save": after the checkpoint that holds the
+            step, so that a trainer that resumes there trains every group.
+        timeout: Seconds to wait for the groups of a step; None waits for ever.
+
+    Raises:
+        ConfigError: An option is not usable.
+
+    Example:
+        >>> with TaskRollouts(stream, publisher=publisher) as rollouts:
+        ...     GRPOTrainer(
+        ...         model, maker_reward, args, train_dataset=placeholder_prompts(1000),
+        ...         rollout_func=rollouts, callbacks=[rollouts],
+        ...     ).train()
+    """
+
+    def __init__(
+        self,
+        stream: ExperienceStream,
+        *,
+        publisher: WeightPublisher | None = None,
+        publish_every: int = 1,
+        extras: Sequence[str] = (),
+        acknowledge: Acknowledge = "step",
+        timeout: float | None = 600.0,
+    ) -> None:
+        if not isinstance(stream, ExperienceStream):
+            raise ConfigError(f"stream={stream!r:.80}: give a redrb.ExperienceStream.")
+        check_choice("acknowledge", acknowledge, get_args(Acknowledge))
+        self._stream = stream
+        self._extras = _checked_extras(extras)
+        self._at_save = acknowledge == "save"
+        self._timeout = checked_timeout(timeout)
+        self._publishing = Publishing(publisher, checked_int("publish_every", publish_every, 1))
+        self._trainer: Any = None
+        self._leases = HeldLeases()
+        self._passes = 0  # forward passes of this process that are trained
+        self._rank_step: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception):
+            self._leases.fail(error)
+        else:
+            self._leases.release()
+
+    def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
+        """Take the groups for `prompts`, and return them as TRL's `rollout_func` must.
+
+        Raises:
+            ConfigError: The trainer evaluates, its batches split groups, or this object is not
+                among its callbacks.
+            RecordError: A group has another size than `num_generations`, or a sample no
+                log-probabilities. That group counts as a failed delivery; the others are requeued.
+            BatchTimeout: Too few groups came in time.
+        """
+        self._attach(trainer)
+        groups = self._groups_of(len(prompts), trainer)
+        lease = self._take(groups, trainer)
+        try:
+            samples, rows = _rows(lease, trainer.num_generations)
+        except RecordError:
+            if lease:
+                lease.release()
+            raise
+        passes = trainer.args.steps_per_generation * trainer.num_iterations
+        self._leases.hold(lease, self._passes + passes)
+        return {
+            "prompt_ids": [row.prompt for row in rows],
+            "completion_ids": [row.completion for row in rows],
+            "logprobs": [row.log_probs for row in rows],
+            **_env_mask(rows),
+            **self._fields(samples),
+        }
+
+    def on_substep_end(self, *_: Any, **__: Any) -> None:
+        """Count a forward pass that did not end with an optimizer step."""
+        self._passes += 1
+
+    def on_step_end(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
+        """Acknowledge trained groups, and publish the policy."""
+        self._passes += 1
+        if not self._at_save:
+            self._leases.acknowledge(self._passes)
+        if self._trainer is not None:
+            self._publishing.after_step(self._trainer, state.global_step)
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        """Acknowledge the groups that the checkpoint has trained."""
+        self._leases.acknowledge(self._passes)
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Requeue groups that were taken and not trained, or not saved."""
+        self._leases.release()
+
+    def _attach(self, trainer: Any) -> None:
+        if not trainer.model.training:
+            raise ConfigError(
+                "GRPOTrainer evaluates with the same rollout_func, which would take groups for "
+                'training: use eval_strategy="no", and evaluate the published weights elsewhere.'
+            )
+        if self not in trainer.callback_handler.callbacks:
+            raise ConfigError(
+                "groups would never be acknowledged: give the same TaskRollouts in callbacks=[...]."
+            )
+        if self._trainer is not trainer:
+            self._trainer = trainer
+            correct_for_makers(trainer)
+            self._publishing.publish(trainer)
+
+    def _groups_of(self, prompts: int, trainer: Any) -> int:
+        size = trainer.num_generations
+        if prompts % size:
+            raise ConfigError(
+                f"this process generates {prompts} samples at a time, which is no multiple of "
+                f"num_generations={size}: groups are not split over ranks. Make "
+                "per_device_train_batch_size * steps_per_generation a multiple of it."
+            )
+        return int(prompts // size)
+
+    def _take(self, groups: int, trainer: Any) -> Lease:
+        ranks = trainer.accelerator.num_processes
+        if ranks == 1:
+            return self._stream.take(groups, timeout=self._timeout)
+        place = {"rank": trainer.accelerator.process_index, "world_size": ranks}
+        known = self._rank_step
+        step = _generations(trainer) if known is None else known
+        try:
+            lease = self._stream.take(groups * ranks, timeout=self._timeout, step=step, **place)
+        except WrongStep as error:
+            if known is not None:
+                raise
+            step = error.next_step
+            lease = self._stream.take(groups * ranks, timeout=self._timeout, step=step, **place)
+        self._rank_step = step + 1
+        return lease
+
+    def _fields(self, samples: Sequence[BufferItem]) -> dict[str, list[Any]]:
+        return {
+            "reward": [None if each.reward is None else float(each.reward) for each in samples],
+            "policy_version": [each.policy_version for each in samples],
+            **{name: [each.extras.get(name) for each in samples] for name in self._extras},
+        }
+
+
+def _rows(lease: Lease, size: int) -> tuple[list[BufferItem], list[TokenRow]]:
+    """Decode the groups; a group that TRL cannot train counts as a failed delivery."""
+    samples, rows = [], []
+    for seq, group in zip(lease.ids, lease.groups(), strict=True):
+        try:
+            check_group_size(group, size)
+            rows += [token_row(item) for item in group]
+        except RecordError as error:
+            error.ids = (seq,)
+            lease.fail(error, [seq])
+            raise
+        samples += group
+    return samples, rows
+
+
+def _env_mask(rows: Sequence[TokenRow]) -> dict[str, list[list[int]]]:
+    """Return the mask of the policy's tokens, if there are others."""
+    if all(all(row.trained) for row in rows):
+        return {}
+    return {"env_mask": [[int(chosen) for chosen in row.trained] for row in rows]}
+
+
+def _generations(trainer: Any) -> int:
+    """Return how many generations the trainer's optimizer steps have used."""
+    args = trainer.args
+    passes = trainer.state.global_step * args.gradient_accumulation_steps
+    return int(passes // (args.steps_per_generation * trainer.num_iterations))
+
+
+def _checked_extras(extras: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(extras, str) or not all(isinstance(name, str) for name in extras):
+        raise ConfigError(f"extras={extras!r:.80}: give a sequence of names.")
+    reserved = sorted(_RESERVED & set(extras))
+    if reserved:
+        raise ConfigError(
+            f"extras {', '.join(reserved)}: TRL uses these names itself; put the values under "
+            "other names."
+        )
+    return tuple(extras)

@@ -1,0 +1,279 @@
+"""TRL's GRPOTrainer on a task: ratios, acknowledgements, deaths, ranks."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import signal
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import redrb
+from redrb import ConfigError
+from redrb.errors import RecordError
+from tests.servers import programs
+
+trl = pytest.importorskip("trl")
+from transformers import TrainerCallback  # noqa: E402
+
+from redrb.interop.trl import TaskRollouts, maker_reward, placeholder_prompts  # noqa: E402
+from tests.trl_jobs import ScriptedMaker, config, tiny_model, tokenizer  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+class Watch(TrainerCallback):
+    """Notes the task's ledger after each optimizer step; may raise after one."""
+
+    def __init__(self, stream: redrb.ExperienceStream, raise_at: int = -1) -> None:
+        self.stream, self.raise_at = stream, raise_at
+        self.acked: list[int] = []
+
+    def on_step_end(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
+        self.acked.append(self.stream.stats().ledger.acked)
+        if state.global_step == self.raise_at:
+            raise OSError("the disk is full")
+
+
+@pytest.fixture
+def url() -> str:
+    """One backend: what differs between servers is tested where it is implemented."""
+    return f"fake://{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def stream(open_stream: Callable[..., redrb.ExperienceStream]) -> redrb.ExperienceStream:
+    return open_stream(max_deliveries=10)
+
+
+@pytest.fixture
+def train(stream: redrb.ExperienceStream, tmp_path: Path) -> Callable[..., Any]:
+    """Train on groups of two samples; the second callback watches."""
+
+    def run(*callbacks: Any, rollouts: dict[str, Any] | None = None, **options: Any) -> Any:
+        with TaskRollouts(stream, timeout=20, **(rollouts or {})) as fed:
+            trainer = trl.GRPOTrainer(
+                tiny_model(),
+                maker_reward,
+                config(tmp_path, **options),
+                train_dataset=placeholder_prompts(64),
+                processing_class=tokenizer(),
+                rollout_func=fed,
+                callbacks=[fed, *callbacks],
+            )
+            trainer.train()
+        return trainer
+
+    return run
+
+
+def test_the_loss_uses_the_ratios_to_the_makers_log_probabilities(
+    stream: redrb.ExperienceStream, train: Callable[..., Any]
+) -> None:
+    ScriptedMaker(shifts=(0.1, 0.2)).put(stream, groups=1)  # the policy's minus these
+    history = train(
+        max_steps=1,
+        vllm_importance_sampling_mode="token_truncate",
+        vllm_importance_sampling_clip_max=5.0,
+    ).state.log_history
+    got = history[0]
+    assert got["sampling/importance_sampling_ratio/min"] == pytest.approx(math.exp(0.1), rel=1e-4)
+    assert got["sampling/importance_sampling_ratio/max"] == pytest.approx(math.exp(0.2), rel=1e-4)
+    advantage = 0.5 / (math.sqrt(0.5) + 1e-4)  # rewards 0 and 1, with the deviation of a sample
+    expected = advantage * (math.exp(0.1) - math.exp(0.2)) / 2
+    assert got["loss"] == pytest.approx(expected, rel=1e-3)
+    assert got["rewards/maker_reward/mean"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("passes", "expected"),
+    [
+        ({"gradient_accumulation_steps": 2, "steps_per_generation": 2}, [2, 4]),
+        ({"gradient_accumulation_steps": 1, "steps_per_generation": 2}, [0, 2]),
+        ({"gradient_accumulation_steps": 1, "steps_per_generation": 1}, [1, 2]),
+    ],
+)
+def test_groups_are_acknowledged_after_the_last_step_on_them(
+    stream: redrb.ExperienceStream,
+    train: Callable[..., Any],
+    passes: dict[str, int],
+    expected: list[int],
+) -> None:
+    ScriptedMaker().put(stream, groups=4)
+    watch = Watch(stream)
+    train(watch, max_steps=2, **passes)
+    assert watch.acked == expected
+    ledger = stream.stats().ledger
+    assert ledger.leased == 0
+    assert ledger.balanced
+
+
+def test_with_save_groups_are_acknowledged_by_the_checkpoint(
+    stream: redrb.ExperienceStream, train: Callable[..., Any]
+) -> None:
+    ScriptedMaker().put(stream, groups=3)
+    watch = Watch(stream)
+    train(
+        watch,
+        max_steps=3,
+        rollouts={"acknowledge": "save"},
+        save_strategy="steps",
+        save_steps=2,
+        save_only_model=True,
+    )
+    assert watch.acked == [0, 0, 2]
+    assert stream.stats().ledger.waiting == stream.stats().ledger.put - stream.stats().ledger.acked
+
+
+def test_a_trainer_that_fails_between_steps_loses_nothing(
+    stream: redrb.ExperienceStream, train: Callable[..., Any]
+) -> None:
+    ScriptedMaker().put(stream, groups=3)
+    with pytest.raises(OSError, match="disk is full"):
+        train(Watch(stream, raise_at=1), max_steps=3, steps_per_generation=2)
+    ledger = stream.stats().ledger
+    assert (ledger.acked, ledger.waiting) == (0, 3)
+
+
+def test_makers_follow_the_published_policy(
+    stream: redrb.ExperienceStream,
+    train: Callable[..., Any],
+    client: redrb.Client,
+    namespace: str,
+) -> None:
+    ScriptedMaker().put(stream, groups=2)
+    subscriber = redrb.WeightSubscriber(client, "policy", namespace=namespace)
+    with redrb.WeightPublisher(client, "policy", namespace=namespace) as publisher:
+        trainer = train(max_steps=2, learning_rate=0.1, rollouts={"publisher": publisher})
+    model = tiny_model()
+    loaded = subscriber.poll(model, strict=True)
+    assert loaded is not None
+    assert loaded.version == 3  # before the first step, and after each
+    for ours, theirs in zip(model.parameters(), trainer.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_extras_and_masks_of_tools_reach_the_trainer(stream: redrb.ExperienceStream) -> None:
+    ScriptedMaker(tool=True, extras={"answer": "42"}).put(stream, groups=1)
+    fed = TaskRollouts(stream, extras=["answer"], timeout=5)
+    got = fed(["", ""], stub(fed))
+    assert got["answer"] == ["42", "42"]
+    assert got["reward"] == [0.0, 1.0]
+    assert got["env_mask"] == [[1, 0, 1, 1], [1, 0, 1, 1]]
+    assert all(log_probs[1] == 0 for log_probs in got["logprobs"])
+    assert [len(ids) for ids in got["prompt_ids"]] == [3, 3]
+
+
+def test_wrong_use_is_refused_with_advice(stream: redrb.ExperienceStream) -> None:
+    with pytest.raises(ConfigError, match="ExperienceStream"):
+        TaskRollouts("math")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="WeightPublisher"):
+        TaskRollouts(stream, publisher="policy")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="other names"):
+        TaskRollouts(stream, extras=["prompt"])
+    with pytest.raises(ConfigError, match="TaskRollouts"):
+        maker_reward(["a"])
+    fed = TaskRollouts(stream, timeout=1)
+    with pytest.raises(ConfigError, match="callbacks"):
+        fed(["", ""], stub(None))
+    with pytest.raises(ConfigError, match="eval_strategy"):
+        fed(["", ""], stub(fed, training=False))
+    with pytest.raises(ConfigError, match="multiple of"):
+        fed([""], stub(fed))
+    with pytest.raises(redrb.BatchTimeout):
+        fed(["", ""], stub(fed))
+
+
+def test_groups_that_do_not_fit_are_failed_deliveries(stream: redrb.ExperienceStream) -> None:
+    maker = ScriptedMaker()
+    maker.put(stream, groups=1)
+    stream.put(maker.group()[:1])
+    fed = TaskRollouts(stream, timeout=5)
+    with pytest.raises(RecordError, match="num_generations=1 in the GRPOConfig"):
+        fed([""] * 4, stub(fed))
+    ledger = stream.stats().ledger
+    assert (ledger.waiting, ledger.leased) == (2, 0)
+
+
+def test_ranks_take_their_parts_together(
+    open_stream: Callable[..., redrb.ExperienceStream],
+) -> None:
+    streams = [open_stream() for _ in range(2)]
+    ScriptedMaker().put(streams[0], groups=4)
+
+    def train(rank: int) -> int:
+        fed = TaskRollouts(streams[rank], timeout=20)
+        trainer = stub(fed, rank=rank, ranks=2)
+        samples = 0
+        for step in range(2):
+            samples += len(fed(["", ""], trainer)["completion_ids"])
+            fed.on_step_end(None, SimpleNamespace(global_step=step + 1))
+        return samples
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(train, range(2))) == [4, 4]
+    assert streams[0].stats().ledger.acked == 4
+
+
+@pytest.mark.parametrize("real_url", list(programs())[-1:], indirect=True)
+def test_a_trainer_that_is_killed_before_its_step_loses_nothing(
+    real_url: str, namespace: str
+) -> None:
+    with redrb.connect(real_url) as client:
+        stream = redrb.ExperienceStream(
+            client, "math", namespace=namespace, lease_ms=1000, max_deliveries=10
+        )
+        ScriptedMaker().put(stream, groups=1)
+        dying = multiprocessing.get_context("fork").Process(
+            target=_take_and_die, args=(real_url, namespace)
+        )
+        dying.start()
+        dying.join(60)
+        assert dying.exitcode == -signal.SIGKILL
+        assert stream.stats().ledger.leased == 1
+        fed = TaskRollouts(stream, timeout=20)
+        assert len(fed(["", ""], stub(fed))["completion_ids"]) == 2
+        fed.on_step_end(None, SimpleNamespace(global_step=1))
+        assert stream.stats().ledger.acked == 1
+        stream.clear()
+        stream.close()
+
+
+def stub(
+    fed: TaskRollouts | None, *, training: bool = True, rank: int = 0, ranks: int = 1
+) -> SimpleNamespace:
+    """Return what a TaskRollouts reads of a trainer."""
+    return SimpleNamespace(
+        model=SimpleNamespace(training=training),
+        callback_handler=SimpleNamespace(callbacks=[fed]),
+        num_generations=2,
+        num_iterations=1,
+        args=SimpleNamespace(steps_per_generation=1, gradient_accumulation_steps=1),
+        state=SimpleNamespace(global_step=0),
+        accelerator=SimpleNamespace(
+            num_processes=ranks, process_index=rank, distributed_type="MULTI_CPU"
+        ),
+        use_vllm=False,
+        vllm_importance_sampling_correction=True,
+        vllm_importance_sampling_mode="token_truncate",
+    )
+
+
+def _take_and_die(url: str, namespace: str) -> None:
+    stream = redrb.ExperienceStream(
+        redrb.connect(url), "math", namespace=namespace, lease_ms=1000, max_deliveries=10
+    )
+    fed = TaskRollouts(stream, timeout=20)
+    fed(["", ""], stub(fed))
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,210 @@
+"""TRL's AsyncGRPOTrainer on a task, on the CPU: its attention kernel for GPUs is replaced."""
+
+from __future__ import annotations
+
+import queue
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import redrb
+from redrb import ConfigError
+
+pytest.importorskip("trl")
+from transformers import TrainerCallback
+
+from tests.trl_jobs import EOS, ScriptedMaker, tiny_model, tokenizer
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture
+def url() -> str:
+    return f"fake://{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import TRL's experimental module without its warning."""
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from trl.experimental import async_grpo
+    from trl.experimental.async_grpo import async_grpo_trainer, packing
+
+    from redrb.interop.trl import PublishedWeights, TaskRolloutWorker, placeholder_prompts
+
+    kernel = SimpleNamespace(flash_attn_varlen_func=attention)
+    monkeypatch.setattr(packing, "_flash_attn", lambda: kernel)
+    monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None)
+    monkeypatch.setattr(async_grpo_trainer, "VLLMClient", lambda *_: None)
+    return SimpleNamespace(
+        trainer=async_grpo.AsyncGRPOTrainer,
+        config=async_grpo.AsyncGRPOConfig,
+        weights=PublishedWeights,
+        worker=TaskRolloutWorker,
+        prompts=placeholder_prompts,
+    )
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_starts: torch.Tensor,
+    key_starts: torch.Tensor,
+    *_: Any,
+    softmax_scale: float,
+    **__: Any,
+) -> torch.Tensor:
+    """Causal attention of each segment to its keys, aligned at their ends, as FlashAttention's."""
+    out = torch.empty_like(query)
+    bounds = zip(
+        *(starts[:-1].tolist() for starts in (query_starts, key_starts)),
+        *(starts[1:].tolist() for starts in (query_starts, key_starts)),
+        strict=True,
+    )
+    for q_from, k_from, q_to, k_to in bounds:
+        length, keys = q_to - q_from, k_to - k_from
+        mask = torch.ones(length, keys, dtype=torch.bool).tril(keys - length)
+        q, k, v = (
+            x.transpose(0, 1) for x in (query[q_from:q_to], key[k_from:k_to], value[k_from:k_to])
+        )
+        seen = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=softmax_scale, enable_gqa=True
+        )
+        out[q_from:q_to] = seen.transpose(0, 1)
+    return out
+
+
+class Watch(TrainerCallback):
+    """Notes the acknowledged groups after each step."""
+
+    def __init__(self, stream: redrb.ExperienceStream) -> None:
+        self.stream = stream
+        self.acked: list[int] = []
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.acked.append(self.stream.stats().ledger.acked)
+
+
+@pytest.mark.parametrize("token_budget", [0, 64])
+def test_it_trains_on_groups_with_the_makers_log_probabilities(
+    parts: Any,
+    open_stream: Callable[..., redrb.ExperienceStream],
+    client: redrb.Client,
+    namespace: str,
+    tmp_path: Path,
+    token_budget: int,
+) -> None:
+    stream = open_stream(max_deliveries=10)
+    ScriptedMaker(shifts=(0.1, 0.1)).put(stream, groups=40)
+    tiny_model().save_pretrained(tmp_path / "model")
+    watch = Watch(stream)
+    with redrb.WeightPublisher(client, "policy", namespace=namespace) as publisher:
+        weights = parts.weights(publisher)
+        worker = parts.worker(stream, weights, group_size=2)
+        trainer = parts.trainer(
+            str(tmp_path / "model"),
+            args=parts.config(
+                output_dir=str(tmp_path / "out"),
+                per_device_train_batch_size=2,
+                num_generations=2,
+                max_steps=6,
+                learning_rate=1e-3,
+                token_budget=token_budget,
+                max_staleness=10,
+                logging_steps=1,
+                report_to="none",
+                save_strategy="no",
+                use_cpu=True,
+                bf16=False,
+                dtype="float32",
+                gradient_checkpointing=False,
+                disable_tqdm=True,
+            ),
+            train_dataset=parts.prompts(1),
+            processing_class=tokenizer(),
+            rollout_worker=worker,
+            weight_transfer=weights,
+            callbacks=[worker, watch],
+        )
+        trainer.train()
+    first = trainer.state.log_history[0]
+    assert first["ratio"] == pytest.approx(np.exp(0.1), rel=1e-3)
+    assert first["reward"] == 0.5
+    assert watch.acked[0] == 0
+    assert watch.acked[-1] > 0
+    ledger = stream.stats().ledger
+    assert ledger.leased == 0
+    assert ledger.waiting == 40 - ledger.acked
+    model = tiny_model()
+    loaded = redrb.WeightSubscriber(client, "policy", namespace=namespace).poll(model, strict=False)
+    assert loaded is not None
+    assert loaded.version == 7
+    assert torch.equal(model.lm_head.weight, trainer.model.lm_head.weight)
+
+
+def test_the_queue_is_that_of_trl(
+    parts: Any, open_stream: Callable[..., redrb.ExperienceStream]
+) -> None:
+    stream = open_stream(max_deliveries=10)
+    worker = parts.worker(stream)
+    with pytest.raises(queue.Empty):
+        worker.rollout_buffer.get(timeout=0)
+    worker.check_health(60)
+    with pytest.raises(redrb.BatchTimeout):
+        worker.check_health(0)
+    ScriptedMaker(tool=True).put(stream, groups=1)
+    samples = [worker.get(timeout=5) for _ in range(2)]
+    assert [sample.advantage for sample in samples] == pytest.approx([-1, 1], abs=1e-4)
+    assert samples[0].completion_mask.tolist() == [0, 0, 0, 1, 0, 1, 1]
+    assert samples[0].old_log_probs[[0, 1, 2, 4]].tolist() == [0, 0, 0, 0]
+    assert stream.stats().ledger.leased == 1
+    worker.stop()
+    assert stream.stats().ledger.waiting == 1
+
+
+def test_groups_beyond_the_trainers_bound_expire(
+    parts: Any,
+    open_stream: Callable[..., redrb.ExperienceStream],
+    client: redrb.Client,
+    namespace: str,
+) -> None:
+    stream = open_stream(max_deliveries=10)
+    maker = ScriptedMaker()
+    stream.put(maker.group(), policy_version=1)
+    stream.put(maker.group(), policy_version=3)
+    with redrb.WeightPublisher(client, "policy", namespace=namespace) as publisher:
+        weights = parts.weights(publisher)
+        worker = parts.worker(stream, weights)
+        worker.on_train_begin(SimpleNamespace(max_staleness=1))
+        for version in range(11, 14):  # the trainer's numbers go on after a restart
+            weights.send_weights(iter(tiny_model().named_parameters()))
+            worker.update_model_version(version)
+        assert worker.get(timeout=5).model_version == 13
+        worker.stop()
+    assert stream.stats().ledger.expired == 1
+
+
+def test_samples_that_cannot_be_trained_are_failed_deliveries(
+    parts: Any, open_stream: Callable[..., redrb.ExperienceStream]
+) -> None:
+    stream = open_stream(max_deliveries=1)
+    bad = redrb.BufferItem(torch.tensor([5, EOS]), None, None, torch.tensor(1.0), None, None)
+    stream.put([bad])
+    worker = parts.worker(stream)
+    with pytest.raises(redrb.errors.RecordError, match="log-probability"):
+        worker.get(timeout=5)
+    assert stream.stats().ledger.dead == 1
+    with pytest.raises(ConfigError, match="ExperienceStream"):
+        parts.worker("math")
+    with pytest.raises(ConfigError, match="PublishedWeights"):
+        parts.worker(stream, "policy")
+    with pytest.raises(ConfigError, match="WeightPublisher"):
+        parts.weights("policy")

@@ -1,0 +1,119 @@
+"""Small jobs of TRL for tests: a model from a config, a tokenizer, a maker that needs no model."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import GRPOConfig
+
+import redrb
+from redrb.algorithms import action_log_probs
+
+VOCABULARY, PAD, EOS = 24, 0, 3
+
+
+def tiny_model() -> LlamaForCausalLM:
+    """Return the same small causal model each time."""
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            bos_token_id=1,
+            eos_token_id=EOS,
+            pad_token_id=PAD,
+        )
+    )
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer with one word a token."""
+    words = {f"w{number}": number for number in range(VOCABULARY)}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="w1")),
+        unk_token="w1",
+        pad_token=f"w{PAD}",
+        eos_token=f"w{EOS}",
+        padding_side="left",
+    )
+
+
+def config(output: Path, **options: Any) -> GRPOConfig:
+    """Return a configuration for groups of two samples on the CPU."""
+    return GRPOConfig(
+        **{
+            "output_dir": str(output),
+            "num_generations": 2,
+            "per_device_train_batch_size": 2,
+            "learning_rate": 0.0,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": "none",
+            "use_cpu": True,
+            "bf16": False,
+            "gradient_checkpointing": False,
+            "disable_tqdm": True,
+            "shuffle_dataset": False,
+            **options,
+        }
+    )
+
+
+class ScriptedMaker:
+    """Puts groups of two random completions with the tiny model's log-probabilities.
+
+    Args:
+        shifts: Subtracted from the log-probabilities of each sample.
+        tool: The second token of each completion is the answer of a tool.
+        extras: Extras of each sample.
+    """
+
+    def __init__(
+        self,
+        shifts: tuple[float, float] = (0.0, 0.0),
+        *,
+        tool: bool = False,
+        extras: dict[str, Any] | None = None,
+    ) -> None:
+        self.model = tiny_model().eval()
+        self.dice = torch.Generator().manual_seed(1)
+        self.shifts, self.tool, self.extras = shifts, tool, extras or {}
+
+    def put(self, stream: redrb.ExperienceStream, *, groups: int) -> None:
+        """Put groups with rewards 0 and 1."""
+        for _ in range(groups):
+            stream.put(self.group(), policy_version=1)
+
+    @torch.no_grad()
+    def group(self) -> list[redrb.BufferItem]:
+        """Return two samples of 3 tokens of the prompt and 4 of the completion."""
+        tokens = torch.randint(4, VOCABULARY, (2, 7), generator=self.dice)
+        tokens[1, :3] = tokens[0, :3]
+        log_probs = action_log_probs(self.model(tokens).logits, tokens, 4)
+        mask = torch.tensor([True, not self.tool, True, True])
+        zeros = torch.zeros(4)
+        return [
+            redrb.BufferItem(
+                sequences=tokens[row],
+                action_log_probs=log_probs[row] - self.shifts[row],
+                values=zeros,
+                reward=torch.tensor(float(row)),
+                kl=zeros,
+                advantages=zeros,
+                action_mask=mask,
+                extras=self.extras,
+            )
+            for row in range(2)
+        ]
