@@ -113,16 +113,17 @@ class Acknowledgements:
             if any(not lost(Span(a.began, b.ended), self.failovers) for a, b in pairwise(spans))
         ]
 
-    def vanished(self, begun: Mapping[str, float]) -> set[str]:
+    def vanished(self, begun: Mapping[str, float], touched: Mapping[str, float]) -> set[str]:
         """Return groups that were trained and that a failover may have taken back with their puts.
 
         A group is taken as soon as the primary has it, and its put returns when a replica has it.
 
         Args:
             begun: Group -> when its put began, of puts that never returned.
+            touched: Group -> when somebody began to acknowledge or reject it.
         """
         return {
             name
             for name, at in begun.items()
-            if name in self.trying and lost(Span(at, self.trying[name]), self.failovers)
+            if name in touched and lost(Span(at, touched[name]), self.failovers)
         }

@@ -14,8 +14,6 @@ import psutil
 from tests.chaos.options import Place
 from tests.chaos.programs import ROLES, run
 
-MAKERS = ("put", "put_many", "writer", "sender", "steps")
-
 
 @dataclass
 class Running:
@@ -114,7 +112,7 @@ class Fleet:
     def end(self, part: str, seconds: float) -> None:
         """Ask the makers, or the others, to end; kill and note those that do not."""
         self.place.ends(part).touch()
-        roles = [role for role in self._running if (role in MAKERS) == (part == "makers")]
+        roles = [role for role in self._running if ROLES[role].part == part]
         until = time.monotonic() + seconds
         for role in roles:
             running = self._running.pop(role)

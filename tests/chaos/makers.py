@@ -8,7 +8,7 @@ from typing import Any
 from redrb import ExperienceSender, ExperienceStream
 from redrb.connection import Client
 from redrb.errors import ConfigError, RedrbError, SendFailed, StoreUnavailable
-from tests.chaos import options, payload
+from tests.chaos import options, payload, tasks
 from tests.chaos.options import Place
 from tests.chaos.worker import Worker
 
@@ -21,7 +21,7 @@ class Maker(Worker):
     """Names groups; `task` is where they go."""
 
     part = "makers"
-    task = options.FLOW
+    task = tasks.FLOW
 
     def __init__(self, name: str, place: Place) -> None:
         super().__init__(name, place)
@@ -74,7 +74,7 @@ class ManyPutter(Maker):
 class StepsPutter(ManyPutter):
     """Puts the groups that ranks train."""
 
-    task = options.STEPS
+    task = tasks.STEPS
 
 
 class Writes(Maker):

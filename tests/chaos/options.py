@@ -7,18 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NAMESPACE = "chaos"
-FLOW, STEPS = "flow", "steps"
-"""Tasks: `flow` for all makers and single trainers, `steps` for two ranks that take together."""
-
 WEIGHTS = "policy"
 WORLD_SIZE = 2
 
-LIMIT = 300
 LEASE_MS = 2_000
 RETRY_S = 6.0
 CONNECT_S = 2.0
-MAX_DELIVERIES = 1_000
-"""Workers die so often that the ordinary bound would fill the dead letters."""
+PART_AGE_S = 5.0
+"""Age at which a group is dropped if some of its parts are missing."""
 
 LATE_S = 5.0
 """How far beyond its deadline a call may end."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tests.chaos import makers, trainers, weights
+from tests.chaos import makers, operators, rollouts, stages, trainers, weights
 from tests.chaos.options import Place
 from tests.chaos.worker import Worker, serve
 
@@ -14,6 +14,12 @@ ROLES: dict[str, type[Worker]] = {
     "writer": makers.Writes,
     "sender": makers.Sends,
     "steps": makers.StepsPutter,
+    "parts0": rollouts.Parts,
+    "parts1": rollouts.Parts,
+    "admitted": rollouts.Admitted,
+    "configure": operators.Configures,
+    "requeue": operators.Requeues,
+    "stage": stages.Forwards,
     "take": trainers.Takes,
     "leases": trainers.Loops,
     "loader": trainers.Loads,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import redis
 
-from tests.chaos import clearing, leftovers, options, stored, versions
+from tests.chaos import leftovers, options, stored, tasks, versions
 from tests.chaos.checker import Checker
 from tests.chaos.faults import Faults
 from tests.chaos.fleet import Fleet
@@ -21,13 +21,13 @@ from tests.chaos.options import Options, Place
 from tests.chaos.pair import Pair
 from tests.chaos.report import Result
 from tests.chaos.stored import Look
+from tests.chaos.tasks import TASKS
 from tests.servers import programs
 
 _LOOK_S = 1.0
 _WARM_UP_S = 2.0
 _ENDS_S = options.RETRY_S + 10.0
 _DRAIN_S = 90.0
-TASKS = (options.FLOW, options.STEPS)
 
 
 class Run:
@@ -58,6 +58,7 @@ class Run:
         """Run, and return what was found."""
         try:
             self._note("start")
+            tasks.create(self._url)
             self._fleet.start_all()
             self._make_faults()
             self._end_workers()
@@ -121,10 +122,9 @@ class Run:
         try:
             with self._pair.admin() as client:
                 for task in TASKS:
-                    began = time.monotonic()
-                    ledger = stored.ledger(client, stored.prefix(options.NAMESPACE, task))
-                    if ledger is not None:
-                        found.append(Look(task, began, time.monotonic(), ledger))
+                    look = stored.look(client, options.NAMESPACE, task)
+                    if look is not None:
+                        found.append(look)
         except (redis.ConnectionError, redis.TimeoutError, redis.OutOfMemoryError):
             return []  # beyond its memory limit a server refuses transactions
         self._looks += found
@@ -138,20 +138,31 @@ class Run:
         until = time.monotonic() + _DRAIN_S
         while not self._drained():
             if time.monotonic() > until:
-                last = {look.task: look.ledger for look in self._looks[-2:]}
+                last = self._looks[-len(TASKS) :]
                 self._findings.append(f"trainers do not take what is left: {last}")
                 break
             self._fleet.replace_ended()
+            tasks.take_back_rights(self._url)
             time.sleep(0.5)
         self._fleet.end("others", _ENDS_S)
 
     def _drained(self) -> bool:
-        """Whether no group waits or is leased; of the ranks' task one may be left."""
-        most = {options.FLOW: 0, options.STEPS: options.WORLD_SIZE - 1}
+        """Whether no group waits, is leased or incomplete, and no right is held or asked for.
+
+        Of the ranks' task one group may be left.
+        """
+        most = {tasks.STEPS: options.WORLD_SIZE - 1}
         looks = self._look()
         return len(looks) == len(TASKS) and all(
-            look.ledger["waiting"] + look.ledger["leased"] <= most[look.task] for look in looks
+            look.ledger["waiting"] + look.ledger["leased"] <= most.get(look.task, 0)
+            and not look.parts["incomplete"] + look.rights["held"] + look.rights["queued"]
+            for look in looks
         )
+
+    @property
+    def _url(self) -> str:
+        """The primary, without the proxy."""
+        return f"redis://127.0.0.1:{self._pair.primary.port}/0"
 
     def _check(self) -> Result:
         """Read the journals and Redis, delete everything, and look for what is left."""
@@ -168,9 +179,10 @@ class Run:
                 checker.check_look(look)
                 holds = stored.holdings(client, stored.prefix(options.NAMESPACE, look.task))
                 checker.check_end(look, holds)
+            checker.check_forwarded()
             namespace = options.NAMESPACE
             findings = leftovers.keys(client, namespace, leftovers.AFTER_RUN, "after the run")
-            clearing.clear(f"redis://127.0.0.1:{self._pair.primary.port}/0")
+            tasks.clear(self._url)
             findings += leftovers.keys(client, namespace, leftovers.AFTER_CLEAR, "after deletion")
         findings += leftovers.files(self.directory / "tmp", self._shared_memory)
         findings += self._fleet.left()
@@ -180,7 +192,7 @@ class Run:
             checker=checker,
             published=published,
             loaded=loaded,
-            looks=len(self._looks),
+            looks=self._looks,
             findings=[
                 *(*self._findings, *self._fleet.findings, *checker.findings),
                 *(*of_weights, *findings),

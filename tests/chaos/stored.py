@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
@@ -12,6 +13,8 @@ import redis
 STATUSES = ("init", "completed", "aborted", "expired", "failed", "filtered", "archived")
 _PREFIX = struct.Struct("<4sBBHII")
 _GROUP = "default"
+_RIGHTS = ("granted", "used", "returned", "lost", "late")
+_PARTS = ("begun", "completed", "delivered", "dropped", "dead")
 
 
 @dataclass(frozen=True)
@@ -21,12 +24,16 @@ class Look:
     Attributes:
         began, ended: Times between which it was read, of CLOCK_MONOTONIC.
         ledger: put, acked, expired, filtered, evicted, dead, leased, waiting.
+        rights: granted, used, returned, lost, late, held, and queued requests.
+        parts: Groups in parts: begun, incomplete, completed, delivered, dropped, dead.
     """
 
     task: str
     began: float
     ended: float
     ledger: dict[str, int]
+    rights: dict[str, int] = field(default_factory=dict)
+    parts: dict[str, int] = field(default_factory=dict)
 
     @property
     def balanced(self) -> bool:
@@ -41,6 +48,7 @@ class Holdings:
     Attributes:
         held: Groups that wait or are leased.
         dead: Groups among the dead letters.
+        dead_dropped: Dead letters that were deleted.
         uncounted: Entries that neither wait nor are leased.
         torn: What is wrong with entries.
         consumers: Names of consumers that the stream still has.
@@ -51,6 +59,7 @@ class Holdings:
     uncounted: set[str]
     torn: list[str]
     consumers: list[str]
+    dead_dropped: int = 0
 
 
 def prefix(namespace: str, name: str) -> str:
@@ -58,8 +67,9 @@ def prefix(namespace: str, name: str) -> str:
     return f"redrb:{{{namespace}:{name}}}:"
 
 
-def ledger(client: redis.Redis, keys: str) -> dict[str, int] | None:
-    """Read the ledger of a task in one transaction; None if no trainer has joined."""
+def look(client: redis.Redis, namespace: str, task: str) -> Look | None:
+    """Read the counters of a task in one transaction; None if no trainer has joined."""
+    began, keys = time.monotonic(), prefix(namespace, task)
     pipe = client.pipeline(transaction=True)
     pipe.sismember(f"{keys}groups", _GROUP)
     pipe.hgetall(f"{keys}task")
@@ -68,14 +78,21 @@ def ledger(client: redis.Redis, keys: str) -> dict[str, int] | None:
     pipe.xinfo_groups(f"{keys}stream")
     for status in STATUSES:
         pipe.zcard(f"{keys}ready:{_pool(status)}")
-    joined, task, puts, group, groups, *waiting = pipe.execute(raise_on_error=False)
+    pipe.hgetall(f"{keys}admission")
+    pipe.zcard(f"{keys}rights")
+    pipe.zcard(f"{keys}queue:#admission")
+    pipe.hgetall(f"{keys}parts")
+    pipe.hlen(f"{keys}part_records")
+    joined, settings, puts, group, groups, *waiting, admission, held, queued, parts, incomplete = (
+        pipe.execute(raise_on_error=False)
+    )
     if not joined or isinstance(groups, Exception):
         return None
     filtered, kept_back, stale = (
-        _number(task, name) for name in ("filtered", "kept_back", "arrived_stale")
+        _number(settings, name) for name in ("filtered", "kept_back", "arrived_stale")
     )
     pending = {each["name"].decode(): each["pending"] for each in groups}
-    return {
+    ledger = {
         "put": _number(puts, "put") + filtered + kept_back + _number(group, "put"),
         "acked": _number(group, "acked"),
         "expired": stale + _number(group, "expired"),
@@ -85,6 +102,12 @@ def ledger(client: redis.Redis, keys: str) -> dict[str, int] | None:
         "leased": pending.get(_GROUP, 0),
         "waiting": sum(waiting),
     }
+    rights = {name: _number(admission, name) for name in _RIGHTS}
+    return Look(
+        *(task, began, time.monotonic(), ledger),
+        {**rights, "held": held, "queued": queued},
+        {**{name: _number(parts, name) for name in _PARTS}, "incomplete": incomplete},
+    )
 
 
 def holdings(client: redis.Redis, keys: str) -> Holdings:
@@ -106,6 +129,7 @@ def holdings(client: redis.Redis, keys: str) -> Holdings:
         uncounted={name for seq, name in entries.items() if seq not in held},
         torn=torn,
         consumers=[each["name"].decode() for each in consumers],
+        dead_dropped=int(client.hget(f"{keys}task", "dead_dropped") or 0),
     )
 
 

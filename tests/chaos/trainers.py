@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from redrb import BatchTimeout, Experience, ExperienceLoader, ExperienceStream, Lease, LeaseLost
 from redrb.connection import Client
 from redrb.errors import ConfigError, RankLost, WrongStep
-from tests.chaos import options, payload
+from tests.chaos import options, payload, tasks
+from tests.chaos.checkpoint import Checkpoint
 from tests.chaos.options import Place
 from tests.chaos.worker import EXPECTED, Worker
 
@@ -23,7 +22,7 @@ ENDINGS = ("ack", "release", "reject")
 class Trainer(Worker):
     """Takes batches, which last a moment, and ends them."""
 
-    task = options.FLOW
+    task = tasks.FLOW
 
     def open(self, client: Client) -> None:
         self._stream: ExperienceStream = self.stream(client, self.task)
@@ -148,7 +147,7 @@ class Loads(Trainer):
 class Rank(Trainer):
     """Takes its part of each step; its checkpoint is a file that holds the next step."""
 
-    task = options.STEPS
+    task = tasks.STEPS
 
     def __init__(self, name: str, place: Place) -> None:
         super().__init__(name, place)
@@ -208,18 +207,3 @@ class Rank(Trainer):
             raise
         except ConfigError as error:
             raise RankLost(task=self.task, step=step, ranks=(self._rank,)) from error
-
-
-class Checkpoint:
-    """A step in a file, replaced at once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def load(self) -> int:
-        return int(json.loads(self._path.read_text())) if self._path.exists() else 0
-
-    def store(self, step: int) -> None:
-        new = self._path.with_suffix(".new")
-        new.write_text(json.dumps(step))
-        new.replace(self._path)

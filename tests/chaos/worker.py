@@ -20,6 +20,7 @@ import torch
 import redrb
 from redrb.connection import Client
 from redrb.errors import (
+    AdmissionTimeout,
     BatchTimeout,
     LeaseLost,
     RankLost,
@@ -29,6 +30,8 @@ from redrb.errors import (
     WeightTimeout,
     WrongStep,
 )
+from redrb.stream.admission import admitter
+from redrb.stream.parts import scripts as part_scripts
 from redrb.weights.host import cache
 from redrb.weights.publishing import publisher
 from tests.chaos import options, payload
@@ -37,7 +40,7 @@ from tests.chaos.options import Place
 
 EXPECTED = (
     *(BatchTimeout, LeaseLost, RankLost, SendFailed, StoreFull, StoreUnavailable),
-    *(WeightTimeout, WrongStep),
+    *(WeightTimeout, WrongStep, AdmissionTimeout),
 )
 """Errors that faults cause and that a user's loop outlives."""
 
@@ -92,9 +95,6 @@ class Worker:
                 task,
                 namespace=options.NAMESPACE,
                 lease_ms=options.LEASE_MS,
-                limit=options.LIMIT,
-                max_deliveries=options.MAX_DELIVERIES,
-                max_dead=0,  # the checker looks for each of them
             )
 
     def run(self) -> None:
@@ -143,6 +143,7 @@ def serve(make: Callable[[str, Place], Worker], name: str, place: Place) -> None
     torch.set_num_threads(1)
     publisher.CHUNK_BYTES = payload.CHUNK_BYTES  # type: ignore[attr-defined]
     cache._SHARED_MEMORY = place.shared_memory
+    admitter.QUEUE_TTL_MS = part_scripts.GRACE_MS = options.LEASE_MS  # type: ignore[attr-defined]
     before = set(threading.enumerate())
     worker = make(name, place)
     worker.journal.write("start", pid=os.getpid())
