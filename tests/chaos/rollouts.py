@@ -13,8 +13,8 @@ from tests.chaos.checkpoint import Checkpoint
 from tests.chaos.makers import ManyPutter, fate
 from tests.chaos.options import Place
 
-MOST_PARTS = 40
-"""Groups that wait for parts, at most: how far one maker of parts may be ahead of the other."""
+MOST_AHEAD = 10
+"""Groups that one maker of parts may be ahead of the other."""
 
 POLICY_VERSION = 0
 """The task knows no current version, so no group is ever too stale."""
@@ -67,10 +67,13 @@ class Parts(Admitted):
         role = name.split("-")[0]
         self._place = int(role.removeprefix("parts"))
         self._next = Checkpoint(place.directory / f"{role}.next")
+        self._other = Checkpoint(place.directory / f"parts{1 - self._place}.next")
 
     def step(self) -> None:
         self.pause(self.dice.uniform(0, 0.1))
         number = self._next.load()
+        if number > self._other.load() + MOST_AHEAD:
+            return
         name = f"parts#{number}"
         samples = payload.group(name)
         for index in range(self._place, len(samples), 2):
@@ -96,7 +99,6 @@ class Parts(Admitted):
                 index=index,
                 of=len(samples),
                 part_age=f"{options.PART_AGE_S:.0f}s",
-                most_parts=MOST_PARTS,
                 policy_version=POLICY_VERSION,
                 admission=right,
                 timeout=timeout,

@@ -46,7 +46,7 @@ class Takes(Trainer):
             lease = self._stream.take(BATCH, timeout=timeout, at_least=1)
             outcome["delivered"], outcome["torn"] = names = payload.names_of(lease.groups())
         self.train()
-        ending = self.dice.choices(ENDINGS, (50, 2, 1))[0]
+        ending = self.dice.choices(ENDINGS, (50, 2, 8))[0]
         if ending == "ack":
             with self.journal.call("ack", options.RETRY_S, acking=names[0]) as outcome:
                 lease.ack()
