@@ -158,7 +158,7 @@ def translate(error: upstream.RedisError, where: str) -> RedrbError:
         return StoreUnavailable(
             f"Redis at {where} has stored the put, but {reply}. If the primary fails now, the put "
             "may be lost: look at `redis-cli info replication`, or lower min_replicas. The same "
-            "groups put again are stored twice.",
+            "groups put again are stored twice; parts of groups count once.",
             where=where,
             uncertain=True,
         )

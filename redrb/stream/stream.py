@@ -47,6 +47,7 @@ from redrb.stream.put.preparer import Preparer
 from redrb.stream.put.producer import Producer
 from redrb.stream.put.receiver import Receiver
 from redrb.stream.put.refusals import DEFAULT_CHECKS, Check, OnBadGroup
+from redrb.stream.put.replication import Replication
 from redrb.stream.put.room import OnFull
 from redrb.stream.put.writer import Writer
 from redrb.stream.ranks.rank_requests import Balance, checked_balance, checked_place
@@ -207,17 +208,18 @@ class ExperienceStream:
         """Make the objects that put and take."""
         task, on_bad_group = self._task, options.on_bad_group
         replicas = client.min_replicas if options.min_replicas is None else options.min_replicas
+        replication = Replication(replicas)
 
         def preparer(filters: Sequence[Filter], on_bad: OnBadGroup) -> Preparer:
             return Preparer(task, options.narrow_floats, filters, frozenset(options.checks), on_bad)
 
         self._expiration = Expiration(task, self.group)
         self._preparer = preparer(options.filters, on_bad_group)
-        self._producer: Puts = Producer(task, options.on_full, replicas, on_bad_group)
+        self._producer: Puts = Producer(task, options.on_full, replication, on_bad_group)
         self._receiver = Receiver(task, self._producer, self._prepare)
         self._admitter: Admits = Admitter(task, options.lease_ms)
         self._parts = PartCollector(
-            task, preparer((), "raise"), self._preparer.prepare, self._producer
+            task, preparer((), "raise"), self._preparer.prepare, self._producer, replication
         )
         self._consumer = Consumer(
             *(task, self.group, options.lease_ms, options.reader, self._parts.finish_due)

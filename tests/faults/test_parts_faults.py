@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import redrb
 from redrb import ExperienceStream
+from redrb.errors import StoreUnavailable
 from tests.samples import numbered, numbers
 
 ROOT = Path(__file__).parents[2]
@@ -68,3 +71,17 @@ def test_a_group_whose_makers_are_killed_is_there_once(real_url: str, namespace:
         assert (stats.ledger.put, stats.ledger.acked) == (1, 1)
         stream.clear()
         stream.close()
+
+
+def test_no_part_returns_before_replicas_have_it(real_url: str, namespace: str) -> None:
+    with (
+        redrb.connect(real_url, retry_s=0.1) as client,
+        ExperienceStream(client, "math", namespace=namespace) as stream,
+        ExperienceStream(client, "math", namespace=namespace, min_replicas=1) as careful,
+    ):
+        with pytest.raises(StoreUnavailable, match="only 0 of 1 replicas"):
+            careful.put_part("a", numbered(0), index=0, of=2)
+        assert stream.put_part("a", numbered(1), index=1, of=2) is not None
+        with pytest.raises(StoreUnavailable, match="only 0 of 1 replicas"):
+            careful.put_part("a", numbered(0), index=0, of=2)  # the group is that of another put
+        stream.clear()

@@ -27,6 +27,7 @@ from redrb.stream.put.items import Groups
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.preparer import Preparer
 from redrb.stream.put.producer import PartsEnded
+from redrb.stream.put.replication import Replication
 from redrb.stream.put.rights import NO_RIGHTS, Rights
 from redrb.stream.take.cause import MOST_CHARACTERS, NO_CAUSE, Cause
 from redrb.stream.task.task import Task
@@ -44,6 +45,7 @@ class PartCollector:
         preparer: Preparer,
         prepare: Callable[[Groups, PutOptions], PutBatch],
         producer: Puts,
+        replication: Replication,
     ) -> None:
         """Make a collector.
 
@@ -52,9 +54,10 @@ class PartCollector:
             preparer: Encodes parts; it has no filters, and refuses bad ones.
             prepare: Checks, filters and encodes whole groups.
             producer: Stores them.
+            replication: Lets replicas confirm parts.
         """
         self._task = task
-        self._scripts = PartScripts(task.store)
+        self._scripts = PartScripts(task.store, replication)
         self._preparer = preparer
         self._prepare = prepare
         self._producer = producer

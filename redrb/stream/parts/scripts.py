@@ -18,6 +18,7 @@ from redrb.connection.transport import Argument, Pipeline, Reply, packed
 from redrb.experience.records import Scalar
 from redrb.lua.scripts import add_to, load
 from redrb.stream.parts.part import Part
+from redrb.stream.put.replication import Replication
 from redrb.stream.put.rights import Rights
 from redrb.stream.put.scripts import lacks_script, transaction_results
 from redrb.stream.take.cause import Cause
@@ -91,8 +92,9 @@ class PartReply:
 class PartScripts:
     """Runs the scripts for groups in parts of one task."""
 
-    def __init__(self, store: TaskStore) -> None:
+    def __init__(self, store: TaskStore, replication: Replication) -> None:
         self._store = store
+        self._replication = replication
         self._known = False
 
     def add(
@@ -136,13 +138,19 @@ class PartScripts:
             made.add_payload(head, 4, [blob], len(blob))
             add_to(made, load("parts/add"), store.script_keys, arguments, whole=whole)
             made.add("EXEC")
+            self._replication.add_to(made)
             return made
 
         def result(replies: list[Reply]) -> PartReply:
-            if lacks_script(replies):  # the part is stored, and is counted by the next attempt
+            done, confirmed = self._replication.divide(replies)
+            if lacks_script(done):  # the part is stored, and is counted by the next attempt
                 replies = store.client.exchange(pipeline(whole=True))
-            outcome, *reply = transaction_results(replies)[-1]
-            return _part_reply(part.key, outcome.decode(), reply)
+                done, confirmed = self._replication.divide(replies)
+            outcome, *fields = transaction_results(done)[-1]
+            reply = _part_reply(part.key, outcome.decode(), fields)
+            if reply.outcome in ("waits", "whole", "ended"):
+                self._replication.check(confirmed)
+            return reply
 
         first, self._known = not self._known, True  # the first one brings the text of the script
         return Request(store.client, pipeline(whole=first), result)

@@ -12,6 +12,7 @@ from redrb.stream.put.epoch import Epoch
 from redrb.stream.put.fitting import fitted
 from redrb.stream.put.pending import PendingPut, ProducerIdentity
 from redrb.stream.put.refusals import OnBadGroup
+from redrb.stream.put.replication import Replication
 from redrb.stream.put.room import Attempt, OnFull, Room
 from redrb.stream.put.scripts import PutReply, PutScripts, RoomReply
 from redrb.stream.put.sources import SourcesRefused
@@ -42,19 +43,19 @@ class Producer:
     """
 
     def __init__(
-        self, task: Task, on_full: OnFull, min_replicas: int, on_bad_group: OnBadGroup
+        self, task: Task, on_full: OnFull, replication: Replication, on_bad_group: OnBadGroup
     ) -> None:
         """Make a producer.
 
         Args:
             task: The task.
             on_full: What a put does when there is no room.
-            min_replicas: Replicas that must confirm a put.
+            replication: Lets replicas confirm puts.
             on_bad_group: What it does with groups that do not fit those of the task.
         """
         self._on_bad_group = on_bad_group
         self._task = task
-        self._scripts = PutScripts(task, min_replicas)
+        self._scripts = PutScripts(task, replication)
         self._room = Room(task.store, self._scripts, on_full)
         self._pid = os.getpid()
         self._idle: deque[ProducerIdentity] = deque()

@@ -11,6 +11,7 @@ from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.in_flight import Puts
 from redrb.stream.put.items import Groups
 from redrb.stream.put.options import PutOptions
+from redrb.stream.put.replication import Replication
 from redrb.stream.put.scripts import PutScripts
 from redrb.stream.put.sources import Sources, SourcesRefused
 from redrb.stream.task.origin import Origin, Source
@@ -45,7 +46,7 @@ class Receiver:
         self._task = task
         self._producer = producer
         self._prepare = prepare
-        self._scripts = PutScripts(task, 0)
+        self._scripts = PutScripts(task, Replication(0))
         self._floors: dict[tuple[str, str], int] = {}
         self._since: dict[tuple[str, str], int] = {}
 

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from redrb.connection.failures import NotReplicated, is_missing_script
+from redrb.connection.failures import is_missing_script
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error, packed
 from redrb.lua.scripts import add_to, load
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.indexing import index_arguments
+from redrb.stream.put.replication import Replication
 from redrb.stream.task.task import Task
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
 MOST_EVICTED = 50
 """Most groups beyond the limit that one call evicts; there are many after it was lowered."""
-
-_REPLICATION_MS = 1000
-"""Longest wait of an attempt for replicas; then the put is repeated, which stores nothing twice."""
 
 PutOutcome: TypeAlias = Literal[
     "ok",
@@ -86,15 +84,15 @@ class RoomReply(NamedTuple):
 class PutScripts:
     """Runs the scripts of producers on one task."""
 
-    def __init__(self, task: Task, min_replicas: int) -> None:
+    def __init__(self, task: Task, replication: Replication) -> None:
         """Prepare.
 
         Args:
             task: The task.
-            min_replicas: Replicas that must confirm a put.
+            replication: Lets replicas confirm puts.
         """
         self._task = task
-        self._min_replicas = min_replicas
+        self._replication = replication
         self._store = task.store
         self._known = False
         self._xadd = packed("XADD", task.store.keys.stream, "NOMKSTREAM", "*", "g")
@@ -130,37 +128,21 @@ class PutScripts:
                 made.add_payload(self._xadd, 6, [group.blob], group.nbytes)
             add_to(made, load("put/put"), store.script_keys, account, whole=whole)
             made.add("EXEC")
-            if self._min_replicas:
-                made.add("WAIT", self._min_replicas, _REPLICATION_MS)
+            self._replication.add_to(made)
             return made
 
         def result(replies: list[Reply]) -> PutReply:
-            done, confirmed = self._divided(replies)
+            done, confirmed = self._replication.divide(replies)
             if lacks_script(done):  # the next attempt removes the entries of this one
-                done, confirmed = self._divided(store.client.exchange(pipeline(whole=True)))
+                replies = store.client.exchange(pipeline(whole=True))
+                done, confirmed = self._replication.divide(replies)
             reply = _put_reply(transaction_results(done)[-1], len(groups))
-            if reply.outcome in ("ok", "again", "known"):
-                self._check_replicas(confirmed)
+            if reply.outcome in ("ok", "again", "known", "ended"):
+                self._replication.check(confirmed)
             return reply
 
         first, self._known = not self._known, True  # the first put brings the text of the script
         return Request(store.client, pipeline(whole=first), result)
-
-    def _divided(self, replies: list[Reply]) -> tuple[list[Reply], Reply]:
-        """Return the replies to the transaction, and the number of replicas that confirmed it."""
-        if not self._min_replicas:
-            return replies, 0
-        return replies[:-1], replies[-1]
-
-    def _check_replicas(self, confirmed: Reply) -> None:
-        """Raise a transient error if too few replicas have confirmed a put."""
-        if isinstance(confirmed, Exception):
-            raise confirmed
-        if confirmed < self._min_replicas:
-            raise NotReplicated(
-                f"only {confirmed} of {self._min_replicas} replicas (min_replicas) have confirmed "
-                "it in time"
-            )
 
     def evict(self, put: PendingPut, batch: PutBatch, *, least: int) -> tuple[bool, int]:
         """Make room for a put before it is sent, with bounded work.
