@@ -21,7 +21,7 @@ test: .venv/.dev  ## run the tests, two at a time
 test-slow: .venv/.dev  ## run the tests that take longer
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
-chaos: .venv/.dev  ## run makers, trainers and weights under faults: MINUTES=10 SEED=1 SERVER=path
+chaos: .venv/.dev  ## run makers, a stage, trainers and weights under faults: MINUTES=10 SEED=1 SERVER=path
 	@$(BIN)/python -m tests.chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(SERVER),--server $(SERVER)) $(ARGS)
 

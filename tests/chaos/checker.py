@@ -69,8 +69,7 @@ class Checker:
 
     def __post_init__(self) -> None:
         self.tasks = {
-            name: TaskJournal(Acknowledgements(self.failovers), PartPuts(self.failovers))
-            for name in TASKS
+            name: TaskJournal(Acknowledgements(self.failovers), PartPuts()) for name in TASKS
         }
         self._fates: dict[str, Fates] = {}
         self._sorted: dict[str, dict[str, tuple[list[float], list[float]]]] = {}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.chaos.failovers import Failover, Span, lost
+from tests.chaos.failovers import Span
 from tests.chaos.options import PART_AGE_S
 
 _AGE_IS_UNSURE_S = 2.0
@@ -27,16 +26,13 @@ class _Group:
 class PartPuts:
     """All calls of `put_part`.
 
-    Parts do not wait for replicas; the group that they become does. A part that a failover may have
-    taken back counts as missing.
+    Parts that returned were confirmed by replicas, as puts were.
 
     Attributes:
-        failovers: All failovers of the run.
         admitted: Groups of which a part was put with a right.
         keeping: Those of them that have surely got it.
     """
 
-    failovers: Sequence[Failover]
     admitted: set[str] = field(default_factory=set)
     keeping: set[str] = field(default_factory=set)
 
@@ -49,7 +45,7 @@ class PartPuts:
         group.of = begin["of"]
         group.begun[index] = min(begin["t"], group.begun.get(index, begin["t"]))
         span = Span(begin["t"], end.get("t", begin["t"]))
-        there = "there" in end and not lost(span, self.failovers)
+        there = "there" in end
         if there:
             group.there[index].append(span)
         if begin["right"]:

@@ -24,10 +24,9 @@ def look(task: str, **counters: int) -> Look:
     )
 
 
-def part(at: float, index: int, *, right: bool = False, stored: bool = False) -> list[Line]:
+def part(at: float, index: int, *, right: bool = False) -> list[Line]:
     """Return a call that puts one of two parts of the group "p"."""
-    outcome = {"end_there": True, **({"end_stored": ["p"]} if stored else {})}
-    return call("put_part", at, part="p", index=index, of=2, right=right, **outcome)
+    return call("put_part", at, part="p", index=index, of=2, right=right, end_there=True)
 
 
 def forward(at: float, *names: str) -> list[Line]:
@@ -67,12 +66,10 @@ def test_incomplete_and_old_parts_may_be_dropped(begun_at: float) -> None:
     assert found(checker(**parts), (dropped, holds())) == []
 
 
-def test_a_failover_may_take_a_part_back_and_not_its_group() -> None:
+def test_a_failover_takes_no_part_back_that_returned() -> None:
     dropped = (look(ROLLOUTS, parts_begun=1, parts_dropped=1), holds())
-    at = Failover(1.0, 1.2)
-    assert found(checker(at, **COMPLETE), dropped) == []
-    returned = {"parts0": part(0.5, 0), "parts1": part(1, 1, stored=True)}
-    assert any("1 groups are lost" in each for each in found(checker(at, **returned), dropped))
+    findings = found(checker(Failover(1.0, 1.2), **COMPLETE), dropped)
+    assert any("1 groups are lost" in each for each in findings), findings
 
 
 @pytest.mark.parametrize(
