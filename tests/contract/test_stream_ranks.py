@@ -7,8 +7,9 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from redrb.codec import EncodedGroup
 from redrb.connection import Client
 from redrb.errors import DecodeError, RankLost, WrongStep
 from redrb.stream.put.batch import PutBatch
-from redrb.stream.ranks.scripts import MOST_STEPS
+from redrb.stream.ranks.scripts import MOST_STEPS, BatchReply
 from tests.audit import audit, kill_consumer
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
@@ -609,6 +610,36 @@ def test_a_batch_that_was_leased_and_not_dealt_is_dealt_by_another_take(
     assert audit(ranks[0])["default"].leased == {}
     ranks[dead] = open_stream()
     assert [numbers(part) for part in leases(ranks, 4, 0)] == [[0, 2], [1, 3]]
+
+
+def test_a_take_that_arrives_after_its_attempt_leases_nothing(
+    open_stream: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks, others = [open_stream(), open_stream()], open_stream()
+    fill(ranks[0], 8)
+    late: list[Callable[[], BatchReply]] = []
+
+    def noted(lease_batch: Callable[..., BatchReply], *args: Any, **options: Any) -> BatchReply:
+        late.append(partial(lease_batch, *args, **options))
+        return lease_batch(*args, **options)
+
+    for each in ranks:
+        store = each._ranks._rank_store
+        monkeypatch.setattr(store, "lease_batch", partial(noted, store.lease_batch))
+    for error in ask(ranks, 16, 0, timeout=0.1):
+        assert isinstance(error, BatchTimeout)
+    assert late[0]().outcome == "late"
+    parts = leases(ranks, 4, 0)
+    assert late[-1]().outcome == "late"
+    assert audit(ranks[0])["default"].leased.keys() == {1, 2, 3, 4}
+    for part in parts:
+        part.ack()
+    assert late[-1]().outcome == "late"
+    for each in ranks:
+        each.close()
+    others.take(1, timeout=0).ack()  # there are no ranks any more
+    assert late[-1]().outcome == "late"
+    assert audit(others)["default"].leased == {}
 
 
 def test_a_rank_whose_time_is_up_forms_the_step_itself(

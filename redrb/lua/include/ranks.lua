@@ -65,6 +65,16 @@ local function living_ranks(group, except, now)
   return living, dead
 end
 
+-- Whether a take for a whole step comes too late: the step has parts, its attempt is over, or there are no
+-- ranks. Nobody would deal the batch that it leases.
+local function is_late_batch(group, slot, attempt)
+  if string.sub(slot, 1, #RANKS + 1) ~= RANKS .. '/' then
+    return false
+  end
+  local state = numbers(key('ranks', group), 'attempt', 'formed')
+  return attempt ~= string.format('%.0f', state[1]) or slot ~= slot_of(state[2] + 1)
+end
+
 local function wake_ranks(group)
   for _, holder in ipairs(holders_of(group)) do
     if holder then

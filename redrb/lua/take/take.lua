@@ -14,7 +14,7 @@
 --         that wait with another status, and the fates of all as in include/fates.lua, if it is to report
 --       | {'never', most}: limit, capacity or rate let at most so many groups be taken together
 --       | {'gone'}: there is no such task, or its settings are others
---       | {'late'}: a later take of the slot came first
+--       | {'late'}: a later take of the slot came first, or ranks need the batch no more
 --       | {'ranks'}: ranks take from this consumer group, so other consumers may not
 --       | {'more', groups that just expired}: run it again, there is more to do before
 --@include task clock facts pools heartbeats claims
@@ -47,10 +47,15 @@ if redis.call('SISMEMBER', key('groups'), group) == 0 or redis.call('EXISTS', ke
     return {'more', 0}
   end
 end
-if redis.call('EXISTS', key('ranks', group)) == 1 then
+if redis.call('EXISTS', key('ranks', group)) == 1 or string.sub(slot, 1, 6) == 'ranks/' then
   --@include ranks
   if has_ranks(group, slot, now) then
     return {'ranks'}
+  elseif is_late_batch(group, slot, token) then
+    if not leased then
+      redis.call('HDEL', key('leases', group), slot)
+    end
+    return {'late'}
   end
 end
 
