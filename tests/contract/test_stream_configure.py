@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -23,7 +24,7 @@ from redrb.experience import Status
 from redrb.orders import GroupFacts
 from redrb.stream import TaskSettings
 from redrb.stream.task.scripts import TaskScripts
-from tests.audit import audit
+from tests.audit import audit, kill_consumer
 from tests.conftest import REAL, Opener
 from tests.samples import numbered, numbers
 
@@ -102,6 +103,33 @@ def test_a_process_opened_before_goes_on_after_a_change(open_stream: Opener) -> 
     maker.put_many([[numbered(number)] for number in range(8)])
     assert maker.stats().limit == 8
     assert numbers(maker.take(2, timeout=0)) == [7, 6]
+
+
+def test_a_late_take_by_former_settings_leaves_no_consumer_of_a_dead_process(
+    open_stream: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead, other = open_stream(), open_stream()
+    other.put_many([[numbered(n)] for n in range(2)])
+    sent: list[partial[Any]] = []
+    scripts = dead._taker._scripts  # type: ignore[attr-defined]
+    take = scripts.take
+
+    def noted(*args: Any, **options: Any) -> Any:
+        sent.append(partial(take, *args, **options))
+        return take(*args, **options)
+
+    monkeypatch.setattr(scripts, "take", noted)
+    dead.take(1, timeout=0).ack()
+    other.configure(limit=9)
+    kill_consumer(dead)
+    other.take(1, timeout=0).ack()
+    assert sent[-1]().result().outcome == "gone"
+    kill_consumer(dead)
+    with pytest.raises(BatchTimeout):
+        other.take(1, timeout=0)
+    store = other._task.store
+    (consumer,) = store.client.execute("XINFO", "CONSUMERS", store.keys.stream, "default")
+    assert consumer[1].decode().startswith(other.consumer)
 
 
 def test_a_change_wakes_those_whom_it_lets_go_on(open_stream: Opener) -> None:

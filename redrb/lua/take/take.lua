@@ -22,22 +22,27 @@
 
 begin_writing()
 local rule = rules()
-if not rule.exists or rule.revision ~= ARGV[12] then
-  return {'gone'}
-end
 local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local count, least, waiter = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 local ttl_ms, lease_ms, status, where = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11]
+local known = rule.exists and rule.revision == ARGV[12]
+if not known and (not rule.exists or redis.call('SISMEMBER', key('groups'), group) == 0) then
+  return {'gone'}
+end
 local leased = redis.call('HGET', key('leases', group), slot)
 if not leased then -- XREADGROUP creates a consumer of this name: note it, so that it is deleted some day
   --@include permissions
   check_permissions(stream)
   redis.call('HSET', key('leases', group), slot, '0 ended')
+end
+if not known then -- XREADGROUP follows all the same; its consumer is deleted when the deadline is over
+  renew(group, consumer, lease_ms, set_clock(lease_ms, rule.clock))
+  return {'gone'}
 elseif leased == token then
   --@include staleness
   local held = redis.call('XPENDING', stream, group, '-', '+', count, slot)
   return taken_before(group, pool_of(group, status), held)
-elseif tonumber(string.match(leased, '^%d+')) >= tonumber(token) then
+elseif leased and tonumber(string.match(leased, '^%d+')) >= tonumber(token) then
   return {'late'}
 end
 local state, pool, now = key('group', group), pool_of(group, status), set_clock(lease_ms, rule.clock)
