@@ -115,3 +115,15 @@ local function has_ranks(group, slot, now)
   end_ranks(group)
   return false
 end
+
+-- The reply of a take that ranks exclude, and of a late one of theirs; or nil. `leased`: what the slot held.
+local function refused_by_ranks(group, slot, token, leased, now)
+  if has_ranks(group, slot, now) then
+    return {'ranks'}
+  elseif not is_late_batch(group, slot, token) then
+    return nil
+  elseif not leased then
+    redis.call('HDEL', key('leases', group), slot)
+  end
+  return {'late'}
+end

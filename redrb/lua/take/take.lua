@@ -54,13 +54,9 @@ if redis.call('SISMEMBER', key('groups'), group) == 0 or redis.call('EXISTS', ke
 end
 if redis.call('EXISTS', key('ranks', group)) == 1 or string.sub(slot, 1, 6) == 'ranks/' then
   --@include ranks
-  if has_ranks(group, slot, now) then
-    return {'ranks'}
-  elseif is_late_batch(group, slot, token) then
-    if not leased then
-      redis.call('HDEL', key('leases', group), slot)
-    end
-    return {'late'}
+  local refused = refused_by_ranks(group, slot, token, leased, now)
+  if refused then
+    return refused
   end
 end
 
@@ -98,8 +94,7 @@ if more then
 end
 
 -- how many groups this take may have: groups are reserved for takes before it in the queue
-local here, chosen
-local queue = pool
+local queue, here, chosen = pool
 if where ~= '' then
   --@include where queries
   queue = queue_of(pool, where)
