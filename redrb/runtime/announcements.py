@@ -1,5 +1,7 @@
 """How makers learn of weights: trainers announce versions to the makers that they name, and to all.
 
+A trainer that has ended its job announces that in the same way, with its newest versions.
+
 A trainer posts each announcement to the stream of every maker that it names, and to one stream of
 the trainer, which is read by makers that no trainer names. A stream keeps only its newest message,
 so that a maker which starts late, or restarts, finds it. Announcing a version twice does no harm.
@@ -21,6 +23,9 @@ from redrb.weights.wire.manifest import MAX_VERSION
 
 _RUN = re.compile(r"([0-9a-f]{32})?")
 
+MAX_REASON = 500
+"""Most characters of the reason for which a job is over."""
+
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
@@ -32,12 +37,14 @@ class Announcement:
         partial: Version of its newest partial update; 0 if there is none after the full one.
         run: Random id of the publishing process, 32 hex digits or "". If it changes, versions may
             have started again from 1, in a Redis that was emptied.
+        ended: Why the job is over; "": it goes on.
     """
 
     trainer: str
     full: int
     partial: int = 0
     run: str = ""
+    ended: str = ""
 
 
 def maker_key(namespace: str, maker: str) -> str:
@@ -87,6 +94,9 @@ def _checked(message: dict[str, Any]) -> Announcement:
     trainer, run = message.get("trainer"), message.get("run", "")
     versions = [message.get(name, 0) for name in ("full", "partial")]
     usable = all(type(version) is int and 0 <= version <= MAX_VERSION for version in versions)
+    ended = message.get("ended", "")
+    if not isinstance(ended, str) or len(ended) > MAX_REASON:
+        raise DecodeError("an announcement of weights is damaged: the reason of the job's end.")
     if not usable or not isinstance(run, str) or not _RUN.fullmatch(run):
         raise DecodeError("an announcement of weights is damaged: its versions or its run.")
     if not isinstance(trainer, str):
@@ -96,4 +106,4 @@ def _checked(message: dict[str, Any]) -> Announcement:
     except ConfigError as error:
         raise DecodeError(f"an announcement of weights is damaged: {error}") from error
     full, partial = versions
-    return Announcement(trainer, full, partial, run)
+    return Announcement(trainer, full, partial, run, ended)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from redrb.connection import Client
 from redrb.errors import ConfigError
 from redrb.runtime.announcements import (
+    MAX_REASON,
     Announcement,
     AnnouncementReader,
     announce,
@@ -69,8 +70,12 @@ class Broadcast:
         self.version = self._newest_version()  # of an earlier run
         # before there are weights, so that named makers follow no other trainer
         self._trainer_key = trainer_key(namespace, trainer)
-        if makers:
-            announce(client, self._keys, self._newest_announcement())
+        newest = self._newest_announcement()
+        if newest.ended:  # the job goes on: a trainer of this name has started again
+            newest = replace(newest, ended="")
+            announce(client, [*self._keys, self._trainer_key], newest)
+        elif makers:
+            announce(client, self._keys, newest)
         self._keys.append(self._trainer_key)
 
     def take_over(self, models: Mapping[str, nn.Module], *, fence: bool) -> int:
@@ -130,6 +135,15 @@ class Broadcast:
             self._announcement = replace(self._announcement, partial=self.version)
         announce(self._client, self._keys, self._announcement)
         return self.version
+
+    def end_job(self, why: str) -> None:
+        """Announce that the job is over, with the newest versions.
+
+        Raises:
+            StoreUnavailable: Redis stayed away; some makers may have the announcement.
+        """
+        newest = replace(self._newest_announcement(), ended=why[:MAX_REASON] or "it is over")
+        announce(self._client, self._keys, newest)
 
     def _publish_adapter(self, adapter: LoraAdapter, trained: Mapping[str, Tensor]) -> None:
         name = partial_name(self._trainer)

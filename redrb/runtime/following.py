@@ -129,6 +129,11 @@ class WeightFollower:
         return True
 
     @property
+    def trainer(self) -> str:
+        """Name of the trainer that is followed."""
+        return self._trainer or self._chosen_name
+
+    @property
     def fetching(self) -> bool:
         """Whether a fetch is under way."""
         return self._changing.locked()

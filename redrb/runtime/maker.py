@@ -21,6 +21,7 @@ from redrb.runtime.callbacks import Callbacks, MakerCallback
 from redrb.runtime.client import client_for
 from redrb.runtime.graceful_sending import GracefulSender
 from redrb.runtime.hooks import MakerHooks
+from redrb.runtime.job_end import JobEnd
 from redrb.runtime.maker_settings import SendSettings, WeightSettings
 from redrb.runtime.maker_weights import MakerWeights
 from redrb.runtime.model_placement import PlacedModels, place_models
@@ -103,6 +104,8 @@ class ExperienceMakerHolder(MakerHooks):
             lower it.
         admission: False begins groups without asking for rights, also in tasks with a bound of
             staleness: their groups may expire.
+        end_with_job: End `workingloop` when the trainer that the maker follows announces the end of
+            the job (`DetachedTrainer.end_job`); of several trainers all must have done so.
         in_flight_updates: Fetch new weights while `workingloop` generates and swap them in between
             two tokens, as PipelineRL does; `token_versions` note which weights made each token. The
             experience maker gets the option `before_token`, to be called in the thread in which the
@@ -156,6 +159,7 @@ class ExperienceMakerHolder(MakerHooks):
         room_timeout: float | None = None,
         max_unsent: int = 256,
         admission: bool = True,
+        end_with_job: bool = True,
         in_flight_updates: bool = False,
         stream_options: Mapping[str, Any] | None = None,
         **generate_kwargs: Any,
@@ -185,6 +189,7 @@ class ExperienceMakerHolder(MakerHooks):
         self._callbacks = _callbacks(callbacks, placed if eval_performance else None)
         self._debug = debug
         self._rights: BatchRights | None = None
+        self._end_with_job = end_with_job
         self._stop = StopRequest(stop_timeout)
         self._client, self._client_scope = client_for(client)
         self._open(namespace, self.models_to_follow(actor, critic), weights, sending)
@@ -238,8 +243,8 @@ class ExperienceMakerHolder(MakerHooks):
     ) -> None:
         """Make experience of every batch of prompts, each with the newest weights.
 
-        SIGTERM, Ctrl-C and `stop` end the loop after the current batch, when all groups are sent
-        or have found no room within `room_timeout`.
+        SIGTERM, Ctrl-C, `stop` and the end of the job end the loop after the current batch, when
+        all groups are sent or have found no room within `room_timeout`.
 
         Args:
             dataloader_fn: Called once; returns the batches of prompts, which are tensors or dicts
@@ -258,7 +263,8 @@ class ExperienceMakerHolder(MakerHooks):
             SendFailed: Groups could not be sent; the error counts them and names the cause. The
                 newest batch was then sent as well, unless a note of the error denies it.
         """
-        with self._stop.on_signals(), ending_within(self._stop.time):
+        ended = self._job_end.watching() if self._end_with_job else nullcontext()
+        with self._stop.on_signals(), ending_within(self._stop.time), ended:
             if not self._weights.wait_until_initialised():
                 return
             self._on_loop_start()
@@ -378,6 +384,10 @@ class ExperienceMakerHolder(MakerHooks):
                 self._rights = BatchRights(
                     self._streams, self._sender.shares, self._stop, self.name
                 )
+            self._job_end = JobEnd(
+                *(self._client, namespace, lambda: self._weights.trainer),
+                *(sending.trainers, self._stop),
+            )
             self._graceful_sender = GracefulSender(
                 self._sender, self._stop, stop_timeout=sending.room_timeout
             )

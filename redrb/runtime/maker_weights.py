@@ -73,6 +73,11 @@ class MakerWeights:
         """Version of the weights in the models; None before the first update."""
         return self._follower.version
 
+    @property
+    def trainer(self) -> str:
+        """Name of the trainer whose weights are followed."""
+        return self._follower.trainer
+
     def prefetching(self) -> AbstractContextManager[None]:
         """With in-flight updates, fetch them in a thread while this block runs."""
         return self._in_flight.running() if self._in_flight else nullcontext()

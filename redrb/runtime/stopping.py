@@ -52,6 +52,7 @@ class StopRequest:
 
     Attributes:
         reason: Why the loop was asked to end; "" before.
+        by_signal: Whether a signal was the first to ask.
         waits: Ends the waits of a thread that works in `stoppable(request.waits)`.
         time: Time that is left for Redis once a signal has come.
     """
@@ -63,6 +64,7 @@ class StopRequest:
             stop_timeout: Seconds that the process may spend on Redis after a signal.
         """
         self.reason = ""
+        self.by_signal = False
         self.waits = Stop()
         self.time = StopTime(stop_timeout)
         self._wake: Callable[[], None] | None = None
@@ -108,6 +110,7 @@ class StopRequest:
         before: dict[int, Any] = {}
 
         def handle(number: int, _frame: FrameType | None) -> None:
+            self.by_signal = self.by_signal or not self
             self.ask(signal.Signals(number).name)
             self.time.begin()
             for each, handler in before.items():

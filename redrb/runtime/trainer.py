@@ -243,6 +243,29 @@ class DetachedTrainer(TrainerHooks, ABC):
         """Ask `fit` to end after the current step; a callback may call it."""
         self._stop.ask(why)
 
+    def end_job(self, why: str = "all steps are trained") -> bool:
+        """Announce that the job is over: makers that follow this trainer finish and end.
+
+        Call it after the last `fit`; all ranks must call it. After SIGTERM or Ctrl-C it does
+        nothing, since the run is to be resumed. A trainer of this name that starts later takes the
+        announcement back.
+
+        Args:
+            why: The reason, which makers log.
+
+        Returns:
+            Whether the job is over.
+
+        Raises:
+            StoreUnavailable: Redis stayed away; some makers may have learned of it.
+        """
+        with ending_within(self._stop.time):
+            if any_rank(self._stop.by_signal):
+                return False
+            if not self._batches.rank:
+                self._broadcast.end_job(why)
+        return True
+
     def resume(self) -> bool:
         """Load the newest checkpoint, if it was not loaded yet; `fit` and updates call it first.
 

@@ -60,6 +60,7 @@ def _work(recipe: Recipe) -> str:
             trainer.begin()
         trainer.work()
         reason = trainer.why_over()
+        trainer.end_job(reason)
         metrics.write("end", why=reason)
         return reason if rank_here() == 0 else ""
 
