@@ -95,6 +95,7 @@ def group_relative_advantages(
     *,
     group_size: int | None = None,
     group_ids: Sequence[object] | None = None,
+    group_index: Tensor | None = None,
     scale_by_std: bool = True,
 ) -> Tensor:
     """Return the advantage of each sample over its group, float32 `[B]`.
@@ -107,14 +108,16 @@ def group_relative_advantages(
         reward: Reward of each sample, float32 `[B]`.
         group_size: Samples in each group; the samples of a group are neighbours.
         group_ids: Instead of `group_size`: the name of each sample's group, in any order.
+        group_index: Instead of both: the index of each sample's group, int64 `[B]`, such as
+            `Experience.group_index`.
         scale_by_std: False leaves out the division (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783),
             because it gives prompts that are nearly always or never solved more weight.
 
     Raises:
-        ConfigError: Both or neither of `group_size` and `group_ids` are given.
+        ConfigError: Not exactly one of `group_size`, `group_ids` and `group_index` is given.
         RecordError: The samples are no whole groups, or a sample has no group id.
     """
-    groups, count = _group_numbers(reward, group_size, group_ids)
+    groups, count = _group_numbers(reward, group_size, group_ids, group_index)
     zeros = torch.zeros(count, dtype=torch.float32, device=reward.device)
     reward = reward.float()
     sizes = zeros.index_add(0, groups, torch.ones_like(reward))
@@ -127,12 +130,23 @@ def group_relative_advantages(
 
 
 def _group_numbers(
-    reward: Tensor, group_size: int | None, group_ids: Sequence[object] | None
+    reward: Tensor,
+    group_size: int | None,
+    group_ids: Sequence[object] | None,
+    group_index: Tensor | None,
 ) -> tuple[Tensor, int]:
     """Return the number of each sample's group, int64 `[B]`, and how many groups there are."""
     samples = reward.shape[0]
-    if (group_size is None) == (group_ids is None):
-        raise ConfigError("give either group_size or group_ids.")
+    if sum(given is not None for given in (group_size, group_ids, group_index)) != 1:
+        raise ConfigError("give either group_size, group_ids or group_index.")
+    if group_index is not None:
+        if group_index.shape != reward.shape:
+            raise RecordError(
+                f"group_index has shape {list(group_index.shape)}, reward {list(reward.shape)}.",
+                field="group_index",
+            )
+        known, groups = torch.unique(group_index.to(reward.device), return_inverse=True)
+        return groups, len(known)
     if group_size is not None:
         if group_size < 1 or samples % group_size:
             raise RecordError(

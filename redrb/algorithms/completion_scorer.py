@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from redrb.algorithms.completions import Completions
 from redrb.algorithms.generation import check_options, generate
+from redrb.algorithms.prompt_inputs import prompt_inputs
 from redrb.algorithms.reward import Reward
 from redrb.algorithms.scoring import Scorer, scores_of
 from redrb.experience import Experience
@@ -69,6 +71,13 @@ class CompletionScorer(ABC):
         for rows, rewards in self.reward_model.as_ready(done, self.group_size):
             raw = torch.tensor(rewards, device=done.sequences.device)
             yield self._rewarded(select_rows(experience, rows), raw)
+
+    def _with_inputs(
+        self, done: Completions, prompts: object, options: Mapping[str, Any]
+    ) -> Completions:
+        """Return completions with the actor's inputs, also those of another inference engine."""
+        found = prompt_inputs(self.actor, prompts, pad_token_id=options.get("pad_token_id"))
+        return replace(done, inputs=found.extended(done.action_mask.shape[1]))
 
     def score(self, completions: Completions) -> Tensor:
         """Return the raw reward of each completion, float32 `[B]`."""

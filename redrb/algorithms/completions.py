@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from redrb.algorithms.completion import Completion, Decode
+from redrb.algorithms.model_inputs import NO_INPUTS, ModelInputs
+from redrb.experience.padding import lengths_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +27,7 @@ class Completions:
             padding and for unknown versions. None if no version is known.
         finished: Whether each completion ended with EOS, bool `[B]`; None: not known.
         keys: Further keys of the prompts: lists and tensors with B entries, by name.
+        inputs: Those of the keys that the actor takes, such as images.
     """
 
     sequences: Tensor
@@ -34,6 +37,7 @@ class Completions:
     token_versions: Tensor | None = None
     finished: Tensor | None = None
     keys: Mapping[str, Any] = field(default_factory=dict)
+    inputs: ModelInputs = NO_INPUTS
 
     def __len__(self) -> int:
         """Return the number of samples, B."""
@@ -92,7 +96,18 @@ class Completions:
             of(self.token_versions),
             of(self.finished),
             keys,
+            self.inputs.rows(torch.tensor(index, dtype=torch.int64)),
         )
+
+    def input_tensors(self) -> dict[str, Tensor]:
+        """Return the inputs as `Experience.tensors` holds them.
+
+        Those that are aligned with the tokens get lengths too, because a stored sample has no
+        padding on the left.
+        """
+        lengths = (self.attention_mask.cumsum(1) > 0).sum(1)
+        of_aligned = {lengths_name(name): lengths for name in self.inputs.aligned}
+        return {**self.inputs.tensors(), **of_aligned}
 
     def policy_version(self, default: int | None = None) -> int | list[int | None] | None:
         """Return the oldest version of each completion's tokens.

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from redrb.algorithms.model_inputs import GRIDS, NO_INPUTS, ModelInputs
 from redrb.algorithms.models import call, forward_names, output_tensor, positions
 from redrb.errors import RecordError
 
@@ -25,21 +26,24 @@ NextToken: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """`(newest [B, T], attention_mask [B, S]) -> logits [B, V]`, called in the order of the tokens."""
 
 
-def decoder_of(model: nn.Module, *, use_cache: bool = True) -> NextToken:
+def decoder_of(
+    model: nn.Module, *, use_cache: bool = True, inputs: ModelInputs = NO_INPUTS
+) -> NextToken:
     """Return a function that gives the next logits of one new batch, one call a token.
 
     Args:
         model: A module of one of the three kinds.
         use_cache: False treats every module as one without a cache.
+        inputs: Extra tensors of the prompts. A module whose cache is custom gets none.
     """
     names = forward_names(model)
-    if not use_cache:
-        return _OfWhole(model, names)
+    if not use_cache or inputs.taken_by(names) & GRIDS:  # its positions are not those of the mask
+        return _OfWhole(model, names, inputs)
     if hasattr(model, "no_past") and hasattr(model, "next_token"):
         return _of_custom_cache(model)
     if {"past_key_values", "use_cache"} <= names:
-        return _OfTransformers(model, names)
-    return _OfWhole(model, names)
+        return _OfTransformers(model, names, inputs)
+    return _OfWhole(model, names, inputs)
 
 
 def _of_custom_cache(model: Any) -> NextToken:
@@ -55,8 +59,9 @@ def _of_custom_cache(model: Any) -> NextToken:
 class _OfTransformers:
     """Hugging Face's protocol: each call passes on the `past_key_values` of the call before."""
 
-    def __init__(self, model: nn.Module, names: frozenset[str]) -> None:
+    def __init__(self, model: nn.Module, names: frozenset[str], inputs: ModelInputs) -> None:
         self._model = model
+        self._inputs = inputs  # of the first call: later ones find them in the cache
         self._options: dict[str, Any] = {"use_cache": True}
         self._positions = "position_ids" in names
         if "logits_to_keep" in names:
@@ -66,7 +71,8 @@ class _OfTransformers:
         options = dict(self._options)
         if self._positions:
             options["position_ids"] = positions(attention_mask)[:, -newest.shape[1] :]
-        output = call(self._model, newest, attention_mask, **options)
+        output = call(self._model, newest, attention_mask, inputs=self._inputs, **options)
+        self._inputs = NO_INPUTS
         past = getattr(output, "past_key_values", None)
         if past is None:
             raise RecordError(
@@ -80,8 +86,9 @@ class _OfTransformers:
 class _OfWhole:
     """A module without a cache: each call computes all tokens so far."""
 
-    def __init__(self, model: nn.Module, names: frozenset[str]) -> None:
+    def __init__(self, model: nn.Module, names: frozenset[str], inputs: ModelInputs) -> None:
         self._model = model
+        self._inputs = inputs
         self._options: dict[str, Any] = {}
         if "logits_to_keep" in names:
             self._options["logits_to_keep"] = 1
@@ -90,9 +97,13 @@ class _OfWhole:
         self._seen: Tensor | None = None
 
     def __call__(self, newest: Tensor, attention_mask: Tensor) -> Tensor:
-        tokens = newest if self._seen is None else torch.cat([self._seen, newest], 1)
+        if self._seen is None:
+            tokens = newest
+        else:
+            tokens = torch.cat([self._seen, newest], 1)
+            self._inputs = self._inputs.extended(newest.shape[1])
         self._seen = tokens
-        output = call(self._model, tokens, attention_mask, **self._options)
+        output = call(self._model, tokens, attention_mask, inputs=self._inputs, **self._options)
         return _last(output, self._model, newest.shape[0])
 
 

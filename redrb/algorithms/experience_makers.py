@@ -128,6 +128,7 @@ class NaiveExperienceMaker(CompletionScorer):
         keys = further_keys(inputs)
         with evaluating(self.actor, self.critic, self.initial_model):
             done = replace(self.sample(inputs, **generate_kwargs), keys=keys)
+            done = self._with_inputs(done, inputs, generate_kwargs)
             mask = done.action_mask
             temperature = generate_kwargs.get("temperature", 1.0)
             reference = reference_log_probs(self.initial_model, done, temperature=temperature)
@@ -141,6 +142,7 @@ class NaiveExperienceMaker(CompletionScorer):
             advantages=None,
             attention_mask=done.attention_mask,
             action_mask=mask,
+            tensors=done.input_tensors(),
             policy_version=done.policy_version(policy_version),
             token_versions=done.token_versions,
             extras=chosen(keys, extras, len(done)),
@@ -152,14 +154,18 @@ class NaiveExperienceMaker(CompletionScorer):
         fields = named_tensors(experience)
         values, kl, mask = (fields[name] for name in ("values", "kl", "action_mask"))
         reward, advantages = self._reward_and_advantages(raw, values, kl, mask)
-        tensors = {} if self.gae else {RAW_REWARD: raw}
+        tensors = experience.tensors | ({} if self.gae else {RAW_REWARD: raw})
         return replace(experience, reward=reward, advantages=advantages, tensors=tensors)
 
     def value(self, completions: Completions) -> Tensor:
         """Return the critic's values, float32 `[B]`, or `[B, A]` with 0 on padding."""
         mask = completions.action_mask
         values = action_values(
-            self.critic, completions.sequences, completions.attention_mask, mask.shape[1]
+            self.critic,
+            completions.sequences,
+            completions.attention_mask,
+            mask.shape[1],
+            inputs=completions.inputs,
         )
         return values if values.dim() == 1 else values.masked_fill(~mask, 0.0)
 
@@ -277,6 +283,7 @@ class GRPOExperienceMaker(CompletionScorer):
         batch = {"input_ids": repeated(tokens, size), "attention_mask": repeated(mask, size)}
         with evaluating(self.actor, self.initial_model):
             done = replace(self.sample({**batch, **keys}, **generate_kwargs), keys=keys)
+            done = self._with_inputs(done, {**batch, **keys}, generate_kwargs)
             kl, tensors = self._divergence(done, generate_kwargs.get("temperature", 1.0))
         return done, Experience(
             sequences=done.sequences,
@@ -287,7 +294,7 @@ class GRPOExperienceMaker(CompletionScorer):
             advantages=None,
             attention_mask=done.attention_mask,
             action_mask=done.action_mask,
-            tensors=tensors,
+            tensors={**tensors, **done.input_tensors()},
             policy_version=done.policy_version(policy_version),
             token_versions=done.token_versions,
             group_id=names,
@@ -326,6 +333,6 @@ class GRPOExperienceMaker(CompletionScorer):
 def reference_log_probs(model: nn.Module, done: Completions, *, temperature: float) -> Tensor:
     """Return a policy's log-probability of each action, float32 `[B, A]`, 0 on padding."""
     actions = done.action_mask.shape[1]
-    logits = action_logits(model, done.sequences, done.attention_mask, actions)
+    logits = action_logits(model, done.sequences, done.attention_mask, actions, inputs=done.inputs)
     log_probs = action_log_probs(logits, done.sequences, actions, temperature=temperature)
     return log_probs.to(done.sequences.device).masked_fill(~done.action_mask, 0.0)

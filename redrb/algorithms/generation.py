@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from redrb.algorithms.completions import Completions
 from redrb.algorithms.decoding import NextToken, decoder_of
 from redrb.algorithms.models import device_of
+from redrb.algorithms.prompt_inputs import prompt_inputs
 from redrb.algorithms.prompts import further_keys, read_prompts
 from redrb.algorithms.sampling import Sampler
 from redrb.errors import ConfigError
@@ -50,7 +51,8 @@ def generate(
         prompts: Token ids, int64 `[B, P]`, or a mapping with `input_ids` and `attention_mask`, such
             as a tokenizer returns, padded on either side. Without a mask, `pad_token_id` tokens at
             the beginning and the end are padding. Further keys of the mapping, lists or tensors
-            with an entry for each prompt, are in `Completions.keys`.
+            with an entry for each prompt, are in `Completions.keys`; the model gets those that its
+            `forward` names (`redrb.algorithms.prompt_inputs`).
         max_length: Longest sequence, with the padded prompt; this or `max_new_tokens` is required.
         max_new_tokens: Longest completion, with EOS.
         do_sample, temperature, top_k, top_p, generator: As for `redrb.algorithms.Sampler`.
@@ -79,9 +81,10 @@ def generate(
     tokens, mask = tokens.to(device), mask.to(device)
     room = _room(tokens.shape[1], max_length, max_new_tokens)
     ends = _tokens(eos_token_id, device)
-    next_token = decoder_of(model, use_cache=use_cache)
+    inputs = prompt_inputs(model, prompts, pad_token_id=pad_token_id)
+    next_token = decoder_of(model, use_cache=use_cache, inputs=inputs)
     done = _sample(next_token, tokens, mask, sampler, room, ends, pad_token_id or 0, before_token)
-    return replace(done, keys=keys)
+    return replace(done, keys=keys, inputs=inputs.extended(done.action_mask.shape[1]))
 
 
 def check_options(options: Mapping[str, Any], known: Collection[str] = ()) -> None:

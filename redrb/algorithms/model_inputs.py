@@ -17,10 +17,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from redrb.experience.batching import lengths_of
 from redrb.experience.padding import lengths_name, row_slice
 from redrb.experience.records import Side
 
-TOKEN_ARGUMENTS = frozenset(("input_ids", "sequences", "attention_mask"))
+NO_INPUT = frozenset(("input_ids", "sequences", "attention_mask", "labels"))
 """Arguments of `forward` that are never taken from `Experience.tensors`."""
 
 
@@ -49,13 +50,11 @@ class ModelInputs:
             sequences: Token ids, int64 `[B, S]`.
             side: Side of the padding.
         """
-        lengths = {
-            name: tensors[lengths_name(name)] for name in tensors if _has_lengths(tensors, name)
-        }
+        lengths = {name: tensors[lengths_name(name)] for name in lengths_of(tensors)}
         given = {
             name: tensor
             for name, tensor in tensors.items()
-            if name not in TOKEN_ARGUMENTS and name not in map(lengths_name, lengths)
+            if name not in NO_INPUT and name not in map(lengths_name, lengths)
         }
         aligned = {name: each for name, each in given.items() if each.shape == sequences.shape}
         others = {name: each for name, each in given.items() if name not in aligned}
@@ -96,6 +95,10 @@ class ModelInputs:
         }
         return ModelInputs(aligned, self.others, self.lengths, self.side)
 
+    def taken_by(self, names: frozenset[str]) -> frozenset[str]:
+        """Return the names of the inputs that a `forward` with these argument names takes."""
+        return names & (self.aligned.keys() | self.others.keys())
+
     def for_forward(self, names: frozenset[str], device: torch.device) -> dict[str, Tensor]:
         """Return the inputs that a `forward` with these argument names takes, on a device."""
         found = {name: each for name, each in self.aligned.items() if name in names}
@@ -123,8 +126,7 @@ class ModelInputs:
         )
 
 
-def _has_lengths(tensors: Mapping[str, Tensor], name: str) -> bool:
-    return lengths_name(name) in tensors
-
-
 NO_INPUTS = ModelInputs()
+
+GRIDS = frozenset(("image_grid_thw", "video_grid_thw"))
+"""Inputs from which models make the positions of tokens, so that no `position_ids` are passed."""

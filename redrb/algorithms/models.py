@@ -12,7 +12,8 @@ The argument names of its `forward` switch on more: with `input_ids`, all is pas
 `use_cache` and `logits_to_keep`, the prompt's logits are never computed. A `forward` with `actions`
 gets A and returns only the last A tokens: the logits `[B, A, V]` that chose them, or the values
 `[B, A]` before them; None means all positions. Tensors of `Experience.tensors` that `forward` names
-are passed too (`redrb.algorithms.model_inputs`). No part of transformers is imported.
+are passed too (`redrb.algorithms.model_inputs`); a `forward` with `inputs` gets all of them. No
+part of transformers is imported.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from redrb.algorithms.log_probs import choosing_logits
-from redrb.algorithms.model_inputs import NO_INPUTS, ModelInputs
+from redrb.algorithms.model_inputs import GRIDS, NO_INPUTS, ModelInputs
 from redrb.errors import RecordError
 
 
@@ -53,7 +54,9 @@ def call(
     tokens, mask = sequences.to(device), mask.to(device=device, dtype=torch.int64)
     given = inputs.for_forward(names, device)
     options = {**given, **options}
-    if "position_ids" in names and not given:  # with images, models make them of their grid
+    if "inputs" in names:
+        options["inputs"] = inputs
+    if "position_ids" in names and not GRIDS & given.keys():
         options.setdefault("position_ids", positions(mask))
     if "use_cache" in names:
         options.setdefault("use_cache", False)

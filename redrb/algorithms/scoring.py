@@ -39,7 +39,12 @@ def scores_of(scorer: Scorer, completions: Completions, group_size: int = 1) -> 
         RecordError: The scorer did not return one number a sample.
     """
     if isinstance(scorer, nn.Module):
-        rewards = sequence_rewards(scorer, completions.sequences, completions.attention_mask)
+        rewards = sequence_rewards(
+            scorer,
+            completions.sequences,
+            completions.attention_mask,
+            inputs=completions.inputs,
+        )
     elif isinstance(scorer, Reward):
         rewards = _tensor(scorer(completions, group_size), completions)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from redrb.algorithms.model_inputs import NO_INPUTS, ModelInputs
 from redrb.algorithms.models import call, output_tensor
 from redrb.errors import ConfigError, RecordError
 
@@ -42,15 +43,25 @@ class ValueHead(nn.Module):
         if first is not None:
             self.head.to(first.device)
 
-    def forward(self, sequences: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        sequences: Tensor,
+        attention_mask: Tensor | None = None,
+        inputs: ModelInputs = NO_INPUTS,
+    ) -> Tensor:
         """Return the value of every position, float32 `[B, S]`.
+
+        Args:
+            sequences: Token ids, int64 `[B, S]`.
+            attention_mask: 1 where a token counts, `[B, S]`; None: all tokens count.
+            inputs: Extra tensors, such as `pixel_values`, for the trunk.
 
         Raises:
             RecordError: The trunk's hidden states have another shape.
         """
         role = f"the trunk {type(self.trunk).__name__}"
         hidden = output_tensor(
-            call(self.trunk, sequences, attention_mask), ("last_hidden_state",), role
+            call(self.trunk, sequences, attention_mask, inputs=inputs), ("last_hidden_state",), role
         )
         width = self.head.in_features
         if hidden.dim() != 3 or hidden.shape[2] != width:

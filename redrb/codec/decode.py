@@ -94,7 +94,11 @@ def decode_batch(
     for mask, lengths in made.items():
         if lengths:
             padded[mask] = lengths_mask(lengths, max(lengths), side, MASK_DTYPES[mask], pin=pin)
-    return assemble_experience(padded, _metadata(layouts), side)
+    ragged = {name: column.lengths() for name, column in columns.items() if not column.alike}
+    batch = assemble_experience(padded, _metadata(layouts), side, ragged)
+    sizes = torch.tensor([layout.samples for layout in layouts])
+    batch.group_index = torch.arange(len(layouts)).repeat_interleave(sizes)
+    return batch
 
 
 def _metadata(layouts: Sequence[GroupLayout]) -> dict[str, list[Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from redrb.experience.padding import (
     SEQUENCE_FIELDS,
     check_side,
     lengths_mask,
+    lengths_name,
     pad_value,
     padded_shape,
     row_slice,
@@ -37,9 +38,10 @@ def make_experience_batch(items: Sequence[BufferItem], *, side: Side = "left") -
     """Pad samples to one batch; the inverse of `split_experience_batch`.
 
     Sequence-aligned fields are padded to the longest S, action-aligned ones to the longest A, with
-    zeros (token versions with -1); dtypes are kept. A mask that no sample has stays None if all
-    lengths are equal. Otherwise it is made, so that padding is never taken for tokens. Contract:
-    ColossalAI `coati`, whose batches pad on the left.
+    zeros (token versions with -1); dtypes are kept. Further tensors that differ in their first
+    dimension are padded too, and get their lengths as `<name>_lengths`. A mask that no sample has
+    stays None if all lengths are equal. Otherwise it is made, so that padding is never taken for
+    tokens. Contract: ColossalAI `coati`, whose batches pad on the left.
 
     Args:
         items: At least one sample; all with the same fields and dtypes.
@@ -54,6 +56,7 @@ def make_experience_batch(items: Sequence[BufferItem], *, side: Side = "left") -
     rows = [named_tensors(item) for item in items]
     columns = {name: [row.get(name) for row in rows] for name in _field_names(rows)}
     padded: dict[str, Tensor] = {}
+    lengths: dict[str, list[int]] = {}
     for name, column in columns.items():
         if name in MASK_OF.values():
             continue
@@ -62,23 +65,48 @@ def make_experience_batch(items: Sequence[BufferItem], *, side: Side = "left") -
             raise RecordError(
                 f"{name} is None in sample {missing[0]} and a tensor in others.", field=name
             )
-        padded[name] = _zero_pad_sequences(
-            [tensor for tensor in column if tensor is not None], side, name=name
-        )
+        present = [tensor for tensor in column if tensor is not None]
+        padded[name] = _zero_pad_sequences(present, side, name=name)
+        lengths[name] = [tensor.shape[0] if tensor.dim() else 0 for tensor in present]
     for of, mask in MASK_OF.items():
         made = _batch_mask(mask, columns.get(mask, [None] * len(rows)), columns.get(of), side)
         if made is not None:
             padded[mask] = made
     metadata: dict[str, Any] = {key: [getattr(item, key) for item in items] for key in METADATA}
-    return assemble_experience(padded, metadata, side)
+    return assemble_experience(padded, metadata, side, lengths)
 
 
 def assemble_experience(
-    padded: dict[str, Tensor], metadata: dict[str, Any], side: Side
+    padded: dict[str, Tensor],
+    metadata: dict[str, Any],
+    side: Side,
+    lengths: Mapping[str, Sequence[int]],
 ) -> Experience:
-    """Return an Experience of padded tensors by name and lists of metadata by name."""
+    """Return an Experience of padded tensors by name and lists of metadata by name.
+
+    Args:
+        padded: Tensors by name.
+        metadata: As in METADATA.
+        side: Side of the padding.
+        lengths: First dimension of each sample's tensor, by name; those of further tensors that
+            differ are added to `tensors`.
+
+    Raises:
+        RecordError: A further tensor has the name that these lengths need.
+    """
     standard: dict[str, Any] = {name: padded.get(name) for name in TENSOR_FIELDS}
     further = {name: tensor for name, tensor in padded.items() if name not in standard}
+    for name, tensor in list(further.items()):
+        found = lengths.get(name, ())
+        if len(set(found)) < 2:
+            continue
+        if lengths_name(name) in padded:
+            raise RecordError(
+                f"{name} has samples of different lengths, which a batch holds as "
+                f"{lengths_name(name)}, and the samples have a tensor of that name: rename it.",
+                field=lengths_name(name),
+            )
+        further[lengths_name(name)] = torch.tensor(found, device=tensor.device)
     return Experience(**standard, tensors=further, padding_side=side, **metadata)
 
 
@@ -88,7 +116,8 @@ def split_experience_batch(experience: Experience) -> list[BufferItem]:
     Padding on `experience.padding_side` is removed. A position is padding if its mask is 0 and its
     fields hold the padding value: one repeated token in `sequences`, zeros in the action-aligned
     fields (-1 in token versions). So a masked action with a log-probability stays. A row whose mask
-    is 0 everywhere stays whole. The samples are views of the batch.
+    is 0 everywhere stays whole. A further tensor is cut to its entry in `<name>_lengths`, if the
+    batch has them. The samples are views of the batch.
 
     Raises:
         RecordError: A field has another batch size than the others.
@@ -96,9 +125,16 @@ def split_experience_batch(experience: Experience) -> list[BufferItem]:
     size = batch_size(experience)
     side = check_side(experience.padding_side)
     rows: list[dict[str, Tensor]] = [{} for _ in range(size)]
-    for name, tensor in named_tensors(experience).items():
+    tensors = named_tensors(experience)
+    lengths = lengths_of(experience.tensors)
+    for name, tensor in tensors.items():
+        if name in map(lengths_name, lengths):
+            continue
         for row, part in zip(rows, tensor.unbind(0), strict=True):
             row[name] = part
+    for name, found in lengths.items():
+        for row, length in zip(rows, found, strict=True):
+            row[name] = row[name][row_slice(length, row[name].shape[0], side)]
     for row in rows:
         _strip(row, "attention_mask", SEQUENCE_FIELDS, side)
         _strip(row, "action_mask", ACTION_FIELDS, side)
@@ -110,6 +146,30 @@ def split_experience_batch(experience: Experience) -> list[BufferItem]:
         sample["tags"], sample["extras"] = dict(sample["tags"]), dict(sample["extras"])
         items.append(BufferItem(**standard, tensors=row, **sample))
     return items
+
+
+def lengths_of(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """Return the lengths of the samples of further tensors that have `<name>_lengths`.
+
+    Args:
+        tensors: As in `Experience.tensors`.
+
+    Raises:
+        RecordError: A length is more than the tensor holds.
+    """
+    found: dict[str, list[int]] = {}
+    for name, tensor in tensors.items():
+        lengths = tensors.get(lengths_name(name))
+        if lengths is None or lengths.is_floating_point() or lengths.dim() != 1 or tensor.dim() < 2:
+            continue
+        found[name] = lengths.tolist()
+        if not all(0 <= length <= tensor.shape[1] for length in found[name]):
+            raise RecordError(
+                f"{lengths_name(name)} has {found[name]}, and {name} has room for "
+                f"{tensor.shape[1]} in each sample.",
+                field=lengths_name(name),
+            )
+    return found
 
 
 def _zero_pad_sequences(

@@ -49,7 +49,8 @@ class BufferItem:
         advantages: float32 `[A]` or `[]`.
         attention_mask: 1 for each token that counts, int64 or bool `[S]`; None: all count.
         action_mask: True for each action that counts, bool `[A]`; None: all count.
-        tensors: Further tensors by name, any shape and dtype.
+        tensors: Further tensors by name, any shape and dtype; within a batch only the first
+            dimension may differ.
         policy_version: Weight version that made the sample; the oldest, if several did.
         token_versions: Weight version of each action, int64 `[A]`, -1 if it is unknown.
         status: Status of the rollout.
@@ -84,6 +85,11 @@ class Experience:
     with one entry for each sample, or one value for all of them.
 
     Attributes:
+        tensors: Further tensors by name, `[B, ...]`. Where the samples of `name` differ in their
+            first dimension, it is padded with 0, and `<name>_lengths`, int64 `[B]`, has the
+            dimension of each.
+        group_index: Index of each sample's group within the batch, int64 `[B]`, counted from 0 in
+            the order of the batch; None where the batch was not made of groups. It is not stored.
         padding_side: Side of the padding, which `split_experience_batch` removes.
     """
 
@@ -103,6 +109,7 @@ class Experience:
     tags: Mapping[str, Scalar] | Sequence[Mapping[str, Scalar]] = field(default_factory=dict)
     extras: Mapping[str, Any] | Sequence[Mapping[str, Any]] = field(default_factory=dict)
     padding_side: Side = "left"
+    group_index: Tensor | None = None
 
     def __len__(self) -> int:
         """Return B, the number of samples."""
@@ -127,6 +134,8 @@ class Experience:
             if tensor is not None:
                 setattr(self, name, change(tensor))
         self.tensors = {name: change(tensor) for name, tensor in self.tensors.items()}
+        if self.group_index is not None:
+            self.group_index = change(self.group_index)
         return self
 
 

@@ -35,6 +35,7 @@ def select_rows(
     index = list(rows)
     size = batch_size(experience)
     chosen = with_tensors(experience, choose or (lambda tensor: tensor[index]))
+    chosen.group_index = None
     for name in METADATA:
         values = per_sample(experience, name, size)
         setattr(chosen, name, [values[row] for row in rows])

@@ -233,6 +233,7 @@ def _packed(batch: Experience) -> dict[str, Any]:
         "tensors": {name: getattr(batch, name) for name in TENSOR_FIELDS},
         "further": dict(batch.tensors),
         "side": batch.padding_side,
+        "group_index": batch.group_index,
         "meta": torch.frombuffer(bytearray(packed), dtype=torch.uint8),
     }
 
@@ -247,5 +248,9 @@ def _unpacked(packed: Mapping[str, Any], path: Path) -> Experience:
     )
     meta["status"] = [Status(status) for status in meta["status"]]
     return Experience(
-        **packed["tensors"], tensors=packed["further"], padding_side=packed["side"], **meta
+        **packed["tensors"],
+        tensors=packed["further"],
+        padding_side=packed["side"],
+        group_index=packed.get("group_index"),
+        **meta,
     )

@@ -54,6 +54,30 @@ def test_put_many_stores_each_group(stream: ExperienceStream) -> None:
     lease.ack()
 
 
+def test_a_batch_knows_its_groups_and_the_lengths_of_ragged_tensors(
+    stream: ExperienceStream,
+) -> None:
+    def seeing(number: int, patches: int) -> redrb.BufferItem:
+        pixels = torch.full((patches, 2), float(number))
+        return numbered(number, tensors={"pixels": pixels, "grid": torch.tensor([[1, patches]])})
+
+    groups = [[seeing(1, 2), seeing(2, 1)], [seeing(3, 3)], [seeing(4, 1), seeing(5, 1)]]
+    stream.put_many(groups)
+    lease = stream.take(3, timeout=0)
+    batch = lease.batch()
+    assert batch.group_index is not None
+    assert batch.group_index.tolist() == [0, 0, 1, 2, 2]
+    assert batch.tensors["pixels_lengths"].tolist() == [2, 1, 3, 1, 1]
+    assert list(batch.tensors) == ["grid", "pixels", "pixels_lengths"]  # grids are alike
+    lease.ack()
+    stream.put(batch)  # each row is a group, without padding
+    again = stream.take(5, timeout=0)
+    for item, sample in zip(again.items(), [own for group in groups for own in group], strict=True):
+        assert item.tensors.keys() == sample.tensors.keys()
+        assert torch.equal(item.tensors["pixels"], sample.tensors["pixels"])
+    again.ack()
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_batch_is_what_make_experience_batch_makes(stream: ExperienceStream, side: Any) -> None:
     dice = random.Random(7)

@@ -15,6 +15,7 @@ from redrb.codec import (
 )
 from redrb.errors import ConfigError, EncodeError, RecordError, RedrbError, StoreUnavailable
 from redrb.experience import BufferItem, Experience, split_experience_batch
+from redrb.experience.batching import lengths_of
 from redrb.experience.checking import check_batch, check_groups
 from redrb.experience.consistency import check_values_of_rows
 from redrb.orders import ByAdmission, ignores_priority
@@ -145,7 +146,7 @@ class Preparer:
         reads = reads_samples(description, options)
         if one_by_one:
             found = self._each(groups, options, description, reads=reads)
-        elif isinstance(groups, Experience) and not self._filters:
+        elif isinstance(groups, Experience) and not (self._filters or lengths_of(groups.tensors)):
             found = self._rows(groups, options, description, reads=reads)
         else:
             items = _as_lists(groups)
