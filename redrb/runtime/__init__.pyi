@@ -1,3 +1,4 @@
+from .accelerate_strategy import AccelerateStrategy as AccelerateStrategy
 from .algorithm_trainer import AlgorithmTrainer as AlgorithmTrainer
 from .buffer import DetachedReplayBuffer as DetachedReplayBuffer
 from .callbacks import MakerCallback as MakerCallback
@@ -11,6 +12,5 @@ from .performance import ExperienceMakerPerformanceEvaluator as ExperienceMakerP
 from .performance import TrainerPerformanceEvaluator as TrainerPerformanceEvaluator
 from .ppo import DetachedPPOTrainer as DetachedPPOTrainer
 from .stage import Stage as Stage
-from .strategy import DDPStrategy as DDPStrategy
 from .strategy import Strategy as Strategy
 from .trainer import DetachedTrainer as DetachedTrainer

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from redrb.experience import Experience
+from redrb.experience.records import per_sample
 from redrb.runtime.callbacks import TrainerCallback
 from redrb.runtime.model_placement import PlacedModels
 from redrb.runtime.performance import TrainerPerformanceEvaluator
@@ -61,10 +62,24 @@ class AlgorithmTrainer(DetachedTrainer):
         return torch.optim.AdamW(trainable, lr=learning_rate)
 
     def training_step(self, experience: Experience) -> dict[str, float]:
-        """Take one step of the algorithm and return its metrics, `actor_loss` among them."""
-        return self._step(experience)
+        """Take one step of the algorithm and return its metrics, `actor_loss` among them.
+
+        With policy versions, `staleness_mean` and `staleness_max` are the versions that the samples
+        are behind this trainer's weights.
+        """
+        behind = staleness(experience, self.weight_version)
+        return self._step(experience) | behind
 
     def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:  # noqa: FBT001, ARG002
         self.push_weights(
             self.models_to_send(), fully_update=fully_update, lora=self._update_lora_weights
         )
+
+
+def staleness(experience: Experience, current_version: int) -> dict[str, float]:
+    """Return how many versions the samples are behind, mean and most; empty without versions."""
+    versions = per_sample(experience, "policy_version", len(experience))
+    behind = [max(0, current_version - version) for version in versions if version is not None]
+    if not behind:
+        return {}
+    return {"staleness_mean": sum(behind) / len(behind), "staleness_max": float(max(behind))}

@@ -20,6 +20,7 @@ from redrb.runtime.announcements import (
     maker_key,
     trainer_key,
 )
+from redrb.runtime.sharded_models import whole_tensors
 from redrb.weights import WeightPublisher, WeightSubscriber, WeightVersion
 from redrb.weights.lora import LoraConfig, lora_of
 from redrb.weights.tensors.dtypes import published_dtype
@@ -104,11 +105,19 @@ class Broadcast:
             announce(self._client, self._keys, announcement)
         return max(full.version or 0, partial.version or 0)
 
-    def push(self, models: Mapping[str, nn.Module], *, fully: bool, lora_only: bool = False) -> int:
+    def push(
+        self,
+        models: Mapping[str, nn.Module],
+        *,
+        tensors: Mapping[str, Tensor] | None = None,
+        fully: bool,
+        lora_only: bool = False,
+    ) -> int:
         """Publish the models' weights and announce them to makers; return the version.
 
         Args:
             models: Models by name, such as actor and critic.
+            tensors: Their whole tensors, as `whole_tensors` returns them; None: it is called here.
             fully: Publish all weights; otherwise only trained ones (`requires_grad`). The first
                 update is always full.
             lora_only: Publish only `lora_A` and `lora_B` of the trained weights; makers merge them.
@@ -118,17 +127,21 @@ class Broadcast:
             PublisherFenced: Another trainer of this name was started after this one.
             StoreUnavailable, StoreFull: As `WeightPublisher.publish` does.
         """
+        everything = whole_tensors(models) if tensors is None else tensors
         inner = {name: unwrapped(model) for name, model in models.items()}
         fully = fully or not self._announcement.full
-        everything = models_tensors(inner)
-        trained = everything if fully else _trained(inner)
+        trained = everything if fully else _trained(inner, everything)
+        if lora_only and any(
+            hasattr(tensor, "full_tensor") for tensor in models_tensors(inner).values()
+        ):
+            raise ConfigError("update_lora_weights cannot send LoRA weights of sharded models.")
         adapter = _adapter(inner) if lora_only else None
         self.published = ()
         if trained.keys() == everything.keys() and not (lora_only and not fully):
             self._publish(self._trainer, everything)
             self._announcement = Announcement(self._trainer, self.version, run=self._run)
         if adapter is not None:  # after a full update too: makers without LoRA layers merge it
-            self._publish_adapter(adapter, _trained(inner))
+            self._publish_adapter(adapter, _trained(inner, everything))
             self._announcement = replace(self._announcement, partial=self.version)
         elif trained.keys() != everything.keys():
             self._publish(partial_name(self._trainer), trained)
@@ -190,10 +203,12 @@ class Broadcast:
         return max((newest.version for newest in found if newest), default=0)
 
 
-def _trained(models: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+def _trained(
+    models: Mapping[str, nn.Module], everything: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Return the tensors of all models that training changes."""
     return {
-        name: tensor
+        name: everything[name]
         for name, tensor in models_tensors(models).items()
         if tensor.requires_grad or not isinstance(tensor, nn.Parameter)
     }

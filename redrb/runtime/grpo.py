@@ -57,7 +57,12 @@ class DetachedGRPOTrainer(AlgorithmTrainer):
         [self.actor] = placed.models
         self.actor_optim = self.build_optimizer(self.actor, actor_lr)
         super().__init__(
-            GRPOStep(self.actor, self.actor_optim, clip=eps_clip, **(grpo_options or {})),
+            GRPOStep(
+                self.actor,
+                self.actor_optim,
+                clip=eps_clip,
+                **{"gradients": placed.strategy.gradients, **(grpo_options or {})},
+            ),
             placed,
             experience_maker_holder_name_list=experience_maker_holder_name_list,
             train_batch_size=train_batch_size,

@@ -23,7 +23,7 @@ class DetachedPPOTrainer(AlgorithmTrainer):
 
     Args:
         experience_maker_holder_name_list: Makers that get the weights.
-        strategy_fn: Returns the strategy that places the models, such as `DDPStrategy`.
+        strategy_fn: Returns the strategy that places the models, such as `AccelerateStrategy`.
         model_fn: Returns actor and critic.
         env_info: Variables of torch.distributed, as for `ExperienceMakerHolder`.
         train_batch_size: Samples in a batch, of each rank.
@@ -77,7 +77,12 @@ class DetachedPPOTrainer(AlgorithmTrainer):
         self.critic_optim = self.build_optimizer(self.critic, critic_lr)
         networks = (self.actor, self.critic, self.actor_optim, self.critic_optim)
         super().__init__(
-            PPOStep(*networks, clip=eps_clip, value_clip=value_clip, **(ppo_options or {})),
+            PPOStep(
+                *networks,
+                clip=eps_clip,
+                value_clip=value_clip,
+                **{"gradients": placed.strategy.gradients, **(ppo_options or {})},
+            ),
             placed,
             experience_maker_holder_name_list=experience_maker_holder_name_list,
             train_batch_size=train_batch_size,

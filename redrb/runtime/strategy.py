@@ -1,4 +1,4 @@
-"""Placement of models: on one device, or replicated by DistributedDataParallel."""
+"""Placement of models on one device; `accelerate_strategy.py` places them on several ranks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import TypeVar
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from redrb import environment
-from redrb.errors import ConfigError
-from redrb.runtime.world import default_device, has_process_group, world_size_here
+from redrb.algorithms import Gradients
+from redrb.runtime.world import default_device
 
 Model = TypeVar("Model")
 
@@ -32,30 +31,14 @@ class Strategy:
         """Context in which models are made, such as for lazy or sharded initialisation."""
         yield
 
+    @property
+    def gradients(self) -> Gradients:
+        """How training steps accumulate, average and clip the gradients of these models."""
+        return Gradients()
+
     def prepare(self, model: Model) -> Model:
         """Return a model ready for use; anything but a module is returned unchanged."""
         return model.to(self.device) if isinstance(model, nn.Module) else model
-
-
-class DDPStrategy(Strategy):
-    """Replicates models in training over the ranks of torch.distributed."""
-
-    def prepare(self, model: Model) -> Model:
-        """Return a model on this rank's device, wrapped if several ranks train it.
-
-        Raises:
-            ConfigError: WORLD_SIZE is above 1, and there is no process group.
-        """
-        placed = super().prepare(model)
-        if not isinstance(placed, nn.Module):
-            return placed
-        if not any(p.requires_grad for p in placed.parameters()):
-            return placed
-        if world_size_here() == 1:
-            _check_single_process()
-            return placed
-        ids = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(placed, device_ids=ids)  # type: ignore[return-value]
 
 
 def _local_device() -> torch.device:
@@ -64,14 +47,3 @@ def _local_device() -> torch.device:
     if device.type == "cuda" and rank and rank.isdigit() and int(rank) < torch.cuda.device_count():
         return torch.device("cuda", int(rank))
     return device
-
-
-def _check_single_process() -> None:
-    """Raise ConfigError if WORLD_SIZE is above 1, and this process joined no process group."""
-    size = environment.variable("WORLD_SIZE", "1") or "1"
-    if not has_process_group() and size.isdigit() and int(size) > 1:
-        raise ConfigError(
-            f"WORLD_SIZE is {size}, and there is no process group: call "
-            "torch.distributed.init_process_group() before the models are made, or use "
-            "redrb.runtime.Strategy. Gradients would not be averaged over the ranks."
-        )

@@ -27,6 +27,7 @@ from redrb.runtime.fresh_batches import FreshBatches
 from redrb.runtime.hooks import TrainerHooks
 from redrb.runtime.predecessor import replace_predecessor
 from redrb.runtime.resuming import Resumption
+from redrb.runtime.sharded_models import whole_tensors
 from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
 from redrb.runtime.trainer_settings import Acknowledge, BatchSettings, CheckpointSettings
 from redrb.runtime.training_loop import LoopConfig, TrainingLoop
@@ -315,6 +316,8 @@ class DetachedTrainer(TrainerHooks, ABC):
     ) -> int:
         """Publish weights as one version and announce them to the makers.
 
+        All ranks call it: those of a sharded model gather its weights.
+
         Args:
             models: The models by name, such as `{"actor": ..., "critic": ...}`.
             fully_update: Send all weights, not only the trained ones.
@@ -327,9 +330,10 @@ class DetachedTrainer(TrainerHooks, ABC):
             PublisherFenced: Another trainer of this name was started after this one.
             StoreUnavailable, StoreFull: As `WeightPublisher.publish` does.
         """
+        state = whole_tensors(models)  # of sharded models all ranks gather them
         if self._batches.rank:
             return self._broadcast.version
-        version = self._broadcast.push(models, fully=fully_update, lora_only=lora)
+        version = self._broadcast.push(models, tensors=state, fully=fully_update, lora_only=lora)
         self.buffer.stream.advance(version)  # max_staleness counts from it
         return version
 

@@ -16,7 +16,7 @@ import redrb
 from redrb import Client, ConfigError, ExperienceStream, MakerCallback, Strategy
 from redrb.connection.messages import post
 from redrb.errors import DecodeError, SendFailed, WeightError, WeightMismatch, WeightTimeout
-from redrb.runtime import DDPStrategy, strategy
+from redrb.runtime import AccelerateStrategy, strategy
 from redrb.runtime.announcements import Announcement, announce, maker_key
 from redrb.runtime.broadcast import Broadcast
 from redrb.runtime.following import WeightFollower
@@ -340,11 +340,11 @@ def test_late_chunks_never_get_into_another_threads_update(holder: Callable[...,
 
 def test_ranks_without_a_process_group_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert isinstance(DDPStrategy("cpu").prepare(Linear()), Linear)
+    assert isinstance(AccelerateStrategy("cpu").prepare(Linear()), Linear)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert DDPStrategy("cpu").prepare(None) is None
+    assert AccelerateStrategy("cpu").prepare(None) is None
     with pytest.raises(ConfigError, match="init_process_group"):
-        DDPStrategy("cpu").prepare(Linear())
+        AccelerateStrategy("cpu").prepare(Linear())
 
 
 def test_the_gpu_is_that_of_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:

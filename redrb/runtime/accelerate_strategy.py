@@ -1,0 +1,178 @@
+"""`AccelerateStrategy`: mixed precision, gradient checkpointing, DDP and FSDP by Accelerate.
+
+Hugging Face's Accelerate is imported when the first model in training is placed: the extra
+`redrb[accelerate]`.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+import torch
+from torch import nn
+
+from redrb import environment
+from redrb.checks import check_choice
+from redrb.errors import ConfigError
+from redrb.runtime.rank_gradients import RankGradients
+from redrb.runtime.strategy import Strategy
+from redrb.runtime.world import has_process_group, rank_here, world_size_here
+
+Model = TypeVar("Model")
+
+MixedPrecision: TypeAlias = Literal["no", "bf16"]
+
+
+class AccelerateStrategy(Strategy):
+    """Places models in training by Accelerate, on one process or on the ranks of a process group.
+
+    Several ranks replicate each model by DistributedDataParallel, or shard it by FSDP2; all ranks
+    take steps with the gradient of all their batches. Frozen models are only moved to the device.
+    Build optimizers after `prepare`, of the parameters of the returned model.
+
+    Args:
+        device: As for `Strategy`.
+        mixed_precision: "bf16" computes in bfloat16, with weights and optimizers as they are.
+        gradient_checkpointing: Compute activations again in the backward pass, for models of
+            transformers. It acts in training mode only, so `prepare` puts the model into it.
+        shard: Shard parameters, gradients and optimizers over the ranks (FSDP2) instead of
+            replicating them: by layer where the model names its layers (`_no_split_modules` of
+            transformers), otherwise as a whole.
+
+    Raises:
+        ConfigError: `mixed_precision` is another one.
+    """
+
+    def __init__(
+        self,
+        device: str | torch.device | None = None,
+        *,
+        mixed_precision: MixedPrecision = "no",
+        gradient_checkpointing: bool = False,
+        shard: bool = False,
+    ) -> None:
+        super().__init__(device)
+        check_choice("mixed_precision", mixed_precision, get_args(MixedPrecision))
+        self._mixed_precision = mixed_precision
+        self._checkpointing = gradient_checkpointing
+        self._shard = shard
+
+    @property
+    def gradients(self) -> RankGradients:
+        """How training steps accumulate, average and clip the gradients of these models."""
+        return RankGradients(sharded=self._shard and world_size_here() > 1)
+
+    def prepare(self, model: Model) -> Model:
+        """Return a model ready for use; only a module with trainable parameters is wrapped.
+
+        Raises:
+            ConfigError: Accelerate is not installed; WORLD_SIZE is above 1, and there is no process
+                group; or the model cannot checkpoint gradients.
+        """
+        placed = super().prepare(model)
+        if not isinstance(placed, nn.Module):
+            return placed
+        if not any(p.requires_grad for p in placed.parameters()):
+            return placed
+        _check_process_group()
+        if self._checkpointing:
+            _checkpoint_gradients(placed)
+        if world_size_here() == 1 and self._mixed_precision == "no":
+            return placed
+        if self._shard and world_size_here() > 1:
+            return self._sharded(placed)  # type: ignore[return-value]
+        return self._accelerator.prepare_model(placed, device_placement=False)  # type: ignore[no-any-return]
+
+    def _sharded(self, model: nn.Module) -> nn.Module:
+        """Return a model whose parameters are `DTensor`s."""
+        accelerate = _accelerate()
+        layers = {name for part in model.modules() for name in _layers(part)}
+        plugin = accelerate.FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            cpu_ram_efficient_loading=False,
+            auto_wrap_policy="transformer_based_wrap" if layers else "no_wrap",
+            transformer_cls_names_to_wrap=sorted(layers) or None,
+        )
+        if self._mixed_precision != "no":
+            plugin.set_mixed_precision(self._mixed_precision)
+        # Accelerate chooses FSDP by itself on accelerators only, and once for all models
+        state = self._accelerator.state
+        state.distributed_type, state.fsdp_plugin = accelerate.DistributedType.FSDP, plugin
+        # it wants an optimizer, whose parameters it replaces; the trainer builds its own later
+        unused = torch.optim.SGD(model.parameters(), lr=0.0)
+        sharded: nn.Module = self._accelerator.prepare(model, unused)[0]
+        return sharded
+
+    @cached_property
+    def _accelerator(self) -> Any:
+        if has_process_group():
+            _describe_ranks()
+        accelerate = _accelerate()
+        try:
+            return accelerate.Accelerator(
+                cpu=self.device.type == "cpu",
+                mixed_precision=self._mixed_precision,
+                device_placement=False,
+            )
+        except ValueError as error:
+            raise ConfigError(f"Accelerate cannot be used so: {error}") from error
+
+
+def _accelerate() -> Any:
+    try:
+        import accelerate
+    except ImportError as error:
+        raise ConfigError(
+            "AccelerateStrategy needs Accelerate: pip install 'redrb[accelerate]'."
+        ) from error
+    return accelerate
+
+
+def _describe_ranks() -> None:
+    """Set the environment variables from which Accelerate learns of the process group."""
+    rank, size = str(rank_here()), str(world_size_here())
+    for name, value in (
+        ("RANK", rank),
+        ("WORLD_SIZE", size),
+        ("LOCAL_RANK", rank),
+        ("LOCAL_WORLD_SIZE", size),
+        ("OMP_NUM_THREADS", str(torch.get_num_threads())),  # Accelerate would change the number
+    ):
+        if environment.variable(name) is None:
+            environment.set_variable(name, value)
+
+
+def _layers(part: nn.Module) -> list[str]:
+    """Return the class names of a transformers model's layers."""
+    named = getattr(part, "_no_split_modules", None)
+    return list(named) if isinstance(named, list | tuple | set) else []
+
+
+_ENABLING = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+"""Methods of transformers' models that turn it on: the second in earlier versions."""
+
+
+def _checkpoint_gradients(model: nn.Module) -> None:
+    for part in model.modules():
+        for name in _ENABLING:
+            enable = getattr(part, name, None)
+            if callable(enable):
+                enable({"use_reentrant": False})
+                model.train()
+                return
+    raise ConfigError(
+        f"gradient_checkpointing: {type(model).__name__} has no method {' or '.join(_ENABLING)}, "
+        "as models of transformers have: leave it out, or use torch.utils.checkpoint in the model."
+    )
+
+
+def _check_process_group() -> None:
+    """Raise ConfigError if WORLD_SIZE is above 1, and this process joined no process group."""
+    size = environment.variable("WORLD_SIZE", "1") or "1"
+    if not has_process_group() and size.isdigit() and int(size) > 1:
+        raise ConfigError(
+            f"WORLD_SIZE is {size}, and there is no process group: call "
+            "torch.distributed.init_process_group() before the models are made, or use "
+            "redrb.runtime.Strategy. Gradients would not be averaged over the ranks."
+        )
