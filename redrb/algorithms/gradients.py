@@ -9,7 +9,7 @@ from torch.nn.utils import clip_grad_norm_
 
 
 class Gradients:
-    """Gradients of one process. A strategy for several ranks returns a subclass.
+    """Gradients of one process; `RankGradients` are those of several ranks.
 
     Steps call it with numbers of this rank; the methods `mean` and `most` are called by all ranks
     the same number of times, in the same order.

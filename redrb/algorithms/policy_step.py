@@ -18,6 +18,7 @@ from redrb.algorithms.metrics import StepMetrics
 from redrb.algorithms.micro_batches import MicroBatches
 from redrb.algorithms.models import action_logits, device_of
 from redrb.algorithms.optimizer_step import check_positive
+from redrb.algorithms.rank_gradients import gradients_of
 from redrb.experience import Experience
 
 LossOf: TypeAlias = Callable[[TrainingBatch], tuple[Tensor, Mapping[str, Tensor]]]
@@ -39,7 +40,7 @@ class PolicyStep:
             maker's log-probabilities.
         micro_batch_size: Most samples in a forward pass; None: no limit.
         micro_batch_tokens: Most tokens in a forward pass, padding included; None: no limit.
-        gradients: How gradients are accumulated and averaged; None: in one process.
+        gradients: How gradients are accumulated and averaged; None: as the actor is placed.
 
     Raises:
         ConfigError: An option is out of range.
@@ -73,7 +74,7 @@ class PolicyStep:
         self.aggregation: Aggregation = aggregation
         self.temperature, self.truncated_importance = temperature, truncated_importance
         self.micro_batches = MicroBatches(micro_batch_size, micro_batch_tokens)
-        self.gradients = gradients or Gradients()
+        self.gradients = gradients or gradients_of(actor)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss; override it, for instance to scale the loss."""

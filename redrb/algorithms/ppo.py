@@ -65,8 +65,8 @@ class PPOStep(PolicyStep):
         micro_batch_size: Most samples in a forward pass; the step is that of the whole batch. None:
             no limit.
         micro_batch_tokens: Most tokens in a forward pass, padding included. None: no limit.
-        gradients: How gradients are accumulated and averaged, such as a strategy's `gradients`;
-            None: in one process.
+        gradients: How gradients are accumulated and averaged; None: over all ranks if the actor is
+            replicated (DistributedDataParallel) or sharded (FSDP2), otherwise in this process.
 
     Raises:
         ConfigError: An option is out of range.

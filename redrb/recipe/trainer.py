@@ -19,7 +19,7 @@ from redrb.recipe.maker import seed_everything
 from redrb.recipe.recipe import Recipe
 from redrb.recipe.reporting import Write
 from redrb.recipe.trainer_report import TrainerReport
-from redrb.runtime import AlgorithmTrainer, DDPStrategy, Stateful, Strategy
+from redrb.runtime import AccelerateStrategy, AlgorithmTrainer, Stateful, Strategy
 from redrb.runtime.model_placement import place_models
 from redrb.runtime.world import rank_here, world_size_here
 from redrb.stream import ExperienceStream
@@ -49,7 +49,7 @@ class RecipeTrainer(AlgorithmTrainer):
         self._recipe, self._connection = recipe, client
         seed_everything(recipe.seed)
         ranks = world_size_here()
-        strategy = (DDPStrategy if ranks > 1 else Strategy)(recipe.device or None)
+        strategy = (AccelerateStrategy if ranks > 1 else Strategy)(recipe.device or None)
         models = recipe.models()
         placed = place_models(lambda: strategy, models.values, None)
         self._models: dict[str, nn.Module] = dict(zip(models, placed.models, strict=True))

@@ -15,7 +15,6 @@ from torch import nn
 from redrb import environment
 from redrb.checks import check_choice
 from redrb.errors import ConfigError
-from redrb.runtime.rank_gradients import RankGradients
 from redrb.runtime.strategy import Strategy
 from redrb.runtime.world import has_process_group, rank_here, world_size_here
 
@@ -57,11 +56,6 @@ class AccelerateStrategy(Strategy):
         self._mixed_precision = mixed_precision
         self._checkpointing = gradient_checkpointing
         self._shard = shard
-
-    @property
-    def gradients(self) -> RankGradients:
-        """How training steps accumulate, average and clip the gradients of these models."""
-        return RankGradients(sharded=self._shard and world_size_here() > 1)
 
     def prepare(self, model: Model) -> Model:
         """Return a model ready for use; only a module with trainable parameters is wrapped.

@@ -61,7 +61,7 @@ class DetachedGRPOTrainer(AlgorithmTrainer):
                 self.actor,
                 self.actor_optim,
                 clip=eps_clip,
-                **{"gradients": placed.strategy.gradients, **(grpo_options or {})},
+                **(grpo_options or {}),
             ),
             placed,
             experience_maker_holder_name_list=experience_maker_holder_name_list,

@@ -81,7 +81,7 @@ class DetachedPPOTrainer(AlgorithmTrainer):
                 *networks,
                 clip=eps_clip,
                 value_clip=value_clip,
-                **{"gradients": placed.strategy.gradients, **(ppo_options or {})},
+                **(ppo_options or {}),
             ),
             placed,
             experience_maker_holder_name_list=experience_maker_holder_name_list,

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from redrb import environment
-from redrb.algorithms import Gradients
 from redrb.runtime.world import default_device
 
 Model = TypeVar("Model")
@@ -30,11 +29,6 @@ class Strategy:
     def model_init_context(self) -> Iterator[None]:
         """Context in which models are made, such as for lazy or sharded initialisation."""
         yield
-
-    @property
-    def gradients(self) -> Gradients:
-        """How training steps accumulate, average and clip the gradients of these models."""
-        return Gradients()
 
     def prepare(self, model: Model) -> Model:
         """Return a model ready for use; anything but a module is returned unchanged."""

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
@@ -49,6 +51,14 @@ def test_the_example_of_selection_runs_as_printed() -> None:
 def test_the_example_of_stages_runs_as_printed() -> None:
     printed = run(example_in((ROOT / "docs" / "stages.md").read_text()))
     assert printed == "(1,)\ntensor([1., 1., 1., 1.]) torch.Size([4, 3])\n"
+
+
+def test_the_blocks_of_algorithms_run_as_one_program() -> None:
+    page = (ROOT / "docs" / "algorithms.md").read_text()
+    printed = run("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))).splitlines()
+    assert float(printed[0]) == pytest.approx(1)
+    assert len(printed) == 3
+    assert printed[2] == "torch.Size([2, 5, 3]) tensor([2, 5])"
 
 
 def test_the_readme_is_short() -> None:

@@ -48,9 +48,7 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_the_weights() -> None:
     actor = strategy.prepare(seeded(PlainActor))
     assert forward_names(actor) == {"sequences", "attention_mask"}
     actor.head.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
-    step = GRPOStep(
-        actor, torch.optim.SGD(actor.parameters(), lr=0.1), gradients=strategy.gradients
-    )
+    step = GRPOStep(actor, torch.optim.SGD(actor.parameters(), lr=0.1))
     metrics = step(experience())
     assert seen == [torch.bfloat16]
     assert {p.dtype for p in actor.parameters()} == {torch.float32}

@@ -9,12 +9,19 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.utils import clip_grad_norm_
 
-from redrb.algorithms import Gradients
-from redrb.runtime.world import world_size_here
+from redrb.algorithms.gradients import Gradients
+
+
+def gradients_of(model: nn.Module) -> Gradients:
+    """Return the gradients of a model: of all ranks, if it is replicated or sharded over them."""
+    sharded = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
+    if sharded or isinstance(model, nn.parallel.DistributedDataParallel):
+        return RankGradients(sharded=sharded)
+    return Gradients()
 
 
 class RankGradients(Gradients):
-    """Averages over the ranks of torch.distributed; with one rank, as `Gradients`.
+    """Averages over the ranks of torch.distributed.
 
     Args:
         sharded: Whether gradients are sharded: each micro-batch then reduces them, because whole
@@ -39,15 +46,13 @@ class RankGradients(Gradients):
 
     def mean(self, values: Tensor) -> Tensor:
         """Return numbers `[N]` averaged over the ranks."""
-        return self._reduced(values, distributed.ReduceOp.SUM) / world_size_here()
+        return self._reduced(values, distributed.ReduceOp.SUM) / distributed.get_world_size()
 
     def most(self, values: Tensor) -> Tensor:
         """Return the largest of each number `[N]` on any rank."""
         return self._reduced(values, distributed.ReduceOp.MAX)
 
     def _reduced(self, values: Tensor, how: distributed.ReduceOp.RedOpType) -> Tensor:
-        if world_size_here() == 1:
-            return values
         on_accelerator = distributed.get_backend() == "nccl"
         device = torch.device("cuda") if on_accelerator else torch.device("cpu")
         reduced = values.detach().to(device, copy=True)
