@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
+import redis
 import torch
 
 import redrb
 from redrb import BufferItem, ExperienceStream, StoreFull
 from redrb.connection import Client
+from redrb.connection.transport import Pipeline
+from redrb.errors import OutcomeUnknown
 from tests.audit import audit
 from tests.samples import numbered, numbers
 from tests.servers import Server
@@ -44,6 +48,39 @@ def test_puts_fail_with_the_reason_and_store_nothing(full: Client) -> None:
         assert (caught.value.reason, caught.value.task) == ("memory", "math")
         after = stream.stats()
         assert (after.stored, after.ledger) == (before.stored, before.ledger)
+        full.execute("CONFIG", "SET", "maxmemory", "0")  # 7.0 refuses transactions at the limit
+        audit(stream)
+
+
+@pytest.mark.parametrize("min_replicas", [0, 1])
+def test_a_put_whose_reply_was_lost_is_found_at_the_memory_limit(
+    full: Client, monkeypatch: pytest.MonkeyPatch, min_replicas: int
+) -> None:
+    """The server refuses the repetition before it can say that the first attempt was stored."""
+    limit = full.execute("CONFIG", "GET", "maxmemory")[1]
+    full.execute("CONFIG", "SET", "maxmemory", "0")
+    exchange, lost = full.exchange, []
+
+    def lose_first_reply(pipeline: Pipeline) -> list[Any]:
+        replies = exchange(pipeline)
+        if not lost:
+            lost.append(replies)
+            full.execute("CONFIG", "SET", "maxmemory", limit)
+            raise redis.exceptions.ConnectionError("lost")
+        return replies
+
+    with ExperienceStream(full, "math", on_full="error", min_replicas=min_replicas) as stream:
+        stored = stream.stats().stored
+        with monkeypatch.context() as patched:
+            patched.setattr(full, "exchange", lose_first_reply)
+            if min_replicas:
+                with pytest.raises(OutcomeUnknown, match="3 groups are stored") as caught:
+                    stream.put_many([[large(n)] for n in range(3)])
+                assert caught.value.groups == 3
+            else:
+                assert len(stream.put_many([[large(n)] for n in range(3)])) == 3
+        assert lost
+        assert stream.stats().stored == stored + 3
         full.execute("CONFIG", "SET", "maxmemory", "0")  # 7.0 refuses transactions at the limit
         audit(stream)
 

@@ -234,10 +234,15 @@ class Producer:
             self._task.note_kind(batch.kind)
 
     def _reply(self, pending: PendingPut, request: Request[PutReply], wait: Wait) -> PutReply:
-        """Return the reply to an attempt; a server without memory counts as a task without room."""
+        """Return the reply to an attempt; a server without memory counts as a task without room.
+
+        Such a server refuses a repetition before it can say that an earlier attempt was stored.
+        """
         try:
             return request.result(retry_s=wait.retry_s)
         except StoreFull:
+            if pending.repeated or request.attempts > 1:
+                return self._scripts.find_stored(pending, wait.retry_s) or PutReply("memory")
             return PutReply("memory")
         except BaseException:
             pending.sent, pending.repeated = None, True

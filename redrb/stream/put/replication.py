@@ -10,7 +10,11 @@ _REPLICATION_MS = 1000
 
 
 class Replication:
-    """Lets the server wait for replicas, in the same round trip."""
+    """Lets the server wait for replicas, in the same round trip.
+
+    Attributes:
+        min_replicas: Replicas that must confirm a request.
+    """
 
     def __init__(self, min_replicas: int) -> None:
         """Prepare.
@@ -18,16 +22,16 @@ class Replication:
         Args:
             min_replicas: Replicas that must confirm a request; 0: none, and no command is added.
         """
-        self._min_replicas = min_replicas
+        self.min_replicas = min_replicas
 
     def add_to(self, pipeline: Pipeline) -> None:
         """Add the command that waits for replicas, after those that write."""
-        if self._min_replicas:
-            pipeline.add("WAIT", self._min_replicas, _REPLICATION_MS)
+        if self.min_replicas:
+            pipeline.add("WAIT", self.min_replicas, _REPLICATION_MS)
 
     def divide(self, replies: list[Reply]) -> tuple[list[Reply], Reply]:
         """Return the other replies, and the number of replicas that confirmed them."""
-        if not self._min_replicas:
+        if not self.min_replicas:
             return replies, 0
         return replies[:-1], replies[-1]
 
@@ -35,8 +39,8 @@ class Replication:
         """Raise a transient error if too few replicas have confirmed the request."""
         if isinstance(confirmed, Exception):
             raise confirmed
-        if confirmed < self._min_replicas:
+        if confirmed < self.min_replicas:
             raise NotReplicated(
-                f"only {confirmed} of {self._min_replicas} replicas (min_replicas) have confirmed "
+                f"only {confirmed} of {self.min_replicas} replicas (min_replicas) have confirmed "
                 "it in time"
             )
