@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import redrb
 from tests.servers import Server, programs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -50,3 +51,29 @@ def test_trls_trainer_learns_from_a_maker_in_another_process(
     first, last = (float(part.split()[0]) for part in reward.removeprefix("reward: ").split(", "))
     assert last > first + 0.2, reward
     assert "acked=60" in ledger
+
+
+@pytest.mark.parametrize("own_server", list(programs())[-1:], indirect=True)
+def test_accelerates_ranks_end_together_when_the_groups_are_uneven(
+    own_server: Callable[..., Server],
+) -> None:
+    url = own_server().url
+    environment = {**os.environ, "REDRB_URL": url, "TIMEOUT": "2", "OMP_NUM_THREADS": "1"}
+    example = [str(EXAMPLES / "accelerate_loop.py")]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *example]
+    for arguments in ([*example, "maker"], launch):
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    ends = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
+    assert [end.split(":")[1].split(",")[0] for end in ends] == [" 3 steps", " 3 steps"]
+    assert ends[0].split("weight")[1] == ends[1].split("weight")[1]
+    with redrb.connect(url) as client, redrb.ExperienceStream(client, "accelerate") as stream:
+        ledger = stream.stats().ledger
+    assert (ledger.acked, ledger.waiting, ledger.leased) == (20, 1, 0)  # 8, 8, and 4 of 5

@@ -6,6 +6,8 @@ import math
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -248,6 +250,33 @@ def test_a_trainer_that_is_killed_before_its_step_loses_nothing(
         assert stream.stats().ledger.acked == 1
         stream.clear()
         stream.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("real_url", list(programs())[-1:], indirect=True)
+def test_two_processes_of_trl_train_the_same_policy(real_url: str, namespace: str) -> None:
+    with (
+        redrb.connect(real_url) as client,
+        redrb.ExperienceStream(client, "math", namespace=namespace) as stream,
+    ):
+        ScriptedMaker().put(stream, groups=6)
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        done = subprocess.run(
+            [sys.executable, *launch, "-m", "tests.integration.trl_rank", real_url, namespace, "3"],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        ends = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
+        assert [end.split(":")[0] for end in ends] == ["rank 0 of 2", "rank 1 of 2"]
+        assert ends[0].split(":")[1] == ends[1].split(":")[1]
+        assert stream.stats().ledger.acked == 6
+        latest = redrb.WeightSubscriber(client, "policy", namespace=namespace).latest()
+        assert latest is not None
+        assert latest.version == 4
 
 
 def stub(
