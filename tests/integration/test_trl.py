@@ -63,7 +63,12 @@ def stream(open_stream: Callable[..., redrb.ExperienceStream]) -> redrb.Experien
 def train(stream: redrb.ExperienceStream, tmp_path: Path) -> Callable[..., Any]:
     """Train on groups of two samples; the second callback watches."""
 
-    def run(*callbacks: Any, rollouts: dict[str, Any] | None = None, **options: Any) -> Any:
+    def run(
+        *callbacks: Any,
+        rollouts: dict[str, Any] | None = None,
+        resume: bool = False,
+        **options: Any,
+    ) -> Any:
         with TaskRollouts(stream, timeout=20, **(rollouts or {})) as fed:
             trainer = trl.GRPOTrainer(
                 tiny_model(),
@@ -74,7 +79,7 @@ def train(stream: redrb.ExperienceStream, tmp_path: Path) -> Callable[..., Any]:
                 rollout_func=fed,
                 callbacks=[fed, *callbacks],
             )
-            trainer.train()
+            trainer.train(resume_from_checkpoint=resume)
         return trainer
 
     return run
@@ -136,6 +141,24 @@ def test_with_save_groups_are_acknowledged_by_the_checkpoint(
     )
     assert watch.acked == [0, 0, 2]
     assert stream.stats().ledger.waiting == stream.stats().ledger.put - stream.stats().ledger.acked
+
+
+def test_a_trainer_that_resumes_from_its_checkpoint_trains_every_group(
+    stream: redrb.ExperienceStream, train: Callable[..., Any]
+) -> None:
+    ScriptedMaker().put(stream, groups=4)
+    options: dict[str, Any] = {
+        "rollouts": {"acknowledge": "save"},
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "max_steps": 4,
+    }
+    with pytest.raises(OSError, match="disk is full"):
+        train(Watch(stream, raise_at=3), **options)
+    assert stream.stats().ledger.acked == 2
+    trainer = train(resume=True, **options)
+    assert trainer.state.global_step == 4
+    assert stream.stats().ledger.acked == 4
 
 
 def test_a_trainer_that_fails_between_steps_loses_nothing(

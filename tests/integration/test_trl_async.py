@@ -208,3 +208,5 @@ def test_samples_that_cannot_be_trained_are_failed_deliveries(
         parts.worker(stream, "policy")
     with pytest.raises(ConfigError, match="WeightPublisher"):
         parts.weights("policy")
+    with pytest.raises(ConfigError, match="rank 0"):
+        parts.weights(None).send_weights(iter(()))

@@ -1,10 +1,13 @@
 """torchrl's `ReplayBuffer` on a task, TensorDict in and out. Needs `pip install 'redrb[torchrl]'`.
 
-`task_buffer(stream)` returns the buffer. For other buffers and options there are its parts:
-`TaskStorage`, `TaskSampler` and `TaskWriter`.
+`task_buffer(stream, batch_size)` returns the buffer. For other buffers and options there are its
+parts: `TaskStorage`, `TaskSampler` and `TaskWriter`. Public names stand in `__init__.pyi`.
 """
 
-from redrb.interop.torchrl.buffer import TaskSampler, TaskWriter, task_buffer
-from redrb.interop.torchrl.storage import TaskStorage
+import lazy_loader
 
-__all__ = ["TaskSampler", "TaskStorage", "TaskWriter", "task_buffer"]
+from redrb.interop.required import require
+
+require("torchrl", extra="torchrl")
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

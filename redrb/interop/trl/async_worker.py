@@ -38,7 +38,7 @@ class PublishedWeights:
     `subscriber.poll(model, strict=False)`.
 
     Args:
-        publisher: Publishes the weights; made on rank 0.
+        publisher: Publishes the weights; None on all ranks but rank 0.
 
     Attributes:
         version: The version that was published last, None before.
@@ -47,9 +47,9 @@ class PublishedWeights:
         ConfigError: `publisher` is something else.
     """
 
-    def __init__(self, publisher: WeightPublisher) -> None:
-        if not isinstance(publisher, WeightPublisher):
-            raise ConfigError(f"publisher={publisher!r:.80}: give a redrb.WeightPublisher.")
+    def __init__(self, publisher: WeightPublisher | None) -> None:
+        if not isinstance(publisher, WeightPublisher | None):
+            raise ConfigError(f"publisher={publisher!r:.80}: give a redrb.WeightPublisher or None.")
         self._publisher = publisher
         self.version: int | None = None
 
@@ -60,7 +60,13 @@ class PublishedWeights:
         """Do nothing: makers go on with their weights while the new ones are sent."""
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Publish all tensors as one version."""
+        """Publish all tensors as one version.
+
+        Raises:
+            ConfigError: This is rank 0, and it has no publisher.
+        """
+        if self._publisher is None:
+            raise ConfigError("rank 0 needs PublishedWeights with a redrb.WeightPublisher.")
         self.version = self._publisher.publish(iterator).version
 
     def resume(self) -> None:
