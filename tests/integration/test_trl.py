@@ -109,6 +109,9 @@ def test_the_loss_uses_the_ratios_to_the_makers_log_probabilities(
         ({"gradient_accumulation_steps": 2, "steps_per_generation": 2}, [2, 4]),
         ({"gradient_accumulation_steps": 1, "steps_per_generation": 2}, [0, 2]),
         ({"gradient_accumulation_steps": 1, "steps_per_generation": 1}, [1, 2]),
+        ({"gradient_accumulation_steps": 1, "num_iterations": 2}, [0, 1]),
+        ({"gradient_accumulation_steps": 4, "steps_per_generation": 2}, [4, 8]),
+        ({"gradient_accumulation_steps": 2, "steps_per_generation": 3}, [0, 3]),
     ],
 )
 def test_groups_are_acknowledged_after_the_last_step_on_them(
@@ -117,7 +120,7 @@ def test_groups_are_acknowledged_after_the_last_step_on_them(
     passes: dict[str, int],
     expected: list[int],
 ) -> None:
-    ScriptedMaker().put(stream, groups=4)
+    ScriptedMaker().put(stream, groups=8)
     watch = Watch(stream)
     train(watch, max_steps=2, **passes)
     assert watch.acked == expected
