@@ -170,9 +170,9 @@ def rows_of(inputs: Any) -> int:
     """Return the number of prompts in a batch.
 
     Raises:
-        RecordError: It is neither a tensor, a dict of tensors nor a list.
+        RecordError: It is neither a tensor, a dict of tensors nor a list of dicts.
     """
-    if isinstance(inputs, list):
+    if isinstance(inputs, list) and all(isinstance(prompt, Mapping) for prompt in inputs):
         return len(inputs)
     if isinstance(inputs, Mapping):
         tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
@@ -180,8 +180,8 @@ def rows_of(inputs: Any) -> int:
     if not isinstance(inputs, Tensor):
         raise RecordError(
             f"a batch of prompts is a {type(inputs).__name__}: give a tensor of token ids, or "
-            "a dict of tensors with input_ids and attention_mask; or a list of prompts, for "
-            "experience makers that take them."
+            "a dict of tensors with input_ids and attention_mask; or, for experience "
+            "makers that take it, a list of prompts, each a dict."
         )
     return inputs.shape[0] if inputs.dim() else 1
 
