@@ -517,5 +517,19 @@ class WeightsTorn(WeightError):
     """
 
 
+class EngineError(RedrbError):
+    """An inference server was not reached, refused a request, or answered something else.
+
+    Attributes:
+        where: Scheme, host and port of the server.
+        status: HTTP status of its answer; None: it did not answer.
+    """
+
+    def __init__(self, message: str, *, where: str, status: int | None = None) -> None:
+        self.where = where
+        self.status = status
+        super().__init__(message)
+
+
 class PublisherFenced(WeightError):
     """A newer publisher of this name has taken over; this publisher may not publish any more."""

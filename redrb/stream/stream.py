@@ -448,6 +448,18 @@ class ExperienceStream:
             revision = self._task.description.revision
             self._producer.put(PutBatch((), revision, expired=expired), None)
 
+    def discard_filtered(self, groups: int) -> None:
+        """Count groups that a maker filtered itself, as put and filtered, exactly once.
+
+        Raises:
+            StoreUnavailable: Redis stayed away; `uncertain` says whether they may be counted.
+        """
+        self._check_open()
+        filtered = checked_int("groups", groups)
+        if filtered:
+            revision = self._task.description.revision
+            self._producer.put(PutBatch((), revision, filtered=filtered), None)
+
     def store_forwarded(
         self,
         groups: Sequence[list[BufferItem] | None],

@@ -1,0 +1,72 @@
+"""`SGLangEngine`: a server of SGLang, 0.5 or newer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from redrb.engines.engine import Engine, Part
+from redrb.engines.http import JsonClient
+from redrb.errors import EngineError
+
+
+class SGLangEngine(Engine):
+    """Samples by `/generate`; updates by `/pause_generation` and `/update_weights_from_disk`."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = 600.0,
+        retry_s: float = 60.0,
+        api_key: str | None = None,
+    ) -> None:
+        """Make an engine; it connects at the first request.
+
+        Args:
+            url, timeout, retry_s, api_key: As for `VLLMEngine`.
+
+        Raises:
+            ConfigError: An argument is not usable, or httpx is not installed.
+        """
+        super().__init__(JsonClient(url, timeout=timeout, retry_s=retry_s, api_key=api_key))
+
+    async def _request(
+        self,
+        tokens: list[int],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        stop_token_ids: list[int],
+        **sampling: Any,
+    ) -> Part:
+        parameters = {
+            "max_new_tokens": max_new_tokens,
+            "temperature": temperature,
+            "stop_token_ids": stop_token_ids,
+            **sampling,
+        }
+        body = {"input_ids": tokens, "sampling_params": parameters, "return_logprob": True}
+        reply = await self._client.post("/generate", body)
+        try:
+            found = reply["meta_info"]["output_token_logprobs"]
+            finish = reply["meta_info"]["finish_reason"]["type"]
+            tokens = [int(each[1]) for each in found]
+            return Part(tokens, [float(each[0]) for each in found], finish)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise self._malformed("token ids and log-probabilities") from error
+
+    async def _pause(self) -> None:
+        await self._client.post("/pause_generation", {"mode": "abort"})
+
+    async def _load(self, path: Path, version: int) -> None:
+        body = {"model_path": str(path), "weight_version": str(version)}
+        reply = await self._client.post("/update_weights_from_disk", body)
+        if not reply.get("success"):
+            raise EngineError(
+                f"{self._client.where} could not load {path}: {reply.get('message', reply)!s:.500}",
+                where=self._client.where,
+            )
+
+    async def _resume(self) -> None:
+        await self._client.post("/continue_generation", {})

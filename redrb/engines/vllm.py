@@ -1,0 +1,89 @@
+"""`VLLMEngine`: an OpenAI-style server of vLLM, 0.16 or newer.
+
+Sampling needs `vllm serve MODEL`; weight updates need VLLM_SERVER_DEV_MODE=1 as well. vLLM's
+log-probabilities are those before the temperature, unless it is started with
+`--logprobs-mode processed_logprobs`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from redrb.engines.engine import Engine, Finish, Part
+from redrb.engines.http import JsonClient
+
+_TOKEN = "token_id:"  # noqa: S105 (how vLLM writes a token id)
+
+
+class VLLMEngine(Engine):
+    """Samples by `/v1/completions`; updates by `/pause`, `/collective_rpc` and `/resume`."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str,
+        timeout: float = 600.0,
+        retry_s: float = 60.0,
+        api_key: str | None = None,
+    ) -> None:
+        """Make an engine; it connects at the first request.
+
+        Args:
+            url: Address of the server, such as "http://localhost:8000".
+            model: Name of the model, as the server knows it.
+            timeout: Seconds for which a request may last, a whole completion included.
+            retry_s: Seconds for which a request is repeated while the server is not reached.
+            api_key: Sent as a bearer token.
+
+        Raises:
+            ConfigError: An argument is not usable, or httpx is not installed.
+        """
+        super().__init__(JsonClient(url, timeout=timeout, retry_s=retry_s, api_key=api_key))
+        self._model = model
+
+    async def _request(
+        self,
+        tokens: list[int],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        stop_token_ids: list[int],
+        **sampling: Any,
+    ) -> Part:
+        body = {
+            "model": self._model,
+            "prompt": tokens,
+            "max_tokens": max_new_tokens,
+            "temperature": temperature,
+            "stop_token_ids": stop_token_ids,
+            "logprobs": 1,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            **sampling,
+        }
+        reply = await self._client.post("/v1/completions", body)
+        try:
+            [choice] = reply["choices"]
+            log_probs = choice["logprobs"]["token_logprobs"]
+            found = choice.get("token_ids")
+            if found is None:  # a server that knows only the older option
+                texts = choice["logprobs"]["tokens"]
+                found = [int(text.removeprefix(_TOKEN)) for text in texts]
+            finish = cast("Finish", choice["finish_reason"])
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise self._malformed("token ids and log-probabilities") from error
+        if len(found) != len(log_probs):
+            raise self._malformed("a log-probability for each token")
+        return Part(list(found), list(log_probs), finish)
+
+    async def _pause(self) -> None:
+        await self._client.post("/pause", {})
+
+    async def _load(self, path: Path, version: int) -> None:  # noqa: ARG002 (vLLM knows no versions)
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+        await self._client.post("/collective_rpc", body)
+
+    async def _resume(self) -> None:
+        await self._client.post("/resume", {})

@@ -1,0 +1,128 @@
+"""`EngineWeights`: gives each published version to an inference server, through a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from pathlib import Path
+
+from redrb.connection import Client
+from redrb.engines.engine import Engine
+from redrb.errors import ConfigError, EngineError, StoreUnavailable, WeightError, WeightTimeout
+from redrb.weights import WeightSubscriber
+from redrb.weights.files.safetensors import SINGLE, save_safetensors
+
+_log = logging.getLogger("redrb")
+
+_WAIT_S = 0.5
+"""Longest wait for a version; then `follow` can be cancelled."""
+
+_PAUSE_S = 1.0
+"""Pause after an error."""
+
+
+class EngineWeights:
+    """Writes published weights as a folder of Hugging Face, which the server then loads.
+
+    The folder must be on a file system that maker and server share; /dev/shm is one on one machine.
+    It holds one version, and two during an update.
+
+    Attributes:
+        client: Connection to Redis.
+        name: Name of the weights: that of the trainer.
+        namespace: Namespace of the trainer.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        engine: Engine,
+        folder: str | Path,
+        *,
+        namespace: str = "default",
+        model: str = "actor",
+        config: str | Path | None = None,
+    ) -> None:
+        """Make it.
+
+        Args:
+            client: From `redrb.connect`.
+            name: Name of the weights: that of the trainer.
+            engine: The server.
+            folder: Where versions are written.
+            namespace: Namespace of the trainer.
+            model: Which of the trainer's models the server has; "": weights of one model, whose
+                names have no prefix.
+            config: Folder of the model, whose JSON files and tokenizer are copied to each version.
+
+        Raises:
+            ConfigError: `config` is no folder.
+        """
+        self._subscriber = WeightSubscriber(client, name, namespace=namespace)
+        self.client, self.name, self.namespace = client, name, namespace
+        self._engine = engine
+        self._folder = Path(folder)
+        self._prefix = f"{model}." if model else ""
+        self._config = None if config is None else Path(config)
+        if self._config is not None and not self._config.is_dir():
+            raise ConfigError(f"config={str(config)!r}: give the folder of the model.")
+
+    async def update(self, *, timeout: float | None = None) -> int:
+        """Wait for a version that is newer than the server's, and load it.
+
+        Returns:
+            The version.
+
+        Raises:
+            WeightTimeout: None was published in time.
+            EngineError: The server could not load it.
+            WeightError, DecodeError, StoreUnavailable: As `WeightSubscriber.fetch` does.
+        """
+        version = await asyncio.to_thread(self._newest, timeout)
+        path = await asyncio.to_thread(self._write, version)
+        await self._engine.update(path, version)
+        await asyncio.to_thread(self._remove_others, path)
+        return version
+
+    async def follow(self) -> None:
+        """Give each version to the server, until the task is cancelled; errors are logged."""
+        while True:
+            try:
+                await self.update(timeout=_WAIT_S)
+            except WeightTimeout:
+                continue
+            except (EngineError, WeightError, StoreUnavailable) as error:
+                _log.warning("the server keeps its weights: %s", error)
+                await asyncio.sleep(_PAUSE_S)
+
+    def _newest(self, timeout: float | None) -> int:
+        return self._subscriber.wait(newer_than=self._engine.version, timeout=timeout).version
+
+    def _write(self, version: int) -> Path:
+        """Write a version; returns its folder."""
+        state = self._subscriber.fetch(version)
+        chosen = {
+            name.removeprefix(self._prefix): tensor
+            for name, tensor in state.items()
+            if name.startswith(self._prefix)
+        }
+        if not chosen:
+            raise ConfigError(
+                f"weights {self.name!r} have no tensors of {self._prefix!r}, but "
+                f"{', '.join(sorted(state)[:3])}: give model=."
+            )
+        path = self._folder / f"version-{version}"
+        path.mkdir(parents=True, exist_ok=True)
+        for file in self._config.iterdir() if self._config else ():
+            if file.is_file() and file.suffix not in (".safetensors", ".bin"):
+                shutil.copy2(file, path / file.name)
+        (path / "model.safetensors.index.json").unlink(missing_ok=True)
+        save_safetensors(path / SINGLE, chosen)
+        return path
+
+    def _remove_others(self, kept: Path) -> None:
+        for path in self._folder.glob("version-*"):
+            if path != kept:
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,311 @@
+"""`EpisodeMaker`: runs episodes of many prompts at the same time, and sends their groups."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from redrb.checks import checked_int, checked_number
+from redrb.connection.deadline import ending_within
+from redrb.engines import Engine, EngineWeights
+from redrb.episodes.group import (
+    Episode,
+    EpisodeRunner,
+    Finish,
+    is_aborted,
+    with_group_advantages,
+)
+from redrb.episodes.sink import Sink
+from redrb.errors import ConfigError, LeaseLost, RedrbError, SendFailed, StoreUnavailable
+from redrb.experience import BufferItem
+from redrb.runtime.job_end import JobEnd
+from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
+from redrb.stream import Admission, ExperienceStream, Lease
+
+_log = logging.getLogger("redrb")
+
+
+class EpisodeMaker:
+    """Runs coroutines that sample from an engine, and puts the groups of each prompt.
+
+    Each group is put when its last episode has ended. In a task with `max_staleness` a group begins
+    with the right to do so. A group with an episode that raises is filtered, and the others go on.
+
+    At the end, by SIGTERM, Ctrl-C or `stop`, sampling is aborted: episodes get what is sampled so
+    far, and return samples with the status ABORTED. Their groups are put too, and a maker that
+    starts later, here or elsewhere, takes them and finishes them, each exactly once.
+
+    Example:
+        >>> async def episode(prompt, engine, partial=None):
+        ...     trajectory = Trajectory(prompt["input_ids"], partial)
+        ...     trajectory.sampled(await engine.generate(trajectory.tokens, max_new_tokens=256))
+        ...     return trajectory.item(reward=score(trajectory.actions, prompt["answer"]))
+        >>> EpisodeMaker(stream, episode, engine, weights=weights).run(prompts)
+    """
+
+    def __init__(
+        self,
+        stream: ExperienceStream,
+        episode: Episode,
+        engine: Engine,
+        *,
+        weights: EngineWeights | None = None,
+        group_size: int = 8,
+        groups: int = 32,
+        finish: Finish = with_group_advantages,
+        parts: bool = False,
+        resume: bool = True,
+        end_with_job: bool = True,
+        drain_timeout: float = 10.0,
+        stop_timeout: float = STOP_TIMEOUT_S,
+    ) -> None:
+        """Make a maker; `run` starts it.
+
+        Args:
+            stream: The task that gets the groups.
+            episode: `async def episode(prompt, engine)`, which returns a sample or several. With a
+                third parameter `partial`, it gets the unfinished sample of an aborted episode, and
+                goes on with it; otherwise such an episode begins anew.
+            engine: The server; the maker closes it at the end of `run`.
+            weights: Gives new versions to the engine while episodes run; the first one is waited
+                for. None: the server keeps its weights.
+            group_size: Episodes of each prompt.
+            groups: Most groups that are begun at a time.
+            finish: Completes the samples of a group before it is put, or returns None to filter it;
+                default: advantages relative to the group.
+            parts: Put the samples of each episode when it ends, as parts of their group; `finish`
+                is not called, and unfinished episodes are dropped.
+            resume: Take and finish groups of unfinished samples before new ones are begun.
+            end_with_job: End when the trainer of `weights` announces the end of the job.
+            drain_timeout: Seconds that episodes get to return after sampling was aborted.
+            stop_timeout: Seconds that `run` may spend on Redis after SIGTERM or Ctrl-C.
+
+        Raises:
+            ConfigError: An argument is not usable, or `resume` and the order "admission" meet, in
+                which unfinished groups cannot be put back.
+        """
+        self._runner = EpisodeRunner(episode, engine)
+        self._engine, self._weights, self._finish = engine, weights, finish
+        self._size = checked_int("group_size", group_size, 1)
+        self._slots = checked_int("groups", groups, 1)
+        self._parts, self._resume, self._end_with_job = parts, resume, end_with_job
+        self._drain_s = checked_number("drain_timeout", drain_timeout)
+        self._stop = StopRequest(checked_stop_seconds("stop_timeout", stop_timeout))
+        self._stream = stream
+        if resume and stream.settings().values.get("order") == "admission":
+            raise ConfigError(
+                f"task {stream.task!r} has the order 'admission', in which unfinished groups "
+                "cannot be put back: give resume=False."
+            )
+
+    @property
+    def stopped(self) -> str:
+        """Why `run` was asked to end; "" if it was not."""
+        return self._stop.reason
+
+    def stop(self, why: str = "stop() was called") -> None:
+        """Ask `run` to end; any thread may call it."""
+        self._stop.ask(why)
+
+    def run(self, prompts: Iterable[Any]) -> None:
+        """Run episodes of all prompts, then wait for their groups to be put.
+
+        Args:
+            prompts: Any objects; those of unfinished episodes are stored, so that they must consist
+                of values that msgpack can hold. The iterable is read as groups begin.
+
+        Raises:
+            EngineError: The first weights could not be loaded.
+            SendFailed: Groups could not be put.
+        """
+        with self._stop.on_signals(), ending_within(self._stop.time):
+            asyncio.run(self._run(iter(prompts)))
+
+    async def _run(self, prompts: Iterator[Any]) -> None:
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        with ExitStack() as scope:
+
+            def wake() -> None:
+                loop.call_soon_threadsafe(ended.set)
+
+            scope.enter_context(self._stop.waking(wake))
+            self._sink = Sink(self._stream, self._stop, most_unsent=self._slots)
+            scope.callback(self._sink.close)
+            if self._weights is not None and self._end_with_job:
+                scope.enter_context(self._job_end(self._weights).watching())
+            if self._stop:
+                ended.set()
+            async with self._engine:
+                following = await self._follow(ended)
+                try:
+                    await self._work(prompts, ended)
+                finally:
+                    for task in following:
+                        task.cancel()
+
+    def _job_end(self, weights: EngineWeights) -> JobEnd:
+        return JobEnd(weights.client, weights.namespace, lambda: weights.name, (), self._stop)
+
+    async def _follow(self, ended: asyncio.Event) -> list[asyncio.Task[None]]:
+        """Load the first weights, and follow the later ones in a task."""
+        if self._weights is None:
+            return []
+        first = asyncio.create_task(self._weights.update())
+        stopped = asyncio.create_task(ended.wait())
+        await asyncio.wait((first, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not first.done():
+            first.cancel()
+            return []
+        first.result()
+        return [asyncio.create_task(self._weights.follow())]
+
+    async def _work(self, prompts: Iterator[Any], ended: asyncio.Event) -> None:
+        """Begin groups until the prompts or the maker end; then wait for the groups."""
+        running: set[asyncio.Task[None]] = set()
+        stopped = asyncio.create_task(ended.wait())
+        beginning: asyncio.Task[Any] | None = None
+        try:
+            while not self._stop:
+                if len(running) < self._slots and beginning is None:
+                    beginning = asyncio.create_task(self._next(prompts))
+                waited = {*running, stopped, *([beginning] if beginning else [])}
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                running = self._checked(running)
+                if beginning is not None and beginning.done():
+                    group, beginning = beginning.result(), None
+                    if group is None:
+                        break
+                    running.add(asyncio.create_task(group))
+            await self._drain(running, stopped)
+            await self._flush(stopped)
+        finally:
+            stopped.cancel()
+            if beginning is not None:
+                begun = await beginning
+                if begun is not None:
+                    running.add(asyncio.create_task(begun))
+                    await self._drain(running, stopped)
+            for task in running:
+                task.cancel()
+
+    def _checked(self, running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+        """Return the tasks that still run; raises the error of one that has failed."""
+        for task in running:
+            if task.done():
+                task.result()
+        return {task for task in running if not task.done()}
+
+    async def _drain(self, running: set[asyncio.Task[None]], stopped: asyncio.Task[Any]) -> None:
+        """Wait for the groups; when the maker is to end, abort sampling and wait a while."""
+        while running and not self._stop:
+            waited = {*running, stopped}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            running = self._checked(running)
+        if not running:
+            return
+        with suppress(RedrbError):
+            await self._engine.abort()
+        done, left = await asyncio.wait(running, timeout=self._drain_s)
+        if left:
+            _log.warning("a maker ends: %d groups did not end in time and are given up", len(left))
+            self._sink.give_up()
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left)
+        for task in done:
+            task.result()
+
+    async def _flush(self, stopped: asyncio.Task[Any]) -> None:
+        """Wait until all groups are in Redis; when the maker is to end, only for a while."""
+        flushing = asyncio.create_task(self._sink.flush())
+        if not self._stop:
+            await asyncio.wait((flushing, stopped), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((flushing,), timeout=self._drain_s)
+        if not flushing.done():
+            self._sink.give_up()
+        try:
+            await flushing
+        except SendFailed as failure:
+            if failure.dropped or not self._stop:
+                raise
+
+    async def _next(self, prompts: Iterator[Any]) -> Any:
+        """Return the coroutine of the next group; None if there is none."""
+        if self._resume:
+            lease = await self._sink.take_aborted()
+            if lease is not None:
+                return self._go_on(lease)
+        prompt = next(prompts, self)
+        if prompt is self:
+            return None
+        right = await self._sink.admit()
+        if self._stop:
+            await self._sink.cancel(right)
+            return None
+        return self._group(prompt, right)
+
+    async def _group(self, prompt: Any, right: Admission | None) -> None:
+        """Run all episodes of a new group, and put it."""
+        key = uuid.uuid4().hex
+        try:
+            made = await self._together(
+                [self._episode(prompt, key, index, right) for index in range(self._size)]
+            )
+            if not self._parts:
+                items = None if made is None else self._finished(made)
+                if items is None:
+                    await self._sink.filter()
+                else:
+                    await self._sink.put(items, right)
+        finally:
+            await asyncio.shield(self._sink.cancel(right))
+
+    async def _episode(
+        self, prompt: Any, key: str, index: int, right: Admission | None
+    ) -> list[BufferItem]:
+        items = await self._runner.run(prompt)
+        if self._parts and not is_aborted(items):
+            await self._sink.put_part(key, items, index, self._size, right)
+        return items
+
+    async def _go_on(self, lease: Lease) -> None:
+        """Finish the episodes of a group of unfinished samples, and put it in its place."""
+        try:
+            [group] = lease.groups()
+            made = await self._together([self._runner.go_on(item) for item in group])
+            await self._sink.forward(lease, None if made is None else self._finished(made))
+        except (LeaseLost, StoreUnavailable) as error:  # the group waits again, as it was
+            _log.warning("a maker goes on: %s", error)
+        except BaseException:
+            with suppress(RedrbError):
+                await asyncio.shield(self._sink.release(lease))
+            raise
+
+    async def _together(self, calls: list[Any]) -> list[BufferItem] | None:
+        """Run the episodes of a group; None if one of them raised, which is logged."""
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        items: list[BufferItem] = []
+        for result in results:
+            if isinstance(result, Exception):
+                _log.warning("a group is filtered: an episode raised %r", result)
+                return None
+            if isinstance(result, BaseException):
+                raise result
+            items += result
+        return items
+
+    def _finished(self, items: list[BufferItem]) -> list[BufferItem] | None:
+        """Complete a group, except one with unfinished samples."""
+        if is_aborted(items):
+            return items
+        try:
+            return self._finish(items)
+        except Exception as error:  # noqa: BLE001 (the user's function: its group is filtered)
+            _log.warning("a group is filtered: its samples could not be finished: %r", error)
+            return None

@@ -1,0 +1,145 @@
+"""`Sink`: the task of an episode maker for coroutines, which must not block."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from redrb.connection.stopping import Stop, stoppable
+from redrb.errors import (
+    AdmissionRefused,
+    AdmissionTimeout,
+    BatchTimeout,
+    SendFailed,
+    StoreError,
+    StoreUnavailable,
+)
+from redrb.experience import BufferItem
+from redrb.runtime.stopping import StopRequest
+from redrb.stream import Admission, ExperienceStream, Lease
+from redrb.stream.sending import ExperienceSender
+
+_log = logging.getLogger("redrb")
+
+T = TypeVar("T")
+
+_THREADS = 8
+"""Most calls at a time; puts are short, and one thread waits for rights."""
+
+_OUTAGE_PAUSE_S = 0.5
+"""Pause between requests while Redis is away for longer than the client's retries last."""
+
+
+class Sink:
+    """Takes rights and unfinished groups of a task, and puts groups, however long Redis is away."""
+
+    def __init__(self, stream: ExperienceStream, stop: StopRequest, *, most_unsent: int) -> None:
+        """Make it; `close` ends its threads.
+
+        Args:
+            stream: The task.
+            stop: Ends waits for rights.
+            most_unsent: Most groups that are made and not in Redis; puts wait beyond it.
+        """
+        self._stream = stream
+        self._stop = stop
+        self._given_up = Stop()
+        self._sender = ExperienceSender(stream, max_groups=most_unsent, offload=False)
+        self._pool = ThreadPoolExecutor(_THREADS, "redrb-episodes")
+
+    def give_up(self) -> None:
+        """End the waits of all calls: for room, and for Redis."""
+        self._given_up.ask()
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until all groups are in Redis.
+
+        Raises:
+            SendFailed: They are not, in time, or some could not be put.
+        """
+        await self._call(lambda: self._sender.flush(timeout))
+
+    def close(self) -> None:
+        """End the threads; groups that are not in Redis are given up, and a warning counts them."""
+        self.give_up()
+        self._pool.shutdown()
+        try:
+            self._sender.close(timeout=0.0)
+        except SendFailed as failure:
+            _log.warning("a maker ends: %s", failure)
+
+    async def admit(self) -> Admission | None:
+        """Wait for the right to begin a group; None if the task gives none, or at the end."""
+        return await self._call(self._admit)
+
+    async def take_aborted(self) -> Lease | None:
+        """Take a group of unfinished samples, if one waits."""
+        return await self._call(self._take_aborted)
+
+    async def put(self, items: list[BufferItem], right: Admission | None) -> None:
+        """Hand a group to the sender.
+
+        Raises:
+            SendFailed: Earlier groups could not be put.
+        """
+        await self._call(lambda: self._sender.send(items, admission=right))
+
+    async def put_part(
+        self, key: str, items: list[BufferItem], index: int, of: int, right: Admission | None
+    ) -> None:
+        """Put the samples of one episode as a part of their group."""
+        used = right if right is not None and right.left else None
+        await self._call(
+            lambda: self._stream.put_part(key, items, index=index, of=of, admission=used)
+        )
+
+    async def forward(self, lease: Lease, items: Sequence[BufferItem] | None) -> None:
+        """Replace a leased group by its continuation, exactly once; None filters it."""
+        await self._call(lambda: lease.forward(self._stream, [items]))
+
+    async def release(self, lease: Lease) -> None:
+        """Let a leased group wait again."""
+        await self._call(lease.release)
+
+    async def filter(self) -> None:
+        """Count a group that was not made as filtered."""
+        try:
+            await self._call(lambda: self._stream.discard_filtered(1))
+        except StoreError as error:
+            _log.warning("a group that is filtered may not be counted: %s", error)
+
+    async def cancel(self, right: Admission | None) -> None:
+        """Return a right that was not used."""
+        if right is not None:
+            await self._call(right.cancel)
+
+    async def _call(self, call: Callable[[], T]) -> T:
+        def stopping() -> T:
+            with stoppable(self._given_up):
+                return call()
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, stopping)
+
+    def _admit(self) -> Admission | None:
+        while not self._stop:
+            try:
+                with stoppable(self._stop.waits):
+                    return self._stream.admit(1)
+            except (AdmissionRefused, AdmissionTimeout):
+                return None
+            except StoreUnavailable as error:
+                if self._stop or not self._stream.bounded:
+                    return None
+                _log.warning("a maker waits for Redis before it begins more groups: %s", error)
+                self._stop.waits.wait(_OUTAGE_PAUSE_S)
+        return None
+
+    def _take_aborted(self) -> Lease | None:
+        try:
+            with stoppable(self._stop.waits):
+                return self._stream.take(1, status="aborted", timeout=0)
+        except (BatchTimeout, StoreUnavailable):
+            return None

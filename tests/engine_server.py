@@ -1,0 +1,197 @@
+"""A small inference server over HTTP, in a thread: it answers as vLLM and SGLang do.
+
+A tiny causal model of transformers samples each token, so that log-probabilities are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from aiohttp import web
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from redrb.weights.files.safetensors import load_safetensors
+
+VOCABULARY = 16
+
+
+def tiny_model(seed: int) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+        eos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@torch.no_grad()
+def log_probs_of(model: LlamaForCausalLM, tokens: list[int], start: int, temperature: float) -> Any:
+    """Return the log-probabilities of all tokens from `start` on."""
+    logits = model(torch.tensor([tokens])).logits[0] / temperature
+    table = logits.log_softmax(-1)
+    return torch.stack([table[at - 1, tokens[at]] for at in range(start, len(tokens))])
+
+
+class EngineServer:
+    """The server; `requests` counts its calls by path, `running` its completions in flight."""
+
+    def __init__(self) -> None:
+        self.model = tiny_model(0)
+        self.requests: dict[str, int] = {}
+        self.bodies: list[dict[str, Any]] = []
+        self.busy = 0  # requests that are answered with 503
+        self.broken_load = False
+        self.step_s = 0.0  # time of one token
+        self.running = self.peak = 0
+        self.midway = threading.Event()  # some completion has three tokens
+        self._epoch = 0
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._ready.wait(20)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(20)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(20)
+        self._loop.close()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._start())
+        self._loop.run_forever()
+
+    async def _start(self) -> None:
+        app = web.Application(middlewares=[self._count])
+        routes = {
+            "/v1/completions": self._completions,
+            "/generate": self._generate,
+            "/pause": self._pause,
+            "/pause_generation": self._pause,
+            "/resume": self._resume,
+            "/continue_generation": self._resume,
+            "/collective_rpc": self._reload,
+            "/update_weights_from_disk": self._from_disk,
+        }
+        for path, handler in routes.items():
+            app.router.add_post(path, handler)
+        self._open = asyncio.Event()
+        self._open.set()
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        self.url = f"http://127.0.0.1:{port}"
+        self._ready.set()
+
+    @web.middleware
+    async def _count(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.requests[request.path] = self.requests.get(request.path, 0) + 1
+        if self.busy:
+            self.busy -= 1
+            return web.Response(status=503, text="starting")
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
+    async def _sampled(
+        self, prompt: list[int], most: int, temperature: float, ends: list[int]
+    ) -> tuple[list[int], list[float], str]:
+        await self._open.wait()
+        epoch, tokens, found = self._epoch, list(prompt), []
+        self.running += 1
+        self.peak = max(self.peak, self.running)
+        try:
+            for _ in range(most):
+                with torch.no_grad():
+                    logits = self.model(torch.tensor([tokens])).logits[0, -1] / temperature
+                table = logits.log_softmax(-1)
+                chosen = int(torch.multinomial(table.exp(), 1))
+                tokens.append(chosen)
+                found.append(float(table[chosen]))
+                if len(found) == 3:
+                    self.midway.set()
+                await asyncio.sleep(self.step_s)
+                if chosen in ends:
+                    return tokens[len(prompt) :], found, "stop"
+                if epoch != self._epoch:
+                    return tokens[len(prompt) :], found, "abort"
+            return tokens[len(prompt) :], found, "length"
+        finally:
+            self.running -= 1
+
+    async def _completions(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.bodies.append(body)
+        assert body["logprobs"] == 1
+        if not isinstance(body["prompt"][0], int):
+            return web.json_response({"error": "no tokens"}, status=400)
+        tokens, log_probs, finish = await self._sampled(
+            body["prompt"], body["max_tokens"], body["temperature"], body["stop_token_ids"]
+        )
+        logprobs = {
+            "tokens": [f"token_id:{token}" for token in tokens],
+            "token_logprobs": log_probs,
+        }
+        choice = {"index": 0, "text": "", "logprobs": logprobs, "finish_reason": finish}
+        if body["return_token_ids"] and body["model"] != "older":
+            choice["token_ids"] = tokens
+        return web.json_response({"choices": [choice]})
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.bodies.append(body)
+        assert body["return_logprob"]
+        sampling = body["sampling_params"]
+        tokens, log_probs, finish = await self._sampled(
+            body["input_ids"],
+            sampling["max_new_tokens"],
+            sampling["temperature"],
+            sampling["stop_token_ids"],
+        )
+        found = [[number, token, None] for number, token in zip(log_probs, tokens, strict=True)]
+        meta = {"output_token_logprobs": found, "finish_reason": {"type": finish}}
+        return web.json_response({"text": "", "output_ids": tokens, "meta_info": meta})
+
+    async def _pause(self, _: web.Request) -> web.Response:
+        self._open.clear()
+        self._epoch += 1
+        return web.json_response({"status": "paused"})
+
+    async def _resume(self, _: web.Request) -> web.Response:
+        self._open.set()
+        return web.Response(text="resumed")
+
+    def _load(self, path: str) -> None:
+        assert not self._open.is_set(), "weights change while the server samples"
+        self.model.load_state_dict(load_safetensors(Path(path)))
+
+    async def _reload(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        assert body["method"] == "reload_weights"
+        if self.broken_load:
+            return web.json_response({"error": "no such file"}, status=500)
+        self._load(body["kwargs"]["weights_path"])
+        return web.json_response({"results": [None]})
+
+    async def _from_disk(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if self.broken_load:
+            refusal = {"success": False, "message": "no such file"}
+            return web.json_response(refusal, status=400)
+        self._load(body["model_path"])
+        return web.json_response({"success": True, "message": "Succeeded"})

@@ -1,0 +1,388 @@
+"""Inference servers over HTTP, and episodes on them: a real server with a tiny causal model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import redrb
+from redrb import BufferItem, Client, ExperienceStream, Lease
+from redrb.engines import Engine, EngineWeights, Generation, SGLangEngine, Trajectory, VLLMEngine
+from redrb.episodes import EpisodeMaker
+from redrb.errors import ConfigError, EngineError, RecordError
+from redrb.runtime.broadcast import Broadcast
+from redrb.weights.files.safetensors import save_safetensors
+from tests.engine_server import EngineServer, log_probs_of, tiny_model
+
+PROMPT = [1, 2, 3]
+
+Kind = Callable[..., Engine]
+
+
+def vllm(url: str, **options: Any) -> Engine:
+    return VLLMEngine(url, model="tiny", **options)
+
+
+@pytest.fixture
+def server() -> Iterator[EngineServer]:
+    with EngineServer() as server:
+        yield server
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with redrb.connect("fake://engines") as client:
+        yield client
+
+
+@pytest.fixture
+def stream(client: Client, namespace: str) -> Iterator[ExperienceStream]:
+    with ExperienceStream(client, "math", namespace=namespace, on_bad_group="drop") as stream:
+        stream.join_group()
+        yield stream
+
+
+def saved(model: torch.nn.Module, folder: Path) -> Path:
+    folder.mkdir()
+    save_safetensors(folder / "model.safetensors", model.state_dict())
+    return folder
+
+
+@pytest.mark.parametrize("kind", [vllm, SGLangEngine])
+def test_log_probs_are_those_of_the_model(server: EngineServer, kind: Kind) -> None:
+    async def sample() -> Any:
+        async with kind(server.url) as engine:
+            return await engine.generate(
+                PROMPT, max_new_tokens=6, temperature=0.7, stop_token_ids=[5], top_p=0.9
+            )
+
+    done = asyncio.run(sample())
+    assert done.finish in ("stop", "length")
+    assert done.versions == [-1] * len(done.tokens)
+    expected = log_probs_of(server.model, PROMPT + done.tokens, 3, 0.7)
+    torch.testing.assert_close(torch.tensor(done.log_probs), expected)
+    body = server.bodies[0]
+    assert body.get("sampling_params", body)["top_p"] == 0.9
+
+
+def test_an_older_vllm_answers_with_texts_of_token_ids(server: EngineServer) -> None:
+    async def sample() -> Any:
+        async with VLLMEngine(server.url, model="older") as engine:
+            return await engine.generate(PROMPT, max_new_tokens=4)
+
+    done = asyncio.run(sample())
+    assert len(done.tokens) == 4
+    assert all(isinstance(token, int) for token in done.tokens)
+
+
+@pytest.mark.parametrize("kind", [vllm, SGLangEngine])
+def test_weights_change_between_two_tokens_and_versions_tell_where(
+    server: EngineServer, kind: Kind, tmp_path: Path
+) -> None:
+    old, new = tiny_model(0), tiny_model(1)
+    server.step_s = 0.02
+
+    async def sample() -> Any:
+        async with kind(server.url) as engine:
+            engine.version = 1
+            task = asyncio.create_task(engine.generate(PROMPT, max_new_tokens=12))
+            assert await asyncio.to_thread(server.midway.wait, 20)
+            await engine.update(saved(new, tmp_path / "2"), 2)
+            return await task
+
+    done = asyncio.run(sample())
+    split = done.versions.index(2)
+    assert done.versions == [1] * split + [2] * (12 - split)
+    assert 3 <= split < 12
+    tokens = PROMPT + done.tokens
+    before = log_probs_of(old, tokens, 3, 1.0)[:split]
+    after = log_probs_of(new, tokens, 3, 1.0)[split:]
+    torch.testing.assert_close(torch.tensor(done.log_probs), torch.cat([before, after]))
+
+
+@pytest.mark.parametrize("kind", [vllm, SGLangEngine])
+def test_weights_that_cannot_be_loaded_leave_no_known_version(
+    server: EngineServer, kind: Kind, tmp_path: Path
+) -> None:
+    server.broken_load = True
+
+    async def update() -> None:
+        async with kind(server.url) as engine:
+            engine.version = 1
+            with pytest.raises(EngineError, match="no such file") as caught:
+                await engine.update(tmp_path, 2)
+            assert caught.value.where == server.url
+            assert engine.version is None
+            assert len((await engine.generate(PROMPT, max_new_tokens=2)).tokens) == 2
+
+    asyncio.run(update())
+
+
+def test_only_requests_without_effect_are_repeated(server: EngineServer) -> None:
+    async def sample(url: str, **options: Any) -> None:
+        async with vllm(url, **options) as engine:
+            await engine.generate(PROMPT, max_new_tokens=2)
+
+    server.busy = 2
+    asyncio.run(sample(server.url))
+    assert server.requests["/v1/completions"] == 3
+    server.busy = 10**6
+    with pytest.raises(EngineError, match="answered 503: starting"):
+        asyncio.run(sample(server.url, retry_s=0.1))
+    server.busy, server.step_s = 0, 5.0
+    before = server.requests["/v1/completions"]
+    with pytest.raises(EngineError, match="ReadTimeout"):
+        asyncio.run(sample(server.url, timeout=0.2))
+    assert server.requests["/v1/completions"] == before + 1
+    with pytest.raises(EngineError, match="ConnectError"):
+        asyncio.run(sample("http://127.0.0.1:1", retry_s=0.1))
+    with pytest.raises(ConfigError, match="http://host:port"):
+        asyncio.run(sample("localhost:8000"))
+
+
+def prompts(count: int) -> list[dict[str, Any]]:
+    return [{"input_ids": [1, 2, 3 + number % 4], "number": number} for number in range(count)]
+
+
+async def episode(prompt: Any, engine: Engine, partial: BufferItem | None = None) -> BufferItem:
+    """Two turns with the answer of a tool between them."""
+    trajectory = Trajectory(prompt["input_ids"], partial)
+    if not trajectory.actions:
+        trajectory.sampled(await engine.generate(trajectory.tokens, max_new_tokens=3))
+        if not trajectory.aborted:
+            trajectory.given([7, 7])
+    if not trajectory.aborted:
+        missing = 8 - len(trajectory.actions)
+        trajectory.sampled(await engine.generate(trajectory.tokens, max_new_tokens=missing))
+    reward = None if trajectory.aborted else float(trajectory.tokens[-1])
+    return trajectory.item(reward=reward, extras={"number": prompt["number"]})
+
+
+def test_hundreds_of_episodes_run_at_the_same_time(
+    server: EngineServer, stream: ExperienceStream
+) -> None:
+    running, all_began = [0], asyncio.Event()
+
+    async def one(prompt: Any, engine: Engine) -> BufferItem:
+        running[0] += 1
+        if running[0] == 208:
+            all_began.set()
+        await all_began.wait()
+        trajectory = Trajectory(prompt["input_ids"])
+        trajectory.sampled(await engine.generate(trajectory.tokens, max_new_tokens=1))
+        return trajectory.item(reward=1.0, extras={"number": prompt["number"]})
+
+    EpisodeMaker(stream, one, vllm(server.url), group_size=8, groups=26).run(prompts(26))
+    groups = _all(stream)
+    assert {len(group) for group in groups} == {8}
+    assert sorted(group[0].extras["number"] for group in groups) == list(range(26))
+    for group in groups:
+        assert len({item.extras["number"] for item in group}) == 1
+
+
+def test_a_group_has_what_training_needs(server: EngineServer, stream: ExperienceStream) -> None:
+    EpisodeMaker(stream, episode, vllm(server.url), group_size=4).run(prompts(1))
+    [group] = _all(stream)
+    advantages = torch.stack([item.advantages for item in group if item.advantages is not None])
+    assert len(advantages) == 4
+    torch.testing.assert_close(advantages.sum(), torch.tensor(0.0), atol=1e-4, rtol=0)
+    for item in group:
+        assert item.action_mask is not None
+        assert item.sequences is not None
+        assert item.action_mask.tolist() == [True] * 3 + [False] * 2 + [True] * 3
+        expected = log_probs_of(server.model, item.sequences.tolist(), 3, 1.0)
+        known = torch.where(item.action_mask, expected, 0.0)
+        torch.testing.assert_close(item.action_log_probs, known, rtol=1e-4, atol=1e-4)
+
+
+def test_an_episode_that_raises_costs_its_group(
+    server: EngineServer, client: Client, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def failing(prompt: Any, engine: Engine) -> BufferItem:
+        if prompt["number"] == 1:
+            raise ValueError("no verdict")
+        return await episode(prompt, engine)
+
+    settings: dict[str, Any] = {"max_staleness": 1, "groups_per_version": 8}
+    with ExperienceStream(client, "bounded", namespace=namespace, **settings) as stream:
+        stream.join_group()
+        stream.advance(0)
+        engine = vllm(server.url)
+        engine.version = 0
+        EpisodeMaker(stream, failing, engine, group_size=2).run(prompts(4))
+        stats = stream.stats()
+    assert (stats.ledger.put, stats.ledger.filtered) == (4, 1)
+    assert stats.admission is not None
+    assert (stats.admission.held, stats.admission.used) == (0, 3)
+    assert "an episode raised ValueError('no verdict')" in caplog.text
+
+
+def test_groups_may_be_sent_in_parts(server: EngineServer, stream: ExperienceStream) -> None:
+    EpisodeMaker(stream, episode, vllm(server.url), group_size=3, parts=True).run(prompts(2))
+    with stream.take(2, timeout=0) as lease:
+        assert [len(group) for group in lease.groups()] == [3, 3]
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_aborted_groups_are_finished_by_a_later_maker_exactly_once(
+    server: EngineServer, stream: ExperienceStream, goes_on: bool
+) -> None:
+    async def anew(prompt: Any, engine: Engine) -> BufferItem:
+        return await episode(prompt, engine)
+
+    server.step_s = 0.03
+    first = EpisodeMaker(stream, episode, vllm(server.url), group_size=2, groups=3)
+
+    def stop() -> None:
+        server.midway.wait(20)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    first.run(prompts(3))
+    stopper.join()
+    assert first.stopped == "SIGTERM"
+    assert (stream.count("aborted"), stream.count()) == (3, 0)
+    with stream.take(3, timeout=0, status="aborted") as lease:
+        unfinished = [item for group in lease.groups() for item in group]
+        lease.release()
+    assert all(item.extras["prompt"]["number"] == item.extras["number"] for item in unfinished)
+    second = EpisodeMaker(
+        stream, episode if goes_on else anew, vllm(server.url), group_size=2, groups=3
+    )
+    second.run([])
+    assert (stream.count("aborted"), stream.count()) == (0, 3)
+    with stream.take(3, timeout=0) as lease:
+        groups = lease.groups()
+    for group in groups:
+        assert len(group) == 2
+        for item in group:
+            assert item.sequences is not None
+            assert len(item.sequences) == 11
+            assert item.reward is not None
+            assert "prompt" not in item.extras
+    if goes_on:
+        made = [item.sequences.tolist() for group in groups for item in group]  # type: ignore[union-attr]
+        for item in unfinished:
+            begun = item.sequences.tolist()  # type: ignore[union-attr]
+            assert any(tokens[: len(begun)] == begun for tokens in made)
+    ledger = stream.stats().ledger
+    assert (ledger.put, ledger.acked, ledger.waiting) == (6, 6, 0)
+
+
+def test_a_continuation_whose_acknowledgement_is_lost_is_put_once(
+    server: EngineServer, stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = Trajectory([1, 2, 3])
+    begun.sampled(Generation([4], [-1.0], [0], "abort"))
+    item = begun.item(extras={"prompt": prompts(1)[0]})
+    stream.put([item, begun.item(extras=dict(item.extras))])
+    end_parts = Lease._end_parts
+
+    def dying(lease: Lease, outcome: Any, *arguments: Any) -> None:
+        if outcome == "ack":
+            raise RuntimeError("the process dies here")
+        end_parts(lease, outcome, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Lease, "_end_parts", dying)
+        with pytest.raises(RuntimeError, match="dies here"):
+            EpisodeMaker(stream, episode, vllm(server.url)).run([])
+    assert (stream.count("aborted"), stream.count()) == (1, 1)
+    EpisodeMaker(stream, episode, vllm(server.url)).run([])
+    assert (stream.count("aborted"), stream.count()) == (0, 1)
+
+
+def test_episodes_end_with_the_job(
+    server: EngineServer, client: Client, stream: ExperienceStream, namespace: str, tmp_path: Path
+) -> None:
+    broadcast = Broadcast(client, namespace, "trainer_0", [])
+    broadcast.push({"actor": tiny_model(1)}, fully=True)
+    engine = vllm(server.url)
+    weights = EngineWeights(client, "trainer_0", engine, tmp_path, namespace=namespace)
+    maker = EpisodeMaker(stream, episode, engine, weights=weights, group_size=1, groups=2)
+
+    def endless() -> Iterator[dict[str, Any]]:
+        yield from prompts(1)
+        broadcast.end_job("enough")
+        while True:
+            yield from prompts(1)
+
+    maker.run(endless())
+    assert maker.stopped == "trainer 'trainer_0' has ended the job: enough"
+    assert stream.count() + stream.count("aborted") > 0
+
+
+def test_new_versions_reach_the_server_while_episodes_run(
+    server: EngineServer, client: Client, stream: ExperienceStream, namespace: str, tmp_path: Path
+) -> None:
+    models = {version: tiny_model(version) for version in (1, 2)}
+    publisher = redrb.WeightPublisher(client, "trainer_0", namespace=namespace)
+
+    def publish(version: int) -> None:
+        state = {f"actor.{name}": each for name, each in models[version].state_dict().items()}
+        publisher.publish({**state, "critic.weight": torch.zeros(1)}, version=version)
+
+    server.step_s = 0.05
+    publish(1)
+    engine = SGLangEngine(server.url)
+    weights = EngineWeights(client, "trainer_0", engine, tmp_path, namespace=namespace)
+    maker = EpisodeMaker(stream, episode, engine, weights=weights, group_size=4, groups=2)
+    timer = threading.Thread(target=lambda: (server.midway.wait(20), publish(2)))
+    timer.start()
+
+    def until_new() -> Iterator[dict[str, Any]]:
+        deadline = time.monotonic() + 30
+        while engine.version != 2 and time.monotonic() < deadline:
+            yield from prompts(1)
+
+    maker.run(until_new())
+    timer.join()
+    assert engine.version == 2
+    items = [item for group in _all(stream) for item in group]
+    mixed = 0
+    for item in items:
+        assert item.token_versions is not None
+        assert item.action_mask is not None
+        assert item.sequences is not None
+        versions, mask = item.token_versions, item.action_mask
+        assert set(versions[mask].tolist()) <= {1, 2}
+        assert item.policy_version == int(versions[mask].min())
+        mixed += len(set(versions[mask].tolist())) == 2
+        for version, model in models.items():
+            chosen = versions == version
+            expected = log_probs_of(model, item.sequences.tolist(), 3, 1.0)
+            torch.testing.assert_close(
+                item.action_log_probs[chosen],  # type: ignore[index]
+                expected[chosen],
+                rtol=1e-4,
+                atol=1e-4,
+            )
+    assert mixed
+    assert [path.name for path in tmp_path.iterdir()] == ["version-2"]
+
+
+def _all(stream: ExperienceStream) -> list[list[BufferItem]]:
+    with stream.take(stream.count(), timeout=0) as lease:
+        return lease.groups()
+
+
+def test_what_cannot_be_used_is_said(stream: ExperienceStream, client: Client) -> None:
+    engine = vllm("http://localhost:1")
+    with pytest.raises(ConfigError, match="async def episode"):
+        EpisodeMaker(stream, print, engine)  # type: ignore[arg-type]
+    with ExperienceStream(client, "ordered", order="admission", max_staleness=1) as ordered:
+        with pytest.raises(ConfigError, match="resume=False"):
+            EpisodeMaker(ordered, episode, engine)
+        EpisodeMaker(ordered, episode, engine, resume=False)
+    with pytest.raises(RecordError, match="does not begin with its prompt"):
+        Trajectory([1, 2], Trajectory([2, 2]).item())
