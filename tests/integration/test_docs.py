@@ -61,6 +61,14 @@ def test_the_blocks_of_algorithms_run_as_one_program() -> None:
     assert printed[2] == "torch.Size([2, 5, 3]) tensor([2, 5])"
 
 
+def test_the_example_of_makers_runs_as_printed() -> None:
+    page = (ROOT / "docs" / "makers.md").read_text()
+    [example] = re.findall(
+        r"<!-- a test runs this example as.*?```python\n(.*?)```", page, re.DOTALL
+    )
+    assert run(example) == "['c', 'd']\n"
+
+
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 130
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import threading
 import time
@@ -374,6 +375,21 @@ def test_new_versions_reach_the_server_while_episodes_run(
 def _all(stream: ExperienceStream) -> list[list[BufferItem]]:
     with stream.take(stream.count(), timeout=0) as lease:
         return lease.groups()
+
+
+def test_the_example_of_the_documents_runs_as_printed(
+    server: EngineServer, client: Client, stream: ExperienceStream, tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "makers.md").read_text()
+    [example] = re.findall(r"<!-- a test runs this example with.*?```python\n(.*?)```", page, re.S)
+    example = example.replace("http://localhost:30000", server.url)
+    example = example.replace("/dev/shm/policy", str(tmp_path))
+    state = {f"actor.{name}": each for name, each in tiny_model(1).state_dict().items()}
+    redrb.WeightPublisher(client, "trainer_0").publish(state)
+    exec(example, {"client": client, "stream": stream, "prompts": prompts(2)})
+    for group in _all(stream):
+        assert [len(item.action_mask) for item in group] == [8] * 8  # type: ignore[arg-type]
+        assert all(item.policy_version == 1 for item in group)
 
 
 def test_what_cannot_be_used_is_said(stream: ExperienceStream, client: Client) -> None:
