@@ -22,6 +22,7 @@
     ├── AdmissionTimeout (TimeoutError) no right to begin groups in time; none was given
     ├── RankLost                        a rank died; no rank got a part of the step
     ├── LeaseLost                       another consumer has taken over the lease
+    ├── EngineError                     an inference server cannot be used
     └── WeightError
         ├── WeightMismatch (ValueError) names, shapes or dtypes differ from the model's
         ├── WeightTimeout (TimeoutError) no newer version in time
@@ -475,6 +476,20 @@ class LeaseLost(RedrbError):
         super().__init__(f"task {task!r}: the lease on {len(ids)} groups is lost: {why}")
 
 
+class EngineError(RedrbError):
+    """An inference server was not reached, refused a request, or answered something else.
+
+    Attributes:
+        where: Scheme, host and port of the server.
+        status: HTTP status of its answer; None: it did not answer.
+    """
+
+    def __init__(self, message: str, *, where: str, status: int | None = None) -> None:
+        self.where = where
+        self.status = status
+        super().__init__(message)
+
+
 class WeightError(RedrbError):
     """Weights could not be published or fetched."""
 
@@ -515,20 +530,6 @@ class WeightsTorn(WeightError):
 
     Load again before the model is used; until then the subscriber's version is None.
     """
-
-
-class EngineError(RedrbError):
-    """An inference server was not reached, refused a request, or answered something else.
-
-    Attributes:
-        where: Scheme, host and port of the server.
-        status: HTTP status of its answer; None: it did not answer.
-    """
-
-    def __init__(self, message: str, *, where: str, status: int | None = None) -> None:
-        self.where = where
-        self.status = status
-        super().__init__(message)
 
 
 class PublisherFenced(WeightError):

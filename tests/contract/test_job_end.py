@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from torch import nn
 
 from redrb import Client, DetachedTrainer, Experience, ExperienceMakerHolder, Strategy
 from redrb.runtime import job_end
+from redrb.runtime.announcements import AnnouncementReader, trainer_key
 
 
 class Trainer(DetachedTrainer):
@@ -93,6 +96,15 @@ def test_makers_end_when_the_trainer_has_ended_the_job(job: Job) -> None:
     for maker, loop in zip(makers, loops, strict=True):
         loop.result(10)
         assert maker.stopped == "trainer 'trainer_0' has ended the job: enough reward"
+
+
+def test_the_end_as_the_documents_print_it(job: Job, client: Client, namespace: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "makers.md").read_text()
+    [example] = re.findall(r"```python\n(trainer\.fit.*?)```", page, re.DOTALL)
+    exec(example.replace("1000", "0"), {"trainer": job.trainer()})
+    newest = AnnouncementReader(client, trainer_key(namespace, "trainer_0")).newest()
+    assert newest is not None
+    assert newest.ended == "all steps are trained"
 
 
 def test_a_maker_of_several_trainers_ends_with_the_last(job: Job) -> None:
