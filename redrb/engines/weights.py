@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import time
+from functools import partial
 from pathlib import Path
 
 from redrb.connection import Client
 from redrb.engines.engine import Engine
-from redrb.errors import ConfigError, EngineError, StoreUnavailable, WeightError, WeightTimeout
+from redrb.errors import ConfigError, RedrbError, WeightTimeout
 from redrb.weights import WeightSubscriber
 from redrb.weights.files.safetensors import SINGLE, save_safetensors
 
 _log = logging.getLogger("redrb")
 
-_WAIT_S = 0.5
+_WAIT_S = 1.0
 """Longest wait for a version; then `follow` can be cancelled."""
 
 _PAUSE_S = 1.0
@@ -80,7 +82,7 @@ class EngineWeights:
             EngineError: The server could not load it.
             WeightError, DecodeError, StoreUnavailable: As `WeightSubscriber.fetch` does.
         """
-        version = await asyncio.to_thread(self._newest, timeout)
+        version = await self._newest(timeout)
         path = await asyncio.to_thread(self._write, version)
         await self._engine.update(path, version)
         await asyncio.to_thread(self._remove_others, path)
@@ -93,12 +95,23 @@ class EngineWeights:
                 await self.update(timeout=_WAIT_S)
             except WeightTimeout:
                 continue
-            except (EngineError, WeightError, StoreUnavailable) as error:
+            except (RedrbError, OSError) as error:
                 _log.warning("the server keeps its weights: %s", error)
                 await asyncio.sleep(_PAUSE_S)
 
-    def _newest(self, timeout: float | None) -> int:
-        return self._subscriber.wait(newer_than=self._engine.version, timeout=timeout).version
+    async def _newest(self, timeout: float | None) -> int:
+        """Wait for a version in slices, since a thread that waits cannot be cancelled."""
+        ends = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _WAIT_S if ends is None else min(_WAIT_S, ends - time.monotonic())
+            wait = partial(
+                self._subscriber.wait, newer_than=self._engine.version, timeout=max(0.0, left)
+            )
+            try:
+                return (await asyncio.to_thread(wait)).version
+            except WeightTimeout:
+                if ends is not None and time.monotonic() >= ends:
+                    raise
 
     def _write(self, version: int) -> Path:
         """Write a version; returns its folder."""

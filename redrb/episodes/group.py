@@ -62,17 +62,9 @@ class EpisodeRunner:
         return items
 
     async def go_on(self, item: BufferItem) -> list[BufferItem]:
-        """Return a finished sample as it is, and finish the others.
-
-        Raises:
-            RecordError: An unfinished sample has no prompt.
-        """
+        """Return a finished sample as it is, and finish the others."""
         if item.status is not Status.ABORTED:
             return [item]
-        if PROMPT not in item.extras:
-            raise RecordError(
-                f"an unfinished sample has no extras[{PROMPT!r}], so its episode cannot go on."
-            )
         return await self.run(item.extras.pop(PROMPT), item)
 
 
@@ -86,6 +78,11 @@ def with_group_advantages(items: list[BufferItem]) -> list[BufferItem]:
         for item, advantage in zip(items, advantages, strict=True):
             item.advantages = advantage
     return items
+
+
+def can_go_on(item: BufferItem) -> bool:
+    """Return whether a sample is finished, or holds the prompt with which its episode goes on."""
+    return item.status is not Status.ABORTED or PROMPT in item.extras
 
 
 def is_aborted(items: Sequence[BufferItem]) -> bool:

@@ -16,11 +16,20 @@ from redrb.episodes.group import (
     Episode,
     EpisodeRunner,
     Finish,
+    can_go_on,
     is_aborted,
     with_group_advantages,
 )
 from redrb.episodes.sink import Sink
-from redrb.errors import ConfigError, LeaseLost, RedrbError, SendFailed, StoreUnavailable
+from redrb.errors import (
+    ConfigError,
+    EncodeError,
+    LeaseLost,
+    RecordError,
+    RedrbError,
+    SendFailed,
+    StoreUnavailable,
+)
 from redrb.experience import BufferItem
 from redrb.runtime.job_end import JobEnd
 from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
@@ -66,7 +75,8 @@ class EpisodeMaker:
         """Make a maker; `run` starts it.
 
         Args:
-            stream: The task that gets the groups.
+            stream: The task that gets the groups. Opened with `on_bad_group="drop"`, it filters
+                groups that cannot be stored; otherwise they end the maker.
             episode: `async def episode(prompt, engine)`, which returns a sample or several. With a
                 third parameter `partial`, it gets the unfinished sample of an aborted episode, and
                 goes on with it; otherwise such an episode begins anew.
@@ -96,6 +106,7 @@ class EpisodeMaker:
         self._drain_s = checked_number("drain_timeout", drain_timeout)
         self._stop = StopRequest(checked_stop_seconds("stop_timeout", stop_timeout))
         self._stream = stream
+        self._running: set[asyncio.Task[None]] = set()
         if resume and stream.settings().values.get("order") == "admission":
             raise ConfigError(
                 f"task {stream.task!r} has the order 'admission', in which unfinished groups "
@@ -167,59 +178,65 @@ class EpisodeMaker:
 
     async def _work(self, prompts: Iterator[Any], ended: asyncio.Event) -> None:
         """Begin groups until the prompts or the maker end; then wait for the groups."""
-        running: set[asyncio.Task[None]] = set()
         stopped = asyncio.create_task(ended.wait())
+        try:
+            await self._begin_groups(prompts, stopped)
+            await self._drain(stopped)
+            await self._flush(stopped)
+        except BaseException as error:
+            self._stop.ask(f"an error came up: {error!r:.200}")
+            await self._drain(stopped)
+            raise
+        finally:
+            stopped.cancel()
+
+    async def _begin_groups(self, prompts: Iterator[Any], stopped: asyncio.Task[Any]) -> None:
         beginning: asyncio.Task[Any] | None = None
         try:
             while not self._stop:
-                if len(running) < self._slots and beginning is None:
+                if len(self._running) < self._slots and beginning is None:
                     beginning = asyncio.create_task(self._next(prompts))
-                waited = {*running, stopped, *([beginning] if beginning else [])}
+                waited = {*self._running, stopped, *([beginning] if beginning else [])}
                 await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-                running = self._checked(running)
+                self._check()
                 if beginning is not None and beginning.done():
                     group, beginning = beginning.result(), None
                     if group is None:
-                        break
-                    running.add(asyncio.create_task(group))
-            await self._drain(running, stopped)
-            await self._flush(stopped)
+                        return
+                    self._running.add(asyncio.create_task(group))
+        except BaseException as error:
+            self._stop.ask(f"an error came up: {error!r:.200}")  # ends the wait for a right
+            raise
         finally:
-            stopped.cancel()
-            if beginning is not None:
-                begun = await beginning
-                if begun is not None:
-                    running.add(asyncio.create_task(begun))
-                    await self._drain(running, stopped)
-            for task in running:
-                task.cancel()
+            if beginning is not None and (group := await beginning) is not None:
+                self._running.add(asyncio.create_task(group))
 
-    def _checked(self, running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-        """Return the tasks that still run; raises the error of one that has failed."""
-        for task in running:
-            if task.done():
-                task.result()
-        return {task for task in running if not task.done()}
+    def _check(self) -> None:
+        """Forget the groups that have ended; raises the error of one that has failed."""
+        done = {task for task in self._running if task.done()}
+        self._running -= done
+        for task in done:
+            task.result()
 
-    async def _drain(self, running: set[asyncio.Task[None]], stopped: asyncio.Task[Any]) -> None:
+    async def _drain(self, stopped: asyncio.Task[Any]) -> None:
         """Wait for the groups; when the maker is to end, abort sampling and wait a while."""
-        while running and not self._stop:
-            waited = {*running, stopped}
+        while self._running and not self._stop:
+            waited = {*self._running, stopped}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            running = self._checked(running)
-        if not running:
+            self._check()
+        if not self._running:
             return
-        with suppress(RedrbError):
-            await self._engine.abort()
-        done, left = await asyncio.wait(running, timeout=self._drain_s)
+        with suppress(RedrbError, TimeoutError):
+            await asyncio.wait_for(self._engine.abort(), self._drain_s)
+        _, left = await asyncio.wait(self._running, timeout=self._drain_s)
         if left:
             _log.warning("a maker ends: %d groups did not end in time and are given up", len(left))
             self._sink.give_up()
             for task in left:
                 task.cancel()
             await asyncio.wait(left)
-        for task in done:
-            task.result()
+            self._running -= left
+        self._check()
 
     async def _flush(self, stopped: asyncio.Task[Any]) -> None:
         """Wait until all groups are in Redis; when the maker is to end, only for a while."""
@@ -239,6 +256,9 @@ class EpisodeMaker:
         """Return the coroutine of the next group; None if there is none."""
         if self._resume:
             lease = await self._sink.take_aborted()
+            if lease is not None and self._stop:
+                await self._sink.release(lease)
+                return None
             if lease is not None:
                 return self._go_on(lease)
         prompt = next(prompts, self)
@@ -278,10 +298,22 @@ class EpisodeMaker:
         """Finish the episodes of a group of unfinished samples, and put it in its place."""
         try:
             [group] = lease.groups()
+            if not all(map(can_go_on, group)):
+                self._resume = False
+                _log.warning(
+                    "task %r has an unfinished group of another kind of maker: this maker finishes "
+                    "no groups from now on",
+                    self._stream.task,
+                )
+                await self._sink.release(lease)
+                return
             made = await self._together([self._runner.go_on(item) for item in group])
             await self._sink.forward(lease, None if made is None else self._finished(made))
         except (LeaseLost, StoreUnavailable) as error:  # the group waits again, as it was
             _log.warning("a maker goes on: %s", error)
+        except (RecordError, EncodeError) as error:  # counts as a failed delivery
+            _log.warning("a group that was finished cannot be put: %r", error)
+            await self._sink.fail(lease, error)
         except BaseException:
             with suppress(RedrbError):
                 await asyncio.shield(self._sink.release(lease))

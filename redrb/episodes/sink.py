@@ -104,6 +104,10 @@ class Sink:
         """Let a leased group wait again."""
         await self._call(lease.release)
 
+    async def fail(self, lease: Lease, error: Exception) -> None:
+        """Let a leased group wait again, and count a failed delivery."""
+        await self._call(lambda: lease.fail(error))
+
     async def filter(self) -> None:
         """Count a group that was not made as filtered."""
         try:

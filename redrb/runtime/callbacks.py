@@ -70,8 +70,9 @@ class MakerCallback:
     """Hooks of `ExperienceMakerHolder.workingloop`.
 
     The order is: loop_start; for each batch of prompts batch_start, make_experience_start,
-    make_experience_end, send_start, send_end, batch_end; loop_end. Hooks are called in the thread
-    of the loop; an exception in a hook ends the loop.
+    make_experience_end, send_start, send_end, batch_end; loop_end. Where rewards come one after the
+    other, the four hooks between batch_start and batch_end are called for each part of the batch.
+    Hooks are called in the thread of the loop; an exception in a hook ends the loop.
     """
 
     def on_loop_start(self) -> None:
@@ -87,10 +88,10 @@ class MakerCallback:
         """After the experience of a batch was handed to the sender."""
 
     def on_make_experience_start(self) -> None:
-        """Before generation; the model lock is held."""
+        """Before generation; the model lock is held, except for later parts of a batch."""
 
     def on_make_experience_end(self, experience: Experience) -> None:
-        """After generation and scoring; the model lock is held."""
+        """After generation and scoring; the model lock is held as at the start."""
 
     def on_send_start(self) -> None:
         """Before the experience is handed to the sender."""

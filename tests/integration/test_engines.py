@@ -19,7 +19,7 @@ import redrb
 from redrb import BufferItem, Client, ExperienceStream, Lease
 from redrb.engines import Engine, EngineWeights, Generation, SGLangEngine, Trajectory, VLLMEngine
 from redrb.episodes import EpisodeMaker
-from redrb.errors import ConfigError, EngineError, RecordError
+from redrb.errors import ConfigError, EngineError, RecordError, SendFailed
 from redrb.runtime.broadcast import Broadcast
 from redrb.weights.files.safetensors import save_safetensors
 from tests.engine_server import EngineServer, log_probs_of, tiny_model
@@ -227,6 +227,29 @@ def test_an_episode_that_raises_costs_its_group(
     assert "an episode raised ValueError('no verdict')" in caplog.text
 
 
+def test_a_maker_that_waits_for_a_right_or_weights_ends_when_it_must(
+    server: EngineServer, client: Client, namespace: str, tmp_path: Path
+) -> None:
+    async def odd(prompt: Any, engine: Engine) -> BufferItem:
+        item = await episode(prompt, engine)
+        item.extras["prompt"] = object()  # nothing that can be stored
+        return item
+
+    settings: dict[str, Any] = {"max_staleness": 0, "groups_per_version": 1}
+    with ExperienceStream(client, "bounded", namespace=namespace, **settings) as stream:
+        stream.advance(0)
+        engine = vllm(server.url)
+        engine.version = 0
+        with pytest.raises(SendFailed, match="extra 'prompt' cannot be stored"):
+            EpisodeMaker(stream, odd, engine, group_size=1, groups=2).run(prompts(3))
+        waiting = vllm(server.url)
+        weights = EngineWeights(client, "nobody", waiting, tmp_path, namespace=namespace)
+        maker = EpisodeMaker(stream, episode, waiting, weights=weights)
+        threading.Timer(0.2, maker.stop, ["enough"]).start()
+        maker.run(prompts(1))
+        assert maker.stopped == "enough"
+
+
 def test_groups_may_be_sent_in_parts(server: EngineServer, stream: ExperienceStream) -> None:
     EpisodeMaker(stream, episode, vllm(server.url), group_size=3, parts=True).run(prompts(2))
     with stream.take(2, timeout=0) as lease:
@@ -321,6 +344,17 @@ def test_episodes_end_with_the_job(
     maker.run(endless())
     assert maker.stopped == "trainer 'trainer_0' has ended the job: enough"
     assert stream.count() + stream.count("aborted") > 0
+
+
+def test_unfinished_groups_of_others_are_left_alone(
+    server: EngineServer, stream: ExperienceStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun = Trajectory([1, 2, 3])
+    begun.sampled(Generation([4], [-1.0], [0], "abort"))
+    stream.put([begun.item()])
+    EpisodeMaker(stream, episode, vllm(server.url), group_size=1).run(prompts(2))
+    assert (stream.count("aborted"), stream.count()) == (1, 2)
+    assert "another kind of maker" in caplog.text
 
 
 def test_new_versions_reach_the_server_while_episodes_run(
