@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -12,28 +11,13 @@ from typing import Any
 from redrb.checks import checked_int, checked_number
 from redrb.connection.deadline import ending_within
 from redrb.engines import Engine, EngineWeights
-from redrb.episodes.group import (
-    Episode,
-    EpisodeRunner,
-    Finish,
-    can_go_on,
-    is_aborted,
-    with_group_advantages,
-)
+from redrb.episodes.group import Episode, EpisodeRunner, Finish, with_group_advantages
+from redrb.episodes.groups import Groups
 from redrb.episodes.sink import Sink
-from redrb.errors import (
-    ConfigError,
-    EncodeError,
-    LeaseLost,
-    RecordError,
-    RedrbError,
-    SendFailed,
-    StoreUnavailable,
-)
-from redrb.experience import BufferItem
+from redrb.errors import ConfigError, RedrbError, SendFailed
 from redrb.runtime.job_end import JobEnd
 from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
-from redrb.stream import Admission, ExperienceStream, Lease
+from redrb.stream import ExperienceStream
 
 _log = logging.getLogger("redrb")
 
@@ -99,10 +83,16 @@ class EpisodeMaker:
                 which unfinished groups cannot be put back.
         """
         self._runner = EpisodeRunner(episode, engine)
-        self._engine, self._weights, self._finish = engine, weights, finish
-        self._size = checked_int("group_size", group_size, 1)
+        self._engine, self._weights = engine, weights
         self._slots = checked_int("groups", groups, 1)
-        self._parts, self._resume, self._end_with_job = parts, resume, end_with_job
+        self._end_with_job = end_with_job
+        self._options: dict[str, Any] = {
+            "size": checked_int("group_size", group_size, 1),
+            "finish": finish,
+            "parts": parts,
+            "resumes": resume,
+            "task": stream.task,
+        }
         self._drain_s = checked_number("drain_timeout", drain_timeout)
         self._stop = StopRequest(checked_stop_seconds("stop_timeout", stop_timeout))
         self._stream = stream
@@ -146,6 +136,7 @@ class EpisodeMaker:
 
             scope.enter_context(self._stop.waking(wake))
             self._sink = Sink(self._stream, self._stop, most_unsent=self._slots)
+            self._groups = Groups(self._runner, self._sink, self._stop, **self._options)
             scope.callback(self._sink.close)
             if self._weights is not None and self._end_with_job:
                 scope.enter_context(self._job_end(self._weights).watching())
@@ -195,7 +186,7 @@ class EpisodeMaker:
         try:
             while not self._stop:
                 if len(self._running) < self._slots and beginning is None:
-                    beginning = asyncio.create_task(self._next(prompts))
+                    beginning = asyncio.create_task(self._groups.next(prompts))
                 waited = {*self._running, stopped, *([beginning] if beginning else [])}
                 await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
                 self._check()
@@ -251,93 +242,3 @@ class EpisodeMaker:
         except SendFailed as failure:
             if failure.dropped or not self._stop:
                 raise
-
-    async def _next(self, prompts: Iterator[Any]) -> Any:
-        """Return the coroutine of the next group; None if there is none."""
-        if self._resume:
-            lease = await self._sink.take_aborted()
-            if lease is not None and self._stop:
-                await self._sink.release(lease)
-                return None
-            if lease is not None:
-                return self._go_on(lease)
-        prompt = next(prompts, self)
-        if prompt is self:
-            return None
-        right = await self._sink.admit()
-        if self._stop:
-            await self._sink.cancel(right)
-            return None
-        return self._group(prompt, right)
-
-    async def _group(self, prompt: Any, right: Admission | None) -> None:
-        """Run all episodes of a new group, and put it."""
-        key = uuid.uuid4().hex
-        try:
-            made = await self._together(
-                [self._episode(prompt, key, index, right) for index in range(self._size)]
-            )
-            if not self._parts:
-                items = None if made is None else self._finished(made)
-                if items is None:
-                    await self._sink.filter()
-                else:
-                    await self._sink.put(items, right)
-        finally:
-            await asyncio.shield(self._sink.cancel(right))
-
-    async def _episode(
-        self, prompt: Any, key: str, index: int, right: Admission | None
-    ) -> list[BufferItem]:
-        items = await self._runner.run(prompt)
-        if self._parts and not is_aborted(items):
-            await self._sink.put_part(key, items, index, self._size, right)
-        return items
-
-    async def _go_on(self, lease: Lease) -> None:
-        """Finish the episodes of a group of unfinished samples, and put it in its place."""
-        try:
-            [group] = lease.groups()
-            if not all(map(can_go_on, group)):
-                self._resume = False
-                _log.warning(
-                    "task %r has an unfinished group of another kind of maker: this maker finishes "
-                    "no groups from now on",
-                    self._stream.task,
-                )
-                await self._sink.release(lease)
-                return
-            made = await self._together([self._runner.go_on(item) for item in group])
-            await self._sink.forward(lease, None if made is None else self._finished(made))
-        except (LeaseLost, StoreUnavailable) as error:  # the group waits again, as it was
-            _log.warning("a maker goes on: %s", error)
-        except (RecordError, EncodeError) as error:  # counts as a failed delivery
-            _log.warning("a group that was finished cannot be put: %r", error)
-            await self._sink.fail(lease, error)
-        except BaseException:
-            with suppress(RedrbError):
-                await asyncio.shield(self._sink.release(lease))
-            raise
-
-    async def _together(self, calls: list[Any]) -> list[BufferItem] | None:
-        """Run the episodes of a group; None if one of them raised, which is logged."""
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        items: list[BufferItem] = []
-        for result in results:
-            if isinstance(result, Exception):
-                _log.warning("a group is filtered: an episode raised %r", result)
-                return None
-            if isinstance(result, BaseException):
-                raise result
-            items += result
-        return items
-
-    def _finished(self, items: list[BufferItem]) -> list[BufferItem] | None:
-        """Complete a group, except one with unfinished samples."""
-        if is_aborted(items):
-            return items
-        try:
-            return self._finish(items)
-        except Exception as error:  # noqa: BLE001 (the user's function: its group is filtered)
-            _log.warning("a group is filtered: its samples could not be finished: %r", error)
-            return None

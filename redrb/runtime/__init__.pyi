@@ -4,9 +4,9 @@ from .buffer import DetachedReplayBuffer as DetachedReplayBuffer
 from .callbacks import MakerCallback as MakerCallback
 from .callbacks import TrainerCallback as TrainerCallback
 from .checkpoint import Stateful as Stateful
+from .experience_maker import ExperienceMaker as ExperienceMaker
 from .grpo import DetachedGRPOTrainer as DetachedGRPOTrainer
 from .grpo import GRPOMakerHolder as GRPOMakerHolder
-from .maker import ExperienceMaker as ExperienceMaker
 from .maker import ExperienceMakerHolder as ExperienceMakerHolder
 from .performance import ExperienceMakerPerformanceEvaluator as ExperienceMakerPerformanceEvaluator
 from .performance import TrainerPerformanceEvaluator as TrainerPerformanceEvaluator

@@ -11,7 +11,8 @@ from torch import nn
 from redrb.algorithms import GRPOExperienceMaker, GRPOStep
 from redrb.runtime.algorithm_trainer import AlgorithmTrainer
 from redrb.runtime.callbacks import TrainerCallback
-from redrb.runtime.maker import ExperienceMaker, ExperienceMakerHolder
+from redrb.runtime.experience_maker import ExperienceMaker
+from redrb.runtime.maker import ExperienceMakerHolder
 from redrb.runtime.model_placement import place_models
 from redrb.runtime.strategy import Strategy
 

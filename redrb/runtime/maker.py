@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from typing import Any, Self
 
 from torch import Tensor
 
 from redrb.algorithms import NaiveExperienceMaker
 from redrb.connection import Client
 from redrb.connection.deadline import ending_within
-from redrb.errors import ConfigError
-from redrb.experience import Experience
 from redrb.keys import check_name
-from redrb.runtime.batch_rights import BatchRights, Granted, rows_of, split_rows
+from redrb.runtime.batch_rights import BatchRights
 from redrb.runtime.callbacks import Callbacks, MakerCallback
 from redrb.runtime.client import client_for
+from redrb.runtime.experience_maker import ExperienceMaker, check_options
 from redrb.runtime.graceful_sending import GracefulSender
-from redrb.runtime.hooks import MakerHooks
 from redrb.runtime.job_end import JobEnd
+from redrb.runtime.maker_loop import MakerLoop
 from redrb.runtime.maker_settings import SendSettings, WeightSettings
 from redrb.runtime.maker_weights import MakerWeights
 from redrb.runtime.model_placement import PlacedModels, place_models
@@ -31,26 +29,12 @@ from redrb.runtime.prompt_batches import prompt_batches
 from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
 from redrb.runtime.strategy import Strategy
 from redrb.stream import ExperienceStream
-from redrb.stream.sending import ExperienceSender, GroupedRows
+from redrb.stream.sending import ExperienceSender
 
 _log = logging.getLogger("redrb")
 
 
-class ExperienceMaker(Protocol):
-    """Turns prompts into experience.
-
-    With a method `check_options(options)`, which raises ConfigError, options of generation are
-    checked when the maker is made. With a method `count_groups(inputs)`, which returns how many
-    groups a batch of prompts becomes, that is asked before; default: its number of rows. If its
-    attribute `makes_parts` is true, `make_parts` is called in place of `make_experience`, with the
-    same arguments: it yields the groups of a batch in several parts, which are sent one by one.
-    """
-
-    def make_experience(self, inputs: Any, **generate_kwargs: Any) -> Experience:
-        """Return the experience of a batch of prompts."""
-
-
-class ExperienceMakerHolder(MakerHooks):
+class ExperienceMakerHolder(MakerLoop):
     """Makes experience in one process and sends it to any number of trainers.
 
     Source: `coati.ray.experience_maker_holder`. There it is a Ray actor; here it is an object in
@@ -184,7 +168,7 @@ class ExperienceMakerHolder(MakerHooks):
         self.experience_maker = self.build_experience_maker(
             actor, critic, reward_model, initial_model, kl_coef
         )
-        _check_options(self.experience_maker, generate_kwargs)
+        check_options(self.experience_maker, generate_kwargs)
         self.generate_kwargs = generate_kwargs
         self._callbacks = _callbacks(callbacks, placed if eval_performance else None)
         self._debug = debug
@@ -282,21 +266,6 @@ class ExperienceMakerHolder(MakerHooks):
         """Ask `workingloop` to end after the current batch; a callback may call it."""
         self._stop.ask(why)
 
-    def make_experience(self, inputs: Any) -> Experience:
-        """Return the experience of a batch of prompts, made with the current weights.
-
-        Raises:
-            RecordError: The batch is neither a tensor, a dict of tensors nor a list.
-        """
-        rows_of(inputs)
-        version, options = self._weights.begin_batch()
-        experience = self.experience_maker.make_experience(
-            inputs, **{**self.generate_kwargs, **options}
-        )
-        if experience.policy_version is None:
-            experience.policy_version = version  # the oldest: later tokens have newer weights
-        return experience
-
     def update_experience_maker(
         self,
         new_actor_state_dict: Mapping[str, Tensor] | None = None,
@@ -392,87 +361,6 @@ class ExperienceMakerHolder(MakerHooks):
                 self._sender, self._stop, stop_timeout=sending.room_timeout
             )
             undo.pop_all()
-
-    def _make_parts(self, inputs: Any) -> None:
-        """Make the groups of a batch of prompts, as many at a time as there are rights for."""
-        rest, left = inputs, True
-        while left:
-            rows, groups = rows_of(rest), self._groups_of(rest)
-            rows_each = rows // groups if groups and rows % groups == 0 else 0
-            with self._may_begin(groups, 1 if rows_each else groups) as granted:
-                if self._stop:
-                    return
-                self._weights.refresh(granted.version)
-                if self._stop:
-                    return
-                part, rest = split_rows(rest, granted.groups * rows_each or rows)
-                left = rest is not None
-                self._make_and_send(part, granted)
-
-    def _groups_of(self, inputs: Any) -> int:
-        """Return how many groups a batch of prompts becomes, at most."""
-        count = getattr(self.experience_maker, "count_groups", rows_of)
-        groups: int = count(inputs)
-        return groups
-
-    def _may_begin(self, groups: int, least: int) -> AbstractContextManager[Granted]:
-        if self._rights is None:
-            return nullcontext(Granted(groups, [None] * len(self._streams)))
-        return self._rights.wait(groups, least)
-
-    def _make_and_send(self, inputs: Any, granted: Granted) -> None:
-        self._on_batch_start()
-        samples = groups = 0
-        for experience in self._made(inputs):
-            self._on_send_start()
-            rows = GroupedRows(experience)
-            groups += len(rows.rows())
-            granted.check(groups, self.experience_maker)
-            self._graceful_sender.send(rows, granted.each)
-            self._on_send_end()
-            samples += len(experience)
-        self._on_batch_end()
-        if self._debug:
-            _log.info("maker %r made %d samples", self.name, samples)
-
-    def _made(self, inputs: Any) -> Iterator[Experience]:
-        """Yield the experience of a batch; groups whose rewards come later are other parts."""
-        parts: Iterator[Experience] = iter(())
-        with self._weights.updates.exclusive():
-            self._on_make_experience_start()
-            if getattr(self.experience_maker, "makes_parts", False):
-                parts = self._parts(inputs)
-                experience = next(parts)
-            else:
-                experience = self.make_experience(inputs)
-            self._on_make_experience_end(experience)
-        yield experience
-        for experience in parts:
-            self._on_make_experience_start()
-            self._on_make_experience_end(experience)
-            yield experience
-
-    def _parts(self, inputs: Any) -> Iterator[Experience]:
-        version, options = self._weights.begin_batch()
-        make_parts: Any = self.experience_maker.make_parts  # type: ignore[attr-defined]
-        for experience in make_parts(inputs, **{**self.generate_kwargs, **options}):
-            if experience.policy_version is None:
-                experience.policy_version = version
-            yield experience
-
-
-def _check_options(experience_maker: ExperienceMaker, options: Mapping[str, Any]) -> None:
-    """Refuse options that the experience maker does not know, if it can say so now."""
-    signature = inspect.signature(experience_maker.make_experience)
-    try:
-        signature.bind_partial(**options)
-    except TypeError as error:
-        raise ConfigError(
-            f"{type(experience_maker).__name__}.make_experience: {error}; it takes {signature}."
-        ) from error
-    check = getattr(experience_maker, "check_options", None)
-    if check is not None:
-        check(options)
 
 
 def _callbacks(callbacks: Sequence[MakerCallback], measured: PlacedModels | None) -> Callbacks:

@@ -1,0 +1,122 @@
+"""`MakerLoop`: the batches of a maker: rights, then weights, then groups, which are sent."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from redrb.experience import Experience
+from redrb.runtime.batch_rights import BatchRights, Granted, rows_of, split_rows
+from redrb.runtime.experience_maker import ExperienceMaker
+from redrb.runtime.graceful_sending import GracefulSender
+from redrb.runtime.hooks import MakerHooks
+from redrb.runtime.maker_weights import MakerWeights
+from redrb.runtime.stopping import StopRequest
+from redrb.stream import ExperienceStream
+from redrb.stream.sending import GroupedRows
+
+_log = logging.getLogger("redrb")
+
+
+class MakerLoop(MakerHooks):
+    """Makes the groups of a batch of prompts and sends them.
+
+    Attributes:
+        name: Name of the maker.
+        experience_maker: The object that turns prompts into experience.
+        generate_kwargs: Options of generation.
+    """
+
+    name: str
+    experience_maker: ExperienceMaker
+    generate_kwargs: Mapping[str, Any]
+    _weights: MakerWeights
+    _rights: BatchRights | None
+    _streams: Sequence[ExperienceStream]
+    _graceful_sender: GracefulSender
+    _stop: StopRequest
+    _debug: bool
+
+    def make_experience(self, inputs: Any) -> Experience:
+        """Return the experience of a batch of prompts, made with the current weights.
+
+        Raises:
+            RecordError: The batch is neither a tensor, a dict of tensors nor a list.
+        """
+        rows_of(inputs)
+        version, options = self._weights.begin_batch()
+        experience = self.experience_maker.make_experience(
+            inputs, **{**self.generate_kwargs, **options}
+        )
+        if experience.policy_version is None:
+            experience.policy_version = version  # the oldest: later tokens have newer weights
+        return experience
+
+    def _make_parts(self, inputs: Any) -> None:
+        """Make the groups of a batch of prompts, as many at a time as there are rights for."""
+        rest, left = inputs, True
+        while left:
+            rows, groups = rows_of(rest), self._groups_of(rest)
+            rows_each = rows // groups if groups and rows % groups == 0 else 0
+            with self._may_begin(groups, 1 if rows_each else groups) as granted:
+                if self._stop:
+                    return
+                self._weights.refresh(granted.version)
+                if self._stop:
+                    return
+                part, rest = split_rows(rest, granted.groups * rows_each or rows)
+                left = rest is not None
+                self._make_and_send(part, granted)
+
+    def _groups_of(self, inputs: Any) -> int:
+        """Return how many groups a batch of prompts becomes, at most."""
+        count = getattr(self.experience_maker, "count_groups", rows_of)
+        groups: int = count(inputs)
+        return groups
+
+    def _may_begin(self, groups: int, least: int) -> AbstractContextManager[Granted]:
+        if self._rights is None:
+            return nullcontext(Granted(groups, [None] * len(self._streams)))
+        return self._rights.wait(groups, least)
+
+    def _make_and_send(self, inputs: Any, granted: Granted) -> None:
+        self._on_batch_start()
+        samples = groups = 0
+        for experience in self._made(inputs):
+            self._on_send_start()
+            rows = GroupedRows(experience)
+            groups += len(rows.rows())
+            granted.check(groups, self.experience_maker)
+            self._graceful_sender.send(rows, granted.each)
+            self._on_send_end()
+            samples += len(experience)
+        self._on_batch_end()
+        if self._debug:
+            _log.info("maker %r made %d samples", self.name, samples)
+
+    def _made(self, inputs: Any) -> Iterator[Experience]:
+        """Yield the experience of a batch; groups whose rewards come later are other parts."""
+        parts: Iterator[Experience] = iter(())
+        with self._weights.updates.exclusive():
+            self._on_make_experience_start()
+            if getattr(self.experience_maker, "makes_parts", False):
+                parts = self._parts(inputs)
+                experience = next(parts)
+            else:
+                experience = self.make_experience(inputs)
+            self._on_make_experience_end(experience)
+        yield experience
+        for experience in parts:
+            self._on_make_experience_start()
+            self._on_make_experience_end(experience)
+            yield experience
+
+    def _parts(self, inputs: Any) -> Iterator[Experience]:
+        version, options = self._weights.begin_batch()
+        make_parts: Any = self.experience_maker.make_parts  # type: ignore[attr-defined]
+        for experience in make_parts(inputs, **{**self.generate_kwargs, **options}):
+            if experience.policy_version is None:
+                experience.policy_version = version
+            yield experience
