@@ -192,8 +192,31 @@ class Producer:
             elif reply.outcome == "forgotten":
                 self._renew(pending, reply.epoch)
             elif reply.outcome != "orphans":
-                self._room.make(attempt, reply)
+                self._make_room(attempt, reply, wait)
             attempt.chunk = pending.chunk()
+
+    def _make_room(self, attempt: Attempt, reply: PutReply, wait: Wait) -> None:
+        """Make room, or wait for it.
+
+        Raises:
+            StoreFull: There was none in time.
+            OutcomeUnknown: The same, and an earlier attempt was stored: nobody knows whether
+                replicas have it.
+        """
+        try:
+            self._room.make(attempt, reply)
+        except StoreFull as error:
+            pending = attempt.pending
+            stored = pending.repeated and self._scripts.find_stored(pending, wait.retry_s)
+            if not stored:
+                raise
+            raise OutcomeUnknown(
+                f"task {self._task.name!r}: {stored.stored} groups are stored, but the connection "
+                "broke before enough replicas (min_replicas) had confirmed them, and the put "
+                "cannot be repeated: Redis is at its memory limit. Do not put them again, unless "
+                "the server fails over to a replica that lacks them.",
+                groups=stored.stored,
+            ) from error
 
     def _number(self, pending: PendingPut, retry_s: float | None) -> None:
         """Give the next chunk its number, if it has none."""
@@ -241,9 +264,10 @@ class Producer:
         try:
             return request.result(retry_s=wait.retry_s)
         except StoreFull:
-            if pending.repeated or request.attempts > 1:
-                return self._scripts.find_stored(pending, wait.retry_s) or PutReply("memory")
-            return PutReply("memory")
+            memory, again = PutReply("memory"), None
+            if (pending.repeated or request.attempts > 1) and not self._scripts.replicated:
+                again = self._scripts.find_stored(pending, wait.retry_s)
+            return again or memory
         except BaseException:
             pending.sent, pending.repeated = None, True
             raise

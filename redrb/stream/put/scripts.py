@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from redrb.connection.failures import is_missing_script
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error, packed
-from redrb.errors import OutcomeUnknown
 from redrb.lua.scripts import add_to, load
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.indexing import index_arguments
@@ -98,6 +97,11 @@ class PutScripts:
         self._known = False
         self._xadd = packed("XADD", task.store.keys.stream, "NOMKSTREAM", "*", "g")
 
+    @property
+    def replicated(self) -> bool:
+        """Whether puts count only when replicas have confirmed them."""
+        return self._replication.min_replicas > 0
+
     def put(
         self,
         put: PendingPut,
@@ -146,25 +150,12 @@ class PutScripts:
         return Request(store.client, pipeline(whole=first), result)
 
     def find_stored(self, put: PendingPut, retry_s: float | None) -> PutReply | None:
-        """Return the reply of an earlier attempt that was stored; None if none was.
-
-        Raises:
-            OutcomeUnknown: One was stored, and nobody knows whether replicas have it.
-        """
+        """Return the reply of an earlier attempt that was stored; None if none was."""
         client, keys = self._store.client, self._store.keys
         record = client.execute("HGET", keys.puts, put.identity.name, retry_s=retry_s)
         operation, last, count = map(int, record.split()[:3]) if record else (0, 0, 0)
-        if operation != put.identity.operation:
-            return None
-        if self._replication.min_replicas:
-            raise OutcomeUnknown(
-                f"task {self._task.name!r}: {count} groups are stored, but the connection broke "
-                f"before {self._replication.min_replicas} replicas (min_replicas) had confirmed "
-                "them, and Redis is at its memory limit now. Do not put them again, unless the "
-                "server fails over to a replica that lacks them.",
-                groups=count,
-            )
-        return PutReply("again", last=last, stored=count)
+        stored = operation == put.identity.operation
+        return PutReply("again", last=last, stored=count) if stored else None
 
     def evict(self, put: PendingPut, batch: PutBatch, *, least: int) -> tuple[bool, int]:
         """Make room for a put before it is sent, with bounded work.
