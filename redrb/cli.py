@@ -14,11 +14,13 @@ from redrb.commands import (
     export,
     import_,
     ls,
+    new,
     resume,
     rm,
     save,
     server,
     set_,
+    settings,
     stats,
     weights,
 )
@@ -28,6 +30,8 @@ from redrb.options import variable_of
 
 _COMMANDS = (
     demo,
+    new,
+    settings,
     server,
     acl,
     ls,
@@ -43,13 +47,20 @@ _COMMANDS = (
 )
 
 
+_OF_RECIPES = {"settings": settings.main}
+"""Commands whose flags depend on the recipe that they name; they read their arguments."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status, which means the same for all: `STATUS`.
 
     The status is 130 after Ctrl-C, and 141 if the reader of its output has ended, such as `head`.
     """
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        if words and words[0] in _OF_RECIPES:
+            return _OF_RECIPES[words[0]](words[1:])
+        options = _parser().parse_args(words)
         status: int = options.run(options)
     except RedrbError as error:
         print(f"redrb: {error}", file=sys.stderr)

@@ -74,14 +74,19 @@ def has_password(url: str) -> bool:
     return bool(_PASSWORD_OPTION.search(rest)) or bool(at and login.partition(":")[2])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Base of a command's settings: making one with a value out of range raises ConfigError."""
+class RangeChecks:
+    """Base of dataclasses of options: making one with a value out of range raises ConfigError."""
 
     def __post_init__(self) -> None:
-        for item in fields(self):
+        options: Any = self
+        for item in fields(options):
             flag = f"{flag_of(item.name)} (or {variable_of(item.name)})"
             check_range(flag, item, getattr(self, item.name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(RangeChecks):
+    """Base of a command's settings."""
 
 
 def check_range(name: str, item: Field[Any], value: Any) -> None:

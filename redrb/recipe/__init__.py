@@ -1,12 +1,9 @@
 """Recipes: a whole job, of models, prompts and reward, in one class, which workers run.
 
-`import redrb.recipe` imports no torch, so that commands can read a recipe's settings at once.
+Public names stand in `__init__.pyi` and load at their first use: to read the settings of a recipe,
+commands need no torch.
 """
 
-from redrb.options import option
-from redrb.recipe.completion import Completion
-from redrb.recipe.grpo import GRPORecipe
-from redrb.recipe.ppo import PPORecipe
-from redrb.recipe.recipe import Prompt, Recipe
+import lazy_loader
 
-__all__ = ["Completion", "GRPORecipe", "PPORecipe", "Prompt", "Recipe", "option"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

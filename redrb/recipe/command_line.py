@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from redrb.options import add_flag
 from redrb.recipe.grpo import GRPORecipe
 from redrb.recipe.loading import Loaded, load, shipped
 from redrb.recipe.ppo import PPORecipe
-from redrb.recipe.settings import RecipeSettings
+from redrb.recipe.settings import RecipeSettings, settings_of
 from redrb.recipe.sources import Resolved, resolve
 
 RECIPE = "REDRB_RECIPE"
@@ -78,7 +78,7 @@ def parse(
         parser.error(f"{options.recipe!r} follows the flags: name the recipe before them.")
     given = {
         item.name: getattr(options, item.name)
-        for item in fields(loaded.recipe)
+        for item in settings_of(loaded.recipe).values()
         if hasattr(options, item.name)
     }
     chosen = options.settings or environment.variable(SETTINGS)
@@ -132,7 +132,7 @@ def _add_settings(parser: argparse.ArgumentParser, recipes: Sequence[type[Recipe
         for owner in reversed(recipe.__mro__):
             if not (isinstance(owner, type) and issubclass(owner, RecipeSettings)):
                 continue
-            names = [item for item in fields(recipe) if _declares(owner, item.name)]
+            names = [item for item in settings_of(recipe).values() if _declares(owner, item.name)]
             new = [item for item in names if item.name not in known]
             if not new:
                 continue

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from redrb.algorithms import Completions
 from redrb.algorithms.completion_scorer import CompletionScorer
+from redrb.algorithms.event_loop import submit
 from redrb.algorithms.models import evaluating
+from redrb.algorithms.prompts import repeated
+from redrb.algorithms.reward import Reward
 from redrb.experience import BufferItem, Experience, make_experience_batch, split_experience_batch
 from redrb.recipe.recipe import Prompt, Recipe
-from redrb.recipe.rewards import completions_of, scores
-from redrb.recipe.sampling import padded
+from redrb.recipe.sampling import prompt_batch, reward_of
 
 if TYPE_CHECKING:
     from redrb.recipe.language import LanguageRecipe
-
-Score = Callable[[Completions], Sequence[float]]
 
 
 class RolloutGroups:
@@ -33,13 +31,15 @@ class RolloutGroups:
         self._names = group_names(recipe)
 
     @torch.no_grad()
-    def make_experience(self, inputs: Sequence[Prompt], **generate_kwargs: Any) -> Experience:  # noqa: ARG002
+    def make_experience(self, inputs: Sequence[Prompt], **_options: Any) -> Experience:
         """Return the samples of all prompts; those of one prompt are one group."""
         with evaluating(*self._models.values()):
-            made = [self._recipe.rollout(self._models, prompt) for prompt in inputs]
-            awaited = [each for each in made if inspect.isawaitable(each)]
-            results = iter(asyncio.run(_all(awaited)) if awaited else [])
-            groups = [next(results) if inspect.isawaitable(each) else each for each in made]
+            made: list[Any] = [self._recipe.rollout(self._models, prompt) for prompt in inputs]
+            futures = [submit(_awaited(one)) if inspect.isawaitable(one) else None for one in made]
+            groups = [
+                one if future is None else future.result()
+                for one, future in zip(made, futures, strict=True)
+            ]
         items: list[BufferItem] = []
         for group in groups:
             samples = split_experience_batch(group) if isinstance(group, Experience) else group
@@ -47,27 +47,38 @@ class RolloutGroups:
             for item in samples:
                 item.group_id = name
             items += samples
-        return make_experience_batch(items)
+        experience = make_experience_batch(items)
+        if all(item.policy_version is None for item in items):
+            experience.policy_version = None  # the maker sets that of its weights
+        return experience
 
 
 class CompletionGroups:
-    """Samples `group_size` completions of each prompt in one batch, and scores them.
-
-    Args:
-        recipe: Encodes prompts and scores completions.
-        build: Returns the maker of experience for a function that scores completions.
-        repeats: How often a prompt stands in a batch for that maker: 1 if it repeats them itself.
-    """
+    """Samples `group_size` completions of each prompt in one batch, and scores them."""
 
     def __init__(
         self,
         recipe: LanguageRecipe,
-        build: Callable[[Score], CompletionScorer],
+        build: Callable[[Reward], CompletionScorer],
         *,
         repeats: int,
     ) -> None:
-        self._recipe, self._build, self._repeats = recipe, build, repeats
+        """Build the maker of experience that does the work.
+
+        Args:
+            recipe: Encodes prompts and scores completions.
+            build: Returns the maker of experience for a reward.
+            repeats: How often a prompt stands in a batch for that maker: 1 if it repeats them.
+        """
+        self._recipe, self._repeats = recipe, repeats
         self._names = group_names(recipe)
+        self._maker = build(reward_of(recipe))
+        self._maker.group_size = recipe.group_size
+
+    @property
+    def makes_parts(self) -> bool:
+        """Whether `make_parts` gives some groups of a batch before the others."""
+        return self._maker.makes_parts
 
     def make_experience(self, inputs: Sequence[Prompt], **generate_kwargs: Any) -> Experience:
         """Return `group_size` scored completions of each prompt, as neighbours.
@@ -76,24 +87,32 @@ class CompletionGroups:
             inputs: The prompts.
             generate_kwargs: Options of `redrb.algorithms.generate`.
         """
-        recipe, prompts = self._recipe, inputs
-        of_rows = [prompt for prompt in prompts for _ in range(recipe.group_size)]
+        batch, options = self._batch(inputs, generate_kwargs)
+        return self._named(self._maker.make_experience(batch, **options))
 
-        def score(done: Completions) -> list[float]:
-            return scores(recipe, completions_of(recipe, done.keys["prompt"], done))
+    def make_parts(self, inputs: Sequence[Prompt], **generate_kwargs: Any) -> Iterator[Experience]:
+        """Yield the groups of a batch in parts, those with the first rewards first."""
+        batch, options = self._batch(inputs, generate_kwargs)
+        for part in self._maker.make_parts(batch, **options):
+            yield self._named(part)
 
-        tokens = [recipe.encode(prompt) for prompt in prompts]
-        repeated: list[Tensor] = [each for each in tokens for _ in range(self._repeats)]
-        of_repeated = [prompt for prompt in prompts for _ in range(self._repeats)]
-        batch = {**padded(repeated, recipe.pad_token_id), "prompt": of_repeated}
-        experience = self._build(score).make_experience(batch, **generate_kwargs)
-        names = [next(self._names) for _ in prompts]
-        experience.group_id = [name for name in names for _ in range(recipe.group_size)]
-        experience.extras = [{key: prompt[key] for key in recipe.extras} for prompt in of_rows]
-        experience.tags = [
-            {"maker": recipe.worker, **{key: prompt[key] for key in recipe.tags}}
-            for prompt in of_rows
-        ]
+    def _batch(
+        self, prompts: Sequence[Prompt], options: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        recipe = self._recipe
+        batch = {
+            key: repeated(values, self._repeats)
+            for key, values in prompt_batch(recipe, prompts).items()
+        }
+        return batch, {**options, "extras": tuple(recipe.extras), "tags": tuple(recipe.tags)}
+
+    def _named(self, experience: Experience) -> Experience:
+        """Name the groups of a batch or of a part of it, and note the maker."""
+        size = self._recipe.group_size
+        names = [next(self._names) for _ in range(len(experience) // size)]
+        experience.group_id = [name for name in names for _ in range(size)]
+        tags: Any = experience.tags
+        experience.tags = [{"maker": self._recipe.worker, **of_sample} for of_sample in tags]
         return experience
 
 
@@ -102,5 +121,5 @@ def group_names(recipe: Recipe) -> Iterator[str]:
     return (f"{recipe.worker}-{number}" for number in itertools.count(1))
 
 
-async def _all(awaited: Sequence[Any]) -> list[Any]:
-    return list(await asyncio.gather(*awaited))
+async def _awaited(result: Any) -> Any:
+    return await result

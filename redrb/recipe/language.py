@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from redrb.algorithms import Completion
     from redrb.experience import Experience
-    from redrb.recipe.completion import Completion
 
 EVALUATION_SEED = 7
 """Seed of the completions of held-out prompts: the same weights always have the same score."""
@@ -44,6 +44,12 @@ class LanguageRecipe(Recipe):
     model_dtype: str = option("float32", "dtype in which a named model is loaded")
     max_grad_norm: float = option(1.0, "largest norm of the gradients of each model", above=0)
 
+    @classmethod
+    def missing(cls) -> list[str]:
+        """Return the names of methods that this class must have and lacks."""
+        scores = cls.reward is LanguageRecipe.reward and cls.rewards is LanguageRecipe.rewards
+        return [*super().missing(), *(["reward"] if scores else [])]
+
     @abstractmethod
     def model(self) -> Any:
         """Return the policy: a module, a Hugging Face folder or name, or a transformers config.
@@ -52,12 +58,15 @@ class LanguageRecipe(Recipe):
         """
 
     def reward(self, completion: Completion) -> float:  # noqa: ARG002 (for subclasses)
-        """Return the reward of one completion."""
+        """Return the reward of one completion; it may be a coroutine function.
+
+        A group whose reward raises, or is None, nan or infinite, is filtered, and the log says why.
+        """
         raise ConfigError(f"the recipe {type(self).__name__} lacks reward(self, completion).")
 
-    def rewards(self, completions: Sequence[Completion]) -> Sequence[float]:
+    def rewards(self, completions: Sequence[Completion]) -> Sequence[float]:  # noqa: ARG002
         """Return the reward of each completion; override it to score all of them at once."""
-        return [self.reward(completion) for completion in completions]
+        raise ConfigError(f"the recipe {type(self).__name__} scores completions one by one.")
 
     @cached_property
     def tokenizer(self) -> Any:

@@ -150,7 +150,7 @@ def _recipe_in(module: ModuleType, place: str, wanted: str) -> type[Recipe]:
 
 
 def _complete(recipe: type[Recipe]) -> type[Recipe]:
-    missing = sorted(getattr(recipe, "__abstractmethods__", ()))
+    missing = recipe.missing()
     if missing:
         parts = [f"{name}{_signature(recipe, name)}" for name in missing]
         raise ConfigError(f"the recipe {recipe.__name__} lacks {', '.join(parts)}.")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from torch import Tensor
+
 from redrb.experience import Experience
 from redrb.recipe.reporting import Write
 from redrb.runtime import ExperienceMakerHolder, MakerCallback
@@ -39,7 +41,7 @@ class MakerReport(MakerCallback):
             "groups": len(set(experience.group_id or ())),
             "samples": len(experience),
             "policy_version": self._maker.policy_version,
-            "reward": None if reward is None else float(reward.float().mean()),
+            "reward": None if reward is None else _mean(reward),
             "make_s": time.perf_counter() - self._began,
         }
 
@@ -64,3 +66,9 @@ class MakerReport(MakerCallback):
             admission_s=self._admission_s - waited_s,
             **self._event,
         )
+
+
+def _mean(reward: Tensor) -> float | None:
+    """Return the mean of the rewards that are numbers; None if there is none."""
+    known = reward[reward.isfinite()].float()
+    return float(known.mean()) if len(known) else None

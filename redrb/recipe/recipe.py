@@ -34,6 +34,11 @@ class Recipe(JobSettings, MakerSettings, TrainerSettings):
         ...     hidden: int = option(64, "width of the network")  # a setting of this recipe
     """
 
+    @classmethod
+    def missing(cls) -> list[str]:
+        """Return the names of methods that this class must have and lacks."""
+        return sorted(cls.__abstractmethods__)
+
     @abstractmethod
     def models(self) -> dict[str, nn.Module]:
         """Return the models in training, by name; each version of the weights holds all of them."""

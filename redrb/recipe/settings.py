@@ -10,7 +10,8 @@ from dataclasses import Field, dataclass, field
 from typing import Any, dataclass_transform
 
 from redrb.errors import ConfigError
-from redrb.options import Settings, check_range, option, url_option
+from redrb.options import RangeChecks, check_range, url_option
+from redrb.options import option as option
 
 KINDS: dict[str, type] = {kind.__name__: kind for kind in (bool, int, float, str)}
 """The types that a setting may have."""
@@ -19,10 +20,9 @@ RESERVED = ("recipe", "settings", "help", "json")
 """Names of flags that the commands have beside the settings."""
 
 
-@dataclass_transform(
-    kw_only_default=True, frozen_default=True, field_specifiers=(option, url_option)
-)
-class RecipeSettings(Settings, ABC):
+# not frozen_default: mypy would refuse `self.steps` where a subclass writes `steps = 5`
+@dataclass_transform(kw_only_default=True, field_specifiers=(option, url_option))
+class RecipeSettings(RangeChecks, ABC):
     """Base of classes whose attributes are settings; each subclass is a frozen dataclass of them.
 
     In a subclass, an attribute with the name of an inherited setting replaces its default, and
@@ -48,7 +48,8 @@ class RecipeSettings(Settings, ABC):
 
 def settings_of(recipe: type[RecipeSettings]) -> dict[str, Field[Any]]:
     """Return the settings of a class by name, those of its bases first."""
-    return {item.name: item for item in dataclasses.fields(recipe)}
+    declared: Any = recipe
+    return {item.name: item for item in dataclasses.fields(declared)}
 
 
 def owner_of(recipe: type[RecipeSettings], name: str) -> type:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from redrb.recipe import Completion, PPORecipe
+from redrb.recipe import PPORecipe
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
     from torch.optim import Optimizer
+
+    from redrb.algorithms import Completion
 
 
 class Sorting(PPORecipe):
@@ -20,8 +22,8 @@ class Sorting(PPORecipe):
     group_size = 4
     max_new_tokens = 8
     shuffle = False  # prompts are drawn at random
-    actor_learning_rate: float = 1e-3
-    critic_learning_rate: float = 2e-3
+    actor_learning_rate = 1e-3
+    critic_learning_rate = 2e-3
     target_reward = 0.97
     device = "cpu"
 

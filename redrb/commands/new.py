@@ -1,0 +1,36 @@
+"""`redrb new`: writes a first recipe."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.resources import files
+from pathlib import Path
+
+from redrb.commands.arguments import Commands
+from redrb.errors import ConfigError
+
+KINDS = ("grpo", "ppo", "plain")
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    parser = commands.add_parser("new", help="write a first recipe, which runs unchanged")
+    parser.add_argument("kind", choices=KINDS, help="plain: your own algorithm")
+    parser.add_argument("file", type=Path, help="file to write, such as my_recipe.py")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    file: Path = options.file
+    if file.suffix != ".py":
+        raise ConfigError(f"{file} must end with .py.")
+    text = (files("redrb.recipe.starters") / f"{options.kind}.py").read_text(encoding="utf-8")
+    try:
+        with file.open("x", encoding="utf-8") as written:
+            written.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{file} exists already, and is not overwritten.") from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
+    print(f"{file} is written. Run it: redrb run {file}")
+    return 0

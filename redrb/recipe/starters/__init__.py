@@ -1,0 +1,1 @@
+"""First recipes that `redrb new` writes; each runs unchanged: `redrb run FILE`."""
