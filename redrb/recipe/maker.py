@@ -89,6 +89,11 @@ class RecipeMaker(ExperienceMakerHolder):
         """
         self.workingloop(lambda: self._batches(), num_steps=self._recipe.maker_steps)
 
+    def close(self, *, timeout: float = 60.0) -> None:
+        """Send the remaining groups and close; a first SIGTERM does not break this off."""
+        with self._stop.on_signals():
+            super().close(timeout=timeout)
+
     def _batches(self) -> Iterator[list[Prompt]]:
         return prompt_batches(self._recipe, random.Random(self._recipe.worker_seed))  # noqa: S311
 

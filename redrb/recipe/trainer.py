@@ -141,8 +141,9 @@ class RecipeTrainer(AlgorithmTrainer):
             raise
         finally:
             over.cancel()
-        self._publish()
-        self._reports.end()
+        with self._stop.on_signals():  # a first SIGTERM does not break this off
+            self._publish()
+            self._reports.end()
 
     def why_over(self) -> str:
         """Return why training ended."""

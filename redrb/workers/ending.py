@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import sys
 import threading
 from typing import NoReturn
@@ -17,6 +18,7 @@ def end(status: int) -> NoReturn:
     middle of C++ code, such as torch's, this would abort the process. What the worker holds is
     closed by now, so nothing is lost without Python's own end.
     """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it would change the status, and nothing else
     if any(thread.daemon for thread in threading.enumerate()):
         logging.shutdown()
         sys.stdout.flush()

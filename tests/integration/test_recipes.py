@@ -58,8 +58,7 @@ def test_maker_and_trainer_train_together(
     try:
         output, errors = trainer.communicate(timeout=100)
         assert trainer.returncode == 0, errors
-        maker.terminate()
-        assert maker.communicate(timeout=30)[1] == ""
+        assert maker.communicate(timeout=60)[1] == ""  # it learns that the job is over
         assert maker.returncode == 0
     finally:
         for process in (trainer, maker):
