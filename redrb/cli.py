@@ -17,6 +17,7 @@ from redrb.commands import (
     new,
     resume,
     rm,
+    run,
     save,
     server,
     set_,
@@ -30,6 +31,7 @@ from redrb.options import variable_of
 
 _COMMANDS = (
     demo,
+    run,
     new,
     settings,
     server,
@@ -47,7 +49,7 @@ _COMMANDS = (
 )
 
 
-_OF_RECIPES = {"settings": settings.main}
+_OF_RECIPES = {"run": run.main, "settings": settings.main}
 """Commands whose flags depend on the recipe that they name; they read their arguments."""
 
 

@@ -114,7 +114,7 @@ _IS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def add_options(parser: argparse.ArgumentParser, *settings: type) -> None:
+def add_options(parser: Flags, *settings: type) -> None:
     """Add a flag for each field of these dataclasses.
 
     Field `group_size` becomes `--group-size`; the variable `REDRB_GROUP_SIZE` replaces its default.
@@ -144,7 +144,7 @@ def variable_of(name: str) -> str:
     return environment.PREFIX + name.rstrip("_").upper()
 
 
-def _add(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) -> None:
+def _add(parser: Flags, item: Field[Any], kind: Any) -> None:
     if item.default is MISSING:
         raise TypeError(f"{item.name} needs a default to become an option")
     # argparse converts a default that is a string, and rejects it like a flag's value

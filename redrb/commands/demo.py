@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from redrb.commands.arguments import Commands
-from redrb.demo.settings import DemoSettings
+from redrb.launch.settings import DemoSettings
 from redrb.options import add_options, settings_from
 
 
@@ -20,6 +20,6 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from redrb.demo.run import run_demo
+    from redrb.launch.demo import run_demo
 
     return run_demo(settings_from(options, DemoSettings), as_json=options.json)

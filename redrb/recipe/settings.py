@@ -16,7 +16,7 @@ from redrb.options import option as option
 KINDS: dict[str, type] = {kind.__name__: kind for kind in (bool, int, float, str)}
 """The types that a setting may have."""
 
-RESERVED = ("recipe", "settings", "help", "json")
+RESERVED = ("recipe", "settings", "help", "json", "makers", "out", "restarts", "fresh")
 """Names of flags that the commands have beside the settings."""
 
 

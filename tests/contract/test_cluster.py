@@ -26,9 +26,9 @@ from redrb import (
     StoreUnavailable,
 )
 from redrb.connection import Client
-from redrb.demo.run import _delete_run
 from redrb.errors import StoreClosed, StoreDenied
 from redrb.keys import TaskKeys
+from redrb.launch.removal import delete_namespace
 from redrb.replay import saving
 from redrb.runtime.announcements import (
     Announcement,
@@ -306,7 +306,9 @@ def test_the_keys_of_a_demo_run_are_deleted_on_all_nodes(
     streams = [stream_of(client, task, namespace) for task in tasks]
     for stream in streams:
         stream.put([numbered(1)])
-    _delete_run(streams[0], client, namespace)
+    for stream in streams:
+        stream.close()
+    delete_namespace(client, namespace)
     pattern = f"redrb:{{{namespace}:*"
     assert [primary.run("KEYS", pattern) for primary in cluster.primaries] == [[], [], []]
 

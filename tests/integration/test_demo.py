@@ -12,10 +12,11 @@ import pytest
 import redis
 from rich.console import Console
 
-from redrb.demo.history import History
-from redrb.demo.screen import Screen
-from redrb.demo.settings import DemoSettings
 from redrb.environment import child_environment
+from redrb.launch.history import History
+from redrb.launch.job import Job
+from redrb.launch.screen import Screen
+from redrb.recipes.sorting import Sorting
 from tests.servers import Server, programs
 
 
@@ -96,7 +97,10 @@ def test_the_demo_leaves_nothing_on_a_server_of_yours_and_needs_no_variables(
 )
 def test_the_panel_says_how_many_makers_there_are(makers: int, words: str) -> None:
     console = Console(record=True, width=80, force_terminal=True, file=io.StringIO())
-    with Screen(console, DemoSettings(makers=makers)) as screen:
+    job = Job(
+        title="redrb demo", name="sorting", recipe=Sorting(), given={}, makers=makers, restarts=0
+    )
+    with Screen(console, job) as screen:
         screen.show(1.0, History(), None)
     assert words in console.export_text()
 

@@ -7,8 +7,8 @@ import io
 from rich.console import Console
 
 import redrb
-from redrb.demo.history import History
-from redrb.demo.report import summary, table
+from redrb.launch.history import History
+from redrb.launch.report import summary, table
 from tests.samples import numbered
 
 

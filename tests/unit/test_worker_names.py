@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from redrb.demo.history import History
 from redrb.errors import ConfigError
+from redrb.launch.history import History
 from redrb.recipe.job_settings import JobSettings
 from redrb.runtime.stopping import leaving_on_signals
 from redrb.workers.maker import _new_name

@@ -1,6 +1,8 @@
-"""Shows the progress of the demo: a panel on a terminal, lines elsewhere."""
+"""Shows the progress of a run: a panel on a terminal, lines elsewhere."""
 
 from __future__ import annotations
+
+import math
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -9,8 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from redrb.demo.history import History
-from redrb.demo.settings import DemoSettings
+from redrb.launch.history import History
+from redrb.launch.job import Job
 from redrb.stream import StreamStats
 
 LINE_EVERY_S = 5.0
@@ -22,9 +24,9 @@ _BARS = "▁▂▃▄▅▆▇█"
 class Screen:
     """Redraws one panel on a terminal; prints a line every few seconds elsewhere."""
 
-    def __init__(self, console: Console, settings: DemoSettings) -> None:
+    def __init__(self, console: Console, job: Job) -> None:
         self._console = console
-        self._settings = settings
+        self._job = job
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._printed_at = -LINE_EVERY_S
 
@@ -40,26 +42,17 @@ class Screen:
     def show(self, seconds: float, history: History, stats: StreamStats | None) -> None:
         """Show the state of the run."""
         if self._console.is_terminal:
-            self._live.update(_panel(seconds, history, stats, self._settings), refresh=True)
+            self._live.update(_panel(seconds, history, stats, self._job), refresh=True)
         elif seconds - self._printed_at >= LINE_EVERY_S:
             self._printed_at = seconds
             self._console.print(_line(seconds, history, stats), soft_wrap=True, highlight=False)
 
 
-def _panel(
-    seconds: float, history: History, stats: StreamStats | None, settings: DemoSettings
-) -> Panel:
+def _panel(seconds: float, history: History, stats: StreamStats | None, job: Job) -> Panel:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(min_width=34)
-    reward = history.reward_last
-    if reward is None:
-        grid.add_row("held-out reward", "warm start ...")
-    else:
-        bar = ProgressBar(total=1.0, completed=reward, width=24, complete_style="cyan")
-        figures = Table.grid(padding=(0, 1))
-        figures.add_row(bar, f"{reward:.3f}", Text(f"of {settings.target_reward:.2f}", style="dim"))
-        grid.add_row("held-out reward", figures)
+    grid.add_row("reward", _reward(history.reward_last, job.recipe.target_reward))
     grid.add_row("", _sparkline([value for _, value in history.rewards]))
     grid.add_row("samples / s", f"{history.rate:,.0f}   ({history.samples:,} trained)")
     newest = history.ages[-1] if history.ages else (0.0, 0.0, 0.0)
@@ -70,7 +63,7 @@ def _panel(
     grid.add_row("trainer waited", waits)
     if stats is not None:
         grid.add_row("groups", f"{stats.ledger.waiting} waiting, {stats.ledger.leased} leased")
-    title = f"redrb demo  ·  {settings.workers}  ·  {seconds:.0f} s"
+    title = f"{job.title}  ·  {job.workers}  ·  {seconds:.0f} s"
     return Panel(Group(grid), title=title, title_align="left", border_style="cyan", expand=False)
 
 
@@ -86,5 +79,21 @@ def _line(seconds: float, history: History, stats: StreamStats | None) -> str:
     )
 
 
+def _reward(reward: float | None, target: float) -> Table | str:
+    """Return a reward as a number, with a bar if there is a target to reach."""
+    if reward is None:
+        return "..."
+    if not 0 < target < math.inf:
+        return f"{reward:.3f}"
+    figures = Table.grid(padding=(0, 1))
+    done = min(1.0, max(0.0, reward / target))
+    bar = ProgressBar(total=1.0, completed=done, width=24, complete_style="cyan")
+    figures.add_row(bar, f"{reward:.3f}", Text(f"of {target:.2f}", style="dim"))
+    return figures
+
+
 def _sparkline(values: list[float]) -> str:
-    return "".join(_BARS[min(7, int(value * 8))] for value in values[-32:])
+    """Return the newest values as bars, between 0 and 1 if all lie there."""
+    newest = values[-32:]
+    least, most = min([0.0, *newest]), max([1.0, *newest])
+    return "".join(_BARS[min(7, int((value - least) / (most - least) * 8))] for value in newest)

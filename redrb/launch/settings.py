@@ -1,10 +1,31 @@
-"""The options of `redrb demo`. Nothing heavy is imported here: `redrb --help` needs it."""
+"""The options of `redrb run` beside those of its recipe, and of `redrb demo`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from redrb.options import Settings, option, url_option
+
+STOP_TIMEOUT_S = 10.0
+"""Seconds that a worker of the demo may spend on Redis after SIGTERM."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSettings(Settings):
+    """The options of `redrb run` beside the settings of its recipe."""
+
+    makers: int = option(2, "maker processes", least=1)
+    out: str = option(
+        "",
+        "folder for metrics, logs, checkpoints, the curve, and the data of a Redis that is started "
+        "here; default: runs/ and the recipe's name",
+    )
+    restarts: int = option(
+        4,
+        "restarts of a process, one after another, that ends within a minute each time; then it is "
+        "given up",
+        least=0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +44,3 @@ class DemoSettings(Settings):
     target_reward: float = option(0.97, "held-out reward at which the trainer ends")
     max_seconds: float = option(90.0, "seconds of training after which it ends anyway", above=0)
     out: str = option("demo-run", "directory for the curve and the workers' metrics")
-
-    @property
-    def workers(self) -> str:
-        """Number of workers of each kind, for people."""
-        return f"{self.makers} maker{'s' if self.makers > 1 else ''}, 1 trainer"

@@ -1,4 +1,4 @@
-"""Collects the events that the workers of a run report, and sums them up."""
+"""Collects the events that the workers of a job report, over all its runs, and sums them up."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ RATE_WINDOW = 20
 
 @dataclass
 class History:
-    """The events of a run; reader threads add them, the screen and the report read them.
+    """The events of a job; reader threads add them, the screen and the report read them.
+
+    Seconds are those of training: where a trainer starts again, its seconds follow those before.
 
     Attributes:
-        rewards: (seconds, held-out reward) of each evaluation.
+        rewards: (seconds, evaluated reward) of each evaluation.
         ages: (seconds, mean staleness, largest staleness) of each step, in versions.
         samples: Samples trained.
         weight_version: Newest published version.
@@ -25,11 +27,13 @@ class History:
         weights_bytes_full: Bytes of these versions if each were published in full.
         weights_bytes_sent: Bytes that were published.
         steps: Optimizer steps.
-        wait_for_batch_s: Seconds for which the trainer waited for batches, after its first batch.
+        wait_for_batch_s: Seconds for which trainers waited for batches, after their first ones.
         maker_s: Seconds of all makers' steps.
         admission_s: The part of `maker_s` in which they waited for the right to begin groups.
         send_s: The part of `maker_s` in which sending blocked the makers.
         backpressure_s: The part of `send_s` in which they waited for room.
+        runs_s: Seconds of earlier runs.
+        ended: Why the newest trainer ended by itself; "": it has not.
     """
 
     rewards: list[tuple[float, float]] = field(default_factory=list)
@@ -45,15 +49,20 @@ class History:
     admission_s: float = 0.0
     send_s: float = 0.0
     backpressure_s: float = 0.0
+    runs_s: float = 0.0
+    ended: str = ""
+    _before_s: float = 0.0
+    _newest_s: float = 0.0
+    _first_step: bool = True
     _weighted_age: float = 0.0
     _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Add one event of a trainer or maker."""
+        """Add one event of a trainer, a maker or an earlier run."""
         with self._lock:
             if event["event"] == "evaluation":
-                self.rewards.append((event["seconds"], event["reward"]))
+                self.rewards.append((self._seconds(event), event["reward"]))
                 self.weight_version = max(self.weight_version, event["weight_version"])
             elif event["event"] == "step":
                 self._add_step(event)
@@ -66,16 +75,35 @@ class History:
                 self.admission_s += event["admission_s"]
                 self.send_s += event["send_s"]
                 self.backpressure_s += event["backpressure_s"]
+            elif event["event"] == "end":
+                self.ended = event["why"]
+            elif event["event"] == "finished":
+                self.runs_s += event["seconds"]
+
+    @property
+    def trained_s(self) -> float:
+        """Seconds of training, of all trainers."""
+        return self._before_s + self._newest_s
+
+    def _seconds(self, event: Mapping[str, Any]) -> float:
+        """Return the seconds of training at an event; the seconds of a new process begin at 0."""
+        if event["seconds"] < self._newest_s:
+            self._before_s += self._newest_s
+            self._first_step = True
+        self._newest_s = event["seconds"]
+        return self._before_s + self._newest_s
 
     def _add_step(self, event: Mapping[str, Any]) -> None:
+        seconds = self._seconds(event)
         self.steps += 1
         self.samples += event["samples"]
         self.weight_version = max(self.weight_version, event["weight_version"])
-        self.ages.append((event["seconds"], event["staleness_mean"], event["staleness_max"]))
+        self.ages.append((seconds, event["staleness_mean"], event["staleness_max"]))
         self._weighted_age += event["staleness_mean"] * event["samples"]
-        if self.steps > 1:  # the first wait is for the makers to start
+        if not self._first_step:  # the first wait is for the makers to start
             self.wait_for_batch_s += event["wait_for_batch_s"]
-        self._recent.append((event["seconds"], event["samples"]))
+        self._first_step = False
+        self._recent.append((seconds, event["samples"]))
 
     @property
     def rate(self) -> float:
@@ -119,10 +147,10 @@ class History:
 
     @property
     def reward_first(self) -> float | None:
-        """Held-out reward before training; None until it is known."""
+        """Evaluated reward before training; None until it is known."""
         return self.rewards[0][1] if self.rewards else None
 
     @property
     def reward_last(self) -> float | None:
-        """Newest held-out reward; None until there is one."""
+        """Newest evaluated reward; None until there is one."""
         return self.rewards[-1][1] if self.rewards else None

@@ -1,0 +1,103 @@
+"""`redrb run`: runs the whole job of a recipe on this machine."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from redrb.commands.arguments import Commands
+from redrb.errors import ConfigError
+from redrb.launch.job import Job
+from redrb.launch.settings import LaunchSettings
+from redrb.options import add_options, settings_from
+from redrb.recipe.command_line import Parsed, parse
+from redrb.recipe.settings import settings_of
+
+HELP = "run the whole job of a recipe on this machine: server, makers and trainer"
+
+DESCRIPTION = (
+    "Run the whole job of a recipe on this machine: a server (or that of --url), makers and the "
+    "trainer, with the commands that a cluster uses. Processes that die are restarted. Ctrl-C ends "
+    "all in order, a second one at once; the next run goes on from there. Exit status: 0 when the "
+    "trainer has reached its end, 1 when a process was given up, 2 when an argument or the recipe "
+    "is wrong, 130 after Ctrl-C."
+)
+
+_OF_THE_RUN = ("worker", "metrics")
+"""Settings that a run gives to each of its workers."""
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command's line of help; `main` reads its arguments."""
+    commands.add_parser("run", help=HELP, add_help=False)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command; its flags are its own and those of the recipe."""
+    parsed = parse("redrb run", DESCRIPTION, words, extend=_extend)
+    settings = settings_from(parsed.options, LaunchSettings)
+    from redrb.launch.folder import RunFolder
+    from redrb.launch.run import Run
+
+    folder = RunFolder(Path(settings.out or f"runs/{parsed.resolved.recipe.name}"))
+    job = job_of(parsed, settings, folder.checkpoints)
+    return Run(job, folder, fresh=parsed.options.fresh, as_json=parsed.options.json).run()
+
+
+def job_of(parsed: Parsed, settings: LaunchSettings, checkpoints: Path) -> Job:
+    """Return the job of a command line.
+
+    Args:
+        parsed: The recipe and its settings.
+        settings: Options of the run.
+        checkpoints: Folder for checkpoints, unless the recipe or another source names one.
+
+    Raises:
+        ConfigError: A setting is given that the run gives to its workers.
+    """
+    options, recipe = vars(parsed.options), parsed.resolved.recipe
+    given = {name: options[name] for name in settings_of(type(recipe)) if name in options}
+    for name in _OF_THE_RUN:
+        if name in given:
+            raise ConfigError(
+                f"--{name} is for one worker: `redrb run` names its workers, and writes the "
+                "metrics of each to a file in the folder of --out."
+            )
+    given.pop("url", None)  # workers get the URL of the server in a variable
+    changes = {}
+    if parsed.resolved.origins["namespace"] == "default":
+        changes["namespace"] = recipe.name
+    if not recipe.checkpoints:
+        changes["checkpoints"] = str(checkpoints)
+    elif options["fresh"] and _has_files(Path(recipe.checkpoints)):
+        raise ConfigError(
+            f"--fresh deletes only what runs make in their folder: the checkpoints in "
+            f"{recipe.checkpoints} are from {parsed.resolved.origins['checkpoints']}, delete them "
+            "yourself."
+        )
+    return Job(
+        title=f"redrb run {parsed.name}",
+        name=parsed.name,
+        recipe=replace(recipe, **changes),
+        given={**given, **changes},
+        settings_file=options["settings"] or "",
+        makers=settings.makers,
+        restarts=settings.restarts,
+    )
+
+
+def _has_files(directory: Path) -> bool:
+    return directory.is_dir() and any(directory.iterdir())
+
+
+def _extend(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the run")
+    add_options(group, LaunchSettings)
+    group.add_argument(
+        "--fresh",
+        action="store_true",
+        help="begin anew: delete the task, the weights, and what earlier runs made in the folder",
+    )
+    group.add_argument("--json", action="store_true", help="end with one line of JSON")

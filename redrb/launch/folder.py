@@ -1,0 +1,106 @@
+"""The folder of a run: metrics, logs, checkpoints, the curve, and the data of its server."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from redrb.errors import ConfigError
+
+_RECORDS = (
+    *("trainer.jsonl", "trainer.log", "maker-*.jsonl", "maker-*.log"),
+    *("run.jsonl", "curve.png"),
+)
+"""What runs write down in the folder."""
+
+
+class RunFolder:
+    """The folder of a run; the next run of the same job goes on in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def redis(self) -> Path:
+        """Folder for the data of the run's own server."""
+        return (self.path / "redis").absolute()
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder for checkpoints, unless the recipe names another one."""
+        return self.path / "checkpoints"
+
+    @property
+    def curve(self) -> Path:
+        """Picture of reward and staleness."""
+        return self.path / "curve.png"
+
+    @property
+    def diary(self) -> Path:
+        """Events of the run itself: its begin, deaths of its processes, its end."""
+        return self.path / "run.jsonl"
+
+    def metrics(self, worker: str) -> Path:
+        """Return the file for the events of a worker."""
+        return self.path / f"{worker}.jsonl"
+
+    def log(self, worker: str) -> Path:
+        """Return the file for the other output of a worker."""
+        return self.path / f"{worker}.log"
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Make the folder, and keep other runs out of it in this block.
+
+        Raises:
+            ConfigError: It cannot be made, or another run uses it.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.path / "run.lock", os.O_WRONLY | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigError(f"--out {self.path} cannot be made: {error.strerror}.") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            raise ConfigError(
+                f"another run uses the folder {self.path}: end it, or choose another --out."
+            ) from error
+        try:
+            yield
+        finally:
+            os.close(lock)
+
+    def clear_state(self) -> None:
+        """Delete checkpoints, and the data of earlier runs' server, which must not run."""
+        for directory in (self.redis, self.checkpoints):
+            if directory.exists():
+                shutil.rmtree(directory)
+
+    def clear_records(self) -> None:
+        """Delete metrics, logs and the curve of earlier runs, and nothing else."""
+        for pattern in _RECORDS:
+            for found in self.path.glob(pattern):
+                found.unlink()
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield the events of earlier runs; torn lines of killed processes are left out."""
+        files = [self.diary, self.metrics("trainer"), *sorted(self.path.glob("maker-*.jsonl"))]
+        for file in files:
+            if not file.exists():
+                continue
+            with file.open(encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    try:
+                        event = json.loads(line)
+                    except ValueError:
+                        continue
+                    if isinstance(event, dict) and "event" in event:
+                        yield event

@@ -1,0 +1,76 @@
+"""The job that a run starts: its recipe, and the commands of its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from redrb.environment import PREFIX, child_environment
+from redrb.options import flag_of, shown, variable_of
+from redrb.recipe.recipe import Recipe
+
+TRAINER = "trainer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A recipe with its settings, and how its workers are started.
+
+    Attributes:
+        title: The command, for people, such as "redrb run sorting".
+        name: The recipe, as workers are to load it.
+        recipe: The recipe with all settings.
+        given: Settings that workers get as flags; they get the others from the sources that this
+            process has: the recipe, a TOML file, variables.
+        settings_file: TOML file that was named; "": none was.
+        makers: Number of makers.
+        restarts: Restarts in a row of a process before it is given up.
+        inherits: Whether workers get this process's variables `REDRB_*`.
+        most_seconds: Seconds after which the run ends a trainer that has not ended; None: never.
+    """
+
+    title: str
+    name: str
+    recipe: Recipe
+    given: Mapping[str, Any]
+    settings_file: str = ""
+    makers: int
+    restarts: int
+    inherits: bool = True
+    most_seconds: float | None = None
+
+    @property
+    def maker_names(self) -> list[str]:
+        """Names of the makers."""
+        return [f"maker-{number}" for number in range(1, self.makers + 1)]
+
+    @property
+    def workers(self) -> str:
+        """Number of workers of each kind, for people."""
+        return f"{self.makers} maker{'s' if self.makers > 1 else ''}, 1 trainer"
+
+    def command(self, worker: str, *, trained_s: float = 0.0) -> list[str]:
+        """Return the command of a worker, after `python -m`.
+
+        Args:
+            worker: Name of the worker.
+            trained_s: Seconds for which trainers of this run have trained, for its time limit.
+        """
+        recipe = self.recipe
+        flags = dict(self.given)
+        if worker == TRAINER and recipe.max_seconds and trained_s:
+            flags["max_seconds"] = max(recipe.max_seconds - trained_s, 0.001)
+        flags |= {"worker": worker, "metrics": "-"}
+        module = "redrb.workers.trainer" if worker == TRAINER else "redrb.workers.maker"
+        file = [f"--settings={self.settings_file}"] if self.settings_file else []
+        words = [f"{flag_of(name)}={shown(value)}" for name, value in flags.items()]
+        return [module, self.name, *file, *words]
+
+    def environment(self, url: str) -> dict[str, str]:
+        """Return the variables of a worker.
+
+        The URL is one of them and no flag: it may have a password.
+        """
+        without = "" if self.inherits else PREFIX
+        return child_environment(without=without, **{variable_of("url"): url})

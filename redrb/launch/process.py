@@ -1,0 +1,169 @@
+"""One worker process: started with the command that a cluster uses; its output is kept."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+OnEvent = Callable[[Mapping[str, Any]], None]
+
+REASON_LINES = 20
+"""Lines of error output that are kept as the reason of a death."""
+
+_REASON_BYTES = 8_000
+_DRAIN_S = 2.0
+"""Longest wait for output after a process ended: a child of it may hold the pipe open."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """The end of a process.
+
+    Attributes:
+        status: Its exit status; below 0 the signal that killed it. It is 0 also if SIGTERM was
+            sent before the process could handle it.
+        ran_s: Seconds for which it ran.
+        reason: The end of its error output.
+    """
+
+    status: int
+    ran_s: float
+    reason: str
+
+    @property
+    def why(self) -> str:
+        """The status in words."""
+        if self.status < 0:
+            return f"was killed by {signal.Signals(-self.status).name}"
+        return f"ended with status {self.status}"
+
+
+OnEnd = Callable[[Death], None]
+
+
+class WorkerProcess:
+    """A running worker; one thread passes its events on, another one its end.
+
+    Standard output has events as JSON lines, which are appended to a file of metrics. What else a
+    recipe prints goes to the log, as standard error does.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        metrics: Path,
+        log: Path,
+        on_event: OnEvent,
+        on_end: OnEnd,
+    ) -> None:
+        """Start the process.
+
+        Args:
+            command: Module and arguments, after `python -m`.
+            environment: All its environment variables.
+            metrics: File that its events are appended to.
+            log: File that its other output is appended to.
+            on_event: Called with each event, in a thread.
+            on_end: Called once it has ended, in a thread.
+        """
+        self._metrics, self._log = _appended(metrics), _appended(log)
+        self._log.write(f"--- {time.strftime('%F %T')} python -m {' '.join(command)}\n".encode())
+        self._began_at = self._log.tell()
+        self._started = time.monotonic()
+        self._terminated = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=dict(environment),
+            start_new_session=True,  # Ctrl-C reaches only `redrb run`, which sends SIGTERM
+        )
+        self.ended = threading.Event()
+        self._reader = threading.Thread(target=self._read, args=(on_event,), daemon=True)
+        self._waiter = threading.Thread(target=self._wait, args=(on_end,), daemon=True)
+        self._reader.start()
+        self._waiter.start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def terminate(self) -> None:
+        """Send SIGTERM, unless it has ended."""
+        if not self.ended.is_set():
+            self._terminated = True
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Send SIGKILL, unless it has ended."""
+        self._process.kill()
+
+    def _wait(self, on_end: OnEnd) -> None:
+        status = self._process.wait()
+        ran_s = time.monotonic() - self._started
+        self._reader.join(_DRAIN_S)
+        if self._terminated and status == -signal.SIGTERM:
+            status = 0
+        reason = self._error_output()
+        if not self._reader.is_alive():
+            self._metrics.close()
+            self._log.close()
+        on_end(Death(status, ran_s, reason))
+        self.ended.set()
+
+    def _read(self, on_event: OnEvent) -> None:
+        output: IO[bytes] | None = self._process.stdout
+        if output is None:
+            return
+        with output:
+            for line in output:
+                event = _event(line)
+                if event is None:
+                    self._log.write(line)
+                else:
+                    self._metrics.write(line)
+                    on_event(event)
+
+    def _error_output(self) -> str:
+        """Return the last lines of the log since the process began."""
+        with Path(self._log.name).open("rb") as log:
+            size = log.seek(0, 2)
+            log.seek(max(self._began_at, size - _REASON_BYTES))
+            text = log.read().decode(errors="replace")
+        return "\n".join(text.strip().splitlines()[-REASON_LINES:])
+
+
+def _appended(path: Path) -> IO[bytes]:
+    """Open a file to append whole lines: a torn last line, of a process that was killed, ends."""
+    file = path.open("ab", buffering=0)
+    if file.tell():
+        with path.open("rb") as written:
+            written.seek(-1, 2)
+            if written.read(1) != b"\n":
+                file.write(b"\n")
+    return file
+
+
+def _event(line: bytes) -> Mapping[str, Any] | None:
+    """Return the event in a line of output; None: something else, or the torn line of a killing."""
+    if not (line.startswith(b"{") and line.endswith(b"\n")):
+        return None
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return (
+        found if isinstance(found, dict) and found.keys() >= {"time", "worker", "event"} else None
+    )

@@ -1,0 +1,235 @@
+"""Runs a whole job: starts server and workers, shows their progress, and ends them."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from redrb.connection import Client, connect
+from redrb.connection.deadline import ending_within
+from redrb.connection.stop_time import StopTime
+from redrb.errors import ConfigError, StoreError, UnknownTask
+from redrb.launch.curve import NEEDS_MATPLOTLIB, can_draw, draw_curve
+from redrb.launch.folder import RunFolder
+from redrb.launch.history import History
+from redrb.launch.interrupts import Interrupt, interrupts
+from redrb.launch.job import TRAINER, Job
+from redrb.launch.process import OnEnd, WorkerProcess
+from redrb.launch.removal import delete_job, delete_namespace
+from redrb.launch.report import summary, table
+from redrb.launch.screen import LINE_EVERY_S, Screen
+from redrb.launch.server import OwnServer, server_for
+from redrb.launch.stats_reader import StatsReader
+from redrb.launch.supervisor import State, Supervisor
+from redrb.stream import StreamStats
+from redrb.stream.task.inspection import task_stats
+from redrb.workers.metrics_log import MetricsLog
+
+REFRESH_S = 0.25
+"""Seconds between two pictures on a terminal."""
+
+END_S = 60.0
+"""Seconds that a worker may take for the step under way, after SIGTERM, beside those on Redis."""
+
+
+@dataclass
+class Run:
+    """One run of a job.
+
+    Attributes:
+        job: The job.
+        folder: Its folder.
+        temporary: Nothing of the run is kept but its records: its keys are deleted at its end, its
+            own server keeps no data, and records of earlier runs are deleted.
+        fresh: Earlier runs of the job are deleted first.
+        as_json: The last line is JSON.
+    """
+
+    job: Job
+    folder: RunFolder
+    temporary: bool = False
+    fresh: bool = False
+    as_json: bool = False
+    _console: Console = field(default_factory=Console)
+    _history: History = field(default_factory=History)
+    _diary: MetricsLog = field(init=False)
+    _failed: bool = False
+    _why: str = ""
+
+    def run(self) -> int:
+        """Run the job until its trainer ends or a signal comes; returns the exit status.
+
+        Returns:
+            0: the trainer has reached its end, and all is in order. 1: a process was given up, or
+            the ledger does not balance. After a signal 128 and its number, such as 130.
+
+        Raises:
+            ConfigError: The run cannot begin with these settings.
+            StoreError: Redis cannot be reached, or did not start.
+        """
+        recipe = self.job.recipe
+        to_end = StopTime(recipe.stop_timeout)
+        supervisor = Supervisor(TRAINER, self._report)
+
+        def wake() -> None:
+            to_end.begin()
+            supervisor.happenings.put(None)
+
+        with ExitStack() as scope:
+            scope.enter_context(self.folder.used())
+            interrupt = scope.enter_context(interrupts(wake, supervisor.kill))
+            scope.enter_context(ending_within(to_end))
+            server = server_for(recipe.url, None if self.temporary else self.folder.redis)
+            if isinstance(server, OwnServer) and recipe.min_replicas:
+                raise ConfigError(
+                    f"--min-replicas is {recipe.min_replicas}: a Redis that is started here has no "
+                    "replicas."
+                )
+            if self.fresh:
+                self.folder.clear_state()
+            scope.callback(server.close)
+            supervisor.add_server(server, self.job.restarts)
+            client = scope.enter_context(connect(server.url))
+            seconds = self._in_folder(client, supervisor, server.url, interrupt)
+            stats = self._stats(client)
+            if self.temporary:
+                delete_namespace(client, recipe.namespace)
+        return self._conclude(seconds, stats, interrupt)
+
+    def _in_folder(
+        self, client: Client, supervisor: Supervisor, url: str, interrupt: Interrupt
+    ) -> float:
+        """Run the workers; returns the seconds of all runs."""
+        if self.fresh:
+            delete_job(client, self.job.recipe)
+        if self.fresh or self.temporary:
+            self.folder.clear_records()
+        for event in self.folder.events():
+            self._history.add(event)
+        self._history.ended = ""
+        self._introduce(client)
+        started = time.perf_counter()
+        with MetricsLog(str(self.folder.diary), worker="run") as diary:
+            self._diary = diary
+            self._diary.write("began", makers=self.job.makers, where=client.where)
+            self._add_workers(supervisor, url)
+            try:
+                self._watch(supervisor, url, started, interrupt)
+                supervisor.end_workers(self.job.recipe.stop_timeout + END_S)
+            finally:
+                supervisor.kill()
+            seconds = time.perf_counter() - started
+            self._failed = State.GIVEN_UP in supervisor.states.values()
+            self._why = self._reason(supervisor, interrupt)
+            self._diary.write("finished", seconds=seconds, why=self._why)
+        return self._history.runs_s + seconds
+
+    def _introduce(self, client: Client) -> None:
+        recipe, steps = self.job.recipe, self._history.steps
+        version = ".".join(map(str, client.server_version))
+        self._say(f"server {version} at {client.where}")
+        if not self.temporary:
+            self._say(f"task {recipe.task_name} of namespace {recipe.namespace}")
+            self._say(f"metrics, logs and checkpoints in {self.folder.path}")
+        if steps:
+            self._say(f"goes on after {steps:,} steps of earlier runs; --fresh begins anew")
+
+    def _add_workers(self, supervisor: Supervisor, url: str) -> None:
+        """Add the trainer, then the makers, with the commands that a cluster uses."""
+        job, folder, history = self.job, self.folder, self._history
+        environment, trained_before_s = job.environment(url), history.trained_s
+
+        def add(name: str) -> None:
+            def start(on_end: OnEnd) -> WorkerProcess:
+                return WorkerProcess(
+                    job.command(name, trained_s=history.trained_s - trained_before_s),
+                    environment=environment,
+                    metrics=folder.metrics(name),
+                    log=folder.log(name),
+                    on_event=history.add,
+                    on_end=on_end,
+                )
+
+            supervisor.add_worker(name, start, job.restarts)
+
+        for name in (TRAINER, *job.maker_names):
+            add(name)
+
+    def _watch(
+        self, supervisor: Supervisor, url: str, started: float, interrupt: Interrupt
+    ) -> None:
+        """Show the run until it is over, a signal came, or its time is up."""
+        refresh_s = REFRESH_S if self._console.is_terminal else LINE_EVERY_S
+        most_s = self.job.most_seconds
+        with (
+            StatsReader(url, self.job.recipe, refresh_s) as stats,
+            Screen(self._console, self.job) as screen,
+        ):
+            while not (supervisor.over or interrupt.number):
+                seconds = time.perf_counter() - started
+                if most_s is not None and seconds > most_s:
+                    self._complain("the trainer did not end in time")
+                    return
+                supervisor.step(refresh_s)
+                screen.show(time.perf_counter() - started, self._history, stats.newest)
+
+    def _report(self, event: str, **values: Any) -> None:
+        """Write a death to the diary, and say it."""
+        self._diary.write(event, **values)
+        name, why, reason = values["worker"], values["why"], values["reason"]
+        if event == "death":
+            last = reason.splitlines()[-1:]
+            said = f": {last[0]}" if last else ""
+            self._complain(f"{name} {why}; restart in {values['restart_in_s']:g} s{said}")
+        else:
+            self._complain(f"{name} {why} and was given up")
+            self._say(reason)
+
+    def _reason(self, supervisor: Supervisor, interrupt: Interrupt) -> str:
+        """Return why the run has ended."""
+        if interrupt.number:
+            return f"{interrupt.name} has ended the run"
+        if supervisor.states[TRAINER] is State.DONE and self._history.ended:
+            return f"the trainer has ended: {self._history.ended}"
+        return supervisor.over or "its time is up"
+
+    def _stats(self, client: Client) -> StreamStats | None:
+        recipe = self.job.recipe
+        try:
+            return task_stats(client, recipe.task_name, namespace=recipe.namespace, group="default")
+        except (StoreError, UnknownTask) as error:
+            self._complain(f"the ledger cannot be read: {error}")
+            return None
+
+    def _conclude(self, seconds: float, stats: StreamStats | None, interrupt: Interrupt) -> int:
+        """Print the figures of the job; returns the exit status."""
+        history, figures = self._history, summary(seconds, self._history, stats)
+        self._say(self._why)
+        self._console.print(table(figures, history, stats))
+        if not history.rewards:
+            self._say(f"no reward was measured; what the workers wrote is in {self.folder.path}")
+        elif can_draw():
+            title = f"{self.job.title}: {self.job.workers}"
+            draw_curve(self.folder.curve, history, title=title)
+            self._say(f"curve: {self.folder.curve}")
+        else:
+            self._say(NEEDS_MATPLOTLIB)
+        if interrupt.number and not self.temporary:
+            self._say("the next run goes on from here")
+        if self.as_json:
+            print(json.dumps(figures), flush=True)
+        if interrupt.number:
+            return interrupt.status
+        return 0 if not self._failed and stats is not None and stats.ledger.balanced else 1
+
+    def _say(self, text: str) -> None:
+        self._console.print(escape(text), soft_wrap=True, highlight=False)
+
+    def _complain(self, text: str) -> None:
+        self._console.print(f"[red]{escape(text)}[/red]", soft_wrap=True, highlight=False)

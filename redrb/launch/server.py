@@ -1,0 +1,116 @@
+"""The Redis of a run: that of a URL, or one that is started here and started again if it dies."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Protocol
+
+from redrb.connection.embedded import EmbeddedServer
+from redrb.errors import ConfigError, RedrbError
+from redrb.launch.process import Death, OnEnd
+
+EMBEDDED = "embedded://"
+
+
+class RunServer(Protocol):
+    """The Redis of a run.
+
+    Attributes:
+        url: Its URL for clients.
+        restarts: Whether it can be started again after it died.
+    """
+
+    url: str
+    restarts: bool
+
+    def start(self, on_end: OnEnd) -> None:
+        """Start it; `on_end` is called in a thread if it ends before `close`."""
+
+    def close(self) -> None:
+        """End it; its data is on disk then."""
+
+
+class ForeignServer:
+    """A server that other people run."""
+
+    restarts = False
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def start(self, on_end: OnEnd) -> None:
+        """Do nothing: it runs."""
+
+    def close(self) -> None:
+        """Do nothing: it runs on."""
+
+
+class OwnServer:
+    """An embedded server, whose data is kept in a directory.
+
+    Without a directory there is no data to start it again with.
+    """
+
+    def __init__(self, directory: str) -> None:
+        """Prepare it; `start` starts it.
+
+        Args:
+            directory: For the data and the socket; "": a temporary one, which is deleted.
+        """
+        self._directory = directory
+        self._server: EmbeddedServer | None = None
+        self.url = ""
+        self.restarts = bool(directory)
+
+    def start(self, on_end: OnEnd) -> None:
+        """Start it, or start it again.
+
+        Raises:
+            ConfigError: There is no server to start, or the directory cannot be used.
+            StoreUnavailable: The server did not start.
+        """
+        self.close()
+        server = self._server = EmbeddedServer(self._directory)
+        self.url = f"unix://{server.socket}"
+        threading.Thread(target=self._wait, args=(server, on_end), daemon=True).start()
+
+    def close(self) -> None:
+        """End it; its data is on disk then."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def _wait(self, server: EmbeddedServer, on_end: OnEnd) -> None:
+        started = time.monotonic()
+        last_line = server.wait()
+        if self._server is server:
+            on_end(Death(1, time.monotonic() - started, f"the last line of its log: {last_line}"))
+
+
+def server_for(url: str, directory: Path | None) -> OwnServer | ForeignServer:
+    """Return the server of a URL; "" is one of this run.
+
+    Args:
+        url: URL of Redis; with `embedded:///directory` the data of the run's server is there.
+        directory: For the data of the run's server; None: it keeps none.
+
+    Raises:
+        ConfigError: Processes cannot share a server of this URL.
+    """
+    if url.startswith("fake://"):
+        raise ConfigError(
+            f"{url} exists inside one process only, and a run has several: leave --url out, and "
+            "`redrb run` starts a Redis."
+        )
+    if not url or url == EMBEDDED:
+        return OwnServer(str(directory) if directory else "")
+    if url.startswith(EMBEDDED):
+        return OwnServer(url.removeprefix(EMBEDDED))
+    return ForeignServer(url)
+
+
+def failure(error: RedrbError) -> Death:
+    """Return the death of a server that could not be started."""
+    return Death(1, 0.0, str(error))

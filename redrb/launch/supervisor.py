@@ -1,0 +1,194 @@
+"""Keeps the processes of a run alive: restarts those that die, and ends all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+from redrb.errors import RedrbError
+from redrb.launch.process import Death, OnEnd, WorkerProcess
+from redrb.launch.restarts import Restarts
+from redrb.launch.server import RunServer, failure
+
+WRONG_CONFIGURATION = 2
+"""Exit status of a worker whose settings cannot be used: a restart would not help."""
+
+SERVER = "the server"
+
+
+class State(Enum):
+    """The state of a supervised process."""
+
+    RUNNING = "running"
+    WAITING = "waiting for its restart"
+    DONE = "done"
+    GIVEN_UP = "given up"
+
+
+class Report(Protocol):
+    """Is told what happens to the processes of a run."""
+
+    def __call__(self, event: str, **values: Any) -> None:
+        """Take one event: `death` with its restart, or `given_up`."""
+
+
+@dataclass
+class _Part:
+    """The server or a worker."""
+
+    name: str
+    start: Callable[[OnEnd], WorkerProcess | None]
+    restarts: Restarts
+    state: State = State.WAITING
+    due: float = 0.0
+    process: WorkerProcess | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process has ended by itself."""
+
+    name: str
+    death: Death
+
+
+@dataclass
+class Supervisor:
+    """The processes of a run: a server, the trainer, and makers.
+
+    One thread calls its methods; processes and signals report to `happenings`, on which `step`
+    waits.
+
+    Attributes:
+        trainer: Name of the worker whose end is the end of the run.
+        happenings: Ends of processes; anything else that is put here only ends the wait of `step`.
+        report: Is told of deaths.
+    """
+
+    trainer: str
+    report: Report
+    happenings: SimpleQueue[object] = field(default_factory=SimpleQueue)
+    _parts: dict[str, _Part] = field(default_factory=dict)
+
+    def add_server(self, server: RunServer, restarts: int) -> None:
+        """Add the server, and start it.
+
+        Raises:
+            ConfigError, StoreUnavailable: It did not start.
+        """
+
+        def start(on_end: OnEnd) -> None:
+            server.start(on_end)
+
+        part = self._parts[SERVER] = _Part(
+            SERVER, start, Restarts(restarts if server.restarts else 0)
+        )
+        self._start(part)
+
+    def add_worker(self, name: str, start: Callable[[OnEnd], WorkerProcess], restarts: int) -> None:
+        """Add a worker, which the next `step` starts."""
+        self._parts[name] = _Part(name, start, Restarts(restarts))
+
+    @property
+    def states(self) -> Mapping[str, State]:
+        """The state of each process by its name."""
+        return {name: part.state for name, part in self._parts.items()}
+
+    @property
+    def restarts(self) -> int:
+        """Restarts of all processes."""
+        return sum(part.restarts.total for part in self._parts.values())
+
+    @property
+    def over(self) -> str:
+        """Why the run cannot go on; "": it goes on."""
+        states = self.states
+        if states[self.trainer] is State.DONE:
+            return "the trainer has ended"
+        for name in (self.trainer, SERVER):
+            if states[name] is State.GIVEN_UP:
+                return f"{name} was given up"
+        if all(state is State.GIVEN_UP for state in self._maker_states):
+            return "all makers were given up"
+        return ""
+
+    def step(self, timeout: float) -> None:
+        """Start processes that are due, then wait for the next happening, at most `timeout`."""
+        now = time.monotonic()
+        due = [part for part in self._parts.values() if part.state is State.WAITING]
+        for part in due:
+            if part.due <= now:
+                self._start_again(part)
+        waits = [part.due - now for part in due if part.state is State.WAITING]
+        try:
+            happening = self.happenings.get(timeout=max(0.0, min([timeout, *waits])))
+        except Empty:
+            return
+        if isinstance(happening, Ended):
+            self._ended(happening)
+
+    def end_workers(self, seconds: float) -> None:
+        """Send SIGTERM to all workers, and wait until they have ended; kill them after `seconds`.
+
+        The trainer comes first, so that it does not wait for makers that end.
+        """
+        running = [part.process for part in self._parts.values() if part.process is not None]
+        for process in running:
+            process.terminate()
+        until = time.monotonic() + seconds
+        for process in running:
+            if not process.ended.wait(max(0.0, until - time.monotonic())):
+                process.kill()
+                process.ended.wait(seconds)
+        while not self.happenings.empty():
+            happening = self.happenings.get()
+            if isinstance(happening, Ended):
+                self._ended(happening, may_restart=False)
+
+    def kill(self) -> None:
+        """Send SIGKILL to all workers."""
+        for part in self._parts.values():
+            if part.process is not None:
+                part.process.kill()
+
+    @property
+    def _maker_states(self) -> list[State]:
+        workers = self._parts.keys() - {SERVER, self.trainer}
+        return [self._parts[name].state for name in workers]
+
+    def _start_again(self, part: _Part) -> None:
+        try:
+            self._start(part)
+        except RedrbError as error:  # of the server
+            self._died(part, failure(error))
+
+    def _start(self, part: _Part) -> None:
+        part.state = State.RUNNING
+        part.process = part.start(lambda death: self.happenings.put(Ended(part.name, death)))
+
+    def _ended(self, happening: Ended, *, may_restart: bool = True) -> None:
+        part = self._parts[happening.name]
+        part.process = None
+        if happening.death.status == 0:
+            part.state = State.DONE
+        else:
+            self._died(part, happening.death, may_restart=may_restart)
+
+    def _died(self, part: _Part, death: Death, *, may_restart: bool = True) -> None:
+        # without makers the trainer would wait for groups again
+        alone = part.name == self.trainer and not any(
+            state in (State.RUNNING, State.WAITING) for state in self._maker_states
+        )
+        useless = alone or not may_restart or death.status == WRONG_CONFIGURATION
+        delay = None if useless else part.restarts.delay_s(death.ran_s)
+        told = {"worker": part.name, "status": death.status, "why": death.why}
+        if delay is None:
+            part.state = State.GIVEN_UP
+            self.report("given_up", **told, reason=death.reason)
+        else:
+            part.state, part.due = State.WAITING, time.monotonic() + delay
+            self.report("death", **told, reason=death.reason, restart_in_s=delay)
