@@ -14,7 +14,7 @@ from rich.markup import escape
 from redrb.connection import Client, connect
 from redrb.connection.deadline import ending_within
 from redrb.connection.stop_time import StopTime
-from redrb.errors import ConfigError, StoreError, UnknownTask
+from redrb.errors import StoreError, UnknownTask
 from redrb.launch.curve import NEEDS_MATPLOTLIB, can_draw, draw_curve
 from redrb.launch.folder import RunFolder
 from redrb.launch.history import History
@@ -24,7 +24,7 @@ from redrb.launch.process import OnEnd, WorkerProcess
 from redrb.launch.removal import delete_job, delete_namespace
 from redrb.launch.report import summary, table
 from redrb.launch.screen import LINE_EVERY_S, Screen
-from redrb.launch.server import OwnServer, server_for
+from redrb.launch.server import server_for
 from redrb.launch.stats_reader import StatsReader
 from redrb.launch.supervisor import State, Supervisor
 from redrb.stream import StreamStats
@@ -85,12 +85,8 @@ class Run:
             scope.enter_context(self.folder.used())
             interrupt = scope.enter_context(interrupts(wake, supervisor.kill))
             scope.enter_context(ending_within(to_end))
-            server = server_for(recipe.url, None if self.temporary else self.folder.redis)
-            if isinstance(server, OwnServer) and recipe.min_replicas:
-                raise ConfigError(
-                    f"--min-replicas is {recipe.min_replicas}: a Redis that is started here has no "
-                    "replicas."
-                )
+            data = None if self.temporary else self.folder.redis
+            server = server_for(recipe.url, data, min_replicas=recipe.min_replicas)
             if self.fresh:
                 self.folder.clear_state()
             scope.callback(server.close)
@@ -121,12 +117,12 @@ class Run:
             self._add_workers(supervisor, url)
             try:
                 self._watch(supervisor, url, started, interrupt)
+                self._why = self._reason(supervisor, interrupt)
                 supervisor.end_workers(self.job.recipe.stop_timeout + END_S)
             finally:
                 supervisor.kill()
             seconds = time.perf_counter() - started
             self._failed = State.GIVEN_UP in supervisor.states.values()
-            self._why = self._reason(supervisor, interrupt)
             self._diary.write("finished", seconds=seconds, why=self._why)
         return self._history.runs_s + seconds
 
@@ -180,10 +176,12 @@ class Run:
                 screen.show(time.perf_counter() - started, self._history, stats.newest)
 
     def _report(self, event: str, **values: Any) -> None:
-        """Write a death to the diary, and say it."""
+        """Write a death or a restart to the diary, and say it."""
         self._diary.write(event, **values)
-        name, why, reason = values["worker"], values["why"], values["reason"]
-        if event == "death":
+        name, why, reason = values["worker"], values.get("why"), values.get("reason", "")
+        if event == "restarted":
+            self._say(f"{name} was started again")
+        elif event == "death":
             last = reason.splitlines()[-1:]
             said = f": {last[0]}" if last else ""
             self._complain(f"{name} {why}; restart in {values['restart_in_s']:g} s{said}")

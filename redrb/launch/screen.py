@@ -62,7 +62,7 @@ def _panel(seconds: float, history: History, stats: StreamStats | None, job: Job
     waits = f"{history.trainer_wait_share:.1%} for data, makers {makers:.0%} for it"
     grid.add_row("trainer waited", waits)
     if stats is not None:
-        grid.add_row("groups", f"{stats.ledger.waiting} waiting, {stats.ledger.leased} leased")
+        grid.add_row("groups", _groups(stats))
     title = f"{job.title}  ·  {job.workers}  ·  {seconds:.0f} s"
     return Panel(Group(grid), title=title, title_align="left", border_style="cyan", expand=False)
 
@@ -70,13 +70,18 @@ def _panel(seconds: float, history: History, stats: StreamStats | None, job: Job
 def _line(seconds: float, history: History, stats: StreamStats | None) -> str:
     reward = history.reward_last
     newest = history.ages[-1] if history.ages else (0.0, 0.0, 0.0)
-    waiting = stats.ledger.waiting if stats else 0
-    leased = stats.ledger.leased if stats else 0
     return (
         f"{seconds:5.0f} s  reward {'  ... ' if reward is None else f'{reward:.3f}'}"
         f"  {history.rate:6,.0f} samples/s  staleness {newest[1]:.1f} (max {newest[2]:.0f})"
-        f"  weights v{history.weight_version}  {waiting} waiting, {leased} leased"
-    )
+        f"  weights v{history.weight_version}  {_groups(stats) if stats else ''}"
+    ).rstrip()
+
+
+def _groups(stats: StreamStats) -> str:
+    """Return the groups that a user watches: many filtered ones mean that rewards are wrong."""
+    ledger = stats.ledger
+    filtered = f", {ledger.filtered:,} filtered" if ledger.filtered else ""
+    return f"{ledger.waiting:,} waiting, {ledger.leased:,} leased{filtered}"
 
 
 def _reward(reward: float | None, target: float) -> Table | str:

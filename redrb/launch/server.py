@@ -89,17 +89,23 @@ class OwnServer:
             on_end(Death(1, time.monotonic() - started, f"the last line of its log: {last_line}"))
 
 
-def server_for(url: str, directory: Path | None) -> OwnServer | ForeignServer:
+def server_for(
+    url: str, directory: Path | None, *, min_replicas: int = 0
+) -> OwnServer | ForeignServer:
     """Return the server of a URL; "" is one of this run.
 
     Args:
         url: URL of Redis; with `embedded:///directory` the data of the run's server is there.
         directory: For the data of the run's server; None: it keeps none.
+        min_replicas: Replicas that must have received a put.
 
     Raises:
         ConfigError: Processes cannot share a server of this URL.
     """
-    if url.startswith("fake://"):
+    scheme = (url or EMBEDDED).partition("://")[0]
+    if min_replicas and scheme in ("fake", "embedded"):
+        raise ConfigError(f"min_replicas={min_replicas}: {scheme}:// has no replicas.")
+    if scheme == "fake":
         raise ConfigError(
             f"{url} exists inside one process only, and a run has several: leave --url out, and "
             "`redrb run` starts a Redis."

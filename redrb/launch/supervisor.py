@@ -33,7 +33,7 @@ class Report(Protocol):
     """Is told what happens to the processes of a run."""
 
     def __call__(self, event: str, **values: Any) -> None:
-        """Take one event: `death` with its restart, or `given_up`."""
+        """Take one event: `death`, `restarted` or `given_up`."""
 
 
 @dataclass
@@ -165,6 +165,9 @@ class Supervisor:
             self._start(part)
         except RedrbError as error:  # of the server
             self._died(part, failure(error))
+        else:
+            if part.restarts.deaths:
+                self.report("restarted", worker=part.name)
 
     def _start(self, part: _Part) -> None:
         part.state = State.RUNNING

@@ -27,7 +27,8 @@ from redrb.weights import WeightPublisher, WeightSubscriber
 from redrb.weights.tensors.wrapping import unwrapped
 
 NOTHING_TO_TRAIN = (
-    "before this trainer began: to begin anew, use another --namespace or an empty Redis"
+    "before this trainer began: to begin anew, use another --namespace, an empty Redis, or "
+    "`redrb run --fresh`"
 )
 
 

@@ -26,7 +26,7 @@ class TrainerReport(TrainerCallback):
         steps: Steps trained, those that a checkpoint holds included.
         trained: Steps that this process has trained.
         unpublished: Steps since the last weight version.
-        reached: Whether the target was reached.
+        reached: Whether the job has reached its target, or has all its steps.
     """
 
     def __init__(self, trainer: RecipeTrainer, recipe: Recipe, write: Write) -> None:
@@ -39,10 +39,14 @@ class TrainerReport(TrainerCallback):
         self._rewards: list[float] = []
 
     def begin(self, steps: int = 0) -> None:
-        """Begin to measure after `steps` steps; evaluate the first weights."""
+        """Begin to measure after `steps` steps; evaluate the first weights.
+
+        It stops the trainer if the target is reached, or if the job has all its steps.
+        """
         self.steps = steps
         self._started = time.perf_counter()
         self._evaluate()
+        self._stop_after_last_step()
 
     def end(self) -> None:
         """Evaluate the last weights."""
@@ -79,10 +83,14 @@ class TrainerReport(TrainerCallback):
                 "seconds": now - self._started,
             },
         )
-        if 0 < recipe.steps <= self.steps:
-            trainer.stop(f"{self.steps} steps are done,")
-        elif self.unpublished < recipe.publish_every:
+        self._stop_after_last_step()
+        if not self.reached and self.unpublished < recipe.publish_every:
             self._evaluate_if_due()
+
+    def _stop_after_last_step(self) -> None:
+        if 0 < self._recipe.steps <= self.steps:
+            self.reached = True
+            self._trainer.stop(f"{self.steps} steps are done,")
 
     def on_batch_lost(self, error: LeaseLost) -> None:
         """Write that another trainer trains the batch again: delivery is at least once."""

@@ -1,0 +1,177 @@
+"""`redrb run`: processes that die are restarted, Ctrl-C ends all in order, the next run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import redrb
+from redrb import cli
+from redrb.environment import PREFIX, child_environment
+
+RECIPE = Path(__file__).parents[1] / "counting_recipe.py"
+
+
+class Run:
+    """A `redrb run` of the recipe that counts, whose output is read line by line."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder = folder
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "redrb.cli", "run", str(RECIPE), "--out", str(folder), *flags],
+            env=child_environment(without=PREFIX),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.output = ""
+
+    def until(self, words: str) -> str:
+        """Read lines until one has these words; returns it."""
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            self.output += line
+            if words in line:
+                return line
+        raise AssertionError(f"{words!r} is not in:\n{self.output}")
+
+    def end(self, *numbers: signal.Signals, timeout: float = 40) -> int:
+        """Send signals, read what is left and return the exit status."""
+        for number in numbers:
+            self.popen.send_signal(number)
+        self.output += self.popen.communicate(timeout=timeout)[0]
+        return self.popen.returncode
+
+    def process(self, words: str) -> psutil.Process:
+        """Return the process below the run whose command has these words."""
+        return next(
+            child
+            for child in psutil.Process(self.popen.pid).children(recursive=True)
+            if words in " ".join(child.cmdline()) and "/bin/sh" not in child.cmdline()
+        )
+
+    def until_version(self, newer_by: int) -> int:
+        """Wait until the trainer has published so many more versions of the weights."""
+        with redrb.connect(f"unix://{self.folder}/redis/redis.sock") as client:
+            weights = redrb.WeightSubscriber(client, "counting", namespace="counting")
+            newest = weights.latest()
+            before = newest.version if newest else 0
+            return weights.wait(newer_than=before + newer_by - 1, timeout=40).version
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose path is short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def runs() -> Iterator[list[Run]]:
+    """Runs that are ended with the test."""
+    started: list[Run] = []
+    yield started
+    for run in started:
+        if run.popen.poll() is None:
+            for child in psutil.Process(run.popen.pid).children(recursive=True):
+                child.kill()
+        run.popen.kill()
+        run.popen.communicate()
+
+
+def test_kills_of_every_process_ctrl_c_and_the_next_run(folder: Path, runs: list[Run]) -> None:
+    first = Run(folder, "--steps", "1000000")
+    runs.append(first)
+    first.until("server ")
+    first.until_version(5)
+    first.process("--worker=maker-1").kill()
+    assert "restart in 1 s" in first.until("maker-1 was killed by SIGKILL")
+    first.process("--worker=trainer").kill()
+    assert "restart in 1 s" in first.until("trainer was killed by SIGKILL")
+    first.until_version(5)
+    first.process("redis.sock").kill()
+    assert "restart in 1 s" in first.until("the server ended")
+    first.until("the server was started again")
+    first.until_version(5)
+    status = first.end(signal.SIGINT)
+    assert status == 130, first.output
+    assert re.search(r"ledger balanced +│ +yes", first.output), first.output
+    assert "the next run goes on from here" in first.output
+    diary = [json.loads(line) for line in (folder / "run.jsonl").read_text().splitlines()]
+    deaths = [event["worker"] for event in diary if event["event"] == "death"]
+    assert deaths == ["maker-1", "trainer", "the server"]
+    assert diary[-1]["why"] == "SIGINT has ended the run"
+    assert "a line of the recipe" in (folder / "maker-1.log").read_text()
+
+    events = [json.loads(line) for line in (folder / "trainer.jsonl").read_text().splitlines()]
+    done = [event["step"] for event in events if event["event"] == "step"][-1]
+    second = Run(folder, "--steps", str(done + 3), "--json")
+    runs.append(second)
+    assert second.end() == 0, second.output
+    assert f"the trainer has ended: {done + 3} steps are done" in second.output
+    figures = json.loads(second.output.splitlines()[-1])
+    assert figures["reward_first"] == 0.0
+    assert figures["reward_last"] == done + 3  # of weights that a checkpoint brought over
+    assert figures["ledger_balanced"] is True
+    assert (folder / "curve.png").stat().st_size > 5_000
+
+
+def test_a_maker_that_dies_at_once_is_given_up_with_its_reason(
+    folder: Path, runs: list[Run]
+) -> None:
+    run = Run(folder, "--makers", "1", "--fails", "maker-1", "--restarts", "1")
+    runs.append(run)
+    assert run.end() == 1
+    assert "ended with status 1; restart in 1 s: ValueError: maker-1 cannot count" in run.output
+    assert "maker-1 ended with status 1 and was given up" in run.output
+    assert "in prompts" in run.output  # the trace of the recipe's code
+    assert "all makers were given up" in run.output
+
+
+def test_a_second_ctrl_c_ends_at_once(folder: Path, runs: list[Run]) -> None:
+    pipe = folder / "pipe"
+    os.mkfifo(pipe)
+    run = Run(folder, "--makers", "1", "--stuck", str(pipe))
+    runs.append(run)
+    run.until("server ")
+    assert pipe.read_text() == "begun"
+    trainer = run.process("--worker=trainer")
+    run.popen.send_signal(signal.SIGINT)
+    run.process("--worker=maker-1").wait(20)  # it ends in order; the trainer cannot
+    assert run.end(signal.SIGINT, timeout=10) == 130
+    trainer.wait(5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sorting", "--url", "fake://x"], "leave --url out"),
+        (["sorting", "--worker", "me"], "--worker is for one worker"),
+        (["sorting", "--makers", "0"], "--makers"),
+        (["sorting", "--min-replicas", "1"], "has no replicas"),
+        (["no.py"], "there is no recipe no.py"),
+        (["broken.py"], "ZeroDivisionError"),
+    ],
+)
+def test_a_wrong_command_line_starts_nothing(
+    words: list[str],
+    message: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "broken.py").write_text("1 / 0")
+    assert cli.main(["run", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(folder.glob("runs/*/*.log"))

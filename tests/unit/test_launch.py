@@ -1,0 +1,169 @@
+"""When processes are restarted and given up; the time of training over several processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import redrb
+from redrb.connection import Client
+from redrb.errors import ConfigError
+from redrb.launch.folder import RunFolder
+from redrb.launch.history import History
+from redrb.launch.job import Job
+from redrb.launch.process import Death, OnEnd
+from redrb.launch.removal import delete_job
+from redrb.launch.restarts import Restarts
+from redrb.launch.supervisor import State, Supervisor
+from redrb.recipe.trainer_report import TrainerReport
+from redrb.recipes.sorting import Sorting
+from tests.samples import numbered
+
+
+def test_delays_grow_and_are_forgotten_after_a_process_ran_well() -> None:
+    restarts = Restarts(8)
+    delays = [restarts.delay_s(ran_s=1) for _ in range(9)]
+    assert delays == [1, 2, 4, 8, 16, 32, 60, 60, None]
+    assert restarts.delay_s(ran_s=60) == 1
+    assert restarts.delay_s(ran_s=59) == 2
+
+
+class Running:
+    """Stands for a process that runs until the test ends it."""
+
+    def __init__(self, on_end: OnEnd) -> None:
+        self.on_end = on_end
+
+
+class Supervised:
+    """A supervisor of processes that the test ends, with what it reported."""
+
+    def __init__(self, *makers: str, restarts: int = 3) -> None:
+        self.reports: list[tuple[str, Any]] = []
+        self.started: dict[str, list[Running]] = {}
+        self.supervisor = Supervisor("trainer", self._report)
+        self.supervisor._parts["the server"] = self._part("the server")
+        for name in ("trainer", *makers):
+            self.supervisor.add_worker(name, self._starter(name), restarts)
+        self.supervisor.step(0)
+
+    def _report(self, event: str, **values: Any) -> None:
+        self.reports.append((event, values.get("worker")))
+
+    def _starter(self, name: str) -> Any:
+        def start(on_end: OnEnd) -> Any:
+            running = Running(on_end)
+            self.started.setdefault(name, []).append(running)
+            return running
+
+        return start
+
+    def _part(self, name: str) -> Any:
+        from redrb.launch.supervisor import _Part
+
+        return _Part(name, self._starter(name), Restarts(0))
+
+    def end(self, name: str, status: int, *, ran_s: float = 100) -> None:
+        self.started[name][-1].on_end(Death(status, ran_s, "why"))
+        self.supervisor.step(0)
+
+
+def test_a_worker_with_a_wrong_configuration_is_not_restarted() -> None:
+    run = Supervised("maker-1", "maker-2")
+    run.end("maker-1", 2)
+    assert run.reports == [("given_up", "maker-1")]
+    assert run.supervisor.over == ""
+    run.end("maker-2", 2)
+    assert run.supervisor.over == "all makers were given up"
+
+
+def test_the_end_of_the_trainer_is_the_end_of_the_run() -> None:
+    run = Supervised("maker-1")
+    run.end("maker-1", 0)
+    assert run.supervisor.over == ""  # groups wait for the trainer
+    run.end("trainer", 0)
+    assert run.supervisor.over == "the trainer has ended"
+    assert run.supervisor.states["trainer"] is State.DONE
+
+
+def test_a_trainer_that_fails_without_makers_is_not_restarted() -> None:
+    run = Supervised("maker-1")
+    run.end("maker-1", 0)
+    run.end("trainer", 1)
+    assert run.supervisor.over == "trainer was given up"
+
+
+def test_seconds_of_a_trainer_that_starts_again_follow_those_before() -> None:
+    history = History()
+    step = {"event": "step", "samples": 4, "weight_version": 1}
+    step |= {"staleness_mean": 0.0, "staleness_max": 0, "wait_for_batch_s": 1.0}
+    for seconds in (1.0, 3.0, 0.5, 2.0):
+        history.add({**step, "seconds": seconds})
+    assert [seconds for seconds, *_ in history.ages] == [1.0, 3.0, 3.5, 5.0]
+    assert history.trained_s == 5.0
+    assert history.wait_for_batch_s == 2.0  # not the waits for makers to start
+
+
+def test_a_restarted_trainer_has_the_time_that_is_left() -> None:
+    job = Job(
+        title="t",
+        name="sorting",
+        recipe=Sorting(max_seconds=90.0),
+        given={"max_seconds": 90.0},
+        makers=1,
+        restarts=0,
+    )
+    assert "--max-seconds=90.0" in job.command("trainer")
+    assert "--max-seconds=30.0" in job.command("trainer", trained_s=60)
+    assert "--worker=maker-1" in job.command("maker-1", trained_s=60)
+
+
+def test_torn_lines_of_killed_processes_are_left_out(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    event = json.dumps({"event": "end", "why": "it is over"})
+    folder.metrics("trainer").write_text(f'{event}\n{{"event": "st\n{event}\n[1]\n')
+    assert len(list(folder.events())) == 2
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with folder.used(), pytest.raises(ConfigError, match="another run uses"), folder.used():
+        pass
+
+
+def test_a_fresh_run_deletes_its_job_and_nothing_else(namespace: str) -> None:
+    with redrb.connect(f"fake://{namespace}") as client:
+        for task in ("sort", "other"):
+            with redrb.ExperienceStream(client, task, namespace=namespace) as stream:
+                stream.put(numbered(1))
+            for name in (task, f"{task}-reference"):
+                with redrb.WeightPublisher(client, name, namespace=namespace) as publisher:
+                    publisher.publish({"weight": torch.ones(3)})
+        delete_job(client, Sorting(namespace=namespace))
+        delete_job(client, Sorting(namespace=namespace))
+        assert _versions(client, "sort", namespace) == [None, None]
+        assert _versions(client, "other", namespace) == [1, 1]
+        with redrb.ExperienceStream(client, "other", namespace=namespace) as stream:
+            assert stream.stats().ledger.put == 1
+
+
+def _versions(client: Client, name: str, namespace: str) -> list[int | None]:
+    names = (name, f"{name}-reference")
+    latest = [redrb.WeightSubscriber(client, each, namespace=namespace).latest() for each in names]
+    return [each and each.version for each in latest]
+
+
+def test_a_job_that_has_all_its_steps_is_over_when_its_trainer_begins() -> None:
+    reasons: list[str] = []
+    trainer: Any = SimpleNamespace(weight_version=21, evaluate=lambda: None, stop=reasons.append)
+    report = TrainerReport(trainer, Sorting(steps=20), lambda *_, **__: None)
+    report.begin(19)
+    assert not report.reached
+    report.begin(20)
+    assert report.reached
+    assert reasons == ["20 steps are done,"]
