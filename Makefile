@@ -57,7 +57,7 @@ bench: .venv/.dev  ## everything that docs/performance.md shows: shapes, orders,
 	$(BIN)/python -m benchmarks.weights
 
 clean:  ## remove what was built
-	rm -rf .venv build *.egg-info demo-run .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv build *.egg-info demo-run runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -24,9 +24,18 @@ BIN = Path(sys.executable).parent
 
 @pytest.fixture(scope="module")
 def services() -> dict[str, Any]:
-    """The services, with ${NAME:-default} replaced by the default as compose does."""
+    """The services, with the defaults of all variables."""
+    return services_with()
+
+
+def services_with(**variables: str) -> dict[str, Any]:
+    """Return the services with ${NAME:-default} and $$ replaced as compose does."""
+
+    def value(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else variables.get(match[1], match[2])
+
     text = (ROOT / "docker-compose.yml").read_text()
-    resolved = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+    resolved = re.sub(r"\$\$|\$\{(\w+):-([^}]*)\}", value, text)
     return dict(yaml.safe_load(resolved)["services"])
 
 
@@ -39,9 +48,13 @@ def compose_redis(services: dict[str, Any]) -> Iterator[Server]:
 
 
 def test_the_services_are_those_of_a_cluster(services: dict[str, Any]) -> None:
-    assert set(services) == {"redis", "makers", "trainer"}
+    workers = ("makers", "trainer", "gpu-makers", "gpu-trainer")
+    assert set(services) == {"redis", *workers}
     assert services["makers"]["deploy"]["replicas"] == 2
-    for name in ("makers", "trainer"):
+    for name in workers:
+        gpus = services[name].get("deploy", {}).get("resources", {}).get("reservations", {})
+        assert bool(gpus) == name.startswith("gpu-")
+        assert services[name].get("profiles", []) == (["gpu"] if gpus else [])
         assert services[name]["depends_on"]["redis"]["condition"] == "service_healthy"
         assert services[name]["environment"]["REDRB_URL"] == "redis://redis:6379/0"
 
@@ -72,19 +85,21 @@ def test_the_redis_service_keeps_data_and_never_evicts(
 
 
 def test_the_workers_commands_train_together(
-    services: dict[str, Any], compose_redis: Server
+    services: dict[str, Any], compose_redis: Server, tmp_path: Path
 ) -> None:
     """The commands and variables of the services, on another host and port, for a few steps."""
     started: list[subprocess.Popen[str]] = []
 
     def start(name: str, **variables: str) -> subprocess.Popen[str]:
         service = services[name]
-        program, *arguments = service["command"]
-        environment = {**service["environment"], **variables}
+        words = [*service["entrypoint"], *service["command"]]
+        environment = {**service["environment"], **variables, "PATH": f"{BIN}:/usr/bin:/bin"}
         environment["REDRB_URL"] = compose_redis.url
+        if "REDRB_CHECKPOINTS" in environment:
+            environment["REDRB_CHECKPOINTS"] = str(tmp_path)
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
-                [str(BIN / program), *arguments],
+                words,
                 env=environment,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
@@ -101,8 +116,7 @@ def test_the_workers_commands_train_together(
             maker.terminate()
             assert maker.wait(15) == 0
         with redrb.connect(compose_redis.url) as client:
-            task = services["makers"]["environment"]["REDRB_TASK"]
-            stats = task_stats(client, task, namespace="default", group="default")
+            stats = task_stats(client, "sort", namespace="default", group="default")
         assert stats.ledger.acked > 0
         assert stats.ledger.leased == 0
         assert stats.ledger.balanced
@@ -110,3 +124,32 @@ def test_the_workers_commands_train_together(
         for process in started:
             process.kill()
             process.wait()
+
+
+def test_a_recipe_of_the_user_runs_with_its_requirements(tmp_path: Path) -> None:
+    """The entrypoint with a user's folder in the place of /recipes, and a pip that only prints."""
+    services = services_with(REDRB_RECIPES=str(tmp_path), REDRB_RECIPE="/recipes/my_recipe.py")
+    for name in ("makers", "trainer"):
+        assert f"{tmp_path}:/recipes:ro" in services[name]["volumes"]
+        assert services[name]["environment"]["REDRB_RECIPE"] == "/recipes/my_recipe.py"
+    pip = tmp_path / "bin" / "pip"
+    pip.parent.mkdir()
+    pip.write_text('#!/bin/sh\necho "$@"\n')
+    pip.chmod(0o755)
+    words = [part.replace("/recipes", str(tmp_path)) for part in services["makers"]["entrypoint"]]
+
+    def said() -> list[str]:
+        done = subprocess.run(
+            [*words, "echo", "the worker"],
+            env={"PATH": f"{pip.parent}:/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.splitlines()
+
+    assert said() == ["the worker"]
+    (tmp_path / "requirements.txt").write_text("einops\n")
+    installed, worker = said()
+    assert installed.endswith(f"-r {tmp_path}/requirements.txt")
+    assert worker == "the worker"
