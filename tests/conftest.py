@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import redrb
-from redrb.connection import Client
+from redrb.connection import Client, fake
 from tests.audit import audit
 from tests.servers import Server, programs
 
@@ -25,8 +25,9 @@ Opener: TypeAlias = Callable[..., redrb.ExperienceStream]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run tests that take seconds on one real server in the ordinary suite.
 
-    These are tests of whole processes and of clusters, and those that are marked `long`: contract
-    tests run the same requests on every server. On the other servers they are slow tests.
+    These are tests of whole processes and of clusters, and those that are marked `long`: other
+    contract tests send the same requests to fakeredis and to every server. On the other servers
+    they are slow tests.
     """
     names = {item.nodeid for item in items}
     first, *others = REAL
@@ -57,11 +58,14 @@ def server_urls() -> Iterator[Callable[[str], str]]:
 
 
 @pytest.fixture(params=["fake", *REAL])
-def url(request: pytest.FixtureRequest, server_urls: Callable[[str], str]) -> str:
+def url(request: pytest.FixtureRequest, server_urls: Callable[[str], str]) -> Iterator[str]:
     """URL of each backend in turn: fakeredis, then every real server at hand."""
-    if request.param == "fake":
-        return f"fake://{uuid.uuid4().hex}"
-    return server_urls(request.param)
+    if request.param != "fake":
+        yield server_urls(request.param)
+        return
+    name = uuid.uuid4().hex
+    yield f"fake://{name}"
+    fake._servers.pop(name, None)  # its scripts take megabytes
 
 
 @pytest.fixture(params=list(REAL))

@@ -58,8 +58,42 @@ def _connection_class(base: type[Any]) -> type[Any]:
     return Closeable
 
 
+class _CompiledOnce:
+    """A Lua runtime that compiles each script at its first call; fakeredis' does so at each call.
+
+    Compiling takes longer than most scripts run. fakeredis also asks for a full garbage collection
+    after each script, which would visit all compiled scripts; Lua collects garbage by itself.
+    """
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        self._compiled: dict[bytes, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
+
+    def execute(self, script: bytes | str) -> Any:
+        """Run a script and return its result."""
+        if isinstance(script, str):  # of fakeredis itself
+            return None if script == "collectgarbage()" else self._runtime.execute(script)
+        if script not in self._compiled:
+            self._compiled[script] = self._runtime.compile(_bytecode(script, self._runtime))
+        return self._compiled[script]()
+
+
+_bytecodes: dict[bytes, bytes] = {}
+"""Lua bytecode of each script, which the runtimes of all fake servers load."""
+
+
+def _bytecode(script: bytes, runtime: Any) -> bytes:
+    """Return the bytecode of a script, compiled at the first call in this process."""
+    if script not in _bytecodes:
+        _bytecodes[script] = runtime.eval("string.dump")(runtime.compile(script))
+    return _bytecodes[script]
+
+
 def _complete_lua(server: Any) -> None:
-    """Give the Lua scripts of a fake server what it lacks: `cmsgpack` and `redis.sha1hex`."""
+    """Add `cmsgpack` and `redis.sha1hex`, which fakeredis lacks, and compile each script once."""
     lua = server._lua_runtime  # noqa: SLF001 - there is no public way
 
     def pack(value: Any) -> bytes:
@@ -81,6 +115,7 @@ def _complete_lua(server: Any) -> None:
     lua.globals()[b"redis"][b"sha1hex"] = sha1hex
     lua.globals()[b"cmsgpack"] = lua.table_from({b"pack": pack, b"unpack": unpack})
     server._lua_expected_globals.add(b"cmsgpack")  # noqa: SLF001
+    server._lua_runtime = _CompiledOnce(lua)  # noqa: SLF001
 
 
 def _from_lua(value: Any) -> Any:
