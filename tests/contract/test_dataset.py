@@ -17,6 +17,8 @@ from redrb.stream.feeding import ExperienceDataset, LeasedExperience
 from tests.audit import audit
 from tests.samples import assert_same, numbered
 
+pytestmark = pytest.mark.long  # the same requests as test_stream*.py
+
 
 @pytest.fixture
 def stream(client: Client, namespace: str) -> Generator[ExperienceStream]:

@@ -1,4 +1,4 @@
-"""`DetachedTrainer`: episodes, epochs, callbacks, checkpoints; on fakeredis and real servers."""
+"""`DetachedTrainer`: episodes, epochs, callbacks, checkpoints."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ from redrb import (
     WeightSubscriber,
 )
 from redrb.errors import DecodeError, PublisherFenced, RecordError
+
+pytestmark = pytest.mark.long  # the same requests as test_weights*.py and test_stream*.py
 
 
 def item(number: int) -> BufferItem:

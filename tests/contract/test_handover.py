@@ -16,6 +16,8 @@ from redrb.errors import StoreUnavailable
 from tests.audit import audit
 from tests.samples import numbered, numbers
 
+pytestmark = pytest.mark.long  # the same requests as test_stream*.py
+
 BATCH = 4
 
 Versions = Iterator[list[int | None]]

@@ -1,4 +1,4 @@
-"""`ExperienceMakerHolder`: loops, sending, updates, transmission graphs; fake and real servers."""
+"""`ExperienceMakerHolder`: loops, sending, updates, transmission graphs."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from redrb import (
 )
 from redrb.errors import RecordError, WeightError, WeightMismatch, WeightTimeout
 from redrb.weights import LoraConfig
+
+pytestmark = pytest.mark.long  # the same requests as test_weights*.py and test_stream*.py
 
 
 class Linear(nn.Module):

@@ -23,6 +23,8 @@ from redrb.runtime.model_updates import ModelUpdates
 from tests.contract.test_weights_standby import Versioned, blocked, until
 from tests.servers import Server
 
+pytestmark = pytest.mark.long  # the same requests as test_weights*.py and test_stream*.py
+
 PROMPTS = torch.ones(1, 2, dtype=torch.int64)
 
 

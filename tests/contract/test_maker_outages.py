@@ -24,6 +24,8 @@ from redrb.runtime.model_updates import ModelUpdates
 from tests.contract.test_maker_holder import Holder, Linear, prompts
 from tests.servers import Server
 
+pytestmark = pytest.mark.long  # the same requests as test_weights*.py and test_stream*.py
+
 
 @pytest.fixture
 def holder(client: Client, namespace: str) -> Iterator[Callable[..., Holder]]:

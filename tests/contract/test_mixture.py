@@ -471,6 +471,7 @@ def test_a_task_that_starves_is_named_and_nothing_is_taken(
     lease.ack()
 
 
+@pytest.mark.long
 def test_shares_leased_before_a_timeout_are_requeued_unharmed(
     tasks: Tasks, mixture: Mixture
 ) -> None:
@@ -635,6 +636,7 @@ def test_a_look_waits_for_a_turn_that_is_soon_over(
         look.result(timeout=5).ack()
 
 
+@pytest.mark.long
 def test_a_turn_that_does_not_end_is_a_timeout(tasks: Tasks, mixture: Mixture) -> None:
     tasks.put(math=7, code=3)
     operation = Operation()
@@ -773,6 +775,7 @@ def test_a_killed_caller_leaves_its_turn_and_its_groups_to_others(
             audit(stream)
 
 
+@pytest.mark.long
 def test_a_turn_lasts_as_long_as_its_caller_waits(
     client: Client, namespace: str, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -836,6 +839,7 @@ def line(client: Client, monkeypatch: pytest.MonkeyPatch) -> Line:
     return Line(client, monkeypatch)
 
 
+@pytest.mark.long
 def test_repeated_requests_count_once(
     client: Client, namespace: str, tasks: Tasks, line: Line
 ) -> None:

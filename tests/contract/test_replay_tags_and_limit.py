@@ -82,6 +82,7 @@ def test_puts_wait_for_room_without_blocking_the_event_loop(play: Any) -> None:
     play(scenario, limit=2)
 
 
+@pytest.mark.long
 def test_a_put_that_waits_for_room_can_be_cancelled(play: Any) -> None:
     async def scenario(buffer: ReplayBuffer) -> None:
         await buffer.put([rollout(0)], "task")

@@ -35,6 +35,8 @@ from tests.audit import audit
 from tests.conftest import REAL
 from tests.samples import numbered, numbers
 
+pytestmark = pytest.mark.long  # the same requests as test_stream*.py
+
 ROOT = Path(__file__).parents[2]
 
 

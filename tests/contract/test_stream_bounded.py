@@ -30,6 +30,8 @@ from redrb.stream.task.store import TaskStore
 from tests.samples import numbered
 from tests.scenes import FOREVER_MS, Scene, groups_of
 
+pytestmark = pytest.mark.long  # scripts call the same commands on every server
+
 SMALL, LARGE = 400, 4000
 """Both are larger than the pages in which scripts work."""
 
@@ -381,7 +383,6 @@ def test_a_new_staleness_rule(compare: Callable[..., None]) -> None:
     compare(build, 100)
 
 
-@pytest.mark.long
 def test_changed_settings(compare: Callable[..., None]) -> None:
     """Settings of a task with many groups, letters, history, waiting takes and puts change."""
 
@@ -471,7 +472,6 @@ def _ranks_take(stream: redrb.ExperienceStream, step: int) -> redrb.Lease:
     return stream.take(4, rank=0, world_size=1, step=step, timeout=5)
 
 
-@pytest.mark.long
 def test_saving(compare: Callable[..., None], tmp_path: Path) -> None:
     """The task is restored in the place of one for which many takes and puts wait."""
 

@@ -81,6 +81,7 @@ def test_a_put_that_a_writer_sent_before_close_is_stored(client: Client, namespa
     assert stream.stats().stored == 1
 
 
+@pytest.mark.long
 def test_all_work_ends_when_the_client_is_closed(url: str, namespace: str) -> None:
     with redrb.connect(url, retry_s=10) as client:
         stream = ExperienceStream(client, "math", namespace=namespace, lease_ms=300)
@@ -138,6 +139,7 @@ def test_takes_that_found_too_little_leave_no_consumers(client: Client, namespac
         audit(lasting)
 
 
+@pytest.mark.long
 def test_a_dead_consumer_that_found_too_little_is_deleted(client: Client, namespace: str) -> None:
     dead = ExperienceStream(client, "math", namespace=namespace, lease_ms=300)
     with pytest.raises(BatchTimeout):

@@ -136,6 +136,7 @@ def test_an_acknowledgement_of_lost_groups_restores_the_settings_too(
     assert settings_of(maker) == {"limit": "16", "max_staleness": "2"}
 
 
+@pytest.mark.long
 def test_a_waiting_take_notices(open_stream: Opener, wipe: Callable[[], None]) -> None:
     trainer, maker = open_stream(**SETTINGS), open_stream()
     taken: list[redrb.Lease] = []

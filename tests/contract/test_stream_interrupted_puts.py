@@ -55,6 +55,7 @@ def test_an_empty_group_among_others_stores_nothing(client: Client, namespace: s
     assert stream.put([]) == ()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("operation", ["take", "put"])
 def test_a_timeout_holds_while_redis_is_away(
     client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch, operation: str

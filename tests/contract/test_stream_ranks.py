@@ -268,6 +268,7 @@ def test_at_the_end_of_data_parts_are_smaller_and_equal(open_stream: Opener) -> 
         assert error.wanted == 2
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_ends_all_ranks_at_the_same_step(open_stream: Opener) -> None:
     ranks = [open_stream(lease_ms=300) for _ in range(3)]
     fill(ranks[0], 9)
@@ -406,6 +407,7 @@ def test_ranks_and_other_takes_do_not_share_a_consumer_group(open_stream: Opener
     audit(other)
 
 
+@pytest.mark.long
 def test_another_number_of_ranks_starts_anew(open_stream: Opener) -> None:
     ranks = [open_stream() for _ in range(3)]
     fill(ranks[0], 12)
@@ -434,6 +436,7 @@ def test_another_batch_size_starts_anew(open_stream: Opener) -> None:
     assert [numbers(part) for part in leases(ranks, 6, 0)] == [[0, 2, 4], [1, 3, 5]]
 
 
+@pytest.mark.long
 def test_ranks_that_ask_for_different_batches_get_an_error(open_stream: Opener) -> None:
     ranks = [open_stream(), open_stream()]
     fill(ranks[0], 8)
@@ -582,6 +585,7 @@ def test_parts_are_balanced_by_tokens(open_stream: Opener, order: str) -> None:
     assert [numbers(part) for part in leases(ranks, 8, 0, balance="tokens")] == found
 
 
+@pytest.mark.long
 def test_a_batch_that_was_leased_and_not_dealt_is_dealt_by_another_take(
     open_stream: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -642,6 +646,7 @@ def test_a_take_that_arrives_after_its_attempt_leases_nothing(
     assert audit(others)["default"].leased == {}
 
 
+@pytest.mark.long
 def test_a_rank_whose_time_is_up_forms_the_step_itself(
     open_stream: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -747,6 +752,7 @@ def test_ranks_end_with_their_task_and_their_consumer_group(open_stream: Opener)
     assert len(leases(ranks, 4, 0)) == 2
 
 
+@pytest.mark.long
 def test_ranks_keep_waiting_while_their_task_is_cleared(open_stream: Opener) -> None:
     ranks, maker = [open_stream(), open_stream()], open_stream()
     with ThreadPoolExecutor(2) as pool:

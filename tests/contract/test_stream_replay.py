@@ -326,6 +326,7 @@ def test_acknowledged_groups_stay_readable(client: Client, namespace: str) -> No
     audit(stream)
 
 
+@pytest.mark.long
 def test_history_ends_with_its_period(client: Client, namespace: str) -> None:
     stream = stream_of(client, namespace, keep="1s")
     put(stream, 0, 1)

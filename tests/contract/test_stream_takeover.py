@@ -22,6 +22,7 @@ from tests.conftest import Opener
 from tests.samples import numbered, numbers
 
 
+@pytest.mark.long
 def test_a_heartbeat_keeps_a_lease_longer_than_lease_ms(open_stream: Opener) -> None:
     slow, other = open_stream(lease_ms=300), open_stream(lease_ms=300)
     slow.put(numbered(1))
@@ -32,6 +33,7 @@ def test_a_heartbeat_keeps_a_lease_longer_than_lease_ms(open_stream: Opener) -> 
     assert slow.stats().taken_over == 0
 
 
+@pytest.mark.long
 def test_a_waiting_take_takes_over_when_a_heartbeat_stops(open_stream: Opener) -> None:
     dead, other = open_stream(lease_ms=200), open_stream()
     dead.put_many([[numbered(n)] for n in range(3)])
@@ -169,6 +171,7 @@ def test_groups_of_a_dropped_lease_are_requeued(
     assert other.dead_letters() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trouble", ["scripts are new to the server", "a connection breaks"])
 def test_a_dropped_lease_needs_no_garbage_collection(
     open_stream: Opener, client: Client, monkeypatch: pytest.MonkeyPatch, trouble: str
@@ -214,6 +217,7 @@ def test_groups_that_a_dropped_lease_had_released_stay_with_their_new_consumer(
     assert numbers(other.take(1, timeout=0)) == [1]
 
 
+@pytest.mark.long
 def test_a_dropped_stream_has_no_heartbeat(
     client: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

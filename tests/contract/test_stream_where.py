@@ -353,6 +353,7 @@ UNSELECTIVE = [
 ]
 
 
+@pytest.mark.long
 def test_conditions_on_one_tag_are_counted_without_looking_at_a_group(
     pools: tuple[Pool, Pool],
 ) -> None:
@@ -365,6 +366,7 @@ def test_conditions_on_one_tag_are_counted_without_looking_at_a_group(
         assert looked == looked_more == 0
 
 
+@pytest.mark.long
 def test_a_selective_query_costs_as_much_as_its_rarest_condition_matches(
     pools: tuple[Pool, Pool],
 ) -> None:
@@ -381,6 +383,7 @@ def test_a_selective_query_costs_as_much_as_its_rarest_condition_matches(
             assert commands <= 60
 
 
+@pytest.mark.long
 def test_an_unselective_query_looks_at_the_front_of_the_pool(pools: tuple[Pool, Pool]) -> None:
     for where in UNSELECTIVE:
         for pool in pools:
@@ -390,6 +393,7 @@ def test_an_unselective_query_looks_at_the_front_of_the_pool(pools: tuple[Pool, 
             assert commands <= 40
 
 
+@pytest.mark.long
 def test_the_negation_is_counted_where_that_is_cheaper(pools: tuple[Pool, Pool]) -> None:
     where = {"$or": [{"source": "math"}, {"solved_ne": 1, "score_gt": 2}]}
     for pool in pools:
@@ -398,6 +402,7 @@ def test_the_negation_is_counted_where_that_is_cheaper(pools: tuple[Pool, Pool])
         assert looked <= 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1000, 20_000])
 def test_a_front_without_matches_costs_at_most_as_much_again(real_url: str, size: int) -> None:
     """Each condition holds for 600 groups, and both together for 300 at the very end."""
@@ -413,6 +418,7 @@ def test_a_front_without_matches_costs_at_most_as_much_again(real_url: str, size
         assert looked <= 2 * 600
 
 
+@pytest.mark.long
 def test_many_groups_in_many_parts_are_selected_in_order(real_url: str) -> None:
     """More than one part of a sorted set, ties in the order, and more wanted than match."""
     dice = random.Random(1)

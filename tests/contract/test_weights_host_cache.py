@@ -162,6 +162,7 @@ def test_every_version_is_right_while_some_skip_and_keep_theirs(publisher, subsc
     assert problems == []
 
 
+@pytest.mark.long
 def test_a_model_that_skips_versions_stays_as_it_is(publisher, subscribe, tmp_path):
     source, dice = Model(1), random.Random(3)
     slow, quick, models = subscribe(), subscribe(), (Model(2), Model(3))
@@ -522,6 +523,7 @@ def makers(context, real_url, namespace, tmp_path):
         maker.close()
 
 
+@pytest.mark.long
 def test_processes_have_one_memory_for_their_models(makers, tmp_path):
     source, dice = Model(1), random.Random(8)
     slow, *others = makers(3)

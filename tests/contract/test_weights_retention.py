@@ -200,6 +200,7 @@ def test_versions_without_their_base_are_not_listed(make, subscriber, client, na
     assert numbers(subscriber) == [4]
 
 
+@pytest.mark.long
 def test_a_long_fetch_renews_its_pin(make, subscriber, client, namespace, monkeypatch):
     publisher = make(keep=1, deltas=False)
     publisher.publish({"a": torch.zeros(20_000)})  # several batches

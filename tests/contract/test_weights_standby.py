@@ -27,6 +27,8 @@ from redrb.weights.reading import replica, targets
 from tests.published import CHUNK_BYTES, prefix
 from tests.servers import Server
 
+pytestmark = pytest.mark.long  # the same requests as test_weights*.py
+
 VOCABULARY = 2000
 
 
@@ -133,7 +135,6 @@ def test_each_token_is_of_the_version_noted_on_it(publisher, subscriber) -> None
     assert len(seen) > 3
 
 
-@pytest.mark.long
 def test_another_process_publishes_in_mid_generation(real_url: str, namespace: str) -> None:
     program = (
         "import sys, torch, redrb\n"
@@ -163,7 +164,6 @@ def test_another_process_publishes_in_mid_generation(real_url: str, namespace: s
 
 
 @pytest.mark.parametrize("host_cache", [False, True])
-@pytest.mark.long
 def test_thousands_of_swaps_are_never_torn(
     client, namespace, publisher, monkeypatch, host_cache: bool
 ) -> None:
