@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -99,6 +100,25 @@ def test_a_call_that_waits_has_one_deadline_for_all_its_requests(
         assert seconds_of(lambda: WAITS[name](stream)) < 1.0 + GRACE_S + LATE_S
         proxy.thaw()
         assert stream.stats().ledger.balanced
+
+
+def test_the_last_part_has_one_deadline_with_the_put_of_its_group(
+    proxy: Proxy, stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.put_part("a", numbered(9), index=0, of=2)
+    add = stream._parts._scripts.add
+
+    def slow_add(*arguments: Any, **options: Any) -> Any:
+        reply = add(*arguments, **options)
+        threading.Event().wait(1.0 + GRACE_S - 0.5)
+        proxy.freeze()
+        return reply
+
+    monkeypatch.setattr(stream._parts._scripts, "add", slow_add)
+    call = lambda: stream.put_part("a", numbered(10), index=1, of=2, timeout=1.0)  # noqa: E731
+    assert seconds_of(call) < 1.0 + GRACE_S + LATE_S
+    proxy.thaw()
+    assert stream.stats().ledger.balanced
 
 
 def test_a_take_of_a_mixture_has_one_deadline_for_all_its_requests(

@@ -76,20 +76,20 @@ class PartCollector:
         batch = self._preparer.prepare_part(groups, replace(options, admission=None))
         wait = Wait(timeout)
         rights, kept = self._right(options), False
-        try:
-            with wait.deadline():
+        with wait.deadline():
+            try:
                 reply = self._stored(part, batch, rights, options, wait)
-            kept = reply.keeps_right
-        finally:
-            if kept:
-                rights.note_ended(rights.numbers)
-            else:
-                rights.hand_back(rights.numbers)
-        group = reply.group
-        if reply.parts is not None:
-            group = self._put_parts(reply.parts, reply.parts.claim("completed"), wait.left_s)
-        if reply.due:
-            self.finish_due()
+                kept = reply.keeps_right
+            finally:
+                if kept:
+                    rights.note_ended(rights.numbers)
+                else:
+                    rights.hand_back(rights.numbers)
+            group = reply.group
+            if reply.parts is not None:
+                group = self._put_parts(reply.parts, reply.parts.claim("completed"), wait.left_s)
+            if reply.due:
+                self.finish_due()
         return group
 
     def finish_due(self) -> None:
