@@ -75,22 +75,26 @@ class Receiver:
             LeaseLost: The groups have left the origin: others have forwarded or ended them.
         """
         wait = Wait(timeout)
-        self._look_at_times(origin, len(groups), sources[0].seq)
         found: dict[int, int] = {}
         left = list(range(len(groups)))
-        while left:
-            page = left[:MOST_GROUPS]
-            wanted = [sources[place] for place in page]
-            try:
-                stored = self._put([groups[place] for place in page], wanted, origin, options, wait)
-            except SourcesRefused as refusal:
-                if refusal.row is not None:
-                    self._adopt(origin, wanted, refusal.row)
-                stored = self._known(origin, wanted)
-            except OutcomeUnknown:  # the records tell what is stored
-                stored = self._known(origin, wanted)
-            found |= {place: stored[sources[place]] for place in page if sources[place] in stored}
-            left = [place for place in left if place not in found]
+        with wait.deadline():
+            self._look_at_times(origin, len(groups), sources[0].seq)
+            while left:
+                page = left[:MOST_GROUPS]
+                wanted = [sources[place] for place in page]
+                chosen = [groups[place] for place in page]
+                try:
+                    stored = self._put(chosen, wanted, origin, options, wait)
+                except SourcesRefused as refusal:
+                    if refusal.row is not None:
+                        self._adopt(origin, wanted, refusal.row)
+                    stored = self._known(origin, wanted)
+                except OutcomeUnknown:  # the records tell what is stored
+                    stored = self._known(origin, wanted)
+                found |= {
+                    place: stored[sources[place]] for place in page if sources[place] in stored
+                }
+                left = [place for place in left if place not in found]
         return [found[place] or None for place in range(len(groups))]
 
     def _look_at_times(self, origin: Origin, groups: int, seq: int) -> None:
