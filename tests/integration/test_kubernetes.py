@@ -1,0 +1,125 @@
+"""The manifests of docs/kubernetes.md: by the schema of Kubernetes, and the trainer's shell."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from redrb.recipe.loading import load
+from redrb.recipe.settings import settings_of
+from redrb.recipe.sources import resolve
+from redrb.runtime.stopping import STOP_TIMEOUT_S
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "tests" / "kubernetes" / "schema.json").read_text())
+BLOCKS = re.findall(
+    r"<!-- a test checks these manifests -->\n```yaml\n(.*?)```",
+    (ROOT / "docs" / "kubernetes.md").read_text(),
+    re.DOTALL,
+)
+MANIFESTS: list[dict[str, Any]] = [each for block in BLOCKS for each in yaml.safe_load_all(block)]
+
+
+def named(kind: str, name: str) -> dict[str, Any]:
+    return next(
+        each for each in MANIFESTS if (each["kind"], each["metadata"]["name"]) == (kind, name)
+    )
+
+
+def check(manifest: dict[str, Any]) -> None:
+    definition = SCHEMA["kinds"][f"{manifest['apiVersion']} {manifest['kind']}"]
+    schema = {"$ref": f"#/$defs/{definition}", "$defs": SCHEMA["$defs"]}
+    jsonschema.Draft202012Validator(schema).validate(manifest)
+
+
+@pytest.mark.parametrize(
+    "manifest", MANIFESTS, ids=[f"{each['kind']}-{each['metadata']['name']}" for each in MANIFESTS]
+)
+def test_each_manifest_follows_the_schema(manifest: dict[str, Any]) -> None:
+    check(manifest)
+
+
+def test_a_misspelt_field_is_found() -> None:
+    job = json.loads(json.dumps(named("Job", "trainer")))
+    pod = job["spec"]["template"]["spec"]
+    pod["terminationGracePeriod"] = pod.pop("terminationGracePeriodSeconds")
+    with pytest.raises(jsonschema.ValidationError, match="terminationGracePeriod"):
+        check(job)
+
+
+def test_names_that_manifests_refer_to_exist() -> None:
+    claims = named("StatefulSet", "redis")["spec"]["volumeClaimTemplates"]
+    claimed = {each["metadata"]["name"] for each in claims}
+    specs = [each.get("spec", {}) for each in MANIFESTS]
+    for pod in (spec["template"]["spec"] for spec in specs if "template" in spec):
+        volumes = pod.get("volumes", [])
+        for volume in volumes:
+            if "configMap" in volume:
+                named("ConfigMap", volume["configMap"]["name"])
+            if "persistentVolumeClaim" in volume:
+                named("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
+        for container in pod["containers"]:
+            for mount in container["volumeMounts"]:
+                assert mount["name"] in claimed | {volume["name"] for volume in volumes}
+            for variable in container["env"]:
+                if "valueFrom" in variable:
+                    reference = variable["valueFrom"]["secretKeyRef"]
+                    assert reference["key"] in named("Secret", reference["name"])["stringData"]
+
+
+def test_workers_have_known_settings_and_time_to_end(tmp_path: Path) -> None:
+    data = named("ConfigMap", "my-recipe")["data"]
+    for name, text in data.items():
+        (tmp_path / name).write_text(text)
+    loaded = load(str(tmp_path / "my_recipe.py"))
+    recipe = resolve(loaded.recipe, flags={}, file=loaded.settings_file).recipe
+    assert (recipe.target_reward, recipe.group_size) == (0.95, 8)
+    for kind, name in (("Job", "trainer"), ("Deployment", "makers")):
+        pod = named(kind, name)["spec"]["template"]["spec"]
+        variables = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+        known = {f"REDRB_{setting.upper()}" for setting in settings_of(loaded.recipe)}
+        assert variables.keys() - known == {"REDRB_RECIPE"}
+        assert float(variables["REDRB_STOP_TIMEOUT"]) == STOP_TIMEOUT_S
+        assert pod["terminationGracePeriodSeconds"] > 2 * STOP_TIMEOUT_S
+
+
+@pytest.mark.parametrize("status", [0, 2])
+def test_the_trainers_shell_ends_with_the_status_of_the_trainer(
+    tmp_path: Path, status: int
+) -> None:
+    with trainer_shell(tmp_path, f"exit {status}") as shell:
+        assert shell.wait(10) == status
+
+
+def test_the_trainers_shell_ends_with_another_status_after_sigterm(tmp_path: Path) -> None:
+    words = "trap 'echo saved; exit 0' TERM; echo ready; while :; do read -r _ < fifo; done"
+    subprocess.run(["mkfifo", tmp_path / "fifo"], check=True)
+    with trainer_shell(tmp_path, words) as shell:
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == "ready\n"
+        shell.send_signal(signal.SIGTERM)
+        assert shell.stdout.read() == "saved\n"
+        assert shell.wait(10) == 143
+
+
+def trainer_shell(folder: Path, words: str) -> subprocess.Popen[str]:
+    """Start the command of the trainer's pod, with a shell script in the place of the trainer."""
+    program = folder / "redrb-trainer"
+    program.write_text(f"#!/bin/bash\n{words}\n")
+    program.chmod(0o755)
+    container = named("Job", "trainer")["spec"]["template"]["spec"]["containers"][0]
+    return subprocess.Popen(
+        container["command"],
+        cwd=folder,
+        env={"PATH": f"{folder}:/usr/bin:/bin"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
