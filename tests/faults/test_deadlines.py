@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -67,15 +70,28 @@ CALLS: dict[str, tuple[float, Callable[[ExperienceStream], object]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_call_ends_in_time_when_packets_vanish(
-    proxy: Proxy, stream: ExperienceStream, name: str
-) -> None:
-    seconds, call = CALLS[name]
-    proxy.freeze()
-    assert seconds_of(lambda: call(stream)) < seconds + GRACE_S + LATE_S
-    proxy.thaw()
-    assert stream.stats().ledger.balanced
+def test_calls_end_in_time_when_packets_vanish(proxy: Proxy, namespace: str) -> None:
+    """Each call has its own client, whose connection was open before."""
+    with ExitStack() as scope, ThreadPoolExecutor(len(CALLS)) as pool:
+        streams: dict[str, ExperienceStream] = {}
+        for name in CALLS:
+            url = f"redis://127.0.0.1:{proxy.port}"
+            client = scope.enter_context(redrb.connect(url, retry_s=RETRY_S))
+            task = ExperienceStream(client, name, namespace=namespace)
+            streams[name] = scope.enter_context(task)
+            streams[name].put_many([[numbered(n)] for n in range(8)])
+        proxy.freeze()
+        calls = {
+            name: pool.submit(seconds_of, partial(call, streams[name]))
+            for name, (_, call) in CALLS.items()
+        }
+        seconds = {name: each.result(60) for name, each in calls.items()}
+        proxy.thaw()
+        most = {name: least + GRACE_S + LATE_S for name, (least, _) in CALLS.items()}
+        assert not {name: each for name, each in seconds.items() if each >= most[name]}
+        for stream in streams.values():
+            assert stream.stats().ledger.balanced
+            stream.clear()
 
 
 WAITS: dict[str, Callable[[ExperienceStream], object]] = {
@@ -85,21 +101,29 @@ WAITS: dict[str, Callable[[ExperienceStream], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", WAITS)
-def test_a_call_that_waits_has_one_deadline_for_all_its_requests(
-    proxy: Proxy, namespace: str, name: str
+def test_calls_that_wait_have_one_deadline_for_all_their_requests(
+    proxy: Proxy, namespace: str
 ) -> None:
-    with (
-        redrb.connect(f"redis://127.0.0.1:{proxy.port}", retry_s=20) as client,
-        ExperienceStream(client, "math", namespace=namespace, limit=2) as stream,
-    ):
-        if name == "put":
-            stream.put_many([[numbered(n)] for n in range(2)])
+    with ExitStack() as scope, ThreadPoolExecutor(len(WAITS)) as pool:
+        streams: dict[str, ExperienceStream] = {}
+        for name in WAITS:
+            url = f"redis://127.0.0.1:{proxy.port}"
+            client = scope.enter_context(redrb.connect(url, retry_s=20))
+            task = ExperienceStream(client, name, namespace=namespace, limit=2)
+            streams[name] = scope.enter_context(task)
+        streams["put"].put_many([[numbered(n)] for n in range(2)])
         freezing = threading.Timer(0.5, proxy.freeze)
         freezing.start()
-        assert seconds_of(lambda: WAITS[name](stream)) < 1.0 + GRACE_S + LATE_S
+        calls = {
+            name: pool.submit(seconds_of, partial(call, streams[name]))
+            for name, call in WAITS.items()
+        }
+        seconds = {name: each.result(60) for name, each in calls.items()}
         proxy.thaw()
-        assert stream.stats().ledger.balanced
+        most = 1.0 + GRACE_S + LATE_S
+        assert not {name: each for name, each in seconds.items() if each >= most}
+        for stream in streams.values():
+            assert stream.stats().ledger.balanced
 
 
 def test_the_last_part_has_one_deadline_with_the_put_of_its_group(
