@@ -34,12 +34,16 @@ def limited(connection: redis.Connection) -> Iterator[None]:
         return
     with _interruptible(connection, known):
         if limit != usual:
-            connection.update_current_socket_timeout(limit)
+            try:
+                connection.update_current_socket_timeout(limit)
+            except OSError as error:  # another thread has just closed all connections
+                raise upstream.ConnectionError("The connection was closed.") from error
         try:
             yield
         finally:
             if limit != usual:
-                connection.update_current_socket_timeout(usual)
+                with suppress(OSError):  # closed meanwhile: whoever uses it next finds it so
+                    connection.update_current_socket_timeout(usual)
 
 
 @contextmanager
