@@ -5,7 +5,7 @@ There are three kinds of module, recognised by their methods and arguments:
 1. A module with `no_past()` and `next_token(newest, attention_mask, past)` has a custom cache.
    `no_past` returns an empty cache, which `next_token` may change in place; `newest` holds the
    token ids since the last call, `[B, T]`; `attention_mask` covers all tokens so far. It returns
-   the logits of the token after the newest, `[B, V]`.
+   the logits of the token after the newest, `[B, V]`. With extra inputs it counts as the third.
 2. A module whose `forward` takes `past_key_values` and `use_cache`: Hugging Face transformers.
 3. Any other module computes the whole sequence again for each token.
 """
@@ -34,12 +34,15 @@ def decoder_of(
     Args:
         model: A module of one of the three kinds.
         use_cache: False treats every module as one without a cache.
-        inputs: Extra tensors of the prompts. A module whose cache is custom gets none.
+        inputs: Extra tensors of the prompts. A module with a custom cache that takes some of them
+            computes whole sequences, because `next_token` does not get them.
     """
     names = forward_names(model)
     if not use_cache or inputs.taken_by(names) & GRIDS:  # its positions are not those of the mask
         return _OfWhole(model, names, inputs)
     if hasattr(model, "no_past") and hasattr(model, "next_token"):
+        if inputs.taken_by(names) or ("inputs" in names and inputs.tensors()):
+            return _OfWhole(model, names, inputs)
         return _of_custom_cache(model)
     if {"past_key_values", "use_cache"} <= names:
         return _OfTransformers(model, names, inputs)

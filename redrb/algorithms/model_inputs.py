@@ -4,8 +4,9 @@ An input is a tensor of `Experience.tensors` that the model's `forward` names, s
 `pixel_values` or `image_grid_thw`. A sample holds what a processor of Hugging Face returns for this
 sample alone. In a batch, inputs are joined along their first dimension, as processors do, so models
 get `pixel_values` `[patches of all samples, D]`; a model that wants `[B, ...]` gets it from samples
-with `[1, ...]`. There are two exceptions: numbers `[]` are stacked to `[B]`, and a tensor of the
-length of `sequences`, such as `mm_token_type_ids`, stays aligned with it, `[B, S]`.
+with `[1, ...]`. Where no sample of a batch has an entry, as with prompts without an image, the
+argument is left out. There are two exceptions: numbers `[]` are stacked to `[B]`, and a tensor of
+the length of `sequences`, such as `mm_token_type_ids`, stays aligned with it, `[B, S]`.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class ModelInputs:
     def for_forward(self, names: frozenset[str], device: torch.device) -> dict[str, Tensor]:
         """Return the inputs that a `forward` with these argument names takes, on a device."""
         found = {name: each for name, each in self.aligned.items() if name in names}
-        found |= {name: self._joined(name) for name in self.others if name in names}
+        joined = {name: self._joined(name) for name in self.others if name in names}
+        found |= {name: each for name, each in joined.items() if len(each)}
         return {name: each.to(device) for name, each in found.items()}
 
     def tensors(self) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,9 +21,11 @@ def prompt_inputs(
 ) -> ModelInputs:
     """Return the inputs of a model in prompts, aligned with what `read_prompts` returns.
 
-    An input is a list with a tensor for each prompt, or a tensor `[B, ...]`, under a name that the
-    model's `forward` has; all are inputs of a `forward` with the argument `inputs`. Tensors in a
-    list may differ in their first dimension.
+    An input is a list with a tensor or an array of numpy for each prompt, or a tensor `[B, ...]`,
+    under a name that the model's `forward` has; all are inputs of a `forward` with the argument
+    `inputs`. Tensors in a list may differ in their first dimension. None in a list, for a prompt
+    without an image, counts as a tensor with a first dimension of 0;
+    it needs two or more dimensions.
 
     Args:
         model: The model.
@@ -30,13 +33,19 @@ def prompt_inputs(
         pad_token_id: As for `read_prompts`.
 
     Raises:
-        RecordError: The tensors of a key have other dimensions or dtypes than each other.
+        RecordError: The tensors of a key have other dimensions or dtypes than each other, or a
+            prompt lacks one that has fewer than two dimensions.
     """
     names, keys = forward_names(model), further_keys(prompts)
-    given = {
+    candidates = {
         name: values
         for name, values in keys.items()
-        if name not in NO_INPUT and ("inputs" in names or name in names) and _is_tensors(values)
+        if name not in NO_INPUT and ("inputs" in names or name in names)
+    }
+    given = {
+        name: found
+        for name, values in candidates.items()
+        if (found := _tensors(name, values)) is not None
     }
     if not given:
         return NO_INPUTS
@@ -68,10 +77,24 @@ def prompt_inputs(
     return ModelInputs({**moved.aligned, **kept}, inputs.others, inputs.lengths)
 
 
-def _is_tensors(values: Any) -> bool:
+def _tensors(name: str, values: Any) -> Tensor | list[Tensor] | None:
+    """Return the values of a key as tensors; None if they are others, such as texts."""
     if isinstance(values, Tensor):
-        return True
-    return bool(values) and all(isinstance(value, Tensor) for value in values)
+        return values
+    known = [value for value in values if value is not None]
+    if not known or not all(isinstance(value, Tensor | np.ndarray) for value in known):
+        return None
+    like = torch.as_tensor(known[0])
+    if len(known) < len(values) and like.dim() < 2:
+        raise RecordError(
+            f"some prompts have no {name!r}, and those of others are {list(like.shape)}: only "
+            "tensors with two or more dimensions, such as patches, may be left out.",
+            field=name,
+        )
+    return [
+        like.new_zeros(0, *like.shape[1:]) if value is None else torch.as_tensor(value)
+        for value in values
+    ]
 
 
 def _padded(name: str, values: Sequence[Tensor], mask: Tensor) -> dict[str, Tensor]:

@@ -179,6 +179,43 @@ def test_inputs_may_be_lists_of_ragged_tensors() -> None:
         prompt_inputs(actor, given, pad_token_id=0)
 
 
+def test_prompts_may_be_without_an_image() -> None:
+    class Maybe(PlainActor):
+        def forward(
+            self, sequences: Tensor, attention_mask: Tensor, patches: Tensor | None = None
+        ) -> Tensor:
+            self.patches = None if patches is None else patches.shape
+            return super().forward(sequences, attention_mask)
+
+    given = {"input_ids": torch.full((3, 2), 5), "patches": [images()[0].numpy(), None, None]}
+    actor = seeded(Maybe)
+    maker = GRPOExperienceMaker(actor, share, group_size=1)
+    batch = maker.make_experience(given, **options())
+    assert actor.patches == (3, PATCH)
+    assert batch.tensors["patches_lengths"].tolist() == [3, 0, 0]
+    items = split_experience_batch(batch)
+    assert [len(item.tensors["patches"]) for item in items] == [3, 0, 0]
+    step = GRPOStep(actor, torch.optim.SGD(actor.parameters(), lr=0.0))
+    step(make_experience_batch(items))
+    assert actor.patches == (3, PATCH)
+    step(make_experience_batch(items[1:]))
+    assert actor.patches is None
+    with pytest.raises(RecordError, match="some prompts have no 'patches'"):
+        generate(actor, {**given, "patches": [torch.ones(2), None, None]}, **options())
+
+
+def test_a_custom_cache_does_not_hide_images() -> None:
+    class Cached(Seeing):
+        def no_past(self) -> list[Tensor]:
+            raise AssertionError("this cache knows no images")
+
+        next_token = no_past
+
+    expected = generate(seeded(Seeing), prompts(), **options())
+    found = generate(seeded(Cached), prompts(), **options())
+    assert torch.equal(found.sequences, expected.sequences)
+
+
 def test_models_of_transformers_with_images_see_them() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.Qwen2VLConfig(
