@@ -16,7 +16,7 @@ from redrb.errors import ConfigError
 from redrb.launch.folder import RunFolder
 from redrb.launch.history import History
 from redrb.launch.job import Job
-from redrb.launch.process import Death, OnEnd
+from redrb.launch.process import Death, OnEnd, _appended, _event
 from redrb.launch.removal import delete_job
 from redrb.launch.restarts import Restarts
 from redrb.launch.supervisor import State, Supervisor
@@ -167,3 +167,26 @@ def test_a_job_that_has_all_its_steps_is_over_when_its_trainer_begins() -> None:
     report.begin(20)
     assert report.reached
     assert reasons == ["20 steps are done,"]
+
+
+@pytest.mark.parametrize(
+    ("line", "is_event"),
+    [
+        (b'{"time": 1, "worker": "trainer", "event": "step"}\n', True),
+        (b'{"time": 1, "worker": "trainer", "event": "step"', False),  # torn by SIGKILL
+        (b'{"event": "of the recipe"}\n', False),
+        (b"{a line of the recipe}\n", False),
+        (b"reward: 1.0\n", False),
+    ],
+)
+def test_what_a_recipe_prints_is_no_event(line: bytes, is_event: bool) -> None:
+    assert (_event(line) is not None) is is_event
+
+
+def test_a_torn_last_line_ends_before_the_next_run_appends(tmp_path: Path) -> None:
+    file = tmp_path / "trainer.jsonl"
+    file.write_bytes(b'{"event": "st')
+    for _ in range(2):
+        with _appended(file) as appended:
+            appended.write(b"{}\n")
+    assert file.read_bytes() == b'{"event": "st\n{}\n{}\n'
