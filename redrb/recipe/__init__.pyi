@@ -1,4 +1,5 @@
 from .characters import character_tokenizer as character_tokenizer
+from .episodes import EpisodeRecipe as EpisodeRecipe
 from .grpo import GRPORecipe as GRPORecipe
 from .ppo import PPORecipe as PPORecipe
 from .recipe import Prompt as Prompt

@@ -34,14 +34,7 @@ class GRPORecipe(LanguageRecipe):
     """
 
     learning_rate: float = option(1e-6, "of AdamW", least=0)
-    clip: float = option(0.2, "lower clipping range of the ratio", above=0)
-    clip_high: float = option(
-        0.0, "upper clipping range of the ratio, 0.28 in DAPO; 0: as the lower one", least=0
-    )
     beta: float = option(0.0, "weight of the divergence from the reference policy", least=0)
-    aggregation: str = option(
-        "token", "how losses of actions become one number", choices=("token", "sequence")
-    )
     scale_by_std: bool = option(
         True, "divide advantages by the group's standard deviation; no: Dr. GRPO"
     )
@@ -69,12 +62,9 @@ class GRPORecipe(LanguageRecipe):
         return GRPOStep(
             models["actor"],
             optimizers["actor"],
-            clip=self.clip,
-            clip_high=self.clip_high or None,
             beta=self.beta,
-            max_grad_norm=self.max_grad_norm,
-            aggregation=self.aggregation,  # type: ignore[arg-type]
             temperature=self.temperature,
+            **self.step_options,
         )
 
     def reference(self, models: dict[str, nn.Module]) -> nn.Module | None:

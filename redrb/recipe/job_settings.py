@@ -105,7 +105,7 @@ class MakerSettings(RecipeSettings):
 class TrainerSettings(RecipeSettings):
     """Settings of the trainer."""
 
-    groups: int = option(32, "groups a batch", least=1)
+    groups: int = option(32, "groups a batch; of several ranks each trains as many", least=1)
     publish_every: int = option(1, "steps between published weight versions", least=1)
     weights_dtype: str = option(
         "bfloat16", "dtype of published weights; in float32 nearly all of them change at each step"
@@ -123,4 +123,15 @@ class TrainerSettings(RecipeSettings):
     )
     idle_timeout: float = option(
         300.0, "seconds without a full batch after which training fails", least=0
+    )
+    mixed_precision: str = option(
+        "no",
+        "bf16: the trainer computes in bfloat16, and keeps weights and optimizers in their dtype",
+        choices=("no", "bf16"),
+    )
+    gradient_checkpointing: bool = option(
+        False, "compute activations again in the backward pass, to save memory"
+    )
+    shard: bool = option(
+        False, "shard models and optimizers over the ranks (FSDP2), instead of replicating them"
     )

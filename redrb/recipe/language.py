@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from redrb.errors import ConfigError
 from redrb.options import option
 from redrb.recipe.recipe import Prompt, Recipe
+from redrb.recipe.step_settings import StepSettings
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +23,7 @@ EVALUATION_SEED = 7
 """Seed of the completions of held-out prompts: the same weights always have the same score."""
 
 
-class LanguageRecipe(Recipe):
+class LanguageRecipe(Recipe, StepSettings):
     """Base of recipes that sample completions of prompts from a causal model and score them.
 
     A prompt is a dict with `prompt`, which is a text or a list of chat messages for the tokenizer's
@@ -42,7 +43,6 @@ class LanguageRecipe(Recipe):
     top_k: int = option(0, "sample from the k most probable tokens only; 0: from all", least=0)
     top_p: float = option(1.0, "sample from the most probable tokens of this mass", above=0, most=1)
     model_dtype: str = option("float32", "dtype in which a named model is loaded")
-    max_grad_norm: float = option(1.0, "largest norm of the gradients of each model", above=0)
 
     @classmethod
     def missing(cls) -> list[str]:

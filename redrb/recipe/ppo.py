@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 class PPORecipe(LanguageRecipe):
     """PPO: a user gives `model`, `prompts` and `reward`.
 
-    Advantages are those of GAE, made by makers; values learn the returns; all actions of a batch
-    weigh the same. With `kl_coef` above 0, each action pays for its divergence from the first
-    weights of the policy.
+    Advantages are those of GAE, made by makers; values learn the returns. With `kl_coef` above 0,
+    each action pays for its divergence from the first weights of the policy.
     """
 
     gamma: float = option(1.0, "discount a token", least=0, most=1)
@@ -34,7 +33,6 @@ class PPORecipe(LanguageRecipe):
     )
     actor_learning_rate: float = option(1e-6, "of Adam, for the actor", least=0)
     critic_learning_rate: float = option(1e-5, "of Adam, for the critic", least=0)
-    clip: float = option(0.2, "clipping range of the ratio, PPO's epsilon", above=0)
     value_clip: float = option(
         0.5, "how far a value may move from the value at the time of making", above=0
     )
@@ -80,14 +78,12 @@ class PPORecipe(LanguageRecipe):
 
         return PPOStep(
             *(models["actor"], models["critic"], optimizers["actor"], optimizers["critic"]),
-            clip=self.clip,
             value_clip=self.value_clip,
             value_target="returns",
             entropy_coef=self.entropy_coef,
-            max_grad_norm=self.max_grad_norm,
-            aggregation="token",
             normalise_advantages=True,
             temperature=self.temperature,
+            **self.step_options,
         )
 
     def reference(self, models: dict[str, nn.Module]) -> nn.Module | None:

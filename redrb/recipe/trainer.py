@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from redrb.algorithms.models import evaluating
 from redrb.connection import Client
-from redrb.errors import BatchTimeout
+from redrb.errors import BatchTimeout, ConfigError
 from redrb.experience import Experience
 from redrb.recipe.maker import seed_everything
 from redrb.recipe.recipe import Recipe
@@ -21,7 +22,8 @@ from redrb.recipe.reporting import Write
 from redrb.recipe.trainer_report import TrainerReport
 from redrb.runtime import AccelerateStrategy, AlgorithmTrainer, Stateful, Strategy
 from redrb.runtime.model_placement import place_models
-from redrb.runtime.world import rank_here, world_size_here
+from redrb.runtime.sharded_models import give_all_ranks
+from redrb.runtime.world import any_rank, rank_here, world_size_here
 from redrb.stream import ExperienceStream
 from redrb.weights import WeightPublisher, WeightSubscriber
 from redrb.weights.tensors.wrapping import unwrapped
@@ -35,8 +37,9 @@ NOTHING_TO_TRAIN = (
 class RecipeTrainer(AlgorithmTrainer):
     """Trains a recipe's models on the makers' groups, publishes and evaluates them.
 
-    On several ranks of torch.distributed the models are wrapped by DistributedDataParallel, and
-    each rank trains its part of every batch; the first one publishes, evaluates and reports.
+    On several ranks of torch.distributed the models are replicated, or with `shard` sharded, and
+    each rank trains its part of every batch; the first one publishes, evaluates and reports. Of
+    sharded models all ranks evaluate, because all have a part.
     """
 
     def __init__(self, client: Client, recipe: Recipe, write: Write) -> None:
@@ -50,9 +53,12 @@ class RecipeTrainer(AlgorithmTrainer):
         self._recipe, self._connection = recipe, client
         seed_everything(recipe.seed)
         ranks = world_size_here()
-        strategy = (AccelerateStrategy if ranks > 1 else Strategy)(recipe.device or None)
+        strategy = _strategy(recipe, ranks)
         models = recipe.models()
+        # shards cannot be initialised one by one: the first rank does it with whole models
+        self._whole = copy.deepcopy(models) if recipe.shard and rank_here() == 0 else None
         placed = place_models(lambda: strategy, models.values, None)
+        self._device = strategy.device
         self._models: dict[str, nn.Module] = dict(zip(models, placed.models, strict=True))
         self._optimizers: dict[str, Optimizer] = recipe.optimizers(self._models)
         self._reports = TrainerReport(self, recipe, write if rank_here() == 0 else _silent)
@@ -93,6 +99,11 @@ class RecipeTrainer(AlgorithmTrainer):
         return {name: unwrapped(model) for name, model in self._models.items()}
 
     @property
+    def evaluates(self) -> bool:
+        """Whether this rank takes part in evaluations."""
+        return rank_here() == 0 or self._recipe.shard
+
+    @property
     def finished_steps(self) -> int:
         """Steps of the job that the newest checkpoint holds; 0 without one."""
         position = self._resumption.position
@@ -110,14 +121,15 @@ class RecipeTrainer(AlgorithmTrainer):
     def begin(self) -> None:
         """Go on from the newest checkpoint or published weights, or publish the first ones."""
         resumed = self.resume()
-        published = True
+        published, models = True, self._whole or self.plain_models
         if rank_here() == 0:
-            published = self._load_or_initialise(resumed=resumed)
-        if world_size_here() > 1:
-            for model in self.plain_models.values():
-                for tensor in model.state_dict().values():
-                    distributed.broadcast(tensor, 0)
-        if resumed or not published:
+            for model in models.values():
+                model.to(self._device)
+            published = self._load_or_initialise(models, resumed=resumed)
+        if world_size_here() > 1 and not (resumed and self._recipe.shard):
+            give_all_ranks(self.plain_models, models)
+        self._whole = None
+        if resumed or any_rank(not published):
             self.sync_models_to_remote_makers()
         self._reports.begin(self.finished_steps)
 
@@ -164,13 +176,13 @@ class RecipeTrainer(AlgorithmTrainer):
     def _take_step(self, experience: Experience) -> dict[str, Any]:
         return dict(self._recipe.step(self._models, self._optimizers, experience))
 
-    def _load_or_initialise(self, *, resumed: bool) -> bool:
+    def _load_or_initialise(self, models: dict[str, nn.Module], *, resumed: bool) -> bool:
         """Load the published weights, except after a checkpoint; publish a reference policy.
 
         Returns:
             Whether weights were published before.
         """
-        recipe, models = self._recipe, self.plain_models
+        recipe = self._recipe
         reference = recipe.reference(models)
         known = WeightSubscriber(
             self._connection, recipe.reference_name, namespace=recipe.namespace
@@ -196,6 +208,27 @@ class RecipeTrainer(AlgorithmTrainer):
         """Publish the weights if they were trained since the last version."""
         if self._reports.unpublished:
             self.sync_models_to_remote_makers()
+
+
+def _strategy(recipe: Recipe, ranks: int) -> Strategy:
+    """Return the strategy that a recipe's settings name.
+
+    Raises:
+        ConfigError: `shard` on a single rank.
+    """
+    if recipe.shard and ranks == 1:
+        raise ConfigError(
+            "--shard needs several ranks: start the trainer by torchrun --nproc-per-node 2 -m "
+            "redrb.workers.trainer, or leave it out."
+        )
+    if ranks == 1 and recipe.mixed_precision == "no" and not recipe.gradient_checkpointing:
+        return Strategy(recipe.device or None)
+    return AccelerateStrategy(
+        recipe.device or None,
+        mixed_precision=recipe.mixed_precision,  # type: ignore[arg-type]
+        gradient_checkpointing=recipe.gradient_checkpointing,
+        shard=recipe.shard,
+    )
 
 
 def _silent(event: str, **values: object) -> None:

@@ -126,14 +126,14 @@ class TrainerReport(TrainerCallback):
 
         Without one, the reward is the mean of the batches since the last evaluation.
         """
-        if rank_here() != 0 or self._evaluated == self.steps:
+        if not self._trainer.evaluates or self._evaluated == self.steps:
             return
         found = self._trainer.evaluate()
         rewards, self._rewards = self._rewards, []
         if found is None and rewards:
             found = {"reward": sum(rewards) / len(rewards)}
         self._evaluated = self.steps
-        if found is None or "reward" not in found:
+        if rank_here() != 0 or found is None or "reward" not in found:
             return
         reward, target = found["reward"], self._recipe.target_reward
         self._write(
