@@ -114,7 +114,7 @@ class Multiturn(EpisodeRecipe):
             logits = actor(input_ids=tokens.to(device)).logits
             loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten().to(device))
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
     def _right_episode(self, prompt: str) -> tuple[list[int], list[int]]:
