@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
-
 from redrb.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9._/@+-]{1,128}")
@@ -33,6 +31,8 @@ def registry_key(namespace: str) -> str:
 
 def _slot_range(key: str, count: int) -> int:
     """Return the number of a key's range, of `count` ranges of slots."""
+    from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot  # `redrb --help` needs no redis
+
     slot: int = key_slot(key.encode())
     return slot * count // REDIS_CLUSTER_HASH_SLOTS
 

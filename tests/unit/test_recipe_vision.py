@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from itertools import islice
 
 import pytest
@@ -21,7 +22,10 @@ def test_makers_and_steps_see_the_same_pixels() -> None:
     prompts = list(islice(recipe.prompts(), 3))
     made = maker.make_experience(prompts, **recipe.generation(torch.Generator().manual_seed(0)))
     samples = split_experience_batch(made)
-    with redrb.connect("fake://") as client, ExperienceStream(client, "vision") as stream:
+    with (
+        redrb.connect(f"fake://{uuid.uuid4().hex}") as client,
+        ExperienceStream(client, "vision") as stream,
+    ):
         for first in range(0, 12, 4):
             stream.put(samples[first : first + 4])
         lease = stream.take(3, timeout=5)

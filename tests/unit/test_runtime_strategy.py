@@ -25,6 +25,7 @@ accelerate_state = pytest.importorskip("accelerate.state")
 def fresh_accelerate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Accelerate keeps its state in the process."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)
+    accelerate_state.AcceleratorState._reset_state(reset_partial_state=True)
     yield
     accelerate_state.AcceleratorState._reset_state(reset_partial_state=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any, get_type_hints
@@ -18,7 +19,7 @@ from tests.samples import numbered, numbers
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with redrb.connect("fake://") as client:
+    with redrb.connect(f"fake://{uuid.uuid4().hex}") as client:
         yield client
 
 
