@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import subprocess
 import tempfile
 import threading
@@ -18,6 +19,9 @@ from redrb.environment import child_environment
 from redrb.errors import ConfigError, StoreUnavailable
 
 START_TIMEOUT_S = 20.0
+
+END_TIMEOUT_S = 10.0
+"""Seconds that a server whose guard was killed gets to write its data, before it is killed."""
 
 PRIVATE_UMASK = 0o077
 """The files that the server writes are readable by its user only."""
@@ -104,12 +108,23 @@ class EmbeddedServer:
             return  # a fork of the owner
         if self._process.stdin is not None and not self._process.stdin.closed:
             # the line ends the guard's read also while a forked child holds the pipe open
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.write("end\n")
-                self._process.stdin.flush()
-            self._process.stdin.close()
-            self._process.wait()
+            with contextlib.suppress(BrokenPipeError):  # also of what close() flushes again
+                try:
+                    self._process.stdin.write("end\n")
+                    self._process.stdin.flush()
+                finally:
+                    self._process.stdin.close()
+            if self._process.wait() < 0:  # the guard was killed, and its server was not
+                self._end_group()
         self._lock.close()
+
+    def _end_group(self) -> None:
+        """End the server without its guard, whose process group it belongs to."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            if self._ended.wait(END_TIMEOUT_S):
+                return
 
     def wait(self) -> str:
         """Wait until the server has ended for any reason; returns the last line of its log."""

@@ -17,6 +17,7 @@ import pytest
 import redrb
 from redrb import ExperienceStream, StoreUnavailable
 from redrb.connection import Client, embedded, server_program
+from redrb.connection.embedded import EmbeddedServer
 from redrb.connection.server_program import ServerProgram, bundled_server, find_server
 from redrb.environment import child_environment
 from redrb.errors import ConfigError
@@ -160,6 +161,17 @@ def test_data_outlives_an_owner_that_is_killed(tmp_path: Path) -> None:
             break
     with client, ExperienceStream(client, "math") as stream:
         assert numbers(stream.take(1, timeout=0)) == [1]
+
+
+def test_a_server_whose_guard_was_killed_ends_with_its_owner(tmp_path: Path) -> None:
+    for count in (1, 2):  # the second server finds the data, and the directory free
+        server = EmbeddedServer(str(tmp_path))
+        with redrb.connect(f"unix://{server.socket}") as client:
+            assert client.execute("INCR", "count") == count
+        os.kill(server._process.pid, signal.SIGKILL)
+        server._process.wait()
+        server.close()
+        assert server._ended.is_set()
 
 
 @pytest.mark.parametrize("url", ["embedded://relative/path", "embedded:///proc/none"])
