@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -24,7 +25,8 @@ def _run(options: argparse.Namespace) -> int:
     file: Path = options.file
     if file.suffix != ".py":
         raise ConfigError(f"{file} must end with .py.")
-    text = (files("redrb.recipe.starters") / f"{options.kind}.py").read_text(encoding="utf-8")
+    starter = (files("redrb.recipe.starters") / f"{options.kind}.py").read_text(encoding="utf-8")
+    text = starter.replace("class MyRecipe(", f"class {_class_name(file.stem, starter)}(")
     try:
         with file.open("x", encoding="utf-8") as written:
             written.write(text)
@@ -34,3 +36,11 @@ def _run(options: argparse.Namespace) -> int:
         raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
     print(f"{file} is written. Run it: redrb run {file}")
     return 0
+
+
+def _class_name(stem: str, starter: str) -> str:
+    """Return the class's name for a file: runs of recipes with the same name share a folder."""
+    name = "".join(word[:1].upper() + word[1:] for word in re.split(r"[^0-9A-Za-z]+", stem))
+    if not name or name[0].isdigit():
+        return "MyRecipe"
+    return f"{name}Job" if re.search(rf"\b{name}\b", starter) else name

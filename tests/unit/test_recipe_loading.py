@@ -119,7 +119,14 @@ def test_new_writes_a_recipe_once(
 ) -> None:
     file = folder / f"my_{kind}.py"
     assert cli.main(["new", kind, str(file)]) == 0
-    assert load(str(file)).recipe.__name__ == "MyRecipe"
+    assert load(str(file)).recipe.__name__ == f"My{kind.capitalize()}"  # names the run's folder
     assert "redrb run" in capsys.readouterr().out
     assert cli.main(["new", kind, str(file)]) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("stem", "name"), [("recipe", "RecipeJob"), ("2nd", "MyRecipe")])
+def test_new_names_the_class_so_that_it_loads(folder: Path, stem: str, name: str) -> None:
+    file = folder / f"{stem}.py"
+    assert cli.main(["new", "plain", str(file)]) == 0
+    assert load(str(file)).recipe.__name__ == name
