@@ -12,6 +12,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,10 +95,14 @@ def decode_batch(
     for mask, lengths in made.items():
         if lengths:
             padded[mask] = lengths_mask(lengths, max(lengths), side, MASK_DTYPES[mask], pin=pin)
-    ragged = {name: column.lengths() for name, column in columns.items() if not column.alike}
+    ragged = {
+        name: column.lengths()
+        for name, column in columns.items()
+        if name not in TENSOR_FIELDS and not column.alike
+    }
     batch = assemble_experience(padded, _metadata(layouts), side, ragged)
-    sizes = torch.tensor([layout.samples for layout in layouts])
-    batch.group_index = torch.arange(len(layouts)).repeat_interleave(sizes)
+    sizes = [layout.samples for layout in layouts]
+    batch.group_index = torch.from_numpy(np.repeat(np.arange(len(sizes), dtype=np.int64), sizes))
     return batch
 
 
