@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from redrb.options import option
 from redrb.recipe.language import LanguageRecipe
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from redrb.algorithms import GRPOStep
-    from redrb.experience import Experience
     from redrb.runtime import ExperienceMaker
 
 
@@ -45,15 +43,6 @@ class GRPORecipe(LanguageRecipe):
 
         trained = [each for each in models["actor"].parameters() if each.requires_grad]
         return {"actor": torch.optim.AdamW(trained, lr=self.learning_rate)}
-
-    def step(
-        self,
-        models: dict[str, nn.Module],
-        optimizers: dict[str, Optimizer],
-        experience: Experience,
-    ) -> Mapping[str, Any]:
-        """Take one step of `algorithm`."""
-        return self.algorithm(models, optimizers)(experience)
 
     def algorithm(self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]) -> GRPOStep:
         """Return the training step; override it for other options."""

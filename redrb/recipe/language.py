@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,6 +15,7 @@ from redrb.recipe.step_settings import StepSettings
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+    from torch.optim import Optimizer
 
     from redrb.algorithms import Completion
     from redrb.experience import Experience
@@ -121,6 +122,21 @@ class LanguageRecipe(Recipe, StepSettings):
         from redrb.recipe.pretrained import built
 
         return {"actor": built(self._model, self.model_dtype)}
+
+    @abstractmethod
+    def algorithm(
+        self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
+    ) -> Callable[[Experience], Mapping[str, Any]]:
+        """Return the training step."""
+
+    def step(
+        self,
+        models: dict[str, nn.Module],
+        optimizers: dict[str, Optimizer],
+        experience: Experience,
+    ) -> Mapping[str, Any]:
+        """Take one step of `algorithm`."""
+        return self.algorithm(models, optimizers)(experience)
 
     def rollout(self, models: dict[str, nn.Module], prompt: Prompt) -> Experience:
         """Return the scored completions of one prompt; makers sample those of many at once."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from redrb.options import option
 from redrb.recipe.language import LanguageRecipe
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from redrb.algorithms import PPOStep
-    from redrb.experience import Experience
     from redrb.runtime import ExperienceMaker
 
 
@@ -62,15 +60,6 @@ class PPORecipe(LanguageRecipe):
             )
             for name, rate in rates.items()
         }
-
-    def step(
-        self,
-        models: dict[str, nn.Module],
-        optimizers: dict[str, Optimizer],
-        experience: Experience,
-    ) -> Mapping[str, Any]:
-        """Take one step of `algorithm`."""
-        return self.algorithm(models, optimizers)(experience)
 
     def algorithm(self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]) -> PPOStep:
         """Return the training step; override it for other options."""
