@@ -1,0 +1,61 @@
+"""`Histogram`: groups counted by staleness, in few buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+BOUNDS = (0, 1, 2, 4, 8, 16, 32)
+"""Largest staleness of each bucket but the last, in weight versions; the last one has no end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Groups counted by staleness.
+
+    Attributes:
+        counts: Groups in each bucket: `BOUNDS`, then those beyond the last bound.
+        unknown: Groups without a policy version, or in a task that knows no weight version.
+        mean: Mean staleness of the groups in the buckets; None where it is not known.
+        largest: Largest staleness of a group; None if there is none.
+        sampled: Whether only some of the groups were read, so that counts are shares of these.
+    """
+
+    counts: tuple[int, ...] = (0,) * (len(BOUNDS) + 1)
+    unknown: int = 0
+    mean: float | None = None
+    largest: int | None = None
+    sampled: bool = False
+
+    @classmethod
+    def of(cls, groups: Mapping[int, int], *, unknown: int = 0, sampled: bool = False) -> Histogram:
+        """Return the histogram of exact counts: staleness -> groups."""
+        counts = [0] * (len(BOUNDS) + 1)
+        for staleness, number in groups.items():
+            counts[bucket_of(staleness)] += number
+        total = sum(groups.values())
+        mean = sum(age * number for age, number in groups.items()) / total if total else None
+        largest = max((age for age, number in groups.items() if number), default=None)
+        return cls(tuple(counts), unknown, mean, largest, sampled)
+
+    @property
+    def total(self) -> int:
+        """Groups in all buckets."""
+        return sum(self.counts)
+
+
+def bucket_of(staleness: int) -> int:
+    """Return the number of the bucket of a staleness; a negative one is in the first."""
+    for number, bound in enumerate(BOUNDS):
+        if staleness <= bound:
+            return number
+    return len(BOUNDS)
+
+
+def bucket_names() -> list[str]:
+    """Return the names of the buckets, such as "0", "3-4" and "33+"."""
+    names, low = [], 0
+    for bound in BOUNDS:
+        names.append(str(bound) if bound == low else f"{low}-{bound}")
+        low = bound + 1
+    return [*names, f"{low}+"]

@@ -1,0 +1,268 @@
+"""`State`: what a namespace holds and who works on it, at one moment. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from redrb.state.histogram import Histogram
+from redrb.stream.task.ledger import StreamStats
+
+Role: TypeAlias = Literal["maker", "trainer", "stage"]
+"""What a worker does with a task: it puts, takes, or does both."""
+
+Life: TypeAlias = Literal["live", "silent", "dead", "ended"]
+"""live: its heartbeat comes in time; silent: one is overdue; dead: its leases and rights were, or
+will be, taken back; ended: it said that it ends."""
+
+WaitsFor: TypeAlias = Literal["", "batch", "room", "right", "weights"]
+"""What a worker waits for: a full batch, room in the task, the right to begin groups, weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """A process that works on a task, as its last announcement says.
+
+    Attributes:
+        name: Its name, unique in the task.
+        role: What it does with the task.
+        host: Host name.
+        pid: Process id on that host.
+        redrb: Version of redrb that it runs.
+        life: Whether it is alive, by the server's clock.
+        seen_s: Seconds since its last announcement.
+        period_s: Seconds between two announcements.
+        uptime_s: Seconds since it began.
+        weight_version: Newest weight version that it uses (maker) or published (trainer); 0: none.
+        groups: Groups that it has put, or acknowledged, since it began.
+        samples: Samples in these groups.
+        leased: Groups that it leases now.
+        rights: Rights to begin groups that it holds now.
+        waits_for: What it waited for at its last announcement; "": nothing.
+        waits_s: Seconds for which it has waited by now.
+        groups_per_s: Its rate between two looks; None at the first look.
+        samples_per_s: The same in samples.
+        metrics: Newest figures that it announced, such as "reward" and "loss"; at most 16.
+    """
+
+    name: str
+    role: Role
+    host: str = ""
+    pid: int = 0
+    redrb: str = ""
+    life: Life = "live"
+    seen_s: float = 0.0
+    period_s: float = 0.0
+    uptime_s: float = 0.0
+    weight_version: int = 0
+    groups: int = 0
+    samples: int = 0
+    leased: int = 0
+    rights: int = 0
+    waits_for: WaitsFor = ""
+    waits_s: float = 0.0
+    groups_per_s: float | None = None
+    samples_per_s: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """Staleness of the groups of one consumer group, by the task's newest weight version.
+
+    Attributes:
+        waiting: Of the completed groups that wait.
+        leased: Of the leased groups.
+        taken: Of all groups ever taken, as they were when they were taken.
+    """
+
+    waiting: Histogram = field(default_factory=Histogram)
+    leased: Histogram = field(default_factory=Histogram)
+    taken: Histogram = field(default_factory=Histogram)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroupState:
+    """One consumer group of a task.
+
+    Attributes:
+        name: Its name.
+        stats: Counters of the task as this consumer group sees them.
+        staleness: Staleness of its groups.
+    """
+
+    name: str
+    stats: StreamStats
+    staleness: Staleness = field(default_factory=Staleness)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Rates of a task between two looks, per second.
+
+    Attributes:
+        over_s: Seconds between the looks.
+        put: Groups put.
+        acked: Groups acknowledged by the first consumer group.
+        samples_put: Samples put.
+        samples_acked: Samples acknowledged.
+        bytes_put: Bytes put, as stored.
+        expired: Groups expired.
+        filtered: Groups filtered.
+        evicted: Groups evicted.
+        dead: Groups that became dead letters.
+    """
+
+    over_s: float
+    put: float = 0.0
+    acked: float = 0.0
+    samples_put: float = 0.0
+    samples_acked: float = 0.0
+    bytes_put: float = 0.0
+    expired: float = 0.0
+    filtered: float = 0.0
+    evicted: float = 0.0
+    dead: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskState:
+    """One task.
+
+    Attributes:
+        name: Its name.
+        readable: Whether the user may read it; if not, all else is empty.
+        incarnation: Random id from its creation.
+        order: Name of its order.
+        partitions: Number of its partitions.
+        settings: Its settings by name, as text, such as "max_staleness": "4".
+        groups: Its consumer groups, at most 16: "default" first, then by name. A task from which
+            nothing was taken yet has "default", not joined.
+        workers: Its makers, trainers and stages, at most 200, the newest first.
+        workers_total: Number of workers that announced themselves lately.
+        stored_bytes: Bytes of the stored groups, by the mean size of all groups put.
+        memory_bytes: Bytes of memory of the task's keys, estimated by Redis; None if not known.
+        rates: None at the first look.
+    """
+
+    name: str
+    readable: bool = True
+    incarnation: str = ""
+    order: str = ""
+    partitions: int = 1
+    settings: Mapping[str, str] = field(default_factory=dict)
+    groups: tuple[ConsumerGroupState, ...] = ()
+    workers: tuple[WorkerState, ...] = ()
+    workers_total: int = 0
+    stored_bytes: int = 0
+    memory_bytes: int | None = None
+    rates: Rates | None = None
+
+    @property
+    def main(self) -> ConsumerGroupState | None:
+        """The first consumer group; None if the task cannot be read."""
+        return self.groups[0] if self.groups else None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsState:
+    """The published weights of one name.
+
+    Attributes:
+        name: Their name.
+        version: The newest version.
+        kind: "full", "delta" or "lora".
+        nbytes: Bytes of the newest version's tensors.
+        stored_bytes: Bytes of all kept versions in Redis.
+        versions: Number of kept versions.
+        age_s: Seconds since the newest version's commit, by the server's clock.
+        publisher: The newest publisher, which alone may commit; "" if not known.
+        pins: Readers that fetch versions now, whose pin has not expired.
+        expired_pins: Pins whose time is over.
+        readable: Whether the user may read them.
+    """
+
+    name: str
+    version: int = 0
+    kind: str = ""
+    nbytes: int = 0
+    stored_bytes: int = 0
+    versions: int = 0
+    age_s: float = 0.0
+    publisher: str = ""
+    pins: int = 0
+    expired_pins: int = 0
+    readable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """One Redis or Valkey server.
+
+    Attributes:
+        address: Host and port, or the path of its socket; never a password.
+        kind: "redis" or "valkey".
+        version: Its version.
+        mode: "standalone", "sentinel" or "cluster".
+        uptime_s: Seconds since it started.
+        used_memory: Bytes that it uses.
+        maxmemory: Its limit of memory; 0: none.
+        maxmemory_policy: What it does at this limit; anything but "noeviction" loses data.
+        clients: Connected clients.
+        blocked_clients: Clients that block.
+        commands_per_s: Commands of the last second, as the server says.
+        cpu_share: Processor time a second between two looks, 1.0 is one core; None at first.
+        aof: Whether it writes an append-only file.
+        last_save_ok: Whether its last snapshot, and its last write of the file, succeeded.
+        replicas: Connected replicas.
+        allocator: Its memory allocator.
+        latency_s: Seconds from the first request of this look to its reply.
+    """
+
+    address: str
+    kind: str = "redis"
+    version: str = ""
+    mode: str = "standalone"
+    uptime_s: float = 0.0
+    used_memory: int = 0
+    maxmemory: int = 0
+    maxmemory_policy: str = ""
+    clients: int = 0
+    blocked_clients: int = 0
+    commands_per_s: float = 0.0
+    cpu_share: float | None = None
+    aof: bool = False
+    last_save_ok: bool = True
+    replicas: int = 0
+    allocator: str = ""
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A namespace at one moment.
+
+    Attributes:
+        namespace: Its name.
+        where: Where Redis is, without a password.
+        time: Seconds since 1970 by the server's clock.
+        took_s: Seconds that the look took.
+        servers: The servers; of a cluster all primaries.
+        tasks: All tasks, by name; at most 200.
+        tasks_total: Number of tasks in the registry.
+        weights: All published weights, by name; at most 200.
+    """
+
+    namespace: str
+    where: str
+    time: float
+    took_s: float = 0.0
+    servers: tuple[ServerState, ...] = ()
+    tasks: tuple[TaskState, ...] = ()
+    tasks_total: int = 0
+    weights: tuple[WeightsState, ...] = ()
+
+    def task(self, name: str) -> TaskState | None:
+        """Return a task by its name; None if there is no such task."""
+        return next((task for task in self.tasks if task.name == name), None)
