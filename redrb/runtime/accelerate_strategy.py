@@ -6,6 +6,7 @@ Hugging Face's Accelerate is imported when the first model in training is placed
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -152,13 +153,23 @@ def _checkpoint_gradients(model: nn.Module) -> None:
         for name in _ENABLING:
             enable = getattr(part, name, None)
             if callable(enable):
-                enable({"use_reentrant": False})
+                _enable(enable)
                 model.train()
                 return
     raise ConfigError(
         f"gradient_checkpointing: {type(model).__name__} has no method {' or '.join(_ENABLING)}, "
         "as models of transformers have: leave it out, or use torch.utils.checkpoint in the model."
     )
+
+
+def _enable(enable: Callable[[dict[str, bool]], object]) -> None:
+    try:
+        enable({"use_reentrant": False})
+    except ValueError as error:  # not every model of transformers can
+        raise ConfigError(
+            f"gradient_checkpointing: {error} Leave it out, or use torch.utils.checkpoint in the "
+            "model."
+        ) from error
 
 
 def _check_process_group() -> None:

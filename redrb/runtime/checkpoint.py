@@ -178,7 +178,8 @@ class Checkpoints:
             except (RuntimeError, ValueError, LookupError) as error:
                 raise ConfigError(
                     f"{path}: {name} does not fit this trainer, which is loaded in part now and "
-                    f"must not be used: {error}"
+                    "must not be used: resume with the same models, sharded or not as before, or "
+                    f"use another checkpoint directory: {error}"
                 ) from error
         restore_random_state(content["random"])
         return position, unacked

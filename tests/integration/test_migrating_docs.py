@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tomllib
 import warnings
 from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "migrating.md").read_text()
 BLOCKS = re.findall(r"(?:<!-- needs (\w+) -->\n)?```python\n(.*?)```", PAGE, re.DOTALL)
 PRINTED = {
     "DetachedReplayBuffer": "torch.Size([2, 9])\n",
@@ -39,3 +41,14 @@ def test_a_block_runs_as_printed(word: str, capsys: pytest.CaptureFixture[str]) 
 
 def test_each_block_is_run() -> None:
     assert len(BLOCKS) == len(PRINTED)
+
+
+def test_what_is_to_be_installed_exists() -> None:
+    """All commands in blocks of this page install an extra."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    commands = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    named = [re.fullmatch(r"pip install 'redrb\[(\w+)\]'\n", command) for command in commands]
+    assert [found and found[1] for found in named] == ["trl", "torchrl"]
+    assert {"trl", "torchrl"} <= extras.keys()

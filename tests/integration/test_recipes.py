@@ -19,12 +19,13 @@ SMALL = {
     "arithmetic": ("--supervised-steps", "5", "--width", "16", "--prompts-per-step", "8"),
     "multiturn": ("--supervised-steps", "5", "--width", "16", "--group-size", "4"),
     "cartpole": ("--group-size", "32", "--episodes", "1"),
+    "vision": ("--width", "8", "--group-size", "4", "--held-out-images", "8"),
 }
 """Flags that make a recipe quicker."""
 
 
 @pytest.mark.parametrize("real_url", list(programs())[:1], indirect=True)
-@pytest.mark.parametrize("name", ["arithmetic", "cartpole", "multiturn", "grpo", "plain", "ppo"])
+@pytest.mark.parametrize("name", [*SMALL, "grpo", "plain", "ppo"])
 def test_maker_and_trainer_train_together(
     real_url: str, namespace: str, tmp_path: Path, name: str
 ) -> None:

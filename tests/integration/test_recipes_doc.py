@@ -1,26 +1,36 @@
-"""The recipe and the settings of docs/recipes.md, as they are printed."""
+"""The recipe, the settings and the commands of docs/recipes.md, as they are printed."""
 
 from __future__ import annotations
 
 import json
 import random
 import re
+import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.run import get_args_parser
 
 from redrb import cli
 from redrb.recipe import GRPORecipe
+from redrb.recipe.command_line import parse
 from redrb.recipe.loading import load
 from redrb.recipe.prompts import prompt_batches
 
-PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "recipes.md").read_text()
+
+
+def block(language: str) -> str:
+    """Return the page's one block of a language."""
+    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    return str(found)
 
 
 def test_the_recipe_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (text,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    (settings,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    text, settings = block("python"), block("toml")
     assert len(text.strip().splitlines()) <= 32
     file = tmp_path / "documented_recipe.py"
     file.write_text(text)
@@ -40,3 +50,27 @@ def test_the_recipe_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     for _ in range(60):
         metrics = recipe.step(models, optimizers, maker.make_experience(next(batches), **options))
     assert metrics["reward"] > 0.8
+
+
+def test_the_commands_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """test_recipes.py and test_recipe_ranks.py run the same commands with other recipes."""
+    monkeypatch.chdir(tmp_path)
+    Path("my_recipe.py").write_text(block("python"))
+    programs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    groups = []
+    for line in block("sh").splitlines():
+        program, *words = shlex.split(line, comments=True)
+        if program == "export":
+            monkeypatch.setenv(*words[0].split("=", 1))
+            continue
+        if program == "torchrun":
+            launch = get_args_parser().parse_args(words)
+            assert (launch.nproc_per_node, launch.module) == ("2", True)
+            program, words = launch.training_script, launch.training_script_args
+            assert f"{program}:run" == programs["redrb-trainer"]
+        else:
+            assert program in programs
+        recipe = parse(program, None, words).resolved.recipe
+        assert recipe.url == "redis://host:6379/0"
+        groups.append(recipe.groups)
+    assert groups == [32, 32, 16, 32]
