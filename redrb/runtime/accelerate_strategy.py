@@ -63,7 +63,8 @@ class AccelerateStrategy(Strategy):
 
         Raises:
             ConfigError: Accelerate is not installed; WORLD_SIZE is above 1, and there is no process
-                group; or the model cannot checkpoint gradients.
+                group; the model cannot checkpoint gradients; or it is to be sharded, and shares
+                parameters with a sharded model.
         """
         placed = super().prepare(model)
         if not isinstance(placed, nn.Module):
@@ -82,7 +83,13 @@ class AccelerateStrategy(Strategy):
     def _sharded(self, model: nn.Module) -> nn.Module:
         """Return a model whose parameters are `DTensor`s."""
         accelerate = _accelerate()
-        layers = {name for part in model.modules() for name in _layers(part)}
+        if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
+            raise ConfigError(
+                f"{type(model).__name__} cannot be sharded, because it shares parameters with a "
+                "model that is sharded already: give each model its own by copy.deepcopy, or leave "
+                "shard out."
+            )
+        layers = _layers(model)
         plugin = accelerate.FullyShardedDataParallelPlugin(
             fsdp_version=2,
             cpu_ram_efficient_loading=False,
@@ -138,10 +145,13 @@ def _describe_ranks() -> None:
             environment.set_variable(name, value)
 
 
-def _layers(part: nn.Module) -> list[str]:
-    """Return the class names of a transformers model's layers."""
-    named = getattr(part, "_no_split_modules", None)
-    return list(named) if isinstance(named, list | tuple | set) else []
+def _layers(model: nn.Module) -> set[str]:
+    """Return the class names of a transformers model's layers, of those that are in the model."""
+    named: set[str] = set()
+    for part in model.modules():
+        names = getattr(part, "_no_split_modules", None)
+        named.update(names if isinstance(names, list | tuple | set) else ())
+    return named & {type(part).__name__ for part in model.modules()}
 
 
 _ENABLING = ("activation_checkpointing_enable", "gradient_checkpointing_enable")

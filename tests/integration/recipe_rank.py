@@ -66,6 +66,15 @@ class Valued(PPORecipe):
         raise AssertionError(completion)
 
 
+class Shared(Valued):
+    """PPO whose critic has the trunk of the actor."""
+
+    def critic(self, actor: nn.Module) -> nn.Module:
+        critic = seeded(PlainCritic, 1)
+        critic.trunk = actor.trunk
+        return critic
+
+
 RECIPES: Mapping[str, type[Recipe]] = {"grpo": Grouped, "ppo": Valued}
 
 
@@ -106,12 +115,17 @@ def main(url: str, namespace: str, directory: str, rank: int) -> None:
                 found[f"{name}-{mode}"] = [
                     train(client, kind(**settings, steps=end)) for end in ends
                 ]
-        try:  # the checkpoint of a job that was not sharded
-            other = {"namespace": f"{namespace}-grpo-replicate", "shard": True}
-            other["checkpoints"] = f"{directory}/grpo-replicate"
-            train(client, Grouped(**{**SETTINGS, **other}))
-        except ConfigError as error:
-            found["refused"] = str(error)
+        for name, kind in (("grpo", Grouped), ("shared", Shared)):
+            settings = {  # of "grpo" those of the replicated job
+                **SETTINGS,
+                "namespace": f"{namespace}-{name}-replicate",
+                "checkpoints": f"{directory}/{name}-replicate",
+                "shard": True,
+            }
+            try:
+                train(client, kind(**settings))
+            except ConfigError as error:
+                found[f"{name}-refused"] = str(error)
     print(json.dumps(found), flush=True)
     distributed.destroy_process_group()
 

@@ -20,9 +20,9 @@ STEPS, GROUPS = 4, 4
 
 
 class Actor(PlainActor):
-    """An actor that names its layers as models of transformers do."""
+    """An actor that names layers as models of transformers do: also one that it lacks."""
 
-    _no_split_modules = ("Trunk",)
+    _no_split_modules = ("Trunk", "VisionBlock")
 
 
 class Trainer(redrb.DetachedGRPOTrainer):

@@ -66,8 +66,10 @@ def test_sharded_recipes_resume(
             output, errors = process.communicate(timeout=60)
             assert process.returncode == 0, errors
             found = json.loads(output)
-            assert "models.actor does not fit" in found["refused"]
-            assert "sharded or not as before" in found["refused"]
+            assert "models.actor does not fit" in found["grpo-refused"]
+            assert "sharded or not as before" in found["grpo-refused"]
+            assert "PlainCritic cannot be sharded" in found["shared-refused"]
+            assert "copy.deepcopy" in found["shared-refused"]
             for name in RECIPES if rank == 0 else ():  # the first rank reports
                 assert found[f"{name}-replicate"] == [[*first, *second]]
                 assert found[f"{name}-shard"] == [list(first), list(second)]
