@@ -1,0 +1,24 @@
+"""The finding of a look that failed: Redis is away, or refuses the user."""
+
+from __future__ import annotations
+
+from redrb.state.finding import Finding, FindingKind
+
+CONNECTION = FindingKind(
+    "connection",
+    "critical",
+    "Redis has stopped, is overloaded, or cannot be reached from this machine; or the URL or the "
+    "password is wrong. Makers and trainers wait until Redis is back, for as long as their retries "
+    "allow.",
+)
+KINDS = (CONNECTION,)
+
+
+def connection_finding(where: str, error: str) -> Finding:
+    """Return the finding of a look that failed.
+
+    Args:
+        where: Where Redis is, without a password.
+        error: Why the look failed.
+    """
+    return CONNECTION.found("server", f"{where} could not be read: {error}", "redis-cli ping")

@@ -1,0 +1,270 @@
+"""Findings about tasks: who puts without who takes, and the reverse; dead letters; the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from redrb.state.finding import Finding, FindingKind
+from redrb.state.findings.wording import (
+    counted,
+    number_of,
+    of_workers,
+    redrb_command,
+    seconds,
+    subject_of,
+)
+from redrb.state.model import ConsumerGroupState, State, TaskState, WorkerState
+
+LONG_WITHOUT_MAKER_S = 10.0
+LONG_WITH_MAKERS_S = 120.0
+LONG_BLOCKED_S = 10.0
+
+STARVED_TRAINER = FindingKind(
+    "starved-trainer",
+    "critical",
+    "No maker works on the task: all have ended, died, or put into another task or namespace.",
+)
+BLOCKED_MAKERS = FindingKind(
+    "blocked-makers",
+    "critical",
+    "No trainer takes from the task, so that it stays full. Nothing goes on until one starts.",
+)
+UNBALANCED_LEDGER = FindingKind(
+    "unbalanced-ledger",
+    "critical",
+    "A group was lost or counted twice: keys of the task were changed or deleted by other programs "
+    "or evicted by the server, a replica without all data took over, or redrb has a defect.",
+)
+GROWING_DEAD_LETTERS = FindingKind(
+    "growing-dead-letters",
+    "critical",
+    "Groups fail again and again: the trainer rejects them, raises an error on them, or dies from "
+    "them. They are not trained.",
+)
+FULL_DEAD_LETTERS = FindingKind(
+    "full-dead-letters",
+    "critical",
+    "The task has as many dead letters as max_dead allows. Each further one deletes the oldest for "
+    "good.",
+)
+DEAD_LETTERS = FindingKind(
+    "dead-letters",
+    "warning",
+    "The trainer rejected these groups, or their delivery failed max_deliveries times. They are "
+    "not trained until they are requeued.",
+)
+SLOW_MAKERS = FindingKind(
+    "slow-makers",
+    "warning",
+    "The makers make fewer groups than the trainer could train, or some of them hang.",
+)
+NOBODY_TAKES = FindingKind(
+    "nobody-takes",
+    "warning",
+    "Groups are put, and no trainer takes them: it has ended, has died, or takes from another task "
+    "or consumer group.",
+)
+FULL_TASK = FindingKind(
+    "full-task",
+    "info",
+    "The makers are faster than the trainers. They wait, and nothing is lost.",
+)
+IDLE_TASK = FindingKind(
+    "idle-task",
+    "info",
+    "The run has ended or has not begun again; the groups stay stored.",
+)
+UNREADABLE_TASK = FindingKind(
+    "unreadable-task",
+    "info",
+    "This user of Redis has no right to read the task.",
+)
+UNREAD_TASKS = FindingKind(
+    "unread-tasks",
+    "info",
+    "The namespace has more tasks than one look reads. Their troubles are not shown.",
+)
+KINDS = (
+    STARVED_TRAINER,
+    BLOCKED_MAKERS,
+    UNBALANCED_LEDGER,
+    GROWING_DEAD_LETTERS,
+    FULL_DEAD_LETTERS,
+    DEAD_LETTERS,
+    SLOW_MAKERS,
+    NOBODY_TAKES,
+    FULL_TASK,
+    IDLE_TASK,
+    UNREADABLE_TASK,
+    UNREAD_TASKS,
+)
+
+
+def find(state: State) -> Iterator[Finding]:
+    """Yield the findings about tasks."""
+    for task in state.tasks:
+        if not task.readable:
+            yield UNREADABLE_TASK.found(
+                subject_of(task),
+                "The task could not be read.",
+                f"redrb acl --role observer --task {task.name} --namespace {state.namespace}",
+            )
+            continue
+        yield from _trainers(state, task)
+        waiting = list(_makers(state, task))
+        yield from waiting
+        blocked = any(finding.code == BLOCKED_MAKERS.code for finding in waiting)
+        for group in task.groups[1:] if blocked else task.groups:
+            yield from _taken(state, task, group)
+        yield from _dead_letters(state, task)
+        yield from _ledger(state, task)
+    unread = state.tasks_total - len(state.tasks)
+    if unread > 0:
+        yield UNREAD_TASKS.found(
+            f"namespace {state.namespace}",
+            f"{counted(unread, 'task')} of {state.tasks_total:,} were not read.",
+            redrb_command(state, "ls"),
+        )
+
+
+def _alive(task: TaskState, *roles: str) -> list[WorkerState]:
+    return [
+        worker
+        for worker in task.workers
+        if worker.role in roles and worker.life in ("live", "silent")
+    ]
+
+
+def _has_takers(task: TaskState) -> bool:
+    """Return whether any consumer group has a consumer that may take."""
+    return bool(_alive(task, "trainer", "stage")) or any(
+        group.stats.consumers or group.stats.consumers_waiting for group in task.groups
+    )
+
+
+def _has_makers(task: TaskState) -> bool:
+    """Return whether somebody puts, or did between two looks."""
+    stats = task.main.stats if task.main else None
+    waiting = stats is not None and bool(stats.makers or stats.producers_waiting)
+    put = task.rates is not None and task.rates.put > 0
+    return waiting or put or bool(_alive(task, "maker", "stage"))
+
+
+def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
+    """Find trainers that wait for batches."""
+    made = _has_makers(task)
+    kind, long_s = (
+        (SLOW_MAKERS, LONG_WITH_MAKERS_S) if made else (STARVED_TRAINER, LONG_WITHOUT_MAKER_S)
+    )
+    starved = [
+        worker
+        for worker in _alive(task, "trainer")
+        if worker.waits_for == "batch" and worker.waits_s >= long_s
+    ]
+    waiting = task.main.stats.ledger.waiting if task.main else 0
+    others = f"{counted(len(_alive(task, 'maker')), 'maker')} live" if made else "no maker is live"
+    yield from of_workers(
+        *(kind, task, starved),
+        lambda worker: (
+            f"It has waited for a batch for {seconds(worker.waits_s)}; "
+            f"{counted(waiting, 'group')} wait in the task, and {others}."
+        ),
+        redrb_command(state, "stats", task.name) if made else "redrb-maker RECIPE",
+    )
+
+
+def _makers(state: State, task: TaskState) -> Iterator[Finding]:
+    """Find makers that wait for room or for rights."""
+    if task.main is None:
+        return
+    stats = task.main.stats
+    blocked = [
+        worker for worker in _alive(task, "maker", "stage") if worker.waits_for in ("room", "right")
+    ]
+    rights = stats.admission.waiting if stats.admission else 0
+    requests = stats.producers_waiting + rights
+    longest = max((worker.waits_s for worker in blocked), default=0.0)
+    summary = (
+        f"Waiting: {counted(stats.producers_waiting, 'put')} for room and "
+        f"{counted(rights, 'request')} for the right to begin groups"
+        + (f", the longest for {seconds(longest)}" if blocked else "")
+        + f"; {counted(stats.stored, 'group')} are stored"
+        + (f", and the limit is {stats.limit:,}." if stats.limit else ".")
+    )
+    if not (requests or blocked):
+        return
+    if not _has_takers(task):
+        if not blocked or longest >= LONG_BLOCKED_S:
+            yield BLOCKED_MAKERS.found(subject_of(task), summary, "redrb-trainer RECIPE")
+    elif stats.producers_waiting:
+        limit = f"limit={2 * stats.limit}" if stats.limit else ""
+        command = redrb_command(state, "set", task.name, *([limit] if limit else []))
+        yield FULL_TASK.found(subject_of(task), summary, command)
+
+
+def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator[Finding]:
+    """Find consumer groups from which nobody takes."""
+    stats = group.stats
+    waiting = stats.ledger.waiting
+    main = group is task.main
+    taken = (
+        stats.consumers or stats.consumers_waiting or (main and _alive(task, "trainer", "stage"))
+    )
+    if not waiting or taken:
+        return
+    name = "" if main else f" of consumer group {group.name}"
+    summary = f"{counted(waiting, 'group')}{name} wait, and no consumer is alive."
+    if _has_makers(task):
+        yield NOBODY_TAKES.found(subject_of(task), summary, "redrb-trainer RECIPE")
+    else:
+        yield IDLE_TASK.found(subject_of(task), summary, redrb_command(state, "rm", task.name))
+
+
+def _dead_letters(state: State, task: TaskState) -> Iterator[Finding]:
+    stats = task.main.stats if task.main else None
+    letters = stats.dead_letters if stats else 0
+    if not letters:
+        return
+    most = number_of(task, "max_dead")
+    rate = task.rates.dead if task.rates else 0.0
+    text = f"{counted(letters, 'dead letter')} wait for a decision"
+    if most and letters >= most:
+        kind, text = FULL_DEAD_LETTERS, f"{text}, and max_dead is {most:,}."
+    elif rate > 0:
+        kind, text = GROWING_DEAD_LETTERS, f"{text}, {rate:.2g} more each second."
+    else:
+        kind, text = DEAD_LETTERS, f"{text}."
+    listing = redrb_command(state, "dead", "ls", task.name)
+    requeue = redrb_command(state, "dead", "requeue", task.name, "--all")
+    yield kind.found(subject_of(task), text, requeue if kind is DEAD_LETTERS else listing)
+
+
+def _ledger(state: State, task: TaskState) -> Iterator[Finding]:
+    command = redrb_command(state, "save", task.name, f"{task.name}.redrb")
+    for group in task.groups:
+        ledger = group.stats.ledger
+        if not ledger.balanced:
+            ended = ledger.acked + ledger.expired + ledger.filtered + ledger.evicted + ledger.dead
+            yield UNBALANCED_LEDGER.found(
+                subject_of(task),
+                f"Of {ledger.put:,} groups put, consumer group {group.name} has ended {ended:,}, "
+                f"leases {ledger.leased:,} and has {ledger.waiting:,} that wait: "
+                f"{ledger.put - ended - ledger.leased - ledger.waiting:+,} are not accounted for.",
+                command,
+            )
+    stats = task.main.stats if task.main else None
+    if stats and stats.admission and not stats.admission.balanced:
+        rights = stats.admission
+        yield UNBALANCED_LEDGER.found(
+            subject_of(task),
+            f"Of {rights.granted:,} rights to begin groups, {rights.used:,} were used, "
+            f"{rights.returned:,} returned, {rights.lost:,} lost, and {rights.held:,} are held.",
+            command,
+        )
+    if stats and stats.parts and not stats.parts.balanced:
+        yield UNBALANCED_LEDGER.found(
+            subject_of(task),
+            f"Of {stats.parts.begun:,} groups begun in parts, {stats.parts.groups:,} wait and the "
+            "others are not all accounted for.",
+            command,
+        )

@@ -1,0 +1,74 @@
+"""The words that findings share: commands that can be run, numbers of things, lists of names."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+
+from redrb.state.finding import Finding, FindingKind
+from redrb.state.model import ServerState, State, TaskState, WorkerState
+
+NAMED = 5
+"""Workers of a task that have a finding of their own; more of them share one."""
+
+
+def redrb_command(state: State, *words: str) -> str:
+    """Return a command of redrb for the state's namespace; its URL is read from REDRB_URL."""
+    namespace = () if state.namespace == "default" else ("--namespace", state.namespace)
+    return shlex.join(("redrb", *words, *namespace))
+
+
+def server_command(server: ServerState, *words: str) -> str:
+    """Return a command for a server; a password is read from REDISCLI_AUTH."""
+    host, colon, port = server.address.rpartition(":")
+    if colon and port.isdigit():
+        place = ["-h", host.strip("[]"), "-p", port]
+    else:
+        place = ["-s", server.address]
+    program = "valkey-cli" if server.kind == "valkey" else "redis-cli"
+    return shlex.join((program, *place, *words))
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, such as "1 group" or "2,000 groups"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def seconds(amount: float) -> str:
+    """Return a time, such as "4.5 s" or "12 min"."""
+    if amount < 100:
+        return f"{amount:.1f} s"
+    return f"{amount / 60:.0f} min" if amount < 6000 else f"{amount / 3600:.1f} h"
+
+
+def subject_of(task: TaskState) -> str:
+    """Return the subject of a task's findings."""
+    return f"task {task.name}"
+
+
+def number_of(task: TaskState, setting: str) -> int | None:
+    """Return a setting that is an integer; None if the task does not have it."""
+    text = task.settings.get(setting, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else None
+
+
+def of_workers(
+    kind: FindingKind,
+    task: TaskState,
+    workers: Sequence[WorkerState],
+    summary: Callable[[WorkerState], str],
+    command: Callable[[WorkerState], str] | str,
+) -> Iterator[Finding]:
+    """Yield a finding for each worker of a task, or one for all if they are many."""
+
+    def command_for(worker: WorkerState) -> str:
+        return command if isinstance(command, str) else command(worker)
+
+    if len(workers) <= NAMED:
+        for worker in workers:
+            subject = f"{worker.role} {worker.name} of {task.name}"
+            yield kind.found(subject, summary(worker), command_for(worker))
+        return
+    names = ", ".join(worker.name for worker in workers[:NAMED])
+    text = f"{len(workers):,} workers: {names} and {len(workers) - NAMED:,} more. The first: "
+    yield kind.found(subject_of(task), text + summary(workers[0]), command_for(workers[0]))

@@ -1,0 +1,131 @@
+"""Findings about workers: silent and dead ones, makers behind on weights, mixed versions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from redrb.state.finding import Finding, FindingKind
+from redrb.state.findings.wording import counted, number_of, of_workers, redrb_command, seconds
+from redrb.state.model import State, TaskState, WorkerState
+
+LONG_WITHOUT_WEIGHTS_S = 60.0
+BEHIND = 10
+"""Versions that a maker may be behind in a task without `max_staleness`."""
+
+DEAD_WORKER = FindingKind(
+    "dead-worker",
+    "warning",
+    "The process was killed, has crashed, hangs, or its machine has no network. Its leased groups "
+    "and its rights to begin groups go to others, with the next heartbeat of any of these.",
+    repairs=True,
+)
+SILENT_WORKER = FindingKind(
+    "silent-worker",
+    "info",
+    "A heartbeat did not come in time: the process ended a moment ago, or its machine or Redis is "
+    "overloaded. If none comes, the worker counts as dead.",
+)
+MAKER_BEHIND = FindingKind(
+    "maker-behind",
+    "warning",
+    "The maker loads new weights too seldom, or more slowly than the trainer publishes them. Its "
+    "groups are too stale when they are taken, and expire if the task has max_staleness. If it "
+    "does not catch up, end it on its host and start it again.",
+)
+WAITS_FOR_WEIGHTS = FindingKind(
+    "waits-for-weights",
+    "warning",
+    "No trainer publishes these weights, or the maker reads them under another name or namespace.",
+)
+MIXED_REDRB = FindingKind(
+    "mixed-redrb",
+    "warning",
+    "An upgrade has not reached all machines. Versions may disagree on what they store.",
+)
+KINDS = (DEAD_WORKER, WAITS_FOR_WEIGHTS, MAKER_BEHIND, MIXED_REDRB, SILENT_WORKER)
+
+
+def find(state: State) -> Iterator[Finding]:
+    """Yield the findings about workers."""
+    for task in state.tasks:
+        yield from _lives(state, task)
+        yield from _weights(state, task)
+    yield from _versions(state)
+
+
+def _lives(state: State, task: TaskState) -> Iterator[Finding]:
+    dead = [worker for worker in task.workers if worker.life == "dead"]
+    yield from of_workers(
+        *(DEAD_WORKER, task, dead, _death),
+        lambda worker: (
+            redrb_command(state, "doctor", task.name, "--repair")
+            if worker.leased or worker.rights
+            else f"redrb-{worker.role} RECIPE"
+        ),
+    )
+    silent = [worker for worker in task.workers if worker.life == "silent"]
+    yield from of_workers(SILENT_WORKER, task, silent, _silence, "")
+
+
+def _death(worker: WorkerState) -> str:
+    held = (counted(worker.leased, "leased group"), counted(worker.rights, "right"))
+    return (
+        f"No heartbeat for {seconds(worker.seen_s)}{_place(worker)}; it held {' and '.join(held)}."
+    )
+
+
+def _silence(worker: WorkerState) -> str:
+    return (
+        f"No heartbeat for {seconds(worker.seen_s)}{_place(worker)}; one is due every "
+        f"{seconds(worker.period_s)}."
+    )
+
+
+def _place(worker: WorkerState) -> str:
+    return f" from process {worker.pid} on {worker.host}" if worker.host else ""
+
+
+def _weights(state: State, task: TaskState) -> Iterator[Finding]:
+    makers = [worker for worker in task.workers if worker.role == "maker" and worker.life == "live"]
+    waiting = [
+        maker
+        for maker in makers
+        if maker.waits_for == "weights" and maker.waits_s >= LONG_WITHOUT_WEIGHTS_S
+    ]
+    yield from of_workers(
+        *(WAITS_FOR_WEIGHTS, task, waiting),
+        lambda maker: f"It has waited for weights for {seconds(maker.waits_s)}.",
+        redrb_command(state, "weights", "ls"),
+    )
+    newest = task.main.stats.version if task.main else 0
+    set_bound = number_of(task, "max_staleness")
+    bound = BEHIND if set_bound is None else set_bound
+    behind = [
+        maker for maker in makers if maker.weight_version and newest - maker.weight_version > bound
+    ]
+    yield from of_workers(
+        *(MAKER_BEHIND, task, behind),
+        lambda maker: (
+            f"It uses weight version {maker.weight_version:,}, {newest - maker.weight_version:,} "
+            f"behind the newest, {newest:,}; more than {bound:,} is too many."
+        ),
+        lambda maker: f"kill -TERM {maker.pid}" if maker.pid else "",
+    )
+
+
+def _versions(state: State) -> Iterator[Finding]:
+    workers = {
+        (worker.host, worker.pid): worker.redrb
+        for task in state.tasks
+        for worker in task.workers
+        if worker.redrb and worker.life in ("live", "silent")
+    }
+    numbers = Counter(workers.values())
+    if len(numbers) > 1:
+        texts = (f"{counted(n, 'worker')} of {version}" for version, n in sorted(numbers.items()))
+        yield MIXED_REDRB.found(
+            f"namespace {state.namespace}",
+            f"Several versions of redrb work together: {', '.join(texts)}.",
+            "pip install --upgrade redrb",
+        )
