@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from benchmarks.guard import lost
+from benchmarks.limits import beyond_floor, missed_peers
+from benchmarks.report import load
 from benchmarks.server import private_server
 from benchmarks.shapes import SHAPES
 from benchmarks.systems import Job, rows
@@ -85,6 +87,35 @@ def test_the_guard_fails_where_more_than_a_fifth_is_lost() -> None:
     expected = {"rlhf-1k": 1.5, "grpo": 2.0}
     assert lost(expected, {"rlhf-1k": 1.21, "grpo": 1.61}) == []
     assert lost(expected, {"rlhf-1k": 1.19, "grpo": 2.5}) == ["rlhf-1k"]
+
+
+def test_limits_name_the_missed_targets_and_what_they_allow() -> None:
+    def system(each_us: float, rate: float) -> dict[str, float]:
+        parts = dict.fromkeys(("server_us", "producer_us", "consumer_us"), each_us)
+        return {**parts, "samples_per_s": rate}
+
+    systems = {
+        "redrb": system(20, 300),
+        "packed": system(10, 500),
+        "torchrl": system(60, 100),
+        "ray_queue": system(200, 30),
+    }
+    over = {"torchrl": 3.0, "ray_queue": 10.0}
+    results = {"shapes": {"shapes": {"grpo": {"systems": systems, "redrb_over": over}}}}
+    assert beyond_floor(results).splitlines()[2:] == [
+        "| `grpo` | 30.0 | 60.0 | 10.0 | 10.0 | 10.0 |"
+    ]
+    assert missed_peers(results).splitlines()[2:] == [
+        "| `grpo`, torchrl | 3.00x | 4x | 5.00x | 45.0 | 60.0 |"
+    ]
+
+
+def test_the_page_shows_the_limits_of_the_newest_results() -> None:
+    root = Path(__file__).parents[2]
+    found = load(root / "benchmarks" / "results")
+    page = (root / "docs" / "performance.md").read_text()
+    assert beyond_floor(found) in page
+    assert f"misses it in {len(missed_peers(found).splitlines()) - 2}." in page
 
 
 def test_the_benchmark_of_the_runtime_ends_with_its_figures() -> None:
