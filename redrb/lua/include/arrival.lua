@@ -6,7 +6,7 @@ local function make_known(producer, count, now)
   local rule = rules()
   if rule.capacity > 0 then -- a capacity that was given later is reached over several puts
     --@include capacity eviction
-    evict(math.min(stored_groups() - rule.capacity, 50 + count), 0)
+    evict(math.min(stored_groups() - rule.capacity, 32 + count), 0)
   end
   local queues = {key('queue', '#room')}
   for pool in pairs(entered) do

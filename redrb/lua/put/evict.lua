@@ -5,8 +5,8 @@
 --         evicted
 --         count, bytes: groups of the put and their bytes
 --         least: evict at least so many, for a server at its memory limit; then history goes first
---         most: evict at most so many beyond `count` and `least`: a lowered limit is reached over
---         several puts
+--         most: evict at most so many, or `count` or `least` if that is more: a lowered limit is reached
+--         over several calls
 -- Returns {'more' | 'done', entries evicted}: with 'more', there may be others to evict
 --@include task clock capacity candidates eviction epochs puts waiters permissions
 
@@ -51,7 +51,7 @@ end
 if max_bytes > 0 then
   excess_bytes = number(task, 'bytes') + tonumber(ARGV[5]) - max_bytes
 end
-local most = math.max(least, tonumber(ARGV[7]) + count)
+local most = math.max(least, tonumber(ARGV[7]), count)
 local evicted = evict(math.min(excess, most), excess_bytes, history)
 if queued and evicted > 0 then
   own = own + math.max(limit - stored_groups(), 0) - math.max(free, 0)

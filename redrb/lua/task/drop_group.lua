@@ -1,4 +1,4 @@
--- Remove a consumer group, its dead letters, and the entries that no other group needs, some hundred
+-- Remove a consumer group, its dead letters, and the entries that no other group needs, some dozens
 -- at a time.
 -- KEYS[1] stream
 -- ARGV    group
@@ -6,7 +6,7 @@
 --         member of the task, with fewer and fewer groups
 --@include task pools waking groups membership permissions
 
-local PAGE = 50
+local PAGE = 32
 
 check_permissions(KEYS[1])
 begin_writing()

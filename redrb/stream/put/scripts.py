@@ -22,8 +22,8 @@ from redrb.stream.task.task import Task
 if TYPE_CHECKING:
     from redrb.stream.put.pending import PendingPut
 
-MOST_EVICTED = 50
-"""Most groups beyond the limit that one call evicts; there are many after it was lowered."""
+MOST_EVICTED = 32
+"""Most groups that one call evicts, unless its put has more: a lowered limit needs several."""
 
 PutOutcome: TypeAlias = Literal[
     "ok",
