@@ -19,6 +19,10 @@ from redrb.algorithms.sampling import Sampler
 from redrb.errors import ConfigError
 
 
+class SamplingEnded(Exception):
+    """Raised by `before_token`: sampling ends, and the completions hold what was sampled."""
+
+
 @torch.no_grad()
 def generate(
     model: nn.Module,
@@ -59,8 +63,9 @@ def generate(
         eos_token_id: Token, or tokens, that end a completion; None: only the length does.
         pad_token_id: Token for padding; None: 0.
         before_token: Called before each token is computed; it may load new weights into the model,
-            and returns their version, None if unknown. A cache keeps keys and values of earlier
-            tokens, as in PipelineRL (Piché et al. 2025, arXiv:2509.19128).
+            and returns their version, None if unknown; or it raises `SamplingEnded`. A cache keeps
+            keys and values of earlier tokens, as in PipelineRL (Piché et al. 2025,
+            arXiv:2509.19128).
         use_cache: False computes the whole sequence again for each token.
         num_beams: 1: completions are sampled, not searched for.
         early_stopping, prepare_inputs_fn, update_model_kwargs_fn: Accepted as in coati, without
@@ -134,7 +139,10 @@ def _sample(
     versions: list[int | None] = []
     newest, end = tokens, start
     while end < start + room and running.any():
-        versions.append(None if before_token is None else before_token())
+        try:
+            versions.append(None if before_token is None else before_token())
+        except SamplingEnded:
+            break
         chosen, log_probs = sampler.choose(next_token(newest, attention_mask[:, :end]))
         sequences[:, end] = chosen.masked_fill(~running, pad)
         attention_mask[:, end] = running

@@ -4,29 +4,44 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import torch
 
 from redrb.algorithms import group_relative_advantages
-from redrb.engines import Engine
 from redrb.errors import ConfigError, RecordError
 from redrb.experience import BufferItem, Status
 
 Episode: TypeAlias = Callable[..., Awaitable[BufferItem | Sequence[BufferItem]]]
 """`async def episode(prompt, engine)`, or `(prompt, engine, partial)`, that returns its samples."""
 
-Finish: TypeAlias = Callable[[list[BufferItem]], list[BufferItem] | None]
-"""Completes the samples of a group; None filters the group."""
+Finished: TypeAlias = list[BufferItem] | None
+"""The samples of a group; None: the group is filtered."""
+
+Finish: TypeAlias = Callable[[list[BufferItem]], Finished | Awaitable[Finished]]
+"""Completes the samples of a group; it may be a coroutine function."""
 
 PROMPT = "prompt"
 """Key in the extras of unfinished samples, under which their prompt is stored."""
 
 
+class EpisodeEngine(Protocol):
+    """What an episode maker calls of an engine; all the rest is between engine and episodes."""
+
+    async def __aenter__(self) -> Self:
+        """Begin to take requests."""
+
+    async def __aexit__(self, *error: object) -> None:
+        """End."""
+
+    async def abort(self) -> None:
+        """End all requests, also later ones, with what was sampled so far."""
+
+
 class EpisodeRunner:
     """Calls the user's coroutine function, for new episodes and for unfinished ones."""
 
-    def __init__(self, episode: Episode, engine: Engine) -> None:
+    def __init__(self, episode: Episode, engine: Any) -> None:
         """Check the function.
 
         Raises:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from redrb.episodes.group import EpisodeRunner, Finish, can_go_on, is_aborted
+from redrb.checks import checked_int
+from redrb.episodes.group import EpisodeRunner, Finish, Finished, can_go_on, is_aborted
 from redrb.episodes.sink import Sink
-from redrb.errors import EncodeError, LeaseLost, RecordError, RedrbError, StoreUnavailable
+from redrb.errors import (
+    ConfigError,
+    EncodeError,
+    LeaseLost,
+    RecordError,
+    RedrbError,
+    StoreUnavailable,
+)
 from redrb.experience import BufferItem
 from redrb.runtime.stopping import StopRequest
 from redrb.stream import Admission, Lease
@@ -19,20 +29,45 @@ from redrb.stream import Admission, Lease
 _log = logging.getLogger("redrb")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOptions:
+    """How groups of episodes are made.
+
+    Attributes:
+        task: Name of the task.
+        size: Episodes of a group.
+        finish: Completes the samples of a group.
+        parts: Whether the samples of each episode are put as a part of their group.
+        resumes: Whether aborted groups are taken before new ones are begun.
+        keeps_aborted: Whether the task can have its aborted groups finished; if not, they are
+            filtered.
+
+    Raises:
+        ConfigError: A value cannot be used, or aborted groups are to be resumed in a task that
+            cannot put them back.
+    """
+
+    task: str
+    size: int
+    finish: Finish
+    parts: bool
+    resumes: bool
+    keeps_aborted: bool
+
+    def __post_init__(self) -> None:
+        checked_int("group_size", self.size, 1)
+        if self.resumes and not self.keeps_aborted:
+            raise ConfigError(
+                f"task {self.task!r} has the order 'admission', in which unfinished groups "
+                "cannot be put back: give resume=False."
+            )
+
+
 class Groups:
     """The groups of an episode maker, each a coroutine that ends when the group is handed over."""
 
     def __init__(
-        self,
-        runner: EpisodeRunner,
-        sink: Sink,
-        stop: StopRequest,
-        *,
-        size: int,
-        finish: Finish,
-        parts: bool,
-        resumes: bool,
-        task: str,
+        self, runner: EpisodeRunner, sink: Sink, stop: StopRequest, options: GroupOptions
     ) -> None:
         """Make it.
 
@@ -40,15 +75,10 @@ class Groups:
             runner: Runs episodes.
             sink: Gets the groups.
             stop: After it was asked, no group begins.
-            size: Episodes of a group.
-            finish: Completes the samples of a group.
-            parts: Whether the samples of each episode are put as a part of their group.
-            resumes: Whether aborted groups are taken before new ones are begun.
-            task: Name of the task.
+            options: How groups are made.
         """
-        self._runner, self._sink, self._stop = runner, sink, stop
-        self._size, self._finish, self._parts = size, finish, parts
-        self._resumes, self._task = resumes, task
+        self._runner, self._sink, self._stop, self._options = runner, sink, stop, options
+        self._resumes = options.resumes
 
     async def next(self, prompts: Iterator[Any]) -> Any:
         """Return the coroutine of the next group; None if there is none."""
@@ -73,10 +103,10 @@ class Groups:
         key = uuid.uuid4().hex
         try:
             made = await self._together(
-                [self._episode(prompt, key, index, right) for index in range(self._size)]
+                [self._episode(prompt, key, index, right) for index in range(self._options.size)]
             )
-            if not self._parts:
-                items = None if made is None else self._finished(made)
+            if not self._options.parts:
+                items = None if made is None else await self._finished(made)
                 if items is None:
                     await self._sink.filter()
                 else:
@@ -88,8 +118,8 @@ class Groups:
         self, prompt: Any, key: str, index: int, right: Admission | None
     ) -> list[BufferItem]:
         items = await self._runner.run(prompt)
-        if self._parts and not is_aborted(items):
-            await self._sink.put_part(key, items, index, self._size, right)
+        if self._options.parts and not is_aborted(items):
+            await self._sink.put_part(key, items, index, self._options.size, right)
         return items
 
     async def _go_on(self, lease: Lease) -> None:
@@ -101,12 +131,12 @@ class Groups:
                 _log.warning(
                     "task %r has an unfinished group of another kind of maker: this maker finishes "
                     "no groups from now on",
-                    self._task,
+                    self._options.task,
                 )
                 await self._sink.release(lease)
                 return
             made = await self._together([self._runner.go_on(item) for item in group])
-            await self._sink.forward(lease, None if made is None else self._finished(made))
+            await self._sink.forward(lease, None if made is None else await self._finished(made))
         except (LeaseLost, StoreUnavailable) as error:  # the group waits again, as it was
             _log.warning("a maker goes on: %s", error)
         except (RecordError, EncodeError) as error:  # counts as a failed delivery
@@ -130,12 +160,13 @@ class Groups:
             items += result
         return items
 
-    def _finished(self, items: list[BufferItem]) -> list[BufferItem] | None:
+    async def _finished(self, items: list[BufferItem]) -> Finished:
         """Complete a group, except one with unfinished samples."""
         if is_aborted(items):
-            return items
+            return items if self._options.keeps_aborted else None
         try:
-            return self._finish(items)
+            found = self._options.finish(items)
+            return await found if inspect.isawaitable(found) else found
         except Exception as error:  # noqa: BLE001 (the user's function: its group is filtered)
             _log.warning("a group is filtered: its samples could not be finished: %r", error)
             return None

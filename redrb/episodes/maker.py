@@ -4,22 +4,51 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, Protocol
 
 from redrb.checks import checked_int, checked_number
+from redrb.connection import Client
 from redrb.connection.deadline import ending_within
-from redrb.engines import Engine, EngineWeights
-from redrb.episodes.group import Episode, EpisodeRunner, Finish, with_group_advantages
-from redrb.episodes.groups import Groups
+from redrb.episodes.group import (
+    Episode,
+    EpisodeEngine,
+    EpisodeRunner,
+    Finish,
+    with_group_advantages,
+)
+from redrb.episodes.groups import GroupOptions, Groups
 from redrb.episodes.sink import Sink
-from redrb.errors import ConfigError, RedrbError, SendFailed
+from redrb.errors import RedrbError, SendFailed
 from redrb.runtime.job_end import JobEnd
 from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
 from redrb.stream import ExperienceStream
 
 _log = logging.getLogger("redrb")
+
+
+class FollowedWeights(Protocol):
+    """What gives an engine its weights, as `redrb.engines.EngineWeights` does."""
+
+    @property
+    def client(self) -> Client:
+        """Connection to Redis."""
+
+    @property
+    def name(self) -> str:
+        """Name of the trainer."""
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the trainer."""
+
+    async def update(self) -> object:
+        """Wait for the first weights, and give them to the engine."""
+
+    async def follow(self) -> None:
+        """Give later weights to the engine, until the task is cancelled."""
 
 
 class EpisodeMaker:
@@ -38,15 +67,18 @@ class EpisodeMaker:
         ...     trajectory.sampled(await engine.generate(trajectory.tokens, max_new_tokens=256))
         ...     return trajectory.item(reward=score(trajectory.actions, prompt["answer"]))
         >>> EpisodeMaker(stream, episode, engine, weights=weights).run(prompts)
+
+    Attributes:
+        admission_s: Seconds for which the maker had no group, and waited for a right to begin one.
     """
 
     def __init__(
         self,
         stream: ExperienceStream,
         episode: Episode,
-        engine: Engine,
+        engine: EpisodeEngine,
         *,
-        weights: EngineWeights | None = None,
+        weights: FollowedWeights | None = None,
         group_size: int = 8,
         groups: int = 32,
         finish: Finish = with_group_advantages,
@@ -64,13 +96,13 @@ class EpisodeMaker:
             episode: `async def episode(prompt, engine)`, which returns a sample or several. With a
                 third parameter `partial`, it gets the unfinished sample of an aborted episode, and
                 goes on with it; otherwise such an episode begins anew.
-            engine: The server; the maker closes it at the end of `run`.
+            engine: What samples, such as `SGLangEngine`; closed at the end of `run`.
             weights: Gives new versions to the engine while episodes run; the first one is waited
                 for. None: the server keeps its weights.
             group_size: Episodes of each prompt.
             groups: Most groups that are begun at a time.
             finish: Completes the samples of a group before it is put, or returns None to filter it;
-                default: advantages relative to the group.
+                may be a coroutine function; default: advantages relative to the group.
             parts: Put the samples of each episode when it ends, as parts of their group; `finish`
                 is not called, and unfinished episodes are dropped.
             resume: Take and finish groups of unfinished samples before new ones are begun.
@@ -82,26 +114,25 @@ class EpisodeMaker:
             ConfigError: An argument is not usable, or `resume` and the order "admission" meet, in
                 which unfinished groups cannot be put back.
         """
+        self._options = GroupOptions(
+            task=stream.task,
+            size=group_size,
+            finish=finish,
+            parts=parts,
+            resumes=resume,
+            # its scores are rights, and a continuation has none
+            keeps_aborted=stream.settings().values.get("order") != "admission",
+        )
         self._runner = EpisodeRunner(episode, engine)
-        self._engine, self._weights = engine, weights
+        self._stream, self._engine, self._weights = stream, engine, weights
         self._slots = checked_int("groups", groups, 1)
         self._end_with_job = end_with_job
-        self._options: dict[str, Any] = {
-            "size": checked_int("group_size", group_size, 1),
-            "finish": finish,
-            "parts": parts,
-            "resumes": resume,
-            "task": stream.task,
-        }
         self._drain_s = checked_number("drain_timeout", drain_timeout)
         self._stop = StopRequest(checked_stop_seconds("stop_timeout", stop_timeout))
-        self._stream = stream
+        self._sink: Sink | None = None
         self._running: set[asyncio.Task[None]] = set()
-        if resume and stream.settings().values.get("order") == "admission":
-            raise ConfigError(
-                f"task {stream.task!r} has the order 'admission', in which unfinished groups "
-                "cannot be put back: give resume=False."
-            )
+        self._error: BaseException | None = None
+        self.admission_s = 0.0
 
     @property
     def stopped(self) -> str:
@@ -111,6 +142,21 @@ class EpisodeMaker:
     def stop(self, why: str = "stop() was called") -> None:
         """Ask `run` to end; any thread may call it."""
         self._stop.ask(why)
+
+    def fail(self, error: Exception) -> None:
+        """Ask `run` to end and to raise an error; any thread may call it."""
+        self._error = self._error or error
+        self._stop.ask(f"an error came up: {error!r:.200}")
+
+    @property
+    def backpressure_s(self) -> float:
+        """Seconds for which groups have waited for room among those that are not in Redis."""
+        return self._sink.backpressure_s if self._sink else 0.0
+
+    @property
+    def right_version(self) -> int | None:
+        """Weight version of the task when it gave the newest right; None before."""
+        return self._sink.version if self._sink else None
 
     def run(self, prompts: Iterable[Any]) -> None:
         """Run episodes of all prompts, then wait for their groups to be put.
@@ -122,9 +168,12 @@ class EpisodeMaker:
         Raises:
             EngineError: The first weights could not be loaded.
             SendFailed: Groups could not be put.
+            Any error that `fail` was called with.
         """
         with self._stop.on_signals(), ending_within(self._stop.time):
             asyncio.run(self._run(iter(prompts)))
+        if self._error is not None:
+            raise self._error
 
     async def _run(self, prompts: Iterator[Any]) -> None:
         ended = asyncio.Event()
@@ -135,9 +184,9 @@ class EpisodeMaker:
                 loop.call_soon_threadsafe(ended.set)
 
             scope.enter_context(self._stop.waking(wake))
-            self._sink = Sink(self._stream, self._stop, most_unsent=self._slots)
-            self._groups = Groups(self._runner, self._sink, self._stop, **self._options)
-            scope.callback(self._sink.close)
+            sink = self._sink = Sink(self._stream, self._stop, most_unsent=self._slots)
+            scope.callback(sink.close)
+            groups = Groups(self._runner, sink, self._stop, self._options)
             if self._weights is not None and self._end_with_job:
                 scope.enter_context(self._job_end(self._weights).watching())
             if self._stop:
@@ -145,12 +194,12 @@ class EpisodeMaker:
             async with self._engine:
                 following = await self._follow(ended)
                 try:
-                    await self._work(prompts, ended)
+                    await self._work(groups, sink, prompts, ended)
                 finally:
                     for task in following:
                         task.cancel()
 
-    def _job_end(self, weights: EngineWeights) -> JobEnd:
+    def _job_end(self, weights: FollowedWeights) -> JobEnd:
         return JobEnd(weights.client, weights.namespace, lambda: weights.name, (), self._stop)
 
     async def _follow(self, ended: asyncio.Event) -> list[asyncio.Task[None]]:
@@ -167,28 +216,35 @@ class EpisodeMaker:
         first.result()
         return [asyncio.create_task(self._weights.follow())]
 
-    async def _work(self, prompts: Iterator[Any], ended: asyncio.Event) -> None:
+    async def _work(
+        self, groups: Groups, sink: Sink, prompts: Iterator[Any], ended: asyncio.Event
+    ) -> None:
         """Begin groups until the prompts or the maker end; then wait for the groups."""
         stopped = asyncio.create_task(ended.wait())
         try:
-            await self._begin_groups(prompts, stopped)
-            await self._drain(stopped)
-            await self._flush(stopped)
+            await self._begin_groups(groups, prompts, stopped)
+            await self._drain(sink, stopped)
+            await self._flush(sink, stopped)
         except BaseException as error:
             self._stop.ask(f"an error came up: {error!r:.200}")
-            await self._drain(stopped)
+            await self._drain(sink, stopped)
             raise
         finally:
             stopped.cancel()
 
-    async def _begin_groups(self, prompts: Iterator[Any], stopped: asyncio.Task[Any]) -> None:
+    async def _begin_groups(
+        self, groups: Groups, prompts: Iterator[Any], stopped: asyncio.Task[Any]
+    ) -> None:
         beginning: asyncio.Task[Any] | None = None
         try:
             while not self._stop:
                 if len(self._running) < self._slots and beginning is None:
-                    beginning = asyncio.create_task(self._groups.next(prompts))
+                    beginning = asyncio.create_task(groups.next(prompts))
                 waited = {*self._running, stopped, *([beginning] if beginning else [])}
+                idle_since = None if self._running else time.monotonic()
                 await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                if idle_since is not None:
+                    self.admission_s += time.monotonic() - idle_since
                 self._check()
                 if beginning is not None and beginning.done():
                     group, beginning = beginning.result(), None
@@ -209,7 +265,7 @@ class EpisodeMaker:
         for task in done:
             task.result()
 
-    async def _drain(self, stopped: asyncio.Task[Any]) -> None:
+    async def _drain(self, sink: Sink, stopped: asyncio.Task[Any]) -> None:
         """Wait for the groups; when the maker is to end, abort sampling and wait a while."""
         while self._running and not self._stop:
             waited = {*self._running, stopped}
@@ -222,21 +278,21 @@ class EpisodeMaker:
         _, left = await asyncio.wait(self._running, timeout=self._drain_s)
         if left:
             _log.warning("a maker ends: %d groups did not end in time and are given up", len(left))
-            self._sink.give_up()
+            sink.give_up()
             for task in left:
                 task.cancel()
             await asyncio.wait(left)
             self._running -= left
         self._check()
 
-    async def _flush(self, stopped: asyncio.Task[Any]) -> None:
+    async def _flush(self, sink: Sink, stopped: asyncio.Task[Any]) -> None:
         """Wait until all groups are in Redis; when the maker is to end, only for a while."""
-        flushing = asyncio.create_task(self._sink.flush())
+        flushing = asyncio.create_task(sink.flush())
         if not self._stop:
             await asyncio.wait((flushing, stopped), return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait((flushing,), timeout=self._drain_s)
         if not flushing.done():
-            self._sink.give_up()
+            sink.give_up()
         try:
             await flushing
         except SendFailed as failure:

@@ -34,7 +34,11 @@ _OUTAGE_PAUSE_S = 0.5
 
 
 class Sink:
-    """Takes rights and unfinished groups of a task, and puts groups, however long Redis is away."""
+    """Takes rights and unfinished groups of a task, and puts groups, however long Redis is away.
+
+    Attributes:
+        version: Weight version of the task when it gave the newest right; None before.
+    """
 
     def __init__(self, stream: ExperienceStream, stop: StopRequest, *, most_unsent: int) -> None:
         """Make it; `close` ends its threads.
@@ -46,9 +50,15 @@ class Sink:
         """
         self._stream = stream
         self._stop = stop
+        self.version: int | None = None
         self._given_up = Stop()
         self._sender = ExperienceSender(stream, max_groups=most_unsent, offload=False)
         self._pool = ThreadPoolExecutor(_THREADS, "redrb-episodes")
+
+    @property
+    def backpressure_s(self) -> float:
+        """Seconds for which groups have waited for room among those that are not in Redis."""
+        return self._sender.backpressure_s
 
     def give_up(self) -> None:
         """End the waits of all calls: for room, and for Redis."""
@@ -73,7 +83,10 @@ class Sink:
 
     async def admit(self) -> Admission | None:
         """Wait for the right to begin a group; None if the task gives none, or at the end."""
-        return await self._call(self._admit)
+        right = await self._call(self._admit)
+        if right is not None:
+            self.version = right.version
+        return right
 
     async def take_aborted(self) -> Lease | None:
         """Take a group of unfinished samples, if one waits."""

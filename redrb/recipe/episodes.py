@@ -8,22 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 from redrb.options import option
 from redrb.recipe.grpo import GRPORecipe
-from redrb.recipe.language import EVALUATION_SEED
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from redrb.connection import Client
     from redrb.experience import BufferItem
+    from redrb.recipe.episode_maker import EpisodeRecipeMaker
     from redrb.recipe.local_engine import LocalEngine
-    from redrb.runtime import ExperienceMaker
+    from redrb.recipe.reporting import Write
 
 
 class EpisodeRecipe(GRPORecipe):
     """GRPO on episodes: a user gives `model`, `prompts` and `episode`.
 
     An episode samples any number of times, and inserts what the policy did not write, such as the
-    answer of a tool. Inserted tokens are not trained. All episodes of a batch of prompts run at the
-    same time, and those that wait for the model are sampled as one batch.
+    answer of a tool. Inserted tokens are not trained. A maker runs the episodes of
+    `prompts_per_step` prompts at the same time, and samples those that wait for the model as one
+    batch. Each group is sent when its last episode ends.
 
     Example:
         >>> class Calls(EpisodeRecipe):
@@ -34,6 +36,8 @@ class EpisodeRecipe(GRPORecipe):
         ...         trajectory.sampled(await engine.generate(trajectory.tokens))
         ...         return trajectory.item(reward=score(trajectory.actions, prompt["answer"]))
     """
+
+    order = "stalest"  # unlike "admission", it lets makers go on with aborted groups
 
     max_new_tokens: int = option(256, "longest completion of a turn, with its EOS", least=1)
     episode_timeout: float = option(
@@ -51,33 +55,30 @@ class EpisodeRecipe(GRPORecipe):
     ) -> BufferItem | Sequence[BufferItem]:
         """Return the sample, or the samples, of one episode, with their rewards.
 
-        An episode that raises costs its group, which is filtered; the log says why.
+        An episode that raises costs its group, which is filtered; the log says why. When the maker
+        ends, sampling returns what there is: then `trajectory.aborted` is true, and the episode
+        returns `trajectory.item()` at once. A later maker runs it again; with a third parameter
+        `partial` it gets the unfinished sample, from which `Trajectory(tokens, partial)` goes on.
 
         Args:
             prompt: The prompt's keys, and `input_ids`, its tokens.
             engine: `await engine.generate(tokens)` samples a completion.
         """
 
-    def experience_maker(
-        self, models: dict[str, nn.Module], reference: nn.Module | None
-    ) -> ExperienceMaker:
+    def maker(self, client: Client, write: Write) -> EpisodeRecipeMaker:
         """Return a maker that runs episodes."""
-        from redrb.recipe.episode_groups import EpisodeGroups
+        from redrb.recipe.episode_maker import EpisodeRecipeMaker
 
-        return EpisodeGroups(self, models["actor"], reference)
+        return EpisodeRecipeMaker(client, self, write)
 
     def evaluate(self, models: dict[str, nn.Module]) -> Mapping[str, float] | None:
-        """Return the mean reward of an episode of each held-out prompt; None without any."""
-        import torch
+        """Return the mean reward of an episode of each held-out prompt; None without any.
 
-        from redrb.algorithms.models import device_of
-        from redrb.recipe.episode_groups import EpisodeGroups, rewards_of
+        On the other ranks of a sharded model, None.
+        """
+        from redrb.recipe.episode_evaluation import mean_episode_reward
 
-        held_out = self._held_out
-        if not held_out:
+        if not self._held_out:
             return None
-        actor = models["actor"]
-        generator = torch.Generator(device_of(actor) or "cpu").manual_seed(EVALUATION_SEED)
-        groups = EpisodeGroups(self, actor).run(held_out, 1, self.generation(generator))
-        rewards = rewards_of(groups)
-        return {"reward": float(rewards[rewards.isfinite()].mean())}
+        reward = mean_episode_reward(self, models["actor"], self._held_out)
+        return None if reward is None else {"reward": reward}

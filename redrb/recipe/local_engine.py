@@ -3,70 +3,76 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Self, TypeVar
 
 import torch
-from torch import nn
 
-from redrb.algorithms import generate
-from redrb.algorithms.event_loop import submit
 from redrb.engines import Generation
-from redrb.errors import ConfigError
-from redrb.recipe.sampling import padded
+from redrb.recipe.turns import Turn
 
 R = TypeVar("R")
-
-GRACE_S = 10.0
-"""How long a request of an episode may be late, because its event loop is busy."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Request:
     """One call of `generate`."""
 
-    tokens: Sequence[int]
-    max_new_tokens: int
-    stop: tuple[int, ...]
+    turn: Turn
     result: asyncio.Future[Generation]
 
     def answer(self, generation: Generation) -> None:
         if not self.result.done():  # its episode may have been given up
             self.result.set_result(generation)
 
+    def fail(self, error: BaseException) -> None:
+        if not self.result.done():
+            self.result.set_exception(error)
+
 
 class LocalEngine:
     """The engine of episodes in a recipe: `await engine.generate(...)` as that of a server.
 
-    Coroutines run in the event loop of a thread, and `serve` samples in the thread that calls it.
-    Requests that are made at the same time are one batch.
+    The model samples in one thread, so that the event loop goes on. All requests that wait when the
+    model is free are one batch.
+
+    Attributes:
+        ended: Whether sampling is to end with what there is.
+        batches: Batches that were sampled.
     """
 
     def __init__(
-        self,
-        actor: nn.Module,
-        options: Mapping[str, Any],
-        *,
-        version: Callable[[], int | None],
-        timeout: float,
+        self, sample: Callable[[Sequence[Turn]], list[Generation]], *, max_new_tokens: int
     ) -> None:
-        """Make an engine for one call of `serve`.
+        """Make it.
 
         Args:
-            actor: The policy, in eval mode.
-            options: Options of `redrb.algorithms.generate`, its length limit among them.
-            version: Returns the version of the actor's weights; None: not known. With the option
-                `before_token` that function tells it.
-            timeout: Seconds within which the coroutines must ask for something, or end.
+            sample: Samples turns; called in the engine's thread. It ends soon after `ended`.
+            max_new_tokens: Most tokens of requests without a limit.
         """
-        self._actor, self._options = actor, dict(options)
-        self._options.setdefault("before_token", version)
-        self._timeout = timeout
+        self._sample, self._most = sample, max_new_tokens
         self._waiting: list[_Request] = []
-        self._asked: SimpleQueue[list[_Request] | None] = SimpleQueue()
+        self.sampling = self.ended = False
+        self.batches = 0
+        here = (
+            torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
+        )
+        self._thread = (
+            ThreadPoolExecutor(1, "redrb-sampling")
+            if here is None  # a new thread begins with the first device
+            else ThreadPoolExecutor(
+                1, "redrb-sampling", torch.accelerator.set_device_index, (here,)
+            )
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.abort()
+        await asyncio.to_thread(self._thread.shutdown)
 
     async def generate(
         self,
@@ -81,86 +87,48 @@ class LocalEngine:
             tokens: The prompt, with everything that was sampled or given before.
             max_new_tokens: Most tokens; None: the recipe's `max_new_tokens`.
             stop_token_ids: Tokens that end the completion, beside EOS.
+
+        Returns:
+            The completion; `finish` is "abort" if the maker ends.
         """
+        if self.ended:
+            return Generation()
         loop = asyncio.get_running_loop()
-        most = self._options["max_new_tokens"] if max_new_tokens is None else max_new_tokens
-        request = _Request(tokens, most, tuple(stop_token_ids), loop.create_future())
+        most = self._most if max_new_tokens is None else max_new_tokens
+        request = _Request(Turn(tokens, most, tuple(stop_token_ids)), loop.create_future())
         self._waiting.append(request)
-        if len(self._waiting) == 1:
-            loop.call_soon(self._ask)  # after all coroutines that are ready now
+        if len(self._waiting) == 1 and not self.sampling:
+            loop.call_soon(self._begin)  # after all coroutines that are ready now
         return await request.result
 
-    def serve(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine in the event loop, sample what is asked for, and return its result.
+    async def call(self, function: Callable[[], R]) -> R:
+        """Call a function in the engine's thread, between two batches."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
-        Raises:
-            ConfigError: It neither asked for anything nor ended in time.
-            Any error of the coroutine or of sampling.
-        """
-        future: Future[R] = submit(work)
-        future.add_done_callback(lambda _: self._asked.put(None))
-        try:
-            while (requests := self._next()) is not None:
-                self._answer(requests)
-        finally:
-            future.cancel()  # without effect after its end
-        return future.result()
-
-    def _ask(self) -> None:
+    async def abort(self) -> None:
+        """End all requests, also later ones, with what was sampled so far."""
+        self.ended = True
         waiting, self._waiting = self._waiting, []
-        self._asked.put(waiting)
+        for request in waiting:
+            request.answer(Generation())
 
-    def _next(self) -> list[_Request] | None:
-        try:
-            return self._asked.get(timeout=self._timeout + GRACE_S)
-        except Empty:
-            raise ConfigError(
-                f"no episode went on within {self._timeout + GRACE_S:.0f} s: it blocks its event "
-                "loop, so await what takes long."
-            ) from None
+    def _begin(self) -> None:
+        """Sample all requests that wait."""
+        batch = [request for request in self._waiting if not request.result.done()]
+        self._waiting, self.sampling = [], bool(batch)
+        if not batch:
+            return
+        turns = [request.turn for request in batch]
+        done = asyncio.get_running_loop().run_in_executor(self._thread, self._sample, turns)
+        done.add_done_callback(lambda future: self._answer(batch, future))
 
-    def _answer(self, requests: list[_Request]) -> None:
-        """Sample, for each length limit and set of stop tokens in one batch."""
-        alike: dict[tuple[int, tuple[int, ...]], list[_Request]] = {}
-        for request in requests:
-            alike.setdefault((request.max_new_tokens, request.stop), []).append(request)
-        done: list[tuple[_Request, Generation]] = []
-        for (most, stop), batch in alike.items():
-            done += zip(batch, self._sample(batch, most, stop), strict=True)
-
-        def answer() -> None:
-            for request, generation in done:
-                request.answer(generation)
-
-        # all at once: so the episodes' next requests are again one batch
-        requests[0].result.get_loop().call_soon_threadsafe(answer)
-
-    def _sample(
-        self, requests: list[_Request], most: int, stop: tuple[int, ...]
-    ) -> list[Generation]:
-        options = self._options
-        eos = options["eos_token_id"]
-        ends = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
-        prompts = padded(
-            [torch.as_tensor(request.tokens, dtype=torch.int64) for request in requests],
-            options["pad_token_id"],
-        )
-        found = generate(
-            self._actor,
-            prompts,
-            **{**options, "max_new_tokens": most, "eos_token_id": [*ends, *stop] or None},
-        ).rows(range(len(requests)), device="cpu")
-        generations = []
-        for row in range(len(requests)):
-            mask = found.action_mask[row]
-            tokens = found.completion(row).tolist()
-            versions = found.token_versions
-            generations.append(
-                Generation(
-                    tokens,
-                    found.action_log_probs[row][mask].tolist(),
-                    [-1] * len(tokens) if versions is None else versions[row][mask].tolist(),
-                    "stop" if found.finished is not None and found.finished[row] else "length",
-                )
-            )
-        return generations
+    def _answer(self, batch: list[_Request], done: asyncio.Future[list[Generation]]) -> None:
+        """Answer all at once, so that the episodes' next requests are again one batch."""
+        self.batches += 1
+        error = done.exception()
+        for number, request in enumerate(batch):
+            if error is None:
+                request.answer(done.result()[number])
+            else:
+                request.fail(error)
+        asyncio.get_running_loop().call_soon(self._begin)  # after the episodes that go on now

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from redrb.connection import Client
-from redrb.recipe.episode_groups import EpisodeGroups
 from redrb.recipe.maker_report import MakerReport
 from redrb.recipe.prompts import prompt_batches
 from redrb.recipe.recipe import Prompt, Recipe
@@ -76,10 +75,7 @@ class RecipeMaker(ExperienceMakerHolder):
         kl_coef: float,  # noqa: ARG002
     ) -> ExperienceMaker:
         """Return the recipe's maker of experience."""
-        made = self._recipe.experience_maker(self._models, initial_model)
-        if isinstance(made, EpisodeGroups):
-            made.version = lambda: self.policy_version
-        return made
+        return self._recipe.experience_maker(self._models, initial_model)
 
     def models_to_follow(self, actor: Any, critic: Any) -> dict[str, Any]:  # noqa: ARG002
         """Return the recipe's models."""

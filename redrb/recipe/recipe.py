@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from redrb.connection import Client
     from redrb.experience import BufferItem, Experience
+    from redrb.recipe.episode_maker import EpisodeRecipeMaker
+    from redrb.recipe.maker import RecipeMaker
+    from redrb.recipe.reporting import Write
     from redrb.runtime import ExperienceMaker
 
 Prompt: TypeAlias = Mapping[str, Any]
@@ -85,6 +89,17 @@ class Recipe(JobSettings, MakerSettings, TrainerSettings):
     def held_out(self) -> Iterable[Prompt]:
         """Return prompts for evaluation, which makers do not get."""
         return ()
+
+    def maker(self, client: Client, write: Write) -> RecipeMaker | EpisodeRecipeMaker:
+        """Return the maker that `redrb-maker` runs; it is a context manager.
+
+        Args:
+            client: Connection to Redis.
+            write: Writes an event of the maker.
+        """
+        from redrb.recipe.maker import RecipeMaker
+
+        return RecipeMaker(client, self, write)
 
     def experience_maker(
         self,

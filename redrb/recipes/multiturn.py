@@ -83,6 +83,8 @@ class Multiturn(EpisodeRecipe):
         for _ in range(self.turns):
             said = await engine.generate(trajectory.tokens, stop_token_ids=[end])
             trajectory.sampled(said)
+            if trajectory.aborted:
+                return trajectory.item()  # a later maker begins it again
             if said.tokens[-1] != end:
                 ended = said.tokens == [self.tokenizer.eos_token_id]
                 return trajectory.item(reward=float(ended and result == prompt["answer"]))

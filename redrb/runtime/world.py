@@ -49,12 +49,15 @@ def mean_over_ranks(values: list[float]) -> list[float]:
     """Return each number averaged over all ranks; every rank must call it."""
     if world_size_here() == 1:
         return values
-    on_accelerator = distributed.get_backend() == "nccl"
-    device = torch.device("cuda" if on_accelerator else "cpu")
-    total = torch.tensor(values, dtype=torch.float64, device=device)
+    total = torch.tensor(values, dtype=torch.float64, device=group_device())
     distributed.all_reduce(total)
     averaged: list[float] = (total / world_size_here()).tolist()
     return averaged
+
+
+def group_device() -> torch.device:
+    """Return the device of tensors that the ranks exchange."""
+    return torch.device("cuda" if distributed.get_backend() == "nccl" else "cpu")
 
 
 def any_rank(condition: bool) -> bool:  # noqa: FBT001

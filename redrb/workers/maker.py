@@ -44,7 +44,6 @@ def _work(recipe: Recipe) -> None:
             import torch
 
             import redrb
-            from redrb.recipe.maker import RecipeMaker
 
             torch.set_num_threads(recipe.threads)
             client = scope.enter_context(
@@ -52,7 +51,8 @@ def _work(recipe: Recipe) -> None:
             )
             metrics = scope.enter_context(MetricsLog(recipe.metrics, worker=recipe.worker))
             metrics.write("start")
-            maker = scope.enter_context(RecipeMaker(client, recipe, metrics.write))
+            maker = recipe.maker(client, metrics.write)
+            scope.enter_context(maker)
         maker.run()
 
 

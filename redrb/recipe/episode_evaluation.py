@@ -1,0 +1,113 @@
+"""The evaluation of an `EpisodeRecipe`: an episode of each held-out prompt, without a task."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from redrb.algorithms.event_loop import submit
+from redrb.algorithms.models import device_of
+from redrb.engines import Generation
+from redrb.episodes.group import EpisodeRunner
+from redrb.errors import ConfigError
+from redrb.recipe.episode_samples import encoded_prompt, episode_of, reward_of
+from redrb.recipe.language import EVALUATION_SEED
+from redrb.recipe.local_engine import LocalEngine
+from redrb.recipe.recipe import Prompt
+from redrb.recipe.shared_turns import received_turns, send_turns
+from redrb.recipe.turns import Turn, sampled_turns
+from redrb.runtime.world import rank_here, world_size_here
+
+if TYPE_CHECKING:
+    from redrb.recipe.episodes import EpisodeRecipe
+
+_log = logging.getLogger("redrb")
+
+GRACE_S = 10.0
+"""How long an episode may be late beyond its time limit, because its event loop is busy."""
+
+
+def mean_episode_reward(
+    recipe: EpisodeRecipe, actor: nn.Module, prompts: Sequence[Prompt]
+) -> float | None:
+    """Return the mean reward of an episode of each prompt; failed episodes do not count.
+
+    All ranks of a sharded model call it together: episodes run on the first one, and the others,
+    which return None, compute with it.
+
+    Args:
+        recipe: Its settings and its episode.
+        actor: The policy, in eval mode.
+        prompts: The prompts.
+
+    Raises:
+        ConfigError: An episode blocks its event loop.
+    """
+    generator = torch.Generator(device_of(actor) or "cpu").manual_seed(EVALUATION_SEED)
+    options = recipe.generation(generator)
+    if not recipe.shard or world_size_here() == 1:
+        return _mean_reward(recipe, lambda turns: sampled_turns(actor, turns, options), prompts)
+    if rank_here() != 0:
+        while turns := received_turns():
+            sampled_turns(actor, turns, options)
+        return None
+
+    def sample(turns: Sequence[Turn]) -> list[Generation]:
+        send_turns(turns)
+        return sampled_turns(actor, turns, options)
+
+    try:
+        return _mean_reward(recipe, sample, prompts)
+    finally:
+        send_turns(())
+
+
+def _mean_reward(
+    recipe: EpisodeRecipe,
+    sample: Callable[[Sequence[Turn]], list[Generation]],
+    prompts: Sequence[Prompt],
+) -> float:
+    engine = LocalEngine(sample, max_new_tokens=recipe.max_new_tokens)
+    runner = EpisodeRunner(episode_of(recipe), engine)
+    encoded = [encoded_prompt(recipe, prompt) for prompt in prompts]
+
+    async def rewards() -> list[float | BaseException]:
+        async with engine:
+            return await asyncio.gather(
+                *(_reward(runner, prompt) for prompt in encoded), return_exceptions=True
+            )
+
+    found = _result(submit(rewards()), engine, recipe.episode_timeout + GRACE_S)
+    errors = [each for each in found if isinstance(each, BaseException)]
+    if errors:
+        _log.warning("%d episodes failed, the first with %r", len(errors), errors[0])
+    known = torch.tensor([each for each in found if isinstance(each, float)])
+    return float(known[known.isfinite()].mean())
+
+
+async def _reward(runner: EpisodeRunner, prompt: dict[str, Any]) -> float:
+    items = await runner.run(prompt)
+    return float(torch.stack([reward_of(item) for item in items]).mean())
+
+
+def _result(
+    future: Future[list[float | BaseException]], engine: LocalEngine, most_s: float
+) -> list[float | BaseException]:
+    """Wait for the episodes, as long as some go on."""
+    while True:
+        before = engine.batches
+        try:
+            return future.result(most_s)
+        except TimeoutError:
+            if engine.batches == before and not engine.sampling:
+                future.cancel()
+                raise ConfigError(
+                    f"no episode went on within {most_s:.0f} s: it blocks its event loop, so await "
+                    "what takes long."
+                ) from None

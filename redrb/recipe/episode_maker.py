@@ -1,0 +1,134 @@
+"""`EpisodeRecipeMaker`: the maker of an `EpisodeRecipe`, on `EpisodeMaker`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from redrb.algorithms.generation import SamplingEnded
+from redrb.algorithms.models import evaluating
+from redrb.connection import Client
+from redrb.connection.deadline import ending_within
+from redrb.engines import Generation
+from redrb.episodes import EpisodeMaker
+from redrb.recipe.episode_report import EpisodeReport
+from redrb.recipe.episode_samples import GroupFinisher, encoded_prompt, episode_of
+from redrb.recipe.local_engine import LocalEngine
+from redrb.recipe.maker import reference_policy, seed_everything
+from redrb.recipe.model_weights import ModelWeights
+from redrb.recipe.prompts import endless
+from redrb.recipe.reporting import Write
+from redrb.recipe.turns import Turn, sampled_turns
+from redrb.runtime import Strategy
+from redrb.runtime.model_placement import place_models
+from redrb.stream import ExperienceStream
+
+if TYPE_CHECKING:
+    from redrb.recipe.episodes import EpisodeRecipe
+
+DRAIN_TIMEOUT_S = 10.0
+"""Longest time that episodes get to return after a maker was asked to end."""
+
+
+class EpisodeRecipeMaker(EpisodeMaker):
+    """Runs a recipe's episodes with a model in this process, which has the newest weights.
+
+    Weights change between two batches of turns, and with `in_flight_updates` between two tokens.
+    """
+
+    def __init__(self, client: Client, recipe: EpisodeRecipe, write: Write) -> None:
+        """Wait for the reference policy, if there is one, and open the task.
+
+        Args:
+            client: Connection to Redis.
+            recipe: The recipe; its `worker` is the maker's name.
+            write: Writes an event of the maker.
+
+        Raises:
+            WeightTimeout: No trainer published weights in time.
+        """
+        self._recipe = recipe
+        seed_everything(recipe.worker_seed)
+        strategy = Strategy(recipe.device or None)
+        models = recipe.models()
+        reference = reference_policy(client, recipe, models)
+        placed = place_models(lambda: strategy, lambda: (*models.values(), reference), None)
+        self._models = dict(zip(models, placed.models[:-1], strict=True))
+        generator = torch.Generator(strategy.device).manual_seed(recipe.worker_seed)
+        self._generation = recipe.generation(generator)
+        engine = LocalEngine(self._sample, max_new_tokens=recipe.max_new_tokens)
+        report = EpisodeReport(self, recipe.prompts_per_step, write)
+        stream = ExperienceStream(
+            *(client, recipe.task_name),
+            namespace=recipe.namespace,
+            limit=recipe.limit,
+            on_bad_group="drop",
+            **recipe.stream_settings,
+        )
+        super().__init__(
+            *(stream, episode_of(recipe), engine),
+            group_size=recipe.group_size,
+            groups=recipe.prompts_per_step,
+            finish=GroupFinisher(recipe, placed.models[-1], engine, report.add_group).finish,
+            resume=stream.settings().values.get("order") != "admission",
+            drain_timeout=min(DRAIN_TIMEOUT_S, recipe.stop_timeout / 2),
+            stop_timeout=recipe.stop_timeout,
+        )
+        self._local = engine
+        self._weights = self._follower = ModelWeights(client, recipe, self._models, self._stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with ending_within(self._stop.time):
+            self._stream.close()
+
+    @property
+    def policy_version(self) -> int | None:
+        """Version of the weights in the models; None before the first ones."""
+        return self._follower.updates.version
+
+    def run(self, prompts: Iterable[Any] | None = None) -> None:
+        """Make groups until the recipe's number of steps is done, or the maker is asked to end.
+
+        Args:
+            prompts: The prompts; default: the recipe's.
+
+        Raises:
+            Any error of the recipe or of sampling.
+        """
+        with evaluating(*self._models.values()):
+            super().run(self._prompts() if prompts is None else prompts)
+
+    def _prompts(self) -> Iterator[dict[str, Any]]:
+        recipe = self._recipe
+        random_numbers = random.Random(recipe.worker_seed)  # noqa: S311
+        most = recipe.maker_steps * recipe.prompts_per_step or None
+        for prompt in islice(endless(recipe, random_numbers), most):
+            yield encoded_prompt(recipe, prompt)
+
+    def _sample(self, turns: Sequence[Turn]) -> list[Generation]:
+        """Sample a batch of turns with the newest weights; an error ends the maker."""
+        try:
+            updates = self._follower.updates
+            updates.refresh(self.right_version)
+            with updates.updates.exclusive():
+                version, options = updates.begin_batch()
+                newest = options.get("before_token", lambda: version)
+
+                def before_token() -> int | None:
+                    if self._local.ended:
+                        raise SamplingEnded
+                    found: int | None = newest()
+                    return found
+
+                generation = {**self._generation, "before_token": before_token}
+                return sampled_turns(self._models["actor"], turns, generation)
+        except Exception as error:
+            self.fail(error)
+            raise
