@@ -1,0 +1,78 @@
+"""A maker of episodes that is killed: no group is lost, doubled or torn, and others go on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from redrb.engines import Generation, Trajectory
+from redrb.episodes import EpisodeMaker
+from tests.engine_server import EngineServer
+from tests.faults.episode_maker import (
+    GROUP_SIZE,
+    GROUPS,
+    LENGTH,
+    engine_of,
+    episode,
+    opened,
+    prompts,
+)
+from tests.servers import programs
+
+RIGHTS = 12
+"""Groups that may be begun at version 0: those of two versions."""
+
+
+@pytest.mark.parametrize("real_url", list(programs())[:1], indirect=True)
+def test_a_killed_maker_of_episodes(real_url: str, namespace: str) -> None:
+    with EngineServer() as server, opened(real_url, namespace) as stream:
+        stream.join_group()
+        stream.advance(0)
+        begun = Trajectory([1, 2])
+        begun.sampled(Generation([4, 5], [-1.0, -2.0], [0, 0], "abort"))
+        prompt = {"input_ids": [1, 2], "number": -1}
+        with stream.admit(1) as right:
+            stream.put([begun.item(extras={"prompt": prompt}) for _ in range(2)], admission=right)
+        server.step_s = 0.02
+        maker = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.episode_maker"]
+            + [real_url, namespace, server.url],
+            cwd=Path(__file__).parents[2],
+        )
+        try:
+            with stream.take(3, timeout=60) as lease:  # three of its groups are there
+                lease.release()
+            assert server.running
+        finally:
+            maker.kill()
+            maker.wait(30)
+        assert (stream.count("aborted"), stream.stats().ledger.leased) == (0, 1)
+        stored = stream.count()
+        server.step_s = 0.0
+        # these need all the rights that the killed maker had not used
+        missing = RIGHTS - 1 - stored
+        assert missing >= GROUPS - 1
+        second = EpisodeMaker(stream, episode, engine_of(server.url), group_size=GROUP_SIZE)
+        second.run(prompts(1000, missing))
+        EpisodeMaker(stream, episode, engine_of(server.url)).run([])  # the aborted group
+        with stream.take(RIGHTS, timeout=20) as lease:
+            groups = lease.groups()
+        stats = stream.stats()
+    assert [len(group) for group in groups] == [GROUP_SIZE] * RIGHTS
+    numbers = [{item.extras["number"] for item in group} for group in groups]
+    assert all(len(each) == 1 for each in numbers)
+    made = sorted(number for each in numbers for number in each)
+    assert made[0] == -1
+    assert len(set(made[1 : 1 + stored])) == stored
+    assert made[1 + stored :] == list(range(1000, 1000 + missing))
+    for item in (item for group in groups for item in group):
+        assert item.sequences is not None
+        assert len(item.sequences) == 2 + LENGTH
+        if item.extras["number"] == -1:
+            assert item.sequences.tolist()[:4] == [1, 2, 4, 5]
+    assert stats.ledger.balanced
+    assert stats.admission is not None
+    assert stats.admission.held == 0
