@@ -42,8 +42,11 @@ def main(rank: int, store: str) -> None:
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=limit
     )
     recipe = SlowTool()
-    models = recipe.models()
-    fully_shard(models["actor"], mesh=init_device_mesh("cpu", (2,)))
+    models: dict[str, Any] = recipe.models()
+    mesh, actor = init_device_mesh("cpu", (2,)), models["actor"]
+    for layer in actor.model.layers:  # its parameters are gathered again in each forward pass
+        fully_shard(layer, mesh=mesh)
+    fully_shard(actor, mesh=mesh)
     with torch.no_grad(), evaluating(*models.values()):
         found = [recipe.evaluate(models) for _ in range(2)]
     print([each if each is None else sorted(each) for each in found], flush=True)

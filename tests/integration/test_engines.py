@@ -303,6 +303,27 @@ def test_aborted_groups_are_finished_by_a_later_maker_exactly_once(
     assert (ledger.put, ledger.acked, ledger.waiting) == (6, 6, 0)
 
 
+def test_unfinished_groups_that_nobody_can_finish_return_their_rights(
+    server: EngineServer, client: Client, namespace: str
+) -> None:
+    settings: dict[str, Any] = {"max_staleness": 1, "groups_per_version": 8, "order": "admission"}
+    with ExperienceStream(client, "ordered", namespace=namespace, **settings) as stream:
+        stream.join_group()
+        stream.advance(0)
+        server.step_s = 0.03
+        engine = vllm(server.url)
+        engine.version = 0
+        maker = EpisodeMaker(stream, episode, engine, group_size=1, groups=2, resume=False)
+        stopper = threading.Thread(target=lambda: (server.midway.wait(20), maker.stop()))
+        stopper.start()
+        maker.run(prompts(2))
+        stopper.join()
+        stats = stream.stats()
+        assert (stream.count("aborted"), stats.ledger.filtered) == (0, 2)
+        assert stats.admission is not None
+        assert (stats.admission.held, stats.admission.used) == (0, 0)
+
+
 def test_a_continuation_whose_acknowledgement_is_lost_is_put_once(
     server: EngineServer, stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
