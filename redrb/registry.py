@@ -62,6 +62,10 @@ class Registry:
                 return
             begin = f"({page[-1].decode()}"
 
+    def count(self, kind: Kind) -> int:
+        """Return the number of names of a kind."""
+        return int(self._client.execute("ZLEXCOUNT", self._key, f"[{kind}:", f"({kind};"))
+
     def _change(self, verb: str, *command: str | int) -> None:
         try:
             self._client.execute(*command)

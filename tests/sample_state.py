@@ -52,7 +52,6 @@ def sample_state(now: float = 1_795_000_000.0) -> State:
                 stored_bytes=3_400_000_000,
                 versions=3,
                 age_s=12.0,
-                publisher="trainer-0",
                 pins=1,
             ),
         ),

@@ -24,10 +24,11 @@ _LOOK = ("exists", "hget", "hmget", "hscan", "lrange", "time", "xrange", "xrevra
 _REGISTRY = {
     "maker": ("zadd",),
     "trainer": ("zadd",),
-    "observer": ("zrangebylex",),
+    "observer": ("zlexcount", "zrangebylex"),
     "admin": ("zadd", "zrangebylex", "zrem"),
 }
 _READ_WEIGHTS = ("exists", "get", "hget", "time", "xrange", "xread", "xrevrange")
+_LOOK_AT_WEIGHTS = (*_READ_WEIGHTS, "hscan", "xlen")
 _PUBLISH = (
     *("exists", "expire", "get", "hexists", "hget", "persist", "pexpire", "set", "smembers"),
     *("srem", "time", "unlink", "xadd", "xrange", "xread", "xrevrange", "xtrim"),
@@ -39,7 +40,7 @@ _PUT_SCRIPTS = (
     *scripts_in("admission"),
     *("task/open", "task/fill", "task/stats"),
 )
-_LOOK_SCRIPTS = ("task/archived", "task/count", "task/stats", "task/versions")
+_LOOK_SCRIPTS = ("task/archived", "task/count", "task/observe", "task/stats", "task/versions")
 _ADMIN_ONLY = ("task/clear", "task/configure", "task/drop_group")
 _TASK_SCRIPTS = tuple(name for name in scripts_in("task") if name not in _ADMIN_ONLY)
 _TAKE_SCRIPTS = (*scripts_in("take"), *scripts_in("ranks"), *scripts_in("mixture"), *_TASK_SCRIPTS)
@@ -133,7 +134,7 @@ def _observer(keys: TaskKeys, weights: WeightKeys | None) -> list[Rules]:
     ]
     if weights is not None:
         read = tuple(f"%R~{name}" for name in _patterns(weights))
-        parts.append(Rules(read, frozenset(_READ_WEIGHTS)))
+        parts.append(Rules(read, frozenset(_LOOK_AT_WEIGHTS)))
     return parts
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 BOUNDS = (0, 1, 2, 4, 8, 16, 32)
@@ -37,6 +37,20 @@ class Histogram:
         mean = sum(age * number for age, number in groups.items()) / total if total else None
         largest = max((age for age, number in groups.items() if number), default=None)
         return cls(tuple(counts), unknown, mean, largest, sampled)
+
+    @classmethod
+    def summed(cls, parts: Sequence[Histogram]) -> Histogram:
+        """Return the histogram of the groups of several partitions."""
+        known = [part for part in parts if part.total]
+        total = sum(part.total for part in known)
+        means = [part.mean * part.total for part in known if part.mean is not None]
+        return cls(
+            tuple(map(sum, zip(*(part.counts for part in parts), strict=True))),
+            sum(part.unknown for part in parts),
+            sum(means) / total if total else None,
+            max((part.largest for part in known if part.largest is not None), default=None),
+            any(part.sampled for part in parts),
+        )
 
     @property
     def total(self) -> int:

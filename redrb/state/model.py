@@ -174,10 +174,9 @@ class WeightsState:
         version: The newest version.
         kind: "full", "delta" or "lora".
         nbytes: Bytes of the newest version's tensors.
-        stored_bytes: Bytes of all kept versions in Redis.
+        stored_bytes: Bytes of the newest version in Redis, with chunks that other versions share.
         versions: Number of kept versions.
         age_s: Seconds since the newest version's commit, by the server's clock.
-        publisher: The newest publisher, which alone may commit; "" if not known.
         pins: Readers that fetch versions now, whose pin has not expired.
         expired_pins: Pins whose time is over.
         readable: Whether the user may read them.
@@ -190,7 +189,6 @@ class WeightsState:
     stored_bytes: int = 0
     versions: int = 0
     age_s: float = 0.0
-    publisher: str = ""
     pins: int = 0
     expired_pins: int = 0
     readable: bool = True
@@ -212,6 +210,7 @@ class ServerState:
         clients: Connected clients.
         blocked_clients: Clients that block.
         commands_per_s: Commands of the last second, as the server says.
+        cpu_s: Processor time of the server since it started, in seconds.
         cpu_share: Processor time a second between two looks, 1.0 is one core; None at first.
         aof: Whether it writes an append-only file.
         last_save_ok: Whether its last snapshot, and its last write of the file, succeeded.
@@ -231,6 +230,7 @@ class ServerState:
     clients: int = 0
     blocked_clients: int = 0
     commands_per_s: float = 0.0
+    cpu_s: float = 0.0
     cpu_share: float | None = None
     aof: bool = False
     last_save_ok: bool = True

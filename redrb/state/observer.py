@@ -1,0 +1,132 @@
+"""`Observer`: looks at a namespace again and again in a thread; whoever shows it never waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import Final, Self
+
+from redrb.connection import Client
+from redrb.errors import RedrbError
+from redrb.state.finding import Finding
+from redrb.state.findings import connection_finding, findings_of
+from redrb.state.history import History
+from redrb.state.model import State
+from redrb.state.reader import StateReader
+from redrb.state.view import View
+
+EVERY_S: Final = 1.0
+"""Seconds between two looks."""
+
+LOOK_S: Final = 1.5
+"""Seconds after which a look fails, so that a Redis that stopped is noticed soon."""
+
+
+class Observer:
+    """Reads the state of a namespace about once a second; safe among threads.
+
+    While Redis is away the newest view stays, with its age and the reason.
+
+    Attributes:
+        history: Figures of each task over the last ten minutes.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        *,
+        task: str | None = None,
+        group: str = "default",
+        every_s: float = EVERY_S,
+    ) -> None:
+        """Begin to look.
+
+        Args:
+            client: A client.
+            namespace: The namespace.
+            task: The only task to read; None: all.
+            group: Consumer group that comes first in each task.
+            every_s: Seconds between two looks.
+        """
+        self._reader = StateReader(client, namespace, task=task, group=group)
+        self._every_s = every_s
+        self.history = History()
+        self._state: State | None = None
+        self._number = 0
+        self._read_at = time.monotonic()
+        self._error = ""
+        self._where = client.where
+        self._findings: tuple[Finding, ...] = ()
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="redrb-observer", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def newest(self) -> View:
+        """Return the newest view; never blocks on Redis."""
+        with self._changed:
+            return self._view()
+
+    def wait(self, number: int, timeout_s: float, *, error: str = "") -> View:
+        """Return a view with another number or another error, or after a time the same again.
+
+        Args:
+            number: Number of the newest view that the caller has; -1: it has none.
+            timeout_s: Seconds to wait.
+            error: Error of that view.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (self._number, self._error) != (number, error) or self._closing.is_set(),
+                timeout_s,
+            )
+            return self._view()
+
+    def close(self) -> None:
+        """Look no more; a look that is under way ends by itself."""
+        self._closing.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._thread.join(LOOK_S)
+
+    def _view(self) -> View:
+        state = self._state
+        age_s = time.monotonic() - self._read_at
+        return View(state, self._number, age_s, self._error, self._findings)
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        while not self._closing.wait(max(0.0, due - time.monotonic())):
+            due = max(due + self._every_s, time.monotonic())
+            began = time.monotonic()
+            try:
+                state = self._reader.look(timeout_s=LOOK_S)
+            except RedrbError as error:
+                self._note(None, str(error), began)
+            else:
+                self._note(state, "", began)
+
+    def _note(self, state: State | None, error: str, began: float) -> None:
+        with self._changed:
+            self._error = error
+            if state is not None:
+                self._state, self._read_at = state, began
+                self._number += 1
+                self.history.add(state)
+            shown = findings_of(self._state) if self._state is not None else ()
+            failed = (connection_finding(self._where, error),) if error else ()
+            self._findings = (*failed, *shown)
+            self._changed.notify_all()

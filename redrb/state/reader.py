@@ -1,0 +1,127 @@
+"""`StateReader`: reads the state of a namespace; never more than the newest figures."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from typing import Final
+
+from redis.exceptions import ResponseError
+
+from redrb.connection import Client
+from redrb.connection.deadline import within
+from redrb.connection.failures import is_transient
+from redrb.connection.transport import Pipeline, Reply
+from redrb.errors import StoreDenied
+from redrb.keys import registry_key
+from redrb.registry import Registry
+from redrb.state.model import ServerState, State
+from redrb.state.rates import with_rates
+from redrb.state.servers import server_state
+from redrb.state.tasks import read_tasks
+from redrb.state.weights import read_weights
+from redrb.stream.task.similar_tasks import unknown_task
+
+MOST_NAMES: Final = 200
+"""Most tasks, and most weights, of one look."""
+
+
+class StateReader:
+    """Reads the state of a namespace, again and again; not safe among threads.
+
+    A look costs each server one INFO and one script of bounded work for each task, whatever the
+    number of groups. It reads only: a user with `redrb acl observer` may use it.
+    """
+
+    def __init__(
+        self, client: Client, namespace: str, *, task: str | None = None, group: str = "default"
+    ) -> None:
+        """Make a reader; nothing is read yet.
+
+        Args:
+            client: A client.
+            namespace: The namespace.
+            task: The only task to read, for a user who may not read the registry; None: all.
+            group: Consumer group that comes first in each task.
+        """
+        self._client = client
+        self._namespace = namespace
+        self._task = task
+        self._group = group
+        self._before: State | None = None
+        registry_key(namespace)  # checks the name
+
+    def look(self, *, timeout_s: float = 2.0) -> State:
+        """Return the state now, with rates since the look before.
+
+        Args:
+            timeout_s: Seconds after which a request is not repeated.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+            StoreError: It answered with an error.
+            UnknownTask: The only task to read does not exist.
+        """
+        with within(timeout_s):
+            state = with_rates(self._read(), self._before)
+        self._before = state
+        return state
+
+    def _read(self) -> State:
+        began = time.monotonic()
+        servers, now_s = self._servers()
+        names, total, weights = self._names()
+        tasks = read_tasks(self._client, self._namespace, names, group=self._group)
+        if self._task is not None and not tasks:
+            raise unknown_task(self._client, self._namespace, self._task)
+        return State(
+            namespace=self._namespace,
+            where=self._client.where,
+            time=now_s,
+            took_s=time.monotonic() - began,
+            servers=servers,
+            tasks=tuple(tasks),
+            tasks_total=total,
+            weights=tuple(read_weights(self._client, self._namespace, weights, now_s=now_s)),
+        )
+
+    def _servers(self) -> tuple[tuple[ServerState, ...], float]:
+        """Return the servers, and the time of the first one."""
+        found, now_s = [], 0.0
+        for primary in self._client.primaries():
+            pipeline = Pipeline()
+            pipeline.add("TIME")
+            pipeline.add("INFO")
+            pipeline.freeze()
+            began = time.monotonic()
+            clock, info = primary.retrying(lambda p=primary, q=pipeline: _checked(p.exchange(q)))  # type: ignore[misc]
+            latency_s = time.monotonic() - began
+            now_s = now_s or int(clock[0]) + int(clock[1]) / 1e6
+            found.append(server_state(info, address=primary.where, latency_s=latency_s))
+        return tuple(found), now_s
+
+    def _names(self) -> tuple[list[str], int, list[str]]:
+        """Return names of tasks, how many there are, and names of weights."""
+        registry = Registry(self._client, self._namespace)
+        try:
+            weights = list(islice(registry.names("weights"), MOST_NAMES))
+            if self._task is not None:
+                return [self._task], 1, weights
+            names = list(islice(registry.names("task"), MOST_NAMES))
+            total = registry.count("task") if len(names) == MOST_NAMES else len(names)
+        except StoreDenied:
+            if self._task is None:
+                raise
+            return [self._task], 1, []
+        return names, total, weights
+
+
+def _checked(replies: list[Reply]) -> list[Reply]:
+    """Return the replies to TIME and INFO; without INFO, as the fake server is, it says nothing."""
+    clock, info = replies
+    if isinstance(info, ResponseError) and not is_transient(info):
+        info = b""
+    for reply in (clock, info):
+        if isinstance(reply, Exception):
+            raise reply
+    return [clock, info]

@@ -1,0 +1,98 @@
+"""Reads the announcements of a task's workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from redrb.errors import DecodeError
+from redrb.state.model import Life, Role, WaitsFor, WorkerState
+from redrb.unpacking import unpack
+
+MOST_BYTES = 1024
+"""Most bytes of an announcement."""
+
+MOST_METRICS = 16
+"""Most figures of an announcement."""
+
+SILENT_PERIODS = 1.35
+"""A worker is silent when its announcement is late by a third of a period."""
+
+DEAD_PERIODS = 3.0
+"""A worker is dead when no announcement came for this time: its leases are taken over then."""
+
+_TEXT = 128
+
+
+def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
+    """Return a worker's state from its announcement; None if it is damaged.
+
+    Args:
+        name: Its name.
+        seen_s: Seconds since it came, by the server's clock.
+        packed: The announcement, as `redrb/stream/worker.py` packs it.
+    """
+    try:
+        said = unpack(packed, "announcement of a worker") if len(packed) <= MOST_BYTES else None
+    except DecodeError:
+        return None
+    if not isinstance(said, dict) or said.get("role") not in get_args(Role):
+        return None
+    seen_s, period_s = max(0.0, seen_s), _number(said.get("period_s"))
+    waits_for = said.get("waits_for") or ""
+    waits_for = waits_for if waits_for in get_args(WaitsFor) else ""
+    ended = said.get("ended") is True
+    return WorkerState(
+        name=_text(name),
+        role=said["role"],
+        host=_text(said.get("host")),
+        pid=_count(said.get("pid")),
+        redrb=_text(said.get("redrb")),
+        life=_life(seen_s, period_s, ended=ended),
+        seen_s=seen_s,
+        period_s=period_s,
+        uptime_s=_number(said.get("uptime_s")) + (0.0 if ended else seen_s),
+        weight_version=_count(said.get("weight_version")),
+        groups=_count(said.get("groups")),
+        samples=_count(said.get("samples")),
+        leased=_count(said.get("leased")),
+        rights=_count(said.get("rights")),
+        waits_for="" if ended else waits_for,  # type: ignore[arg-type]
+        waits_s=_number(said.get("waits_s")) + seen_s if waits_for and not ended else 0.0,
+        metrics=_metrics(said.get("metrics")),
+    )
+
+
+def _life(seen_s: float, period_s: float, *, ended: bool) -> Life:
+    if ended:
+        return "ended"
+    if not period_s or seen_s <= SILENT_PERIODS * period_s:
+        return "live"
+    return "silent" if seen_s <= DEAD_PERIODS * period_s else "dead"
+
+
+def _text(value: object) -> str:
+    """Return a text that no terminal takes for a command."""
+    text = value if isinstance(value, str) else ""
+    return "".join(char if char.isprintable() else "�" for char in text[:_TEXT])
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and 0 <= value < 1 << 63 else 0
+
+
+def _number(value: object) -> float:
+    if type(value) not in (int, float):
+        return 0.0
+    number = float(value)  # type: ignore[arg-type]
+    return number if math.isfinite(number) and number >= 0 else 0.0
+
+
+def _metrics(value: object) -> Mapping[str, float]:
+    found: dict[str, float] = {}
+    items: list[tuple[Any, Any]] = list(value.items()) if isinstance(value, dict) else []
+    for name, figure in items[:MOST_METRICS]:
+        if isinstance(name, str) and type(figure) in (int, float) and math.isfinite(figure):
+            found[_text(name)] = float(figure)
+    return found

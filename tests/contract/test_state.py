@@ -1,0 +1,133 @@
+"""The state of a namespace equals what its streams say, and is read with bounded work."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgpack
+import pytest
+
+import redrb
+from redrb.connection import Client
+from redrb.errors import UnknownTask
+from redrb.state.observer import Observer
+from redrb.state.reader import StateReader
+from redrb.stream import ExperienceStream
+from tests.samples import numbered
+
+
+def item(version: int | None = None) -> redrb.BufferItem:
+    return numbered(1, policy_version=version)
+
+
+def test_a_state_has_the_figures_of_each_task(client: Client, namespace: str) -> None:
+    with (
+        ExperienceStream(client, "code", namespace=namespace) as code,
+        ExperienceStream(
+            client, "math", namespace=namespace, order="stalest", max_staleness=4, limit=10
+        ) as math,
+    ):
+        code.put([item(1)])
+        for version in (3, 5, 7, 7):
+            math.put([item(version), item(version)])
+        math.advance(7)
+        lease = math.take(1, timeout=5)
+        state = StateReader(client, namespace).look()
+        assert [task.name for task in state.tasks] == ["code", "math"]
+        assert state.tasks_total == 2
+        found = state.task("math")
+        assert found is not None
+        assert found.main is not None
+        assert found.main.stats == math.stats()
+        assert (found.order, found.partitions) == ("stalest", 1)
+        assert found.settings == {"limit": "10", "max_staleness": "4"}
+        assert found.stored_bytes > 0
+        waiting, leased = found.main.staleness.waiting, found.main.staleness.leased
+        assert (waiting.counts[:3], waiting.mean, waiting.largest) == ((2, 0, 1), 2 / 3, 2)
+        assert (leased.counts[3], leased.largest, leased.sampled) == (1, 4, False)
+        assert found.main.staleness.taken.largest == 4
+        lease.ack()
+        [server] = state.servers
+        assert server.used_memory > 0 or "fake" in client.where
+        assert abs(state.time - time.time()) < 60
+
+
+def test_a_task_without_a_weight_version_has_no_staleness(client: Client, namespace: str) -> None:
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        stream.put([item()])
+        [task] = StateReader(client, namespace).look().tasks
+        assert task.main is not None
+        assert not task.main.stats.joined
+        stream.join_group()
+        [task] = StateReader(client, namespace).look().tasks
+        assert task.main is not None
+        assert (task.main.staleness.waiting.total, task.main.staleness.waiting.unknown) == (0, 1)
+        assert task.main.name == "default"
+
+
+def test_consumer_groups_come_in_order(client: Client, namespace: str) -> None:
+    for group in ("b", "default", "a"):
+        with ExperienceStream(client, "math", namespace=namespace, group=group) as stream:
+            stream.join_group()
+    [task] = StateReader(client, namespace).look().tasks
+    assert [group.name for group in task.groups] == ["default", "a", "b"]
+    [task] = StateReader(client, namespace, group="b").look().tasks
+    assert [group.name for group in task.groups] == ["b", "a", "default"]
+
+
+def test_rates_are_those_between_two_looks(client: Client, namespace: str) -> None:
+    reader = StateReader(client, namespace)
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        stream.put([item()])
+        assert reader.look().tasks[0].rates is None
+        stream.put([item(), item()])
+        time.sleep(0.25)  # rates are figures of some time
+        [task] = reader.look().tasks
+        assert task.rates is not None
+        assert task.rates.put == pytest.approx(1 / task.rates.over_s)
+        assert task.rates.samples_put == pytest.approx(2 / task.rates.over_s)
+
+
+def test_a_task_that_was_asked_for_must_exist(client: Client, namespace: str) -> None:
+    with pytest.raises(UnknownTask):
+        StateReader(client, namespace, task="math").look()
+    assert StateReader(client, namespace).look().tasks == ()
+
+
+def test_announcements_are_not_trusted(client: Client, namespace: str) -> None:
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        stream.put([item()])
+        keys = stream._task.store.keys
+        good: dict[str, Any] = {"role": "maker", "host": "a\x1b[2Jb", "pid": 7, "period_s": 3.0}
+        packed = {
+            "good": msgpack.packb(good | {"metrics": {"reward": 0.5, "loss": float("nan")}}),
+            "odd": msgpack.packb(good | {"groups": -1, "waits_for": "x", "uptime_s": float("inf")}),
+            "no role": msgpack.packb({"role": "king"}),
+            "long": msgpack.packb(good | {"host": "h" * 2000}),
+            "broken": b"\xc1",
+        }
+        seconds, _ = client.execute("TIME")
+        for name, blob in packed.items():
+            client.at(keys.stream).execute("HSET", f"{keys.prefix}announcements", name, blob)
+            client.at(keys.stream).execute(
+                "ZADD", f"{keys.prefix}workers", int(seconds) * 1000, name
+            )
+        [task] = StateReader(client, namespace).look().tasks
+        workers = {worker.name: worker for worker in task.workers}
+        assert workers.keys() == {"good", "odd"}
+        assert workers["good"].host == "a�[2Jb"
+        assert workers["good"].metrics == {"reward": 0.5}
+        assert (workers["odd"].groups, workers["odd"].waits_for) == (0, "")
+
+
+def test_an_observer_follows_and_never_waits(client: Client, namespace: str) -> None:
+    with Observer(client, namespace, every_s=0.05) as observer:
+        view = observer.wait(0, 5)
+        assert view.state is not None
+        assert view.number == 1
+        with ExperienceStream(client, "math", namespace=namespace) as stream:
+            stream.put([item()])
+            while view.state is not None and not view.state.tasks:
+                view = observer.wait(view.number, 5)
+        assert [point.waiting for point in observer.history.of("math")][-1] == 1
