@@ -145,6 +145,7 @@ def test_a_script_of_a_task_that_writes_begins_so(name: str) -> None:
     reads_only = name in (
         "task/archived",
         "task/floor",
+        "task/observe",
         "task/count",
         "saving/restore_look",
         "saving/snapshot",
