@@ -40,11 +40,20 @@ _PUT_SCRIPTS = (
     *scripts_in("admission"),
     *("task/open", "task/fill", "task/stats"),
 )
-_LOOK_SCRIPTS = ("task/archived", "task/count", "task/observe", "task/stats", "task/versions")
+_LOOK_SCRIPTS = (
+    *scripts_in("doctor"),
+    *("task/archived", "task/count", "task/observe", "task/stats", "task/versions"),
+)
 _ADMIN_ONLY = ("task/clear", "task/configure", "task/drop_group")
 _TASK_SCRIPTS = tuple(name for name in scripts_in("task") if name not in _ADMIN_ONLY)
 _TAKE_SCRIPTS = (*scripts_in("take"), *scripts_in("ranks"), *scripts_in("mixture"), *_TASK_SCRIPTS)
-_ADMIN_SCRIPTS = (*scripts_in("saving"), *_ADMIN_ONLY, *_PUT_SCRIPTS, *_TAKE_SCRIPTS)
+_ADMIN_SCRIPTS = (
+    *scripts_in("saving"),
+    *scripts_in("doctor"),
+    *_ADMIN_ONLY,
+    *_PUT_SCRIPTS,
+    *_TAKE_SCRIPTS,
+)
 _READ_WEIGHTS_SCRIPTS = ("weights/follow", "weights/pin", "weights/renew_pin")
 _PUBLISH_SCRIPTS = (*(name for name in scripts_in("weights") if name != "weights/remove"),)
 

@@ -110,6 +110,7 @@ def _every_call(scene: Scene, ids: Sequence[int]) -> None:
     scene.cost("task/count", "default", "completed", WHERE, "0", name="count where")
     scene.cost("task/count", "nobody", "completed", WHERE, "0", name="count of a new group")
     scene.cost("task/stats", "default")
+    scene.cost("doctor/examine")
     scene.cost("task/versions", "default", "")
     scene.cost("task/move", "default", "aborted", *ids[:4])
     scene.cost("task/discard", "default", *ids[:4])
@@ -212,6 +213,7 @@ def test_waiting_takes(compare: Callable[..., None]) -> None:
         again = scene.taking("q5", 3, ttl_ms=FOREVER_MS, where=WHERE)
         scene.cost("take/take", *again, name="where")
         scene.cost("task/stats", "default")
+        scene.cost("doctor/examine")
         scene.cost("take/heartbeat", "default", "w1", FOREVER_MS, scene.incarnation)
         scene.cost("take/leave", "default", "w3")
         late = scene.open(group="late")
@@ -235,6 +237,7 @@ def test_blocked_producers(compare: Callable[..., None]) -> None:
         scene.note("ack", lease.ack)
         scene.cost("put/room", "p9", 0, name="room given up")
         scene.cost("task/stats", "default")
+        scene.cost("doctor/examine")
         full.close()
 
     compare(build)
@@ -275,6 +278,7 @@ def test_consumers(compare: Callable[..., None], fate: str) -> None:
             client.exchange(pipeline)
         scene.cost("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
         scene.cost("task/stats", "default")
+        scene.cost("doctor/examine")
         scene.cost("saving/snapshot", "task")
         scene.cost("task/versions", "default", "")
         scene.note("put", lambda: scene.fill(1, policy_version=1))
@@ -559,6 +563,7 @@ def test_groups_in_parts(compare: Callable[..., None]) -> None:
         scene.cost("parts/finish", claim, "old", "", "", "me", b"group")
         scene.cost("take/heartbeat", "default", "me", FOREVER_MS, scene.incarnation)
         scene.cost("task/stats", "default")
+        scene.cost("doctor/examine")
 
     compare(build)
 

@@ -15,6 +15,7 @@ import torch
 
 import redrb
 from redrb import ExperienceStream, StoreUnavailable
+from redrb.cli import main
 from redrb.connection import connecting
 from redrb.errors import ConfigError, StoreDenied, UnsupportedServer
 from tests.samples import numbered, numbers
@@ -255,6 +256,7 @@ def test_tls_is_checked_against_the_certificate(own_server: OwnServer, certifica
     with redrb.connect(trusting) as client, ExperienceStream(client, "math") as stream:
         stream.put(numbered(1))
         assert numbers(stream.take(1, timeout=0)) == [1]
+        assert main(["doctor", "math", "--url", trusting, "--over", "0.01"]) == 0
     with redrb.connect(trusting) as client:  # weights are received past the parser
         weights = {"a": torch.randn(3_000_000), "b": torch.randn(7)}
         publisher = redrb.WeightPublisher(client, "policy")

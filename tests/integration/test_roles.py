@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import threading
 from collections.abc import Callable, Iterator
@@ -255,7 +256,11 @@ def test_roles_work_on_a_task_with_partitions_and_on_no_other(
 
 
 def test_an_observer_sees_all_and_changes_nothing(
-    log_in: LogIn, owner: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+    log_in: LogIn,
+    owner: Client,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     publish(owner, namespace)
     with ExperienceStream(owner, TASK, namespace=namespace, weights="policy") as stream:
@@ -269,6 +274,14 @@ def test_an_observer_sees_all_and_changes_nothing(
         arguments = ["stats", TASK, "--namespace", namespace]
         assert main(arguments) == 0
         assert main(["ls", "--namespace", namespace]) == 0
+        for subject in ([TASK], []):
+            capsys.readouterr()
+            doctor = ["doctor", *subject, "--namespace", namespace, "--over", "0.01", "--json"]
+            assert main(doctor) == 0
+            report = json.loads(capsys.readouterr().out)
+            found = {finding["code"]: finding["summary"] for finding in report["findings"]}
+            assert found["unchecked"] == "Not checked: settings (CONFIG GET)."
+            assert ("unreadable-task" in found) == (not subject)
         prefix = f"redrb:{{{namespace}:{TASK}}}:"
         for command in (
             ("DEL", f"{prefix}stream"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from redrb.state.finding import Finding, FindingKind
+from redrb.state.findings.wording import server_command
+from redrb.state.model import ServerState
 
 CONNECTION = FindingKind(
     "connection",
@@ -21,4 +23,5 @@ def connection_finding(where: str, error: str) -> Finding:
         where: Where Redis is, without a password.
         error: Why the look failed.
     """
-    return CONNECTION.found("server", f"{where} could not be read: {error}", "redis-cli ping")
+    command = server_command(ServerState(where), "PING")
+    return CONNECTION.found("server", f"{where} could not be read: {error}", command)

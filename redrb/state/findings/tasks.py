@@ -14,6 +14,7 @@ from redrb.state.findings.wording import (
     subject_of,
 )
 from redrb.state.model import ConsumerGroupState, State, TaskState, WorkerState
+from redrb.stream.task.settings import DEFAULT_MAX_DEAD
 
 LONG_WITHOUT_MAKER_S = 10.0
 LONG_WITH_MAKERS_S = 120.0
@@ -225,9 +226,10 @@ def _dead_letters(state: State, task: TaskState) -> Iterator[Finding]:
     letters = stats.dead_letters if stats else 0
     if not letters:
         return
-    most = number_of(task, "max_dead")
+    given = number_of(task, "max_dead")
+    most = DEFAULT_MAX_DEAD if given is None else given
     rate = task.rates.dead if task.rates else 0.0
-    text = f"{counted(letters, 'dead letter')} wait for a decision"
+    text = f"It holds {counted(letters, 'dead letter')}"
     if most and letters >= most:
         kind, text = FULL_DEAD_LETTERS, f"{text}, and max_dead is {most:,}."
     elif rate > 0:

@@ -20,13 +20,18 @@ def redrb_command(state: State, *words: str) -> str:
 
 def server_command(server: ServerState, *words: str) -> str:
     """Return a command for a server; a password is read from REDISCLI_AUTH."""
-    host, colon, port = server.address.rpartition(":")
+    host, colon, port = place_of(server.address).rpartition(":")
     if colon and port.isdigit():
         place = ["-h", host.strip("[]"), "-p", port]
     else:
-        place = ["-s", server.address]
+        place = ["-s", place_of(server.address)]
     program = "valkey-cli" if server.kind == "valkey" else "redis-cli"
     return shlex.join((program, *place, *words))
+
+
+def place_of(where: str) -> str:
+    """Return the first host and port, or the path of a socket, of where a client connects to."""
+    return where if where.startswith("/") else where.partition("/")[0].partition(",")[0]
 
 
 def counted(number: int, noun: str) -> str:

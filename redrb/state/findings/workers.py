@@ -18,7 +18,6 @@ DEAD_WORKER = FindingKind(
     "warning",
     "The process was killed, has crashed, hangs, or its machine has no network. Its leased groups "
     "and its rights to begin groups go to others, with the next heartbeat of any of these.",
-    repairs=True,
 )
 SILENT_WORKER = FindingKind(
     "silent-worker",

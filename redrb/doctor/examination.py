@@ -1,0 +1,110 @@
+"""`examine`: what a task counts, what is stored, and what nobody looks after, at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redrb.stream.task.store import TaskStore
+
+MOST_ORPHANS = 100
+"""Most orphaned entries that one examination counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExaminedGroup:
+    """One consumer group of a task, or of a partition.
+
+    Attributes:
+        name: Its name.
+        waiting: Groups in its pools.
+        leased: Groups in its pending list.
+        stuck_takes: Takes in its queues whose process does not look any more.
+        joining: 1 while it joins, when its pools are not complete.
+        letters: Its dead letters, as its index says.
+        dead: Leased groups by consumer, of those whose deadline is over.
+        lost: Leased groups by consumer, of those that the task does not know.
+    """
+
+    name: str
+    waiting: int
+    leased: int
+    stuck_takes: int
+    joining: int
+    letters: int
+    dead: Mapping[str, int]
+    lost: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """A task, or one of its partitions.
+
+    Attributes:
+        store: The store of the task or the partition.
+        partition: Number of the partition; None for a task without partitions.
+        groups: Number of its consumer groups.
+        entries: Entries of its stream.
+        facts: Groups of which it holds facts.
+        archived: Groups of its history.
+        letters: Its dead letters.
+        orphans: Entries beyond those that the task counts; at most `MOST_ORPHANS` are counted.
+        stuck_puts: Puts in the queue for room whose process does not look any more.
+        stuck_admissions: The same in the queue for the right to begin groups.
+        lost_rights: Rights of dead makers, and rights that are held for too long.
+        lease_ms: Silence after which consumers of the task are dead.
+        consumer_groups: At most 16 of its consumer groups.
+    """
+
+    store: TaskStore
+    partition: int | None
+    groups: int
+    entries: int
+    facts: int
+    archived: int
+    letters: int
+    orphans: int
+    stuck_puts: int
+    stuck_admissions: int
+    lost_rights: int
+    lease_ms: int
+    consumer_groups: tuple[ExaminedGroup, ...]
+
+    @property
+    def subject(self) -> str:
+        """The subject of its findings."""
+        name = f"task {self.store.task}"
+        return name if self.partition is None else f"{name}, partition {self.partition}"
+
+
+def examine(store: TaskStore, partition: int | None = None) -> Examination | None:
+    """Examine a task, or one of its partitions; None if it does not exist.
+
+    Raises:
+        StoreDenied: The user may not read it.
+        StoreUnavailable: Redis stayed away.
+    """
+    reply = store.run("doctor/examine")
+    if not reply:
+        return None
+    figures, *groups = reply
+    return Examination(
+        store=store,
+        partition=partition,
+        consumer_groups=tuple(map(_group, groups)),
+        **_pairs(figures),
+    )
+
+
+def _group(reply: Sequence[Any]) -> ExaminedGroup:
+    name, figures, dead, lost = reply
+    return ExaminedGroup(name=_text(name), dead=_pairs(dead), lost=_pairs(lost), **_pairs(figures))
+
+
+def _pairs(flat: Sequence[Any]) -> dict[str, Any]:
+    return {_text(name): int(n) for name, n in zip(flat[::2], flat[1::2], strict=True)}
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")

@@ -1,0 +1,91 @@
+"""`Ping`: how fast a server answers, and how far its clock is from this machine's."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from redrb.connection import Client
+from redrb.state.finding import Finding, FindingKind
+from redrb.state.findings.wording import place_of, server_command
+from redrb.state.model import ServerState
+
+PINGS = 5
+SLOW_S = 0.02
+SPIKE_S = 0.5
+SKEW_S = 5.0
+
+SLOW_LINK = FindingKind(
+    "slow-link",
+    "warning",
+    "The network to Redis is slow, or the server is overloaded. Each put and take waits for at "
+    "least one reply: put and take more groups at a time, or move closer to the server.",
+)
+LATENCY_SPIKES = FindingKind(
+    "latency-spikes",
+    "warning",
+    "Some replies take long: the server forks with huge pages, swaps, waits for its disk, or runs "
+    "long commands of other programs.",
+)
+CLOCK_SKEW = FindingKind(
+    "clock-skew",
+    "warning",
+    "A clock is wrong. Leases and deadlines go by the server's clock only, so no data is at risk; "
+    "but ages, times of dead letters and logs do not agree, and a replica with another clock "
+    "shifts deadlines when it takes over.",
+)
+KINDS = (SLOW_LINK, LATENCY_SPIKES, CLOCK_SKEW)
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """The replies of a server to a few small requests.
+
+    Attributes:
+        server: Address of the server.
+        median_s: Median of the seconds until a reply.
+        worst_s: The longest.
+        skew_s: Seconds by which the server's clock is ahead of this machine's.
+    """
+
+    server: str
+    median_s: float
+    worst_s: float
+    skew_s: float
+
+
+def ping(client: Client) -> Ping:
+    """Send a few requests to one server.
+
+    Raises:
+        StoreUnavailable: It stayed away.
+    """
+    times, skews = [], []
+    for _ in range(PINGS):
+        began, wall = time.perf_counter(), time.time()
+        seconds, microseconds = client.execute("TIME")
+        times.append(time.perf_counter() - began)
+        skews.append(int(seconds) + int(microseconds) / 1e6 - wall - times[-1] / 2)
+    return Ping(
+        place_of(client.where), statistics.median(times), max(times), statistics.median(skews)
+    )
+
+
+def find(pings: Sequence[Ping]) -> Iterator[Finding]:
+    """Yield the findings about links and clocks."""
+    for one in pings:
+        subject = f"server {one.server}"
+        text = f"Median of {PINGS} replies {one.median_s * 1e3:,.1f} ms, the slowest "
+        text += f"{one.worst_s * 1e3:,.1f} ms."
+        if one.median_s >= SLOW_S:
+            command = server_command(ServerState(one.server), "--latency")
+            yield SLOW_LINK.found(subject, text, command)
+        elif one.worst_s >= SPIKE_S:
+            command = server_command(ServerState(one.server), "LATENCY", "DOCTOR")
+            yield LATENCY_SPIKES.found(subject, text, command)
+        if abs(one.skew_s) >= SKEW_S:
+            side = "ahead of" if one.skew_s > 0 else "behind"
+            text = f"Its clock is {abs(one.skew_s):,.1f} s {side} this machine's."
+            yield CLOCK_SKEW.found(subject, text, "timedatectl status")

@@ -1,0 +1,76 @@
+"""Leases and rights that nobody ends: of dead consumers, of unknown ones, of dead makers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from redrb.doctor.examination import Examination, ExaminedGroup
+from redrb.doctor.wording import shown
+from redrb.state.finding import Finding, FindingKind
+from redrb.state.findings.wording import counted, redrb_command
+from redrb.state.model import State
+
+_NAMED = 3
+
+DEAD_CONSUMER = FindingKind(
+    "dead-consumer",
+    "warning",
+    "The process was killed, and no other consumer has sent a heartbeat since, which would take "
+    "its leases over. A trainer that starts does this, too; its first batches come later.",
+    repairs=True,
+)
+LEASE_WITHOUT_CONSUMER = FindingKind(
+    "lease-without-consumer",
+    "critical",
+    "The task does not know the consumer of these leases, so no heartbeat takes them over: its key "
+    "`consumers` was changed or deleted by another program, or evicted.",
+    repairs=True,
+)
+STALE_CONSUMER = FindingKind(
+    "stale-consumer",
+    "info",
+    "The process was killed while it leased nothing. The next heartbeat of a consumer forgets it.",
+    repairs=True,
+)
+LOST_RIGHTS = FindingKind(
+    "lost-rights",
+    "warning",
+    "Makers died, or hang, with rights to begin groups. Other makers get these rights after the "
+    "next heartbeat of a maker or a consumer.",
+    repairs=True,
+)
+KINDS = (LEASE_WITHOUT_CONSUMER, DEAD_CONSUMER, LOST_RIGHTS, STALE_CONSUMER)
+
+
+def find(state: State, examined: Examination) -> Iterator[Finding]:
+    """Yield the findings about leases and rights."""
+    command = redrb_command(state, "doctor", examined.store.task, "--repair")
+    for group in examined.consumer_groups:
+        yield from _of_group(examined.subject, group, command)
+    if examined.lost_rights:
+        text = f"{counted(examined.lost_rights, 'right')} to begin groups of makers that died."
+        yield LOST_RIGHTS.found(examined.subject, text, command)
+
+
+def _of_group(subject: str, group: ExaminedGroup, command: str) -> Iterator[Finding]:
+    where = f"in consumer group {shown(group.name)}"
+    if group.lost:
+        text = f"{_leases(group.lost)}, which the task does not know, {where}."
+        yield LEASE_WITHOUT_CONSUMER.found(subject, text, command)
+    dead = {name: leased for name, leased in group.dead.items() if leased}
+    if dead:
+        text = f"{_leases(dead)}, whose deadline is over, {where}."
+        yield DEAD_CONSUMER.found(subject, text, command)
+    elif group.dead:
+        text = f"{_names(group.dead)} {where}: the deadline is over."
+        yield STALE_CONSUMER.found(subject, text, command)
+
+
+def _leases(leased: Mapping[str, int]) -> str:
+    return f"{counted(sum(leased.values()), 'group')} leased by {_names(leased)}"
+
+
+def _names(consumers: Mapping[str, int]) -> str:
+    names = sorted(map(shown, consumers))
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

@@ -1,0 +1,87 @@
+"""Names in the registry of a namespace whose task or weights do not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from redrb.connection import Client
+from redrb.errors import StoreDenied
+from redrb.keys import TaskKeys, WeightKeys, is_name
+from redrb.registry import Kind, Registry
+from redrb.state.finding import Finding, FindingKind
+from redrb.state.findings.wording import redrb_command
+from redrb.state.model import State
+
+MOST_NAMES = 200
+"""Names of each kind that one run of doctor looks up."""
+
+NAME_WITHOUT_TASK = FindingKind(
+    "name-without-task",
+    "info",
+    "The task or the weights were deleted, or lost, by a process that did not remove the name.",
+    repairs=True,
+)
+KINDS = (NAME_WITHOUT_TASK,)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftName:
+    """A name in the registry that names nothing.
+
+    Attributes:
+        kind: "task" or "weights".
+        name: The name.
+    """
+
+    kind: Kind
+    name: str
+
+
+def left_names(client: Client, namespace: str) -> list[LeftName]:
+    """Return names that name nothing, of those that the user may look up.
+
+    Raises:
+        StoreDenied: The user may not read the registry.
+    """
+    registry = Registry(client, namespace)
+    kinds: tuple[Kind, ...] = ("task", "weights")
+    return [
+        LeftName(kind, name)
+        for kind in kinds
+        for name in filter(is_name, islice(registry.names(kind), MOST_NAMES))
+        if not _exists(client, namespace, kind, name)
+    ]
+
+
+def find(state: State, names: Iterable[LeftName]) -> Iterator[Finding]:
+    """Yield the findings about names."""
+    for left in names:
+        text = f"The registry names {left.kind} {left.name!r}, which do not exist."
+        if left.kind == "task":
+            text = f"The registry names task {left.name!r}, which does not exist."
+        command = redrb_command(state, "doctor", "--repair")
+        yield NAME_WITHOUT_TASK.found(f"{left.kind} {left.name}", text, command)
+
+
+def remove_name(client: Client, namespace: str, left: LeftName) -> None:
+    """Remove a name, unless another process has created what it names meanwhile."""
+    registry = Registry(client, namespace)
+    registry.remove(left.kind, left.name)
+    if _exists(client, namespace, left.kind, left.name):
+        registry.add(left.kind, left.name)
+
+
+def _exists(client: Client, namespace: str, kind: Kind, name: str) -> bool:
+    """Return whether a name names something, or cannot be looked up."""
+    if kind == "task":
+        key = TaskKeys.of(namespace, name).task
+        names = [key]
+    else:
+        keys = WeightKeys.of(namespace, name)
+        names = [keys.versions, f"{keys.prefix}fence"]
+    try:
+        return bool(client.at(names[0]).execute("EXISTS", *names))
+    except StoreDenied:
+        return True

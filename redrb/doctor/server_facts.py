@@ -1,0 +1,105 @@
+"""What INFO says of a server: allocator, fragmentation, forks, connections; slots of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from redrb.connection import Client
+from redrb.connection.cluster import Cluster
+from redrb.state.finding import Finding, FindingKind
+from redrb.state.findings.wording import place_of, server_command
+from redrb.state.model import ServerState
+
+LONG_FORK_US = 500_000
+FRAGMENTED = 1.8
+LEAST_BYTES = 100_000_000
+NEAR_MOST_CLIENTS = 0.9
+SLOTS = 16_384
+
+MISSING_SLOTS = FindingKind(
+    "missing-slots",
+    "critical",
+    "Slots of the cluster are served by no node: a primary without a replica has stopped, or the "
+    "slots were never assigned. Tasks in these slots cannot be used.",
+)
+MANY_CLIENTS = FindingKind(
+    "many-clients",
+    "warning",
+    "The server refuses connections beyond maxclients. Each waiting thread holds one connection.",
+)
+LONG_FORK = FindingKind(
+    "long-fork",
+    "warning",
+    "Each snapshot and each rewrite of the append-only file forks the server, which answers nobody "
+    "meanwhile: it uses much memory, or the machine's transparent huge pages are on.",
+)
+FRAGMENTED_MEMORY = FindingKind(
+    "fragmented-memory",
+    "warning",
+    "The server holds far more memory of the machine than its data needs. The machine may run out "
+    "of memory before the server's limit is reached.",
+)
+LIBC_ALLOCATOR = FindingKind(
+    "libc-allocator",
+    "info",
+    "This server was built without jemalloc: groups of different sizes fragment its memory, and it "
+    "cannot defragment while it runs.",
+)
+KINDS = (MISSING_SLOTS, MANY_CLIENTS, LONG_FORK, FRAGMENTED_MEMORY, LIBC_ALLOCATOR)
+
+
+def info_of(client: Client) -> dict[str, str]:
+    """Return the fields of INFO of one server."""
+    text = client.execute("INFO").decode("utf-8", "backslashreplace")
+    pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
+    return {name: value for name, _, value in pairs}
+
+
+def server_of(client: Client, info: Mapping[str, str]) -> ServerState:
+    """Return which server it is, as commands for it need."""
+    valkey = info.get("server_name") == "valkey" or "valkey_version" in info
+    return ServerState(place_of(client.where), "valkey" if valkey else "redis")
+
+
+def find(server: ServerState, info: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield the findings of one server's INFO."""
+    subject = f"server {server.address}"
+    fork_us = _number(info, "latest_fork_usec")
+    if fork_us >= LONG_FORK_US:
+        command = "cat /sys/kernel/mm/transparent_hugepage/enabled"
+        yield LONG_FORK.found(subject, f"The last fork took {fork_us / 1e6:.2f} s.", command)
+    used, resident = _number(info, "used_memory"), _number(info, "used_memory_rss")
+    if used >= LEAST_BYTES and resident >= FRAGMENTED * used:
+        yield FRAGMENTED_MEMORY.found(
+            subject,
+            f"It holds {resident / 1e6:,.0f} MB for {used / 1e6:,.0f} MB of data.",
+            server_command(server, "MEMORY", "PURGE"),
+        )
+    if info.get("mem_allocator", "").startswith("libc"):
+        yield LIBC_ALLOCATOR.found(subject, "Its allocator is libc's.")
+    clients, most = _number(info, "connected_clients"), _number(info, "maxclients")
+    if most and clients >= NEAR_MOST_CLIENTS * most:
+        yield MANY_CLIENTS.found(
+            subject,
+            f"{clients:,.0f} of at most {most:,.0f} connections are open.",
+            server_command(server, "CONFIG", "SET", "maxclients", f"{2 * most:.0f}"),
+        )
+
+
+def find_in_cluster(client: Client) -> Iterator[Finding]:
+    """Yield the findings about a cluster's slots."""
+    if not isinstance(client, Cluster):
+        return
+    first = client.primaries()[0]
+    served = sum(last - begin + 1 for begin, last, *_ in first.execute("CLUSTER", "SLOTS"))
+    if served < SLOTS:
+        yield MISSING_SLOTS.found(
+            f"cluster {client.where}",
+            f"{SLOTS - served:,} of {SLOTS:,} slots are served by no node.",
+            server_command(ServerState(first.where), "CLUSTER", "NODES"),
+        )
+
+
+def _number(info: Mapping[str, str], name: str) -> float:
+    text = info.get(name, "")
+    return float(text) if text.isascii() and text.isdigit() else 0.0

@@ -1,0 +1,106 @@
+-- Read what `redrb doctor` compares: what a task counts, what is stored, and what nobody looks after any
+-- more. Writes nothing, and looks at the first few of everything.
+-- KEYS[1] stream
+-- Returns {figures, group ...}; {} if there is no task
+--         figures: a flat list name, number, ... of the task
+--         group: {name, figures, dead consumers, leases without a consumer}; the last two are flat lists
+--         consumer, leased groups, ... of those among the first leases
+--@include task clock pools pending
+
+local MOST_GROUPS, MOST_ORPHANS, MOST_WAITERS = 16, 100, 200 -- that one call looks at
+local MOST_LEASES, MOST_CONSUMERS = 500, 20
+
+if not exists() then
+  return {}
+end
+local now = reported_ms()
+local over = string.format('%d', now)
+
+local function reporter()
+  local figures = {}
+  return figures, function(name, value)
+    figures[#figures + 1] = name
+    figures[#figures + 1] = string.format('%d', value)
+  end
+end
+
+-- How many of the first waiters in a queue do not look any more.
+local function stuck_in(queue)
+  local waiters = redis.call('ZRANGE', key('queue', queue), 0, MOST_WAITERS - 1)
+  local needs, stuck = #waiters > 0 and redis.call('HMGET', key('needs', queue), unpack(waiters)) or {}, 0
+  for i = 1, #waiters do
+    local deadline = tonumber(string.match(needs[i] or '0 0 0', '^%d+ (%d+) '))
+    stuck = stuck + ((deadline or 0) <= now and 1 or 0)
+  end
+  return stuck
+end
+
+-- How many rights to begin groups the first makers hold whose deadline is over.
+local function rights_of_the_dead()
+  local held = 0
+  for _, maker in ipairs(redis.call('ZRANGEBYSCORE', key('makers'), '-inf', over, 'LIMIT', 0,
+    MOST_CONSUMERS)) do
+    held = held + redis.call('ZLEXCOUNT', key('holders'), '[' .. maker .. '/', '(' .. maker .. '0')
+  end
+  return held
+end
+
+-- The first leases of a consumer group, by consumer, and these consumers with their deadlines.
+local function leases_of(group)
+  local leased, consumers = {}, {}
+  for _, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', MOST_LEASES)) do
+    local consumer = string.match(entry[2], '^(.*)/%d+$') or entry[2]
+    consumers[#consumers + 1] = not leased[consumer] and consumer or nil
+    leased[consumer] = (leased[consumer] or 0) + 1
+  end
+  local name = key('consumers', group)
+  return leased, consumers, #consumers > 0 and redis.call('ZMSCORE', name, unpack(consumers)) or {}
+end
+
+local function report_group(group)
+  local figures, report = reporter()
+  local waiting, stuck = 0, 0
+  for _, status in ipairs(STATUSES) do
+    local pool = pool_of(group, status)
+    waiting = waiting + redis.call('ZCARD', key('ready', pool))
+    stuck = stuck + stuck_in(pool)
+  end
+  report('waiting', waiting)
+  report('leased', count_leased(group))
+  report('stuck_takes', stuck)
+  report('joining', redis.call('EXISTS', key('joining', group)))
+  report('letters', redis.call('ZCARD', key('letters', group)))
+  local leased, consumers, deadlines = leases_of(group)
+  local dead, lost = {}, {}
+  for _, consumer in ipairs(redis.call('ZRANGEBYSCORE', key('consumers', group), '-inf', over, 'LIMIT', 0,
+    MOST_CONSUMERS)) do
+    dead[#dead + 1], dead[#dead + 2] = consumer, leased[consumer] or 0
+  end
+  for i, consumer in ipairs(consumers) do
+    if #lost < 2 * MOST_CONSUMERS and not deadlines[i] then
+      lost[#lost + 1], lost[#lost + 2] = consumer, leased[consumer]
+    end
+  end
+  return {group, figures, dead, lost}
+end
+
+local figures, report = reporter()
+local all = groups()
+table.sort(all)
+report('groups', #all)
+report('entries', redis.call('XLEN', stream))
+report('facts', redis.call('HLEN', key('facts')))
+report('archived', redis.call('ZCARD', key('archive')))
+report('letters', redis.call('XLEN', key('dead')))
+report('orphans', #redis.call('XRANGE', stream, '(' .. id_of(number(puts, 'last')), '+', 'COUNT',
+  MOST_ORPHANS))
+report('stuck_puts', stuck_in('#room'))
+report('stuck_admissions', stuck_in('#admission'))
+report('lost_rights', rights_of_the_dead() + redis.call('ZCOUNT', key('holds'), '-inf', over))
+local _, _, _, most = read_clock()
+report('lease_ms', 2 * (most or NO_LEASE_MS))
+local found = {figures}
+for i = 1, math.min(#all, MOST_GROUPS) do
+  found[#found + 1] = report_group(all[i])
+end
+return found
