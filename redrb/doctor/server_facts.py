@@ -90,13 +90,16 @@ def find_in_cluster(client: Client) -> Iterator[Finding]:
     """Yield the findings about a cluster's slots."""
     if not isinstance(client, Cluster):
         return
-    first = client.primaries()[0]
-    served = sum(last - begin + 1 for begin, last, *_ in first.execute("CLUSTER", "SLOTS"))
+    nodes = client.primaries()  # a node may not know yet what another one has lost
+    served = min(
+        sum(last - begin + 1 for begin, last, *_ in node.execute("CLUSTER", "SLOTS"))
+        for node in nodes
+    )
     if served < SLOTS:
         yield MISSING_SLOTS.found(
             f"cluster {client.where}",
             f"{SLOTS - served:,} of {SLOTS:,} slots are served by no node.",
-            server_command(ServerState(first.where), "CLUSTER", "NODES"),
+            server_command(ServerState(nodes[0].where), "CLUSTER", "NODES"),
         )
 
 

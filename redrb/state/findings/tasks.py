@@ -14,6 +14,7 @@ from redrb.state.findings.wording import (
     subject_of,
 )
 from redrb.state.model import ConsumerGroupState, State, TaskState, WorkerState
+from redrb.state.reader import MOST_NAMES
 from redrb.stream.task.settings import DEFAULT_MAX_DEAD
 
 LONG_WITHOUT_MAKER_S = 10.0
@@ -119,7 +120,7 @@ def find(state: State) -> Iterator[Finding]:
             yield from _taken(state, task, group)
         yield from _dead_letters(state, task)
         yield from _ledger(state, task)
-    unread = state.tasks_total - len(state.tasks)
+    unread = state.tasks_total - MOST_NAMES  # the registry may have names without a task
     if unread > 0:
         yield UNREAD_TASKS.found(
             f"namespace {state.namespace}",

@@ -1,0 +1,139 @@
+"""Troubles of tasks, weights and servers that are really made show in the findings of a look."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import redrb
+from redrb import ExperienceStream
+from redrb.connection import Client
+from redrb.keys import WeightKeys
+from redrb.state.findings import findings_of
+from redrb.state.rates import SHORTEST_S
+from redrb.state.reader import StateReader
+from tests.samples import numbered
+from tests.servers import Server
+
+
+@pytest.fixture
+def owner(real_url: str) -> Iterator[Client]:
+    with redrb.connect(real_url) as client:
+        yield client
+
+
+@pytest.fixture
+def reader(owner: Client, namespace: str) -> StateReader:
+    return StateReader(owner, namespace)
+
+
+def codes(reader: StateReader) -> list[str]:
+    """Codes of the findings about tasks and weights: the server is shared with other tests."""
+    found = findings_of(reader.look())
+    return [finding.code for finding in found if not finding.subject.startswith("server ")]
+
+
+def test_groups_that_nobody_takes(owner: Client, namespace: str, reader: StateReader) -> None:
+    with ExperienceStream(owner, "math", namespace=namespace) as stream:
+        stream.put(numbered(1))
+        assert codes(reader) == ["idle-task"]
+        threading.Event().wait(SHORTEST_S)
+        stream.put(numbered(2))
+        assert codes(reader) == ["nobody-takes"]
+        stream.join_group()
+        stream.take(1, timeout=0).ack()
+        assert codes(reader) == []
+
+
+def test_a_full_task_without_and_with_a_trainer(
+    owner: Client, namespace: str, reader: StateReader
+) -> None:
+    with (
+        ExperienceStream(owner, "math", namespace=namespace, limit=2) as stream,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        stream.put_many([[numbered(1)], [numbered(2)]])
+        putting = threads.submit(stream.put, numbered(3), timeout=20)
+        while not stream.stats().producers_waiting:
+            pass
+        assert codes(reader) == ["blocked-makers"]
+        with ExperienceStream(owner, "math", namespace=namespace) as trainer:
+            lease = trainer.take(2, timeout=5)
+            assert codes(reader) == ["full-task"]
+            lease.ack()
+            putting.result()
+            assert codes(reader) == []
+
+
+def test_dead_letters(owner: Client, namespace: str, reader: StateReader) -> None:
+    with ExperienceStream(owner, "math", namespace=namespace, max_dead=2) as stream:
+        stream.put_many([[numbered(number)] for number in range(2)])
+        stream.take(1, timeout=0).reject("nan")
+        assert codes(reader) == ["dead-letters"]
+        stream.configure(max_dead=5)
+        threading.Event().wait(SHORTEST_S)
+        stream.take(1, timeout=0).reject("nan")
+        assert codes(reader) == ["growing-dead-letters"]
+        stream.configure(max_dead=2)
+        assert codes(reader) == ["full-dead-letters"]
+
+
+def test_staleness(owner: Client, namespace: str, reader: StateReader) -> None:
+    with ExperienceStream(owner, "math", namespace=namespace, max_staleness=2) as stream:
+        stream.put_many([[numbered(number)] for number in range(30)], policy_version=1)
+        leased = stream.take(3, timeout=0)
+        assert codes(reader) == ["unknown-staleness"]
+        stream.advance(3)
+        assert codes(reader) == ["staleness-at-bound"]
+        stream.advance(4)
+        assert codes(reader) == ["staleness-above-bound"]
+        leased.ack()
+        stream.expire()
+        assert codes(reader) == ["expiring-groups"]
+
+
+def test_a_ledger_that_does_not_balance(owner: Client, namespace: str, reader: StateReader) -> None:
+    with ExperienceStream(owner, "math", namespace=namespace) as stream:
+        stream.put(numbered(1))
+        stream.take(1, timeout=0).ack()
+        owner.execute("HINCRBY", f"{stream._task.store.keys.prefix}group:default", "acked", 1)
+        (finding,) = findings_of(reader.look())[:1]
+        assert finding.code == "unbalanced-ledger"
+        assert "-1 are not accounted for" in finding.summary
+
+
+def test_weights(owner: Client, namespace: str, reader: StateReader) -> None:
+    with redrb.WeightPublisher(owner, "policy", namespace=namespace) as publisher:
+        publisher.publish({"a": torch.ones(3)})
+        assert codes(reader) == []
+        pins = WeightKeys.of(namespace, "policy").prefix + "pins"
+        owner.execute("HSET", pins, "reader", "1 1 1000 60000")
+        assert codes(reader) == ["expired-pins"]
+
+
+def test_servers(own_server: Callable[..., Server], namespace: str) -> None:
+    server = own_server("--maxmemory-policy", "allkeys-lru", "--loglevel", "warning")
+    with redrb.connect(server.url, allow_eviction=True) as client:
+        reader = StateReader(client, namespace)
+
+        def found() -> set[str]:
+            return {finding.code for finding in findings_of(reader.look())}
+
+        assert found() == {"would-evict-keys"}
+        used = int(client.execute("INFO", "memory").partition(b"used_memory:")[2].split()[0])
+        client.execute("CONFIG", "SET", "maxmemory", str(used * 100 // 87))
+        assert found() == {"evicts-keys", "memory-near-limit"}
+        client.execute("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        client.execute("CONFIG", "SET", "maxmemory", str(used))
+        assert found() == {"memory-full"}
+        client.execute("CONFIG", "SET", "maxmemory", "0")
+        (server.directory / "dump.rdb").mkdir()  # the snapshot cannot be renamed to this
+        client.execute("BGSAVE")
+        until = time.monotonic() + 10
+        while found() != {"failed-save"}:
+            assert time.monotonic() < until, found()
