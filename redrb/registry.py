@@ -49,6 +49,11 @@ class Registry:
         """
         self._change("remove", "ZREM", self._key, f"{kind}:{name}")
 
+    def has(self, kind: Kind, name: str) -> bool:
+        """Return whether a name is entered."""
+        place = f"[{kind}:{name}"
+        return bool(self._client.execute("ZRANGEBYLEX", self._key, place, place))
+
     def names(self, kind: Kind) -> Iterator[str]:
         """Yield the names of a kind in alphabetical order; they are read in pages."""
         begin, end = f"[{kind}:", f"({kind};"  # ";" follows ":"

@@ -65,12 +65,17 @@ def find(state: State, names: Iterable[LeftName]) -> Iterator[Finding]:
         yield NAME_WITHOUT_TASK.found(f"{left.kind} {left.name}", text, command)
 
 
-def remove_name(client: Client, namespace: str, left: LeftName) -> None:
-    """Remove a name, unless another process has created what it names meanwhile."""
+def remove_name(client: Client, namespace: str, left: LeftName) -> bool:
+    """Remove a name, unless another process has created what it names meanwhile.
+
+    Returns:
+        Whether the name is gone; the user may have no right to remove it.
+    """
     registry = Registry(client, namespace)
     registry.remove(left.kind, left.name)
     if _exists(client, namespace, left.kind, left.name):
         registry.add(left.kind, left.name)
+    return not registry.has(left.kind, left.name)
 
 
 def _exists(client: Client, namespace: str, kind: Kind, name: str) -> bool:

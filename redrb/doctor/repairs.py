@@ -9,7 +9,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from redrb.connection import Client
@@ -68,10 +67,10 @@ def repair(
         if weights.readable and weights.expired_pins:
             yield _pins(client, state.namespace, weights.name, weights.expired_pins)
     for left in names:
-        with suppress(StoreDenied):  # the registry logs it
-            remove_name(client, state.namespace, left)
-        text = f"removed the name of {left.kind} {left.name} from the registry"
-        yield Repair(NAME_WITHOUT_TASK.code, f"{left.kind} {left.name}", text)
+        done = remove_name(client, state.namespace, left)
+        verb = "removed" if done else "could not remove"
+        text = f"{verb} the name of {left.kind} {left.name} from the registry"
+        yield Repair(NAME_WITHOUT_TASK.code, f"{left.kind} {left.name}", text, done=done)
 
 
 def _orphans(task: Examination) -> Iterator[Repair]:

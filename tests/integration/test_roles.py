@@ -282,6 +282,13 @@ def test_an_observer_sees_all_and_changes_nothing(
             found = {finding["code"]: finding["summary"] for finding in report["findings"]}
             assert found["unchecked"] == "Not checked: settings (CONFIG GET)."
             assert ("unreadable-task" in found) == (not subject)
+        owner.execute("XADD", f"redrb:{{{namespace}:{TASK}}}:stream", "9999999999999-*", "g", b"x")
+        Registry(owner, namespace).add("task", "gone")
+        before = content(owner, namespace)
+        doctor = ["doctor", TASK, "--repair", "--namespace", namespace, "--over", "0.01", "--json"]
+        assert main(doctor) == 0
+        (repair,) = json.loads(capsys.readouterr().out)["repairs"]
+        assert (repair["code"], repair["done"]) == ("orphaned-entries", False)
         prefix = f"redrb:{{{namespace}:{TASK}}}:"
         for command in (
             ("DEL", f"{prefix}stream"),
@@ -302,6 +309,7 @@ def test_an_admin_saves_clears_and_resumes(
     namespace: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     client = log_in("admin")
     monkeypatch.setenv("REDRB_URL", client.url)
@@ -316,6 +324,11 @@ def test_an_admin_saves_clears_and_resumes(
     assert list(Registry(owner, namespace).names("task")) == []
     assert main(["resume", TASK, file, *common]) == 0
     with ExperienceStream(client, TASK, namespace=namespace) as stream:
+        owner.execute("XADD", stream._task.store.keys.stream, "9999999999999-*", "g", b"x")
+        capsys.readouterr()
+        assert main(["doctor", *common, "--repair", "--over", "0.01", "--json"]) == 0
+        repairs = json.loads(capsys.readouterr().out)["repairs"]
+        assert [(one["code"], one["done"]) for one in repairs] == [("orphaned-entries", True)]
         stream.put(numbered(3))
         assert numbers(stream.take(2, timeout=0)) == [2, 3]
     assert list(Registry(owner, namespace).names("task")) == [TASK]

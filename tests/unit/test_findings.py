@@ -158,6 +158,16 @@ def test_findings_come_worst_first_and_in_the_same_order() -> None:
     assert findings_of(sample_state()) == found
 
 
+def test_places_in_queues_of_dead_workers_do_not_count() -> None:
+    state = only("maker", life="dead", rights=0)
+    assert {one.code for one in findings_of(with_stats(state, producers_waiting=3))} == {
+        "dead-worker",
+        "idle-task",
+    }
+    state = with_stats(only("trainer", life="dead"), consumers_waiting=1)
+    assert {one.code for one in findings_of(state)} == {"dead-worker", "idle-task"}
+
+
 def test_many_dead_workers_share_one_finding() -> None:
     workers = tuple(WorkerState(f"m-{i}", "maker", life="dead") for i in range(200))
     state = with_task(workers=healthy().tasks[0].workers + workers)

@@ -17,9 +17,9 @@ from redrb.state.model import ConsumerGroupState, State, TaskState, WorkerState
 from redrb.state.reader import MOST_NAMES
 from redrb.stream.task.settings import DEFAULT_MAX_DEAD
 
-LONG_WITHOUT_MAKER_S = 10.0
+LONG_WITHOUT_MAKER_S = 5.0
 LONG_WITH_MAKERS_S = 120.0
-LONG_BLOCKED_S = 10.0
+LONG_BLOCKED_S = 3.0
 
 STARVED_TRAINER = FindingKind(
     "starved-trainer",
@@ -137,19 +137,29 @@ def _alive(task: TaskState, *roles: str) -> list[WorkerState]:
     ]
 
 
-def _has_takers(task: TaskState) -> bool:
-    """Return whether any consumer group has a consumer that may take."""
-    return bool(_alive(task, "trainer", "stage")) or any(
-        group.stats.consumers or group.stats.consumers_waiting for group in task.groups
-    )
+def _believed(task: TaskState, number: int, *roles: str) -> int:
+    """Return a number of waiting or living workers of these roles, as a task counts them.
+
+    The task counts a worker that was killed until others pass its place in a queue. So the number
+    is 0 where workers of these roles have announced themselves and none of them is alive.
+    """
+    announced = any(worker.role in roles for worker in task.workers)
+    return 0 if announced and not _alive(task, *roles) else number
+
+
+def _takers(task: TaskState, group: ConsumerGroupState) -> int:
+    """Return how many consumers of a consumer group live, or wait in a take, as far as known."""
+    waiting = _believed(task, group.stats.consumers_waiting, "trainer", "stage")
+    announced = len(_alive(task, "trainer", "stage")) if group is task.main else 0
+    return group.stats.consumers + waiting + announced
 
 
 def _has_makers(task: TaskState) -> bool:
     """Return whether somebody puts, or did between two looks."""
     stats = task.main.stats if task.main else None
-    waiting = stats is not None and bool(stats.makers or stats.producers_waiting)
+    waiting = stats.makers + stats.producers_waiting if stats else 0
     put = task.rates is not None and task.rates.put > 0
-    return waiting or put or bool(_alive(task, "maker", "stage"))
+    return put or bool(_alive(task, "maker", "stage") or _believed(task, waiting, "maker", "stage"))
 
 
 def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
@@ -183,22 +193,22 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
     blocked = [
         worker for worker in _alive(task, "maker", "stage") if worker.waits_for in ("room", "right")
     ]
-    rights = stats.admission.waiting if stats.admission else 0
-    requests = stats.producers_waiting + rights
+    puts = _believed(task, stats.producers_waiting, "maker", "stage")
+    rights = _believed(task, stats.admission.waiting if stats.admission else 0, "maker", "stage")
     longest = max((worker.waits_s for worker in blocked), default=0.0)
     summary = (
-        f"Waiting: {counted(stats.producers_waiting, 'put')} for room and "
+        f"Waiting: {counted(puts, 'put')} for room and "
         f"{counted(rights, 'request')} for the right to begin groups"
         + (f", the longest for {seconds(longest)}" if blocked else "")
         + f"; {counted(stats.stored, 'group')} are stored"
         + (f", and the limit is {stats.limit:,}." if stats.limit else ".")
     )
-    if not (requests or blocked):
+    if not (puts or rights or blocked):
         return
-    if not _has_takers(task):
+    if not any(_takers(task, group) for group in task.groups):
         if not blocked or longest >= LONG_BLOCKED_S:
             yield BLOCKED_MAKERS.found(subject_of(task), summary, "redrb-trainer RECIPE")
-    elif stats.producers_waiting:
+    elif puts:
         limit = f"limit={2 * stats.limit}" if stats.limit else ""
         command = redrb_command(state, "set", task.name, *([limit] if limit else []))
         yield FULL_TASK.found(subject_of(task), summary, command)
@@ -206,15 +216,10 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
 
 def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator[Finding]:
     """Find consumer groups from which nobody takes."""
-    stats = group.stats
-    waiting = stats.ledger.waiting
-    main = group is task.main
-    taken = (
-        stats.consumers or stats.consumers_waiting or (main and _alive(task, "trainer", "stage"))
-    )
-    if not waiting or taken:
+    waiting = group.stats.ledger.waiting
+    if not waiting or _takers(task, group):
         return
-    name = "" if main else f" of consumer group {group.name}"
+    name = "" if group is task.main else f" of consumer group {group.name}"
     summary = f"{counted(waiting, 'group')}{name} wait, and no consumer is alive."
     if _has_makers(task):
         yield NOBODY_TAKES.found(subject_of(task), summary, "redrb-trainer RECIPE")
