@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib.util import find_spec
 from operator import index
 
 from redrb.errors import ConfigError
@@ -71,3 +72,9 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
         quoted = [f'"{choice}"' for choice in choices]
         raise ConfigError(f"{name}={value!r:.80}: use {', '.join(quoted[:-1])} or {quoted[-1]}.")
+
+
+def require_package(package: str, *, extra: str) -> None:
+    """Raise ConfigError with the command that installs `package`, if it is missing."""
+    if find_spec(package) is None:
+        raise ConfigError(f"{package} is not installed: pip install 'redrb[{extra}]'.")

@@ -13,6 +13,7 @@ from redrb.commands import (
     demo,
     doctor,
     export,
+    exporter,
     import_,
     ls,
     new,
@@ -48,6 +49,7 @@ _COMMANDS = (
     export,
     import_,
     weights,
+    exporter,
 )
 
 

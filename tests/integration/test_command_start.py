@@ -52,6 +52,7 @@ def test_commands_without_tensors_import_no_torch(
         (["weights", "show", "policy", "--tensors"], 0),
         (["weights", "watch", "policy", "--timeout", "0.01"], 1),
         (["weights", "rm", "policy"], 0),
+        (["exporter", "--once"], 0),
     ]
     commands = [
         words if words[0].startswith("-") else [*words, "--namespace", namespace, "--json"]

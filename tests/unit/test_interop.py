@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from redrb import ConfigError
-from redrb.interop.required import require
+from redrb.checks import require_package
 
 
 def test_a_library_that_is_missing_is_named_with_its_extra() -> None:
-    require("torch", extra="trl")
+    require_package("torch", extra="trl")
     with pytest.raises(ConfigError, match=r"no_such_library .* pip install 'redrb\[trl\]'"):
-        require("no_such_library", extra="trl")
+        require_package("no_such_library", extra="trl")

@@ -6,8 +6,8 @@ parts: `TaskStorage`, `TaskSampler` and `TaskWriter`. Public names stand in `__i
 
 import lazy_loader
 
-from redrb.interop.required import require
+from redrb.checks import require_package
 
-require("torchrl", extra="torchrl")
+require_package("torchrl", extra="torchrl")
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

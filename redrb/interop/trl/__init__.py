@@ -7,7 +7,7 @@ their first use: TRL warns when its experimental modules are imported.
 
 import lazy_loader
 
-from redrb.interop.required import require
+from redrb.checks import require_package
 
-require("trl", extra="trl")
+require_package("trl", extra="trl")
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,80 @@
+"""`StateCollector`: gives Prometheus the newest state that an observer has read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.core import (
+    Metric as Family,
+)
+from prometheus_client.registry import Collector
+
+from redrb.metrics.metric import Metric
+from redrb.metrics.table import AGE, METRICS, UP
+from redrb.state.histogram import BOUNDS, Histogram
+from redrb.state.model import State
+from redrb.state.view import View
+
+FRESH_S: Final = 5.0
+"""Oldest figures, in seconds, that are served; older ones would look like new ones."""
+
+
+class StateCollector(Collector):
+    """Turns views into metric families; a scrape never waits for Redis."""
+
+    def __init__(
+        self, newest: Callable[[], View], namespace: str, *, fresh_s: float = FRESH_S
+    ) -> None:
+        """Make a collector.
+
+        Args:
+            newest: Returns the newest view at once, such as `Observer.newest`.
+            namespace: Value of the label `namespace`.
+            fresh_s: Oldest figures, in seconds, that are served.
+        """
+        self._fresh_s = fresh_s
+        self._newest = newest
+        self._namespace = namespace
+
+    def describe(self) -> Iterator[Family]:
+        """Return no families, so that a registry takes the collector before the first look."""
+        return iter(())
+
+    def collect(self) -> Iterator[Family]:
+        """Return the metrics of the newest view; those of an old one are left out."""
+        view = self._newest()
+        fresh = view.state is not None and view.age_s <= self._fresh_s
+        for (name, text), value in ((UP, float(fresh)), (AGE, view.age_s)):
+            family = GaugeMetricFamily(name, text, labels=["namespace"])
+            family.add_metric([self._namespace], value)
+            yield family
+        if fresh and view.state is not None:
+            for metric in METRICS:
+                yield self._family(metric, view.state)
+
+    def _family(self, metric: Metric, state: State) -> Family:
+        labels = ["namespace", *metric.labels]
+        if metric.kind == "histogram":
+            histograms = HistogramMetricFamily(metric.name, metric.help, labels=labels)
+            for values, found in metric.read(state):
+                if isinstance(found, Histogram):
+                    total = found.total * (found.mean or 0.0)
+                    histograms.add_metric([self._namespace, *values], _buckets(found.counts), total)
+            return histograms
+        kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+        family = kind(metric.name, metric.help, labels=labels)
+        for values, found in metric.read(state):
+            family.add_metric([self._namespace, *values], float(found))  # type: ignore[arg-type]
+        return family
+
+
+def _buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Return cumulative counts by the upper end of each bucket."""
+    ends = [*(f"{bound}.0" for bound in BOUNDS), "+Inf"]
+    return [(end, float(sum(counts[: at + 1]))) for at, end in enumerate(ends)]

@@ -1,0 +1,101 @@
+"""`redrb exporter` serves what Redis holds, and hangs on nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+import redrb
+from redrb import ExperienceStream, cli
+from redrb.environment import PREFIX, child_environment
+from redrb.metrics.collector import StateCollector
+from redrb.metrics.serving import MetricsServer
+from redrb.state.observer import Observer
+from tests.samples import numbered
+from tests.servers import Server, programs
+
+pytestmark = pytest.mark.parametrize("real_url", list(programs())[:1], indirect=True)
+
+
+def fetched(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as response:
+        return str(response.read().decode())
+
+
+def test_the_command_serves_until_it_is_ended(real_url: str, namespace: str) -> None:
+    with redrb.connect(real_url) as client:
+        ExperienceStream(client, "math", namespace=namespace).put(numbered(2))
+    command = ["exporter", "--port", "0", "--namespace", namespace, "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "redrb.cli", *command],
+        env=child_environment(
+            without=PREFIX, REDRB_URL=real_url, PYTHONPATH=str(Path(cli.__file__).parents[1])
+        ),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        text = fetched(url)
+        group = f'group="default",namespace="{namespace}",task="math"'
+        assert f"redrb_groups_put_total{{{group}}} 1.0" in text
+        assert f'redrb_up{{namespace="{namespace}"}} 1.0' in text
+        assert fetched(url.replace("/metrics", "/healthz")) == "ok\n"
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            fetched(url.replace("/metrics", "/other"))
+        process.terminate()
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_port_in_use_is_named(
+    real_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REDRB_URL", real_url)
+    before = signal.getsignal(signal.SIGTERM)
+    with MetricsServer(CollectorRegistry(), host="127.0.0.1", port=0) as server:
+        port = server.url.rpartition(":")[2].partition("/")[0]
+        assert cli.main(["exporter", "--port", port]) == 2
+    signal.signal(signal.SIGTERM, before)
+    assert f"port {port}: Address already in use" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("own_server", list(programs())[:1], indirect=True)
+def test_a_stopped_redis_hangs_no_scrape(
+    real_url: str, own_server: Callable[..., Server], namespace: str
+) -> None:
+    redis, registry = own_server(), CollectorRegistry()
+    with (
+        redrb.connect(redis.url) as client,
+        Observer(client, namespace, every_s=0.05) as observer,
+        MetricsServer(registry, host="127.0.0.1", port=0) as server,
+    ):
+        registry.register(StateCollector(observer.newest, namespace, fresh_s=1.0))
+        assert observer.wait(0, 5).state is not None
+        assert f'redrb_tasks{{namespace="{namespace}"}} 0.0' in fetched(server.url)
+        os.kill(redis.pid, signal.SIGSTOP)
+        try:
+            view = observer.newest()
+            while not view.error:
+                view = observer.wait(view.number, 5)
+            began = time.monotonic()
+            text = fetched(server.url)
+            assert time.monotonic() - began < 0.5
+        finally:
+            os.kill(redis.pid, signal.SIGCONT)
+        assert f'redrb_up{{namespace="{namespace}"}} 0.0' in text
+        assert "redrb_tasks" not in text
