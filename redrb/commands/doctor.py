@@ -54,7 +54,7 @@ def add_to(commands: Commands) -> None:
         type=float,
         default=1.0,
         metavar="SECONDS",
-        help="time between two looks, for rates such as that of dead letters (default: 1)",
+        help="time between two looks, at least 0.2 for rates such as of dead letters (default: 1)",
     )
     parser.add_argument(
         "--timeout",

@@ -332,6 +332,7 @@ def test_a_wrong_clock(request: pytest.FixtureRequest) -> None:
         assert "3,600.0 s behind" in finding.summary
 
 
+@pytest.mark.long
 def test_doctor_on_a_cluster(real_url: str, request: pytest.FixtureRequest, namespace: str) -> None:
     cluster = RedisCluster(REAL[request.node.callspec.params["real_url"]])
     request.addfinalizer(cluster.close)
