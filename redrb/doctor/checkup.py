@@ -24,7 +24,7 @@ from redrb.doctor.examination import Examination, examine
 from redrb.doctor.latency import Ping
 from redrb.doctor.registry_names import MOST_NAMES, LeftName
 from redrb.doctor.wording import shown
-from redrb.errors import StoreDenied, StoreError, StoreUnavailable, UnknownTask
+from redrb.errors import StoreDenied, StoreError, StoreUnavailable
 from redrb.keys import is_name
 from redrb.registry import Registry
 from redrb.state.finding import Finding, FindingKind, worst_first
@@ -32,6 +32,7 @@ from redrb.state.findings import KINDS as STATE_KINDS
 from redrb.state.findings import findings_of
 from redrb.state.model import State, TaskState
 from redrb.stream.task.inspection import existing_task
+from redrb.stream.task.store import TaskStore
 
 T = TypeVar("T")
 
@@ -129,14 +130,14 @@ def check_up(client: Client, namespace: str, look: Callable[[], State], task: st
         each
         for one in state.tasks
         if one.readable
-        for each in allowed(f"task {one.name}", partial(_examined, client, state, one.name))
+        for each in allowed(f"task {one.name}", partial(_examined, client, namespace, one))
     )
     for each in examined:
         for part in (storage, leases, waiters):
             findings += part.find(state, each)
     names: tuple[LeftName, ...] = ()
     if not task:
-        names = allowed("registry", lambda: registry_names.left_names(client, state.namespace))
+        names = allowed("registry", lambda: registry_names.left_names(client, state))
         findings += registry_names.find(state, names)
         findings += allowed("staged chunks", lambda: staged_chunks.find(client, state))
     if unchecked:
@@ -148,7 +149,10 @@ def check_up(client: Client, namespace: str, look: Callable[[], State], task: st
 def _unread(client: Client, namespace: str, task: str) -> State:
     """Return the names of tasks, as a state, where the state cannot be read."""
     names = [task] if task else islice(Registry(client, namespace).names("task"), MOST_NAMES)
-    tasks = tuple(TaskState(name) for name in filter(is_name, names))
+    tasks = tuple(
+        TaskState(name, partitions=TaskStore.of(client, namespace, name).partitions)
+        for name in filter(is_name, names)
+    )
     return State(namespace, client.where, time.time(), tasks=tasks, tasks_total=len(tasks))
 
 
@@ -169,12 +173,9 @@ def _settings(client: Client) -> Iterator[Finding]:
     yield from server_settings.find(server, settings)
 
 
-def _examined(client: Client, state: State, task: str) -> Iterator[Examination]:
-    try:
-        stores = existing_task(client, task, namespace=state.namespace)
-    except UnknownTask:
-        return  # it was deleted meanwhile
+def _examined(client: Client, namespace: str, task: TaskState) -> Iterator[Examination]:
+    stores = TaskStore.of_partitions(client, namespace, task.name, task.partitions)
     for number, store in enumerate(stores):
         found = examine(store, number if len(stores) > 1 else None)
-        if found is not None:
+        if found is not None:  # else it was deleted meanwhile
             yield found

@@ -39,19 +39,24 @@ class LeftName:
     name: str
 
 
-def left_names(client: Client, namespace: str) -> list[LeftName]:
+def left_names(client: Client, state: State) -> list[LeftName]:
     """Return names that name nothing, of those that the user may look up.
+
+    Names whose task or weights the state has are not looked up.
 
     Raises:
         StoreDenied: The user may not read the registry.
     """
-    registry = Registry(client, namespace)
-    kinds: tuple[Kind, ...] = ("task", "weights")
+    registry = Registry(client, state.namespace)
+    known: dict[Kind, set[str]] = {
+        "task": {task.name for task in state.tasks},
+        "weights": {weights.name for weights in state.weights if weights.version},
+    }
     return [
         LeftName(kind, name)
-        for kind in kinds
+        for kind in known
         for name in filter(is_name, islice(registry.names(kind), MOST_NAMES))
-        if not _exists(client, namespace, kind, name)
+        if name not in known[kind] and not _exists(client, state.namespace, kind, name)
     ]
 
 
