@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -10,6 +11,25 @@ from typing import Any
 
 RATE_WINDOW = 20
 """Steps over which the current rate is measured."""
+
+
+class _Numbers:
+    """The numbers of an event; finite ones only."""
+
+    def __init__(self, event: Mapping[str, Any]) -> None:
+        self._event = event
+
+    def __contains__(self, name: str) -> bool:
+        value = self._event.get(name)
+        usable = isinstance(value, int | float) and not isinstance(value, bool)
+        return usable and math.isfinite(value)
+
+    def __getitem__(self, name: str) -> float:
+        return self.get(name, 0.0)
+
+    def get(self, name: str, otherwise: float) -> float:
+        """Return a number of the event, or `otherwise`."""
+        return float(self._event[name]) if name in self else otherwise
 
 
 @dataclass
@@ -21,12 +41,13 @@ class History:
     Attributes:
         rewards: (seconds, evaluated reward) of each evaluation.
         ages: (seconds, mean staleness, largest staleness) of each step, in versions.
-        samples: Samples trained.
+        samples: Samples trained, those of repeated steps included.
         weight_version: Newest published version.
         versions_by_kind: Versions published: "full" and "delta".
         weights_bytes_full: Bytes of these versions if each were published in full.
         weights_bytes_sent: Bytes that were published.
-        steps: Optimizer steps.
+        steps: Optimizer steps of the job, as its newest trainer counts them: steps that a restarted
+            trainer repeats after its checkpoint count once.
         wait_for_batch_s: Seconds for which trainers waited for batches, after their first ones.
         maker_s: Seconds of all makers' steps.
         admission_s: The part of `maker_s` in which they waited for the right to begin groups.
@@ -59,51 +80,63 @@ class History:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Add one event of a trainer, a maker or an earlier run."""
+        """Add one event of a trainer, a maker or an earlier run.
+
+        Values that are missing, null or of another type count as 0: a recipe may print such events.
+        """
+        kind, number = event.get("event"), _Numbers(event)
         with self._lock:
-            if event["event"] == "evaluation":
-                self.rewards.append((self._seconds(event), event["reward"]))
-                self.weight_version = max(self.weight_version, event["weight_version"])
-            elif event["event"] == "step":
-                self._add_step(event)
-            elif event["event"] == "publish":
-                self.versions_by_kind[event["kind"]] += 1
-                self.weights_bytes_full += event["bytes_full"]
-                self.weights_bytes_sent += event["bytes_sent"]
-            elif event["event"] == "put":
-                self.maker_s += event["step_s"]
-                self.admission_s += event["admission_s"]
-                self.send_s += event["send_s"]
-                self.backpressure_s += event["backpressure_s"]
-            elif event["event"] == "end":
-                self.ended = event["why"]
-            elif event["event"] == "finished":
-                self.runs_s += event["seconds"]
+            if kind == "evaluation":
+                self._add_evaluation(number)
+            elif kind == "step":
+                self._add_step(number)
+            elif kind == "publish":
+                self.versions_by_kind[str(event.get("kind"))] += 1
+                self.weights_bytes_full += int(number["bytes_full"])
+                self.weights_bytes_sent += int(number["bytes_sent"])
+            elif kind == "put":
+                self.maker_s += number["step_s"]
+                self.admission_s += number["admission_s"]
+                self.send_s += number["send_s"]
+                self.backpressure_s += number["backpressure_s"]
+            elif kind == "end":
+                self.ended = str(event.get("why") or "")
+            elif kind == "finished":
+                self.runs_s += number["seconds"]
 
     @property
     def trained_s(self) -> float:
         """Seconds of training, of all trainers."""
         return self._before_s + self._newest_s
 
-    def _seconds(self, event: Mapping[str, Any]) -> float:
+    def _seconds(self, number: _Numbers) -> float:
         """Return the seconds of training at an event; the seconds of a new process begin at 0."""
-        if event["seconds"] < self._newest_s:
+        seconds = number.get("seconds", self._newest_s)
+        if seconds < self._newest_s:
             self._before_s += self._newest_s
             self._first_step = True
-        self._newest_s = event["seconds"]
+        self._newest_s = seconds
         return self._before_s + self._newest_s
 
-    def _add_step(self, event: Mapping[str, Any]) -> None:
-        seconds = self._seconds(event)
-        self.steps += 1
-        self.samples += event["samples"]
-        self.weight_version = max(self.weight_version, event["weight_version"])
-        self.ages.append((seconds, event["staleness_mean"], event["staleness_max"]))
-        self._weighted_age += event["staleness_mean"] * event["samples"]
+    def _add_evaluation(self, number: _Numbers) -> None:
+        """Add an evaluation; one whose rewards all failed has none."""
+        seconds = self._seconds(number)
+        if "reward" in number:
+            self.rewards.append((seconds, number["reward"]))
+        self.weight_version = max(self.weight_version, int(number["weight_version"]))
+
+    def _add_step(self, number: _Numbers) -> None:
+        seconds = self._seconds(number)
+        samples, staleness = int(number["samples"]), number["staleness_mean"]
+        self.steps = int(number.get("step", self.steps + 1))
+        self.samples += samples
+        self.weight_version = max(self.weight_version, int(number["weight_version"]))
+        self.ages.append((seconds, staleness, number["staleness_max"]))
+        self._weighted_age += staleness * samples
         if not self._first_step:  # the first wait is for the makers to start
-            self.wait_for_batch_s += event["wait_for_batch_s"]
+            self.wait_for_batch_s += number["wait_for_batch_s"]
         self._first_step = False
-        self._recent.append((seconds, event["samples"]))
+        self._recent.append((seconds, samples))
 
     @property
     def rate(self) -> float:

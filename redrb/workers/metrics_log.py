@@ -1,11 +1,13 @@
-"""Writes metrics as JSON lines: one object a line."""
+"""Writes metrics as lines of strict JSON: one object a line, without NaN or Infinity."""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -16,7 +18,8 @@ from redrb.errors import ConfigError
 class MetricsLog:
     """Appends one line for each event; safe among threads.
 
-    Every line has `time` (seconds since the epoch), `worker` and `event`.
+    Every line has `time` (seconds since the epoch), `worker` and `event`. Numbers that are not
+    finite become null, because JSON has none.
     """
 
     def __init__(self, path: str, *, worker: str) -> None:
@@ -61,14 +64,25 @@ class MetricsLog:
         if self._file is None:
             return
         line = {"time": round(time.time(), 3), "worker": self._worker, "event": event, **values}
+        text = json.dumps(_plain(line), allow_nan=False)
         with self._lock:
-            self._file.write(json.dumps(line, default=_number) + "\n")
+            self._file.write(text + "\n")
             self._file.flush()
 
 
-def _number(value: object) -> object:
-    """Return a float or text for a value that JSON does not know, such as a tensor."""
+def _plain(value: object) -> object:
+    """Return a value as JSON knows it: a tensor of one number as a number, other objects as text.
+
+    Numbers that are not finite become None.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
     try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
         return str(value)
+    return number if math.isfinite(number) else None

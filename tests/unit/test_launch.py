@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import json
+import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import redrb
 from redrb.connection import Client
@@ -18,10 +23,13 @@ from redrb.launch.history import History
 from redrb.launch.job import Job
 from redrb.launch.process import Death, OnEnd, _appended, _event
 from redrb.launch.removal import delete_job
+from redrb.launch.report import summary, table
 from redrb.launch.restarts import Restarts
+from redrb.launch.screen import Screen, _panel
 from redrb.launch.supervisor import State, Supervisor
 from redrb.recipe.trainer_report import TrainerReport
 from redrb.recipes.sorting import Sorting
+from redrb.workers.metrics_log import MetricsLog
 from tests.samples import numbered
 
 
@@ -107,6 +115,49 @@ def test_seconds_of_a_trainer_that_starts_again_follow_those_before() -> None:
     assert [seconds for seconds, *_ in history.ages] == [1.0, 3.0, 3.5, 5.0]
     assert history.trained_s == 5.0
     assert history.wait_for_batch_s == 2.0  # not the waits for makers to start
+
+
+def test_steps_that_a_restarted_trainer_repeats_count_once() -> None:
+    history = History()
+    for step in (1, 2, 3, 3, 4):  # killed after step 3, with a checkpoint of step 2
+        history.add({"event": "step", "step": step, "samples": 4, "seconds": 1.0})
+    assert history.steps == 4
+    assert history.samples == 20
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "text", [1], True])
+@pytest.mark.parametrize("missing", [False, True])
+def test_no_event_breaks_the_screen_or_the_figures(value: Any, missing: bool) -> None:
+    history = History()
+    for kind in ("evaluation", "step", "publish", "put", "end", "finished", "death", value):
+        names = re.findall(r'"(\w+)"', inspect.getsource(History))
+        history.add({"event": kind} if missing else {**dict.fromkeys(names, value), "event": kind})
+    history.add({"event": "evaluation", "reward": 0.5, "seconds": 2.0, "weight_version": 3})
+    assert history.rewards == [(2.0, 0.5)]
+    job: Any = SimpleNamespace(recipe=Sorting(), title="t", workers="w")
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=100)
+    console.print(_panel(1.0, history, None, job))
+    Screen(Console(file=text), job).show(1.0, history, None)
+    console.print(table(summary(1.0, history, None), history, None))
+    json.dumps(summary(1.0, history, None), allow_nan=False)
+    assert "0.500" in text.getvalue()
+
+
+def test_metrics_are_strict_json(tmp_path: Path) -> None:
+    values = {"a": math.nan, "b": {"c": [math.inf, 1.5, True]}, "d": torch.tensor(math.nan)}
+    values |= {"e": torch.tensor(2.0), "f": torch.ones(2), "g": None}
+    with MetricsLog(str(tmp_path / "metrics"), worker="w") as log:
+        log.write("step", **values)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    event = json.loads((tmp_path / "metrics").read_text(), parse_constant=refuse)
+    assert event["a"] is event["d"] is event["g"] is None
+    assert event["b"] == {"c": [None, 1.5, True]}
+    assert event["e"] == 2.0
+    assert event["f"].startswith("tensor(")
 
 
 def test_a_restarted_trainer_has_the_time_that_is_left() -> None:
