@@ -23,6 +23,9 @@ _log = logging.getLogger("redrb")
 Ready: TypeAlias = tuple[list[int], list[float]]
 """Rows of completions, and the reward of each."""
 
+Results: TypeAlias = list[Any] | dict[int, Any]
+"""What the function returned for each row, or its exception."""
+
 _GRACE_S = 10.0
 """How long the time limit of a reward may be late, because its event loop is busy."""
 
@@ -96,19 +99,40 @@ class Reward:
         Raises:
             RecordError: A function of all completions returned another number of rewards.
         """
+        count = len(completions)
+        groups = [list(range(first, first + group_size)) for first in range(0, count, group_size)]
+        for ready, results in self._ready(completions, groups):
+            yield _joined(ready, results)
+
+    def of_each(self, completions: Completions) -> list[tuple[float, str]]:
+        """Return the reward of each completion and "", or nan and why it has none.
+
+        Unlike a call, it scores completions without their groups, and logs nothing.
+
+        Raises:
+            RecordError: A function of all completions returned another number of rewards.
+        """
+        found = [(math.nan, "")] * len(completions)
+        for ready, results in self._ready(completions, [[row] for row in range(len(completions))]):
+            for [row] in ready:
+                found[row] = _number(results[row])
+        return found
+
+    def _ready(
+        self, completions: Completions, groups: list[list[int]]
+    ) -> Iterator[tuple[list[list[int]], Results]]:
+        """Yield groups that are ready, and results of which these groups have all."""
         each = completions.each(self._decode)
-        groups = [
-            list(range(first, first + group_size)) for first in range(0, len(each), group_size)
-        ]
         if self.comes_in_parts:
             yield from self._together(each, groups)
         elif self._batched:
-            yield _joined(groups, self._batch(each, groups))
+            yield groups, self._batch(each, groups)
         else:
-            results = [_attempt(partial(self._function, one)) for one in each]
-            yield _joined(groups, results)
+            yield groups, [_attempt(partial(self._function, one)) for one in each]
 
-    def _together(self, each: Sequence[Completion], groups: Sequence[list[int]]) -> Iterator[Ready]:
+    def _together(
+        self, each: Sequence[Completion], groups: Sequence[list[int]]
+    ) -> Iterator[tuple[list[list[int]], Results]]:
         """Call a coroutine function for all completions, and yield groups as they are ready."""
         done: SimpleQueue[tuple[int, Any]] = SimpleQueue()
 
@@ -131,7 +155,7 @@ class Reward:
                     if not missing[group_of[row]]:
                         ready.append(groups[group_of[row]])
                 if ready:
-                    yield _joined(ready, results)
+                    yield ready, results
         finally:
             future.cancel()
 
@@ -196,7 +220,7 @@ def _attempt(call: Callable[[], Any]) -> Any:
         return error
 
 
-def _joined(groups: Sequence[Sequence[int]], results: Any) -> Ready:
+def _joined(groups: Sequence[Sequence[int]], results: Results) -> Ready:
     """Return the rows of groups with their rewards; nan in groups with a failed one."""
     rows: list[int] = []
     rewards: list[float] = []

@@ -21,8 +21,9 @@ class _Numbers:
 
     def __contains__(self, name: str) -> bool:
         value = self._event.get(name)
-        usable = isinstance(value, int | float) and not isinstance(value, bool)
-        return usable and math.isfinite(value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return math.isfinite(value)
 
     def __getitem__(self, name: str) -> float:
         return self.get(name, 0.0)

@@ -143,18 +143,21 @@ class LanguageRecipe(Recipe, StepSettings):
         maker = self.experience_maker(models, None)
         return maker.make_experience([prompt], **self.generation())
 
-    def evaluate(self, models: dict[str, nn.Module]) -> Mapping[str, float] | None:
+    def evaluate(self, models: dict[str, nn.Module]) -> Mapping[str, Any] | None:
         """Return the mean reward of a completion of each held-out prompt; None without any.
+
+        Rewards that fail do not count in the mean: `failed` says how many did, `why_failed` why,
+        and `samples` how many rewards there are. Without a single one `reward` is None.
 
         Completions are sampled with a fixed seed, as makers sample them: this measures the policy
         that makes the experience, and not its most probable completions.
         """
-        from redrb.recipe.sampling import mean_reward
+        from redrb.recipe.sampling import evaluated
 
         held_out = self._held_out
         if not held_out:
             return None
-        return {"reward": mean_reward(self, models["actor"], held_out, seed=EVALUATION_SEED)}
+        return evaluated(self, models["actor"], held_out, seed=EVALUATION_SEED)
 
     @cached_property
     def _model(self) -> Any:

@@ -79,9 +79,11 @@ class Recipe(JobSettings, MakerSettings, TrainerSettings):
         Only the first trainer of a job calls it; later ones load the published weights.
         """
 
-    def evaluate(self, models: dict[str, nn.Module]) -> Mapping[str, float] | None:  # noqa: ARG002
+    def evaluate(self, models: dict[str, nn.Module]) -> Mapping[str, Any] | None:  # noqa: ARG002
         """Return metrics of the models, `reward` among them; None: only training rewards are known.
 
+        With a number of `failed` rewards above 0, or without a finite `reward`, the target is not
+        reached, whatever `reward` is: the rewards that are there may be those of right answers.
         Models are in eval mode; gradients are off.
         """
         return None

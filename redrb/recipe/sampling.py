@@ -1,4 +1,4 @@
-"""A recipe's prompts as padded batches, its rewards, and the mean reward of a policy."""
+"""A recipe's prompts as padded batches, its rewards, and the evaluation of a policy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from redrb.algorithms import Completion as Completion  # for `redrb.recipe`
 from redrb.algorithms import generate
 from redrb.algorithms.reward import Reward
+from redrb.recipe.evaluation import evaluation_of
 from redrb.recipe.recipe import Prompt
 
 if TYPE_CHECKING:
@@ -58,10 +59,10 @@ def reward_of(recipe: LanguageRecipe) -> Reward:
     return Reward(recipe.reward, decode=recipe.decode)
 
 
-def mean_reward(
+def evaluated(
     recipe: LanguageRecipe, actor: nn.Module, prompts: Sequence[Prompt], *, seed: int
-) -> float:
-    """Return the mean reward of one sampled completion of each prompt.
+) -> dict[str, Any]:
+    """Return the metrics of one sampled completion of each prompt, as `evaluation_of` does.
 
     Args:
         recipe: Encodes prompts and scores completions.
@@ -74,10 +75,8 @@ def mean_reward(
     reward, found = reward_of(recipe), []
     for first in range(0, len(prompts), EVALUATED_TOGETHER):
         batch = prompt_batch(recipe, prompts[first : first + EVALUATED_TOGETHER])
-        done = generate(actor, batch, **recipe.generation(generator))
-        found += reward(done)
-    known = torch.tensor(found)
-    return float(known[known.isfinite()].mean())
+        found += reward.of_each(generate(actor, batch, **recipe.generation(generator)))
+    return evaluation_of(found)
 
 
 def _together(values: list[Any]) -> Any:

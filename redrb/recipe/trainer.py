@@ -129,7 +129,9 @@ class RecipeTrainer(AlgorithmTrainer):
         if world_size_here() > 1 and not (resumed and self._recipe.shard):
             give_all_ranks(self.plain_models, models)
         self._whole = None
-        if resumed or any_rank(not published):
+        # weights that have reached the target stay the newest, because their reward is known
+        over = any_rank(rank_here() == 0 and self._was_over())
+        if any_rank(not published) or (resumed and not over):
             self.sync_models_to_remote_makers()
         self._reports.begin(self.finished_steps)
 
@@ -158,7 +160,13 @@ class RecipeTrainer(AlgorithmTrainer):
             self._publish()
             self._reports.end()
 
-    def why_over(self) -> str:
+    def end(self) -> str:
+        """Announce that the job is over, unless a signal has ended training; returns the reason."""
+        why = self._why_over()
+        self.end_job(why, reward=self._reports.reward)
+        return why
+
+    def _why_over(self) -> str:
         """Return why training ended."""
         reports, version = self._reports, self.weight_version
         if self.stopped in signal.Signals.__members__:
@@ -167,11 +175,16 @@ class RecipeTrainer(AlgorithmTrainer):
         return f"{self.stopped} at weight version {version}{advice}"
 
     @torch.no_grad()
-    def evaluate(self) -> Mapping[str, float] | None:
+    def evaluate(self) -> Mapping[str, Any] | None:
         """Return the recipe's evaluation of the current weights."""
         models = self.plain_models
         with evaluating(*models.values()):
             return self._recipe.evaluate(models)
+
+    def _was_over(self) -> bool:
+        """Return whether an earlier trainer has reached the target with the newest weights."""
+        reward = self.reward_at_end
+        return reward is not None and reward >= self._recipe.target_reward
 
     def _take_step(self, experience: Experience) -> dict[str, Any]:
         return dict(self._recipe.step(self._models, self._optimizers, experience))

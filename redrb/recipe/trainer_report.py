@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from redrb.algorithms.experience_makers import RAW_REWARD
@@ -12,11 +14,13 @@ from redrb.experience import Experience
 from redrb.recipe.recipe import Recipe
 from redrb.recipe.reporting import Write
 from redrb.runtime import TrainerCallback
-from redrb.runtime.world import rank_here
+from redrb.runtime.world import mean_over_ranks, rank_here
 from redrb.weights import WeightVersion
 
 if TYPE_CHECKING:
     from redrb.recipe.trainer import RecipeTrainer
+
+_log = logging.getLogger("redrb")
 
 
 class TrainerReport(TrainerCallback):
@@ -27,11 +31,13 @@ class TrainerReport(TrainerCallback):
         trained: Steps that this process has trained.
         unpublished: Steps since the last weight version.
         reached: Whether the job has reached its target, or has all its steps.
+        reward: The evaluated reward that has reached the target; None: none has.
     """
 
     def __init__(self, trainer: RecipeTrainer, recipe: Recipe, write: Write) -> None:
         self.steps = self.trained = self.unpublished = 0
         self.reached = False
+        self.reward: float | None = None
         self._trainer, self._recipe, self._write = trainer, recipe, write
         self._evaluated: int | None = None
         self._started = self._began = time.perf_counter()
@@ -122,20 +128,30 @@ class TrainerReport(TrainerCallback):
             self._evaluate()
 
     def _evaluate(self) -> None:
-        """Write the recipe's evaluation, and stop the trainer at the target.
+        """Write the recipe's evaluation, and stop the trainer at the target; all ranks call it.
 
-        Without one, the reward is the mean of the batches since the last evaluation.
+        Without one, the reward is the mean of all ranks' batches since the last evaluation; before
+        the first batch it is the reward at which the trainer before has reached its target.
         """
-        if not self._trainer.evaluates or self._evaluated == self.steps:
+        if self._evaluated == self.steps:
             return
-        found = self._trainer.evaluate()
-        rewards, self._rewards = self._rewards, []
-        if found is None and rewards:
-            found = {"reward": sum(rewards) / len(rewards)}
         self._evaluated = self.steps
-        if rank_here() != 0 or found is None or "reward" not in found:
+        trainer, found = self._trainer, None
+        if trainer.evaluates:
+            found = trainer.evaluate()
+        total, batches = mean_over_ranks([sum(self._rewards), float(len(self._rewards))])
+        self._rewards = []
+        if rank_here() != 0:
             return
-        reward, target = found["reward"], self._recipe.target_reward
+        if found is None:
+            if not batches:
+                self._stop_at_target(trainer.reward_at_end, "the last reward of the job,")
+                return
+            found = {"reward": total / batches}
+        if "reward" in found:
+            self._write_evaluation(found)
+
+    def _write_evaluation(self, found: Mapping[str, Any]) -> None:
         self._write(
             "evaluation",
             **{
@@ -145,9 +161,22 @@ class TrainerReport(TrainerCallback):
                 "seconds": time.perf_counter() - self._started,
             },
         )
-        if reward >= target:
-            self.reached = True
-            self._trainer.stop(f"held-out reward {reward:.3f} has reached the target {target:g}")
+        failed = found.get("failed")
+        if failed:
+            _log.warning(
+                "at step %d %d held-out rewards failed, which cannot reach the target: let the "
+                "reward return a number for every completion. The most frequent reason: it %s",
+                *(self.steps, failed, found.get("why_failed")),
+            )
+        else:
+            self._stop_at_target(found["reward"], "held-out reward")
+
+    def _stop_at_target(self, reward: float | None, name: str) -> None:
+        """Stop the trainer if a reward is at the target, which is not nan or None."""
+        target = self._recipe.target_reward
+        if reward is not None and reward >= target:
+            self.reached, self.reward = True, float(reward) if math.isfinite(reward) else None
+            self._trainer.stop(f"{name} {reward:.3f} has reached the target {target:g}")
 
 
 def _ages(experience: Experience, version: int) -> list[int]:

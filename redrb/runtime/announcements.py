@@ -9,6 +9,7 @@ so that a maker which starts late, or restarts, finds it. Announcing a version t
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ class Announcement:
         run: Random id of the publishing process, 32 hex digits or "". If it changes, versions may
             have started again from 1, in a Redis that was emptied.
         ended: Why the job is over; "": it goes on.
+        reward: The evaluated reward at which the job was over with these weights; None: unknown.
     """
 
     trainer: str
@@ -45,6 +47,7 @@ class Announcement:
     partial: int = 0
     run: str = ""
     ended: str = ""
+    reward: float | None = None
 
 
 def maker_key(namespace: str, maker: str) -> str:
@@ -97,6 +100,9 @@ def _checked(message: dict[str, Any]) -> Announcement:
     ended = message.get("ended", "")
     if not isinstance(ended, str) or len(ended) > MAX_REASON:
         raise DecodeError("an announcement of weights is damaged: the reason of the job's end.")
+    reward = message.get("reward")
+    if reward is not None and not (isinstance(reward, float) and math.isfinite(reward)):
+        raise DecodeError("an announcement of weights is damaged: the reward at the job's end.")
     if not usable or not isinstance(run, str) or not _RUN.fullmatch(run):
         raise DecodeError("an announcement of weights is damaged: its versions or its run.")
     if not isinstance(trainer, str):
@@ -106,4 +112,4 @@ def _checked(message: dict[str, Any]) -> Announcement:
     except ConfigError as error:
         raise DecodeError(f"an announcement of weights is damaged: {error}") from error
     full, partial = versions
-    return Announcement(trainer, full, partial, run, ended)
+    return Announcement(trainer, full, partial, run, ended, reward)

@@ -45,6 +45,7 @@ class Broadcast:
     Attributes:
         version: The newest version, 0 before the first.
         published: The versions that the last `push` published.
+        reward_at_end: The reward at which the job was over with the newest version; None: unknown.
     """
 
     def __init__(
@@ -72,6 +73,8 @@ class Broadcast:
         # before there are weights, so that named makers follow no other trainer
         self._trainer_key = trainer_key(namespace, trainer)
         newest = self._newest_announcement()
+        at_newest = self.version == max(newest.full, newest.partial)
+        self.reward_at_end = newest.reward if at_newest else None
         if newest.ended:  # the job goes on: a trainer of this name has started again
             newest = replace(newest, ended="")
             announce(client, [*self._keys, self._trainer_key], newest)
@@ -149,13 +152,14 @@ class Broadcast:
         announce(self._client, self._keys, self._announcement)
         return self.version
 
-    def end_job(self, why: str) -> None:
-        """Announce that the job is over, with the newest versions.
+    def end_job(self, why: str, reward: float | None) -> None:
+        """Announce that the job is over, with the newest versions and the last reward.
 
         Raises:
             StoreUnavailable: Redis stayed away; some makers may have the announcement.
         """
-        newest = replace(self._newest_announcement(), ended=why[:MAX_REASON] or "it is over")
+        newest = self._newest_announcement()
+        newest = replace(newest, ended=why[:MAX_REASON] or "it is over", reward=reward)
         announce(self._client, self._keys, newest)
 
     def _publish_adapter(self, adapter: LoraAdapter, trained: Mapping[str, Tensor]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from redrb.checks import checked_int
+from redrb.checks import checked_int, checked_number
 from redrb.connection import Client
 from redrb.connection.deadline import ending_within
 from redrb.errors import ConfigError
@@ -190,6 +190,14 @@ class DetachedTrainer(TrainerHooks, ABC):
         return self._waited_s + (self._fresh.wait_for_batch_s if self._fresh else 0.0)
 
     @property
+    def reward_at_end(self) -> float | None:
+        """The reward that an earlier trainer has given to `end_job`.
+
+        None if there was none, or if newer weights were published, or deleted, before this start.
+        """
+        return self._broadcast.reward_at_end
+
+    @property
     def stopped(self) -> str:
         """Why `fit` was asked to end; "" if it was not."""
         return self._stop.reason
@@ -244,7 +252,7 @@ class DetachedTrainer(TrainerHooks, ABC):
         """Ask `fit` to end after the current step; a callback may call it."""
         self._stop.ask(why)
 
-    def end_job(self, why: str = "all steps are trained") -> bool:
+    def end_job(self, why: str = "all steps are trained", *, reward: float | None = None) -> bool:
         """Announce that the job is over: makers that follow this trainer finish and end.
 
         Call it after the last `fit`; all ranks must call it. After SIGTERM or Ctrl-C it does
@@ -253,18 +261,23 @@ class DetachedTrainer(TrainerHooks, ABC):
 
         Args:
             why: The reason, which makers log.
+            reward: The evaluated reward for which the job is over, if that is the reason. A later
+                trainer of this name has it as `reward_at_end`.
 
         Returns:
             Whether the job is over.
 
         Raises:
+            ConfigError: The reward is no finite number.
             StoreUnavailable: Redis stayed away; some makers may have learned of it.
         """
+        if reward is not None:
+            reward = checked_number("reward", reward)
         with ending_within(self._stop.time):
             if any_rank(self._stop.by_signal):
                 return False
             if not self._batches.rank:
-                self._broadcast.end_job(why)
+                self._broadcast.end_job(why, reward)
         return True
 
     def resume(self) -> bool:

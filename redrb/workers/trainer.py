@@ -59,8 +59,7 @@ def _work(recipe: Recipe) -> str:
             trainer = scope.enter_context(RecipeTrainer(client, recipe, metrics.write))
             trainer.begin()
         trainer.work()
-        reason = trainer.why_over()
-        trainer.end_job(reason)
+        reason = trainer.end()
         metrics.write("end", why=reason)
         return reason if rank_here() == 0 else ""
 

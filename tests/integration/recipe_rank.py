@@ -78,13 +78,15 @@ class Shared(Valued):
 RECIPES: Mapping[str, type[Recipe]] = {"grpo": Grouped, "ppo": Valued}
 
 
-def train(client: redrb.Client, recipe: Recipe) -> list[int]:
+def train(client: redrb.Client, recipe: Recipe, rewards: list[float]) -> list[int]:
     """Train as one rank to the recipe's last step; return the steps that this trainer took."""
     steps: list[int] = []
 
     def write(event: str, **values: Any) -> None:
         if event == "step":
             steps.append(values["step"])
+        elif event == "evaluation":
+            rewards.append(values["reward"])
 
     with RecipeTrainer(client, recipe, write) as trainer:
         trainer.begin()
@@ -112,8 +114,9 @@ def main(url: str, namespace: str, directory: str, rank: int) -> None:
                     "checkpoints": f"{directory}/{name}-{mode}",
                     "shard": mode == "shard",
                 }
+                rewards = found.setdefault(f"{name}-{mode}-rewards", [])
                 found[f"{name}-{mode}"] = [
-                    train(client, kind(**settings, steps=end)) for end in ends
+                    train(client, kind(**settings, steps=end), rewards) for end in ends
                 ]
         for name, kind in (("grpo", Grouped), ("shared", Shared)):
             settings = {  # of "grpo" those of the replicated job
@@ -123,7 +126,7 @@ def main(url: str, namespace: str, directory: str, rank: int) -> None:
                 "shard": True,
             }
             try:
-                train(client, kind(**settings))
+                train(client, kind(**settings), [])
             except ConfigError as error:
                 found[f"{name}-refused"] = str(error)
     print(json.dumps(found), flush=True)

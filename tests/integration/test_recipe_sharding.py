@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -73,6 +74,9 @@ def test_sharded_recipes_resume(
             for name in RECIPES if rank == 0 else ():  # the first rank reports
                 assert found[f"{name}-replicate"] == [[*first, *second]]
                 assert found[f"{name}-shard"] == [list(first), list(second)]
+                samples = [item for n in range(STEPS * GROUPS * 2) for item in group(n)]
+                reward = torch.stack([item.reward for item in samples]).mean().item()
+                assert found[f"{name}-replicate-rewards"] == [pytest.approx(reward)]
 
         def published(job: str, name: str) -> dict[str, Tensor]:
             namespace_of_job = f"{namespace}-{job}"

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from redrb.algorithms import Completion, GRPOExperienceMaker, NaiveExperienceMaker, Reward
+from redrb.algorithms import (
+    Completion,
+    GRPOExperienceMaker,
+    NaiveExperienceMaker,
+    Reward,
+    generate,
+)
 from redrb.errors import ConfigError, RecordError
 from tests.networks import PlainActor, PlainCritic, seeded
 
@@ -206,3 +212,21 @@ def test_a_reward_that_lasts_too_long_costs_its_group() -> None:
 
     found = made(Reward(reward, timeout=0.05)).reward.tolist()
     assert [math.isnan(each) for each in found] == [False] * 2 + [True] * 2 + [False] * 2
+
+
+@pytest.mark.parametrize("kind", ["plain", "async", "batched"])
+def test_rewards_without_groups_come_with_the_reason_of_those_that_failed(kind: str) -> None:
+    def plain(completion: Completion) -> Any:
+        if completion["answer"] == "b":
+            raise ValueError("no answer found")
+        return 0.5 if completion["answer"] == "a" else None
+
+    async def coroutine(completion: Completion) -> Any:
+        return plain(completion)
+
+    functions = {"plain": plain, "async": coroutine, "batched": lambda each: list(map(plain, each))}
+    reward = Reward(functions[kind], batched=kind == "batched")
+    found = reward.of_each(generate(seeded(PlainActor), PROMPTS, **OPTIONS))
+    assert found[0] == (0.5, "")
+    assert [why for _, why in found[1:]] == ["raised ValueError: no answer found", "is None"]
+    assert all(math.isnan(reward) for reward, _ in found[1:])

@@ -212,7 +212,11 @@ def _versions(client: Client, name: str, namespace: str) -> list[int | None]:
 def test_a_job_that_has_all_its_steps_is_over_when_its_trainer_begins() -> None:
     reasons: list[str] = []
     trainer: Any = SimpleNamespace(
-        weight_version=21, evaluates=True, evaluate=lambda: None, stop=reasons.append
+        weight_version=21,
+        evaluates=True,
+        evaluate=lambda: None,
+        reward_at_end=None,
+        stop=reasons.append,
     )
     report = TrainerReport(trainer, Sorting(steps=20), lambda *_, **__: None)
     report.begin(19)
