@@ -38,7 +38,7 @@ _PUT_SCRIPTS = (
     *scripts_in("put"),
     *scripts_in("parts"),
     *scripts_in("admission"),
-    *("task/open", "task/fill", "task/stats"),
+    *("task/announce", "task/open", "task/fill", "task/stats"),
 )
 _LOOK_SCRIPTS = (
     *scripts_in("doctor"),

@@ -27,6 +27,7 @@ class WorkerState:
     Attributes:
         name: Its name, unique in the task.
         role: What it does with the task.
+        label: Name that its owner gave it, such as "maker-1"; "": none.
         host: Host name.
         pid: Process id on that host.
         redrb: Version of redrb that it runs.
@@ -48,6 +49,7 @@ class WorkerState:
 
     name: str
     role: Role
+    label: str = ""
     host: str = ""
     pid: int = 0
     redrb: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redis.exceptions import NoPermissionError
@@ -195,10 +195,21 @@ def _summed(parts: Sequence[ConsumerGroupState]) -> ConsumerGroupState:
 
 
 def _merged(parts: Sequence[tuple[WorkerState, ...]]) -> tuple[WorkerState, ...]:
-    """Return each worker once: its newest announcement in any partition."""
-    newest: dict[str, WorkerState] = {}
-    for worker in (each for part in parts for each in part):
-        known = newest.get(worker.name)
-        if known is None or worker.seen_s < known.seen_s:
-            newest[worker.name] = worker
-    return tuple(newest.values())
+    """Return each process once: it announces itself in each partition that it works on."""
+    if len(parts) == 1:
+        return parts[0]
+    merged: dict[tuple[str, int, str, str], WorkerState] = {}
+    for worker in sorted((each for part in parts for each in part), key=lambda one: one.seen_s):
+        process = (worker.host, worker.pid, worker.role, worker.label)
+        newest = merged.get(process, worker)
+        merged[process] = (
+            newest
+            if newest is worker
+            else replace(
+                newest,
+                groups=newest.groups + worker.groups,
+                samples=newest.samples + worker.samples,
+                leased=newest.leased + worker.leased,
+            )
+        )
+    return tuple(merged.values())

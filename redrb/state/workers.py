@@ -46,6 +46,7 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
     return WorkerState(
         name=_text(name),
         role=said["role"],
+        label=_text(said.get("label")),
         host=_text(said.get("host")),
         pid=_count(said.get("pid")),
         redrb=_text(said.get("redrb")),

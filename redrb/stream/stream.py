@@ -79,6 +79,7 @@ from redrb.stream.task.settings import (
 )
 from redrb.stream.task.stored_settings import StoredSettings
 from redrb.stream.task.task import Task
+from redrb.stream.worker import Worker
 
 _log = logging.getLogger("redrb")
 
@@ -99,7 +100,11 @@ class ExperienceStream:
         task: Name of the task.
         namespace: Namespace of the task.
         group: Name of the consumer group.
+        worker: What this object announces of itself to `redrb top` and others that look at the
+            task: set `label`, `weight_version`, `metrics`.
     """
+
+    worker: Worker
 
     def __new__(
         cls,
@@ -215,15 +220,20 @@ class ExperienceStream:
 
         self._expiration = Expiration(task, self.group)
         self._preparer = preparer(options.filters, on_bad_group)
-        self._producer: Puts = Producer(task, options.on_full, replication, on_bad_group)
+        self.worker = Worker(task, options.lease_ms)
+        self._producer: Puts = Producer(
+            *(task, options.on_full, replication, on_bad_group, self.worker)
+        )
         self._receiver = Receiver(task, self._producer, self._prepare)
-        self._admitter: Admits = Admitter(task, options.lease_ms)
+        self._admitter: Admits = Admitter(task, options.lease_ms, self.worker)
         self._parts = PartCollector(
             task, preparer((), "raise"), self._preparer.prepare, self._producer, replication
         )
         self._consumer = Consumer(
-            *(task, self.group, options.lease_ms, options.reader, self._parts.finish_due)
+            *(task, self.group, options.lease_ms, self.worker),
+            *(options.reader, self._parts.finish_due),
         )
+        self.worker.holds(lambda: self._consumer.leased, lambda: self._admitter.held)
         self._taker: Takes = Taker(task, self._consumer)
         self._ranks: RankTakes = Ranks(task, self._consumer)
 
@@ -925,6 +935,7 @@ class ExperienceStream:
                 self._consumer.close()
                 self._producer.close()
                 self._admitter.close()
+                self.worker.close()
 
     def _configure(self, changes: Mapping[str, Any]) -> None:
         self._task.configure(changes)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -11,6 +14,7 @@ import pytest
 import redrb
 from redrb.connection import Client
 from redrb.errors import UnknownTask
+from redrb.state.model import WorkerState
 from redrb.state.observer import Observer
 from redrb.state.reader import StateReader
 from redrb.stream import ExperienceStream
@@ -115,7 +119,7 @@ def test_announcements_are_not_trusted(client: Client, namespace: str) -> None:
             )
         [task] = StateReader(client, namespace).look().tasks
         workers = {worker.name: worker for worker in task.workers}
-        assert workers.keys() == {"good", "odd"}
+        assert workers.keys() - {stream.worker.name} == {"good", "odd"}
         assert workers["good"].host == "a�[2Jb"
         assert workers["good"].metrics == {"reward": 0.5}
         assert (workers["odd"].groups, workers["odd"].waits_for) == (0, "")
@@ -131,3 +135,58 @@ def test_an_observer_follows_and_never_waits(client: Client, namespace: str) -> 
             while view.state is not None and not view.state.tasks:
                 view = observer.wait(view.number, 5)
         assert [point.waiting for point in observer.history.of("math")][-1] == 1
+
+
+def test_a_trainer_and_a_maker_announce_themselves(client: Client, namespace: str) -> None:
+    options = {"namespace": namespace, "lease_ms": 300}
+    with (
+        ExperienceStream(client, "math", **options) as made,
+        ExperienceStream(client, "math", **options) as trained,
+    ):
+        made.worker.label, made.worker.weight_version = "maker-1", 7
+        made.worker.metrics = {"reward": 0.5}
+        made.put([item(), item()])
+        lease = trained.take(1, timeout=5)
+        lease.ack()
+        workers = announced(client, namespace, lambda found: found.get("trainer", (0,))[0] == 1)
+        assert workers["maker"][1].label == "maker-1"
+        assert workers["maker"][1].weight_version == 7
+        assert workers["maker"][1].metrics == {"reward": 0.5}
+        assert workers["maker"][1].pid == os.getpid()
+        assert workers["trainer"][1].samples == 2
+    workers = announced(client, namespace, lambda found: found["maker"][1].life == "ended")
+    assert workers["trainer"][1].life == "ended"
+
+
+def test_a_worker_says_what_it_waits_for(client: Client, namespace: str) -> None:
+    options = {"namespace": namespace, "lease_ms": 300}
+    with ExperienceStream(client, "math", **options) as stream, pytest.raises(redrb.BatchTimeout):
+        taking = threading.Thread(
+            target=lambda: announced(
+                client, namespace, lambda found: found["trainer"][1].waits_for == "batch"
+            ),
+            daemon=True,
+        )
+        taking.start()
+        stream.take(1, timeout=1.5)
+    taking.join(10)
+    assert not taking.is_alive()
+
+
+def announced(
+    client: Client, namespace: str, wanted: Callable[[dict[str, tuple[int, WorkerState]]], bool]
+) -> dict[str, tuple[int, WorkerState]]:
+    """Return groups and state of each role, once they are as wanted."""
+    with Observer(client, namespace, every_s=0.05) as observer:
+        number, until = -1, time.monotonic() + 10
+        while time.monotonic() < until:
+            view = observer.wait(number, 5)
+            number = view.number
+            tasks = view.state.tasks if view.state else ()
+            found = {one.role: (one.groups, one) for task in tasks for one in task.workers}
+            try:
+                if found and wanted(found):
+                    return found
+            except KeyError:
+                continue
+    raise AssertionError("nothing was announced as wanted")

@@ -151,7 +151,8 @@ local function delete_task(all)
   local names = {stream, task, puts, key('groups'), key('facts'), key('archive'), key('behind'),
     key('dead'), key('refreshed'), key('changes'), key('admission'), key('rights'), key('right'),
     key('holders'), key('holds'), key('makers'), key('parts'), key('part_records'),
-    key('part_blobs'), key('part_due'), key('part_ends'), key('part_ended'), key('sources')}
+    key('part_blobs'), key('part_due'), key('part_ends'), key('part_ended'), key('sources'), key('workers'),
+    key('announcements')}
   for _, origin in ipairs(redis.call('HKEYS', key('sources'))) do
     names[#names + 1] = key('sources', origin)
   end

@@ -1,12 +1,13 @@
 -- Renew a consumer's deadline, requeue the leases of consumers whose deadline is over, take back the rights
 -- of makers whose deadline is over, and remove old records of producers.
 -- KEYS[1] stream
--- ARGV    group, consumer, lease_ms, incarnation
+-- ARGV    group, consumer, lease_ms, incarnation, announcement
 --         lease_ms: the consumer is dead after so long without a heartbeat
+--         announcement: of the consumer's worker, which has its name: include/announcements.lua; '': none
 -- Returns {'held' | 'lost', entries, due}: whether the consumer was registered until now, so that it has its
 --         leases yet; how many entries were taken over from other consumers; 1 if parts/due has work
 --       | {'anew', 0, 0}: the task was created anew since the client has opened it in this incarnation
---@include task clock facts waking leases producers permissions
+--@include task clock facts waking leases producers announcements permissions
 
 check_permissions(KEYS[1])
 begin_writing()
@@ -17,6 +18,7 @@ elseif not rules().exists or redis.call('SISMEMBER', key('groups'), group) == 0 
   return {'lost', 0, 0}
 end
 remove_records(server_ms())
+announce(consumer, ARGV[5], false)
 local now = set_clock(lease_ms)
 local returned, known = beat(group, consumer, lease_ms, now)
 local lost = 0

@@ -14,6 +14,7 @@ from redrb.stream.admission.maker import Maker
 from redrb.stream.admission.scripts import AdmissionScripts, AdmitReply
 from redrb.stream.task.task import Task
 from redrb.stream.waiting import Wait
+from redrb.stream.worker import Worker
 
 HOLD_S = 3600.0
 """Default of `hold_s`."""
@@ -39,6 +40,10 @@ class Admits(Protocol):
     def admit(self, count: int, least: int, timeout: float | None, hold_s: float) -> Admission:
         """Wait for rights."""
 
+    @property
+    def held(self) -> int:
+        """Rights that are held."""
+
     def close(self) -> None:
         """Return all rights that are held."""
 
@@ -46,16 +51,18 @@ class Admits(Protocol):
 class Admitter:
     """Asks for the rights of one stream object; safe among threads."""
 
-    def __init__(self, task: Task, lease_ms: int) -> None:
+    def __init__(self, task: Task, lease_ms: int, worker: Worker) -> None:
         """Make an admitter.
 
         Args:
             task: The task.
             lease_ms: Silence of the maker's heartbeat after which its rights are taken back.
+            worker: Is announced as waiting.
         """
         self._task = task
         self._scripts = AdmissionScripts(task.store)
-        self._maker = Maker(task, lease_ms)
+        self._worker = worker
+        self._maker = Maker(task, lease_ms, worker)
         self._slice_s = min(SLICE_S, lease_ms / 3000)
 
     def admit(self, count: int, least: int, timeout: float | None, hold_s: float) -> Admission:
@@ -70,9 +77,10 @@ class Admitter:
         Raises:
             As `ExperienceStream.admit`.
         """
+        self._worker.puts()
         wait, waiter = Wait(timeout), self._maker.request()
         try:
-            with wait.deadline():
+            with wait.deadline(), self._worker.waiting("right"):
                 reply = self._granted(waiter, count, least, wait, round(hold_s * 1000))
         except (AdmissionTimeout, ConfigError):  # it was given none, and is not queued
             raise
@@ -93,6 +101,11 @@ class Admitter:
             *(self._maker, self._task.name, store.keys.prefix),
             *(reply.series, reply.numbers, reply.version),
         )
+
+    @property
+    def held(self) -> int:
+        """Rights that are held."""
+        return self._maker.held
 
     def close(self) -> None:
         """Return all rights that are held."""

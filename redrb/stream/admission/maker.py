@@ -15,6 +15,7 @@ from redrb.errors import StoreError, StoreUnavailable
 from redrb.stream.admission.scripts import AdmissionScripts
 from redrb.stream.heartbeat import Heartbeat
 from redrb.stream.task.task import Task
+from redrb.stream.worker import Worker
 
 _log = logging.getLogger("redrb")
 
@@ -25,14 +26,16 @@ class Maker:
     Its heartbeat sends requests only while it holds rights.
     """
 
-    def __init__(self, task: Task, lease_ms: int) -> None:
+    def __init__(self, task: Task, lease_ms: int, worker: Worker) -> None:
         """Make a maker; its heartbeat begins with the first right.
 
         Args:
             task: The task.
             lease_ms: Silence of the heartbeat after which its rights are taken back.
+            worker: Its heartbeat announces it.
         """
         self._task = task
+        self._worker = worker
         self._scripts = AdmissionScripts(task.store)
         self.lease_ms = lease_ms
         self._begin()
@@ -52,6 +55,11 @@ class Maker:
     def is_here(self) -> bool:
         """Whether this process holds the rights: a forked process does not."""
         return self._pid == os.getpid()
+
+    @property
+    def held(self) -> int:
+        """Rights that it holds."""
+        return len(self._held)
 
     def request(self) -> str:
         """Return the name of a new request."""
@@ -108,7 +116,10 @@ class Maker:
         if not self._held:
             return
         incarnation = self._task.description.incarnation
-        outcome, lost = self._scripts.heartbeat(self.name, self.lease_ms, incarnation)
+        outcome, lost = self._scripts.heartbeat(
+            *(self.name, self.lease_ms, incarnation),
+            *(self._worker.name, self._worker.announcement()),
+        )
         name = self._task.name
         if outcome == "anew":  # a task that was created anew knows none of the rights
             with self._lock:

@@ -112,9 +112,16 @@ class AdmissionScripts:
         while outcome == b"more":
             outcome, _ = self._store.run("admission/give_back", ["", holder])
 
-    def heartbeat(self, maker: str, lease_ms: int, incarnation: str) -> tuple[str, int]:
-        """Renew a maker's deadline; returns "held", "lost" or "anew", and rights taken back."""
-        outcome, lost = self._store.run("admission/heartbeat", [maker, lease_ms, incarnation])
+    def heartbeat(
+        self, maker: str, lease_ms: int, incarnation: str, worker: str, announcement: bytes
+    ) -> tuple[str, int]:
+        """Renew a maker's deadline, and store the announcement of its worker, if it is not b"".
+
+        Returns:
+            "held", "lost" or "anew", and the number of rights taken back.
+        """
+        arguments: list[Argument] = [maker, lease_ms, incarnation, worker, announcement]
+        outcome, lost = self._store.run("admission/heartbeat", arguments)
         return outcome.decode(), int(lost)
 
 

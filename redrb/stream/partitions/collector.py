@@ -66,7 +66,8 @@ class Collector:
         with self._collecting(request) as collection:
             self._sweep(collection, wait)
             if collection.missing and not (wait.over and self._enough(collection)):
-                self._wait(collection, wait)
+                with self._partitions[0].worker.waiting("batch"):
+                    self._wait(collection, wait)
             return self._lease(collection)
 
     def send(self, request: TakeRequest, ack: Lease | None = None) -> InFlightCollection:

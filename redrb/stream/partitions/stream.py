@@ -66,6 +66,11 @@ class NoAdmission:
             "groups are counted on different nodes: use a task without partitions."
         )
 
+    @property
+    def held(self) -> int:
+        """No right is held."""
+        return 0
+
     def close(self) -> None:
         """Do nothing."""
 
@@ -103,6 +108,9 @@ class PartitionedStream(ExperienceStream):
         ]
         home = self._partitions[0]
         self.group = home.group
+        self.worker = home.worker
+        for partition in self._partitions[1:]:
+            partition.worker.is_part_of(home.worker)
         self._numbering = Numbering(count)
         self._task = home.opened
         self._preparer = home.preparer

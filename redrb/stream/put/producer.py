@@ -19,6 +19,7 @@ from redrb.stream.put.sources import SourcesRefused
 from redrb.stream.put.stale_arrivals import StaleArrivals
 from redrb.stream.task.task import Task
 from redrb.stream.waiting import Wait
+from redrb.stream.worker import Worker
 
 
 class PartsEnded(Exception):
@@ -43,7 +44,12 @@ class Producer:
     """
 
     def __init__(
-        self, task: Task, on_full: OnFull, replication: Replication, on_bad_group: OnBadGroup
+        self,
+        task: Task,
+        on_full: OnFull,
+        replication: Replication,
+        on_bad_group: OnBadGroup,
+        worker: Worker,
     ) -> None:
         """Make a producer.
 
@@ -52,7 +58,9 @@ class Producer:
             on_full: What a put does when there is no room.
             replication: Lets replicas confirm puts.
             on_bad_group: What it does with groups that do not fit those of the task.
+            worker: Is announced, with the groups that it has put.
         """
+        self._worker = worker
         self._on_bad_group = on_bad_group
         self._task = task
         self._scripts = PutScripts(task, replication)
@@ -82,6 +90,7 @@ class Producer:
 
     def new(self, batch: PutBatch) -> PendingPut:
         """Return a put of which nothing was sent; `abandon` must follow."""
+        self._worker.puts()
         return PendingPut(self._identity(), batch)
 
     def ask_room(self, pending: PendingPut, *, ttl_ms: int) -> Request[RoomReply]:
@@ -128,6 +137,7 @@ class Producer:
                         f"{len(ids)} of {len(pending.batch.groups)} groups were stored before this."
                     )
             raise
+        self._worker.count(len(ids), sum([group.samples for group in pending.batch.groups]))
         return tuple(ids)
 
     def abandon(self, pending: PendingPut) -> None:
@@ -204,7 +214,8 @@ class Producer:
                 replicas have it.
         """
         try:
-            self._room.make(attempt, reply)
+            with self._worker.waiting("room"):
+                self._room.make(attempt, reply)
         except StoreFull as error:
             pending = attempt.pending
             stored = pending.repeated and self._scripts.find_stored(pending, wait.retry_s)

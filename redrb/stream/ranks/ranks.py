@@ -66,7 +66,7 @@ class Ranks:
         take = TakeRequest(take.count, least, take.status, take.where)
         request = PartRequest(place, take, balance)
         wait = Wait(timeout)
-        with wait.deadline():
+        with wait.deadline(), self._consumer.worker.waiting("batch"):
             return self._take(request, wait)
 
     def _take(self, request: PartRequest, wait: Wait) -> Lease:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import socket
 import threading
-import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.reading import GroupReader
 from redrb.stream.take.scripts import Ending, Outcome, TakeScripts
 from redrb.stream.task.task import Task
+from redrb.stream.worker import Worker
 
 _log = logging.getLogger("redrb")
 
@@ -117,6 +116,7 @@ class Consumer:
         task: Task,
         group: str,
         lease_ms: int,
+        worker: Worker,
         reader: GroupReader | None = None,
         finish_due: Callable[[], None] | None = None,
     ) -> None:
@@ -126,6 +126,7 @@ class Consumer:
             task: The task.
             group: Name of the consumer group.
             lease_ms: Silence of the heartbeat after which other consumers take its leases over.
+            worker: Its heartbeat announces it.
             reader: Converts groups of rollouts.
             finish_due: Puts or removes a group in parts that is due; the heartbeat thread calls it.
         """
@@ -135,12 +136,14 @@ class Consumer:
         self.reader = reader
         self.group = group
         self.lease_ms = lease_ms
+        self.worker = worker
         self._begin()
 
     def _begin(self) -> None:
         """Become a consumer that Redis does not know yet: at first, and in a forked process."""
         self._pid = os.getpid()
-        self.name = f"{socket.gethostname()[:64]}-{self._pid}-{uuid.uuid4().hex[:12]}"
+        self.worker.follow_fork()
+        self.name = self.worker.name
         self._tokens = itertools.count(1)
         self._slots: set[int] = set()
         self._leased: dict[int, int] = {}  # slot -> groups leased in it
@@ -154,6 +157,7 @@ class Consumer:
         """Start the heartbeat, which also takes over leases of dead consumers."""
         if self._pid != os.getpid():
             self._begin()
+        self.worker.takes()
         with self._lock:
             if self._heartbeat is None:
                 self._heartbeat = Heartbeat(self.beat, self.lease_ms, "heartbeat")
@@ -186,7 +190,10 @@ class Consumer:
 
     def finish(self, owner: str, ending: Ending) -> bool:
         """End groups of a lease of `owner`; False when another consumer has taken them over."""
-        return self._scripts.finish(self.group, owner, ending)
+        held = self._scripts.finish(self.group, owner, ending)
+        if held and ending.outcome == "ack":
+            self.worker.count(len(ending.ids), ending.samples)
+        return held
 
     def recheck(
         self, slot: Slot, status: Status, ids: Sequence[int], retry_s: float | None
@@ -266,7 +273,8 @@ class Consumer:
 
     def _renew(self) -> tuple[str, int, bool]:
         return self._scripts.heartbeat(
-            self.group, self.name, self.lease_ms, self._task.description.incarnation
+            *(self.group, self.name, self.lease_ms),
+            *(self._task.description.incarnation, self.worker.announcement()),
         )
 
     def close(self) -> None:

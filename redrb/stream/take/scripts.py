@@ -269,14 +269,14 @@ class TakeScripts:
         return bool(reply[0] == b"fresh")
 
     def heartbeat(
-        self, group: str, consumer: str, lease_ms: int, incarnation: str
+        self, group: str, consumer: str, lease_ms: int, incarnation: str, announcement: bytes
     ) -> tuple[Beat, int, bool]:
-        """Renew a consumer's deadline.
+        """Renew a consumer's deadline, and store the announcement of its worker, if it is not b"".
 
         Returns:
             Whether it was known, the groups taken over, and whether groups in parts are due.
         """
-        arguments: list[Argument] = [group, consumer, lease_ms, incarnation]
+        arguments: list[Argument] = [group, consumer, lease_ms, incarnation, announcement]
         outcome, taken_over, due = self._store.run("take/heartbeat", arguments)
         return outcome.decode(), int(taken_over), bool(due)
 

@@ -47,7 +47,7 @@ class Taker:
         """
         before = self._part_of(ack)
         wait = Wait(timeout)
-        with wait.deadline():
+        with wait.deadline(), self._consumer.worker.waiting("batch"):
             while True:
                 slot = self._consumer.occupy()
                 try:

@@ -245,6 +245,10 @@ class TaskScripts:
         """Discard groups as expired if they wait; returns how many did."""
         return int(self._store.run("task/discard", [group, *ids]))
 
+    def announce(self, worker: str, announcement: bytes, *, ended: bool) -> None:
+        """Announce a worker, as `redrb.stream.worker` packs it, to those who look at the task."""
+        self._store.run("task/announce", [worker, announcement, int(ended)])
+
     def requeue(self, group: str, ids: Sequence[int]) -> int:
         """Let dead letters of a consumer group wait again; returns how many."""
         requeued = 0

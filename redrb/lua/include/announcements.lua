@@ -1,0 +1,26 @@
+-- Announcements of workers, for those who look at the task: who works on it, and what each does.
+--
+-- workers is a sorted set: worker -> server's ms of its last announcement; announcements is a hash: worker ->
+-- announcement, as redrb/stream/worker.py packs it. Both lose a worker a minute after it has ended, and ten
+-- minutes after it fell silent.
+--@include task
+
+local SILENT_MS = 600000
+local ENDED_MS = 60000
+local MOST_REMOVED = 10 -- by one call
+
+-- Store an announcement, '' for none, and remove some that are over.
+local function announce(worker, packed, ended)
+  if packed == '' then
+    return
+  end
+  local now, workers = server_ms(), key('workers')
+  redis.call('HSET', key('announcements'), worker, packed)
+  redis.call('ZADD', workers, string.format('%.0f', ended and now - SILENT_MS + ENDED_MS or now), worker)
+  local over = redis.call('ZRANGEBYSCORE', workers, '-inf', string.format('%.0f', now - SILENT_MS), 'LIMIT', 0,
+    MOST_REMOVED)
+  if #over > 0 then
+    redis.call('ZREM', workers, unpack(over))
+    redis.call('HDEL', key('announcements'), unpack(over))
+  end
+end

@@ -1,0 +1,190 @@
+"""`Worker`: what a process announces of itself to those who look at the task."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias
+
+import msgpack
+
+from redrb import __version__
+from redrb.errors import StoreUnavailable
+from redrb.stream.heartbeat import BEATS_PER_DEADLINE, Heartbeat
+from redrb.stream.task.task import Task
+
+Role: TypeAlias = Literal["maker", "trainer", "stage"]
+WaitsFor: TypeAlias = Literal["batch", "room", "right", "weights"]
+
+MOST_BYTES = 1024
+"""Most bytes of an announcement; metrics are left out of a larger one."""
+
+MOST_METRICS = 16
+_MOST_NAME = 64
+
+
+class Worker:
+    """One stream object as others see it: its process, its work, what it waits for.
+
+    The heartbeat of a consumer, and that of rights to begin groups, carries the announcement. A
+    stream that only puts has a heartbeat of its own, which sends one when no other has done so.
+    Announcements are for people who look: nothing that redrb does depends on them.
+
+    Attributes:
+        name: Its name in Redis, which no other stream object has; in a forked process another one.
+        label: Name that its owner gives it, such as "maker-1"; "": none.
+        role: What it does with the task; None: "trainer" once it has taken groups, else "maker".
+        weight_version: Newest weight version that it uses (maker) or has published (trainer).
+        metrics: Newest figures, such as "reward" and "loss"; the first 16 are announced.
+    """
+
+    name: str
+
+    def __init__(self, task: Task, lease_ms: int) -> None:
+        """Make a worker; nothing is announced before it puts or takes.
+
+        Args:
+            task: The task.
+            lease_ms: Time after which a silent worker is dead.
+        """
+        self.label = ""
+        self.role: Role | None = None
+        self.weight_version = 0
+        self.metrics: Mapping[str, float] = {}
+        self._task = task
+        self._lease_ms = lease_ms
+        self._leased: Callable[[], int] = int
+        self._rights: Callable[[], int] = int
+        self._whole: Worker | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Become a worker that Redis does not know yet: at first, and in a forked process."""
+        self._pid = os.getpid()
+        self.name = f"{socket.gethostname()[:64]}-{self._pid}-{uuid.uuid4().hex[:12]}"
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self._groups = self._samples = 0
+        self._takes = False
+        self._waits: dict[int, tuple[WaitsFor, float]] = {}
+        self._tokens = itertools.count()
+        self._announced: float | None = None
+        self._heartbeat: Heartbeat | None = None
+
+    @property
+    def period_s(self) -> float:
+        """Seconds between two announcements."""
+        return self._lease_ms / 1000 / BEATS_PER_DEADLINE
+
+    def holds(self, leased: Callable[[], int], rights: Callable[[], int]) -> None:
+        """Announce also the number of leased groups, and of held rights to begin groups."""
+        self._leased, self._rights = leased, rights
+
+    def is_part_of(self, whole: Worker) -> None:
+        """Announce label, role, weight version and metrics of another one: that of partition 0."""
+        self._whole = whole
+
+    def takes(self) -> None:
+        """Note that it takes groups; the heartbeat of its consumer announces it."""
+        self.follow_fork()
+        self._takes = True
+
+    def puts(self) -> None:
+        """Note that it puts groups; announce it from now on."""
+        if self._heartbeat is not None and self._pid == os.getpid():
+            return
+        self.follow_fork()
+        with self._lock:
+            if self._heartbeat is None and not self._takes:
+                self._heartbeat = Heartbeat(self.beat, self._lease_ms, "worker")
+                self._heartbeat.nudge()
+
+    def follow_fork(self) -> None:
+        """In a forked process, become another worker."""
+        if self._pid != os.getpid():
+            self._begin()
+
+    def count(self, groups: int, samples: int) -> None:
+        """Note groups that were put or acknowledged."""
+        with self._lock:
+            self._groups += groups
+            self._samples += samples
+
+    @contextmanager
+    def waiting(self, what: WaitsFor) -> Iterator[None]:
+        """Announce in this block that it waits for something."""
+        token = next(self._tokens)
+        self._waits[token] = what, time.monotonic()
+        try:
+            yield
+        finally:
+            self._waits.pop(token, None)
+
+    def announcement(self, *, ended: bool = False) -> bytes:
+        """Return the announcement of now, packed; b"" in a forked process that did nothing yet."""
+        if self._pid != os.getpid():
+            return b""
+        now = time.monotonic()
+        said = self._said(now, ended=ended)
+        packed: bytes = msgpack.packb(said)
+        if len(packed) > MOST_BYTES:
+            packed = msgpack.packb(said | {"metrics": {}})
+        self._announced = now
+        return packed
+
+    def beat(self) -> None:
+        """Announce it, unless another heartbeat has just done so."""
+        announced = self._announced
+        if announced is not None and time.monotonic() - announced < 0.9 * self.period_s:
+            return
+        self._announce(ended=False)
+
+    def close(self) -> None:
+        """Announce the end, if it was announced before; while Redis is away nothing is said."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            heartbeat, self._heartbeat = self._heartbeat, None
+        if heartbeat is not None:
+            heartbeat.stop()
+        if self._announced is None:
+            return
+        try:
+            self._announce(ended=True)
+        except StoreUnavailable:
+            return  # it is dead to those who look, when its announcement is overdue
+
+    def _announce(self, *, ended: bool) -> None:
+        packed = self.announcement(ended=ended)
+        self._task.scripts.announce(self.name, packed, ended=ended)
+
+    def _said(self, now: float, *, ended: bool) -> dict[str, Any]:
+        waits = min(list(self._waits.values()), key=lambda wait: wait[1], default=None)
+        whole = self._whole or self
+        figures = itertools.islice(dict(whole.metrics).items(), MOST_METRICS)
+        with self._lock:
+            groups, samples = self._groups, self._samples
+        return {
+            "role": whole.role or ("trainer" if self._takes else "maker"),
+            "label": whole.label[:_MOST_NAME],
+            "host": socket.gethostname()[:_MOST_NAME],
+            "pid": self._pid,
+            "redrb": __version__,
+            "period_s": self.period_s,
+            "uptime_s": now - self._began,
+            "weight_version": whole.weight_version,
+            "groups": groups,
+            "samples": samples,
+            "leased": 0 if ended else self._leased(),
+            "rights": 0 if ended else self._rights(),
+            "waits_for": waits[0] if waits and not ended else "",
+            "waits_s": now - waits[1] if waits and not ended else 0.0,
+            "metrics": {str(name)[:_MOST_NAME]: float(figure) for name, figure in figures},
+            "ended": ended,
+        }
