@@ -165,3 +165,15 @@ def pass_epochs(stream: ExperienceStream, count: int) -> None:
         stream._task.scripts.open({})
         while store.client.execute("HEXISTS", store.keys.task, "epoch_at"):
             stream._task.scripts.open({})
+
+
+def forget_the_silent(stream: ExperienceStream) -> None:
+    """Let ten minutes pass for all announcements, and the stream's heartbeat remove them."""
+    store = stream._task.store
+    workers = f"{store.keys.prefix}workers"
+    for worker in store.client.execute("ZRANGE", workers, 0, -1):
+        store.client.execute("ZINCRBY", workers, -600_000, worker)
+    calls = 0
+    while calls < 100 and store.client.execute("ZCARD", workers) > 1:
+        stream._consumer.beat()
+        calls += 1

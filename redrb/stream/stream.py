@@ -233,7 +233,7 @@ class ExperienceStream:
             *(task, self.group, options.lease_ms, self.worker),
             *(options.reader, self._parts.finish_due),
         )
-        self.worker.holds(lambda: self._consumer.leased, lambda: self._admitter.held)
+        self.worker.holds(self._consumer, self._admitter)
         self._taker: Takes = Taker(task, self._consumer)
         self._ranks: RankTakes = Ranks(task, self._consumer)
 

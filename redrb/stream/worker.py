@@ -8,9 +8,10 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgpack
 
@@ -27,6 +28,14 @@ MOST_BYTES = 1024
 
 MOST_METRICS = 16
 _MOST_NAME = 64
+
+
+class Holding(Protocol):
+    """Holds leases or rights."""
+
+    @property
+    def held(self) -> int:
+        """How many."""
 
 
 class Worker:
@@ -59,8 +68,8 @@ class Worker:
         self.metrics: Mapping[str, float] = {}
         self._task = task
         self._lease_ms = lease_ms
-        self._leased: Callable[[], int] = int
-        self._rights: Callable[[], int] = int
+        self._leases: weakref.ref[Holding] | None = None
+        self._rights: weakref.ref[Holding] | None = None
         self._whole: Worker | None = None
         self._begin()
 
@@ -82,9 +91,10 @@ class Worker:
         """Seconds between two announcements."""
         return self._lease_ms / 1000 / BEATS_PER_DEADLINE
 
-    def holds(self, leased: Callable[[], int], rights: Callable[[], int]) -> None:
+    def holds(self, leases: Holding, rights: Holding) -> None:
         """Announce also the number of leased groups, and of held rights to begin groups."""
-        self._leased, self._rights = leased, rights
+        # weakly, as both refer to this object: a stream is freed as soon as nobody refers to it
+        self._leases, self._rights = weakref.ref(leases), weakref.ref(rights)
 
     def is_part_of(self, whole: Worker) -> None:
         """Announce label, role, weight version and metrics of another one: that of partition 0."""
@@ -181,10 +191,15 @@ class Worker:
             "weight_version": whole.weight_version,
             "groups": groups,
             "samples": samples,
-            "leased": 0 if ended else self._leased(),
-            "rights": 0 if ended else self._rights(),
+            "leased": 0 if ended else _held(self._leases),
+            "rights": 0 if ended else _held(self._rights),
             "waits_for": waits[0] if waits and not ended else "",
             "waits_s": now - waits[1] if waits and not ended else 0.0,
             "metrics": {str(name)[:_MOST_NAME]: float(figure) for name, figure in figures},
             "ended": ended,
         }
+
+
+def _held(holding: weakref.ref[Holding] | None) -> int:
+    found = holding() if holding is not None else None
+    return 0 if found is None else found.held

@@ -20,7 +20,7 @@ from redrb.stream.take.scripts import TakeRequest, take_arguments
 from tests.audit import audit
 from tests.conftest import REAL
 from tests.samples import numbered
-from tests.scenes import pass_epochs
+from tests.scenes import forget_the_silent, pass_epochs
 
 LEASE_MS = 100
 TTL_MS = 5
@@ -81,6 +81,7 @@ class Survivors:
         self.stream.put(numbered(0), policy_version=self.version, priority=1)
         self.work()
         pass_epochs(self.stream, 3)
+        forget_the_silent(self.stream)
 
     def leftovers(self) -> int:
         """Return how many dead consumers still have a deadline."""

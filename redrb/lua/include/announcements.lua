@@ -7,18 +7,18 @@
 
 local SILENT_MS = 600000
 local ENDED_MS = 60000
-local MOST_REMOVED = 10 -- by one call
+local MOST_REMOVED = 100 -- by one call
 
--- Store an announcement, '' for none, and remove some that are over.
+-- Store an announcement, '' or nil for none, and remove some that are over.
 local function announce(worker, packed, ended)
-  if packed == '' then
+  if (packed or '') == '' then
     return
   end
   local now, workers = server_ms(), key('workers')
   redis.call('HSET', key('announcements'), worker, packed)
   redis.call('ZADD', workers, string.format('%.0f', ended and now - SILENT_MS + ENDED_MS or now), worker)
-  local over = redis.call('ZRANGEBYSCORE', workers, '-inf', string.format('%.0f', now - SILENT_MS), 'LIMIT', 0,
-    MOST_REMOVED)
+  local oldest = string.format('%.0f', now - SILENT_MS)
+  local over = redis.call('ZRANGEBYSCORE', workers, '-inf', oldest, 'LIMIT', 0, MOST_REMOVED)
   if #over > 0 then
     redis.call('ZREM', workers, unpack(over))
     redis.call('HDEL', key('announcements'), unpack(over))

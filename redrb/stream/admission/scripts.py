@@ -113,7 +113,12 @@ class AdmissionScripts:
             outcome, _ = self._store.run("admission/give_back", ["", holder])
 
     def heartbeat(
-        self, maker: str, lease_ms: int, incarnation: str, worker: str, announcement: bytes
+        self,
+        maker: str,
+        lease_ms: int,
+        incarnation: str,
+        worker: str = "",
+        announcement: bytes = b"",
     ) -> tuple[str, int]:
         """Renew a maker's deadline, and store the announcement of its worker, if it is not b"".
 

@@ -340,7 +340,7 @@ class Collector:
     def _timeout(self, collection: Collection, wait: Wait) -> BatchTimeout:
         """Return the error of a take whose time is up; its groups are released."""
         available = len(collection)
-        fates = collection.fates([partition.holder.leased for partition in self._partitions])
+        fates = collection.fates([partition.holder.held for partition in self._partitions])
         replies = collection.short.values()
         return BatchTimeout(
             task=self._task,

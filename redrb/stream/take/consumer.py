@@ -183,7 +183,7 @@ class Consumer:
                 self._leased[number] = self._leased.get(number, 0) + groups
 
     @property
-    def leased(self) -> int:
+    def held(self) -> int:
         """Groups that this consumer leases, as far as it knows."""
         with self._lock:
             return sum(self._leased.values())

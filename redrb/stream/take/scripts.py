@@ -269,7 +269,12 @@ class TakeScripts:
         return bool(reply[0] == b"fresh")
 
     def heartbeat(
-        self, group: str, consumer: str, lease_ms: int, incarnation: str, announcement: bytes
+        self,
+        group: str,
+        consumer: str,
+        lease_ms: int,
+        incarnation: str,
+        announcement: bytes = b"",
     ) -> tuple[Beat, int, bool]:
         """Renew a consumer's deadline, and store the announcement of its worker, if it is not b"".
 

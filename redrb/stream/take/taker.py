@@ -194,7 +194,7 @@ class Taker:
     ) -> BatchTimeout:
         """Return the error of a take whose time is up."""
         waited_s = wait.waited_s
-        leased_here = self._consumer.leased
+        leased_here = self._consumer.held
         fates = fates_seen_by(reply.fates, reply.amount, leased_here=leased_here)
         return BatchTimeout(
             task=self._store.task,
