@@ -168,12 +168,14 @@ def pass_epochs(stream: ExperienceStream, count: int) -> None:
 
 
 def forget_the_silent(stream: ExperienceStream) -> None:
-    """Let ten minutes pass for all announcements, and the stream's heartbeat remove them."""
+    """Let ten minutes pass for the announcements of others, and the stream's heartbeat remove them."""
     store = stream._task.store
     workers = f"{store.keys.prefix}workers"
-    for worker in store.client.execute("ZRANGE", workers, 0, -1):
-        store.client.execute("ZINCRBY", workers, -600_000, worker)
     calls = 0
+    stream._consumer.beat()
     while calls < 100 and store.client.execute("ZCARD", workers) > 1:
+        for worker in store.client.execute("ZRANGE", workers, 0, -1):
+            if worker.decode() != stream.worker.name:
+                store.client.execute("ZADD", workers, 1, worker)
         stream._consumer.beat()
         calls += 1

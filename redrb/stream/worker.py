@@ -113,7 +113,6 @@ class Worker:
         with self._lock:
             if self._heartbeat is None and not self._takes:
                 self._heartbeat = Heartbeat(self.beat, self._lease_ms, "worker")
-                self._heartbeat.nudge()
 
     def follow_fork(self) -> None:
         """In a forked process, become another worker."""
