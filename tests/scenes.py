@@ -168,7 +168,7 @@ def pass_epochs(stream: ExperienceStream, count: int) -> None:
 
 
 def forget_the_silent(stream: ExperienceStream) -> None:
-    """Let ten minutes pass for the announcements of others, and the stream's heartbeat remove them."""
+    """Let ten minutes pass for announcements of others, and the heartbeat remove them."""
     store = stream._task.store
     workers = f"{store.keys.prefix}workers"
     calls = 0
