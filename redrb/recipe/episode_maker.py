@@ -15,13 +15,13 @@ from redrb.connection import Client
 from redrb.connection.deadline import ending_within
 from redrb.engines import Generation
 from redrb.episodes import EpisodeMaker
+from redrb.metrics.events import Write
 from redrb.recipe.episode_report import EpisodeReport
 from redrb.recipe.episode_samples import GroupFinisher, encoded_prompt, episode_of
 from redrb.recipe.local_engine import LocalEngine
 from redrb.recipe.maker import reference_policy, seed_everything
 from redrb.recipe.model_weights import ModelWeights
 from redrb.recipe.prompts import endless
-from redrb.recipe.reporting import Write
 from redrb.recipe.turns import Turn, sampled_turns
 from redrb.runtime import Strategy
 from redrb.runtime.model_placement import place_models
@@ -92,6 +92,11 @@ class EpisodeRecipeMaker(EpisodeMaker):
     def policy_version(self) -> int | None:
         """Version of the weights in the models; None before the first ones."""
         return self._follower.updates.version
+
+    @property
+    def fetch_s(self) -> float:
+        """Seconds for which sampling has waited for new weights, after the first ones."""
+        return self._follower.updates.fetch_s
 
     def run(self, prompts: Iterable[Any] | None = None) -> None:
         """Make groups until the recipe's number of steps is done, or the maker is asked to end.

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from redrb.connection import Client
+from redrb.metrics.events import Write
 from redrb.recipe.maker_report import MakerReport
 from redrb.recipe.prompts import prompt_batches
 from redrb.recipe.recipe import Prompt, Recipe
-from redrb.recipe.reporting import Write
 from redrb.runtime import ExperienceMaker, ExperienceMakerHolder, Strategy
 from redrb.weights import WeightSubscriber
 

@@ -7,7 +7,7 @@ import time
 from torch import Tensor
 
 from redrb.experience import Experience
-from redrb.recipe.reporting import Write
+from redrb.metrics.events import Write
 from redrb.runtime import ExperienceMakerHolder, MakerCallback
 
 
@@ -15,8 +15,9 @@ class MakerReport(MakerCallback):
     """Writes an event `put` for each step: its groups, and the times for making and sending them.
 
     `step_s` is the time of the whole step, loading weights included; `admission_s` the part of it
-    that was a wait for the right to begin the groups; `send_s` the time for which sending blocked
-    the loop, and `backpressure_s` the part of it that was a wait for room.
+    that was a wait for the right to begin the groups; `fetch_s` the wait for new weights; `send_s`
+    the time for which sending blocked the loop, and `backpressure_s` the part of it that was a wait
+    for room.
     """
 
     def __init__(self, maker: ExperienceMakerHolder, write: Write) -> None:
@@ -24,7 +25,7 @@ class MakerReport(MakerCallback):
         self._write = write
         self._steps = 0
         self._event: dict[str, float | int | None] = {}
-        self._ended = self._began = self._pressed_s = self._admission_s = 0.0
+        self._ended = self._began = self._pressed_s = self._admission_s = self._fetch_s = 0.0
 
     def on_loop_start(self) -> None:
         """Begin to measure."""
@@ -59,11 +60,13 @@ class MakerReport(MakerCallback):
         self._steps += 1
         before, self._ended = self._ended, time.perf_counter()
         waited_s, self._admission_s = self._admission_s, self._maker.admission_s
+        fetched_s, self._fetch_s = self._fetch_s, self._maker.fetch_s
         self._write(
             "put",
             step=self._steps,
             step_s=self._ended - before,
             admission_s=self._admission_s - waited_s,
+            fetch_s=self._fetch_s - fetched_s,
             **self._event,
         )
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from redrb.connection import Client
     from redrb.experience import BufferItem, Experience
+    from redrb.metrics.events import Write
     from redrb.recipe.episode_maker import EpisodeRecipeMaker
     from redrb.recipe.maker import RecipeMaker
-    from redrb.recipe.reporting import Write
     from redrb.runtime import ExperienceMaker
 
 Prompt: TypeAlias = Mapping[str, Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,9 +17,9 @@ from redrb.algorithms.models import evaluating
 from redrb.connection import Client
 from redrb.errors import BatchTimeout, ConfigError
 from redrb.experience import Experience
+from redrb.metrics.events import Write
 from redrb.recipe.maker import seed_everything
 from redrb.recipe.recipe import Recipe
-from redrb.recipe.reporting import Write
 from redrb.recipe.trainer_report import TrainerReport
 from redrb.runtime import AccelerateStrategy, AlgorithmTrainer, Stateful, Strategy
 from redrb.runtime.model_placement import place_models
@@ -61,7 +62,7 @@ class RecipeTrainer(AlgorithmTrainer):
         self._device = strategy.device
         self._models: dict[str, nn.Module] = dict(zip(models, placed.models, strict=True))
         self._optimizers: dict[str, Optimizer] = recipe.optimizers(self._models)
-        self._reports = TrainerReport(self, recipe, write if rank_here() == 0 else _silent)
+        self._reports = TrainerReport(self, recipe, write)
         # the task remembers its limit, which here is in groups and need not be whole batches
         ExperienceStream(
             *(client, recipe.task_name),
@@ -214,8 +215,9 @@ class RecipeTrainer(AlgorithmTrainer):
         return False
 
     def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:  # noqa: FBT001
+        began = time.perf_counter()
         super()._update_remote_makers(fully_update, **config)
-        self._reports.published(self.published)
+        self._reports.published(self.published, time.perf_counter() - began)
 
     def _publish(self) -> None:
         """Publish the weights if they were trained since the last version."""
@@ -242,7 +244,3 @@ def _strategy(recipe: Recipe, ranks: int) -> Strategy:
         gradient_checkpointing=recipe.gradient_checkpointing,
         shard=recipe.shard,
     )
-
-
-def _silent(event: str, **values: object) -> None:
-    """Write nothing: ranks beside the first."""

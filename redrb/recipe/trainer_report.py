@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from redrb.algorithms.experience_makers import RAW_REWARD
 from redrb.errors import LeaseLost, RecordError
 from redrb.experience import Experience
+from redrb.metrics.events import Write
 from redrb.recipe.recipe import Recipe
-from redrb.recipe.reporting import Write
 from redrb.runtime import TrainerCallback
 from redrb.runtime.world import mean_over_ranks, rank_here
 from redrb.weights import WeightVersion
@@ -80,6 +80,7 @@ class TrainerReport(TrainerCallback):
             **{
                 **metrics,
                 "step": self.steps,
+                "groups": recipe.groups,
                 "samples": len(experience),
                 "weight_version": trainer.weight_version,
                 "staleness_mean": sum(ages) / max(1, len(ages)),
@@ -106,8 +107,13 @@ class TrainerReport(TrainerCallback):
         """Write the ids of groups that fit into no batch."""
         self._write("misfits", step=self.steps, groups=list(error.ids), why=str(error))
 
-    def published(self, versions: Sequence[WeightVersion]) -> None:
-        """Write each published version, with its size in full and as sent."""
+    def published(self, versions: Sequence[WeightVersion], publish_s: float) -> None:
+        """Write each published version, with its size in full and as sent.
+
+        Args:
+            versions: The versions.
+            publish_s: Seconds for which publishing all of them held up the loop.
+        """
         for version in versions:
             self._write(
                 "publish",
@@ -116,6 +122,7 @@ class TrainerReport(TrainerCallback):
                 kind=version.kind,
                 bytes_full=version.nbytes,
                 bytes_sent=version.stored_bytes,
+                publish_s=publish_s / len(versions),
             )
 
     def on_update_end(self) -> None:

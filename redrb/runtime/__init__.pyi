@@ -4,6 +4,8 @@ from .buffer import DetachedReplayBuffer as DetachedReplayBuffer
 from .callbacks import MakerCallback as MakerCallback
 from .callbacks import TrainerCallback as TrainerCallback
 from .checkpoint import Stateful as Stateful
+from .event_callbacks import MakerEvents as MakerEvents
+from .event_callbacks import TrainerEvents as TrainerEvents
 from .experience_maker import ExperienceMaker as ExperienceMaker
 from .grpo import DetachedGRPOTrainer as DetachedGRPOTrainer
 from .grpo import GRPOMakerHolder as GRPOMakerHolder

@@ -215,6 +215,11 @@ class ExperienceMakerHolder(MakerLoop):
         return self._rights.waited_s if self._rights else 0.0
 
     @property
+    def fetch_s(self) -> float:
+        """Seconds for which the loop has waited for new weights, after the first ones."""
+        return self._weights.fetch_s
+
+    @property
     def stopped(self) -> str:
         """Why `workingloop` was asked to end; "" if it was not."""
         return self._stop.reason

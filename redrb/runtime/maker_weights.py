@@ -34,6 +34,7 @@ class MakerWeights:
 
     Attributes:
         updates: The models with their lock.
+        fetch_s: Seconds that calls of `refresh` have taken.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class MakerWeights:
             stop: Ends waits.
         """
         self.updates = ModelUpdates(models, timeout_s=settings.update_timeout)
+        self.fetch_s = 0.0
         self._maker = maker
         self._settings = settings
         self._stop = stop
@@ -106,6 +108,13 @@ class MakerWeights:
         Raises:
             WeightError, DecodeError: The first update cannot be loaded. Later ones are logged.
         """
+        began = time.monotonic()
+        try:
+            self._refresh(least)
+        finally:
+            self.fetch_s += time.monotonic() - began
+
+    def _refresh(self, least: int | None) -> None:
         away = self._outage_logged is not None
         try:
             if self._in_flight is not None:

@@ -17,7 +17,7 @@ from redrb.errors import ConfigError, RedrbError
 from redrb.recipe.command_line import parse
 from redrb.recipe.recipe import Recipe
 from redrb.workers.ending import end
-from redrb.workers.metrics_log import MetricsLog
+from redrb.workers.event_sinks import open_sinks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,9 +49,9 @@ def _work(recipe: Recipe) -> None:
             client = scope.enter_context(
                 redrb.connect(recipe.url, min_replicas=recipe.min_replicas)
             )
-            metrics = scope.enter_context(MetricsLog(recipe.metrics, worker=recipe.worker))
-            metrics.write("start")
-            maker = recipe.maker(client, metrics.write)
+            write = scope.enter_context(open_sinks(recipe))
+            write("start")
+            maker = recipe.maker(client, write)
             scope.enter_context(maker)
         maker.run()
 

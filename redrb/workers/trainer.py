@@ -16,7 +16,7 @@ from redrb.errors import ConfigError, RedrbError
 from redrb.recipe.command_line import parse
 from redrb.recipe.recipe import Recipe
 from redrb.workers.ending import end
-from redrb.workers.metrics_log import MetricsLog
+from redrb.workers.event_sinks import open_sinks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,13 +54,12 @@ def _work(recipe: Recipe) -> str:
             client = scope.enter_context(
                 redrb.connect(recipe.url, min_replicas=recipe.min_replicas)
             )
-            log = recipe.metrics if rank_here() == 0 else ""
-            metrics = scope.enter_context(MetricsLog(log, worker=recipe.worker))
-            trainer = scope.enter_context(RecipeTrainer(client, recipe, metrics.write))
+            write = scope.enter_context(open_sinks(recipe, rank=rank_here()))
+            trainer = scope.enter_context(RecipeTrainer(client, recipe, write))
             trainer.begin()
         trainer.work()
         reason = trainer.end()
-        metrics.write("end", why=reason)
+        write("end", why=reason)
         return reason if rank_here() == 0 else ""
 
 

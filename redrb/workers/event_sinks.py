@@ -1,0 +1,86 @@
+"""Where a worker's events go: JSON lines, Prometheus, TensorBoard, Weights & Biases."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from redrb.checks import require_package
+from redrb.errors import ConfigError
+from redrb.metrics.events import Write, write_to_all
+from redrb.recipe.recipe import Recipe
+from redrb.workers.metrics_log import MetricsLog
+
+MOST_PORT = 65_535
+
+
+@contextmanager
+def open_sinks(recipe: Recipe, *, rank: int = 0) -> Iterator[Write]:
+    """Open the sinks that a recipe's settings name; returns the function that writes to all.
+
+    Ranks beside the first have only metrics for Prometheus.
+
+    Args:
+        recipe: The recipe with its settings.
+        rank: This process' rank among data-parallel trainers.
+
+    Raises:
+        ConfigError: A sink cannot be opened: a library is missing, a port or file cannot be used.
+    """
+    with ExitStack() as scope:
+        writes: list[Write] = []
+        if rank == 0:
+            log = MetricsLog(recipe.metrics, worker=recipe.worker)
+            writes.append(scope.enter_context(log).write)
+            if recipe.tensorboard:
+                writes.append(_tensorboard(recipe, scope))
+            if recipe.wandb:
+                writes.append(_wandb(recipe, scope))
+        if recipe.metrics_port:
+            writes.append(_prometheus(recipe, rank, scope))
+        yield write_to_all(writes)
+
+
+def _prometheus(recipe: Recipe, rank: int, scope: ExitStack) -> Write:
+    port = recipe.metrics_port + rank
+    if port > MOST_PORT:
+        raise ConfigError(
+            f"rank {rank} would serve its metrics at port {port}: --metrics-port plus the rank "
+            f"must be at most {MOST_PORT}."
+        )
+    require_package("prometheus_client", extra="metrics")
+    from redrb.metrics.serving import MetricsServer
+    from redrb.metrics.worker_metrics import WorkerMetrics
+
+    metrics = WorkerMetrics(
+        namespace=recipe.namespace, task=recipe.task_name, worker=recipe.worker, rank=rank
+    )
+    scope.enter_context(MetricsServer(metrics.registry, host=recipe.metrics_host, port=port))
+    return metrics.write
+
+
+def _tensorboard(recipe: Recipe, scope: ExitStack) -> Write:
+    from redrb.metrics.tensorboard import TensorBoardLog
+
+    return scope.enter_context(TensorBoardLog(Path(recipe.tensorboard) / recipe.worker)).write
+
+
+def _wandb(recipe: Recipe, scope: ExitStack) -> Write:
+    from redrb.metrics.wandb import WandbLog
+
+    declared: Any = recipe
+    settings = {
+        item.name: getattr(recipe, item.name)
+        for item in dataclasses.fields(declared)
+        if item.name != "url"  # it may have a password
+    }
+    run = WandbLog(
+        recipe.wandb,
+        name=recipe.worker,
+        group=f"{recipe.namespace}/{recipe.task_name}",
+        config=settings,
+    )
+    return scope.enter_context(run).write
