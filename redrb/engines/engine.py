@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
@@ -17,6 +17,9 @@ Finish: TypeAlias = Literal["stop", "length", "abort"]
 
 MOST_PARTS = 10_000
 """Most requests for one completion; more mean that the server aborts all of them."""
+
+QUIET_S = 1.0
+"""Seconds without a reply after which a paused server is taken to have no aborted request left."""
 
 
 @dataclass(slots=True)
@@ -55,7 +58,8 @@ class Engine(ABC):
     """An inference server, used by one maker process with any number of requests in flight.
 
     When its weights change, requests in flight are aborted, return what they have, and go on from
-    there with the new weights: `Generation.versions` tell exactly which weights computed a token.
+    there with the new weights. Weights change only while no request is in flight, so
+    `Generation.versions` tell exactly which weights computed a token.
 
     Attributes:
         version: Weight version that the server has; None: not known, as before the first update.
@@ -68,6 +72,7 @@ class Engine(ABC):
         self._open.set()
         self._updating = asyncio.Lock()
         self._ended = False
+        self._in_flight: set[asyncio.Task[Part]] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -101,17 +106,22 @@ class Engine(ABC):
         """
         done = Generation()
         for _ in range(MOST_PARTS):
-            await self._open.wait()
+            while not self._open.is_set():
+                await self._open.wait()
             if self._ended:
                 return done
             version = -1 if self.version is None else self.version
-            part = await self._request(
-                [*tokens, *done.tokens],
-                max_new_tokens=max_new_tokens - len(done.tokens),
-                temperature=temperature,
-                stop_token_ids=list(stop_token_ids),
-                **sampling,
+            part = await self._reply(
+                self._request(
+                    [*tokens, *done.tokens],
+                    max_new_tokens=max_new_tokens - len(done.tokens),
+                    temperature=temperature,
+                    stop_token_ids=list(stop_token_ids),
+                    **sampling,
+                )
             )
+            if part is None:
+                continue
             done.tokens += part.tokens
             done.log_probs += part.log_probs
             done.versions += [version] * len(part.tokens)
@@ -136,6 +146,7 @@ class Engine(ABC):
             try:
                 await self._pause()
                 try:
+                    await self._drain()
                     self.version = None
                     await self._load(path, version)
                     self.version = version
@@ -149,11 +160,43 @@ class Engine(ABC):
         async with self._updating:
             self._ended = True
             await self._pause()
-            await self._resume()
+            try:
+                await self._drain()
+            finally:
+                await self._resume()
 
     async def close(self) -> None:
         """Close the connections to the server."""
         await self._client.close()
+
+    async def _reply(self, request: Coroutine[Any, Any, Part]) -> Part | None:
+        """Send a request and return its reply; None if `_drain` gave the request up."""
+        task = asyncio.ensure_future(request)
+        self._in_flight.add(task)
+        try:
+            await asyncio.wait({task})
+        finally:
+            self._in_flight.discard(task)
+            task.cancel()  # without effect after its end
+        return None if task.cancelled() else task.result()
+
+    async def _drain(self) -> None:
+        """Wait until no request is in flight, after the server was paused.
+
+        Aborted requests answer soon. One that reached the server after the pause waits there, and
+        would be computed with other weights than those that are noted for it: when no reply has
+        come for `QUIET_S`, it is given up, which closes its connection, and is sent again later.
+        """
+        waiting: set[asyncio.Task[Part]] = set(self._in_flight)
+        while waiting:
+            done, waiting = await asyncio.wait(
+                waiting, timeout=QUIET_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                for late in waiting:
+                    late.cancel()
+                await asyncio.wait(waiting, timeout=QUIET_S)
+                return
 
     @abstractmethod
     async def _request(

@@ -1,0 +1,140 @@
+"""The version that an engine notes for a token computed it, also if its request came late."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrb.engines import engine as engines
+from redrb.engines.engine import Engine, Generation, Part
+
+MOST = 6
+
+
+class Server(Engine):
+    """A server whose tokens are the versions that computed them; requests arrive when let in.
+
+    Like vLLM and SGLang it lets requests that arrive during a pause wait, and aborts those that
+    it has begun.
+    """
+
+    def __init__(self) -> None:
+        class Client:
+            where = "here"
+
+            async def close(self) -> None:
+                pass
+
+        super().__init__(Client())  # type: ignore[arg-type]
+        self.arrives = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.paused = asyncio.Event()
+        self.running = asyncio.Event()
+        self.running.set()
+        self.have = self.version = 1
+        self.sent = 0
+
+    async def _request(self, tokens: list[int], *, max_new_tokens: int, **_: Any) -> Part:
+        self.sent += 1
+        await self.arrives.wait()
+        await self.running.wait()
+        found: list[int] = []
+        for _token in range(max_new_tokens):
+            if not self.running.is_set():
+                return Part(found, [0.0] * len(found), "abort")
+            found.append(self.have)
+            if len(found) == 2:
+                self.begun.set()
+            await asyncio.sleep(0)
+        return Part(found, [0.0] * len(found), "length")
+
+    async def _pause(self) -> None:
+        self.running.clear()
+        self.paused.set()
+
+    async def _load(self, path: Path, version: int) -> None:
+        assert not self.running.is_set()
+        self.have = version
+        self.arrives.set()
+
+    async def _resume(self) -> None:
+        self.running.set()
+
+
+@pytest.fixture(autouse=True)
+def short_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "QUIET_S", 0.05)
+
+
+def test_a_request_that_arrives_after_the_pause_is_computed_and_noted_with_the_new_version() -> (
+    None
+):
+    async def late() -> Generation:
+        server = Server()
+        asking = asyncio.create_task(server.generate([0], max_new_tokens=MOST))
+        await asyncio.sleep(0)
+        await server.update(Path("/new"), 2)
+        done = await asking
+        assert server.sent == 2
+        return done
+
+    done = asyncio.run(late())
+    assert done.versions == done.tokens == [2] * MOST
+
+
+def test_a_request_that_was_begun_goes_on_with_the_new_version() -> None:
+    async def aborted() -> Generation:
+        server = Server()
+        server.arrives.set()
+        asking = asyncio.create_task(server.generate([0], max_new_tokens=MOST))
+        await server.begun.wait()
+        await server.update(Path("/new"), 2)
+        return await asking
+
+    done = asyncio.run(aborted())
+    assert done.versions == done.tokens
+    assert set(done.versions) == {1, 2}
+    assert len(done.tokens) == MOST
+
+
+def test_two_updates_in_a_row_let_no_request_between_them() -> None:
+    async def twice() -> Generation:
+        server = Server()
+        first = asyncio.create_task(server.update(Path("/new"), 2))
+        await server.paused.wait()
+        asking = asyncio.create_task(server.generate([0], max_new_tokens=MOST))
+        await first
+        server.arrives.clear()
+        await server.update(Path("/newer"), 3)
+        return await asking
+
+    done = asyncio.run(twice())
+    assert done.versions == done.tokens
+
+
+def test_the_end_gives_a_late_request_up() -> None:
+    async def ended() -> Generation:
+        server = Server()
+        asking = asyncio.create_task(server.generate([0], max_new_tokens=MOST))
+        await asyncio.sleep(0)
+        await server.abort()
+        return await asking
+
+    done = asyncio.run(ended())
+    assert (done.tokens, done.finish) == ([], "abort")
+
+
+def test_a_caller_that_is_cancelled_takes_its_request_with_it() -> None:
+    async def cancelled() -> int:
+        server = Server()
+        asking = asyncio.create_task(server.generate([0], max_new_tokens=MOST))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait({asking})
+        assert asking.cancelled()
+        return len(server._in_flight)
+
+    assert asyncio.run(cancelled()) == 0
