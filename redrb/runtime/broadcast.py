@@ -152,7 +152,7 @@ class Broadcast:
         announce(self._client, self._keys, self._announcement)
         return self.version
 
-    def end_job(self, why: str, reward: float | None) -> None:
+    def end_job(self, why: str, reward: float | None = None) -> None:
         """Announce that the job is over, with the newest versions and the last reward.
 
         Raises:
