@@ -1,0 +1,1 @@
+"""The live page of a namespace: `redrb dashboard` serves it (docs/dashboard.md)."""

@@ -1,0 +1,102 @@
+"""The application: the page's files, its events, groups of tasks, and the requeue of dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any
+
+import anyio.to_thread
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from redrb.dashboard.feed import Feed
+from redrb.dashboard.guard import Guard, has_token
+from redrb.dashboard.payload import Observing, encoded
+from redrb.dashboard.requests import Groups, bad_requests, group_choice, letter_choice
+
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+
+def make_app(
+    observing: Observing, groups: Groups, *, token: str, hosts: frozenset[str] = frozenset()
+) -> Starlette:
+    """Return the application.
+
+    Args:
+        observing: Knows the newest state.
+        groups: Reads groups, and requeues dead letters; its methods may block.
+        token: Secret that requests which change something must carry.
+        hosts: Values of the header Host that are served; empty: any.
+    """
+    feed = Feed(observing)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        running = asyncio.create_task(feed.run())
+        yield
+        feed.close()
+        running.cancel()
+
+    async def events(_: Request) -> Response:
+        return StreamingResponse(feed.events(), media_type="text/event-stream")
+
+    @bad_requests
+    async def read_groups(request: Request) -> Response:
+        choice = group_choice(request.query_params)
+        return _json(await anyio.to_thread.run_sync(groups.read, choice))
+
+    @bad_requests
+    async def read_letters(request: Request) -> Response:
+        task = request.query_params.get("task", "")
+        return _json(await anyio.to_thread.run_sync(groups.letters, task))
+
+    @bad_requests
+    async def requeue(request: Request) -> Response:
+        if not has_token(request, token):
+            return JSONResponse({"error": "the token is missing or wrong."}, 403)
+        wanted = letter_choice(await request.body())
+        requeued = await anyio.to_thread.run_sync(groups.requeue, wanted)
+        return _json({"requeued": requeued})
+
+    app = Starlette(
+        routes=[
+            Route("/events", events),
+            Route("/api/groups", read_groups),
+            Route("/api/letters", read_letters),
+            Route("/api/requeue", requeue, methods=["POST"]),
+            *_files(),
+        ],
+        middleware=[Middleware(Guard, hosts=hosts)],
+        lifespan=lifespan,
+    )
+    app.state.feed = feed
+    return app
+
+
+def _files() -> list[Route]:
+    """Return a route for each file of the page: no path of a request ever names a file."""
+    routes = []
+    for file in files("redrb.dashboard").joinpath("static").iterdir():
+        kind = _TYPES.get(file.name.rpartition(".")[2])
+        if kind is None:
+            continue
+        path = "/" if file.name == "index.html" else f"/{file.name}"
+        routes.append(Route(path, _serving(file.read_bytes(), kind)))
+    return routes
+
+
+def _serving(content: bytes, kind: str) -> Any:
+    async def serve(_: Request) -> Response:
+        return Response(content, media_type=kind)
+
+    return serve
+
+
+def _json(data: object) -> Response:
+    return Response(encoded(data), media_type="application/json")

@@ -1,0 +1,64 @@
+"""`Feed`: passes each new view on to all pages that listen, as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import anyio.to_thread
+
+from redrb.dashboard.payload import Observing, encoded, history_data, view_data
+
+EVERY_S = 1.0
+"""Seconds after which a view is sent again, so that a page knows how old its figures are."""
+
+
+class Feed:
+    """One task waits for views; each page waits for this task, and misses views when it is slow."""
+
+    def __init__(self, observing: Observing) -> None:
+        self._observing = observing
+        self._changed = asyncio.Condition()
+        self._newest = ""
+        self._sent = 0
+        self._closed = False
+
+    async def run(self) -> None:
+        """Wait for views until the feed is closed."""
+        number, error = -1, ""
+        while not self._closed:
+            view = await anyio.to_thread.run_sync(
+                self._observing.wait, number, EVERY_S, abandon_on_cancel=True
+            )
+            number, error = view.number, view.error
+            async with self._changed:
+                self._newest = _event("view", encoded(view_data(view)))
+                self._sent += 1
+                self._changed.notify_all()
+            if error:  # a view with an error comes at once
+                await asyncio.sleep(EVERY_S)
+
+    def close(self) -> None:
+        """End all events; called in the loop's thread."""
+        self._closed = True
+        asyncio.ensure_future(self._wake())
+
+    async def _wake(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def events(self) -> AsyncIterator[str]:
+        """Yield the history, then each new view, until the feed is closed."""
+        yield _event("history", encoded(history_data(self._observing)))
+        yield _event("view", encoded(view_data(self._observing.newest())))
+        sent = self._sent
+        while not self._closed:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._closed or self._sent != sent)
+                sent, event = self._sent, self._newest
+            if not self._closed:
+                yield event
+
+
+def _event(name: str, data: str) -> str:
+    return f"event: {name}\ndata: {data}\n\n"

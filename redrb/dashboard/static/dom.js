@@ -1,0 +1,53 @@
+// Makes elements. Texts become text nodes, so nothing that comes from Redis is read as HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+  for (const child of children.flat(3)) {
+    if (child !== null && child !== undefined && child !== false) node.append(child);
+  }
+  return node;
+}
+
+export function element(name, attributes, ...children) {
+  return fill(document.createElement(name), attributes, children);
+}
+
+export function shape(name, attributes, ...children) {
+  return fill(document.createElementNS(SVG, name), attributes, children);
+}
+
+// Replaces the content of a place, unless it is what was shown last: selections and focus stay.
+const shown = new WeakMap();
+export function show(id, key, make) {
+  const place = document.getElementById(id);
+  const text = JSON.stringify(key);
+  if (shown.get(place) === text) return;
+  shown.set(place, text);
+  const focused = place.contains(document.activeElement) ? document.activeElement.dataset.focus : null;
+  place.replaceChildren(...[make()].flat(3).filter((node) => node));
+  if (focused) place.querySelector(`[data-focus="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+}
+
+// A table; each column is {name, numeric, cell(row)}.
+export function table(caption, columns, rows, rowAttributes = () => ({})) {
+  return element("table", {},
+    element("caption", { class: "hidden" }, caption),
+    element("thead", {}, element("tr", {}, columns.map((column) =>
+      element("th", { scope: "col", class: column.numeric ? "number" : null }, column.name)))),
+    element("tbody", {}, rows.map((row) => element("tr", rowAttributes(row), columns.map((column, at) =>
+      at === 0
+        ? element("th", { scope: "row" }, column.cell(row))
+        : element("td", { class: column.numeric ? "number" : null }, column.cell(row)))))));
+}
+
+// A list of names and values.
+export function facts(pairs) {
+  return element("dl", { class: "facts" }, pairs.filter((pair) => pair).map(([name, value, state]) =>
+    element("div", { class: state || null }, element("dt", {}, name), element("dd", {}, value))));
+}

@@ -1,0 +1,72 @@
+// The way of the data: makers, task, trainers, weights, and back to the makers.
+import { element } from "./dom.js";
+import { age, count, plural, rate, size } from "./format.js";
+
+export function flow(task, weights) {
+  const main = task.groups[0];
+  const makers = task.workers.filter((worker) => worker.role !== "trainer" && worker.life !== "ended");
+  const trainers = task.workers.filter((worker) => worker.role !== "maker" && worker.life !== "ended");
+  const newest = weights.find((one) => one.version === main.stats.version) || weights[0];
+  const rates = task.rates;
+  return element("ol", { class: "flow" },
+    station("Makers", workersState(makers), workersLines(makers)),
+    arrow("put", rates && rate(rates.put, "groups/s"), rates && rate(rates.samples_put, "samples/s"), !rates || !rates.put),
+    station(task.name, fullState(main.stats), taskLines(main.stats, task)),
+    arrow("taken and trained", rates && rate(rates.acked, "groups/s"), rates && rate(rates.samples_acked, "samples/s"), !rates || !rates.acked),
+    station("Trainers", workersState(trainers), workersLines(trainers)),
+    arrow("published", newest ? `version ${count(newest.version)}` : null, newest ? `${age(newest.age_s)} ago` : null, !newest),
+    station("Weights", "", newest
+      ? [newest.name, `${newest.kind}, ${size(newest.nbytes)}`, plural(newest.versions, "version") + " kept"]
+      : ["nothing is published"]),
+    arrow("used by makers", using(makers, newest), null, !newest));
+}
+
+function station(name, state, lines) {
+  return element("li", { class: `station ${state}` }, element("h4", {}, name),
+    lines.map((line) => element("p", {}, line)));
+}
+
+function arrow(verb, first, second, idle) {
+  return element("li", { class: idle ? "arrow idle" : "arrow" }, element("span", { class: "verb" }, verb),
+    element("strong", {}, first || "–"), second ? element("span", {}, second) : null);
+}
+
+function workersState(workers) {
+  if (!workers.length || workers.every((worker) => worker.life === "dead")) return "critical";
+  return workers.some((worker) => worker.life !== "live") ? "warning" : "";
+}
+
+function workersLines(workers) {
+  const lives = (life) => workers.filter((worker) => worker.life === life).length;
+  const waiting = {};
+  for (const worker of workers) {
+    if (worker.life === "live" && worker.waits_for) waiting[worker.waits_for] = (waiting[worker.waits_for] || 0) + 1;
+  }
+  return [
+    workers.length ? `${count(lives("live"))} live` : "none",
+    lives("silent") ? `${count(lives("silent"))} silent` : null,
+    lives("dead") ? `${count(lives("dead"))} dead` : null,
+    ...Object.entries(waiting).map(([what, number]) => `${count(number)} wait for ${what === "batch" ? "a batch" : what === "right" ? "a right to begin" : what}`),
+  ].filter((line) => line);
+}
+
+function fullState(stats) {
+  if (!stats.ledger_balanced) return "critical";
+  return stats.limit && stats.stored >= stats.limit ? "warning" : "";
+}
+
+function taskLines(stats, task) {
+  const limit = stats.limit ? ` of ${count(stats.limit)}` : "";
+  return [
+    `${count(stats.ledger.waiting)} wait`,
+    `${count(stats.ledger.leased)} leased`,
+    `${count(stats.stored)}${limit} stored, ${size(task.stored_bytes)}`,
+  ];
+}
+
+function using(makers, newest) {
+  const live = makers.filter((maker) => maker.life === "live" && maker.weight_version);
+  if (!newest || !live.length) return null;
+  const current = live.filter((maker) => maker.weight_version === newest.version).length;
+  return `${count(current)} of ${count(live.length)} use it`;
+}

@@ -1,0 +1,107 @@
+// Follows the server's events, and shows the newest state.
+import { show, element } from "./dom.js";
+import { age, plural } from "./format.js";
+import { flow } from "./flow.js";
+import { Histories } from "./history.js";
+import * as panels from "./panels.js";
+import { letters } from "./letters.js";
+import { rollouts } from "./rollouts.js";
+
+const SILENT_MS = 5000; // without an event for so long, the dashboard itself is away
+
+const histories = new Histories();
+let view = null;
+let names = [];
+let heardAt = performance.now();
+
+function chosenTask() {
+  const found = /^#\/task\/(.+)$/.exec(location.hash);
+  const tasks = view?.state?.tasks || [];
+  const wanted = found && decodeURIComponent(found[1]);
+  return tasks.find((task) => task.name === wanted) || (wanted ? null : tasks.find((task) => task.readable)) || null;
+}
+
+export function announce(text) {
+  document.getElementById("connection").textContent = text;
+}
+
+function showConnection() {
+  const silent_ms = performance.now() - heardAt;
+  const banner = document.getElementById("banner");
+  let problem = "";
+  if (silent_ms > SILENT_MS) {
+    problem = `The dashboard does not answer. The figures are ${age(silent_ms / 1000 + (view?.age_s || 0))} old. Is \`redrb dashboard\` running?`;
+  } else if (view?.error) {
+    problem = view.state
+      ? `Redis does not answer: ${view.error} The figures are ${age(view.age_s)} old.`
+      : `Redis does not answer: ${view.error}`;
+  }
+  if (banner.dataset.problem !== problem.replace(/[\d.]+ (s|min|h|d)/, "")) {
+    banner.dataset.problem = problem.replace(/[\d.]+ (s|min|h|d)/, ""); // the age alone is not announced again
+    banner.hidden = !problem;
+    banner.textContent = problem;
+  }
+  document.getElementById("connection").dataset.state = problem ? "old" : view ? "live" : "waiting";
+  const state = problem ? `figures are ${age(silent_ms > SILENT_MS ? silent_ms / 1000 : view?.age_s)} old` : view?.state ? "live" : "waits for the first figures";
+  if (document.getElementById("connection").textContent !== state) announce(state);
+  document.body.classList.toggle("old", Boolean(problem));
+}
+
+function render() {
+  showConnection();
+  const state = view?.state;
+  if (!state) return;
+  document.title = titleOf(state);
+  show("where", [state.namespace, state.where], () => [
+    element("span", {}, `namespace ${state.namespace}`), element("span", {}, state.where)]);
+  show("findings-list", view.findings, () => panels.findings(view.findings, announce));
+  const task = chosenTask();
+  show("tasks-table", [state.tasks, task?.name], () => panels.tasks(state.tasks, task?.name, histories));
+  show("weights", state.weights, () => panels.weights(state.weights));
+  show("server", state.servers, () => panels.servers(state.servers));
+  renderTask(task, state);
+}
+
+function renderTask(task, state) {
+  document.getElementById("task").hidden = !task?.groups.length;
+  if (!task?.groups.length) return;
+  const main = task.groups[0];
+  show("task-title", task.name, () => document.createTextNode(`Task ${task.name}`));
+  show("flow", [task, state.weights], () => flow(task, state.weights));
+  show("curves", [task.name, view.number], () => panels.taskCurves(histories.of(task.name)));
+  show("staleness", main.staleness, () => panels.staleness(main, names));
+  show("ledger", main.stats, () => panels.ledger(main.stats));
+  show("admission", main.stats.admission, () => panels.admission(main.stats.admission));
+  show("workers", [task.workers, main.stats.version], () => panels.workers(task, main.stats.version));
+  show("settings", task.settings, () => panels.settings(task.settings));
+  rollouts(task);
+  letters(task);
+}
+
+function titleOf(state) {
+  const critical = view.findings.filter((finding) => finding.severity === "critical").length;
+  return `${critical ? `(${plural(critical, "critical finding")}) ` : ""}redrb ${state.namespace}`;
+}
+
+function follow() {
+  const events = new EventSource("events");
+  events.addEventListener("history", (event) => {
+    const data = JSON.parse(event.data);
+    names = data.buckets;
+    histories.load(data.points);
+  });
+  events.addEventListener("view", (event) => {
+    heardAt = performance.now();
+    view = JSON.parse(event.data);
+    for (const [task, point] of Object.entries(view.points)) histories.of(task).add(view.state.time, point);
+    render();
+  });
+}
+
+addEventListener("hashchange", () => {
+  render();
+  document.getElementById("task-title").focus({ preventScroll: true });
+  document.getElementById("task").scrollIntoView();
+});
+setInterval(showConnection, 1000);
+follow();

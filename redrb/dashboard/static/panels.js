@@ -1,0 +1,149 @@
+// The parts of the page that show a state: findings, tasks, a task's figures, workers, weights, servers.
+import { curves, histogram, sparkline } from "./charts.js";
+import { element, facts, table } from "./dom.js";
+import { age, count, decimal, plural, rate, size } from "./format.js";
+
+const SEVERITIES = { critical: "Critical", warning: "Warning", info: "Note" };
+
+export function findings(found, announce) {
+  if (!found.length) return element("p", { class: "well" }, "Nothing. All checks of this page pass.");
+  return element("ul", { class: "findings" }, found.map((finding) =>
+    element("li", { class: finding.severity },
+      element("p", {}, element("strong", { class: "severity" }, SEVERITIES[finding.severity] || finding.severity), " ",
+        element("span", { class: "subject" }, finding.subject), ": ", finding.summary),
+      element("p", { class: "cause" }, finding.cause),
+      finding.command ? command(finding.command, announce) : null)));
+}
+
+function command(text, announce) {
+  return element("p", { class: "command" }, element("code", {}, text), " ",
+    element("button", {
+      type: "button", "data-focus": `copy ${text}`, "aria-label": `Copy: ${text}`,
+      onclick: () => navigator.clipboard.writeText(text).then(
+        () => announce("The command is copied."), () => announce("The browser did not allow copying.")),
+    }, "Copy"));
+}
+
+export function tasks(list, chosen, histories) {
+  if (!list.length) {
+    return element("p", {}, "There are no tasks in this namespace. A maker or a trainer creates one when it starts; ",
+      element("code", {}, "redrb run sorting"), " starts both.");
+  }
+  const main = (task) => task.groups[0]?.stats;
+  const figure = (get) => (task) => (main(task) ? get(task, main(task)) : "–");
+  return table("Tasks of the namespace", [
+    { name: "Task", cell: (task) => element("a", {
+      href: `#/task/${encodeURIComponent(task.name)}`, "data-focus": `task ${task.name}`,
+      "aria-current": task.name === chosen ? "true" : null }, task.name) },
+    { name: "Order", cell: (task) => (task.readable ? task.order : "not readable") },
+    { name: "Put/s", numeric: true, cell: (task) => [sparkline(histories.column(task.name, "put")), rate(task.rates?.put)] },
+    { name: "Trained/s", numeric: true, cell: (task) => [sparkline(histories.column(task.name, "acked")), rate(task.rates?.acked)] },
+    { name: "Waiting", numeric: true, cell: figure((task, stats) => [
+      sparkline(histories.column(task.name, "waiting")), count(stats.ledger.waiting)]) },
+    { name: "Leased", numeric: true, cell: figure((task, stats) => count(stats.ledger.leased)) },
+    { name: "Dead", numeric: true, cell: figure((task, stats) => count(stats.dead_letters)) },
+    { name: "Staleness", numeric: true, cell: (task) => decimal(task.groups[0]?.staleness.waiting.mean, 1) },
+    { name: "Stored", numeric: true, cell: (task) => size(task.stored_bytes) },
+    { name: "Live workers", numeric: true, cell: (task) => count(task.workers.filter((one) => one.life === "live").length) },
+  ], list, (task) => ({ class: task.name === chosen ? "chosen" : null }));
+}
+
+export function taskCurves(history) {
+  const ages = history.ages();
+  return element("div", { class: "charts" },
+    curves("Groups a second", ages, [
+      { name: "put", values: history.values("put"), style: "one" },
+      { name: "trained", values: history.values("acked"), style: "two" }], (value) => rate(value)),
+    curves("Backlog", ages, [
+      { name: "waiting", values: history.values("waiting"), style: "one" },
+      { name: "leased", values: history.values("leased"), style: "two" }], (value) => count(Math.round(value))),
+    curves("Staleness of waiting groups", ages, [
+      { name: "mean", values: history.values("staleness"), style: "one" }], (value) => decimal(value, 1)),
+    curves("Reward", ages, [
+      { name: "newest", values: history.values("reward"), style: "one" }], (value) => decimal(value, 2)));
+}
+
+export function staleness(group, names) {
+  const place = (name, one) => ({ name, counts: one.counts, mean: one.mean,
+    total: one.counts.reduce((sum, value) => sum + value, 0), note: one.sampled ? "(of some groups)" : "" });
+  const { waiting, leased, taken } = group.staleness;
+  const unknown = waiting.unknown + leased.unknown;
+  return [histogram(names, [place("waiting", waiting), place("leased", leased), place("taken", taken)]),
+    unknown ? element("p", { class: "note" }, `${plural(unknown, "group")} without a policy version.`) : null];
+}
+
+export function ledger(stats) {
+  const row = (name) => [name, count(stats.ledger[name])];
+  return [
+    facts([...["put", "acked", "waiting", "leased", "expired", "filtered", "evicted", "dead"].map(row),
+      ["ledger", stats.ledger_balanced ? "balanced" : "NOT balanced", stats.ledger_balanced ? null : "critical"],
+      ["samples put", count(stats.samples_put)], ["samples acked", count(stats.samples_acked)],
+      ["requeued", count(stats.returned)], ["taken over", count(stats.taken_over)]]),
+  ];
+}
+
+export function admission(rights) {
+  if (!rights) return element("p", {}, "This task gives no rights: its staleness is not bounded by admission.");
+  return facts([["given", count(rights.granted)], ["used", count(rights.used)], ["held", count(rights.held)],
+    ["left now", count(rights.left)], ["at most begun", count(rights.most)], ["makers' requests that wait", count(rights.waiting)],
+    ["returned", count(rights.returned)], ["lost with dead makers", count(rights.lost)]]);
+}
+
+const LIVES = { live: "live", silent: "silent", dead: "dead", ended: "ended" };
+
+export function workers(task, newest) {
+  if (!task.workers.length) {
+    return element("p", {}, "No worker has announced itself lately. Start one: ", element("code", {}, "redrb-maker RECIPE"), ".");
+  }
+  const behind = (worker) => newest && worker.role !== "trainer" && worker.weight_version
+    ? newest - worker.weight_version : 0;
+  const rows = table("Makers and trainers of the task", [
+    { name: "Worker", cell: (one) => one.name },
+    { name: "Role", cell: (one) => one.role },
+    { name: "State", cell: (one) => element("span", { class: `life ${one.life}` },
+      one.life === "live" || one.life === "ended" ? LIVES[one.life] : `${LIVES[one.life]} for ${age(one.seen_s)}`) },
+    { name: "Waits for", cell: (one) => (one.waits_for ? `${one.waits_for}, ${age(one.waits_s)}` : "") },
+    { name: "Groups/s", numeric: true, cell: (one) => rate(one.groups_per_s) },
+    { name: "Groups", numeric: true, cell: (one) => count(one.groups) },
+    { name: "Weights", numeric: true, cell: (one) => (one.weight_version
+      ? `${one.weight_version}${behind(one) > 0 ? ` (${behind(one)} behind)` : ""}` : "–") },
+    { name: "Leased", numeric: true, cell: (one) => count(one.leased || one.rights) },
+    { name: "Figures", cell: (one) => Object.entries(one.metrics).map(([name, value]) => `${name} ${decimal(value)}`).join(", ") },
+    { name: "Host", cell: (one) => `${one.host} (${one.pid})` },
+    { name: "Runs for", numeric: true, cell: (one) => age(one.uptime_s) },
+    { name: "redrb", cell: (one) => one.redrb },
+  ], task.workers, (one) => ({ class: `worker-${one.life}` }));
+  const hidden = task.workers_total - task.workers.length;
+  return [rows, hidden > 0 ? element("p", { class: "note" }, `and ${count(hidden)} more`) : null];
+}
+
+export function weights(list) {
+  if (!list.length) return element("p", {}, "No weights are published.");
+  return table("Published weights", [
+    { name: "Name", cell: (one) => one.name },
+    { name: "Version", numeric: true, cell: (one) => count(one.version) },
+    { name: "Kind", cell: (one) => one.kind },
+    { name: "Size", numeric: true, cell: (one) => size(one.nbytes) },
+    { name: "Stored", numeric: true, cell: (one) => size(one.stored_bytes) },
+    { name: "Age", numeric: true, cell: (one) => age(one.age_s) },
+    { name: "Fetching now", numeric: true, cell: (one) => count(one.pins) },
+  ], list);
+}
+
+export function servers(list) {
+  return list.map((one) => facts([
+    ["server", `${one.kind} ${one.version}, ${one.mode}`], ["address", one.address],
+    ["memory", one.maxmemory ? `${size(one.used_memory)} of ${size(one.maxmemory)}` : `${size(one.used_memory)}, no limit`],
+    ["at the limit", one.maxmemory_policy || "not known", one.maxmemory_policy && one.maxmemory_policy !== "noeviction" ? "critical" : null],
+    ["append-only file", one.aof ? "yes" : "no"], ["last save", one.last_save_ok ? "good" : "FAILED", one.last_save_ok ? null : "critical"],
+    ["clients", `${count(one.clients)}, ${count(one.blocked_clients)} block`], ["commands a second", count(Math.round(one.commands_per_s))],
+    ["processor", one.cpu_share === null ? "–" : `${(one.cpu_share * 100).toFixed(0)}% of a core`],
+    ["a request takes", `${(one.latency_s * 1000).toFixed(1)} ms`], ["runs for", age(one.uptime_s)],
+    ["replicas", count(one.replicas)],
+  ]));
+}
+
+export function settings(all) {
+  const given = Object.entries(all).filter(([, value]) => value !== "");
+  return given.length ? facts(given) : element("p", {}, "All settings have their defaults.");
+}
