@@ -1,4 +1,4 @@
-"""The application: the page's files, its events, groups of tasks, and the requeue of dead letters."""
+"""The application: the files of the page, its events, groups of tasks, requeue of dead letters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_app(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         running = asyncio.create_task(feed.run())
         yield
-        feed.close()
+        await feed.close()
         running.cancel()
 
     async def events(_: Request) -> Response:

@@ -38,12 +38,9 @@ class Feed:
             if error:  # a view with an error comes at once
                 await asyncio.sleep(EVERY_S)
 
-    def close(self) -> None:
-        """End all events; called in the loop's thread."""
+    async def close(self) -> None:
+        """End all events."""
         self._closed = True
-        asyncio.ensure_future(self._wake())
-
-    async def _wake(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
@@ -54,7 +51,8 @@ class Feed:
         sent = self._sent
         while not self._closed:
             async with self._changed:
-                await self._changed.wait_for(lambda: self._closed or self._sent != sent)
+                while not self._closed and self._sent == sent:
+                    await self._changed.wait()
                 sent, event = self._sent, self._newest
             if not self._closed:
                 yield event

@@ -24,7 +24,7 @@ _HEADERS = {
 
 
 class Guard:
-    """Answers requests to other host names itself: a foreign page may have resolved its name to here.
+    """Refuses requests to other host names: a foreign page may have resolved its name to here.
 
     A browser sends such a page's requests to this server, as if it were the page's own ("DNS
     rebinding"); the name in the header Host tells.
@@ -41,6 +41,7 @@ class Guard:
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a request, or pass it on and add the headers to its answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -52,7 +53,9 @@ class Guard:
 
         host = Request(scope).headers.get("host", "")
         if self._hosts and host.lower() not in self._hosts:
-            text = f"this dashboard is not served as {host!r}: start it with --host, or open its own URL.\n"
+            text = (
+                f"this page is not served as {host!r}: open the URL that redrb dashboard printed.\n"
+            )
             await PlainTextResponse(text, 421)(scope, receive, send_with_headers)
             return
         await self._app(scope, receive, send_with_headers)

@@ -33,7 +33,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 def serve(app: Starlette, listening: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve an application until SIGINT, SIGTERM or SIGHUP comes; pages that listen do not delay the end."""
+    """Serve an application until SIGINT, SIGTERM or SIGHUP comes; open pages do not delay the end."""
     asyncio.run(_serve(app, listening, ready))
 
 
@@ -42,15 +42,18 @@ async def _serve(app: Starlette, listening: socket.socket, ready: Callable[[], N
         uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
     )
 
-    def stop() -> None:
-        server.should_exit = True
-        app.state.feed.close()
-
+    stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stopped.set)
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
     ready()
-    await server.serve(sockets=[listening])
+    stopping = asyncio.create_task(stopped.wait())
+    await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    await app.state.feed.close()
+    server.should_exit = True
+    await serving
 
 
 class _Server(uvicorn.Server):

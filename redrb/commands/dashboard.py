@@ -1,0 +1,87 @@
+"""`redrb dashboard`: serves the live page of a namespace."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+
+from redrb.commands.arguments import Commands, add_command
+from redrb.errors import ConfigError
+from redrb.options import variable_of
+
+PORT = 8642
+"""Default port."""
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    text = (
+        "serve a live page of a namespace. The page only reads; requeuing dead letters needs a token, "
+        "which the command prints. It needs: pip install 'redrb[dashboard]'"
+    )
+    parser = add_command(
+        commands, "dashboard", text, _run, subject=None, json_text="print URL and token as JSON"
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address that it is served at (default: 127.0.0.1, for this machine only)",
+    )
+    parser.add_argument("--port", type=int, default=PORT, help=f"port; 0: any (default: {PORT})")
+    parser.add_argument(
+        "--expose",
+        action="store_true",
+        help="allow a --host that other machines reach: whoever reaches it sees prompts, responses "
+        "and rewards, unencrypted and without a password",
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    _check(options)
+    try:
+        from redrb.dashboard.app import make_app
+        from redrb.dashboard.server import bound_socket, serve
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is missing: pip install 'redrb[dashboard]'.") from error
+    from redrb.commands.output import show
+    from redrb.connection import connect
+    from redrb.dashboard.groups import TaskGroups
+    from redrb.dashboard.guard import hosts_of
+    from redrb.environment import variable
+    from redrb.state.observer import Observer
+
+    token = variable(variable_of("dashboard_token")) or secrets.token_urlsafe(24)
+    listening = bound_socket(options.host, options.port)
+    port = listening.getsockname()[1]
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    url = f"http://{host}:{port}/"
+    with connect(options.url) as client, Observer(client, options.namespace) as observer:
+        app = make_app(
+            observer,
+            TaskGroups(client, options.namespace),
+            token=token,
+            hosts=hosts_of(options.host, port),
+        )
+
+        def ready() -> None:
+            lines = (f"{url} shows namespace {options.namespace!r} until Ctrl-C", f"token: {token}")
+            show({"url": url, "token": token}, lines, as_json=options.json)
+
+        serve(app, listening, ready)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    if not 0 <= options.port <= 65_535:
+        raise ConfigError(f"--port {options.port} must be between 0 and 65535.")
+    if options.host not in _LOOPBACK and not options.expose:
+        raise ConfigError(
+            f"--host {options.host} is reached by other machines, and the page shows prompts, responses "
+            "and rewards to everybody, unencrypted. Keep the default, and use a tunnel: "
+            f"ssh -L {options.port}:127.0.0.1:{options.port} THIS_HOST; or add --expose."
+        )
+    if options.host not in _LOOPBACK:
+        print(f"redrb: everybody who reaches {options.host} sees the page.", file=sys.stderr)
