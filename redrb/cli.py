@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from redrb import __version__
 from redrb.commands import (
     acl,
+    dashboard,
     dead,
     demo,
     doctor,
@@ -41,6 +42,7 @@ _COMMANDS = (
     ls,
     stats,
     doctor,
+    dashboard,
     set_,
     dead,
     rm,

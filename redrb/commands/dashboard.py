@@ -19,8 +19,8 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 def add_to(commands: Commands) -> None:
     """Add the command."""
     text = (
-        "serve a live page of a namespace. The page only reads; requeuing dead letters needs a token, "
-        "which the command prints. It needs: pip install 'redrb[dashboard]'"
+        "serve a live page of a namespace. The page only reads; requeuing dead letters needs a "
+        "token, which the command prints. It needs: pip install 'redrb[dashboard]'"
     )
     parser = add_command(
         commands, "dashboard", text, _run, subject=None, json_text="print URL and token as JSON"
@@ -43,6 +43,7 @@ def _run(options: argparse.Namespace) -> int:
     _check(options)
     try:
         from redrb.dashboard.app import make_app
+        from redrb.dashboard.feed import Feed
         from redrb.dashboard.server import bound_socket, serve
     except ImportError as error:
         raise ConfigError(f"{error.name} is missing: pip install 'redrb[dashboard]'.") from error
@@ -54,13 +55,17 @@ def _run(options: argparse.Namespace) -> int:
     from redrb.state.observer import Observer
 
     token = variable(variable_of("dashboard_token")) or secrets.token_urlsafe(24)
-    listening = bound_socket(options.host, options.port)
-    port = listening.getsockname()[1]
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    url = f"http://{host}:{port}/"
-    with connect(options.url) as client, Observer(client, options.namespace) as observer:
+    with (
+        bound_socket(options.host, options.port) as listening,
+        connect(options.url) as client,
+        Observer(client, options.namespace) as observer,
+    ):
+        port = listening.getsockname()[1]
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        url = f"http://{host}:{port}/"
+        feed = Feed(observer)
         app = make_app(
-            observer,
+            feed,
             TaskGroups(client, options.namespace),
             token=token,
             hosts=hosts_of(options.host, port),
@@ -70,7 +75,7 @@ def _run(options: argparse.Namespace) -> int:
             lines = (f"{url} shows namespace {options.namespace!r} until Ctrl-C", f"token: {token}")
             show({"url": url, "token": token}, lines, as_json=options.json)
 
-        serve(app, listening, ready)
+        serve(app, feed, listening, ready)
     return 0
 
 
@@ -79,8 +84,8 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError(f"--port {options.port} must be between 0 and 65535.")
     if options.host not in _LOOPBACK and not options.expose:
         raise ConfigError(
-            f"--host {options.host} is reached by other machines, and the page shows prompts, responses "
-            "and rewards to everybody, unencrypted. Keep the default, and use a tunnel: "
+            f"--host {options.host} is reached by other machines, and the page shows prompts, "
+            "responses and rewards to everybody, unencrypted. Keep the default, and use a tunnel: "
             f"ssh -L {options.port}:127.0.0.1:{options.port} THIS_HOST; or add --expose."
         )
     if options.host not in _LOOPBACK:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio.to_thread
 from starlette.applications import Starlette
@@ -17,31 +16,25 @@ from starlette.routing import Route
 
 from redrb.dashboard.feed import Feed
 from redrb.dashboard.guard import Guard, has_token
-from redrb.dashboard.payload import Observing, encoded
+from redrb.dashboard.payload import encoded
 from redrb.dashboard.requests import Groups, bad_requests, group_choice, letter_choice
+
+T = TypeVar("T")
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
 def make_app(
-    observing: Observing, groups: Groups, *, token: str, hosts: frozenset[str] = frozenset()
+    feed: Feed, groups: Groups, *, token: str, hosts: frozenset[str] = frozenset()
 ) -> Starlette:
     """Return the application.
 
     Args:
-        observing: Knows the newest state.
+        feed: Events of the page.
         groups: Reads groups, and requeues dead letters; its methods may block.
         token: Secret that requests which change something must carry.
         hosts: Values of the header Host that are served; empty: any.
     """
-    feed = Feed(observing)
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        running = asyncio.create_task(feed.run())
-        yield
-        await feed.close()
-        running.cancel()
 
     async def events(_: Request) -> Response:
         return StreamingResponse(feed.events(), media_type="text/event-stream")
@@ -49,22 +42,22 @@ def make_app(
     @bad_requests
     async def read_groups(request: Request) -> Response:
         choice = group_choice(request.query_params)
-        return _json(await anyio.to_thread.run_sync(groups.read, choice))
+        return _json(await _in_thread(partial(groups.read, choice)))
 
     @bad_requests
     async def read_letters(request: Request) -> Response:
         task = request.query_params.get("task", "")
-        return _json(await anyio.to_thread.run_sync(groups.letters, task))
+        return _json(await _in_thread(partial(groups.letters, task)))
 
     @bad_requests
     async def requeue(request: Request) -> Response:
         if not has_token(request, token):
             return JSONResponse({"error": "the token is missing or wrong."}, 403)
         wanted = letter_choice(await request.body())
-        requeued = await anyio.to_thread.run_sync(groups.requeue, wanted)
+        requeued = await _in_thread(partial(groups.requeue, wanted))
         return _json({"requeued": requeued})
 
-    app = Starlette(
+    return Starlette(
         routes=[
             Route("/events", events),
             Route("/api/groups", read_groups),
@@ -73,10 +66,7 @@ def make_app(
             *_files(),
         ],
         middleware=[Middleware(Guard, hosts=hosts)],
-        lifespan=lifespan,
     )
-    app.state.feed = feed
-    return app
 
 
 def _files() -> list[Route]:
@@ -96,6 +86,11 @@ def _serving(content: bytes, kind: str) -> Any:
         return Response(content, media_type=kind)
 
     return serve
+
+
+async def _in_thread(call: Callable[[], T]) -> T:
+    """Return the result of a call that waits for Redis; the end of the server does not wait."""
+    return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
 
 
 def _json(data: object) -> Response:

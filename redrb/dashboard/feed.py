@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import anyio.to_thread
 
@@ -24,19 +25,19 @@ class Feed:
         self._closed = False
 
     async def run(self) -> None:
-        """Wait for views until the feed is closed."""
+        """Wait for views until the feed is closed; an error closes it."""
         number, error = -1, ""
-        while not self._closed:
-            view = await anyio.to_thread.run_sync(
-                self._observing.wait, number, EVERY_S, abandon_on_cancel=True
-            )
-            number, error = view.number, view.error
-            async with self._changed:
-                self._newest = _event("view", encoded(view_data(view)))
-                self._sent += 1
-                self._changed.notify_all()
-            if error:  # a view with an error comes at once
-                await asyncio.sleep(EVERY_S)
+        try:
+            while not self._closed:
+                wait = partial(self._observing.wait, number, EVERY_S, error=error)
+                view = await anyio.to_thread.run_sync(wait, abandon_on_cancel=True)
+                number, error = view.number, view.error
+                async with self._changed:
+                    self._newest = _event("view", encoded(view_data(view)))
+                    self._sent += 1
+                    self._changed.notify_all()
+        finally:
+            await self.close()
 
     async def close(self) -> None:
         """End all events."""
@@ -46,9 +47,9 @@ class Feed:
 
     async def events(self) -> AsyncIterator[str]:
         """Yield the history, then each new view, until the feed is closed."""
+        sent = self._sent
         yield _event("history", encoded(history_data(self._observing)))
         yield _event("view", encoded(view_data(self._observing.newest())))
-        sent = self._sent
         while not self._closed:
             async with self._changed:
                 while not self._closed and self._sent == sent:

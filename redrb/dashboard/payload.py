@@ -1,28 +1,40 @@
-"""What the page is sent: views and histories as data that JSON can hold."""
+"""The data that the page is sent: views and histories as JSON."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, fields
 from typing import Any, Protocol
 
 from redrb.state.histogram import bucket_names
-from redrb.state.model import State, TaskState
+from redrb.state.history import Point, point_of
+from redrb.state.model import State
 from redrb.state.view import View
+
+_COLUMNS = [field.name for field in fields(Point)]
+
+
+class Kept(Protocol):
+    """The figures of the last minutes: `redrb.state.history.History`."""
+
+    def of(self, task: str) -> list[Point]:
+        """Return the points of a task, the newest last."""
 
 
 class Observing(Protocol):
     """Knows the newest state: `redrb.state.observer.Observer`."""
 
+    @property
+    def history(self) -> Kept:
+        """Figures of each task over the last minutes."""
+
     def newest(self) -> View:
         """Return the newest view; never blocks."""
 
-    def wait(self, number: int, timeout_s: float) -> View:
-        """Return a view with another number or another error, or the same after a time."""
-
-    def points(self) -> dict[str, list[tuple[float, dict[str, float | None]]]]:
-        """Return the points of each task that are kept: time in seconds, figures by name."""
+    def wait(self, number: int, timeout_s: float, *, error: str = "") -> View:
+        """Return a view with another number or another error, or after a time the same again."""
 
 
 def encoded(data: object) -> str:
@@ -32,42 +44,47 @@ def encoded(data: object) -> str:
 
 def view_data(view: View) -> dict[str, Any]:
     """Return a view, with its age and a point of each task for the curves."""
+    state = view.state
     return {
         "number": view.number,
         "age_s": view.age_s,
         "error": view.error,
         "findings": [asdict(finding) for finding in view.findings],
-        "state": None if view.state is None else state_data(view.state),
-        "points": {} if view.state is None else {t.name: point_of(t) for t in view.state.tasks},
+        "state": None if state is None else _state_data(state),
+        "points": _columns({task.name: [point_of(task, state.time)] for task in state.tasks})
+        if state is not None
+        else {},
     }
 
 
 def history_data(observing: Observing) -> dict[str, Any]:
     """Return the points that are kept, and the names of the buckets of all histograms."""
-    return {"buckets": bucket_names(), "points": observing.points()}
+    state = observing.newest().state
+    names = [task.name for task in state.tasks] if state is not None else []
+    return {
+        "buckets": bucket_names(),
+        "points": _columns({name: observing.history.of(name) for name in names}),
+    }
 
 
-def state_data(state: State) -> dict[str, Any]:
-    """Return a state with the sums that the page shows beside it."""
+def _state_data(state: State) -> dict[str, Any]:
     data = asdict(state)
     for task, shown in zip(state.tasks, data["tasks"], strict=True):
-        for group, stats in zip(task.groups, shown["groups"], strict=True):
-            stats["stats"]["ledger_balanced"] = group.stats.ledger.balanced
+        for group, sent in zip(task.groups, shown["groups"], strict=True):
+            sent["stats"]["ledger_balanced"] = group.stats.ledger.balanced
     return data
 
 
-def point_of(task: TaskState) -> dict[str, float | None]:
-    """Return the figures of a task that the curves show."""
-    main, rates = task.main, task.rates
-    rewards = [worker.metrics["reward"] for worker in task.workers if "reward" in worker.metrics]
+def _columns(points: dict[str, list[Point]]) -> dict[str, dict[str, list[float | None]]]:
+    """Return points with each name once: lists of as many figures as there are points."""
     return {
-        "put": rates.put if rates else None,
-        "acked": rates.acked if rates else None,
-        "waiting": main.stats.ledger.waiting if main else None,
-        "leased": main.stats.ledger.leased if main else None,
-        "staleness": main.staleness.waiting.mean if main else None,
-        "reward": sum(rewards) / len(rewards) if rewards else None,
+        task: {name: _figures(getattr(one, name) for one in rows) for name in _COLUMNS}
+        for task, rows in points.items()
     }
+
+
+def _figures(values: Iterable[float | None]) -> list[float | None]:
+    return [value if value is None else round(value, 3) for value in values]
 
 
 def _finite(value: object) -> object:

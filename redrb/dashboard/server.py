@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 import uvicorn
 from starlette.applications import Starlette
 
+from redrb.dashboard.feed import Feed
 from redrb.errors import ConfigError
 
 
@@ -24,6 +26,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen()  # whoever reads the URL may connect at once
     except OSError as error:
         listening.close()
         raise ConfigError(
@@ -32,34 +35,48 @@ def bound_socket(host: str, port: int) -> socket.socket:
     return listening
 
 
-def serve(app: Starlette, listening: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve an application until SIGINT, SIGTERM or SIGHUP comes; open pages do not delay the end."""
-    asyncio.run(_serve(app, listening, ready))
+def serve(app: Starlette, feed: Feed, listening: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve an application until SIGINT, SIGTERM or SIGHUP comes; open pages do not delay the end.
+
+    Args:
+        app: The application.
+        feed: Its events.
+        listening: Socket of `bound_socket`.
+        ready: Called when the server takes requests.
+    """
+    asyncio.run(_serve(app, feed, listening, ready))
 
 
-async def _serve(app: Starlette, listening: socket.socket, ready: Callable[[], None]) -> None:
+async def _serve(
+    app: Starlette, feed: Feed, listening: socket.socket, ready: Callable[[], None]
+) -> None:
     server = _Server(
-        uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+        uvicorn.Config(
+            app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2
+        )
     )
-
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stopped.set)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
-    ready()
+    feeding = asyncio.create_task(feed.run())
     stopping = asyncio.create_task(stopped.wait())
-    await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    ready()
+    await asyncio.wait((serving, feeding, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    await app.state.feed.close()
+    await feed.close()
     server.should_exit = True
     await serving
+    if feeding.done():
+        feeding.result()  # raises what ended it
+    feeding.cancel()
 
 
 class _Server(uvicorn.Server):
-    """Leaves the signals to `serve`, which ends the events of open pages first."""
+    """Leaves signals to `serve`, which ends the events of open pages first."""
 
-    def capture_signals(self):  # type: ignore[no-untyped-def]
-        from contextlib import nullcontext
-
-        return nullcontext()
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Catch no signals."""
+        yield

@@ -51,3 +51,8 @@ export function facts(pairs) {
   return element("dl", { class: "facts" }, pairs.filter((pair) => pair).map(([name, value, state]) =>
     element("div", { class: state || null }, element("dt", {}, name), element("dd", {}, value))));
 }
+
+// Fills a `details` when it is opened first: a page of long rollouts would take seconds otherwise.
+export function whenOpen(details, make) {
+  details.addEventListener("toggle", () => { if (details.open) details.append(...make()); }, { once: true });
+}

@@ -22,7 +22,7 @@ export function flow(task, weights) {
 }
 
 function station(name, state, lines) {
-  return element("li", { class: `station ${state}` }, element("h4", {}, name),
+  return element("li", { class: `station ${state}` }, element("h3", {}, name),
     lines.map((line) => element("p", {}, line)));
 }
 

@@ -43,11 +43,15 @@ export class Histories {
     return this.of(task).values(name);
   }
 
-  // `points` is {task: [[time, {put, acked, ...}], ...]}.
+  // `points` is {task: {time: [...], put: [...], ...}}.
   load(points) {
     this.tasks.clear();
-    for (const [task, rows] of Object.entries(points)) {
-      for (const [time, point] of rows) this.of(task).add(time, point);
+    this.add(points);
+  }
+
+  add(points) {
+    for (const [task, columns] of Object.entries(points)) {
+      columns.time.forEach((time, at) => this.of(task).add(time, Object.fromEntries(NAMES.map((name) => [name, columns[name][at]]))));
     }
   }
 }

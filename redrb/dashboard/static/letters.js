@@ -40,7 +40,7 @@ function render() {
     if (!list) return element("p", { class: "note" }, "They are being read.");
     return [
       list.length < number ? element("p", { class: "note" }, `The newest ${count(list.length)} of ${count(number)}.`) : null,
-      element("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Dead letters" }, table("Dead letters", [
+      element("div", { class: "scroll", role: "group", tabindex: "0", "aria-label": "Dead letters" }, table("Dead letters", [
         { name: "Id", cell: (one) => element("label", {}, element("input", {
           type: "checkbox", "data-focus": `letter ${keyOf(one)}`, checked: chosen.has(keyOf(one)), disabled: !one.id,
           onchange: (event) => { event.target.checked ? chosen.add(keyOf(one)) : chosen.delete(keyOf(one)); render(); },

@@ -5,14 +5,15 @@ import { flow } from "./flow.js";
 import { Histories } from "./history.js";
 import * as panels from "./panels.js";
 import { letters } from "./letters.js";
-import { rollouts } from "./rollouts.js";
 
 const SILENT_MS = 5000; // without an event for so long, the dashboard itself is away
+const AGAIN_MS = 3000; // between attempts to connect
 
 const histories = new Histories();
 let view = null;
 let names = [];
 let heardAt = performance.now();
+let lost = false; // whether the connection to the dashboard is broken
 
 function chosenTask() {
   const found = /^#\/task\/(.+)$/.exec(location.hash);
@@ -29,7 +30,8 @@ function showConnection() {
   const silent_ms = performance.now() - heardAt;
   const banner = document.getElementById("banner");
   let problem = "";
-  if (silent_ms > SILENT_MS) {
+  const silent = lost || silent_ms > SILENT_MS;
+  if (silent) {
     problem = `The dashboard does not answer. The figures are ${age(silent_ms / 1000 + (view?.age_s || 0))} old. Is \`redrb dashboard\` running?`;
   } else if (view?.error) {
     problem = view.state
@@ -42,7 +44,7 @@ function showConnection() {
     banner.textContent = problem;
   }
   document.getElementById("connection").dataset.state = problem ? "old" : view ? "live" : "waiting";
-  const state = problem ? `figures are ${age(silent_ms > SILENT_MS ? silent_ms / 1000 : view?.age_s)} old` : view?.state ? "live" : "waits for the first figures";
+  const state = problem ? `figures are ${age((view?.age_s || 0) + (silent ? silent_ms / 1000 : 0))} old` : view?.state ? "live" : "waits for the first figures";
   if (document.getElementById("connection").textContent !== state) announce(state);
   document.body.classList.toggle("old", Boolean(problem));
 }
@@ -74,7 +76,6 @@ function renderTask(task, state) {
   show("admission", main.stats.admission, () => panels.admission(main.stats.admission));
   show("workers", [task.workers, main.stats.version], () => panels.workers(task, main.stats.version));
   show("settings", task.settings, () => panels.settings(task.settings));
-  rollouts(task);
   letters(task);
 }
 
@@ -92,9 +93,15 @@ function follow() {
   });
   events.addEventListener("view", (event) => {
     heardAt = performance.now();
+    lost = false;
     view = JSON.parse(event.data);
-    for (const [task, point] of Object.entries(view.points)) histories.of(task).add(view.state.time, point);
+    histories.add(view.points);
     render();
+  });
+  events.addEventListener("error", () => {
+    lost = true;
+    showConnection();
+    if (events.readyState === EventSource.CLOSED) setTimeout(follow, AGAIN_MS); // else the browser tries again
   });
 }
 

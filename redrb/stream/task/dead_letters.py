@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from redrb.codec import decode_items, parse_group
 from redrb.errors import DecodeError, StoreError
-from redrb.experience import BufferItem
 from redrb.stream.task.numbering import Numbering
 from redrb.stream.task.store import TaskStore
+
+if TYPE_CHECKING:  # it loads torch, which a list of letters does not need
+    from redrb.experience import BufferItem
 
 LETTERS_OF_A_PAGE = 16
 
@@ -103,6 +105,8 @@ def _each(store: TaskStore, *, decode: bool) -> Iterator[DeadLetter]:
 
 
 def _items(fields: dict[bytes, bytes]) -> list[BufferItem] | None:
+    from redrb.codec import decode_items, parse_group
+
     try:
         return decode_items(parse_group(fields[b"g"])) if b"g" in fields else None
     except DecodeError:

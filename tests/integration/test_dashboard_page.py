@@ -1,0 +1,164 @@
+"""The live page in headless Chromium: content, keyboard, accessibility, a Redis that is away."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+import redrb
+from redrb import BufferItem, ExperienceStream
+from redrb.connection import Client
+from tests.dashboards import TOKEN, Dashboard
+from tests.samples import numbered
+from tests.servers import Server
+
+CHROMIUM = Path("/usr/bin/chromium")
+MARKUP = "<img src=x onerror=\"document.title='caught'\"> <b>bold</b>"
+"""Text that would change the page if it were read as HTML."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if not CHROMIUM.exists():
+        pytest.fail(f"{CHROMIUM} is missing: apt-get install chromium, as .ci/run does.")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(
+            executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def owner(real_url: str) -> Iterator[Client]:
+    with redrb.connect(real_url) as client:
+        yield client
+
+
+@pytest.fixture
+def dashboard(real_url: str, namespace: str) -> Iterator[Dashboard]:
+    started = Dashboard(real_url, namespace)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page that may write nothing to the console: no error, no refusal by its policy."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    opened = context.new_page()
+    opened.set_default_timeout(10_000)
+    written: list[str] = []
+    opened.on("pageerror", lambda error: written.append(str(error)))
+
+    def note(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            written.append(message.text)
+
+    opened.on("console", note)
+    yield opened
+    context.close()
+    expected = ("net::ERR_", "403 (Forbidden)")  # a dashboard that was ended; a wrong token
+    assert [text for text in written if not any(one in text for one in expected)] == []
+
+
+def rollout(number: int) -> BufferItem:
+    return numbered(number, policy_version=number, extras={"text": MARKUP}, tags={})
+
+
+@pytest.fixture
+def stream(owner: Client, namespace: str) -> Iterator[ExperienceStream]:
+    """A task with waiting groups, and two dead letters with markup in their reasons."""
+    with ExperienceStream(owner, "math", namespace=namespace, limit=64) as stream:
+        stream.put_many([[rollout(number), rollout(number)] for number in range(6)])
+        stream.take(2, timeout=5).reject(MARKUP)
+        yield stream
+
+
+def press_until(page: Page, focused: str, key: str = "Tab", most: int = 60) -> None:
+    """Press a key until the focus is on an element; fail if it never is."""
+    for _ in range(most):
+        if page.evaluate("focused => document.activeElement.matches(focused)", focused):
+            return
+        page.keyboard.press(key)
+    pytest.fail(f"{key} does not lead to {focused}")
+
+
+def test_a_page_is_accessible_in_both_themes_and_on_phones(
+    page: Page, dashboard: Dashboard, stream: ExperienceStream
+) -> None:
+    page.goto(dashboard.url)
+    expect(page.get_by_role("heading", name="Task math")).to_be_visible()
+    expect(page.locator("#letters-list tbody tr")).to_have_count(2)
+    expect(page.locator("#connection")).to_have_text("live")
+    for width in (1280, 375):
+        page.set_viewport_size({"width": width, "height": 900})
+        for theme in ("light", "dark"):
+            page.emulate_media(color_scheme=theme)
+            found = Axe().run(page)
+            assert not found.violations_count, found.generate_report()
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= width, f"at {width} px the page is {wide} px wide"
+
+
+def test_texts_from_redis_are_never_read_as_html(
+    page: Page, dashboard: Dashboard, stream: ExperienceStream
+) -> None:
+    page.goto(dashboard.url)
+    expect(page.locator("#letters-list")).to_contain_text(MARKUP)
+    assert page.locator("#letters-list b, #letters-list img").count() == 0
+    assert "caught" not in page.title()
+
+
+def test_dead_letters_are_requeued_by_keyboard_with_the_token(
+    page: Page, dashboard: Dashboard, stream: ExperienceStream
+) -> None:
+    page.goto(dashboard.url)
+    expect(page.locator("#letters-list tbody tr")).to_have_count(2)
+    press_until(page, "#letters-list input[type=checkbox]")
+    page.keyboard.press("Space")
+    press_until(page, "#letters-list button")
+    page.keyboard.press("Enter")
+    page.keyboard.type("wrong")
+    page.keyboard.press("Enter")
+    expect(page.locator("#letters-list")).to_contain_text("the token is missing or wrong")
+    assert stream.stats().ledger.dead == 2
+    press_until(page, "#letters-list button")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog")).to_have_count(0)
+    press_until(page, "#letters-list button")
+    page.keyboard.press("Enter")
+    page.keyboard.type(TOKEN)
+    page.keyboard.press("Enter")
+    expect(page.locator("#letters-list")).to_contain_text("1 requeued.")
+    expect(page.locator("#letters-list tbody tr")).to_have_count(1)
+    assert stream.stats().ledger.dead == 1
+
+
+def test_a_redis_that_stops_and_a_dashboard_that_dies_are_shown(
+    page: Page, browser: Browser, own_server: Callable[..., Server]
+) -> None:
+    server = own_server()
+    dashboard = Dashboard(server.url, "default")
+    try:
+        page.goto(dashboard.url)
+        expect(page.locator("#tasks-table")).to_contain_text("There are no tasks")
+        os.kill(server.pid, signal.SIGSTOP)
+        banner = page.locator("#banner")
+        expect(banner).to_be_visible(timeout=5_000)
+        expect(banner).to_contain_text(re.compile("Redis does not answer: .* s old"))
+        expect(page.locator("#findings-list")).to_contain_text("Critical")
+        os.kill(server.pid, signal.SIGCONT)
+        expect(banner).to_be_hidden(timeout=5_000)
+        dashboard.close()
+        expect(banner).to_contain_text("The dashboard does not answer", timeout=8_000)
+    finally:
+        dashboard.close()

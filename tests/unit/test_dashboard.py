@@ -1,0 +1,278 @@
+"""The page's application: routes, headers, tokens, wrong requests, events, packaged files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from redrb.dashboard.app import make_app
+from redrb.dashboard.feed import Feed
+from redrb.dashboard.guard import TOKEN_HEADER, hosts_of
+from redrb.dashboard.payload import encoded
+from redrb.dashboard.requests import GroupRequest, LetterRequest
+from redrb.errors import StoreUnavailable, UnknownTask
+from redrb.state.history import History
+from redrb.state.model import State
+from redrb.state.view import View
+from tests.sample_state import sample_state
+
+ROOT = Path(__file__).parents[2]
+LETTERS = {"task": "math", "group": "default", "ids": [7, 9]}
+TOKEN = {TOKEN_HEADER: "secret"}
+
+
+class StillObserver:
+    """Has one view for ever."""
+
+    def __init__(self, state: State | None, error: str = "") -> None:
+        self.history = History()
+        if state is not None:
+            self.history.add(replace(state, time=state.time - 1))
+            self.history.add(state)
+        self.view = View(state, 1, age_s=0.25, error=error)
+
+    def newest(self) -> View:
+        return self.view
+
+    def wait(self, number: int, timeout_s: float, *, error: str = "") -> View:
+        return self.view
+
+
+class NotedRequests:
+    """Stands for the tasks: notes requests, or raises an error."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.asked: list[Any] = []
+
+    def read(self, request: GroupRequest) -> Any:
+        return self._noted(request, [{"id": 7, "reward": float("nan")}])
+
+    def letters(self, task: str) -> Any:
+        return self._noted(task, [])
+
+    def requeue(self, request: LetterRequest) -> int:
+        return int(self._noted(request, len(request.ids)))
+
+    def _noted(self, request: object, answer: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        self.asked.append(request)
+        return answer
+
+
+def answers(
+    method: str, path: str, groups: NotedRequests | None = None, **options: Any
+) -> httpx.Response:
+    """Send one request to the application of a page that is served at port 80 of loopback."""
+
+    async def send() -> httpx.Response:
+        feed = Feed(StillObserver(sample_state()))
+        await feed.close()  # events end after the first ones
+        groups_ = groups or NotedRequests()
+        app = make_app(feed, groups_, token="secret", hosts=hosts_of("127.0.0.1", 80) | {"here"})
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(send())
+
+
+def events_of(response: httpx.Response) -> dict[str, Any]:
+    events = (event.split("\n") for event in response.text.strip().split("\n\n"))
+    return {
+        name.removeprefix("event: "): json.loads(data.removeprefix("data: "))
+        for name, data in events
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/", "text/html"), ("/main.js", "text/javascript"), ("/page.css", "text/css")],
+)
+def test_files_of_the_page_have_headers_that_keep_foreign_content_out(path: str, kind: str) -> None:
+    answer = answers("GET", path)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith(kind)
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/../cli.py", "/static/main.js", "/%2e%2e/app.py", "/main.js/"])
+def test_a_path_names_no_other_file(path: str) -> None:
+    assert answers("GET", path).status_code in (307, 404)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1:81", "127.0.0.1.evil.example", ""])
+@pytest.mark.parametrize("path", ["/", "/events", "/api/letters?task=math", "/api/requeue"])
+def test_another_host_name_is_refused(host: str, path: str) -> None:
+    answer = answers("GET", path, headers={"Host": host})
+    assert answer.status_code == 421
+    assert "open the URL that redrb dashboard printed" in answer.text
+
+
+def test_hosts_are_those_of_loopback_only() -> None:
+    assert "localhost:8642" in hosts_of("::1", 8642)
+    assert hosts_of("0.0.0.0", 8642) == frozenset()  # every name may lead to this machine
+
+
+@pytest.mark.parametrize("headers", [{}, {TOKEN_HEADER: "secreT"}, {TOKEN_HEADER: ""}])
+def test_requeue_needs_the_token(headers: dict[str, str]) -> None:
+    groups = NotedRequests()
+    answer = answers("POST", "/api/requeue", groups, json=LETTERS, headers=headers)
+    assert answer.status_code == 403
+    assert not groups.asked
+
+
+def test_requeue_is_a_post_with_the_token() -> None:
+    groups = NotedRequests()
+    answer = answers("POST", "/api/requeue", groups, json=LETTERS, headers=TOKEN)
+    assert (answer.status_code, answer.json()) == (200, {"requeued": 2})
+    assert groups.asked == [LetterRequest("math", "default", (7, 9))]
+    assert answers("GET", "/api/requeue", headers=TOKEN).status_code == 405
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b"[" * 50_000,
+        b'{"task": "math"}',
+        b'{"task": 1, "group": "default", "ids": [1]}',
+        b'{"task": "math", "group": "default", "ids": "7"}',
+        b'{"task": "math", "group": "default", "ids": [-1]}',
+        b'{"task": "math", "group": "default", "ids": [1.5]}',
+        b'{"task": "math", "group": "default", "ids": [true]}',
+        b'{"task": "math", "group": "default", "ids": [' + b"9" * 30 + b"]}",
+        json.dumps({**LETTERS, "ids": list(range(1001))}).encode(),
+    ],
+)
+def test_damaged_requests_to_requeue_are_refused(body: bytes) -> None:
+    groups = NotedRequests()
+    answer = answers("POST", "/api/requeue", groups, content=body, headers=TOKEN)
+    assert answer.status_code == 400
+    assert answer.json()["error"]
+    assert not groups.asked
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "order=newes",
+        "order=ids",
+        "order=ids&ids=1,x",
+        "order=ids&ids=" + ",".join(["1"] * 21),
+        "count=0",
+        "count=21",
+        "count=-1",
+        "count=" + "9" * 19,
+        "count=%C2%B2",
+    ],
+)
+def test_wrong_requests_for_groups_are_refused(query: str) -> None:
+    groups = NotedRequests()
+    answer = answers("GET", f"/api/groups?task=math&{query}", groups)
+    assert answer.status_code == 400
+    assert not groups.asked
+
+
+def test_groups_come_as_strict_json() -> None:
+    groups = NotedRequests()
+    answer = answers("GET", "/api/groups?task=math&order=ids&ids=7,9&count=2", groups)
+    assert answer.json() == [{"id": 7, "reward": None}]
+    assert groups.asked == [GroupRequest("math", "ids", "", (7, 9), 2)]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UnknownTask("math", namespace="default", where="here"), 404),
+        (StoreUnavailable("Redis is away.", where="here"), 503),
+    ],
+)
+def test_errors_become_answers(error: Exception, status: int) -> None:
+    answer = answers("GET", "/api/letters?task=math", NotedRequests(error))
+    assert (answer.status_code, answer.json()) == (status, {"error": str(error)})
+
+
+def test_events_begin_with_the_history_and_the_newest_view() -> None:
+    answer = answers("GET", "/events")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = events_of(answer)
+    assert events["history"]["buckets"][0] == "0"
+    assert events["history"]["points"]["math"]["waiting"] == [511, 511]
+    view = events["view"]
+    assert view["age_s"] == 0.25
+    assert [task["name"] for task in view["state"]["tasks"]] == ["code", "math"]
+    math = view["state"]["tasks"][1]
+    assert math["groups"][0]["stats"]["waiting"] == {"completed": 505, "aborted": 6}
+    assert math["groups"][0]["stats"]["ledger_balanced"] is True
+    assert view["points"]["math"]["put"] == [6.4]
+
+
+def test_each_page_gets_new_views_and_the_end() -> None:
+    async def follow() -> list[str]:
+        feed = Feed(StillObserver(None, error="Redis is away."))
+        running = asyncio.create_task(feed.run())
+        heard = []
+        async for event in feed.events():
+            heard.append(event)
+            if len(heard) == 4:
+                await feed.close()
+        await running
+        return heard
+
+    history, *views = asyncio.run(asyncio.wait_for(follow(), 10))
+    assert history.startswith("event: history\n")
+    assert all('"error":"Redis is away."' in view and '"state":null' in view for view in views)
+
+
+def test_a_feed_that_fails_ends_its_pages() -> None:
+    class Failing(StillObserver):
+        def wait(self, number: int, timeout_s: float, *, error: str = "") -> View:
+            raise RuntimeError("a defect")
+
+    async def follow() -> int:
+        feed = Feed(Failing(None))
+        running = asyncio.create_task(feed.run())
+        heard = [event async for event in feed.events()]
+        with pytest.raises(RuntimeError, match="a defect"):
+            await running
+        return len(heard)
+
+    assert asyncio.run(asyncio.wait_for(follow(), 10)) == 2
+
+
+def test_json_has_no_figures_that_browsers_refuse() -> None:
+    assert encoded({"a": [float("nan"), float("inf"), 1.5], 2: (None,)}) == (
+        '{"a":[null,null,1.5],"2":[null]}'
+    )
+
+
+def test_wheels_have_the_files_of_the_page() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = settings["package-data"]["redrb"]
+    packaged = {path for pattern in patterns for path in (ROOT / "redrb").glob(pattern)}
+    files = set((ROOT / "redrb" / "dashboard" / "static").iterdir())
+    assert len(files) > 10
+    assert files <= packaged
+
+
+def test_the_page_asks_no_other_host() -> None:
+    for path in ROOT.glob("redrb/dashboard/static/*"):
+        text = path.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert "//" not in text.replace("// ", ""), path.name
+        assert "innerHTML" not in text
