@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from redrb.codec import kernels
-from redrb.codec.dtypes import BY_TORCH, FLOAT32, FLOAT64, DType
+from redrb.codec.dtypes import FLOAT32, FLOAT64, DType
 from redrb.codec.kernels import Cell, Columns, EncodedColumn
 from redrb.codec.schema import FIELD_CODES
+from redrb.codec.tensor_dtypes import BY_TORCH
 from redrb.codec.wire import MAX_COLUMNS, MAX_ELEMENTS, MAX_NAME_BYTES, MAX_RANK
 from redrb.errors import EncodeError
 from redrb.experience.checking import DIMENSIONS, INTEGER_FIELDS

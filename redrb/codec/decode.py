@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from redrb.codec import kernels
-from redrb.codec.dtypes import DTYPES, DType, storage_of
+from redrb.codec.dtypes import DTYPES, DType
 from redrb.codec.kernels import NOWHERE, Group
 from redrb.codec.layout import GroupLayout
 from redrb.codec.wire import MAX_BATCH_BYTES
@@ -237,7 +237,7 @@ def _shares(groups: Sequence[Group]) -> Iterable[tuple[int, int, int, int]]:
 def _bits_of(value: int, code: int) -> int:
     """Return the bit pattern of `value` in this dtype."""
     dtype = DTYPES[code]
-    bits = storage_of(torch.full((1,), value, dtype=dtype.tensor), dtype)
+    bits = torch.full((1,), value, dtype=dtype.tensor).view(torch.uint8).numpy()
     return int(bits.view(dtype.unsigned)[0])
 
 

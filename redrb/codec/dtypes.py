@@ -1,28 +1,28 @@
-"""Element types of the wire, and tensors seen as integers that carry their bits."""
+"""Element types of the wire, as numpy carries their bits; torch is imported at the first tensor."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+
+if TYPE_CHECKING:
+    import torch
 
 Storage: TypeAlias = NDArray[Any]
 """A tensor's elements as numpy integers: floats and bools by their bit patterns."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DType:
     """One element type of the wire.
 
     Attributes:
         code: Its number on the wire.
-        tensor: The tensors' dtype.
-        carrier: Torch dtype of the same size that numpy has too.
-        native: Numpy dtype of the carrier.
+        name: Name of the tensors' dtype, such as "float32".
         storage: Numpy integer dtype that carries its bits.
         unsigned: The unsigned integer dtype of the same size.
         itemsize: Bytes of one element in memory.
@@ -33,9 +33,7 @@ class DType:
     """
 
     code: int
-    tensor: torch.dtype
-    carrier: torch.dtype
-    native: np.dtype[Any]
+    name: str
     storage: np.dtype[Any]
     unsigned: np.dtype[Any]
     itemsize: int
@@ -44,16 +42,24 @@ class DType:
     high: int
     wires: frozenset[int]
 
+    @cached_property
+    def tensor(self) -> torch.dtype:
+        """The tensors' dtype."""
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self.name)
+        return dtype
+
 
 # a new dtype also gets its code and its size in `redrb/codec/_core.h`
 BOOL, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64 = range(9)
 FLOAT16, FLOAT32, FLOAT64, BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2 = range(9, 15)
 _INTEGERS: Final = range(INT8, UINT64 + 1)
-_TORCH: Final = (
-    *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-    *(torch.float16, torch.float32, torch.float64),
-    *(torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+_NAMES: Final = (
+    *("bool", "int8", "int16", "int32", "int64"),
+    *("uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64"),
+    *("bfloat16", "float8_e4m3fn", "float8_e5m2"),
 )
 _STORAGE: Final = (
     *("u1", "i1", "i2", "i4", "i8"),
@@ -69,7 +75,6 @@ _EXPONENTS: Final = {
     FLOAT8_E4M3FN: 0x7F,
     FLOAT8_E5M2: 0x7C,
 }
-_CARRIERS: Final = {BFLOAT16: torch.int16, FLOAT8_E4M3FN: torch.uint8, FLOAT8_E5M2: torch.uint8}
 
 
 def _make_dtype(code: int) -> DType:
@@ -81,10 +86,8 @@ def _make_dtype(code: int) -> DType:
         wires |= {BOOL, *(other for other, least, most in held if least >= low and most <= high)}
     elif code in (FLOAT32, FLOAT64):
         wires |= {FLOAT16, BFLOAT16}
-    carrier = _CARRIERS.get(code, _TORCH[code])
-    native = torch.empty(0, dtype=carrier).numpy().dtype
     unsigned = np.dtype(f"<u{storage.itemsize}")
-    types = (_TORCH[code], carrier, native, storage, unsigned, storage.itemsize)
+    types = (_NAMES[code], storage, unsigned, storage.itemsize)
     return DType(code, *types, _EXPONENTS.get(code, 0), low, high, frozenset(wires))
 
 
@@ -93,19 +96,4 @@ def _range(storage: np.dtype[Any]) -> tuple[int, int]:
     return int(info.min), int(info.max)
 
 
-DTYPES: Final = tuple(_make_dtype(code) for code in range(len(_TORCH)))
-BY_TORCH: Final = {dtype.tensor: dtype for dtype in DTYPES}
-
-
-def storage_of(tensor: Tensor, dtype: DType) -> Storage:
-    """Return a contiguous CPU tensor's elements, flat and without a copy."""
-    if dtype.carrier is not dtype.tensor:
-        tensor = tensor.view(dtype.carrier)
-    array: Storage = tensor.numpy()
-    return array.reshape(-1).view(dtype.storage)
-
-
-def tensor_of(array: Storage, dtype: DType) -> Tensor:
-    """Return the tensor whose elements `array` holds, without a copy."""
-    tensor = torch.from_numpy(array.view(dtype.native))
-    return tensor if dtype.carrier is dtype.tensor else tensor.view(dtype.tensor)
+DTYPES: Final = tuple(_make_dtype(code) for code in range(len(_NAMES)))

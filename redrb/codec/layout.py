@@ -18,8 +18,7 @@ from redrb.codec.wire import (
     malformed,
 )
 from redrb.errors import DecodeError
-from redrb.experience.padding import Shape
-from redrb.experience.records import Scalar
+from redrb.experience.fields import Scalar, Shape
 from redrb.experience.status import Status
 from redrb.unpacking import unpack
 

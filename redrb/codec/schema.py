@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from redrb.codec.dtypes import DTYPES, DType
 from redrb.codec.wire import MAX_COLUMNS, MAX_NAME_BYTES, malformed
-from redrb.experience.records import TENSOR_FIELDS
+from redrb.experience.fields import TENSOR_FIELDS
 from redrb.unpacking import unpack
 
 FIELD_CODES: Final = {name: code for code, name in enumerate(TENSOR_FIELDS)}
@@ -66,5 +66,5 @@ def _parse_field(column: object) -> Field:
         malformed(f"column {name} has the unknown dtype {code!r:.80}")
     dtype = DTYPES[code]
     if type(wire) is not int or wire not in dtype.wires:
-        malformed(f"column {name} of {dtype.tensor} is stored as {wire!r:.80}")
+        malformed(f"column {name} of {dtype.name} is stored as {wire!r:.80}")
     return Field(name, dtype, wire)

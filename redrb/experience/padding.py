@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from redrb.errors import RecordError
-from redrb.experience.records import Side
+from redrb.experience.fields import Shape as Shape
+from redrb.experience.fields import Side
 
 SEQUENCE_FIELDS = ("sequences", "attention_mask")
 """Fields of length S."""
@@ -37,8 +37,6 @@ MASK_DTYPES = {"attention_mask": torch.int64, "action_mask": torch.bool}
 """Dtype of a mask that is made because no sample has one."""
 
 _PAD_VALUES = {"token_versions": -1}
-
-Shape: TypeAlias = tuple[int, ...]
 
 
 def lengths_name(name: str) -> str:

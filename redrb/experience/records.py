@@ -7,31 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from redrb.errors import RecordError
+from redrb.experience.fields import STANDARD_FIELDS as STANDARD_FIELDS
+from redrb.experience.fields import TENSOR_FIELDS as TENSOR_FIELDS
+from redrb.experience.fields import Scalar as Scalar
+from redrb.experience.fields import Side as Side
 from redrb.experience.status import Status
-
-STANDARD_FIELDS = (
-    "sequences",
-    "action_log_probs",
-    "values",
-    "reward",
-    "kl",
-    "advantages",
-    "attention_mask",
-    "action_mask",
-)
-"""The eight standard fields, always in this order."""
-
-TENSOR_FIELDS = (*STANDARD_FIELDS, "token_versions")
-"""All fields that hold a tensor; further tensors are in `tensors`, by name."""
-
-Scalar: TypeAlias = str | int | float | bool
-Side: TypeAlias = Literal["left", "right"]
 
 
 @dataclass(eq=False)

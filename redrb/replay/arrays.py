@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from redrb.codec.dtypes import BY_TORCH
+from redrb.codec.tensor_dtypes import BY_TORCH
 from redrb.codec.wire import MAX_ELEMENTS, MAX_RANK
 from redrb.errors import DecodeError, RecordError
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from redrb.codec.dtypes import BY_TORCH
+from redrb.codec.tensor_dtypes import BY_TORCH
 from redrb.errors import DecodeError
 from redrb.replay.arrays import TORCH_NAMES
 

@@ -22,7 +22,8 @@ from redrb.codec import (
     parse_group,
     parse_groups,
 )
-from redrb.codec.dtypes import BY_TORCH, DTYPES
+from redrb.codec.dtypes import DTYPES
+from redrb.codec.tensor_dtypes import BY_TORCH
 from redrb.errors import EncodeError, RecordError
 from redrb.experience import (
     BufferItem,
