@@ -20,7 +20,10 @@ CONNECTING = ("cluster|slots", "info", "select")
 _RUN_SCRIPTS = ("eval", "evalsha")
 _PUT = ("blpop", "exec", "exists", "hdel", "hget", "multi", "wait", "xadd")
 _TAKE = ("blpop", "hget", "hmget", "xpending", "xrange", "xreadgroup", "xrevrange", "zscore")
-_LOOK = ("exists", "hget", "hmget", "hscan", "lrange", "time", "xrange", "xrevrange", "zscore")
+_LOOK = (
+    *("exists", "hget", "hmget", "hscan", "lrange", "time", "xlen", "xrange", "xread"),
+    *("xrevrange", "zscore"),
+)
 _REGISTRY = {
     "maker": ("zadd",),
     "trainer": ("zadd",),
@@ -41,6 +44,7 @@ _PUT_SCRIPTS = (
     *("task/announce", "task/open", "task/fill", "task/stats"),
 )
 _LOOK_SCRIPTS = (
+    *scripts_in("browse"),
     *scripts_in("doctor"),
     *("task/archived", "task/count", "task/observe", "task/stats", "task/versions"),
 )
@@ -48,6 +52,7 @@ _ADMIN_ONLY = ("task/clear", "task/configure", "task/drop_group")
 _TASK_SCRIPTS = tuple(name for name in scripts_in("task") if name not in _ADMIN_ONLY)
 _TAKE_SCRIPTS = (*scripts_in("take"), *scripts_in("ranks"), *scripts_in("mixture"), *_TASK_SCRIPTS)
 _ADMIN_SCRIPTS = (
+    *scripts_in("browse"),
     *scripts_in("saving"),
     *scripts_in("doctor"),
     *_ADMIN_ONLY,

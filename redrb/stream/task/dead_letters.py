@@ -59,7 +59,7 @@ def dead_letters(store: TaskStore, count: int) -> list[DeadLetter]:
     if not count:
         return []
     reply = store.client.execute("XREVRANGE", store.keys.dead, "+", "-", "COUNT", count)
-    return [_dead_letter(*entry, decode=True) for entry in reply]
+    return [parse_letter(*entry, decode=True) for entry in reply]
 
 
 def find_letters(
@@ -98,7 +98,7 @@ def _each(store: TaskStore, *, decode: bool) -> Iterator[DeadLetter]:
         command = ("XREVRANGE", store.keys.dead, newest, "-", "COUNT", LETTERS_OF_A_PAGE)
         page = store.client.execute(*command)
         for entry in page:
-            yield _dead_letter(*entry, decode=decode)
+            yield parse_letter(*entry, decode=decode)
         if len(page) < LETTERS_OF_A_PAGE:
             return
         newest = f"({page[-1][0].decode()}"
@@ -113,11 +113,16 @@ def _items(fields: dict[bytes, bytes]) -> list[BufferItem] | None:
         return None
 
 
-def _dead_letter(entry_id: bytes, flat: Sequence[bytes], *, decode: bool) -> DeadLetter:
+def parse_letter(entry_id: bytes, flat: Sequence[bytes], *, decode: bool) -> DeadLetter:
+    """Return the dead letter in an entry of the stream; `decode`: with its samples.
+
+    Raises:
+        StoreError: redrb did not write the entry.
+    """
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     consumer = fields.get(b"consumer", b"").decode(errors="replace")
     try:
-        host, pid = _place_of(consumer)
+        host, pid = place_of(consumer)
         return DeadLetter(
             id=int(fields[b"seq"]),
             group=fields[b"group"].decode(),
@@ -139,7 +144,7 @@ def _dead_letter(entry_id: bytes, flat: Sequence[bytes], *, decode: bool) -> Dea
         ) from error
 
 
-def _place_of(consumer: str) -> tuple[str, int | None]:
+def place_of(consumer: str) -> tuple[str, int | None]:
     """Return host and process of a consumer, whose name is `<host>-<pid>-<random>`."""
     host, pid, _ = (consumer.rsplit("-", 2) + ["", ""])[:3]
     return host, int(pid) if pid.isdecimal() else None

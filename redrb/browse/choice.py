@@ -1,0 +1,85 @@
+"""`Choice`: which groups to read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+from redrb.checks import check_choice
+from redrb.errors import ConfigError
+from redrb.experience.status import Status
+
+Rank: TypeAlias = Literal["best", "worst", "stalest"]
+RANKS: Final[tuple[Rank, ...]] = ("best", "worst", "stalest")
+
+STATES: Final = (*(status.value for status in Status), "leased", "dead")
+"""The values of `status`."""
+
+MOST_GROUPS: Final = 1_000
+"""Most groups that are returned at once."""
+
+MOST_RANKED: Final = 1_000
+"""Most groups whose payload is read to find the best or worst."""
+
+MOST_LOOKED: Final = 1_000_000
+"""Most groups whose record is read to find those that match."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which groups to read, in which order, and how many.
+
+    Without `ids`, `status` and `rank` these are the newest stored groups.
+
+    Attributes:
+        ids: Ids of groups; the order is kept.
+        status: A `Status`: groups that wait in it, in the task's order, of "archived" also the
+            history, the newest first; "leased": leased groups; "dead": dead letters, the newest
+            first; None: all stored groups, the newest first.
+        where: A query over declared tags, as `stream.take(where=)` has it.
+        rank: "best" or "worst": by mean reward; "stalest": by oldest policy version.
+        count: Groups to return.
+        looks: Groups to look at, to find those that match or rank first; None: as many as suits
+            the choice.
+    """
+
+    ids: tuple[int, ...] = ()
+    status: str | None = None
+    where: Mapping[str, Any] | None = None
+    rank: Rank | None = None
+    count: int = 10
+    looks: int | None = field(default=None)
+
+    def check(self) -> None:
+        """Check the choice.
+
+        Raises:
+            ConfigError: A value is out of range, or two contradict each other.
+        """
+        if not 1 <= self.count <= MOST_GROUPS:
+            raise ConfigError(f"count is {self.count}: give 1 to {MOST_GROUPS} groups.")
+        if self.status is not None:
+            check_choice("status", self.status, STATES)
+        if self.rank is not None:
+            check_choice("rank", self.rank, RANKS)
+        if self.looks is not None and not 1 <= self.looks <= MOST_LOOKED:
+            raise ConfigError(f"looks is {self.looks}: give 1 to {MOST_LOOKED:,} groups.")
+        if self.ids and (self.status or self.where or self.rank):
+            raise ConfigError("ids name the groups: leave status, where and rank out.")
+        if len(self.ids) > MOST_GROUPS or not all(0 < each < 2**53 for each in self.ids):
+            raise ConfigError(f"give at most {MOST_GROUPS} ids, each at least 1.")
+        if self.status == "dead" and (self.where or self.rank):
+            raise ConfigError("dead letters have no index: leave where and rank out.")
+
+    @property
+    def most_looked(self) -> int:
+        """Groups to look at, at most."""
+        if self.looks is not None:
+            return self.looks
+        return 10_000 if self.where or self.rank == "stalest" else MOST_LOOKED
+
+    @property
+    def most_ranked(self) -> int:
+        """Groups to rank by reward, at most."""
+        return min(self.looks or 200, MOST_RANKED)

@@ -1,0 +1,199 @@
+"""`Entry`: where a group stands, and its facts, as the script `browse/groups` reports them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from redrb.browse.records import GroupView, LeaseView, State
+from redrb.connection.transport import Argument, Reply
+from redrb.errors import DecodeError, StoreError
+from redrb.stream.task.dead_letters import place_of
+from redrb.stream.task.facts import Facts, unpack_facts
+from redrb.stream.task.store import TaskStore
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A group without its payload.
+
+    Attributes:
+        place: Number of its partition.
+        seq: Its number there.
+        facts: Its facts; None if it is gone, or they are damaged.
+        damaged: Why its facts cannot be read.
+        reads: Acknowledged deliveries.
+        failed: Failed deliveries.
+        state: Where it stands.
+        status: Status in which it waits; "" if it does not wait.
+        lease: Its lease, if it is leased.
+        ended_ms: When it became history; None if it has not.
+    """
+
+    place: int
+    seq: int
+    facts: Facts | None
+    damaged: str
+    reads: int
+    failed: int
+    state: State
+    status: str
+    lease: LeaseView | None
+    ended_ms: float | None
+
+    @property
+    def size(self) -> int:
+        """Bytes of its payload, as its facts say; 0 if they do not."""
+        size = self.facts.get("size") if self.facts else None
+        return size if isinstance(size, int) else 0
+
+    @property
+    def version(self) -> int | None:
+        """Its oldest policy version."""
+        version = self.facts.get("version") if self.facts else None
+        return int(version) if isinstance(version, int | float) else None
+
+    def view(self, group: int, *, newest: int | None) -> GroupView:
+        """Return what is known of the group without its payload.
+
+        Args:
+            group: Its id in the whole task.
+            newest: Newest weight version that the task knows.
+        """
+        facts: dict[str, Any] = dict(self.facts or {})
+        version, token = self.version, facts.get("newest")
+        ended = self.ended_ms
+        return GroupView(
+            id=group,
+            state=self.state,
+            status=self.status or _text(facts.get("status")),
+            size=self.size,
+            samples_total=_whole(facts.get("samples")) or 0,
+            oldest_version=version,
+            newest_version=_whole(token),
+            staleness=None if newest is None or version is None else newest - version,
+            priority=_number(facts.get("priority")),
+            tags=_tags(facts.get("tags")),
+            reads=self.reads,
+            failed_deliveries=self.failed,
+            ended="" if ended is None else datetime.fromtimestamp(ended / 1000, UTC).isoformat(),
+            lease=self.lease,
+            damaged=self.damaged,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPage:
+    """A page of a partition.
+
+    Attributes:
+        place: Where the next page begins; "" at the end.
+        looked: Groups that were looked at.
+        total: Groups of the source.
+        incarnation: Incarnation of the task.
+        version: Newest weight version that the task knows.
+        entries: The groups that match.
+    """
+
+    place: str
+    looked: int
+    total: int
+    incarnation: str
+    version: int | None
+    entries: list[Entry]
+
+
+def read_entries(
+    store: TaskStore,
+    number: int,
+    group: str,
+    source: str,
+    *,
+    place: str = "",
+    most: int = 1,
+    where: str = "",
+    seqs: Sequence[int] = (),
+) -> EntryPage | None:
+    """Return a page of groups of a partition; None if the task has no such index.
+
+    Args:
+        store: The partition.
+        number: Its number.
+        group: Consumer group.
+        source: Which groups: see `redrb/lua/browse/groups.lua`.
+        place: The place that the last page returned.
+        most: Groups to return, at least, if there are as many.
+        where: The query, as `parse_where` returned it.
+        seqs: The groups, if the source is "given".
+    """
+    arguments: list[Argument] = [group, source, place, most, where, *seqs]
+    reply = store.run("browse/groups", arguments)
+    if reply == [b"unindexed"]:
+        return None
+    if not reply:
+        return EntryPage("", 0, 0, "", None, [])
+    try:
+        next_place, looked, total, incarnation, version, *entries = reply
+        return EntryPage(
+            place=next_place.decode(),
+            looked=looked,
+            total=total,
+            incarnation=incarnation.decode(errors="replace"),
+            version=int(version) if version else None,
+            entries=[_entry(number, *values) for values in entries],
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StoreError(f"the records of task {store.task!r} are damaged: {error}") from error
+
+
+def _entry(
+    place: int, seq: int, packed: bytes, reads: Reply, failed: Reply, state: bytes, *more: Reply
+) -> Entry:
+    facts, damaged = None, ""
+    name = cast(State, state.decode())
+    try:
+        facts = unpack_facts(packed) if packed else None
+    except DecodeError as error:
+        damaged, name = str(error), "damaged"
+    return Entry(
+        place=place,
+        seq=seq,
+        facts=facts,
+        damaged=damaged,
+        reads=int(reads),
+        failed=int(failed),
+        state=name,
+        status=_text(more[0]) if name == "waiting" else "",
+        lease=_lease(*more) if name == "leased" else None,
+        ended_ms=float(more[0]) if name == "history" else None,
+    )
+
+
+def _lease(slot: bytes, idle_ms: int) -> LeaseView:
+    """Return the lease in a slot, whose name is `<consumer>/<number>`."""
+    consumer = slot.decode(errors="replace").rpartition("/")[0]
+    host, pid = place_of(consumer)
+    return LeaseView(consumer, host, pid, idle_ms / 1000)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value if isinstance(value, str) else ""
+
+
+def _whole(value: object) -> int | None:
+    return int(value) if isinstance(value, int | float) else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _tags(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {}
+    kinds = str | int | float | bool
+    return {_text(name): each for name, each in value.items() if isinstance(each, kinds)}

@@ -1,0 +1,113 @@
+"""`Samples`: decodes the samples of a group, within bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from redrb.browse.arrays import Array, described, read_array
+from redrb.browse.images import images_of
+from redrb.browse.limits import Limits
+from redrb.browse.plain_values import PlainValues
+from redrb.browse.records import FieldView, SampleView
+from redrb.browse.tokenizer import Tokenizer
+from redrb.browse.tokens import tokens_of
+from redrb.codec.layout import GroupLayout, parse_group
+
+
+class Samples:
+    """The samples of one group, whose bytes were checked in full.
+
+    Attributes:
+        count: Samples in the group.
+        group_id: Name of its prompt.
+        notes: What was cut in the samples that were read.
+    """
+
+    def __init__(self, blob: bytes, limits: Limits) -> None:
+        """Check the bytes of a group.
+
+        Raises:
+            DecodeError: They are not a group.
+        """
+        self._layout: GroupLayout = parse_group(blob)
+        self._limits = limits
+        self._left = limits.decoded_bytes
+        self.count = self._layout.samples
+        self.group_id = self._layout.group_id
+        self.notes: list[str] = []
+
+    def rewards(self) -> tuple[float | None, ...]:
+        """Return the reward of each sample; None where it has none, or it is not finite."""
+        place = [field.name for field in self._layout.fields]
+        if "reward" not in place:
+            return (None,) * self.count
+        column = place.index("reward")
+        return tuple(self._reward(column, row) for row in range(self.count))
+
+    def views(self, tokenizer: Tokenizer | None) -> tuple[SampleView, ...]:
+        """Return the samples, as many as the limits allow."""
+        shown = min(self.count, self._limits.samples)
+        plain = PlainValues(self._limits)
+        views = tuple(self._view(row, plain, tokenizer) for row in range(shown))
+        if shown < self.count:
+            self.notes.append(f"only {shown} of {self.count} samples are shown")
+        if plain.cut:
+            self.notes.append(f"{plain.cut} long texts and lists of extras are cut")
+        return views
+
+    def _reward(self, column: int, row: int) -> float | None:
+        shape = self._layout.shapes(column)[row]
+        if shape is None or math.prod(shape) != 1:
+            return None
+        field = self._layout.fields[column]
+        value = float(read_array(self._layout.group, column, row, field, shape).reshape(-1)[0])
+        return value if math.isfinite(value) else None
+
+    def _view(self, row: int, plain: PlainValues, tokenizer: Tokenizer | None) -> SampleView:
+        layout, arrays = self._layout, {}
+        fields: list[FieldView] = []
+        for view, array in self._arrays(row):
+            fields.append(view)
+            if array is not None:
+                arrays[view.name] = array
+        images = [
+            image
+            for name, array in arrays.items()
+            for image in images_of(name, array, self._limits)
+        ]
+        tokens = tokens_of(arrays, self._limits, tokenizer)
+        if tokens is not None:
+            shown = len(tokens.prompt_ids) + len(tokens.response_ids)
+            total = tokens.prompt_tokens + tokens.response_tokens
+            if shown < total:
+                self.notes.append(f"sample {row}: only {shown:,} of {total:,} tokens are shown")
+        reward = arrays.get("reward")
+        found = float(reward.reshape(-1)[0]) if reward is not None and reward.size == 1 else None
+        return SampleView(
+            index=row,
+            status=layout.statuses[row].value,
+            policy_version=layout.policy_versions[row],
+            reward=found if found is not None and math.isfinite(found) else None,
+            tags=plain.of(layout.tags[row]),
+            extras=plain.of(layout.extras[row]),
+            fields=tuple(fields),
+            tokens=tokens,
+            images=tuple(images[: self._limits.images]),
+        )
+
+    def _arrays(self, row: int) -> Iterator[tuple[FieldView, Array | None]]:
+        """Yield the tensors of a sample; None for one that is too large."""
+        for column, field in enumerate(self._layout.fields):
+            shape = self._layout.shapes(column)[row]
+            if shape is None:
+                continue
+            name, dtype = field.name, field.dtype.name
+            nbytes = math.prod(shape) * field.dtype.itemsize
+            if nbytes > min(self._limits.tensor_bytes, self._left):
+                self.notes.append(f"sample {row}: {name} is too large to be shown")
+                yield FieldView(name, dtype, shape), None
+                continue
+            self._left -= nbytes
+            array = read_array(self._layout.group, column, row, field, shape)
+            yield described(name, dtype, array), array

@@ -1,0 +1,157 @@
+-- Read where groups stand, for people who look at them: a page. Writes nothing.
+-- KEYS[1] stream
+-- ARGV    group, source, at, most, where, seq ...
+--         source: newest (all stored groups, the newest first) | leased | history (the newest first)
+--           | stalest (completed groups that wait, by oldest policy version) | given (the seqs)
+--           | a status: groups that wait in it, in the task's order
+--         at: '', or the place that the last call returned
+--         most: groups to return, at least; a query looks at PAGE groups, and returns all that match
+--         where: JSON of a query, or ''
+-- Returns {} if there is no task | {'unindexed'}: the task does not sort groups by version
+--       | {place, looked, total, incarnation, version, entry, ...}
+--         place: '' at the end; looked: groups that this call has looked at; total: groups of the source
+--         version: the newest weight version that the task knows, or ''
+--         entry: {seq, facts or '', reads, failed deliveries, state, ...}; states, and what follows them:
+--           waiting: status | leased: slot, ms since its delivery | history: server's ms of its end
+--           | done: this consumer group has ended with it, others need it | dead: it is a dead letter | gone
+--           | damaged: its facts cannot be read
+--@include task facts tags pools pending plan where capacity
+
+local PAGE = 500 -- groups that one call looks at, at most
+local LEAST = 32
+
+local group, source, at, most, where = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+if not exists() then
+  return {}
+end
+local rule = rules()
+local joined = redis.call('SISMEMBER', key('groups'), group) == 1
+local query = where ~= '' and resolve(rule.names, cjson.decode(where))
+local pool = key('ready', pool_of(group, source))
+local by_facts = not joined and source -- its pools do not exist: the groups that it would find
+if source == 'stalest' then
+  if not joined or not (indexes_versions() or sorts_by_version()) then
+    return {'unindexed'}
+  end
+  pool = versions_of(group)
+elseif source == 'history' then
+  pool = key('archive')
+end
+if source == 'newest' or source == 'given' or source == 'leased' or source == 'history' then
+  by_facts = false
+end
+local page = (query or by_facts) and PAGE or math.min(math.max(most, LEAST), PAGE)
+
+-- Each of these returns members, the next place and the number of groups of the source.
+local function newest_members()
+  local from = at == '' and number(puts, 'last') or tonumber(at)
+  local first, members, total = math.max(from - page + 1, 1), {}, redis.call('XLEN', stream)
+  if by_facts then
+    total = stored_groups()
+  end
+  for seq = from, first, -1 do
+    members[#members + 1] = member_of(seq)
+  end
+  if first == 1 or #members == 0 then
+    return members, '', total
+  end
+  local any = false
+  for _, packed in ipairs(redis.call('HMGET', key('facts'), unpack(members))) do
+    any = any or packed
+  end
+  if any then
+    return members, string.format('%d', first - 1), total
+  end
+  local before = redis.call('XREVRANGE', stream, '(' .. id_of(first), '-', 'COUNT', 1)[1]
+  return {}, before and string.format('%d', seq_of(before[1])) or '', total
+end
+
+local function leased_members()
+  if not joined then
+    return {}, '', 0
+  end
+  local members = {}
+  local from = at == '' and '-' or at
+  for i, entry in ipairs(redis.call('XPENDING', stream, group, from, '+', page)) do
+    members[i] = member_of(seq_of(entry[1]))
+    from = '(' .. entry[1]
+  end
+  return members, #members == page and from or '', count_leased(group)
+end
+
+local function sorted_members()
+  local from, total = tonumber(at) or 0, redis.call('ZCARD', pool)
+  local command = source == 'history' and 'ZREVRANGE' or 'ZRANGE'
+  local members = redis.call(command, pool, from, from + page - 1)
+  return members, from + page < total and string.format('%d', from + page) or '', total
+end
+
+local function given_members()
+  local members = {}
+  for i = 6, math.min(#ARGV, 5 + PAGE) do
+    members[#members + 1] = member_of(ARGV[i])
+  end
+  return members, '', #members
+end
+
+local function matches(facts)
+  if by_facts and facts.status ~= source then
+    return false
+  end
+  for _, leaf in ipairs(query and query.leaves or {}) do
+    leaf.scores = {tag_score(facts.tags and facts.tags[leaf.tag])}
+  end
+  return not query or satisfies(query.root, 1)
+end
+
+-- The state of a group, and what follows it.
+local function state_of(member, facts)
+  local seq = tonumber(member)
+  local id = id_of(seq)
+  if facts then
+    local ended = redis.call('ZSCORE', key('archive'), member)
+    if ended then
+      return 'history', ended
+    elseif not joined then
+      return 'waiting', facts.status
+    end
+    local status = redis.call('HGET', key('moved', group), member) or facts.status
+    if redis.call('ZSCORE', key('ready', pool_of(group, status)), member) then
+      return 'waiting', status
+    end
+    local pending = redis.call('XPENDING', stream, group, id, id, 1)[1]
+    if pending then
+      return 'leased', pending[2], pending[3]
+    end
+  end
+  local letters = redis.call('ZCOUNT', key('letters', group), seq, seq)
+  return letters > 0 and 'dead' or facts and 'done' or 'gone'
+end
+
+local members, next_place, total
+if source == 'given' then
+  members, next_place, total = given_members()
+elseif source == 'leased' then
+  members, next_place, total = leased_members()
+elseif source == 'newest' or by_facts then
+  members, next_place, total = newest_members()
+else
+  members, next_place, total = sorted_members()
+end
+local version = rule.version and string.format('%.0f', rule.version) or ''
+local found = {next_place, 0, total, rule.incarnation or '', version}
+local packed = #members > 0 and redis.call('HMGET', key('facts'), unpack(members)) or {}
+for i, member in ipairs(members) do
+  local whole, facts = pcall(unpack_facts, packed[i])
+  facts = packed[i] and whole and facts or nil
+  found[2] = found[2] + (packed[i] and 1 or 0)
+  if source == 'given' or facts and matches(facts) or packed[i] and not whole then
+    local state = whole and {state_of(member, facts)} or packed[i] and {'damaged'} or {state_of(member)}
+    if not (by_facts and state[1] == 'history') then
+      found[#found + 1] = {tonumber(member), packed[i] or '',
+        redis.call('HGET', key('reads', group), member) or 0,
+        redis.call('HGET', key('deliveries', group), member) or 0, unpack(state)}
+    end
+  end
+end
+return found
