@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from redrb import __version__
 from redrb.commands import (
     acl,
+    completion,
     dashboard,
     dead,
     demo,
@@ -26,9 +27,11 @@ from redrb.commands import (
     set_,
     settings,
     stats,
+    top,
     weights,
 )
 from redrb.commands.arguments import STATUS
+from redrb.commands.output import printable_lines
 from redrb.errors import ConfigError, RedrbError
 from redrb.options import variable_of
 
@@ -39,6 +42,7 @@ _COMMANDS = (
     settings,
     server,
     acl,
+    top,
     ls,
     stats,
     doctor,
@@ -52,6 +56,7 @@ _COMMANDS = (
     import_,
     weights,
     exporter,
+    completion,
 )
 
 
@@ -71,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(words)
         status: int = options.run(options)
     except RedrbError as error:
-        print(f"redrb: {error}", file=sys.stderr)
+        print(f"redrb: {printable_lines(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 130
@@ -93,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add_to(commands)
+    parser.set_defaults(parser=parser)
     return parser
 
 

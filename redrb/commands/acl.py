@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from redrb.commands.arguments import ROLES, STATUS, Commands
+from redrb.commands.arguments import ROLES, STATUS, Commands, add_json
+from redrb.commands.output import show
 
 _TEXT = (
     "Print the command ACL SETUSER that gives a user of Redis the fewest rights that a role needs. "
@@ -27,6 +28,7 @@ def add_to(commands: Commands) -> None:
         "--to", metavar="TASK", help="task that a stage forwards groups to, as its maker"
     )
     parser.add_argument("--user", help="name of the user in Redis (default: ROLE)")
+    add_json(parser)
     parser.set_defaults(run=_run)
 
 
@@ -36,5 +38,7 @@ def _run(options: argparse.Namespace) -> int:
 
     user = check_name("user", options.user or options.role)
     rules = rights(options.role, options.task, options.namespace, options.weights, to=options.to)
-    print(f"ACL SETUSER {user} on {rules}")
+    command = f"ACL SETUSER {user} on {rules}"
+    result = {"user": user, "rules": rules.split(), "command": command}
+    show(result, [command], as_json=options.json)
     return 0

@@ -65,9 +65,14 @@ def add_command(
         action=UrlFlag,
         help=f"where Redis is; with a password only in {variable_of('url')}, the default",
     )
-    parser.add_argument("--json", action="store_true", help=json_text)
+    add_json(parser, json_text)
     parser.set_defaults(run=run)
     return parser
+
+
+def add_json(parser: argparse.ArgumentParser, text: str = "print one line of JSON") -> None:
+    """Add the option that prints the result as JSON."""
+    parser.add_argument("--json", action="store_true", help=text)
 
 
 def add_group(parser: argparse.ArgumentParser) -> None:

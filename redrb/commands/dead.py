@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from redrb.commands.arguments import STATUS, TASK, Commands, add_command, add_group
 from redrb.commands.confirming import add_yes, confirmed
 from redrb.commands.output import counted, figures, show, table
+from redrb.commands.watching import add_watch
 from redrb.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def add_to(commands: Commands) -> None:
     listing.add_argument("--count", type=int, default=20, help="most letters (default: 20)")
     listing.add_argument("--group", help="consumer group that gave them up (default: any)")
     listing.add_argument("--reason", default="", metavar="TEXT", help="text in why it is dead")
+    add_watch(listing)
     showing = add_command(parts, "show", "show a dead letter", _show, subject=TASK)
     showing.add_argument("id", type=int, metavar="ID", help="id of its group")
     showing.add_argument("--group", help="consumer group that gave it up (default: any)")

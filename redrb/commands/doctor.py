@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from redrb.commands.arguments import Commands, add_command
+from redrb.commands.watching import add_watch
 from redrb.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ _STATUS = (
     "Redis that does not answer; 2 when an argument is wrong, or the user may not look."
 )
 _NAMED = 5
+_WATCH_S = 10.0
 _SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
 
 
@@ -63,6 +65,7 @@ def add_to(commands: Commands) -> None:
         metavar="SECONDS",
         help="longest time for all checks (default: 10); a repair may wait for a lease besides",
     )
+    add_watch(parser, default_s=_WATCH_S, look_s=None)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -115,12 +118,14 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"namespace {report.state.namespace}: {held}"
     for repair in report.repairs:
         outcome = "REPAIRED" if repair.done else "NOT REPAIRED"
-        yield f"\n{outcome} {repair.code}: {repair.subject}: {repair.summary}"
+        yield ""
+        yield f"{outcome} {repair.code}: {repair.subject}: {repair.summary}"
     for finding in report.findings:
         yield from _described(finding)
     numbers = Counter(finding.severity for finding in report.findings)
     found = ", ".join(f"{numbers[name]:,} {name}" for name in _SEVERITIES if numbers[name])
-    yield f"\nfound: {found or 'no trouble'}"
+    yield ""
+    yield f"found: {found or 'no trouble'}"
 
 
 def _named(what: str, names: list[str]) -> str:
@@ -137,7 +142,8 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _described(finding: Finding) -> Iterator[str]:
-    yield f"\n{finding.severity.upper()} {finding.code}: {finding.subject}"
+    yield ""
+    yield f"{finding.severity.upper()} {finding.code}: {finding.subject}"
     yield from _wrapped(finding.summary)
     yield from _wrapped(f"Cause: {finding.cause}")
     if finding.command:

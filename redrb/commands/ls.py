@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from redrb.commands.arguments import Commands, add_command, add_group
 from redrb.commands.output import age, show, size, table
+from redrb.commands.watching import add_watch
 
 if TYPE_CHECKING:
     from redrb.stream.task.listing import ListedTask
@@ -26,7 +27,9 @@ def add_to(commands: Commands) -> None:
         "group. The size of a task is an estimate: its stored groups times the mean size of all "
         "groups ever put. A task that this user may not read is listed without figures."
     )
-    add_group(add_command(commands, "ls", text, _run, subject=None))
+    parser = add_command(commands, "ls", text, _run, subject=None)
+    add_group(parser)
+    add_watch(parser)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -7,7 +7,8 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
-from redrb.commands.arguments import Commands
+from redrb.commands.arguments import Commands, add_json
+from redrb.commands.output import show
 from redrb.errors import ConfigError
 
 KINDS = ("grpo", "ppo", "plain")
@@ -18,6 +19,7 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser("new", help="write a first recipe, which runs unchanged")
     parser.add_argument("kind", choices=KINDS, help="plain: your own algorithm")
     parser.add_argument("file", type=Path, help="file to write, such as my_recipe.py")
+    add_json(parser)
     parser.set_defaults(run=_run)
 
 
@@ -34,7 +36,8 @@ def _run(options: argparse.Namespace) -> int:
         raise ConfigError(f"{file} exists already, and is not overwritten.") from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
-    print(f"{file} is written. Run it: redrb run {file}")
+    result = {"file": str(file), "kind": options.kind}
+    show(result, [f"{file} is written. Run it: redrb run {file}"], as_json=options.json)
     return 0
 
 

@@ -12,8 +12,24 @@ _WIDEST = 1_000_000
 
 def show(result: object, lines: Iterable[str], *, as_json: bool) -> None:
     """Print a result: as one line of JSON, or its lines for people."""
-    for line in [json.dumps(_finite(result), default=str)] if as_json else lines:
+    for line in [json.dumps(_finite(result), default=str)] if as_json else map(printable, lines):
         print(line, flush=True)
+
+
+def printable(text: str) -> str:
+    """Return a text with U+FFFD for each control character: a terminal would obey these.
+
+    Names and messages from Redis may hold them. Characters that change the direction of text, and
+    line breaks, count too.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return a text of several lines, such as a message, with each of its lines printable."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def figures(named: Mapping[str, object]) -> Iterator[str]:
@@ -41,14 +57,14 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, color_system=None)  # `show` lets no escape codes through
     if not console.is_terminal:
         console.width = _WIDEST
     grid = Table(box=None, pad_edge=False, padding=(0, 1))
     for name in head:
         grid.add_column(name, justify="left" if name in left else "right", overflow="fold")
     for row in rows:
-        grid.add_row(*map(Text, row))
+        grid.add_row(*(Text(printable(cell)) for cell in row))
     with console.capture() as printed:
         console.print(grid)
     return [line.rstrip() for line in printed.get().splitlines()]

@@ -6,14 +6,15 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from redrb.commands.arguments import Commands
 from redrb.errors import ConfigError
-from redrb.launch.job import Job
-from redrb.launch.settings import LaunchSettings
-from redrb.options import add_options, settings_from
-from redrb.recipe.command_line import Parsed, parse
-from redrb.recipe.settings import settings_of
+
+if TYPE_CHECKING:
+    from redrb.launch.job import Job
+    from redrb.launch.settings import LaunchSettings
+    from redrb.recipe.command_line import Parsed
 
 HELP = "run the whole job of a recipe on this machine: server, makers and trainer"
 
@@ -36,6 +37,10 @@ def add_to(commands: Commands) -> None:
 
 def main(words: Sequence[str]) -> int:
     """Run the command; its flags are its own and those of the recipe."""
+    from redrb.launch.settings import LaunchSettings
+    from redrb.options import settings_from
+    from redrb.recipe.command_line import parse
+
     parsed = parse("redrb run", DESCRIPTION, words, extend=_extend)
     settings = settings_from(parsed.options, LaunchSettings)
     from redrb.launch.folder import RunFolder
@@ -44,6 +49,13 @@ def main(words: Sequence[str]) -> int:
     folder = RunFolder(Path(settings.out or f"runs/{parsed.resolved.recipe.name}"))
     job = job_of(parsed, settings, folder.checkpoints)
     return Run(job, folder, fresh=parsed.options.fresh, as_json=parsed.options.json).run()
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return a parser with the flags that the command has with any recipe."""
+    from redrb.recipe.command_line import general_parser
+
+    return general_parser("redrb run", DESCRIPTION, extend=_extend)
 
 
 def job_of(parsed: Parsed, settings: LaunchSettings, checkpoints: Path) -> Job:
@@ -57,6 +69,9 @@ def job_of(parsed: Parsed, settings: LaunchSettings, checkpoints: Path) -> Job:
     Raises:
         ConfigError: A setting is given that the run gives to its workers.
     """
+    from redrb.launch.job import Job
+    from redrb.recipe.settings import settings_of
+
     options, recipe = vars(parsed.options), parsed.resolved.recipe
     given = {name: options[name] for name in settings_of(type(recipe)) if name in options}
     for name in _OF_THE_RUN:
@@ -93,6 +108,9 @@ def _has_files(directory: Path) -> bool:
 
 
 def _extend(parser: argparse.ArgumentParser) -> None:
+    from redrb.launch.settings import LaunchSettings
+    from redrb.options import add_options
+
     group = parser.add_argument_group("the run")
     add_options(group, LaunchSettings)
     group.add_argument(

@@ -6,7 +6,8 @@ import argparse
 import signal
 from contextlib import closing, suppress
 
-from redrb.commands.arguments import Commands
+from redrb.commands.arguments import Commands, add_json
+from redrb.commands.output import show
 from redrb.errors import StoreUnavailable
 from redrb.options import variable_of
 
@@ -22,6 +23,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "directory", nargs="?", default="", help="keep data here; default: keep none"
     )
+    add_json(parser, "print one line of JSON when it serves")
     parser.set_defaults(run=_run)
 
 
@@ -30,11 +32,9 @@ def _run(options: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with closing(EmbeddedServer(options.directory)) as server, suppress(KeyboardInterrupt):
-        print(
-            f"{server.program.name} serves this machine at\n"
-            f"  {variable_of('url')}=unix://{server.socket}\nuntil Ctrl-C",
-            flush=True,
-        )
+        url, name = f"unix://{server.socket}", server.program.name
+        lines = (f"{name} serves this machine at", f"  {variable_of('url')}={url}", "until Ctrl-C")
+        show({"url": url, "program": name}, lines, as_json=options.json)
         last_line = server.wait()
         raise StoreUnavailable(
             f"the server at {server.socket} has ended; the last line of its log: {last_line}",

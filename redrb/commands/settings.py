@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redrb.commands.arguments import Commands
 from redrb.commands.output import show, table
 from redrb.options import has_password, shown
-from redrb.recipe.command_line import Parsed, parse
-from redrb.recipe.settings import settings_of
+
+if TYPE_CHECKING:
+    from redrb.recipe.command_line import Parsed
 
 HELP = "show the settings of a recipe, each with its value and the origin of it"
 
@@ -23,6 +24,8 @@ def add_to(commands: Commands) -> None:
 
 def main(words: Sequence[str]) -> int:
     """Run the command; its flags are those of the recipe."""
+    from redrb.recipe.command_line import parse
+
     parsed = parse("redrb settings", HELP, words, extend=_extend)
     rows = rows_of(parsed)
     cells = [[row["name"], shown(row["value"]), row["origin"], row["help"]] for row in rows]
@@ -31,8 +34,17 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return a parser with the flags that the command has with any recipe."""
+    from redrb.recipe.command_line import general_parser
+
+    return general_parser("redrb settings", HELP, extend=_extend)
+
+
 def rows_of(parsed: Parsed) -> list[dict[str, Any]]:
     """Return name, value, origin and text of each setting; passwords in URLs are hidden."""
+    from redrb.recipe.settings import settings_of
+
     resolved = parsed.resolved
     rows = []
     for name, item in settings_of(parsed.loaded.recipe).items():

@@ -10,12 +10,15 @@ from typing import Any
 
 from redrb.commands.arguments import TASK, Commands, add_command, add_group
 from redrb.commands.output import show
+from redrb.commands.watching import add_watch
 
 
 def add_to(commands: Commands) -> None:
     """Add the command."""
     text = "show a task's ledger, and the consumers and producers that wait"
-    add_group(add_command(commands, "stats", text, _run, subject=TASK))
+    parser = add_command(commands, "stats", text, _run, subject=TASK)
+    add_group(parser)
+    add_watch(parser)
 
 
 def _run(options: argparse.Namespace) -> int:

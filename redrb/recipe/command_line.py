@@ -63,7 +63,7 @@ def parse(
         ConfigError: There is no such recipe, or a setting cannot be used.
     """
     # its own flags are known only once the recipe is, so the recipe is looked for first
-    general = _parser(program, description, PPORecipe, GRPORecipe, extend=extend)
+    general = general_parser(program, description, extend=extend)
     name = _named(general, arguments)
     if name is None:
         general.parse_args(arguments)  # ends with --help, or with a wrong flag
@@ -85,6 +85,13 @@ def parse(
     file = Path(chosen) if chosen else loaded.settings_file
     resolved = resolve(loaded.recipe, flags=given, file=file, **changes)
     return Parsed(name, loaded, resolved, options)
+
+
+def general_parser(
+    program: str, description: str | None, *, extend: Extend = lambda _: None
+) -> argparse.ArgumentParser:
+    """Return a parser with the settings of recipes in general, as `--help` without a recipe has."""
+    return _parser(program, description, PPORecipe, GRPORecipe, extend=extend)
 
 
 def _named(general: argparse.ArgumentParser, arguments: Sequence[str]) -> str | None:

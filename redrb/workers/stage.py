@@ -24,15 +24,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a stage until a signal comes; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="redrb-stage", description=__doc__)
-    parser.add_argument(
-        "function",
-        metavar="MODULE:FUNCTION",
-        help="function of a group's samples, which returns the samples to forward, or None to "
-        "filter the group; a class is made without arguments, and its object is called",
-    )
-    add_options(parser, StageSettings)
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         settings = settings_from(options, StageSettings)
         _work(options.function, settings)
@@ -40,6 +32,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"redrb-stage: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of its arguments."""
+    made = argparse.ArgumentParser(prog="redrb-stage", description=__doc__)
+    made.add_argument(
+        "function",
+        metavar="MODULE:FUNCTION",
+        help="function of a group's samples, which returns the samples to forward, or None to "
+        "filter the group; a class is made without arguments, and its object is called",
+    )
+    add_options(made, StageSettings)
+    return made
 
 
 def _work(function: str, settings: StageSettings) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from redrb.commands.arguments import Commands, add_command
 from redrb.commands.output import age, show, size, table
+from redrb.commands.watching import add_watch
 
 if TYPE_CHECKING:
     from redrb.weights.inspection.listing import PublishedWeights
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 def add_to(commands: Commands) -> None:
     """Add the command."""
-    add_command(commands, "ls", "list all published weights of a namespace", _run, subject=None)
+    text = "list all published weights of a namespace"
+    add_watch(add_command(commands, "ls", text, _run, subject=None))
 
 
 def _run(options: argparse.Namespace) -> int:

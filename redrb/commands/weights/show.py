@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from redrb.commands import output
 from redrb.commands.arguments import WEIGHTS, Commands, add_command
 from redrb.commands.output import age, percent, size, table
+from redrb.commands.watching import add_watch
 
 if TYPE_CHECKING:
     from redrb.weights.inspection.listing import KeptVersion, ListedTensor
@@ -23,6 +24,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--tensors", action="store_true", help="list the tensors of the newest version"
     )
+    add_watch(parser)
 
 
 def _run(options: argparse.Namespace) -> int:

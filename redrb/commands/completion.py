@@ -1,0 +1,118 @@
+"""`redrb completion`: prints a script with which a shell completes the commands of redrb."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from collections.abc import Iterator
+from contextlib import redirect_stderr
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from redrb.commands import run, settings
+from redrb.commands.arguments import STATUS, Commands
+
+SHELLS = ("bash", "zsh", "fish")
+
+_TEXT = (
+    "Print a script with which a shell completes commands, flags, choices, files, and the names of "
+    "tasks and weights of namespace default at REDRB_URL; also those of redrb-maker, redrb-trainer "
+    "and redrb-stage. For bash: `redrb completion bash > "
+    "~/.local/share/bash-completion/completions/redrb`, with links redrb-maker, redrb-trainer and "
+    "redrb-stage to this file; or `source <(redrb completion bash)`. `redrb completion tasks` and "
+    "`redrb completion weights` print the names, which the scripts ask for."
+)
+_TASKS = frozenset({"task", "to", "from_", "task_name"})
+_FILES = frozenset({"recipe", "settings", "out", "checkpoints", "prompts", "metrics"})
+
+_ANSWER_S = 1.0
+"""Seconds that Redis may take to answer, while a person waits for a completion."""
+
+MOST_NAMES: Final = 1000
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "completion",
+        help="print a script for bash, zsh or fish, which completes commands",
+        description=_TEXT,
+        epilog=STATUS,
+    )
+    parser.add_argument(
+        "subject", metavar="SHELL", choices=(*SHELLS, "tasks", "weights"), help=", ".join(SHELLS)
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.subject not in SHELLS:
+        for name in names(options.subject):
+            print(name)
+        return 0
+    import shtab
+
+    for parser in _parsers(options.parser):
+        _mark(parser)
+        with redirect_stderr(io.StringIO()):  # shtab notes what it leaves out
+            script = shtab.complete(parser, shell=options.subject)
+        print(script)
+    return 0
+
+
+def names(kind: str) -> Iterator[str]:
+    """Yield the names of "tasks" or "weights" of namespace default; none if Redis is away.
+
+    A shell splits and expands them, so others than usual names are left out.
+    """
+    from redrb.connection import connect
+    from redrb.connection.deadline import within
+    from redrb.errors import RedrbError
+    from redrb.keys import is_name
+    from redrb.registry import Registry
+
+    try:
+        with within(_ANSWER_S), connect(retry_s=0, connect_timeout=_ANSWER_S) as client:
+            registry = Registry(client, "default")
+            found = islice(registry.names("task" if kind == "tasks" else "weights"), MOST_NAMES)
+            yield from [name for name in found if is_name(name)]
+    except RedrbError:  # a person completes a word: a message would be in the way
+        return
+
+
+def _parsers(whole: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield the parsers of all programs; that of `redrb` with the flags of recipes in general."""
+    from redrb.recipe.command_line import general_parser
+    from redrb.workers import stage
+
+    for action in _subcommands(whole):
+        action.choices["run"] = run.parser()
+        action.choices["settings"] = settings.parser()
+    yield whole
+    for name in ("redrb-maker", "redrb-trainer"):
+        yield general_parser(name, None)
+    yield stage.parser()
+
+
+def _subcommands(parser: argparse.ArgumentParser) -> list[Any]:
+    """Return the actions of a parser that have commands of their own."""
+    actions = parser._actions  # noqa: SLF001  argparse lists them nowhere else
+    return [each for each in actions if isinstance(each, argparse._SubParsersAction)]  # noqa: SLF001
+
+
+def _mark(parser: argparse.ArgumentParser) -> None:
+    """Say which arguments are names of tasks, of weights, or files."""
+    import shtab
+
+    for action in parser._actions:  # noqa: SLF001
+        argument: Any = action
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            for each in action.choices.values():
+                _mark(each)
+        elif action.dest in _TASKS:
+            argument.complete = shtab.cmd("redrb completion tasks 2>/dev/null")
+        elif action.dest == "weights" or action.metavar == "NAME":
+            argument.complete = shtab.cmd("redrb completion weights 2>/dev/null")
+        elif action.type is Path or action.dest in _FILES:
+            argument.complete = shtab.FILE

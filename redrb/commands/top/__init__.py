@@ -1,0 +1,110 @@
+"""`redrb top`: shows the whole state of a namespace, live, as text or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from redrb.commands.arguments import Commands, add_command
+from redrb.commands.watching import add_watch, has_screen
+
+if TYPE_CHECKING:
+    from redrb.connection import Client
+    from redrb.state.observer import Observer
+
+_TEXT = (
+    "show tasks, workers, weights and troubles, live. On a terminal the picture is drawn again for "
+    "each new state, with the age of its figures; press ? for help. Elsewhere, and on a terminal "
+    "without cursor (TERM=dumb), it prints one picture and ends; with --watch one after another. "
+    "A picture that is printed takes two looks, since rates need them. NO_COLOR turns colours off."
+)
+_EVERY_S = 1.0
+_LOOK_S = 5.0
+"""Seconds to wait for a look; the observer gives one up before."""
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands,
+        "top",
+        _TEXT,
+        _run,
+        subject=None,
+        json_text="print one line of JSON; with --watch one for each look",
+    )
+    parser.add_argument(
+        "task", metavar="TASK", nargs="?", default="", help="the task that is selected first"
+    )
+    parser.add_argument("--once", action="store_true", help="print one picture and end")
+    add_watch(parser, default_s=_EVERY_S, repeats=False)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from redrb.keys import check_name
+
+    if options.task:
+        check_name("task", options.task)
+    if has_screen() and sys.stdin.isatty() and not (options.once or options.json):
+        from redrb.commands.top.full_screen import FullScreen
+
+        with FullScreen(sys.stdin.fileno(), sys.stdout.fileno()) as screen:
+            screen.draw([f"redrb top connects, for namespace {options.namespace} ..."])
+            from redrb.commands.top.live import watch
+            from redrb.commands.top.place import Place
+
+            with _observed(options) as (client, observer):
+                place, where = Place(task=options.task), _where(client, options)
+                return watch(observer, screen, place, where)
+    with _observed(options) as (client, observer):
+        return _print(observer, client, options)
+
+
+@contextmanager
+def _observed(options: argparse.Namespace) -> Iterator[tuple[Client, Observer]]:
+    """Look at the namespace while the block runs."""
+    from redrb.connection import connect
+    from redrb.state.observer import Observer
+
+    every_s = options.watch or _EVERY_S
+    with (
+        connect(options.url, retry_s=0) as client,
+        Observer(client, options.namespace, every_s=every_s) as observer,
+    ):
+        yield client, observer
+
+
+def _print(observer: Observer, client: Client, options: argparse.Namespace) -> int:
+    """Print one picture, or one after another, as lines or as JSON."""
+    from dataclasses import asdict
+
+    from redrb.commands.output import show
+    from redrb.commands.top.picture import picture
+    from redrb.commands.top.place import Place
+    from redrb.errors import StoreUnavailable
+    from redrb.stream.task.similar_tasks import unknown_task
+
+    again = options.watch is not None and not options.once
+    view = observer.wait(0, _LOOK_S)
+    if view.state is not None:
+        view = observer.wait(view.number, _LOOK_S)  # a first look has no rates
+    while True:
+        if view.state is None and not again:
+            raise StoreUnavailable(
+                view.error or "Redis did not answer in time.", where=client.where
+            )
+        if options.task and view.state and view.state.task(options.task) is None and not again:
+            raise unknown_task(client, options.namespace, options.task)
+        place, where = Place(task=options.task), _where(client, options)
+        lines = (each.plain.rstrip() for each in picture(view, observer.history, place, where))
+        show(asdict(view), lines, as_json=options.json)
+        if not again:
+            return 1 if view.error else 0
+        view = observer.wait(view.number, _LOOK_S, error=view.error)
+
+
+def _where(client: Client, options: argparse.Namespace) -> str:
+    return f"namespace {options.namespace} at {client.where}"

@@ -1,0 +1,80 @@
+"""The picture: heading, the page that is chosen, and the keys; it never exceeds the terminal."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from redrb.commands.top.findings import finding_page
+from redrb.commands.top.heading import heading
+from redrb.commands.top.overview import overview
+from redrb.commands.top.pages import help_page, task_page, worker_page
+from redrb.commands.top.place import Place
+from redrb.commands.top.text import DIM, cut, line
+from redrb.state.history import History
+from redrb.state.view import View
+
+_KEYS = "  q end   ? help   Tab next list   arrows select   Enter show all about it"
+_BACK = "  Escape back   arrows scroll   ? help   q back"
+
+
+def picture(
+    view: View,
+    history: History,
+    place: Place,
+    where: str,
+    *,
+    width: int | None = None,
+    height: int | None = None,
+) -> list[Text]:
+    """Return the lines of a picture.
+
+    Args:
+        view: The newest view.
+        history: Figures of the last looks.
+        place: The page, and what is selected.
+        where: Namespace and Redis.
+        width: Columns of the terminal; None: a picture for a file, as wide and high as it needs.
+        height: Lines of the terminal.
+    """
+    top = heading(view, where, width)
+    if width is None or height is None:
+        return [*top, line(), *_body(view, history, place, None, None)]
+    keys = _KEYS if place.page == "all" else _BACK
+    room = height - len(top) - 1
+    lines = [*top[: max(1, height - 1)], *_body(view, history, place, width, max(0, room))]
+    lines = lines[: height - 1]
+    lines += [line()] * (height - 1 - len(lines))
+    return [cut(each, width) for each in [*lines, line((keys, DIM))]]
+
+
+def _body(
+    view: View, history: History, place: Place, width: int | None, height: int | None
+) -> list[Text]:
+    """Return the lines of the page."""
+    if place.page == "all":
+        return overview(view, history, place, width, height)
+    task = place.task_in(view.state)
+    name = place.task or (task.name if task else "")
+    if place.page == "task":
+        title, lines = f"TASK {name}", task_page(task, name, history, width)
+    elif place.page == "worker":
+        title, lines = "WORKER", worker_page(place.worker_in(view.state), task)
+    elif place.page == "finding":
+        title, lines = "FINDING", finding_page(place.finding_in(view.findings), width)
+    else:
+        title, lines = "HELP", help_page()
+    return [line((title, "bold")), *_scrolled(lines, place.offset, height)]
+
+
+def _scrolled(lines: list[Text], offset: int, height: int | None) -> list[Text]:
+    """Return the lines from `offset` on, but never less than a screen full."""
+    if height is None:
+        return lines
+    room = max(1, height - 1)
+    if len(lines) <= room:
+        return lines
+    first = max(0, min(offset, len(lines) - room + 1))
+    below = len(lines) - first - room + 1
+    if not below:
+        return lines[first:]
+    return [*lines[first : first + room - 1], line((f"    {below} more lines (arrows)", DIM))]

@@ -1,0 +1,225 @@
+"""The tables of the picture: tasks, workers, weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from redrb.commands.output import age, size
+from redrb.commands.top.columns import Column, Table, fitted
+from redrb.commands.top.text import (
+    BAD,
+    DIM,
+    GOOD,
+    NOTE,
+    WARN,
+    amount,
+    line,
+    rate,
+    sparkline,
+    time_of,
+)
+from redrb.state.history import History
+from redrb.state.model import State, TaskState, WeightsState, WorkerState
+
+_CURVE = 12
+"""Columns of a curve in the table of tasks."""
+
+_LOOKS = 120
+"""Newest points of a curve in the table of tasks: two minutes, at a look each second."""
+
+LIFE = {"live": GOOD, "silent": WARN, "dead": BAD, "ended": DIM}
+"""Style of each life of a worker."""
+
+
+def task_table(
+    tasks: Sequence[TaskState], total: int, history: History, width: int | None, marked: str = ""
+) -> Table:
+    """Return the table of tasks."""
+    columns = (
+        Column(f"TASKS ({total:,})", left=True),
+        Column("put/s"),
+        Column("acked/s"),
+        Column("waiting"),
+        Column("last 2 min", 4, left=True),
+        Column("leased", 2),
+        Column("dead", 1),
+        Column("stale", 2),
+        Column("rights", 3),
+        Column("stored", 6),
+        Column("acked/s, 2 min", 8, left=True),
+        Column("waits", 7, left=True),
+        Column("size", 9),
+        Column("samples/s", 10),
+        Column("memory", 11),
+        Column("order", 12, left=True),
+    )
+    rows = [_task_row(task, history) for task in tasks]
+    names = [task.name for task in tasks]
+    return fitted(columns, rows, width, names.index(marked) if marked in names else -1)
+
+
+def _task_row(task: TaskState, history: History) -> list[Text]:
+    main = task.main
+    if main is None:
+        why = " (not readable)" if not task.readable else ""
+        return [line(task.name, (why, DIM)), *[line()] * 15]
+    stats, rates = main.stats, task.rates
+    behind = main.staleness.waiting.mean
+    rights = stats.admission
+    waits = {
+        "put": stats.producers_waiting,
+        "take": stats.consumers_waiting,
+        "right": rights.waiting if rights else 0,
+    }
+    full = bool(stats.limit) and stats.stored >= stats.limit
+    return [
+        line(task.name),
+        line(rate(rates.put if rates else None)),
+        line(rate(rates.acked if rates else None)),
+        line(amount(stats.ledger.waiting)),
+        line((_spark(history, task, "waiting"), NOTE)),
+        line(amount(stats.ledger.leased)),
+        line((amount(stats.dead_letters), BAD if stats.dead_letters else "")),
+        line("-" if behind is None else f"{behind:.1f}"),
+        line(f"{amount(rights.held)}/{amount(rights.most)}" if rights else ""),
+        line((_stored(stats.stored, stats.limit), WARN if full else "")),
+        line((_spark(history, task, "acked"), GOOD)),
+        line(", ".join(f"{n} {name}{'' if n == 1 else 's'}" for name, n in waits.items() if n)),
+        line(size(task.stored_bytes)),
+        line(rate(rates.samples_acked if rates else None)),
+        line("" if task.memory_bytes is None else size(task.memory_bytes)),
+        line(task.order),
+    ]
+
+
+def worker_table(task: TaskState | None, name: str, width: int | None, marked: str = "") -> Table:
+    """Return the table of the workers of a task.
+
+    Args:
+        task: The task; None if it is not there.
+        name: Its name; "" if no task is selected.
+        width: Columns of the terminal; None: no limit.
+        marked: Name of the worker that is selected.
+    """
+    workers = task.workers if task else ()
+    total = task.workers_total if task else 0
+    columns = (
+        Column(f"WORKERS of {name} ({total:,})" if name else "WORKERS (0)", left=True, most=32),
+        Column("does", left=True),
+        Column("life", left=True),
+        Column("weights", left=True),
+        Column("groups/s", 1),
+        Column("waits for", left=True),
+        Column("seen", 3),
+        Column("holds", 4, left=True),
+        Column("host", 5, left=True),
+        Column("pid", 5),
+        Column("runs for", 6),
+        Column("redrb", 7, left=True),
+        Column("groups", 8),
+        Column("figures", 9, left=True, most=40),
+    )
+    newest = task.main.stats.version if task and task.main else 0
+    rows = [_worker_row(worker, newest) for worker in workers]
+    names = [worker.name for worker in workers]
+    table = fitted(columns, rows, width, names.index(marked) if marked in names else -1)
+    if workers or not name:
+        return table
+    why = "no worker has announced itself" if task else f"there is no task {name} now"
+    return Table(table.head, [line((f"  {why}", DIM))])
+
+
+def _worker_row(worker: WorkerState, newest: int) -> list[Text]:
+    waits = f"{worker.waits_for} {time_of(worker.waits_s)}" if worker.waits_for else ""
+    holds = {"groups": worker.leased, "rights": worker.rights}
+    return [
+        line(worker.name),
+        line(worker.role),
+        line((worker.life, LIFE[worker.life])),
+        weights_in_use(worker, newest),
+        line(rate(worker.groups_per_s)),
+        line((waits, WARN if worker.waits_s >= 1 else "")),
+        line((age(worker.seen_s), "" if worker.life == "live" else WARN)),
+        line(", ".join(f"{number:,} {name}" for name, number in holds.items() if number)),
+        line(worker.host),
+        line(str(worker.pid or "")),
+        line(age(worker.uptime_s)),
+        line(worker.redrb),
+        line(amount(worker.groups)),
+        line((", ".join(f"{name} {value:.3g}" for name, value in worker.metrics.items()), DIM)),
+    ]
+
+
+def weights_in_use(worker: WorkerState, newest: int) -> Text:
+    """Return the weight version that a worker uses, and how far it is behind the newest."""
+    if not worker.weight_version:
+        return line(("none", DIM))
+    behind = newest - worker.weight_version
+    if behind <= 0 or worker.role == "trainer":
+        return line(f"{worker.weight_version}")
+    return line(f"{worker.weight_version}, ", (f"{behind} behind", WARN))
+
+
+def weights_table(state: State, width: int | None) -> Table:
+    """Return the table of published weights."""
+    columns = (
+        Column(f"WEIGHTS ({len(state.weights):,})", left=True),
+        Column("version"),
+        Column("kind", 2, left=True),
+        Column("size", 1),
+        Column("age"),
+        Column("in use", 3, left=True, most=40),
+        Column("kept", 5),
+        Column("in redis", 6),
+        Column("read by", 7),
+    )
+    rows = [_weights_row(weights, state) for weights in state.weights]
+    return fitted(columns, rows, width)
+
+
+def _weights_row(weights: WeightsState, state: State) -> list[Text]:
+    if not weights.readable:
+        return [line(weights.name, (" (not readable)", DIM)), *[line()] * 8]
+    return [
+        line(weights.name),
+        line(f"{weights.version}"),
+        line(weights.kind),
+        line(size(weights.nbytes)),
+        line(age(weights.age_s)),
+        users(weights, state),
+        line(f"{weights.versions}"),
+        line(size(weights.stored_bytes)),
+        line(f"{weights.pins}" if weights.pins else ""),
+    ]
+
+
+def users(weights: WeightsState, state: State) -> Text:
+    """Return how many live makers use which versions, the newest first.
+
+    A worker does not say whose weights it uses: with weights of several names nothing is returned.
+    """
+    if len(state.weights) != 1:
+        return line()
+    versions: dict[int, int] = {}
+    for task in state.tasks:
+        for worker in task.workers:
+            if worker.role == "maker" and worker.life in ("live", "silent"):
+                versions[worker.weight_version] = versions.get(worker.weight_version, 0) + 1
+    parts = [f"{versions[version]} makers: {version}" for version in sorted(versions, reverse=True)]
+    old = any(version < weights.version for version in versions)
+    return line((", ".join(parts).replace("1 makers", "1 maker"), WARN if old else ""))
+
+
+def _stored(stored: int, limit: int) -> str:
+    return f"{amount(stored)}/{amount(limit)}" if limit else amount(stored)
+
+
+def _spark(history: History, task: TaskState, name: str) -> str:
+    return sparkline(curve(history, task.name, name)[-_LOOKS:], _CURVE)
+
+
+def curve(history: History, task: str, name: str) -> list[float | None]:
+    """Return a figure of a task at each of the last looks, such as "waiting"; the newest last."""
+    return [getattr(point, name) for point in history.of(task)]

@@ -1,0 +1,111 @@
+"""Text of a picture: what comes from Redis without control characters; numbers in few columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from rich.text import Text
+
+from redrb.commands.output import age, printable
+
+Part: TypeAlias = "str | tuple[str, str] | Text"
+"""Words of a line: plain, with a style, or a line of such words."""
+
+DIM = "dim"
+GOOD = "green"
+NOTE = "cyan"
+WARN = "yellow"
+BAD = "bold red"
+HEAD = "bold"
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def line(*parts: Part) -> Text:
+    """Return a line of words, without control characters."""
+    made = Text(no_wrap=True)
+    for part in parts:
+        if isinstance(part, Text):
+            made.append_text(part)
+        elif isinstance(part, tuple):
+            made.append(printable(part[0]), part[1])
+        else:
+            made.append(printable(part))
+    return made
+
+
+def cut(made: Text, width: int) -> Text:
+    """Return a line that is at most `width` columns wide and has no control characters."""
+    plain = printable(made.plain)
+    if plain != made.plain:
+        made = Text(plain, spans=made.spans, no_wrap=True)
+    if made.cell_len > width:
+        made = made.copy()
+        made.truncate(width, overflow="ellipsis")
+    return made
+
+
+def wrapped(words: str, width: int) -> list[str]:
+    """Return words in lines of at most `width` columns; a longer word is broken."""
+    width, lines = max(1, width), [""]
+    for word in printable(words).split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+        while len(lines[-1]) > width:
+            lines[-1:] = [lines[-1][:width], lines[-1][width:]]
+    return lines
+
+
+def amount(number: float) -> str:
+    """Return a count in at most seven columns, such as "99,999", "123k" or "1.2M"."""
+    if number < 100_000:
+        return f"{number:,.0f}"
+    for unit in ("k", "M", "G"):
+        number /= 1000
+        if number < 1000:
+            return f"{number:.0f}{unit}" if number >= 99.5 else f"{number:.1f}{unit}"
+    return f"{number:.0f}G"
+
+
+def rate(per_s: float | None) -> str:
+    """Return a rate per second in few columns; "-" if it is not known."""
+    if per_s is None:
+        return "-"
+    if per_s >= 99.5:
+        return amount(per_s)
+    return f"{per_s:.1f}" if per_s >= 0.1 or not per_s else f"{per_s:.2f}"
+
+
+def time_of(seconds: float) -> str:
+    """Return a time, such as "0.4 s" or "12 min"."""
+    return f"{seconds:.1f} s" if seconds < 10 else age(seconds)
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """Return values as bars from 0 to the largest one, the newest last.
+
+    More values than columns share columns, which show their mean; None is an empty column.
+    """
+    if not values or width < 1:
+        return ""
+    per_column = -(-len(values) // width)
+    first = len(values) % per_column
+    parts = [values[:first]] if first else []
+    parts += [values[at : at + per_column] for at in range(first, len(values), per_column)]
+    means = [_mean(part) for part in parts]
+    largest = max((mean for mean in means if mean is not None), default=0.0)
+    scale = 7 / largest if largest > 0 else 0.0
+    return "".join(" " if mean is None else _BARS[round(max(0.0, mean) * scale)] for mean in means)
+
+
+def bar(share: float, width: int) -> str:
+    """Return a bar that fills a share of `width` columns."""
+    filled = round(min(1.0, max(0.0, share)) * width)
+    return "█" * filled + "░" * (width - filled)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,176 @@
+"""All commands of `redrb`: options, quick starts, and completion in a shell."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from redrb import cli
+from redrb.commands import run, settings
+
+FILES = {"redrb run": run.parser, "redrb settings": settings.parser}
+WITHOUT_RESULT = {"redrb completion"}
+"""Commands that print a text for another program, which no JSON replaces."""
+
+
+def commands(
+    parser: argparse.ArgumentParser | None = None, name: str = "redrb"
+) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield name and parser of each command."""
+    whole = parser or cli._parser()
+    parts = [each for each in whole._actions if isinstance(each, argparse._SubParsersAction)]
+    for part in parts:
+        for word, each in part.choices.items():
+            yield from commands(each, f"{name} {word}")
+    if not parts:
+        yield name, FILES[name]() if name in FILES else whole
+
+
+COMMANDS = dict(commands())
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_help_and_json(name: str) -> None:
+    parser = COMMANDS[name]
+    for action in parser._actions:
+        assert action.help, f"{name}: {action.dest} has no help"
+    assert ("--json" in parser._option_string_actions) is (name not in WITHOUT_RESULT)
+    assert parser.format_help()
+
+
+def test_commands_that_need_no_redis_print_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed(*words: str) -> dict[str, object]:
+        assert cli.main([*words, "--json"]) == 0
+        (line,) = capsys.readouterr().out.splitlines()
+        found: dict[str, object] = json.loads(line)
+        return found
+
+    rights = printed("acl", "--role", "observer", "--task", "math")
+    assert rights["user"] == "observer"
+    assert rights["command"] == f"ACL SETUSER observer on {' '.join(rights['rules'])}"  # type: ignore[arg-type]
+    file = tmp_path / "mine.py"
+    assert printed("new", "plain", str(file)) == {"file": str(file), "kind": "plain"}
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "soon", "1e300"])
+def test_times_between_looks_are_checked(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["ls", "--watch", text])
+    assert "is not a number of seconds" in capsys.readouterr().err
+
+
+def test_commands_start_quickly() -> None:
+    """The processor time of their start is below 0.3 s, the smallest of three."""
+    for words in (["--help"], ["top", "--help"], ["run", "--help"], ["completion", "bash"]):
+        spent = min(_processor_s(words) for _ in range(3))
+        assert spent < 0.3, (words, spent)
+
+
+def test_commands_that_look_at_redis_import_little_beside_its_client() -> None:
+    """The modules of `redis` take most of their start: compared, a busy machine changes nothing."""
+    top = "import redrb.cli, redrb.connection, redrb.state.observer, redrb.commands.top.live"
+    shares = [_python_s(top) / _python_s("import redis, rich.console") for _ in range(3)]
+    assert statistics.median(shares) < 3
+    program = f"import sys; {top}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    heavy = {"torch", "numpy", "starlette", "uvicorn", "prometheus_client", "wandb", "tensorboard"}
+    assert heavy.isdisjoint(done.stdout.split())
+
+
+def _processor_s(words: list[str]) -> float:
+    return _python_s(f"import sys; from redrb.cli import main; main({words!r})")
+
+
+def _python_s(program: str) -> float:
+    """Return the processor time of a Python that runs a program."""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of `redrb completion bash`."""
+    file = tmp_path_factory.mktemp("completion") / "redrb"
+    done = subprocess.run(
+        [sys.executable, "-m", "redrb.cli", "completion", "bash"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    file.write_text(done.stdout)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("redrb we", {"weights"}),
+        ("redrb weights sh", {"show"}),
+        ("redrb stats --wa", {"--watch"}),
+        ("redrb new g", {"grpo"}),
+        ("redrb acl --role o", {"observer"}),
+        ("redrb run --learning", {"--learning-rate"}),
+        ("redrb set m", {"math", "mixed/2"}),
+        ("redrb weights show a", {"actor"}),
+        ("redrb-maker --prompts-p", {"--prompts-per-step"}),
+        ("redrb-stage --to m", {"math", "mixed/2"}),
+    ],
+)
+def test_bash_completes(script: Path, words: str, offered: set[str]) -> None:
+    program = words.split()[0]
+    asked = (
+        f"source {script}\n"
+        "redrb() { [[ $2 == tasks ]] && printf '%s\\n' code math mixed/2 || echo actor; }\n"
+        f"COMP_WORDS=({words}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))\n"
+        f"$(complete -p {program} | sed 's/.*-F \\([^ ]*\\).*/\\1/') {program}\n"
+        "printf '%s\\n' \"${COMPREPLY[@]}\""
+    )
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
+    assert {word.strip() for word in done.stdout.splitlines()} == offered, done.stderr
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_have_a_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", shell]) == 0
+    printed = capsys.readouterr().out
+    assert "redrb completion tasks" in printed
+    assert "redrb-stage" in printed
+
+
+def test_names_are_offered_only_if_a_shell_does_not_expand_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import redrb
+
+    monkeypatch.setenv("REDRB_URL", "fake://completion-names")
+    with redrb.connect() as client:
+        key = "redrb:{default}:registry"
+        for name in ("math", "$(reboot)", "a b", "code"):
+            client.execute("ZADD", key, 0, f"task:{name}")
+        assert cli.main(["completion", "tasks"]) == 0
+        assert capsys.readouterr().out == "code\nmath\n"
+        assert cli.main(["completion", "weights"]) == 0
+        assert capsys.readouterr().out == ""
+
+
+def test_names_of_a_redis_that_is_away_are_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REDRB_URL", "redis://127.0.0.1:1")
+    assert cli.main(["completion", "tasks"]) == 0
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,191 @@
+"""The picture of `redrb top`: it fits, says what is wrong, and has no control characters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from redrb.commands.output import show
+from redrb.commands.top.keys import keys_in
+from redrb.commands.top.picture import picture
+from redrb.commands.top.place import Place
+from redrb.commands.top.text import amount, rate, sparkline, wrapped
+from redrb.state.findings import connection_finding, findings_of
+from redrb.state.history import History
+from redrb.state.model import State
+from redrb.state.view import View
+from tests.sample_state import sample_state
+
+HOSTILE = "\x1b[2J\x07\u202e\n\u0000錆\u0301" * 20
+ALL = Place()
+PLACES = [
+    *(Place(listed=listed, finding=3) for listed in ("tasks", "workers", "findings")),
+    *(Place(page=page) for page in ("task", "worker", "finding", "help")),
+    Place(page="task", offset=1_000),
+    Place(task="gone"),
+]
+
+
+def view_of(state: State | None, **others: object) -> View:
+    findings = findings_of(state) if state else ()
+    return replace(View(state, 1, 0.4, "", findings), **others)  # type: ignore[arg-type]
+
+
+def history_of(state: State, looks: int = 30) -> History:
+    history = History()
+    for _ in range(looks):
+        history.add(state)
+    return history
+
+
+def drawn(view: View, place: Place = ALL, width: int | None = 80, height: int = 24) -> list[str]:
+    history = history_of(view.state) if view.state else History()
+    rows = None if width is None else height
+    return [each.plain for each in picture(view, history, place, "there", width=width, height=rows)]
+
+
+def hostile_state() -> State:
+    state = sample_state()
+    tasks = tuple(
+        replace(
+            task,
+            name=task.name + HOSTILE,
+            order=HOSTILE,
+            settings={HOSTILE: HOSTILE},
+            workers=tuple(
+                replace(
+                    each, name=HOSTILE, host=HOSTILE, redrb=HOSTILE, metrics={HOSTILE: float("nan")}
+                )
+                for each in task.workers
+            ),
+        )
+        for task in state.tasks
+    )
+    weights = tuple(replace(each, name=HOSTILE, kind=HOSTILE) for each in state.weights)
+    servers = tuple(replace(each, version=HOSTILE) for each in state.servers)
+    return replace(state, namespace=HOSTILE, tasks=tasks, weights=weights, servers=servers * 3)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60), (40, 8), (20, 3), (1, 1)])
+def test_every_page_fits_every_terminal(size: tuple[int, int]) -> None:
+    width, height = size
+    for state in (sample_state(), hostile_state(), None):
+        view = view_of(state, error=HOSTILE if state is None else "")
+        for place in PLACES:
+            history = history_of(state) if state else History()
+            lines = picture(view, history, place, HOSTILE, width=width, height=height)
+            assert len(lines) <= height
+            assert max(line.cell_len for line in lines) <= width
+            assert all(line.plain.isprintable() for line in lines)
+
+
+def test_an_ordinary_terminal_shows_everything_of_importance() -> None:
+    text = "\n".join(drawn(view_of(sample_state())))
+    for shown in (
+        "figures are 0.4 s old",
+        "512.0 MB of 1.0 GB (51%)",
+        "TASKS (2)",
+        "code         1.5      0.0      800",
+        "> math         6.4      6.2      511",
+        "32/640",
+        "room 4.5 s",
+        "31, 11 behind",
+        "dead  40, 2 behind",
+        "actor             42  delta  3.1 GB  12 s  2 makers: 42, 1 maker: 31",
+        "4 warnings, 1 info",
+        "do: redrb dead requeue math --all",
+        "and 1 more",
+        "q end",
+    ):
+        assert shown in text
+
+
+def test_a_picture_for_a_file_is_complete() -> None:
+    text = "\n".join(drawn(view_of(sample_state()), width=None))
+    assert "do: redrb set math limit=8192" in text
+    assert "0.1.0  11,776  reward 0.74, loss 0.031, kl 0.012" in text
+    assert "taken, ever        1.12" in text
+
+
+def test_a_task_with_many_workers_shows_the_selected_one_and_how_many_are_hidden() -> None:
+    state = sample_state()
+    math = state.tasks[1]
+    many = tuple(replace(math.workers[0], name=f"maker-{number}") for number in range(150))
+    state = replace(state, tasks=(replace(math, workers=many, workers_total=400),))
+    text = "\n".join(drawn(view_of(state), Place(listed="workers", worker="maker-120")))
+    assert "WORKERS of math (400)" in text
+    assert "> maker-120" in text
+    assert "more (arrows)" in text
+    assert "FINDINGS" in text
+
+
+def test_figures_that_are_old_say_why() -> None:
+    error = "127.0.0.1:6379 did not answer within 1.5 s"
+    found = connection_finding("127.0.0.1:6379", error)
+    text = "\n".join(drawn(view_of(sample_state(), age_s=12.0, error=error, findings=(found,))))
+    assert "figures are 12 s old" in text
+    assert f"Redis cannot be read: {error}" in text
+    assert "1 critical" in text
+    text = "\n".join(drawn(View(error=error)))
+    assert "no figures yet" in text
+    assert error in text
+
+
+def test_keys_select_rows_and_open_pages() -> None:
+    view = view_of(sample_state())
+    place: Place | None = Place()
+    seen = []
+    for key in keys_in(b"k\t\x1b[B\x1bOB\r\x1b\t\x1b[6~\r?"):
+        assert place is not None
+        place = place.after(key, view)
+        assert place is not None
+        seen.append((place.page, place.listed, place.task, place.worker, place.finding))
+    assert seen == [
+        ("all", "tasks", "code", "", 0),
+        ("all", "workers", "code", "", 0),
+        ("all", "workers", "code", "", 0),  # nobody works on it
+        ("all", "workers", "code", "", 0),
+        ("all", "workers", "code", "", 0),
+        ("all", "workers", "code", "", 0),
+        ("all", "findings", "code", "", 0),
+        ("all", "findings", "code", "", 4),
+        ("finding", "findings", "code", "", 4),
+        ("help", "findings", "code", "", 4),
+    ]
+    place = Place(listed="workers").after("end", view)
+    assert place == Place(listed="workers", task="math", worker="trainer-0")
+    assert place.after("enter", view) == replace(place, page="worker")
+    assert replace(place, page="worker").after("escape", view) == place
+    assert Place().after("q", view) is None
+    assert Place().after("x", view) == Place()
+    assert Place().after("enter", View()) == Place()
+    assert replace(Place(page="task"), offset=3).after("up", view) == Place(page="task", offset=2)
+
+
+def test_keys_that_have_no_name_are_left_out() -> None:
+    assert keys_in(b"\x1b[Zj\xff\x01\x1b[31;5u\x1b[A") == ["back tab", "j", "up"]
+
+
+def test_numbers_and_curves_are_short() -> None:
+    assert [amount(number) for number in (0, 99_999, 123_456, 1_234_567, 5e9)] == [
+        *("0", "99,999", "123k", "1.2M", "5.0G")
+    ]
+    assert [rate(per_s) for per_s in (None, 0.0, 0.04, 6.4, 1234.5)] == [
+        *("-", "0.0", "0.04", "6.4", "1,234")
+    ]
+    assert sparkline([0, 1, 2, None, 4], 5) == "▁▃▅ █"
+    assert sparkline(list(range(100)), 10)[-1] == "█"
+    assert (len(sparkline(list(range(95)), 10)), sparkline([], 10), sparkline([0], 3)) == (
+        10,
+        "",
+        "▁",
+    )
+    assert wrapped("a long" + "g" * 10, 6) == ["a", "longgg", "gggggg", "gg"]
+
+
+def test_no_command_prints_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    show(None, [f"name {HOSTILE}"], as_json=False)
+    assert capsys.readouterr().out.removesuffix("\n").isprintable()
+    show({"name": HOSTILE}, [], as_json=True)
+    assert capsys.readouterr().out.removesuffix("\n").isprintable()
