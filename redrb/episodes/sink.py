@@ -98,12 +98,14 @@ class Sink:
         Raises:
             SendFailed: Earlier groups could not be put.
         """
+        self._announce(items)
         await self._call(lambda: self._sender.send(items, admission=right))
 
     async def put_part(
         self, key: str, items: list[BufferItem], index: int, of: int, right: Admission | None
     ) -> None:
         """Put the samples of one episode as a part of their group."""
+        self._announce(items)
         used = right if right is not None and right.left else None
         await self._call(
             lambda: self._stream.put_part(key, items, index=index, of=of, admission=used)
@@ -132,6 +134,14 @@ class Sink:
         """Return a right that was not used."""
         if right is not None:
             await self._call(right.cancel)
+
+    def _announce(self, items: Sequence[BufferItem]) -> None:
+        """Note what the worker's next announcement says of the newest group."""
+        worker, versions = self._stream.worker, [item.policy_version for item in items]
+        worker.weight_version = max((each for each in versions if each is not None), default=0)
+        rewards = [float(item.reward) for item in items if item.reward is not None]
+        if rewards:
+            worker.metrics = {"reward": sum(rewards) / len(rewards)}
 
     async def _call(self, call: Callable[[], T]) -> T:
         def stopping() -> T:

@@ -66,9 +66,11 @@ class EpisodeRecipeMaker(EpisodeMaker):
             *(client, recipe.task_name),
             namespace=recipe.namespace,
             limit=recipe.limit,
+            lease_ms=recipe.lease_ms,
             on_bad_group="drop",
             **recipe.stream_settings,
         )
+        stream.worker.label = recipe.worker
         super().__init__(
             *(stream, episode_of(recipe), engine),
             group_size=recipe.group_size,

@@ -130,7 +130,7 @@ class TrainerSettings(RecipeSettings):
     checkpoint_every: int = option(50, "weight versions between two checkpoints", least=1)
     lease_ms: int = option(
         10_000,
-        "ms without a heartbeat after which other trainers take over this one's leases",
+        "ms without a heartbeat after which others take over a worker's leases and rights",
         least=100,
     )
     idle_timeout: float = option(

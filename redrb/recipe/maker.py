@@ -62,7 +62,11 @@ class RecipeMaker(ExperienceMakerHolder):
             stop_timeout=recipe.stop_timeout,
             room_timeout=ROOM_TIMEOUT_S,
             in_flight_updates=recipe.in_flight_updates,
-            stream_options={"limit": recipe.limit, **recipe.stream_settings},
+            stream_options={
+                "limit": recipe.limit,
+                "lease_ms": recipe.lease_ms,
+                **recipe.stream_settings,
+            },
             **recipe.generation(generator),
         )
 

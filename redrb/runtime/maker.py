@@ -254,8 +254,11 @@ class ExperienceMakerHolder(MakerLoop):
         """
         ended = self._job_end.watching() if self._end_with_job else nullcontext()
         with self._stop.on_signals(), ending_within(self._stop.time), ended:
-            if not self._weights.wait_until_initialised():
-                return
+            with ExitStack() as waiting:
+                for stream in self._streams:
+                    waiting.enter_context(stream.worker.waiting("weights"))
+                if not self._weights.wait_until_initialised():
+                    return
             self._on_loop_start()
             progress = ProgressBar("make", num_steps if num_steps > 0 else None)
             with self._weights.prefetching(), progress:
@@ -351,6 +354,8 @@ class ExperienceMakerHolder(MakerLoop):
                 )
                 for name in sending.trainers
             ]
+            for stream in self._streams:
+                stream.worker.label = self.name
             self._sender = ExperienceSender(
                 self._streams, max_groups=sending.max_unsent, offload=sending.offload
             )

@@ -52,6 +52,10 @@ class MakerLoop(MakerHooks):
         )
         if experience.policy_version is None:
             experience.policy_version = version  # the oldest: later tokens have newer weights
+        for stream in self._streams:
+            stream.worker.weight_version = version or 0
+            if experience.reward is not None:
+                stream.worker.metrics = {"reward": experience.reward.float().nanmean()}
         return experience
 
     def _make_parts(self, inputs: Any) -> None:

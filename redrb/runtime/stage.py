@@ -91,6 +91,7 @@ class Stage:
         _check_function(function)
         self.source = source
         self.target = target
+        source.worker.role = target.worker.role = "stage"
         self._function = function
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 (the method of an object)

@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from redrb.algorithms.experience_makers import RAW_REWARD
 from redrb.checks import checked_int, checked_number
 from redrb.connection import Client
 from redrb.connection.deadline import ending_within
@@ -151,6 +152,8 @@ class DetachedTrainer(TrainerHooks, ABC):
             )
             makers = [] if rank else list(experience_maker_holder_name_list)  # rank 0 publishes
             self._broadcast = Broadcast(self._client, namespace, name, makers, dtype=weights_dtype)
+            worker = self.buffer.stream.worker
+            worker.role, worker.label = "trainer", name if rank is None else f"{name}, rank {rank}"
             if rank is None:
                 replace_predecessor(self._client, namespace, name, self.buffer.stream)
             undo.pop_all()
@@ -347,6 +350,7 @@ class DetachedTrainer(TrainerHooks, ABC):
         if self._batches.rank:
             return self._broadcast.version
         version = self._broadcast.push(models, tensors=state, fully=fully_update, lora_only=lora)
+        self.buffer.stream.worker.weight_version = version
         self.buffer.stream.advance(version)  # max_staleness counts from it
         return version
 
@@ -422,6 +426,13 @@ class DetachedTrainer(TrainerHooks, ABC):
 
     def _train(self, experience: Experience) -> Mapping[str, Any]:
         metrics = self.training_step(experience)
+        self.buffer.stream.worker.metrics = _announced(metrics, experience)
         if self._debug:
             _log.info("trainer %r trained %d samples: %s", self.name, len(experience), metrics)
         return metrics
+
+
+def _announced(metrics: Mapping[str, Any], experience: Experience) -> Mapping[str, Any]:
+    """Return the metrics that others see of a step, with the mean reward of its batch."""
+    reward = experience.tensors.get(RAW_REWARD, experience.reward)
+    return metrics if reward is None else {"reward": reward.float().nanmean(), **metrics}

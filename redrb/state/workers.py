@@ -16,8 +16,8 @@ MOST_BYTES = 1024
 MOST_METRICS = 16
 """Most figures of an announcement."""
 
-SILENT_PERIODS = 1.35
-"""A worker is silent when its announcement is late by a third of a period."""
+SILENT_PERIODS = 1.2
+"""A worker is silent when its announcement is late by a fifth of a period."""
 
 DEAD_PERIODS = 3.0
 """A worker is dead when no announcement came for this time: its leases are taken over then."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import socket
 import threading
@@ -50,7 +51,8 @@ class Worker:
         label: Name that its owner gives it, such as "maker-1"; "": none.
         role: What it does with the task; None: "trainer" once it has taken groups, else "maker".
         weight_version: Newest weight version that it uses (maker) or has published (trainer).
-        metrics: Newest figures, such as "reward" and "loss"; the first 16 are announced.
+        metrics: Newest figures, such as "reward" and "loss"; the first 16 are announced. Tensors of
+            one element are read then.
     """
 
     name: str
@@ -65,7 +67,7 @@ class Worker:
         self.label = ""
         self.role: Role | None = None
         self.weight_version = 0
-        self.metrics: Mapping[str, float] = {}
+        self.metrics: Mapping[str, Any] = {}
         self._task = task
         self._lease_ms = lease_ms
         self._leases: weakref.ref[Holding] | None = None
@@ -176,7 +178,6 @@ class Worker:
     def _said(self, now: float, *, ended: bool) -> dict[str, Any]:
         waits = min(list(self._waits.values()), key=lambda wait: wait[1], default=None)
         whole = self._whole or self
-        figures = itertools.islice(dict(whole.metrics).items(), MOST_METRICS)
         with self._lock:
             groups, samples = self._groups, self._samples
         return {
@@ -194,7 +195,7 @@ class Worker:
             "rights": 0 if ended else _held(self._rights),
             "waits_for": waits[0] if waits and not ended else "",
             "waits_s": now - waits[1] if waits and not ended else 0.0,
-            "metrics": {str(name)[:_MOST_NAME]: float(figure) for name, figure in figures},
+            "metrics": dict(itertools.islice(_figures(whole.metrics), MOST_METRICS)),
             "ended": ended,
         }
 
@@ -202,3 +203,14 @@ class Worker:
 def _held(holding: weakref.ref[Holding] | None) -> int:
     found = holding() if holding is not None else None
     return 0 if found is None else found.held
+
+
+def _figures(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield those metrics that are finite numbers."""
+    for name, value in tuple(metrics.items()):
+        try:
+            figure = float(value)
+        except (TypeError, ValueError, RuntimeError):  # a text, or a tensor of several elements
+            continue
+        if math.isfinite(figure):
+            yield str(name)[:_MOST_NAME], figure
