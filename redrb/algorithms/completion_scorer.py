@@ -70,7 +70,8 @@ class CompletionScorer(ABC):
         done, experience = self._sampled(inputs, **options)
         for rows, rewards in self.reward_model.as_ready(done, self.group_size):
             raw = torch.tensor(rewards, device=done.sequences.device)
-            yield self._rewarded(select_rows(experience, rows), raw)
+            whole = rows == list(range(len(experience)))
+            yield self._rewarded(experience if whole else select_rows(experience, rows), raw)
 
     def _with_inputs(
         self, done: Completions, prompts: object, options: Mapping[str, Any]

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import logging
 import math
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -25,6 +26,9 @@ Ready: TypeAlias = tuple[list[int], list[float]]
 
 Results: TypeAlias = list[Any] | dict[int, Any]
 """What the function returned for each row, or its exception."""
+
+TOGETHER_S = 0.1
+"""Groups whose rewards a plain function gives within so many seconds come together."""
 
 _GRACE_S = 10.0
 """How long the time limit of a reward may be late, because its event loop is busy."""
@@ -78,8 +82,8 @@ class Reward:
 
     @property
     def comes_in_parts(self) -> bool:
-        """Whether some rewards of a batch are there before others."""
-        return self._is_async and not self._batched
+        """Whether some rewards of a batch may be there before others."""
+        return not self._batched
 
     def __call__(self, completions: Completions, group_size: int = 1) -> list[float]:
         """Return the reward of each completion; nan in groups that are to be filtered."""
@@ -123,12 +127,28 @@ class Reward:
     ) -> Iterator[tuple[list[list[int]], Results]]:
         """Yield groups that are ready, and results of which these groups have all."""
         each = completions.each(self._decode)
-        if self.comes_in_parts:
-            yield from self._together(each, groups)
-        elif self._batched:
+        if self._batched:
             yield groups, self._batch(each, groups)
+        elif self._is_async:
+            yield from self._together(each, groups)
         else:
-            yield groups, [_attempt(partial(self._function, one)) for one in each]
+            yield from self._in_turn(each, groups)
+
+    def _in_turn(
+        self, each: Sequence[Completion], groups: Sequence[list[int]]
+    ) -> Iterator[tuple[list[list[int]], Results]]:
+        """Call a plain function for each completion; yield all groups at once if it is fast."""
+        results: dict[int, Any] = {}
+        ready: list[list[int]] = []
+        began = time.monotonic()
+        for rows in groups:
+            results |= {row: _attempt(partial(self._function, each[row])) for row in rows}
+            ready.append(rows)
+            if time.monotonic() - began >= TOGETHER_S:
+                yield ready, results
+                ready, began = [], time.monotonic()
+        if ready:
+            yield ready, results
 
     def _together(
         self, each: Sequence[Completion], groups: Sequence[list[int]]

@@ -18,7 +18,7 @@ from redrb.algorithms.models import action_logits
 from redrb.episodes.group import Episode
 from redrb.errors import RecordError
 from redrb.experience import BufferItem, make_experience_batch, split_experience_batch
-from redrb.recipe.groups import group_names
+from redrb.recipe.group_names import group_names
 from redrb.recipe.local_engine import LocalEngine
 
 if TYPE_CHECKING:

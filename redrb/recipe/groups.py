@@ -1,56 +1,20 @@
-"""Experience makers of recipes: a list of prompts becomes as many groups."""
+"""`CompletionGroups`: a list of prompts becomes as many groups of scored completions."""
 
 from __future__ import annotations
 
-import inspect
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
 from redrb.algorithms.completion_scorer import CompletionScorer
-from redrb.algorithms.event_loop import submit
-from redrb.algorithms.models import evaluating
 from redrb.algorithms.prompts import repeated
 from redrb.algorithms.reward import Reward
-from redrb.experience import BufferItem, Experience, make_experience_batch, split_experience_batch
-from redrb.recipe.recipe import Prompt, Recipe
+from redrb.experience import Experience
+from redrb.recipe.group_names import group_names
+from redrb.recipe.recipe import Prompt
 from redrb.recipe.sampling import prompt_batch, reward_of
 
 if TYPE_CHECKING:
     from redrb.recipe.language import LanguageRecipe
-
-
-class RolloutGroups:
-    """Calls a recipe's `rollout` for each prompt; coroutines run together."""
-
-    def __init__(self, recipe: Recipe, models: dict[str, nn.Module]) -> None:
-        self._recipe, self._models = recipe, models
-        self._names = group_names(recipe)
-
-    @torch.no_grad()
-    def make_experience(self, inputs: Sequence[Prompt], **_options: Any) -> Experience:
-        """Return the samples of all prompts; those of one prompt are one group."""
-        with evaluating(*self._models.values()):
-            made: list[Any] = [self._recipe.rollout(self._models, prompt) for prompt in inputs]
-            futures = [submit(_awaited(one)) if inspect.isawaitable(one) else None for one in made]
-            groups = [
-                one if future is None else future.result()
-                for one, future in zip(made, futures, strict=True)
-            ]
-        items: list[BufferItem] = []
-        for group in groups:
-            samples = split_experience_batch(group) if isinstance(group, Experience) else group
-            name = next(self._names)
-            for item in samples:
-                item.group_id = name
-            items += samples
-        experience = make_experience_batch(items)
-        if all(item.policy_version is None for item in items):
-            experience.policy_version = None  # the maker sets that of its weights
-        return experience
 
 
 class CompletionGroups:
@@ -114,12 +78,3 @@ class CompletionGroups:
         tags: Any = experience.tags
         experience.tags = [{"maker": self._recipe.worker, **of_sample} for of_sample in tags]
         return experience
-
-
-def group_names(recipe: Recipe) -> Iterator[str]:
-    """Yield a new name for each group that this process makes."""
-    return (f"{recipe.worker}-{number}" for number in itertools.count(1))
-
-
-async def _awaited(result: Any) -> Any:
-    return await result

@@ -109,6 +109,9 @@ class MakerSettings(RecipeSettings):
     shuffle: bool = option(True, "draw prompts in random order, another one for each maker")
     maker_steps: int = option(0, "steps after which a maker ends; 0: never by itself", least=0)
     weights_timeout: float = option(120.0, "seconds to wait for the first weights", least=0)
+    rollout_timeout: float = option(
+        300.0, "seconds that a rollout may last if it is a coroutine; longer ones fail", above=0
+    )
     in_flight_updates: bool = option(
         False, "change weights between tokens, not only between batches of prompts"
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import logging
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,17 @@ import torch
 from torch import nn
 
 from redrb.connection import Client
+from redrb.connection.stopping import stoppable
+from redrb.errors import StoreError
 from redrb.metrics.events import Write
 from redrb.recipe.maker_report import MakerReport
 from redrb.recipe.prompts import prompt_batches
 from redrb.recipe.recipe import Prompt, Recipe
+from redrb.recipe.rollouts import RolloutGroups
 from redrb.runtime import ExperienceMaker, ExperienceMakerHolder, Strategy
 from redrb.weights import WeightSubscriber
+
+_log = logging.getLogger("redrb")
 
 ROOM_TIMEOUT_S = 2.0
 """Longest wait for room for unsent groups after a maker was asked to end."""
@@ -91,12 +98,29 @@ class RecipeMaker(ExperienceMakerHolder):
         Raises:
             Any error of `workingloop`, or of the recipe.
         """
-        self.workingloop(lambda: self._batches(), num_steps=self._recipe.maker_steps)
+        groups = self.experience_maker
+        stop = groups.stop if isinstance(groups, RolloutGroups) else None
+        with self._stop.waking(stop) if stop else nullcontext():
+            self.workingloop(lambda: self._batches(), num_steps=self._recipe.maker_steps)
 
     def close(self, *, timeout: float = 60.0) -> None:
         """Send the remaining groups and close; a first SIGTERM does not break this off."""
         with self._stop.on_signals():
             super().close(timeout=timeout)
+
+    def _on_batch_end(self) -> None:
+        groups = self.experience_maker
+        if isinstance(groups, RolloutGroups):
+            self._count_filtered(groups.take_failed())
+        super()._on_batch_end()
+
+    def _count_filtered(self, groups: int) -> None:
+        """Count groups that could not be made as filtered."""
+        try:
+            with stoppable(self._stop.waits):
+                self._streams[0].discard_filtered(groups)
+        except StoreError as error:
+            _log.warning("%d groups that are filtered may not be counted: %s", groups, error)
 
     def _batches(self) -> Iterator[list[Prompt]]:
         return prompt_batches(self._recipe, random.Random(self._recipe.worker_seed))  # noqa: S311

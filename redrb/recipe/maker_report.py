@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import torch
 from torch import Tensor
 
 from redrb.experience import Experience
@@ -17,34 +18,36 @@ class MakerReport(MakerCallback):
     `step_s` is the time of the whole step, loading weights included; `admission_s` the part of it
     that was a wait for the right to begin the groups; `fetch_s` the wait for new weights; `send_s`
     the time for which sending blocked the loop, and `backpressure_s` the part of it that was a wait
-    for room.
+    for room. Groups that are sent in several parts are summed up.
     """
 
     def __init__(self, maker: ExperienceMakerHolder, write: Write) -> None:
         self._maker = maker
         self._write = write
         self._steps = 0
-        self._event: dict[str, float | int | None] = {}
+        self._groups = self._samples = 0
+        self._rewards: list[Tensor] = []
+        self._make_s = self._send_s = self._blocked_s = 0.0
         self._ended = self._began = self._pressed_s = self._admission_s = self._fetch_s = 0.0
 
     def on_loop_start(self) -> None:
         """Begin to measure."""
         self._ended = time.perf_counter()
 
-    def on_make_experience_start(self) -> None:
-        """Begin to measure generation and scoring."""
+    def on_batch_start(self) -> None:
+        """Begin to sum up the parts of a step, and to measure generation and scoring."""
+        self._groups = self._samples = 0
+        self._rewards = []
+        self._make_s = self._send_s = self._blocked_s = 0.0
         self._began = time.perf_counter()
 
     def on_make_experience_end(self, experience: Experience) -> None:
         """Note the groups of the step."""
-        reward = experience.reward
-        self._event = {
-            "groups": len(set(experience.group_id or ())),
-            "samples": len(experience),
-            "policy_version": self._maker.policy_version,
-            "reward": None if reward is None else _mean(reward),
-            "make_s": time.perf_counter() - self._began,
-        }
+        self._groups += len(set(experience.group_id or ()))
+        self._samples += len(experience)
+        if experience.reward is not None:
+            self._rewards.append(experience.reward.float().flatten().cpu())
+        self._make_s += time.perf_counter() - self._began
 
     def on_send_start(self) -> None:
         """Begin to measure sending."""
@@ -52,8 +55,9 @@ class MakerReport(MakerCallback):
 
     def on_send_end(self) -> None:
         """Note the times of sending."""
-        self._event["send_s"] = time.perf_counter() - self._began
-        self._event["backpressure_s"] = self._maker.backpressure_s - self._pressed_s
+        began, self._began = self._began, time.perf_counter()
+        self._send_s += self._began - began
+        self._blocked_s += self._maker.backpressure_s - self._pressed_s
 
     def on_batch_end(self) -> None:
         """Write the step."""
@@ -67,11 +71,17 @@ class MakerReport(MakerCallback):
             step_s=self._ended - before,
             admission_s=self._admission_s - waited_s,
             fetch_s=self._fetch_s - fetched_s,
-            **self._event,
+            groups=self._groups,
+            samples=self._samples,
+            policy_version=self._maker.policy_version,
+            reward=_mean(torch.cat(self._rewards)) if self._rewards else None,
+            make_s=self._make_s,
+            send_s=self._send_s,
+            backpressure_s=self._blocked_s,
         )
 
 
 def _mean(reward: Tensor) -> float | None:
     """Return the mean of the rewards that are numbers; None if there is none."""
-    known = reward[reward.isfinite()].float()
+    known = reward[reward.isfinite()]
     return float(known.mean()) if len(known) else None

@@ -57,7 +57,9 @@ class Recipe(JobSettings, MakerSettings, TrainerSettings):
     ) -> list[BufferItem] | Experience | Awaitable[list[BufferItem] | Experience]:
         """Return the samples of one prompt, which are stored as one group; may be a coroutine.
 
-        Models are in eval mode and have the newest weights; gradients are off.
+        Models are in eval mode and have the newest weights; gradients are off. A rollout that
+        raises, returns no samples, or as a coroutine lasts longer than `rollout_timeout`, costs its
+        group, which is filtered; the log says why.
         """
 
     @abstractmethod
@@ -109,7 +111,7 @@ class Recipe(JobSettings, MakerSettings, TrainerSettings):
         reference: nn.Module | None,  # noqa: ARG002 (for recipes with a reference policy)
     ) -> ExperienceMaker:
         """Return the object that makes groups of a list of prompts; default: it calls `rollout`."""
-        from redrb.recipe.groups import RolloutGroups
+        from redrb.recipe.rollouts import RolloutGroups
 
         return RolloutGroups(self, models)
 

@@ -17,7 +17,9 @@ class ExperienceMaker(Protocol):
     checked when the maker is made. With a method `count_groups(inputs)`, which returns how many
     groups a batch of prompts becomes, that is asked before; default: its number of rows. If its
     attribute `makes_parts` is true, `make_parts` is called in place of `make_experience`, with the
-    same arguments: it yields the groups of a batch in several parts, which are sent one by one.
+    same arguments: it yields the groups of a batch in several parts, which are sent one by one, or
+    none. Weights may change after the first part; while later ones are made they stay only if its
+    attribute `parts_use_models` is true.
     """
 
     def make_experience(self, inputs: Any, **generate_kwargs: Any) -> Experience:

@@ -101,23 +101,29 @@ class MakerLoop(MakerHooks):
             _log.info("maker %r made %d samples", self.name, samples)
 
     def _made(self, inputs: Any) -> Iterator[Experience]:
-        """Yield the experience of a batch; groups whose rewards come later are other parts."""
-        parts: Iterator[Experience] = iter(())
-        with self._weights.updates.exclusive():
+        """Yield the experience of a batch; groups that are ready later are other parts.
+
+        Models are locked while the first part is made, and the others if models make them.
+        """
+        parts, exclusive = self._parts(inputs), self._weights.updates.exclusive
+        with exclusive():
             self._on_make_experience_start()
-            if getattr(self.experience_maker, "makes_parts", False):
-                parts = self._parts(inputs)
-                experience = next(parts)
-            else:
-                experience = self.make_experience(inputs)
-            self._on_make_experience_end(experience)
-        yield experience
-        for experience in parts:
-            self._on_make_experience_start()
-            self._on_make_experience_end(experience)
+            experience = next(parts, None)
+            if experience is not None:
+                self._on_make_experience_end(experience)
+        uses_models = getattr(self.experience_maker, "parts_use_models", False)
+        while experience is not None:
             yield experience
+            with exclusive() if uses_models else nullcontext():
+                experience = next(parts, None)
+                if experience is not None:
+                    self._on_make_experience_start()
+                    self._on_make_experience_end(experience)
 
     def _parts(self, inputs: Any) -> Iterator[Experience]:
+        if not getattr(self.experience_maker, "makes_parts", False):
+            yield self.make_experience(inputs)
+            return
         version, options = self._weights.begin_batch()
         make_parts: Any = self.experience_maker.make_parts  # type: ignore[attr-defined]
         for experience in make_parts(inputs, **{**self.generate_kwargs, **options}):
