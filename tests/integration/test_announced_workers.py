@@ -14,7 +14,7 @@ import redrb
 from redrb.state.model import WorkerState
 from redrb.state.observer import Observer
 from redrb.state.view import View
-from tests.servers import REAL
+from tests.conftest import REAL
 
 LEASE_MS = 1500
 RECIPE = Path(__file__).parents[1] / "counting_recipe.py"
