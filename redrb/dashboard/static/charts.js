@@ -40,15 +40,20 @@ function path(values, seconds, x, y) {
   values.forEach((value, at) => {
     if (value === null) { drawing = false; return; }
     text += `${drawing ? "L" : "M"}${x(seconds[at]).toFixed(1)} ${y(value).toFixed(1)}`;
+    if (!drawing && (values[at + 1] ?? null) === null) text += "h0.1"; // a point between gaps is a dot
     drawing = true;
   });
   return text;
 }
 
-// A line without axes, beside a figure that says the newest value.
-export function sparkline(values) {
+// The newest value, and beside it a line without axes of those before.
+export function figure(values, text) {
+  return element("span", { class: "figure" }, sparkline(values), element("span", {}, text));
+}
+
+function sparkline(values) {
   const known = values.filter((value) => value !== null).slice(-60);
-  if (known.length < 2) return null;
+  if (known.length < 2) return element("span", { class: "spark" });
   const high = Math.max(...known, 1e-9);
   const points = known.map((value, at) =>
     `${(at / (known.length - 1) * 78 + 1).toFixed(1)},${(17 - value / high * 15).toFixed(1)}`);

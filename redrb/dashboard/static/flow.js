@@ -9,11 +9,11 @@ export function flow(task, weights) {
   const newest = weights.find((one) => one.version === main.stats.version) || weights[0];
   const rates = task.rates;
   return element("ol", { class: "flow" },
-    station("Makers", workersState(makers), workersLines(makers)),
+    station("Makers", workersState(makers, rates?.put), workersLines(makers, rates?.put)),
     arrow("put", rates && rate(rates.put, "groups/s"), rates && rate(rates.samples_put, "samples/s"), !rates || !rates.put),
     station(task.name, fullState(main.stats), taskLines(main.stats, task)),
-    arrow("taken and trained", rates && rate(rates.acked, "groups/s"), rates && rate(rates.samples_acked, "samples/s"), !rates || !rates.acked),
-    station("Trainers", workersState(trainers), workersLines(trainers)),
+    arrow("trained", rates && rate(rates.acked, "groups/s"), rates && rate(rates.samples_acked, "samples/s"), !rates || !rates.acked),
+    station("Trainers", workersState(trainers, rates?.acked), workersLines(trainers, rates?.acked)),
     arrow("published", newest ? `version ${count(newest.version)}` : null, newest ? `${age(newest.age_s)} ago` : null, !newest),
     station("Weights", "", newest
       ? [newest.name, `${newest.kind}, ${size(newest.nbytes)}`, plural(newest.versions, "version") + " kept"]
@@ -31,19 +31,21 @@ function arrow(verb, first, second, idle) {
     element("strong", {}, first || "–"), second ? element("span", {}, second) : null);
 }
 
-function workersState(workers) {
-  if (!workers.length || workers.every((worker) => worker.life === "dead")) return "critical";
+// Other programs put and take without announcing themselves: nobody is missing while groups come.
+function workersState(workers, flows) {
+  if (!workers.length) return flows ? "" : "critical";
+  if (workers.every((worker) => worker.life === "dead")) return "critical";
   return workers.some((worker) => worker.life !== "live") ? "warning" : "";
 }
 
-function workersLines(workers) {
+function workersLines(workers, flows) {
   const lives = (life) => workers.filter((worker) => worker.life === life).length;
   const waiting = {};
   for (const worker of workers) {
     if (worker.life === "live" && worker.waits_for) waiting[worker.waits_for] = (waiting[worker.waits_for] || 0) + 1;
   }
   return [
-    workers.length ? `${count(lives("live"))} live` : "none",
+    workers.length ? `${count(lives("live"))} live` : flows ? "none announced" : "none",
     lives("silent") ? `${count(lives("silent"))} silent` : null,
     lives("dead") ? `${count(lives("dead"))} dead` : null,
     ...Object.entries(waiting).map(([what, number]) => `${count(number)} wait for ${what === "batch" ? "a batch" : what === "right" ? "a right to begin" : what}`),

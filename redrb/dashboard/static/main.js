@@ -5,6 +5,7 @@ import { flow } from "./flow.js";
 import { Histories } from "./history.js";
 import * as panels from "./panels.js";
 import { letters } from "./letters.js";
+import { rollouts } from "./rollouts.js";
 
 const SILENT_MS = 5000; // without an event for so long, the dashboard itself is away
 const AGAIN_MS = 3000; // between attempts to connect
@@ -76,6 +77,7 @@ function renderTask(task, state) {
   show("admission", main.stats.admission, () => panels.admission(main.stats.admission));
   show("workers", [task.workers, main.stats.version], () => panels.workers(task, main.stats.version));
   show("settings", task.settings, () => panels.settings(task.settings));
+  rollouts(task);
   letters(task);
 }
 

@@ -1,5 +1,5 @@
 // The parts of the page that show a state: findings, tasks, a task's figures, workers, weights, servers.
-import { curves, histogram, sparkline } from "./charts.js";
+import { curves, figure, histogram } from "./charts.js";
 import { element, facts, table } from "./dom.js";
 import { age, count, decimal, plural, rate, size } from "./format.js";
 
@@ -26,22 +26,22 @@ function command(text, announce) {
 
 export function tasks(list, chosen, histories) {
   if (!list.length) {
-    return element("p", {}, "There are no tasks in this namespace. A maker or a trainer creates one when it starts; ",
-      element("code", {}, "redrb run sorting"), " starts both.");
+    return element("p", {}, "There are no tasks in this namespace. A maker or a trainer creates one when it starts. ",
+      element("code", {}, "redrb run RECIPE"), " names the namespace after its recipe: ", element("code", {}, "redrb dashboard --namespace NAME"), " shows it.");
   }
   const main = (task) => task.groups[0]?.stats;
-  const figure = (get) => (task) => (main(task) ? get(task, main(task)) : "–");
+  const known = (get) => (task) => (main(task) ? get(task, main(task)) : "–");
   return table("Tasks of the namespace", [
     { name: "Task", cell: (task) => element("a", {
       href: `#/task/${encodeURIComponent(task.name)}`, "data-focus": `task ${task.name}`,
       "aria-current": task.name === chosen ? "true" : null }, task.name) },
     { name: "Order", cell: (task) => (task.readable ? task.order : "not readable") },
-    { name: "Put/s", numeric: true, cell: (task) => [sparkline(histories.column(task.name, "put")), rate(task.rates?.put)] },
-    { name: "Trained/s", numeric: true, cell: (task) => [sparkline(histories.column(task.name, "acked")), rate(task.rates?.acked)] },
-    { name: "Waiting", numeric: true, cell: figure((task, stats) => [
-      sparkline(histories.column(task.name, "waiting")), count(stats.ledger.waiting)]) },
-    { name: "Leased", numeric: true, cell: figure((task, stats) => count(stats.ledger.leased)) },
-    { name: "Dead", numeric: true, cell: figure((task, stats) => count(stats.dead_letters)) },
+    { name: "Put/s", numeric: true, cell: (task) => figure(histories.column(task.name, "put"), rate(task.rates?.put)) },
+    { name: "Trained/s", numeric: true, cell: (task) => figure(histories.column(task.name, "acked"), rate(task.rates?.acked)) },
+    { name: "Waiting", numeric: true, cell: known((task, stats) =>
+      figure(histories.column(task.name, "waiting"), count(stats.ledger.waiting))) },
+    { name: "Leased", numeric: true, cell: known((task, stats) => count(stats.ledger.leased)) },
+    { name: "Dead", numeric: true, cell: known((task, stats) => count(stats.dead_letters)) },
     { name: "Staleness", numeric: true, cell: (task) => decimal(task.groups[0]?.staleness.waiting.mean, 1) },
     { name: "Stored", numeric: true, cell: (task) => size(task.stored_bytes) },
     { name: "Live workers", numeric: true, cell: (task) => count(task.workers.filter((one) => one.life === "live").length) },
@@ -98,7 +98,7 @@ export function workers(task, newest) {
   const behind = (worker) => newest && worker.role !== "trainer" && worker.weight_version
     ? newest - worker.weight_version : 0;
   const rows = table("Makers and trainers of the task", [
-    { name: "Worker", cell: (one) => one.name },
+    { name: "Worker", cell: (one) => (one.label ? [one.label, element("span", { class: "note" }, ` ${one.name}`)] : one.name) },
     { name: "Role", cell: (one) => one.role },
     { name: "State", cell: (one) => element("span", { class: `life ${one.life}` },
       one.life === "live" || one.life === "ended" ? LIVES[one.life] : `${LIVES[one.life]} for ${age(one.seen_s)}`) },
