@@ -37,6 +37,12 @@ def add_to(commands: Commands) -> None:
         help="allow a --host that other machines reach: whoever reaches it sees prompts, responses "
         "and rewards, unencrypted and without a password",
     )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="PATH",
+        help="Hugging Face folder, or tokenizer.json, that turns tokens of rollouts into text; "
+        "without one the page shows their ids",
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -54,6 +60,11 @@ def _run(options: argparse.Namespace) -> int:
     from redrb.environment import variable
     from redrb.state.observer import Observer
 
+    tokenizer = None
+    if options.tokenizer:
+        from redrb.browse import Tokenizer  # it loads numpy
+
+        tokenizer = Tokenizer.open(options.tokenizer)
     token = variable(variable_of("dashboard_token")) or secrets.token_urlsafe(24)
     with (
         bound_socket(options.host, options.port) as listening,
@@ -66,7 +77,7 @@ def _run(options: argparse.Namespace) -> int:
         feed = Feed(observer)
         app = make_app(
             feed,
-            TaskGroups(client, options.namespace),
+            TaskGroups(client, options.namespace, tokenizer=tokenizer),
             token=token,
             hosts=hosts_of(options.host, port),
         )

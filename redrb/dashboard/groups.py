@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redrb.connection import Client
 from redrb.connection.deadline import within
 from redrb.dashboard.requests import GroupRequest, LetterRequest
-from redrb.errors import ConfigError
 from redrb.stream.task.dead_letters import find_letters
 from redrb.stream.task.inspection import existing_task
 from redrb.stream.task.letter_changes import requeue_letters
+
+if TYPE_CHECKING:  # it loads numpy, which the page itself does not need
+    from redrb.browse import Tokenizer
 
 MOST_LETTERS = 50
 """Dead letters that a page shows, the newest of each partition first."""
@@ -20,14 +22,62 @@ MOST_LETTERS = 50
 ANSWER_S = 5.0
 """Seconds after which a request of the page fails."""
 
+_SHOWN = {
+    "group_bytes": 16 << 20,
+    "tensor_bytes": 4 << 20,
+    "samples": 16,
+    "tokens": 4_096,
+    "text": 16_384,
+    "entries": 500,
+    "images": 4,
+    "pixels": 1 << 18,
+}
+"""Bounds of a group, so that a browser can show the answer."""
+
 
 class TaskGroups:
     """Reads and requeues for the page; every call has a deadline."""
 
-    def __init__(self, client: Client, namespace: str) -> None:
-        """Read tasks of a namespace."""
+    def __init__(
+        self, client: Client, namespace: str, *, tokenizer: Tokenizer | None = None
+    ) -> None:
+        """Read tasks of a namespace.
+
+        Args:
+            client: A client.
+            namespace: The namespace.
+            tokenizer: Decodes token ids; None: the page shows their numbers.
+        """
         self._client = client
         self._namespace = namespace
+        self._tokenizer = tokenizer
+
+    def read(self, request: GroupRequest) -> Any:
+        """Return groups with their samples, as a `Page` in JSON.
+
+        Raises:
+            ConfigError: The choice is not possible.
+            UnknownTask: There is no such task.
+        """
+        from redrb.browse import Browser, Choice, as_json
+        from redrb.browse.choice import RANKS
+        from redrb.browse.limits import Limits
+
+        browser = Browser(
+            self._client,
+            request.task,
+            namespace=self._namespace,
+            tokenizer=self._tokenizer,
+            limits=Limits(**_SHOWN),
+            timeout_s=ANSWER_S,
+        )
+        choice = Choice(
+            ids=request.ids,
+            status=request.status or None,
+            rank=next((rank for rank in RANKS if rank == request.order), None),
+            count=request.count,
+        )
+        return as_json(browser.look(choice, full=True))
 
     def letters(self, task: str) -> list[dict[str, Any]]:
         """Return the newest dead letters of a task.
@@ -53,7 +103,3 @@ class TaskGroups:
         with within(ANSWER_S):
             stores = existing_task(self._client, request.task, namespace=self._namespace)
             return requeue_letters(stores, request.group, request.ids)
-
-    def read(self, request: GroupRequest) -> Any:
-        """Return groups."""
-        raise ConfigError(f"groups of {request.task!r} cannot be read yet.")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
@@ -70,7 +71,15 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 def rollout(number: int) -> BufferItem:
-    return numbered(number, policy_version=number, extras={"text": MARKUP}, tags={})
+    """Return a sample of two actions, whose texts and names are markup, with an image."""
+    return numbered(
+        number,
+        policy_version=number,
+        tensors={"pixels": torch.full((1, 8, 8, 3), number, dtype=torch.uint8)},
+        token_versions=torch.tensor([number, number + 1]),
+        extras={"text": MARKUP, MARKUP: 1},
+        group_id=MARKUP,
+    )
 
 
 @pytest.fixture
@@ -113,8 +122,47 @@ def test_texts_from_redis_are_never_read_as_html(
 ) -> None:
     page.goto(dashboard.url)
     expect(page.locator("#letters-list")).to_contain_text(MARKUP)
-    assert page.locator("#letters-list b, #letters-list img").count() == 0
+    page.get_by_role("button", name="Show").click()
+    page.locator("#rollouts summary", has_text="Extras").click()
+    expect(page.locator("#rollouts pre")).to_contain_text("<b>bold</b>")
+    expect(page.locator("#rollouts")).to_contain_text(f"Prompt {MARKUP}")
+    assert page.locator("b, img[src=x]").count() == 0
     assert "caught" not in page.title()
+
+
+def test_rollouts_are_read_by_keyboard(
+    page: Page, dashboard: Dashboard, stream: ExperienceStream
+) -> None:
+    page.goto(dashboard.url)
+    expect(page.locator("#rollouts button")).to_be_visible()
+    press_until(page, "#rollouts select")
+    page.keyboard.type("best")
+    press_until(page, "#rollouts button")
+    page.keyboard.press("Enter")
+    groups = page.locator("#rollouts .rollout")
+    expect(groups).to_have_count(4)
+    expect(groups.first).to_contain_text("waiting, completed, 2 samples")
+    expect(groups.first).to_contain_text("mean reward 5.000")
+    expect(groups.first).to_contain_text("Made with weight version 5")
+    expect(groups.first.locator("img")).to_have_js_property("naturalWidth", 8)
+    expect(groups.first.locator(".token")).to_have_text(["2 ", "3 "])
+    assert "log-prob -0.500, version 5" in groups.first.locator(".token").first.get_attribute(
+        "title"
+    )
+    press_until(page, ".rollout:nth-of-type(2) > summary")
+    page.keyboard.press("Enter")
+    expect(groups.nth(1)).to_contain_text("Sample 1, reward 4.000")
+    for text in ("Figures of each token", "Tensors"):
+        groups.first.get_by_text(text, exact=True).first.click()
+    expect(groups.first.get_by_role("cell", name="-0.250").first).to_be_visible()
+    found = Axe().run(page)
+    assert not found.violations_count, found.generate_report()
+    press_until(page, "#rollouts select", "Shift+Tab")
+    page.keyboard.type("ids")
+    press_until(page, "#rollouts input")
+    page.keyboard.type("99999999999999999999")
+    page.keyboard.press("Enter")
+    expect(page.locator("#rollouts-list")).to_contain_text("a number has at most 18 digits")
 
 
 def test_dead_letters_are_requeued_by_keyboard_with_the_token(

@@ -1,6 +1,6 @@
 // The rollout browser: groups of a task, read when they are asked for.
 import { element, show, whenOpen } from "./dom.js";
-import { age, count, decimal, size } from "./format.js";
+import { age, count, decimal, plural, size } from "./format.js";
 import { sample } from "./sample.js";
 
 const ORDERS = { newest: "newest", stalest: "stalest", best: "best reward", worst: "worst reward", ids: "ids" };
@@ -63,7 +63,7 @@ function render() {
 
 function group(one, at) {
   const facts = [
-    one.state, one.status, `${count(one.samples_total)} samples`, size(one.size),
+    one.state, one.status, plural(one.samples_total, "sample"), size(one.size),
     one.reward === null ? null : `mean reward ${decimal(one.reward)}`,
     one.staleness === null ? null : `staleness ${count(one.staleness)}`];
   const node = element("details", { class: "rollout" },
@@ -79,8 +79,8 @@ function body(one) {
     versions(one),
     one.lease ? `Leased by ${one.lease.consumer} for ${age(one.lease.age_s)}.` : null,
     one.letter ? `Dead in ${one.letter.group || "parts"}: ${[one.letter.reason, one.letter.exception, one.letter.message].filter((text) => text).join(": ")}` : null,
-    one.reads ? `Acknowledged ${count(one.reads)} times.` : null,
-    one.failed_deliveries ? `${count(one.failed_deliveries)} deliveries failed.` : null,
+    one.reads ? `Acknowledged ${plural(one.reads, "time")}.` : null,
+    one.failed_deliveries ? `${plural(one.failed_deliveries, "failed delivery", "failed deliveries")}.` : null,
     one.group_id ? `Prompt ${one.group_id}.` : null,
     Object.keys(one.tags).length ? `Tags: ${Object.entries(one.tags).map(([name, value]) => `${name} ${JSON.stringify(value)}`).join(", ")}.` : null,
     ...one.notes,

@@ -42,7 +42,7 @@ function texts(tokens) {
       well("Prompt", tokens.prompt_text ?? tokens.prompt_ids.join(" ")));
   }
   if (tokens.response_ids.length) {
-    const coloured = tokens.log_probs.length ? "; the darker a token, the less probable it was" : "";
+    const coloured = tokens.log_probs.length ? "; the stronger the colour of a token, the less probable it was" : "";
     parts.push(element("p", { class: "note" }, `Response${more(tokens.response_ids.length, tokens.response_tokens)}${coloured}`),
       well("Response", tokens.response_ids.map((id, at) => token(tokens, at))));
     const figures = element("details", {}, element("summary", {}, "Figures of each token"));
