@@ -157,7 +157,7 @@ def test_rollouts_are_read_by_keyboard(
     expect(groups.first.get_by_role("cell", name="-0.250").first).to_be_visible()
     found = Axe().run(page)
     assert not found.violations_count, found.generate_report()
-    press_until(page, "#rollouts select", "Shift+Tab")
+    press_until(page, "#rollouts select[data-focus=order]", "Shift+Tab")
     page.keyboard.type("ids")
     press_until(page, "#rollouts input")
     page.keyboard.type("99999999999999999999")
