@@ -66,7 +66,8 @@ def page(browser: Browser) -> Iterator[Page]:
     opened.on("console", note)
     yield opened
     context.close()
-    expected = ("net::ERR_", "403 (Forbidden)")  # a dashboard that was ended; a wrong token
+    # a dashboard that was ended; a wrong token; a wrong id
+    expected = ("net::ERR_", "403 (Forbidden)", "400 (Bad Request)")
     assert [text for text in written if not any(one in text for one in expected)] == []
 
 
