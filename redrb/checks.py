@@ -76,5 +76,9 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 
 def require_package(package: str, *, extra: str) -> None:
     """Raise ConfigError with the command that installs `package`, if it is missing."""
-    if find_spec(package) is None:
+    try:
+        found = find_spec(package)
+    except ModuleNotFoundError:  # the package above it is missing
+        found = None
+    if found is None:
         raise ConfigError(f"{package} is not installed: pip install 'redrb[{extra}]'.")

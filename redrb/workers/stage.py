@@ -17,6 +17,7 @@ from redrb.errors import ConfigError, RedrbError, UnknownTask
 from redrb.options import add_options, settings_from
 from redrb.workers.ending import end
 from redrb.workers.stage_settings import StageSettings
+from redrb.workers.trace_export import tracing_to_collector
 
 if TYPE_CHECKING:
     from redrb.connection import Client
@@ -59,6 +60,8 @@ def _work(function: str, settings: StageSettings) -> None:
             from redrb.runtime.stage import Stage
 
             torch.set_num_threads(settings.threads)
+            if settings.tracing:
+                scope.enter_context(tracing_to_collector("redrb-stage"))
             called = _loaded(function)
             client = scope.enter_context(
                 redrb.connect(settings.url, min_replicas=settings.min_replicas)

@@ -35,6 +35,9 @@ class StageSettings(Settings):
     stop_timeout: float = option(
         20.0, "seconds that the stage may spend on Redis after SIGTERM or Ctrl-C", least=0
     )
+    tracing: bool = option(
+        False, "trace the groups whose makers trace them with OpenTelemetry (variables OTEL_*)"
+    )
     threads: int = option(1, "CPU threads of torch", least=1)
 
     def __post_init__(self) -> None:

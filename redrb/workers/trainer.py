@@ -17,6 +17,7 @@ from redrb.recipe.command_line import parse
 from redrb.recipe.recipe import Recipe
 from redrb.workers.ending import end
 from redrb.workers.event_sinks import open_sinks
+from redrb.workers.trace_export import tracing_to_collector
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,6 +55,10 @@ def _work(recipe: Recipe) -> str:
             client = scope.enter_context(
                 redrb.connect(recipe.url, min_replicas=recipe.min_replicas)
             )
+            if recipe.tracing:
+                scope.enter_context(
+                    tracing_to_collector("redrb-trainer", recipe.worker, rate=recipe.trace_rate)
+                )
             write = scope.enter_context(open_sinks(recipe, rank=rank_here()))
             trainer = scope.enter_context(RecipeTrainer(client, recipe, write))
             trainer.begin()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import os
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
@@ -24,6 +25,7 @@ class Admission(RightsSource):
         task: Name of the task.
         count: Rights that were given.
         version: Weight version that the task knew then; None: none.
+        granted_ns: Time at which they were given, in ns since 1970.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Admission(RightsSource):
         self.task = task
         self.task_prefix = task_prefix
         self.count = len(numbers)
+        self.granted_ns = time.time_ns()
         self.version = version
         self._maker = maker
         self._series = series
@@ -88,7 +91,11 @@ class Admission(RightsSource):
             if count > len(self._left):
                 raise too_few(self.task, count, len(self._left))
             numbers, self._left[:count] = tuple(self._left[:count]), []
-        return Rights(self.task, self.task_prefix, self._series, numbers, source=self)
+        return Rights(
+            *(self.task, self.task_prefix, self._series, numbers),
+            source=self,
+            granted_ns=self.granted_ns,
+        )
 
     def hand_back(self, numbers: Sequence[int]) -> None:
         """Take rights back that a put has not used; after the block they return to the task."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from redrb.codec import EncodedGroup
 from redrb.errors import RedrbError
@@ -12,6 +12,9 @@ from redrb.stream.put.index_values import NO_VALUES, IndexValues
 from redrb.stream.put.options import PutOptions
 from redrb.stream.put.rights import NO_RIGHTS, Rights
 from redrb.stream.put.sources import NO_SOURCES, Sources
+
+if TYPE_CHECKING:
+    from redrb.tracing.spans import PutSpan
 
 NO_OPTIONS = PutOptions()
 
@@ -33,6 +36,7 @@ class PutBatch:
         versions: Whether each sample needs a weight version, if the task has a bound of staleness.
         rights: The rights of admission of the groups, and of those that are not stored.
         sources: The sources of forwarded groups, and of those that are not stored.
+        spans: Spans of the groups that are traced, None for others; empty if no group is.
         parts: Claim on the parts that the put's one group is made of, as the script `put/put` reads
             it; b"" if it is made of none.
     """
@@ -48,6 +52,7 @@ class PutBatch:
     versions: bool = False
     rights: Rights = NO_RIGHTS
     sources: Sources = NO_SOURCES
+    spans: Sequence[PutSpan | None] = ()
     parts: bytes = b""
 
     def __bool__(self) -> bool:
@@ -77,6 +82,12 @@ class PutBatch:
     def dropping_refused(self) -> Self:
         """Return the batch with the refused groups counted as filtered."""
         return replace(self, filtered=self.filtered + len(self.refused), refused={})
+
+    def end_spans(self, ids: Sequence[int]) -> None:
+        """End the spans of the groups; those that are stored, the first ones, have these ids."""
+        for place, span in enumerate(self.spans):
+            if span is not None:
+                span.end(ids[place] if place < len(ids) else None)
 
     def part(self, start: int, end: int) -> Self:
         """Return some of the groups; the counts of dropped groups go with the first part."""

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from redrb import tracing
 from redrb.codec import (
     EncodedGroup,
     NarrowFloats,
     check_and_encode_groups,
     encode_experience,
 )
+from redrb.codec.trace import with_trace
 from redrb.errors import ConfigError, EncodeError, RecordError, RedrbError, StoreUnavailable
 from redrb.experience import BufferItem, Experience, split_experience_batch
 from redrb.experience.batching import lengths_of
@@ -110,7 +112,7 @@ class Preparer:
             batch = self._prepare(groups, options, description, one_by_one=False)
         except (RecordError, EncodeError):  # find out which groups are bad
             batch = self._prepare(groups, options, description, one_by_one=True)
-        return self._admitted(self._without_dropped(batch), options, description)
+        return self._traced(self._admitted(self._without_dropped(batch), options, description))
 
     def prepare_part(self, groups: Groups, options: PutOptions) -> PutBatch:
         """Check and encode one part of a group, which uses no right and passes no filter.
@@ -300,6 +302,24 @@ class Preparer:
             )
         rights = source.hand_over(groups + batch.filtered + len(batch.refused))
         return replace(batch, rights=rights.returning_from(groups))
+
+    def _traced(self, batch: PutBatch) -> PutBatch:
+        """Begin the spans of some groups, and let these groups bring their trace."""
+        tracer = tracing.active()
+        if tracer is None or not batch.groups:
+            return batch
+        sources, rights = batch.sources, batch.options.admission
+        spans = tracer.begin_puts(
+            self._task.name,
+            len(batch.groups),
+            granted_ns=0 if rights is None else rights.granted_ns,
+            parents=[source.trace for source in sources.kept] if sources else None,
+        )
+        groups = [
+            group if span is None else group._replace(blob=with_trace(group.blob, span.trace))
+            for group, span in zip(batch.groups, spans, strict=True)
+        ]
+        return replace(batch, groups=groups, spans=spans)
 
     def _warn_of_priorities(self, description: TaskDescription) -> None:
         """Warn, once, that the task's order does not look at priorities."""

@@ -18,10 +18,12 @@ class RightsSource(ABC):
     Attributes:
         task: Name of the task that gave them.
         task_prefix: Prefix of the keys of that task.
+        granted_ns: Time at which they were given, in ns since 1970; 0: not known.
     """
 
     task: str
     task_prefix: str
+    granted_ns: int
 
     @abstractmethod
     def hand_over(self, count: int) -> Rights:
@@ -51,6 +53,7 @@ class Rights(RightsSource):
         numbers: Number of the right of each group.
         returned: Numbers that go back because their groups are not stored.
         source: Gets the rights that are not used.
+        granted_ns: Time at which they were given, in ns since 1970; 0: not known.
     """
 
     task: str = ""
@@ -59,6 +62,7 @@ class Rights(RightsSource):
     numbers: tuple[int, ...] = ()
     returned: tuple[int, ...] = ()
     source: RightsSource | None = field(default=None, compare=False)
+    granted_ns: int = field(default=0, compare=False)
 
     def __bool__(self) -> bool:
         """Return whether there are any."""

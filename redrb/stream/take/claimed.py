@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from redrb import tracing
 from redrb.codec import GroupLayout, parse_groups
+from redrb.codec.trace import trace_of
 from redrb.errors import DecodeError
 from redrb.experience import Status
 from redrb.stream.take.cause import NO_CAUSE, Cause
@@ -71,6 +73,8 @@ def claimed_part(
         reason = Cause.of(error, "cannot be decoded: ")
         if not holder.finish("reject", [seq], reason=reason, samples=0, ends=ends):
             return None
+    tracer = tracing.active()
+    traces = [] if tracer is None else [(seq, trace_of(layout)) for seq, layout in good]
     ids = [seq for seq, _ in good]
     rollouts = frozenset(seq for seq, layout in good if is_rollouts(layout))
     try:
@@ -91,6 +95,7 @@ def claimed_part(
             status=status,
             rollouts=rollouts,
             origin=Origin(store, group, incarnation),
+            trace=tracer.taken(store.task, group, traces) if tracer else None,
         )
     if good or not bad:
         holder.finish("release", ids, reason=NO_CAUSE, samples=0, ends=True)

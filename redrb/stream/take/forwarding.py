@@ -65,7 +65,11 @@ class Forwarded:
 
     def store(self, target: Target, options: ForwardOptions) -> list[int | None]:
         """Store the groups in the next task; returns their ids there."""
-        sources = [Source(seq, _digest(self.part.layouts[seq])) for seq in self.seqs]
+        trace = self.part.trace
+        sources = [
+            Source(seq, _digest(self.part.layouts[seq]), trace.parent_of(seq) if trace else "")
+            for seq in self.seqs
+        ]
         return target.store_forwarded(self.groups, sources, self._origin, options)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from redrb.codec import GroupLayout
 from redrb.errors import LeaseLost
@@ -13,6 +13,9 @@ from redrb.experience import Status
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.scripts import Outcome
 from redrb.stream.task.origin import Origin
+
+if TYPE_CHECKING:
+    from redrb.tracing.spans import LeaseTrace
 
 
 class Holder(Protocol):
@@ -84,6 +87,7 @@ class LeasePart:
         status: Status in which the groups were taken.
         rollouts: Ids of groups that a `ReplayBuffer` has put.
         origin: The task and consumer group, which forwarded groups name; None in tests.
+        trace: Spans of the groups that are traced; None: no group is.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class LeasePart:
         status: Status = Status.COMPLETED,
         rollouts: Collection[int] = (),
         origin: Origin | None = None,
+        trace: LeaseTrace | None = None,
     ) -> None:
         self.task = task
         self.holder = holder
@@ -108,6 +113,7 @@ class LeasePart:
         self.status = status
         self.rollouts = rollouts
         self.origin = origin
+        self.trace = trace
         # a part that nobody ended and nobody references any more is released
         self._finalizer = weakref.finalize(self, holder.abandon, tuple(self.layouts))
         self._finalizer.atexit = False
@@ -135,7 +141,7 @@ class LeasePart:
         samples = sum(self.layouts[seq].samples for seq in ids)
         ends = len(ids) == len(self.layouts)
         held = self.holder.finish(outcome, ids, reason=reason, samples=samples, ends=ends)
-        self._forget(ids if held else self.ids)
+        self._forget(ids if held else self.ids, outcome if held else "lost")
         if not held:
             raise self._lost(ids)
 
@@ -146,21 +152,32 @@ class LeasePart:
             LeaseLost: It has not, because another consumer has taken the groups over.
         """
         ids = self.ids
-        self._forget(ids)
+        self._forget(ids, "ack" if held else "lost")
         if not held:
             raise self._lost(ids)
 
     def forget(self) -> None:
         """Note that another request has ended the whole part unread; its groups wait again."""
-        self._forget(self.ids)
+        self._forget(self.ids, "release")
 
     def abandon(self) -> None:
         """Let the holder release the groups that are still leased, later; never blocks."""
         if self.layouts:
+            self._end_trace(self.ids, "release")
             self.layouts = {}
             self._finalizer()
 
-    def _forget(self, ids: Collection[int]) -> None:
+    def note_used(self) -> None:
+        """Note that the groups were handed over to the training step."""
+        if self.trace is not None:
+            self.trace.used()
+
+    def _end_trace(self, ids: Collection[int], outcome: str) -> None:
+        if self.trace is not None:
+            self.trace.end(outcome, ids)
+
+    def _forget(self, ids: Collection[int], outcome: str) -> None:
+        self._end_trace(ids, outcome)
         for seq in ids:
             del self.layouts[seq]
         if not self.layouts:

@@ -15,10 +15,12 @@ class Source(NamedTuple):
         seq: Its id there.
         digest: Digest of its bytes: after a failover that lost the newest groups, another group may
             get the same id.
+        trace: Its span, as `redrb.tracing` names it; "": it is not traced.
     """
 
     seq: int
     digest: str
+    trace: str = ""
 
 
 class OriginState(NamedTuple):
