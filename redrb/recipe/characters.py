@@ -21,7 +21,8 @@ def character_tokenizer(characters: str) -> Any:
         from tokenizers import models, pre_tokenizers, processors
     except ImportError as error:
         raise ConfigError(
-            "character_tokenizer needs transformers: pip install 'redrb[recipes]'."
+            "character_tokenizer needs transformers: pip install 'redrb[recipes]'; in a container, "
+            "build the image with the extra recipes, or name transformers in requirements.txt."
         ) from error
 
     special = ["<pad>", "<bos>", "<eos>", "<unk>"]

@@ -95,6 +95,7 @@ def _transformers() -> Any:
         import transformers
     except ImportError as error:
         raise ConfigError(
-            "the recipe's model needs transformers: pip install 'redrb[recipes]'."
+            "the recipe's model needs transformers: pip install 'redrb[recipes]'; in a container, "
+            "build the image with the extra recipes, or name transformers in requirements.txt."
         ) from error
     return transformers

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ def test_the_services_are_those_of_a_cluster(services: dict[str, Any]) -> None:
         assert services[name].get("profiles", []) == (["gpu"] if gpus else [])
         assert services[name]["depends_on"]["redis"]["condition"] == "service_healthy"
         assert services[name]["environment"]["REDRB_URL"] == "redis://redis:6379/0"
+        assert services[name]["environment"].get("REDRB_DEVICE") == ("cuda" if gpus else None)
+        assert ("REDRB_CHECKPOINTS" in services[name]["environment"]) == ("trainer" in name)
 
 
 def test_the_redis_service_keeps_data_and_never_evicts(
@@ -126,6 +129,20 @@ def test_the_workers_commands_train_together(
             process.wait()
 
 
+def test_the_image_has_what_the_recipes_of_redrb_need(services: dict[str, Any]) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    names = services["trainer"]["build"]["args"]["EXTRAS"].split(",")
+    assert set(names) <= set(extras)
+    needed = {re.split("[>=<]", each)[0] for name in names for each in extras[name]}
+    assert needed >= {"transformers", "gymnasium"}
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    declared = dict(re.findall(r"^ARG (\w+)=(.*)$", dockerfile, re.MULTILINE))
+    assert declared == services["trainer"]["build"]["args"]
+    assert '[$EXTRAS]"' in dockerfile
+
+
 def test_a_recipe_of_the_user_runs_with_its_requirements(tmp_path: Path) -> None:
     """The entrypoint with a user's folder in the place of /recipes, and a pip that only prints."""
     services = services_with(REDRB_RECIPES=str(tmp_path), REDRB_RECIPE="/recipes/my_recipe.py")
@@ -151,5 +168,5 @@ def test_a_recipe_of_the_user_runs_with_its_requirements(tmp_path: Path) -> None
     assert said() == ["the worker"]
     (tmp_path / "requirements.txt").write_text("einops\n")
     installed, worker = said()
-    assert installed.endswith(f"-r {tmp_path}/requirements.txt")
+    assert installed == f"install --quiet -r {tmp_path}/requirements.txt"  # these choose torch
     assert worker == "the worker"

@@ -14,7 +14,7 @@ from redrb.algorithms import GRPOStep
 from redrb.algorithms.models import forward_names
 from redrb.errors import ConfigError
 from redrb.experience import Experience
-from redrb.runtime import AccelerateStrategy
+from redrb.runtime import AccelerateStrategy, Strategy
 from redrb.runtime.algorithm_trainer import staleness
 from tests.networks import PlainActor, seeded
 
@@ -28,6 +28,19 @@ def fresh_accelerate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     accelerate_state.AcceleratorState._reset_state(reset_partial_state=True)
     yield
     accelerate_state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.parametrize("device", ["cuda:4096", "graphics"])
+def test_a_device_that_is_not_there_is_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match=r"finds|is none"):
+        Strategy(device)
+
+
+def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for strategy in (Strategy, AccelerateStrategy):
+        with pytest.raises(ConfigError, match=r"finds 0 GPUs\. Install a torch with CUDA"):
+            strategy("cuda")
 
 
 def experience(**changes: Any) -> Experience:
