@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from redrb.engines import Generation
 from redrb.episodes.group import EpisodeRunner
 from redrb.errors import ConfigError
 from redrb.recipe.episode_samples import encoded_prompt, episode_of, reward_of
+from redrb.recipe.evaluation import evaluation_of
 from redrb.recipe.language import EVALUATION_SEED
 from redrb.recipe.local_engine import LocalEngine
 from redrb.recipe.recipe import Prompt
@@ -27,16 +28,14 @@ from redrb.runtime.world import rank_here, world_size_here
 if TYPE_CHECKING:
     from redrb.recipe.episodes import EpisodeRecipe
 
-_log = logging.getLogger("redrb")
-
 GRACE_S = 10.0
 """How long an episode may be late beyond its time limit, because its event loop is busy."""
 
 
-def mean_episode_reward(
+def evaluated_episodes(
     recipe: EpisodeRecipe, actor: nn.Module, prompts: Sequence[Prompt]
-) -> float | None:
-    """Return the mean reward of an episode of each prompt; failed episodes do not count.
+) -> dict[str, Any] | None:
+    """Return the metrics of an episode of each prompt, as `evaluation_of` does.
 
     All ranks of a sharded model call it together: episodes run on the first one, and the others,
     which return None, compute with it.
@@ -52,7 +51,7 @@ def mean_episode_reward(
     generator = torch.Generator(device_of(actor) or "cpu").manual_seed(EVALUATION_SEED)
     options = recipe.generation(generator)
     if not recipe.shard or world_size_here() == 1:
-        return _mean_reward(recipe, lambda turns: sampled_turns(actor, turns, options), prompts)
+        return _evaluated(recipe, lambda turns: sampled_turns(actor, turns, options), prompts)
     if rank_here() != 0:
         while turns := received_turns():
             sampled_turns(actor, turns, options)
@@ -63,16 +62,16 @@ def mean_episode_reward(
         return sampled_turns(actor, turns, options)
 
     try:
-        return _mean_reward(recipe, sample, prompts)
+        return _evaluated(recipe, sample, prompts)
     finally:
         send_turns(())
 
 
-def _mean_reward(
+def _evaluated(
     recipe: EpisodeRecipe,
     sample: Callable[[Sequence[Turn]], list[Generation]],
     prompts: Sequence[Prompt],
-) -> float:
+) -> dict[str, Any]:
     engine = LocalEngine(sample, max_new_tokens=recipe.max_new_tokens)
     runner = EpisodeRunner(episode_of(recipe), engine)
     encoded = [encoded_prompt(recipe, prompt) for prompt in prompts]
@@ -84,11 +83,14 @@ def _mean_reward(
             )
 
     found = _result(submit(rewards()), engine, recipe.episode_timeout + GRACE_S)
-    errors = [each for each in found if isinstance(each, BaseException)]
-    if errors:
-        _log.warning("%d episodes failed, the first with %r", len(errors), errors[0])
-    known = torch.tensor([each for each in found if isinstance(each, float)])
-    return float(known[known.isfinite()].mean())
+    return evaluation_of([_reward_or_reason(each) for each in found])
+
+
+def _reward_or_reason(found: float | BaseException) -> tuple[float, str]:
+    """Return the reward of an episode and "", or nan and why it has none."""
+    if isinstance(found, BaseException):
+        return math.nan, f"raised {type(found).__name__}: {found!s:.200}"
+    return (found, "") if math.isfinite(found) else (math.nan, f"is {found}")
 
 
 async def _reward(runner: EpisodeRunner, prompt: dict[str, Any]) -> float:

@@ -71,14 +71,13 @@ class EpisodeRecipe(GRPORecipe):
 
         return EpisodeRecipeMaker(client, self, write)
 
-    def evaluate(self, models: dict[str, nn.Module]) -> Mapping[str, float] | None:
+    def evaluate(self, models: dict[str, nn.Module]) -> Mapping[str, Any] | None:
         """Return the mean reward of an episode of each held-out prompt; None without any.
 
-        On the other ranks of a sharded model, None.
+        An episode that fails is a failed reward. On the other ranks of a sharded model, None.
         """
-        from redrb.recipe.episode_evaluation import mean_episode_reward
+        from redrb.recipe.episode_evaluation import evaluated_episodes
 
         if not self._held_out:
             return None
-        reward = mean_episode_reward(self, models["actor"], self._held_out)
-        return None if reward is None else {"reward": reward}
+        return evaluated_episodes(self, models["actor"], self._held_out)

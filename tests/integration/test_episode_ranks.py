@@ -29,4 +29,5 @@ def test_sharded_ranks_evaluate_episodes_with_a_slow_tool(tmp_path: Path) -> Non
             rank.kill()
             rank.communicate()
     assert [rank.returncode for rank in ranks] == [0, 0], output
-    assert [out.strip() for out, _ in output] == ["[['reward'], ['reward']]", "[None, None]"]
+    names = ["failed", "reward", "samples"]
+    assert [out.strip() for out, _ in output] == [str([names, names]), "[None, None]"]

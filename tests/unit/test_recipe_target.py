@@ -13,7 +13,7 @@ from torch import nn
 import redrb
 from redrb import Client, ExperienceStream
 from redrb.algorithms import Completion
-from redrb.recipe import GRPORecipe, Recipe
+from redrb.recipe import EpisodeRecipe, GRPORecipe, Recipe
 from redrb.recipe.trainer import RecipeTrainer
 from tests.networks import VOCABULARY, PlainActor, seeded
 from tests.samples import numbered
@@ -56,6 +56,22 @@ class MostFail(Judged):
 
 class AllFail(Judged):
     failing = 20
+
+
+class EpisodesFail(EpisodeRecipe):
+    """Its episodes fail for most prompts."""
+
+    target_reward = 0.9
+    device = "cpu"
+    eos_token_id = None
+    pad_token_id = 0
+
+    model, prompts, held_out, decode = Judged.model, Judged.prompts, Judged.held_out, Judged.decode
+
+    async def episode(self, prompt: dict[str, Any], engine: Any) -> Any:
+        if prompt["number"] < 19:
+            raise ValueError("no answer found")
+        return numbered(1)
 
 
 class Counted(Recipe):
@@ -103,11 +119,13 @@ def trained(client: Client, recipe: Recipe) -> tuple[str, Events]:
         return trainer.end(), events
 
 
-@pytest.mark.parametrize(("kind", "failed"), [(Judged, 0), (MostFail, 19), (AllFail, 20)])
+@pytest.mark.parametrize(
+    ("kind", "failed"), [(Judged, 0), (MostFail, 19), (AllFail, 20), (EpisodesFail, 19)]
+)
 def test_the_target_is_not_reached_by_rewards_that_survive(
     client: Client,
     namespace: str,
-    kind: type[Judged],
+    kind: type[Recipe],
     failed: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
