@@ -71,8 +71,13 @@ def _behind(task: TaskState, worker: WorkerState) -> float | None:
     return max(0, newest - worker.weight_version)
 
 
-def _figure(name: str) -> Callable[[TaskState, WorkerState], float | None]:
-    return lambda _, worker: worker.metrics.get(name)
+def _figure(*names: str) -> Callable[[TaskState, WorkerState], float | None]:
+    """Return the first of these figures that a worker has announced."""
+
+    def value(_: TaskState, worker: WorkerState) -> float | None:
+        return next((worker.metrics[name] for name in names if name in worker.metrics), None)
+
+    return value
 
 
 WORKER_METRICS: tuple[Metric, ...] = (
@@ -137,7 +142,8 @@ WORKER_METRICS: tuple[Metric, ...] = (
     _of_worker(
         "redrb_worker_behind_versions",
         "gauge",
-        "Weight versions from the one that the worker uses to the newest one of its task.",
+        "Weight versions from the one that the worker announced last to the newest one of its "
+        "task; also those published since this announcement.",
         _behind,
     ),
     Metric(
@@ -155,13 +161,16 @@ WORKER_METRICS: tuple[Metric, ...] = (
         _figure("reward"),
     ),
     _of_worker(
-        "redrb_worker_loss", "gauge", "Loss that the worker announced last.", _figure("loss")
+        "redrb_worker_loss",
+        "gauge",
+        "Loss that the worker announced last.",
+        _figure("loss", "actor_loss"),
     ),
     _of_worker(
         "redrb_worker_kl",
         "gauge",
         "KL divergence that the worker announced last.",
-        _figure("kl"),
+        _figure("kl", "approx_kl"),
     ),
 )
 """The metrics of workers, as their announcements say them."""

@@ -213,6 +213,17 @@ def quiet(alert: str, at: str, *series: str) -> dict[str, Any]:
 
 GROUP = 'namespace="n",task="t",group="g"'
 MAKER = 'namespace="n",task="t",role="maker",worker="w"'
+
+
+def behind(versions: int, each_minute: int = 0) -> tuple[str, ...]:
+    """Return the series of a maker that is behind, while a trainer publishes."""
+    return (
+        f"redrb_worker_behind_versions{{{MAKER}}} {versions}x9",
+        f"redrb_worker_seen_seconds{{{MAKER}}} 3x9",
+        f'redrb_task_version{{namespace="n",task="t"}} 100+{each_minute}x9',
+    )
+
+
 CASES = [
     fires("RedrbDown", "2m", 'redrb_up{namespace="n"} 0x9'),
     fires("RedrbExporterMissing", "6m", 'up{job="other"} 1x9'),
@@ -258,16 +269,23 @@ CASES = [
     ),
     fires(
         "RedrbMakerBehind",
-        "6m",
-        f"redrb_worker_behind_versions{{{MAKER}}} 5x9",
+        "7m",
+        *behind(5),
         'redrb_staleness_bound_versions{namespace="n",task="t"} 4x9',
     ),
-    fires("RedrbMakerBehind", "6m", f"redrb_worker_behind_versions{{{MAKER}}} 11x9"),
+    fires("RedrbMakerBehind", "7m", *behind(11)),
     quiet(
         "RedrbMakerBehind",
-        "6m",
-        f"redrb_worker_behind_versions{{{MAKER}}} 11x9",
+        "7m",
+        *behind(11),
         'redrb_staleness_bound_versions{namespace="n",task="t"} 20x9',
+    ),
+    # six versions were published since the announcement, three seconds ago
+    quiet(
+        "RedrbMakerBehind",
+        "7m",
+        *behind(8, each_minute=120),
+        'redrb_staleness_bound_versions{namespace="n",task="t"} 4x9',
     ),
     fires("RedrbDeadLettersGrow", "4m", f"redrb_groups_dead{{{GROUP}}} 0 0 1 2 3 4"),
     quiet("RedrbDeadLettersGrow", "4m", f"redrb_groups_dead{{{GROUP}}} 9 9 5 5 5 5"),
