@@ -1,6 +1,9 @@
 from .browser import Browser as Browser
 from .choice import Choice as Choice
+from .follower import Arrivals as Arrivals
+from .follower import Follower as Follower
 from .records import GroupView as GroupView
+from .records import LeaseView as LeaseView
 from .records import Page as Page
 from .records import SampleView as SampleView
 from .records import TokensView as TokensView

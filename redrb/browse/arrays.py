@@ -31,7 +31,8 @@ def _as_numbers(stored: Array, name: str) -> Array:
     if name == "bfloat16":
         return (stored.astype(np.uint32) << 16).view(np.float32)
     if name == "float8_e5m2":
-        return (stored.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
+        with np.errstate(invalid="ignore"):
+            return (stored.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
     return _E4M3FN[stored]
 
 
@@ -52,7 +53,8 @@ def described(name: str, dtype: str, array: Array) -> FieldView:
     """Return the description of a tensor, with its range and mean."""
     if not array.size:
         return FieldView(name, dtype, array.shape)
-    numbers = array.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # of signalling nans
+        numbers = array.astype(np.float64)
     finite = numbers[np.isfinite(numbers)]
     lost = array.size - finite.size
     if not finite.size:
@@ -64,6 +66,8 @@ def described(name: str, dtype: str, array: Array) -> FieldView:
 
 def numbers_of(array: Array) -> tuple[float | None, ...]:
     """Return the elements as numbers; None for those that are not finite."""
+    with np.errstate(invalid="ignore"):
+        array = array.astype(np.float64)
     return tuple(each if math.isfinite(each) else None for each in array.tolist())
 
 

@@ -234,6 +234,7 @@ class Browser:
             size=len(blob),
             samples_total=samples.count,
             group_id=samples.group_id,
+            tags=view.tags or samples.common_tags(),
             rewards=rewards[: self._limits.samples],
             reward=mean_of(rewards),
             samples=shown,

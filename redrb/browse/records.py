@@ -179,7 +179,7 @@ class GroupView:
         newest_version: Version of its newest token, if it is known.
         staleness: Newest weight version of the task minus its oldest policy version.
         priority: Its priority, if it has one.
-        tags: Its values of declared tags.
+        tags: Its values of declared tags; without these, the tags that all of its samples share.
         reads: How often it was acknowledged.
         failed_deliveries: Failed deliveries.
         group_id: Name of its prompt.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from redrb.browse.arrays import Array, described, read_array
 from redrb.browse.images import images_of
@@ -13,6 +14,7 @@ from redrb.browse.records import FieldView, SampleView
 from redrb.browse.tokenizer import Tokenizer
 from redrb.browse.tokens import tokens_of
 from redrb.codec.layout import GroupLayout, parse_group
+from redrb.experience.status import group_status
 
 
 class Samples:
@@ -36,6 +38,28 @@ class Samples:
         self.count = self._layout.samples
         self.group_id = self._layout.group_id
         self.notes: list[str] = []
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest policy version of the samples."""
+        known = [each for each in self._layout.policy_versions if each is not None]
+        return min(known, default=None)
+
+    @property
+    def status(self) -> str:
+        """The status of the group."""
+        return group_status(self._layout.statuses).value
+
+    def common_tags(self) -> dict[str, Any]:
+        """Return the tags that are the same in all samples."""
+        first, *others = self._layout.tags
+        same = {
+            name: value
+            for name, value in first.items()
+            if all(each.get(name) == value for each in others)
+        }
+        plain: dict[str, Any] = PlainValues(self._limits).of(same)
+        return plain
 
     def rewards(self) -> tuple[float | None, ...]:
         """Return the reward of each sample; None where it has none, or it is not finite."""

@@ -43,7 +43,7 @@ def tokens_of(
 
     def numbers(name: str) -> tuple[float | None, ...]:
         array = of(name)
-        return () if array is None else numbers_of(array.astype(np.float64))
+        return () if array is None else numbers_of(array)
 
     mask, versions = of("action_mask"), of("token_versions")
     prompt_ids = prompt[-limits.tokens :].tolist()

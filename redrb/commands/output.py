@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
 _UNITS = ("kB", "MB", "GB", "TB")
 _WIDEST = 1_000_000
@@ -53,21 +60,58 @@ def table(
         rows: Their cells.
         left: Columns whose cells begin at the left; others end at the right.
     """
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False, color_system=None)  # `show` lets no escape codes through
+    console = _console(colours=False)  # `show` lets no escape codes through
+    cells = ((Text(printable(cell)) for cell in row) for row in rows)
+    with console.capture() as printed:
+        console.print(_grid(head, cells, left))
+    return [line.rstrip() for line in printed.get().splitlines()]
+
+
+def print_table(
+    head: Sequence[str], rows: Iterable[Iterable[Text]], left: Collection[str] = ()
+) -> None:
+    """Print a table whose cells have styles, one line a row: long cells are cut on a terminal."""
+    grid = _grid(head, rows, left)
+    for column in grid.columns:
+        column.no_wrap, column.overflow = True, "ellipsis"
+    _console(colours=_is_terminal()).print(grid)
+
+
+def print_lines(lines: Iterable[Text], *, gap: bool) -> None:
+    """Print lines with styles, whole; `gap`: below an empty line."""
+    console = _console(colours=_is_terminal())
+    if gap:
+        console.print()
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def _is_terminal() -> bool:
+    """Return whether this process prints where it began to: `--watch` counts characters itself."""
+    return sys.stdout is sys.__stdout__
+
+
+def _console(*, colours: bool) -> Console:
+    """Return a console that is as wide as the terminal, or as any line where there is none."""
+    from rich.console import Console
+
+    console = Console(highlight=False, color_system="auto" if colours else None)
     if not console.is_terminal:
         console.width = _WIDEST
+    return console
+
+
+def _grid(head: Sequence[str], rows: Iterable[Iterable[Text]], left: Collection[str]) -> Table:
+    from rich.table import Table
+
     grid = Table(box=None, pad_edge=False, padding=(0, 1))
     for name in head:
         grid.add_column(name, justify="left" if name in left else "right", overflow="fold")
     for row in rows:
-        grid.add_row(*(Text(printable(cell)) for cell in row))
-    with console.capture() as printed:
-        console.print(grid)
-    return [line.rstrip() for line in printed.get().splitlines()]
+        grid.add_row(*row)
+    return grid
 
 
 def size(nbytes: int) -> str:

@@ -1,4 +1,4 @@
-"""Commands that need no tensors start quickly: none of them imports torch or numpy."""
+"""Commands that need no tensors start quickly: none imports torch, and numpy only for groups."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ def test_commands_without_tensors_import_no_torch(
         (["weights", "watch", "policy", "--timeout", "0.01"], 1),
         (["weights", "rm", "policy"], 0),
         (["exporter", "--once"], 0),
+        (["tail", "task", "--count", "0"], 2),
+        (["inspect", "task", "1"], "0 numpy"),
     ]
     commands = [
         words if words[0].startswith("-") else [*words, "--namespace", namespace, "--json"]

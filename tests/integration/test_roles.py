@@ -14,6 +14,7 @@ import torch
 
 import redrb
 from redrb import ExperienceStream, Stage
+from redrb.browse import Follower
 from redrb.cli import main
 from redrb.commands.arguments import ROLES
 from redrb.connection import Client
@@ -270,10 +271,17 @@ def test_an_observer_sees_all_and_changes_nothing(
         monkeypatch.setenv("REDRB_URL", client.url)
         ExperienceStream(owner, "secret", namespace=namespace).close()
         redrb.WeightPublisher(owner, "secret", namespace=namespace)
+        with Follower(client, TASK, namespace=namespace) as follower:
+            stream.put(numbered(3))
+            while not follower.next(1.0).shown:
+                pass
         before = content(owner, namespace)
         arguments = ["stats", TASK, "--namespace", namespace]
         assert main(arguments) == 0
         assert main(["ls", "--namespace", namespace]) == 0
+        inspected = (["--full"], ["--status", "leased"], ["--best", "1"], ["1"], ["--dead"])
+        for words in inspected:
+            assert main(["inspect", TASK, *words, "--namespace", namespace]) == 0
         for subject in ([TASK], []):
             capsys.readouterr()
             doctor = ["doctor", *subject, "--namespace", namespace, "--over", "0.01", "--json"]

@@ -1,0 +1,229 @@
+"""Groups on a terminal: a row for each, or everything of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.text import Text
+
+from redrb.commands.output import age, printable, printable_lines, size
+
+if TYPE_CHECKING:
+    from redrb.browse import GroupView, LeaseView, SampleView, TokensView
+
+_SHOWN_VALUES: Final = 12
+_MOST_TEXT: Final = 4_000
+
+COLUMNS: Final = ("id", "state", "samples", "size", "version", "stale", "reward", "range", "more")
+LEFT: Final = ("state", "range", "more")
+
+
+def row(view: GroupView) -> list[Text]:
+    """Return the cells of a group, in the order of `COLUMNS`."""
+    return [
+        Text(str(view.id)),
+        Text(printable(_standing(view)), style=_style(view)),
+        Text(str(view.samples_total or "-")),
+        Text(size(view.size) if view.size else "-"),
+        Text(_versions(view)),
+        Text("-" if view.staleness is None else str(view.staleness)),
+        _reward(view.reward),
+        Text(_range(view.rewards)),
+        Text(printable(" ".join(_remarks(view)))),
+    ]
+
+
+def everything(view: GroupView) -> Iterator[Text]:
+    """Yield the lines of a group with its samples."""
+    head = f"group {view.id} · {_state(view)} · {view.samples_total} samples · {size(view.size)}"
+    yield Text(head, style="bold")
+    for name, value in _facts(view):
+        yield Text.assemble((f"  {name:12} ", "dim"), printable(value))
+    if view.damaged:
+        yield Text(f"  damaged      {printable(view.damaged)}", style="red")
+    for note in view.notes:
+        yield Text(f"  note         {printable(note)}", style="yellow")
+    for sample in view.samples:
+        yield Text()
+        yield from _sample(sample, view)
+
+
+def _facts(view: GroupView) -> Iterator[tuple[str, str]]:
+    facts: list[tuple[str, Any]] = [
+        ("prompt", view.group_id),
+        ("versions", None if view.oldest_version is None else _versions(view)),
+        ("staleness", view.staleness),
+        ("priority", view.priority),
+        ("tags", _pairs(view.tags)),
+        ("reward", None if view.reward is None else f"{view.reward:.4g} (mean)"),
+        ("reads", view.reads or None),
+        ("failed", view.failed_deliveries or None),
+        ("acknowledged", view.ended),
+    ]
+    if view.lease is not None:
+        lease = view.lease
+        facts.append(("leased by", f"{lease.consumer}, {age(lease.age_s)} ago"))
+    if view.letter is not None:
+        letter = view.letter
+        cause = ": ".join(filter(None, (letter.exception, letter.message)))
+        facts += [
+            ("reason", letter.reason),
+            ("exception", cause),
+            ("given up by", f"{letter.consumer} of group {letter.group}, {letter.time}"),
+            ("deliveries", f"{letter.deliveries}, {letter.failed_deliveries} failed"),
+        ]
+    return ((name, str(value)) for name, value in facts if value not in (None, ""))
+
+
+def _sample(sample: SampleView, view: GroupView) -> Iterator[Text]:
+    version = "" if sample.policy_version is None else f" · version {sample.policy_version}"
+    yield Text.assemble(
+        (f"sample {sample.index}", "bold"),
+        f" · {sample.status}{version} · reward ",
+        _reward(sample.reward),
+    )
+    if sample.tags and sample.tags != view.tags:
+        yield Text.assemble(("  tags       ", "dim"), printable(_pairs(sample.tags)))
+    if sample.tokens is not None:
+        yield from _tokens(sample.tokens)
+    for name, value in sample.extras.items():
+        yield Text.assemble((f"  {printable(name)}: ", "dim"), _cut(printable(str(value))))
+    width = max((len(printable(field.name)) for field in sample.fields), default=0)
+    for field in sample.fields:
+        shape = "x".join(map(str, field.shape)) or "scalar"
+        numbers = [] if field.mean is None else [f"{field.low:.4g} to {field.high:.4g}"]
+        if field.mean is not None and len(field.shape):
+            numbers.append(f"mean {field.mean:.4g}")
+        if field.value is not None:
+            numbers = [f"{field.value:.6g}"]
+        line = (
+            f"  {printable(field.name):{width}}  {field.dtype:8} {shape:>10}  {', '.join(numbers)}"
+        )
+        lost = f"  {field.not_finite} not finite" if field.not_finite else ""
+        yield Text.assemble(line, (lost, "red"))
+    for image in sample.images:
+        yield Text(f"  image {printable(image.name)}: {image.width}x{image.height}")
+
+
+def _tokens(tokens: TokensView) -> Iterator[Text]:
+    counted = f"{tokens.prompt_tokens} + {tokens.response_tokens}"
+    yield Text.assemble(("  tokens     ", "dim"), f"{counted} (prompt + response)")
+    if tokens.prompt_text is not None and tokens.response_text is not None:
+        yield Text.assemble(("  prompt     ", "dim"), _block(tokens.prompt_text, "cyan"))
+        yield Text("  response   ", style="dim").append_text(_response(tokens))
+    else:
+        yield Text.assemble(("  prompt     ", "dim"), _numbers(tokens.prompt_ids))
+        yield Text.assemble(("  response   ", "dim"), _numbers(tokens.response_ids))
+    masked = sum(not each for each in tokens.trained)
+    if masked:
+        yield Text.assemble(("  masked     ", "dim"), f"{masked} tokens of the response")
+    lists = (
+        ("log-probs", tokens.log_probs),
+        ("advantages", tokens.advantages),
+        ("values", tokens.values),
+        ("kl", tokens.kl),
+        ("versions", tokens.versions),
+    )
+    for name, values in lists:
+        if values:
+            yield Text.assemble((f"  {name:10} ", "dim"), _numbers(values))
+
+
+def _block(text: str, style: str) -> Text:
+    """Return a text of several lines, indented."""
+    return Text(
+        _cut(printable_lines(text.expandtabs(4))).replace("\n", "\n" + " " * 13), style=style
+    )
+
+
+def _response(tokens: TokensView) -> Text:
+    """Return the response, each token in the colour of its probability if that is known."""
+    pieces, log_probs = tokens.response_pieces, tokens.log_probs
+    if len(pieces) != len(log_probs) or not pieces:
+        return _block(tokens.response_text or "", "green")
+    shown = Text(style="default not dim")
+    for number, (piece, log_prob) in enumerate(zip(pieces, log_probs, strict=True)):
+        if len(shown) > _MOST_TEXT:
+            return shown.append(f"… ({len(pieces) - number:,} more tokens)")
+        text = printable_lines(piece.expandtabs(4)).replace("\n", "\n" + " " * 13)
+        shown.append(text, style=_probability_style(log_prob))
+    return shown
+
+
+def _probability_style(log_prob: float | None) -> str:
+    if log_prob is None:
+        return "reverse red"
+    styles = ((-0.1, "green"), (-1.0, "yellow"), (-3.0, "magenta"))
+    return next((style for least, style in styles if log_prob >= least), "red")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}… ({len(text):,} characters)"
+
+
+def _numbers(values: Sequence[float | None]) -> str:
+    shown = ["nan" if each is None else f"{each:.4g}" for each in values[:_SHOWN_VALUES]]
+    rest = len(values) - len(shown)
+    return " ".join(shown) + (f" … {rest:,} more" if rest else "")
+
+
+def _state(view: GroupView) -> str:
+    """Return where a group stands, and the consumer that leases it."""
+    holder = f" by {_holder(view.lease)}" if view.lease is not None else ""
+    return printable(_standing(view) + holder)
+
+
+def _standing(view: GroupView) -> str:
+    other = view.status not in ("", "completed") and view.state in ("waiting", "arrived")
+    return f"{view.state} {view.status}" if other else view.state
+
+
+def _holder(lease: LeaseView) -> str:
+    return f"{lease.host}-{lease.pid}" if lease.pid else lease.consumer
+
+
+def _style(view: GroupView) -> str:
+    if view.damaged or view.state in ("dead", "parts", "damaged"):
+        return "red"
+    return {"leased": "yellow", "waiting": "green"}.get(view.state, "")
+
+
+def _versions(view: GroupView) -> str:
+    if view.oldest_version is None:
+        return "-"
+    newest = view.newest_version
+    same = newest is None or newest == view.oldest_version
+    return str(view.oldest_version) if same else f"{view.oldest_version}-{newest}"
+
+
+def _reward(reward: float | None) -> Text:
+    if reward is None:
+        return Text("-")
+    style = "green" if reward > 0 else "red" if reward < 0 else "yellow"
+    return Text(f"{reward:.4g}", style=style)
+
+
+def _range(rewards: Sequence[float | None]) -> str:
+    """Return the lowest and highest reward, if there are two."""
+    known = [each for each in rewards if each is not None]
+    if len(known) < 2:
+        return "-"
+    low, high = min(known), max(known)
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+
+
+def _remarks(view: GroupView) -> Iterable[str]:
+    if view.lease is not None:
+        yield f"by {_holder(view.lease)}"
+    if view.tags:
+        yield _pairs(view.tags)
+    if view.letter is not None:
+        yield view.letter.reason
+    if view.damaged:
+        yield f"damaged: {view.damaged}"
+    yield from view.notes
+
+
+def _pairs(tags: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in tags.items())

@@ -1,0 +1,132 @@
+"""`redrb inspect` and `redrb tail`: what they print, their exit status, and a Redis that stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import redrb
+from redrb import ExperienceStream
+from redrb.browse import Browser, Choice
+from redrb.cli import main
+from redrb.connection import Client
+from redrb.environment import PREFIX, child_environment
+from redrb.errors import StoreUnavailable
+from tests.samples import numbered
+from tests.servers import Server
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def store(real_url: str) -> Iterator[Client]:
+    with redrb.connect(real_url) as client:
+        yield client
+
+
+@pytest.fixture
+def run(
+    store: Client,
+    namespace: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Run:
+    """Run a command; returns its exit status, output and errors."""
+    monkeypatch.setenv("REDRB_URL", store.url)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        status = main([*map(str, arguments), "--namespace", namespace])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_inspect_shows_rows_and_everything_of_a_group(
+    store: Client, namespace: str, run: Run, tmp_path: Path
+) -> None:
+    words = {"zero": 0, "one": 1, "two": 2, "three": 3}
+    backend = Tokenizer(models.WordLevel(words, unk_token="zero"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with ExperienceStream(store, "math", namespace=namespace, tags=["source"]) as stream:
+        stream.put([numbered(1), numbered(2)], policy_version=3, tags={"source": "a"})
+        stream.put(numbered(-1, extras={"text": "\x1b[2Jgone"}), tags={"source": "b"})
+        stream.take(1, timeout=0)
+        status, out, err = run("inspect", "math")
+        assert (status, err) == (0, "")
+        head, second, first = (line.split() for line in out.splitlines())
+        assert head[:4] == ["id", "state", "samples", "size"]
+        assert second[:3] == ["2", "waiting", "1"]
+        assert first[:3] == ["1", "leased", "2"]
+        assert first[-2:] == [f"{os.uname().nodename}-{os.getpid()}", "source=a"]
+        assert first[-6:-2] == ["1", "to", "2", "by"]
+        _, out, _ = run("inspect", "math", 2, "--tokenizer", tmp_path)
+        assert "\N{REPLACEMENT CHARACTER}[2Jgone" in out
+        assert "\x1b" not in out
+        assert "response   two three" in out
+        _, out, _ = run("inspect", "math", "--json", "--where", '{"source": "b"}')
+        assert [group["id"] for group in json.loads(out)["groups"]] == [2]
+        _, out, _ = run("inspect", "math", "--worst", 1, "--json")
+        assert json.loads(out)["groups"][0]["reward"] == -1.0
+        status, _, err = run("inspect", "math", 2, 77)
+        assert (status, "has no group 77" in err) == (2, True)
+        assert run("inspect", "math", "--dead")[2].endswith("has no such groups.\n")
+        missing = ["--tokenizer", tmp_path / "x"]
+        for wrong in (["--where", "{"], ["--count", 0], missing, [1, "--dead"]):
+            assert run("inspect", "math", *wrong)[0] == 2
+        assert run("inspect", "maths")[0] == 2
+
+
+def test_tail_ends_after_its_count_or_by_ctrl_c(store: Client, namespace: str, run: Run) -> None:
+    command = [sys.executable, "-m", "redrb.cli", "tail", "math", "--namespace", namespace]
+    with ExperienceStream(store, "math", namespace=namespace) as stream:
+        stream.put(numbered(0))
+        environment = child_environment(without=PREFIX, REDRB_URL=store.url)
+        tail = subprocess.Popen(
+            [*command, "--json"], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert tail.stdout is not None
+            while not _blocked(store):
+                assert tail.poll() is None
+            stream.put(numbered(4))
+            assert json.loads(tail.stdout.readline())["group"]["reward"] == 4.0
+            assert json.loads(tail.stdout.readline())["counters"]["missed"] == 0
+            tail.send_signal(signal.SIGINT)
+            assert tail.wait(20) == 130
+        finally:
+            tail.kill()
+            tail.wait()
+            tail.stdout.close()
+    assert run("tail", "math", "--count", 0)[0] == 2
+
+
+def _blocked(store: Client) -> bool:
+    """Return whether a client waits for arrivals."""
+    return b"cmd=xread " in store.execute("CLIENT", "LIST")
+
+
+def test_a_redis_that_stops_ends_inspect_in_time(
+    own_server: Callable[..., Server], namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = own_server()
+    with redrb.connect(server.url) as client:
+        ExperienceStream(client, "math", namespace=namespace).close()
+        browser = Browser(client, "math", namespace=namespace, timeout_s=0.3)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            with pytest.raises(StoreUnavailable):
+                browser.look(Choice())
+            assert time.monotonic() - began < 5
+        finally:
+            os.kill(server.pid, signal.SIGCONT)

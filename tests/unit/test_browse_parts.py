@@ -1,0 +1,115 @@
+"""Parts of browsing: PNG files, numbers that numpy lacks, text of tokens, what terminals get."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+
+from redrb import BufferItem
+from redrb.browse import Tokenizer
+from redrb.browse.images import images_of
+from redrb.browse.limits import LIMITS, Limits
+from redrb.browse.plain_values import PlainValues
+from redrb.browse.samples import Samples
+from redrb.codec import encode_groups
+from redrb.errors import ConfigError
+
+
+def png_pixels(data: bytes) -> np.ndarray:
+    """Decode a PNG without filters, as the encoder writes it; checks all checksums."""
+    file, chunks = io.BytesIO(data), {}
+    assert file.read(8) == b"\x89PNG\r\n\x1a\n"
+    while head := file.read(8):
+        length, kind = int.from_bytes(head[:4], "big"), head[4:]
+        body = file.read(length)
+        assert int.from_bytes(file.read(4), "big") == zlib.crc32(kind + body)
+        chunks[kind] = body
+    width, height = (int.from_bytes(chunks[b"IHDR"][at : at + 4], "big") for at in (0, 4))
+    channels = {0: 1, 2: 3, 6: 4}[chunks[b"IHDR"][9]]
+    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, -1)
+    assert not rows[:, 0].any()
+    return rows[:, 1:].reshape(height, width, channels)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_images_of_both_orders_are_png_files_with_the_same_pixels(channels: int) -> None:
+    pixels = np.arange(7 * 5 * channels, dtype=np.uint8).reshape(7, 5, channels)
+    for array in (pixels, pixels.transpose(2, 0, 1)):
+        (image,) = images_of("screen", array, LIMITS)
+        assert (image.width, image.height) == (5, 7)
+        assert (png_pixels(image.png) == pixels).all()
+
+
+def test_other_tensors_are_no_images_and_large_ones_are_made_smaller() -> None:
+    for shape in ((7, 5), (7, 5, 2), (3, 1, 9), (2, 2, 2, 2, 3)):
+        assert images_of("x", np.zeros(shape, np.uint8), LIMITS) == []
+    assert images_of("x", np.zeros((3, 8, 8), np.int64), LIMITS) == []
+    (small,) = images_of("x", np.zeros((1000, 10, 3), np.uint8), Limits(pixels=100))
+    assert small.width * small.height <= 100
+    several = images_of("x", np.zeros((20, 3, 8, 8), np.uint8), LIMITS)
+    assert [image.name for image in several] == [f"x[{number}]" for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.uint16]
+)
+def test_all_values_of_a_dtype_are_read_as_torch_reads_them(dtype: torch.dtype) -> None:
+    bits = 8 * dtype.itemsize
+    codes = torch.arange(2**bits, dtype=torch.int32)
+    tensor = codes.to(torch.uint8 if bits == 8 else torch.uint16).view(dtype)
+    fields = dict.fromkeys(("sequences", "action_log_probs", "values", "reward", "kl"))
+    item = BufferItem(**fields, advantages=None, tensors={"all": tensor})
+    blob = encode_groups([[item]])[0].blob
+    ((view, array),) = Samples(blob, LIMITS)._arrays(0)
+    assert array is not None
+    expected = tensor.float().numpy()
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(array.astype(np.float32), expected)
+    assert view.not_finite == int((~np.isfinite(expected)).sum())
+
+
+def test_values_of_extras_are_cut_and_bounded_together() -> None:
+    plain = PlainValues(Limits(text=10, entries=5))
+    assert plain.of("a" * 10) == "a" * 10
+    assert plain.of("a" * 11) == "a" * 10 + "… (11 characters)"
+    assert plain.of([1, 2, 3, 4]) == [1, 2, 3, 4]
+    assert plain.of([1, 2]) == [1]
+    assert plain.cut == 2
+
+
+@pytest.fixture
+def byte_tokenizer() -> Tokenizer:
+    """A tokenizer with one token a byte, so that characters take several."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    words = {word: number for number, word in enumerate(alphabet)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=words, merges=[]))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    return Tokenizer(backend)
+
+
+def test_pieces_of_tokens_are_the_text_together(byte_tokenizer: Tokenizer) -> None:
+    text = "a é 日本 🙂!"
+    ids = byte_tokenizer._backend.encode(text).ids
+    pieces = byte_tokenizer.pieces(ids)
+    assert len(pieces) == len(ids) == len(text.encode())
+    assert "".join(pieces) == text == byte_tokenizer.text(ids)
+    assert byte_tokenizer.pieces([-1, 2**40]) == ["", ""]
+
+
+def test_a_tokenizer_is_a_file_or_a_folder_and_nothing_else(
+    tmp_path: Path, byte_tokenizer: Tokenizer
+) -> None:
+    byte_tokenizer._backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenization_evil.py").write_text("raise SystemExit")
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        assert Tokenizer.open(path).text(byte_tokenizer._backend.encode("hi").ids) == "hi"
+    for wrong in (tmp_path / "none", tmp_path / "tokenization_evil.py"):
+        with pytest.raises(ConfigError, match="tokenizer"):
+            Tokenizer.open(wrong)
