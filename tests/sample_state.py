@@ -150,6 +150,7 @@ def _maker(name: str, version: int, rate: float, **others: object) -> WorkerStat
         pid=int(pid),
         redrb="0.1.0",
         weight_version=version,
+        behind=42 - version,
         groups=4_100,
         samples=32_800,
         rights=10,

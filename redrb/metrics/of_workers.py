@@ -64,13 +64,6 @@ def _waits(state: State) -> Iterator[Sample]:
             yield (task.name, worker.role, worker.name, worker.waits_for), worker.waits_s
 
 
-def _behind(task: TaskState, worker: WorkerState) -> float | None:
-    newest = task.main.stats.version if task.main else 0
-    if not (newest and worker.weight_version):
-        return None
-    return max(0, newest - worker.weight_version)
-
-
 def _figure(*names: str) -> Callable[[TaskState, WorkerState], float | None]:
     """Return the first of these figures that a worker has announced."""
 
@@ -142,9 +135,9 @@ WORKER_METRICS: tuple[Metric, ...] = (
     _of_worker(
         "redrb_worker_behind_versions",
         "gauge",
-        "Weight versions from the one that the worker announced last to the newest one of its "
-        "task; also those published since this announcement.",
-        _behind,
+        "Weight versions that the task knew at the worker's last announcement, and that it did not "
+        "use.",
+        lambda _, worker: worker.behind if worker.weight_version else None,
     ),
     Metric(
         "redrb_worker_waiting_seconds",

@@ -36,6 +36,7 @@ class WorkerState:
         period_s: Seconds between two announcements.
         uptime_s: Seconds since it began.
         weight_version: Newest weight version that it uses (maker) or published (trainer); 0: none.
+        behind: Versions that the task knew, and it did not use, at its last announcement.
         groups: Groups that it has put, or acknowledged, since it began.
         samples: Samples in these groups.
         leased: Groups that it leases now.
@@ -58,6 +59,7 @@ class WorkerState:
     period_s: float = 0.0
     uptime_s: float = 0.0
     weight_version: int = 0
+    behind: int = 0
     groups: int = 0
     samples: int = 0
     leased: int = 0

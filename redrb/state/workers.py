@@ -31,10 +31,14 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
     Args:
         name: Its name.
         seen_s: Seconds since it came, by the server's clock.
-        packed: The announcement, as `redrb/stream/worker.py` packs it.
+        packed: The newest weight version then, a space, and the announcement, as
+            `redrb/stream/worker.py` packs it.
     """
+    newest, _, said_then = packed.partition(b" ")
+    if len(said_then) > MOST_BYTES or not (newest.isdigit() and len(newest) < 19):
+        return None
     try:
-        said = unpack(packed, "announcement of a worker") if len(packed) <= MOST_BYTES else None
+        said = unpack(said_then, "announcement of a worker")
     except DecodeError:
         return None
     if not isinstance(said, dict) or said.get("role") not in get_args(Role):
@@ -54,7 +58,8 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
         seen_s=seen_s,
         period_s=period_s,
         uptime_s=_number(said.get("uptime_s")) + (0.0 if ended else seen_s),
-        weight_version=_count(said.get("weight_version")),
+        weight_version=(used := _count(said.get("weight_version"))),
+        behind=max(0, int(newest) - used) if used and said["role"] != "trainer" else 0,
         groups=_count(said.get("groups")),
         samples=_count(said.get("samples")),
         leased=_count(said.get("leased")),

@@ -113,7 +113,9 @@ def test_announcements_are_not_trusted(client: Client, namespace: str) -> None:
         }
         seconds, _ = client.execute("TIME")
         for name, blob in packed.items():
-            client.at(keys.stream).execute("HSET", f"{keys.prefix}announcements", name, blob)
+            client.at(keys.stream).execute(
+                "HSET", f"{keys.prefix}announcements", name, b"7 " + blob
+            )
             client.at(keys.stream).execute(
                 "ZADD", f"{keys.prefix}workers", int(seconds) * 1000, name
             )

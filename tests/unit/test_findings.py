@@ -27,7 +27,9 @@ def healthy() -> State:
     rights = replace(stats.admission, waiting=0)
     stats = replace(stats, ledger=ledger, dead_letters=0, producers_waiting=0, admission=rights)
     workers = tuple(
-        replace(worker, life="live", weight_version=42, waits_for="", waits_s=0.0, metrics={})
+        replace(
+            worker, life="live", weight_version=42, behind=0, waits_for="", waits_s=0.0, metrics={}
+        )
         for worker in task.workers
     )
     task = replace(task, groups=(replace(task.main, stats=stats),), workers=workers)
@@ -115,7 +117,7 @@ TROUBLES: dict[str, Callable[[], State]] = {
     "unread-tasks": lambda: replace(healthy(), tasks_total=350),
     "dead-worker": lambda: with_worker("maker", life="dead", seen_s=31.0),
     "silent-worker": lambda: with_worker("trainer", life="silent", seen_s=9.0),
-    "maker-behind": lambda: with_worker("maker", weight_version=37),
+    "maker-behind": lambda: with_worker("maker", weight_version=37, behind=5),
     "waits-for-weights": lambda: with_worker("maker", waits_for="weights", waits_s=61.0),
     "mixed-redrb": lambda: with_worker("maker", redrb="0.0.9"),
     "expiring-groups": lambda: with_rates(expired=0.3),

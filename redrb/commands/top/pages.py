@@ -114,7 +114,7 @@ def worker_page(worker: WorkerState | None, task: TaskState | None) -> list[Text
         "process": f"{worker.pid} on {worker.host}" if worker.pid else worker.host,
         "runs for": age(worker.uptime_s),
         "redrb": worker.redrb,
-        "weights": line("version ", weights_in_use(worker, newest), f"; the newest is {newest}"),
+        "weights": line("version ", weights_in_use(worker), f"; the newest is {newest}"),
         "rate": f"{rate(worker.groups_per_s)} groups/s, {rate(worker.samples_per_s)} samples/s",
         "in all": f"{counted(worker.groups, 'group')}, {counted(worker.samples, 'sample')}",
         "waits for": waits,

@@ -121,8 +121,7 @@ def worker_table(task: TaskState | None, name: str, width: int | None, marked: s
         Column("groups", 8),
         Column("figures", 9, left=True, most=40),
     )
-    newest = task.main.stats.version if task and task.main else 0
-    rows = [_worker_row(worker, newest) for worker in workers]
+    rows = [_worker_row(worker) for worker in workers]
     names = [worker.name for worker in workers]
     table = fitted(columns, rows, width, names.index(marked) if marked in names else -1)
     if workers or not name:
@@ -131,14 +130,14 @@ def worker_table(task: TaskState | None, name: str, width: int | None, marked: s
     return Table(table.head, [line((f"  {why}", DIM))])
 
 
-def _worker_row(worker: WorkerState, newest: int) -> list[Text]:
+def _worker_row(worker: WorkerState) -> list[Text]:
     waits = f"{worker.waits_for} {time_of(worker.waits_s)}" if worker.waits_for else ""
     holds = {"groups": worker.leased, "rights": worker.rights}
     return [
         line(worker.name),
         line(worker.role),
         line((worker.life, LIFE[worker.life])),
-        weights_in_use(worker, newest),
+        weights_in_use(worker),
         line(rate(worker.groups_per_s)),
         line((waits, WARN if worker.waits_s >= 1 else "")),
         line((age(worker.seen_s), "" if worker.life == "live" else WARN)),
@@ -152,14 +151,13 @@ def _worker_row(worker: WorkerState, newest: int) -> list[Text]:
     ]
 
 
-def weights_in_use(worker: WorkerState, newest: int) -> Text:
+def weights_in_use(worker: WorkerState) -> Text:
     """Return the weight version that a worker uses, and how far it is behind the newest."""
     if not worker.weight_version:
         return line(("none", DIM))
-    behind = newest - worker.weight_version
-    if behind <= 0 or worker.role == "trainer":
+    if not worker.behind:
         return line(f"{worker.weight_version}")
-    return line(f"{worker.weight_version}, ", (f"{behind} behind", WARN))
+    return line(f"{worker.weight_version}, ", (f"{worker.behind} behind", WARN))
 
 
 def weights_table(state: State, width: int | None) -> Table:

@@ -75,7 +75,7 @@ function renderTask(task, state) {
   show("staleness", main.staleness, () => panels.staleness(main, names));
   show("ledger", main.stats, () => panels.ledger(main.stats));
   show("admission", main.stats.admission, () => panels.admission(main.stats.admission));
-  show("workers", [task.workers, main.stats.version], () => panels.workers(task, main.stats.version));
+  show("workers", task.workers, () => panels.workers(task));
   show("settings", task.settings, () => panels.settings(task.settings));
   rollouts(task);
   letters(task);

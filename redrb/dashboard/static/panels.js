@@ -91,12 +91,10 @@ export function admission(rights) {
 
 const LIVES = { live: "live", silent: "silent", dead: "dead", ended: "ended" };
 
-export function workers(task, newest) {
+export function workers(task) {
   if (!task.workers.length) {
     return element("p", {}, "No worker has announced itself lately. Start one: ", element("code", {}, "redrb-maker RECIPE"), ".");
   }
-  const behind = (worker) => newest && worker.role !== "trainer" && worker.weight_version
-    ? newest - worker.weight_version : 0;
   const rows = table("Makers and trainers of the task", [
     { name: "Worker", cell: (one) => (one.label ? [one.label, element("span", { class: "note" }, ` ${one.name}`)] : one.name) },
     { name: "Role", cell: (one) => one.role },
@@ -106,7 +104,7 @@ export function workers(task, newest) {
     { name: "Groups/s", numeric: true, cell: (one) => rate(one.groups_per_s) },
     { name: "Groups", numeric: true, cell: (one) => count(one.groups) },
     { name: "Weights", numeric: true, cell: (one) => (one.weight_version
-      ? `${one.weight_version}${behind(one) > 0 ? ` (${behind(one)} behind)` : ""}` : "–") },
+      ? `${one.weight_version}${one.behind > 0 ? ` (${one.behind} behind)` : ""}` : "–") },
     { name: "Leased", numeric: true, cell: (one) => count(one.leased || one.rights) },
     { name: "Figures", cell: (one) => Object.entries(one.metrics).map(([name, value]) => `${name} ${decimal(value)}`).join(", ") },
     { name: "Host", cell: (one) => `${one.host} (${one.pid})` },

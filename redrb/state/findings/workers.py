@@ -97,17 +97,14 @@ def _weights(state: State, task: TaskState) -> Iterator[Finding]:
         lambda maker: f"It has waited for weights for {seconds(maker.waits_s)}.",
         redrb_command(state, "weights", "ls"),
     )
-    newest = task.main.stats.version if task.main else 0
     set_bound = number_of(task, "max_staleness")
     bound = BEHIND if set_bound is None else set_bound
-    behind = [
-        maker for maker in makers if maker.weight_version and newest - maker.weight_version > bound
-    ]
+    behind = [maker for maker in makers if maker.behind > bound]
     yield from of_workers(
         *(MAKER_BEHIND, task, behind),
         lambda maker: (
-            f"It uses weight version {maker.weight_version:,}, {newest - maker.weight_version:,} "
-            f"behind the newest, {newest:,}; more than {bound:,} is too many."
+            f"It uses weight version {maker.weight_version:,}, {maker.behind:,} behind the newest; "
+            f"more than {bound:,} is too many."
         ),
         lambda maker: f"kill -TERM {maker.pid}" if maker.pid else "",
     )
