@@ -1,8 +1,8 @@
 -- Announcements of workers, for those who look at the task: who works on it, and what each does.
 --
 -- workers is a sorted set: worker -> server's ms of its last announcement; announcements is a hash: worker ->
--- "<newest weight version that the task knew then> <announcement>", packed by redrb/stream/worker.py. Both lose
--- a worker a minute after it has ended, and ten minutes after it fell silent.
+-- "<newest weight version that the task knew then> <announcement>", packed by redrb/stream/worker.py. Both
+-- lose a worker a minute after it has ended, and ten minutes after it fell silent.
 --@include task
 
 local SILENT_MS = 600000
