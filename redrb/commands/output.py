@@ -72,11 +72,17 @@ def table(
 def print_table(
     head: Sequence[str], rows: Iterable[Iterable[Text]], left: Collection[str] = ()
 ) -> None:
-    """Print a table whose cells have styles, one line a row: long cells are cut on a terminal."""
-    grid = _grid(head, rows, left)
-    for column in grid.columns:
-        column.no_wrap, column.overflow = True, "ellipsis"
-    _console(colours=_is_terminal()).print(grid)
+    """Print a table whose cells have styles, one line a row: a terminal cuts the last column."""
+    cells = [[*row] for row in rows]
+    console = _console(colours=_is_terminal())
+    others = [
+        max(len(name), *(row[place].cell_len for row in cells))
+        for place, name in enumerate(head[:-1])
+    ]
+    left_over = console.width - sum(others) - 2 * len(others)
+    for row in cells:
+        row[-1].truncate(max(left_over, len(head[-1])), overflow="ellipsis")
+    console.print(_grid(head, cells, left))
 
 
 def print_lines(lines: Iterable[Text], *, gap: bool) -> None:

@@ -6,7 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from rich.text import Text
 
+from redrb.commands import output
 from redrb.commands.output import age, counted, percent, size, table
 from redrb.environment import child_environment
 
@@ -59,3 +61,12 @@ def test_help_imports_nothing_heavy() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, env=child_environment()
     )
     assert {"torch", "numpy", "redis", "rich"}.isdisjoint(printed.stdout.split())
+
+
+def test_a_table_of_one_line_a_row_cuts_its_last_column_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "_WIDEST", 24)
+    rows = [[Text("65500"), Text("waiting"), Text("maker=maker-1 first=4")]]
+    output.print_table(("id", "state", "more"), rows)
+    assert capsys.readouterr().out.splitlines()[1].rstrip() == "65500  waiting  maker=m…"
