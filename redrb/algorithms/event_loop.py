@@ -10,6 +10,8 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import torch
+
 R = TypeVar("R")
 
 _JOIN_S = 2.0
@@ -31,6 +33,8 @@ class _LoopThread:
             self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
+        # of the whole thread: a block in one coroutine would also begin and end in the others
+        torch.set_grad_enabled(False)  # noqa: FBT003
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
         self.loop.close()
@@ -43,7 +47,7 @@ _thread: _LoopThread | None = None
 def submit(coroutine: Coroutine[Any, Any, R]) -> Future[R]:
     """Run a coroutine in the background loop, which all callers of a process share.
 
-    Clients that a coroutine function keeps, such as HTTP sessions, stay bound to this one loop.
+    It computes no gradients there. Clients that a coroutine function keeps, such as HTTP sessions, stay bound to this one loop.
     """
     global _thread
     with _lock:
