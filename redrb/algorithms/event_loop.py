@@ -34,7 +34,7 @@ class _LoopThread:
 
     def _run(self) -> None:
         # of the whole thread: a block in one coroutine would also begin and end in the others
-        torch.set_grad_enabled(False)  # noqa: FBT003
+        torch.set_grad_enabled(False)
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
         self.loop.close()
@@ -47,7 +47,8 @@ _thread: _LoopThread | None = None
 def submit(coroutine: Coroutine[Any, Any, R]) -> Future[R]:
     """Run a coroutine in the background loop, which all callers of a process share.
 
-    It computes no gradients there. Clients that a coroutine function keeps, such as HTTP sessions, stay bound to this one loop.
+    It computes no gradients there. Clients that a coroutine function keeps, such as HTTP sessions,
+    stay bound to this one loop.
     """
     global _thread
     with _lock:
