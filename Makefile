@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
   --config-settings editable_mode=compat
 
-.PHONY: help setup demo test test-slow chaos sanitize fuzz check format guard bench clean
+.PHONY: help setup demo test test-slow chaos sanitize fuzz check format guard bench pictures clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -55,6 +55,9 @@ bench: .venv/.dev  ## everything that docs/performance.md shows: shapes, orders,
 	$(BIN)/python -m benchmarks.codec
 	$(BIN)/python -m benchmarks.runtime
 	$(BIN)/python -m benchmarks.weights
+
+pictures: .venv/.dev  ## make the pictures of the README from a real run (two minutes, needs chromium)
+	$(BIN)/python docs/pictures/make_pictures.py
 
 clean:  ## remove what was built
 	rm -rf .venv build *.egg-info demo-run runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

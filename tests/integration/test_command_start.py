@@ -46,6 +46,7 @@ def test_commands_without_tensors_import_no_torch(
         (["set", "task", "limit=9"], 0),
         (["doctor", "task", "--over", "0.01"], 0),
         (["top", "--once"], 0),
+        (["dashboard", "--host", "256.0.0.1", "--expose"], 2),
         (["save", "task", file], 0),
         (["resume", "again", file], 0),
         (["weights", "ls"], 0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 import redrb
 from redrb import BufferItem, ExperienceStream
+from redrb.cli import main
 from redrb.connection import Client
 from tests.dashboards import TOKEN, Dashboard
 from tests.samples import numbered
@@ -211,3 +213,34 @@ def test_a_redis_that_stops_and_a_dashboard_that_dies_are_shown(
         expect(banner).to_contain_text("The dashboard does not answer", timeout=8_000)
     finally:
         dashboard.close()
+
+
+def test_an_observer_sees_its_task_and_only_names_of_others(
+    page: Page,
+    owner: Client,
+    namespace: str,
+    stream: ExperienceStream,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with ExperienceStream(owner, "secret", namespace=namespace) as other:
+        other.put(numbered(1))
+    user = f"observer-{namespace}"
+    words = ["acl", "--role", "observer", "--task", "math", "--namespace", namespace]
+    assert main([*words, "--user", user]) == 0
+    owner.execute(*shlex.split(capsys.readouterr().out), ">password")
+    dashboard = Dashboard(owner.url.replace("//", f"//{user}:password@"), namespace)
+    try:
+        page.goto(f"{dashboard.url}#/task/math")
+        rows = page.locator("#tasks-table tbody tr")
+        expect(rows).to_have_text([re.compile("^math.*fifo.*4"), re.compile("secretnot readable")])
+        expect(page.get_by_role("heading", name="Task math")).to_be_visible()
+        page.get_by_role("button", name="Show").click()
+        expect(page.locator("#rollouts .rollout")).to_have_count(4)
+        page.get_by_role("link", name="secret").click()
+        expect(page.locator("#task-problem")).to_contain_text("may not read task secret")
+        expect(page.locator("#flow")).to_be_hidden()
+        page.evaluate("location.hash = '#/task/gone%'")
+        expect(page.locator("#task-problem")).to_contain_text("There is no task gone%")
+    finally:
+        dashboard.close()
+        owner.execute("ACL", "DELUSER", user)

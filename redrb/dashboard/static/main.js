@@ -16,11 +16,26 @@ let names = [];
 let heardAt = performance.now();
 let lost = false; // whether the connection to the dashboard is broken
 
-function chosenTask() {
+// The name of the task in the address; "" if it names none.
+function wantedTask() {
   const found = /^#\/task\/(.+)$/.exec(location.hash);
-  const tasks = view?.state?.tasks || [];
-  const wanted = found && decodeURIComponent(found[1]);
-  return tasks.find((task) => task.name === wanted) || (wanted ? null : tasks.find((task) => task.readable)) || null;
+  if (!found) return "";
+  try {
+    return decodeURIComponent(found[1]);
+  } catch {
+    return found[1]; // somebody has typed a % that begins no character
+  }
+}
+
+function chosenTask(tasks) {
+  const wanted = wantedTask();
+  return tasks.find((task) => (wanted ? task.name === wanted : task.readable)) || null;
+}
+
+function taskProblem(task) {
+  if (task?.groups.length) return "";
+  if (task) return `The user of Redis that this dashboard has may not read task ${task.name}.`;
+  return wantedTask() ? `There is no task ${wantedTask()} in this namespace.` : "";
 }
 
 export function announce(text) {
@@ -58,7 +73,7 @@ function render() {
   show("where", [state.namespace, state.where], () => [
     element("span", {}, `namespace ${state.namespace}`), element("span", {}, state.where)]);
   show("findings-list", view.findings, () => panels.findings(view.findings, announce));
-  const task = chosenTask();
+  const task = chosenTask(state.tasks);
   show("tasks-table", [state.tasks, task?.name], () => panels.tasks(state.tasks, task?.name, histories));
   show("weights", state.weights, () => panels.weights(state.weights));
   show("server", state.servers, () => panels.servers(state.servers));
@@ -66,6 +81,9 @@ function render() {
 }
 
 function renderTask(task, state) {
+  const problem = taskProblem(task);
+  document.getElementById("task-problem").hidden = !problem;
+  document.getElementById("task-problem").textContent = problem;
   document.getElementById("task").hidden = !task?.groups.length;
   if (!task?.groups.length) return;
   const main = task.groups[0];
