@@ -6,6 +6,7 @@ takes pictures of the page of `redrb dashboard` and of the screen of `redrb top`
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -29,7 +30,7 @@ from redrb.state.observer import Observer
 FOLDER = Path(__file__).parent
 CHROMIUM = "/usr/bin/chromium"
 RECIPE = "sorting"
-SHOWN_S = 90
+SHOWN_S = 60
 """Seconds of the run that the curves show."""
 
 MOST_BYTES = 200_000
@@ -75,7 +76,7 @@ def process(client: Client, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def picture_of_page(browser: Browser, url: str, file: Path) -> None:
-    page = browser.new_page(viewport={"width": 1280, "height": 1060}, color_scheme="light")
+    page = browser.new_page(viewport={"width": 1280, "height": 1150}, color_scheme="light")
     page.goto(url)
     page.locator("#workers tbody tr").nth(3).wait_for(timeout=120_000)  # all have begun
     page.wait_for_timeout(SHOWN_S * 1000)
@@ -86,9 +87,9 @@ def picture_of_page(browser: Browser, url: str, file: Path) -> None:
 def picture_of_top(browser: Browser, observer: Observer, file: Path) -> None:
     where = f"namespace {RECIPE}"
     lines = picture(observer.newest(), observer.history, Place(), where, width=110, height=26)
-    console = Console(record=True, width=110, force_terminal=True, highlight=False, quiet=True)
+    console = Console(file=io.StringIO(), record=True, width=110, force_terminal=True)
     for line in lines:
-        console.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=True, highlight=False)
     page = browser.new_page(viewport={"width": 1180, "height": 900})
     page.set_content(console.export_svg(title="redrb top", theme=MONOKAI))
     page.locator("svg").screenshot(path=str(file))

@@ -50,13 +50,17 @@ class MakerLoop(MakerHooks):
         experience = self.experience_maker.make_experience(
             inputs, **{**self.generate_kwargs, **options}
         )
+        self._note(experience, version)
+        return experience
+
+    def _note(self, experience: Experience, version: int | None) -> None:
+        """Write the weight version into the experience, and announce it with the rewards."""
         if experience.policy_version is None:
             experience.policy_version = version  # the oldest: later tokens have newer weights
         for stream in self._streams:
             stream.worker.weight_version = version or 0
             if experience.reward is not None:
                 stream.worker.metrics = {"reward": experience.reward.float().nanmean()}
-        return experience
 
     def _make_parts(self, inputs: Any) -> None:
         """Make the groups of a batch of prompts, as many at a time as there are rights for."""
@@ -127,6 +131,5 @@ class MakerLoop(MakerHooks):
         version, options = self._weights.begin_batch()
         make_parts: Any = self.experience_maker.make_parts  # type: ignore[attr-defined]
         for experience in make_parts(inputs, **{**self.generate_kwargs, **options}):
-            if experience.policy_version is None:
-                experience.policy_version = version
+            self._note(experience, version)
             yield experience

@@ -53,6 +53,8 @@ def test_processes_of_a_job_are_seen_and_missed(
             found = seen(observer, all_work)
             assert {one.role for one in found.values()} == {"maker", "trainer"}
             assert found["maker-a"].pid == processes[1].pid
+            seen(observer, lambda now: now["maker-a"].weight_version > 0)
+            assert "reward" in seen(observer, lambda _: True)["maker-a"].metrics
             trainer = next(one for one in found.values() if one.role == "trainer")
             assert trainer.weight_version > 0
             assert trainer.metrics.keys() >= {"reward"}

@@ -74,7 +74,7 @@ export function histogram(names, places) {
         element("td", {}, bar(place.counts[bucket], place.total))));
     })),
     element("tfoot", {}, element("tr", {}, element("th", { scope: "row" }, "mean"), places.map((place) =>
-      element("td", {}, place.mean === null ? "–" : place.mean.toFixed(2), place.note ? ` ${place.note}` : "")))));
+      element("td", {}, place.mean === null ? "–" : place.mean.toFixed(2))))));
 }
 
 function bar(part, total) {

@@ -69,6 +69,6 @@ function taskLines(stats, task) {
 function using(makers, newest) {
   const live = makers.filter((maker) => maker.life === "live" && maker.weight_version);
   if (!newest || !live.length) return null;
-  const current = live.filter((maker) => maker.weight_version === newest.version).length;
-  return `${count(current)} of ${count(live.length)} use it`;
+  const current = live.filter((maker) => !maker.behind).length;
+  return `${count(current)} of ${count(live.length)} current`;
 }

@@ -65,10 +65,13 @@ export function taskCurves(history) {
 
 export function staleness(group, names) {
   const place = (name, one) => ({ name, counts: one.counts, mean: one.mean,
-    total: one.counts.reduce((sum, value) => sum + value, 0), note: one.sampled ? "(of some groups)" : "" });
+    total: one.counts.reduce((sum, value) => sum + value, 0) });
   const { waiting, leased, taken } = group.staleness;
+  const places = { waiting, leased, taken };
   const unknown = waiting.unknown + leased.unknown;
-  return [histogram(names, [place("waiting", waiting), place("leased", leased), place("taken", taken)]),
+  const sampled = Object.keys(places).filter((name) => places[name].sampled);
+  return [histogram(names, Object.entries(places).map(([name, one]) => place(name, one))),
+    sampled.length ? element("p", { class: "note" }, `Of the ${sampled.join(" and ")} groups, some were read.`) : null,
     unknown ? element("p", { class: "note" }, `${plural(unknown, "group")} without a policy version.`) : null];
 }
 
@@ -105,8 +108,8 @@ export function workers(task) {
     { name: "Groups", numeric: true, cell: (one) => count(one.groups) },
     { name: "Weights", numeric: true, cell: (one) => (one.weight_version
       ? `${one.weight_version}${one.behind > 0 ? ` (${one.behind} behind)` : ""}` : "–") },
-    { name: "Leased", numeric: true, cell: (one) => count(one.leased || one.rights) },
-    { name: "Figures", cell: (one) => Object.entries(one.metrics).map(([name, value]) => `${name} ${decimal(value)}`).join(", ") },
+    { name: "Holds", cell: (one) => [one.leased ? plural(one.leased, "group") : "", one.rights ? plural(one.rights, "right") : ""].filter((text) => text).join(", ") },
+    { name: "Figures", cell: (one) => element("span", { class: "wraps" }, Object.entries(one.metrics).map(([name, value]) => `${name} ${decimal(value)}`).join(", ")) },
     { name: "Host", cell: (one) => `${one.host} (${one.pid})` },
     { name: "Runs for", numeric: true, cell: (one) => age(one.uptime_s) },
     { name: "redrb", cell: (one) => one.redrb },
