@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from operator import index
 
@@ -72,6 +73,18 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
         quoted = [f'"{choice}"' for choice in choices]
         raise ConfigError(f"{name}={value!r:.80}: use {', '.join(quoted[:-1])} or {quoted[-1]}.")
+
+
+def did_you_mean(name: str, known: Iterable[str], *, least: float = 0.6) -> str:
+    """Return the end of a sentence about an unknown name: "; did you mean ...?", or ".".
+
+    Args:
+        name: The unknown name.
+        known: The names that there are; at most three similar ones are named.
+        least: Least similarity of names, from 0 to 1, as difflib measures it.
+    """
+    names = difflib.get_close_matches(name, list(known), n=3, cutoff=least)
+    return f"; did you mean {' or '.join(names)}?" if names else "."
 
 
 def require_package(package: str, *, extra: str) -> None:

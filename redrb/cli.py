@@ -35,7 +35,7 @@ from redrb.commands import (
 from redrb.commands.arguments import STATUS
 from redrb.commands.output import printable_lines
 from redrb.errors import ConfigError, RedrbError
-from redrb.options import variable_of
+from redrb.options import CommandParser, variable_of
 
 _COMMANDS = (
     demo,
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="redrb",
         description="A Redis-backed streaming experience store for reinforcement learning.",
         epilog=f"Where --url is not given, {variable_of('url')} is read. {STATUS}",

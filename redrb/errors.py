@@ -132,6 +132,7 @@ class RecordError(RedrbError, ValueError):
         group: Index of the group in the put; of an Experience, the row.
         sample: Index of the sample in the group.
         position: Index of the element in the field.
+        problem: The message without what to do, for the log where the group was dropped already.
     """
 
     def __init__(
@@ -143,13 +144,15 @@ class RecordError(RedrbError, ValueError):
         group: int | None = None,
         sample: int | None = None,
         position: int | None = None,
+        advice: str = "",
     ) -> None:
         self.field = field
         self.ids = ids
         self.group = group
         self.sample = sample
         self.position = position
-        super().__init__(message)
+        self.problem = message
+        super().__init__(f"{message}: {advice}" if advice else message)
 
 
 class EncodeError(RedrbError, ValueError):

@@ -7,9 +7,10 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, Protocol, TypeVar, get_type_hints
+from typing import Any, NoReturn, Protocol, TypeVar, get_type_hints
 
 from redrb import environment
+from redrb.checks import did_you_mean
 from redrb.errors import ConfigError
 
 T = TypeVar("T")
@@ -43,6 +44,29 @@ def option(
 def url_option(text: str) -> Any:
     """Return a dataclass field that becomes the option with the URL of Redis: a `UrlFlag`."""
     return field(default="", metadata={"help": text, "ranges": {}, "action": UrlFlag})
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors name what is wrong and where help is, without the list of all flags."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the parsed arguments; the process ends with status 2 if some are unknown."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            flag = next((word for word in unknown if word.startswith("-")), "")
+            name = flag.partition("=")[0]
+            if flag:
+                self.error(f"there is no flag {name}{did_you_mean(name, self._flags(), least=0.7)}")
+            self.error(f"there is no place for the argument {unknown[0]!r}.")
+        return options, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with status 2."""
+        end = "" if message.endswith((".", "?")) else "."
+        self.exit(2, f"{self.prog}: {message}{end} Help: {self.prog} --help\n")
+
+    def _flags(self) -> list[str]:
+        return [word for action in self._actions for word in action.option_strings]
 
 
 class UrlFlag(argparse.Action):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -18,8 +18,7 @@ from redrb.algorithms.completions import Completions
 from redrb.algorithms.event_loop import submit
 from redrb.checks import checked_number
 from redrb.errors import ConfigError, RecordError
-
-_log = logging.getLogger("redrb")
+from redrb.experience.faults import Fault, log_filtered, raised
 
 Ready: TypeAlias = tuple[list[int], list[float]]
 """Rows of completions, and the reward of each."""
@@ -30,6 +29,8 @@ Results: TypeAlias = list[Any] | dict[int, Any]
 TOGETHER_S = 0.1
 """Groups whose rewards a plain function gives within so many seconds come together."""
 
+_REWARD = "the reward"
+
 _GRACE_S = 10.0
 """How long the time limit of a reward may be late, because its event loop is busy."""
 
@@ -39,8 +40,8 @@ class Reward:
 
     A group with a completion for which the function raises, or returns None, nan or an infinite
     number, gets the reward nan: makers of redrb filter such a group, and the others are sent. A log
-    line names the reason. A function of all completions that raises is called again with each group
-    alone.
+    line names the reason, with the line of the code. A function of all completions that raises is
+    called again with each group alone.
 
     Example:
         >>> def correct(completion):
@@ -119,7 +120,8 @@ class Reward:
         found = [(math.nan, "")] * len(completions)
         for ready, results in self._ready(completions, [[row] for row in range(len(completions))]):
             for [row] in ready:
-                found[row] = _number(results[row])
+                reward, fault = _number(results[row])
+                found[row] = (reward, fault.how if fault else "")
         return found
 
     def _ready(
@@ -244,27 +246,42 @@ def _joined(groups: Sequence[Sequence[int]], results: Results) -> Ready:
     """Return the rows of groups with their rewards; nan in groups with a failed one."""
     rows: list[int] = []
     rewards: list[float] = []
+    failed: dict[str, list[tuple[Fault, int, int]]] = defaultdict(list)
     for group in groups:
         found = [_number(results[row]) for row in group]
-        problems = [problem for _, problem in found if problem]
-        if problems:
-            _log.warning(
-                "a group is filtered: the reward of %d of its %d completions %s",
-                *(len(problems), len(group), problems[0]),
-            )
+        faults = [fault for _, fault in found if fault]
+        if faults:
+            failed[faults[0].kind].append((faults[0], len(faults), len(group)))
         rows += group
-        rewards += [math.nan] * len(group) if problems else [number for number, _ in found]
+        rewards += [math.nan] * len(group) if faults else [number for number, _ in found]
+    for each in failed.values():
+        _log_failed(each)
     return rows, rewards
 
 
-def _number(result: Any) -> tuple[float, str]:
-    """Return a reward and "", or nan and what is wrong with it."""
+def _log_failed(groups: Sequence[tuple[Fault, int, int]]) -> None:
+    """Log groups that failed for one reason: the fault, failed completions, all completions."""
+    fault, failed = groups[0][0], sum(count for _, count, _ in groups)
+    completions = sum(size for _, _, size in groups)
+    if len(groups) == 1:
+        text = f"a group is filtered: {fault.what} of %d of its %d completions %s"
+    else:
+        text = f"{len(groups)} groups are filtered: {fault.what} of %d of their %d completions %s"
+    log_filtered(fault, text, failed, completions, fault.why, groups=len(groups))
+
+
+def _number(result: Any) -> tuple[float, Fault | None]:
+    """Return a reward and None, or nan and what is wrong with it."""
     if isinstance(result, Exception):
-        return math.nan, f"raised {type(result).__name__}: {result!s:.200}"
+        return math.nan, raised(_REWARD, result)
     if result is None:
-        return math.nan, "is None"
+        return math.nan, _is("is None")
     try:
         number = float(result)
     except (TypeError, ValueError, RuntimeError):
-        return math.nan, f"is no number, but {result!r:.80}"
-    return (number, "") if math.isfinite(number) else (math.nan, f"is {number}")
+        return math.nan, Fault(_REWARD, f"is no number, but {result!r:.80}", "no number")
+    return (number, None) if math.isfinite(number) else (math.nan, _is(f"is {number}"))
+
+
+def _is(why: str) -> Fault:
+    return Fault(_REWARD, why, f"{_REWARD} {why}")

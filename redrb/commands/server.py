@@ -35,9 +35,10 @@ def _run(options: argparse.Namespace) -> int:
         url, name = f"unix://{server.socket}", server.program.name
         lines = (f"{name} serves this machine at", f"  {variable_of('url')}={url}", "until Ctrl-C")
         show({"url": url, "program": name}, lines, as_json=options.json)
-        last_line = server.wait()
+        _, log = server.wait()
         raise StoreUnavailable(
-            f"the server at {server.socket} has ended; the last line of its log: {last_line}",
+            f"the server at {server.socket} has ended; the last line of its log: "
+            f"{log.rpartition(chr(10))[2]}",
             where=str(server.socket),
         )
     return 0

@@ -20,6 +20,9 @@ from redrb.errors import ConfigError, StoreUnavailable
 
 START_TIMEOUT_S = 20.0
 
+LONGEST_SOCKET_PATH = 100
+"""Most bytes of a socket's path; systems allow 103 or more."""
+
 END_TIMEOUT_S = 10.0
 """Seconds that a server whose guard was killed gets to write its data, before it is killed."""
 
@@ -33,8 +36,9 @@ trash=$1; shift
 "$@" </dev/null & server=$!
 exec >/dev/null 2>&1
 read -r _
-kill $server 2>/dev/null; wait $server
+kill $server 2>/dev/null; wait $server; status=$?
 [ -z "$trash" ] || rm -rf "$trash"
+exit $status
 """
 
 # Freed memory stays mapped: returning its pages and faulting them in again halves the speed of
@@ -64,16 +68,13 @@ class EmbeddedServer:
         """
         self.program = find_server()
         self.directory = Path(directory or tempfile.mkdtemp(prefix="redrb-")).absolute()
-        self.socket = self.directory / "redis.sock"
-        if len(os.fsencode(self.socket)) > 100:
-            raise ConfigError(
-                f"the path {self.socket} is too long for a socket: use a shorter one."
-            )
+        self.socket = socket_in(self.directory)
         self._lock = _lock_directory(self.directory)
         self._pid = os.getpid()
         self._log: deque[str] = deque(maxlen=20)
         self._ready = threading.Event()
         self._ended = threading.Event()
+        self._closing = threading.Lock()
         self._process = subprocess.Popen(
             [
                 *("/bin/sh", "-c", _GUARD, "redrb-server"),
@@ -106,17 +107,18 @@ class EmbeddedServer:
         """End the server; data in a named directory is on disk then. Safe to call twice."""
         if self._pid != os.getpid():
             return  # a fork of the owner
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            # the line ends the guard's read also while a forked child holds the pipe open
-            with contextlib.suppress(BrokenPipeError):  # also of what close() flushes again
-                try:
-                    self._process.stdin.write("end\n")
-                    self._process.stdin.flush()
-                finally:
-                    self._process.stdin.close()
-            if self._process.wait() < 0:  # the guard was killed, and its server was not
-                self._end_group()
-        self._lock.close()
+        with self._closing:
+            if self._process.stdin is not None and not self._process.stdin.closed:
+                # the line ends the guard's read also while a forked child holds the pipe open
+                with contextlib.suppress(BrokenPipeError):  # also of what close() flushes again
+                    try:
+                        self._process.stdin.write("end\n")
+                        self._process.stdin.flush()
+                    finally:
+                        self._process.stdin.close()
+                if self._process.wait() < 0:  # the guard was killed, and its server was not
+                    self._end_group()
+            self._lock.close()
 
     def _end_group(self) -> None:
         """End the server without its guard, whose process group it belongs to."""
@@ -126,10 +128,16 @@ class EmbeddedServer:
             if self._ended.wait(END_TIMEOUT_S):
                 return
 
-    def wait(self) -> str:
-        """Wait until the server has ended for any reason; returns the last line of its log."""
+    def wait(self) -> tuple[int, str]:
+        """Wait until the server has ended for any reason.
+
+        Returns:
+            Its exit status, below 0 the signal that killed it; and the last lines of its log.
+        """
         self._ended.wait()
-        return self._log[-1] if self._log else ""
+        self.close()  # the guard, which knows the status, still waits for its owner
+        status = self._process.returncode
+        return (128 - status if status > 128 else status), "\n".join(self._log)
 
     def _arguments(self, *, keep_data: bool) -> list[str]:
         settings = {
@@ -159,6 +167,26 @@ class EmbeddedServer:
                     self._ready.set()
         self._ended.set()
         self._ready.set()
+
+
+def socket_in(directory: Path, *, advice: str = "use a shorter one") -> Path:
+    """Return the path of the socket of a server with this directory.
+
+    Args:
+        directory: Directory of the server.
+        advice: What the message says to do about a path that is too long.
+
+    Raises:
+        ConfigError: The path is too long for a socket.
+    """
+    socket = directory.absolute() / "redis.sock"
+    length = len(os.fsencode(socket))
+    if length > LONGEST_SOCKET_PATH:
+        raise ConfigError(
+            f"the path {socket} has {length} bytes, and that of a socket may have "
+            f"{LONGEST_SOCKET_PATH}: {advice}."
+        )
+    return socket
 
 
 def _lock_directory(directory: Path) -> IO[str]:

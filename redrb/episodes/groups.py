@@ -23,6 +23,7 @@ from redrb.errors import (
     StoreUnavailable,
 )
 from redrb.experience import BufferItem
+from redrb.experience.faults import log_filtered, raised
 from redrb.runtime.stopping import StopRequest
 from redrb.stream import Admission, Lease
 
@@ -153,7 +154,8 @@ class Groups:
         items: list[BufferItem] = []
         for result in results:
             if isinstance(result, Exception):
-                _log.warning("a group is filtered: an episode raised %r", result)
+                fault = raised("an episode", result)
+                log_filtered(fault, "a group is filtered: %s", fault)
                 return None
             if isinstance(result, BaseException):
                 raise result
@@ -168,5 +170,8 @@ class Groups:
             found = self._options.finish(items)
             return await found if inspect.isawaitable(found) else found
         except Exception as error:  # noqa: BLE001 (the user's function: its group is filtered)
-            _log.warning("a group is filtered: its samples could not be finished: %r", error)
+            fault = raised("the end of a group", error)
+            log_filtered(
+                fault, "a group is filtered: its samples could not be finished: %s", fault.why
+            )
             return None

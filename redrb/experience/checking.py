@@ -206,7 +206,8 @@ def _reward_errors(groups: Sequence[Sequence[BufferItem]], first: int) -> dict[i
 def _reward_error(reward: Tensor, where: str, place: tuple[int, int]) -> RecordError:
     return RecordError(
         f"the reward of {where} is {reward.detach().item()}, and one such number spoils all "
-        "weights: score the sample again, or open the stream with "
+        "weights",
+        advice="score the sample again, or open the stream with "
         "filters=[redrb.finite_rewards()], which drops such groups.",
         field="reward",
         group=place[0],

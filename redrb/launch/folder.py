@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,30 @@ _RECORDS = (
     *("run.jsonl", "curve.png"),
 )
 """What runs write down in the folder."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The job that a folder belongs to.
+
+    Attributes:
+        recipe: Name of the recipe's class.
+        file: File that has it.
+        demo: Whether it is the demo, of which a folder keeps only records.
+    """
+
+    recipe: str
+    file: str
+    demo: bool = False
+
+    def __str__(self) -> str:
+        return "redrb demo" if self.demo else f"the recipe {self.recipe} ({self.file})"
+
+    def is_same(self, other: Owner) -> bool:
+        """Return whether `other` is this job; a file that is gone was moved or renamed."""
+        if (self.recipe, self.demo) != (other.recipe, other.demo):
+            return False
+        return self.file == other.file or not Path(self.file).exists()
 
 
 class RunFolder:
@@ -78,6 +103,28 @@ class RunFolder:
         finally:
             os.close(lock)
 
+    def check_owner(self, owner: Owner) -> None:
+        """Refuse a folder that belongs to another job.
+
+        Raises:
+            ConfigError: Earlier runs in it were of another job.
+        """
+        before = self._owner()
+        if before is None or before.is_same(owner):
+            return
+        fresh = "" if owner.demo else ", or delete what the other job has made in it with --fresh"
+        raise ConfigError(
+            f"the folder {self.path} belongs to {before}, and this is {owner}: choose another "
+            f"folder with --out{fresh}."
+        )
+
+    def _owner(self) -> Owner | None:
+        """Return the job of the newest run in this folder; None if it is not known."""
+        for event in reversed([each for each in _events(self.diary) if each["event"] == "began"]):
+            if "recipe" in event and "file" in event:
+                return Owner(event["recipe"], event["file"], bool(event.get("demo")))
+        return None
+
     def clear_state(self) -> None:
         """Delete checkpoints, and the data of earlier runs' server, which must not run."""
         for directory in (self.redis, self.checkpoints):
@@ -94,13 +141,17 @@ class RunFolder:
         """Yield the events of earlier runs; torn lines of killed processes are left out."""
         files = [self.diary, self.metrics("trainer"), *sorted(self.path.glob("maker-*.jsonl"))]
         for file in files:
-            if not file.exists():
+            yield from _events(file)
+
+
+def _events(file: Path) -> Iterator[dict[str, Any]]:
+    if not file.exists():
+        return
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except ValueError:
                 continue
-            with file.open(encoding="utf-8", errors="replace") as lines:
-                for line in lines:
-                    try:
-                        event = json.loads(line)
-                    except ValueError:
-                        continue
-                    if isinstance(event, dict) and "event" in event:
-                        yield event
+            if isinstance(event, dict) and "event" in event:
+                yield event

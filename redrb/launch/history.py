@@ -33,6 +33,40 @@ class _Numbers:
         return float(self._event[name]) if name in self else otherwise
 
 
+MOST_FAULTS = 20
+"""Most kinds of faults that are counted one by one."""
+
+
+@dataclass
+class Fault:
+    """Why groups are filtered.
+
+    Attributes:
+        why: The newest text.
+        groups: Groups that it has cost.
+        is_new: It has come up in this run, and `new_faults` has not returned it.
+        said: `new_faults` has returned it.
+    """
+
+    why: str
+    groups: int = 0
+    is_new: bool = False
+    said: bool = False
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest event of a worker.
+
+    Attributes:
+        text: What happened.
+        time: Seconds since the epoch.
+    """
+
+    text: str
+    time: float
+
+
 @dataclass
 class History:
     """The events of a job; reader threads add them, the screen and the report read them.
@@ -56,6 +90,8 @@ class History:
         backpressure_s: The part of `send_s` in which they waited for room.
         runs_s: Seconds of earlier runs.
         ended: Why the newest trainer ended by itself; "": it has not.
+        faults: Why groups were filtered, by kinds.
+        newest: The newest event of each worker of this run.
     """
 
     rewards: list[tuple[float, float]] = field(default_factory=list)
@@ -73,6 +109,8 @@ class History:
     backpressure_s: float = 0.0
     runs_s: float = 0.0
     ended: str = ""
+    faults: dict[str, Fault] = field(default_factory=dict)
+    newest: dict[str, Newest] = field(default_factory=dict)
     _before_s: float = 0.0
     _newest_s: float = 0.0
     _first_step: bool = True
@@ -87,12 +125,14 @@ class History:
         """
         kind, number = event.get("event"), _Numbers(event)
         with self._lock:
+            self.newest[str(event.get("worker"))] = Newest(_told(event, number), number["time"])
             if kind == "evaluation":
                 self._add_evaluation(number)
             elif kind == "step":
                 self._add_step(number)
             elif kind == "publish":
                 self.versions_by_kind[str(event.get("kind"))] += 1
+                self.weight_version = max(self.weight_version, int(number["weight_version"]))
                 self.weights_bytes_full += int(number["bytes_full"])
                 self.weights_bytes_sent += int(number["bytes_sent"])
             elif kind == "put":
@@ -100,10 +140,40 @@ class History:
                 self.admission_s += number["admission_s"]
                 self.send_s += number["send_s"]
                 self.backpressure_s += number["backpressure_s"]
+            elif kind == "filtered":
+                self._add_fault(event, int(number["groups"]))
             elif kind == "end":
                 self.ended = str(event.get("why") or "")
             elif kind == "finished":
                 self.runs_s += number["seconds"]
+
+    def begin_run(self) -> None:
+        """Part the events of earlier runs, which were added, from those of this run."""
+        self.ended = ""
+        self.newest.clear()
+        for fault in self.faults.values():
+            fault.is_new = False
+
+    def new_faults(self) -> list[str]:
+        """Return the faults that have come up in this run since the last call, each once."""
+        with self._lock:
+            found = [fault for fault in self.faults.values() if fault.is_new and not fault.said]
+            for fault in found:
+                fault.said = True
+            return [fault.why for fault in found]
+
+    @property
+    def costliest_faults(self) -> list[Fault]:
+        """Why groups were filtered, the fault of the most groups first."""
+        with self._lock:
+            return sorted(self.faults.values(), key=lambda fault: -fault.groups)
+
+    def _add_fault(self, event: Mapping[str, Any], groups: int) -> None:
+        kind, why = str(event.get("kind")), str(event.get("why"))
+        if kind not in self.faults and len(self.faults) >= MOST_FAULTS:
+            kind, why = "others", "other reasons"
+        fault = self.faults.setdefault(kind, Fault(why))
+        fault.why, fault.groups, fault.is_new = why, fault.groups + groups, True
 
     @property
     def trained_s(self) -> float:
@@ -188,3 +258,16 @@ class History:
     def reward_last(self) -> float | None:
         """Newest evaluated reward; None until there is one."""
         return self.rewards[-1][1] if self.rewards else None
+
+
+def _told(event: Mapping[str, Any], number: _Numbers) -> str:
+    """Return an event in a few words."""
+    kind, step = str(event.get("event")), f"step {number['step']:.0f}"
+    reward = f", reward {number['reward']:.3f}" if "reward" in number else ""
+    return {
+        "step": f"{step}{reward}",
+        "put": f"{step}, {number['groups']:.0f} groups",
+        "publish": f"published version {number['weight_version']:.0f}",
+        "evaluation": f"evaluation{reward or ' without a reward'}",
+        "filtered": f"{number['groups']:.0f} groups are filtered",
+    }.get(kind, kind.replace("_", " "))

@@ -18,6 +18,11 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 REASON_LINES = 20
 """Lines of error output that are kept as the reason of a death."""
 
+BRIEF_LINES = 3
+"""Lines of the log that are shown when a process is started again."""
+
+LOG_ENDS = "last lines of its log:"
+
 _REASON_BYTES = 8_000
 _DRAIN_S = 2.0
 """Longest wait for output after a process ended: a child of it may hold the pipe open."""
@@ -32,18 +37,46 @@ class Death:
             sent before the process could handle it.
         ran_s: Seconds for which it ran.
         reason: The end of its error output.
+        explains: Whether the last line of it says why it ended, as that of a trace does.
     """
 
     status: int
     ran_s: float
     reason: str
+    explains: bool = True
 
     @property
     def why(self) -> str:
         """The status in words."""
-        if self.status < 0:
-            return f"was killed by {signal.Signals(-self.status).name}"
-        return f"ended with status {self.status}"
+        return end_of(self.status)
+
+    @property
+    def detail(self) -> str:
+        """Error output as the reason, or, after a signal, only as the last lines of the log."""
+        if not self.reason or (self.explains and self.status > 0):
+            return self.reason
+        return f"{LOG_ENDS}\n{self.reason}"
+
+    @property
+    def brief(self) -> str:
+        """The detail in short: its last line, or the last lines of the log; "" without any."""
+        lines = [line for line in self.reason.splitlines() if line.strip()]
+        if not lines:
+            return ""
+        if self.explains and self.status > 0:
+            return f": {lines[-1]}"
+        return "\n".join([f"; {LOG_ENDS}", *(f"  {line}" for line in lines[-BRIEF_LINES:])])
+
+
+def end_of(status: int) -> str:
+    """Return the exit status of a process in words; below 0 it is the signal that killed it."""
+    if status == -signal.SIGKILL:
+        return (
+            "was killed by SIGKILL (by the kernel if the machine ran out of memory, or by someone)"
+        )
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
 
 
 OnEnd = Callable[[Death], None]

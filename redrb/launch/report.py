@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from redrb.launch.history import History
 from redrb.stream import StreamStats
@@ -41,6 +42,9 @@ def summary(seconds: float, history: History, stats: StreamStats | None) -> dict
         "maker_admission_share": round(history.maker_admission_share, 4),
         "maker_send_share": round(history.maker_send_share, 4),
         "maker_room_share": round(history.maker_room_share, 4),
+        "faults": [
+            {"groups": fault.groups, "why": fault.why} for fault in history.costliest_faults
+        ],
         "ledger": stats.ledger.as_dict() if stats else None,
         "ledger_balanced": stats.ledger.balanced if stats else None,
     }
@@ -71,6 +75,8 @@ def table(figures: Mapping[str, Any], history: History, stats: StreamStats | Non
         ("of it, waited for the trainer", f"{figures['maker_room_share']:.1%}"),
     ):
         shown.add_row(name, value)
+    for fault in history.costliest_faults:
+        shown.add_row(Text(f"groups filtered: {fault.why}", style="red"), f"{fault.groups:,}")
     if stats is None:
         return shown
     in_redis = stats.bytes_put / max(1, stats.samples_put)

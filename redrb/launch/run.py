@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Console
@@ -16,7 +16,7 @@ from redrb.connection.deadline import ending_within
 from redrb.connection.stop_time import StopTime
 from redrb.errors import StoreError, UnknownTask
 from redrb.launch.curve import NEEDS_MATPLOTLIB, can_draw, draw_curve
-from redrb.launch.folder import RunFolder
+from redrb.launch.folder import Owner, RunFolder
 from redrb.launch.history import History
 from redrb.launch.interrupts import Interrupt, interrupts
 from redrb.launch.job import TRAINER, Job
@@ -27,6 +27,7 @@ from redrb.launch.screen import LINE_EVERY_S, Screen
 from redrb.launch.server import server_for
 from redrb.launch.stats_reader import StatsReader
 from redrb.launch.supervisor import State, Supervisor
+from redrb.recipe.loading import file_of
 from redrb.stream import StreamStats
 from redrb.stream.task.inspection import task_stats
 from redrb.workers.metrics_log import MetricsLog
@@ -81,25 +82,28 @@ class Run:
             to_end.begin()
             supervisor.happenings.put(None)
 
+        data = None if self.temporary else self.folder.redis
+        server = server_for(recipe.url, data, min_replicas=recipe.min_replicas)
+        owner = Owner(type(recipe).__name__, file_of(type(recipe)), demo=self.temporary)
         with ExitStack() as scope:
             scope.enter_context(self.folder.used())
+            if not self.fresh:
+                self.folder.check_owner(owner)
             interrupt = scope.enter_context(interrupts(wake, supervisor.kill))
             scope.enter_context(ending_within(to_end))
-            data = None if self.temporary else self.folder.redis
-            server = server_for(recipe.url, data, min_replicas=recipe.min_replicas)
             if self.fresh:
                 self.folder.clear_state()
             scope.callback(server.close)
             supervisor.add_server(server, self.job.restarts)
             client = scope.enter_context(connect(server.url))
-            seconds = self._in_folder(client, supervisor, server.url, interrupt)
+            seconds = self._in_folder(client, supervisor, server.url, interrupt, owner)
             stats = self._stats(client)
             if self.temporary:
                 delete_namespace(client, recipe.namespace)
         return self._conclude(seconds, stats, interrupt)
 
     def _in_folder(
-        self, client: Client, supervisor: Supervisor, url: str, interrupt: Interrupt
+        self, client: Client, supervisor: Supervisor, url: str, interrupt: Interrupt, owner: Owner
     ) -> float:
         """Run the workers; returns the seconds of all runs."""
         if self.fresh:
@@ -108,12 +112,12 @@ class Run:
             self.folder.clear_records()
         for event in self.folder.events():
             self._history.add(event)
-        self._history.ended = ""
+        self._history.begin_run()
         self._introduce(client)
         started = time.perf_counter()
         with MetricsLog(str(self.folder.diary), worker="run") as diary:
             self._diary = diary
-            self._diary.write("began", makers=self.job.makers, where=client.where)
+            self._diary.write("began", makers=self.job.makers, where=client.where, **asdict(owner))
             self._add_workers(supervisor, url)
             try:
                 self._watch(supervisor, url, started, interrupt)
@@ -173,7 +177,11 @@ class Run:
                     self._complain("the trainer did not end in time")
                     return
                 supervisor.step(refresh_s)
-                screen.show(time.perf_counter() - started, self._history, stats.newest)
+                self._complain_of_faults()
+                screen.show(
+                    *(time.perf_counter() - started, self._history, stats.newest),
+                    supervisor.shown,
+                )
 
     def _report(self, event: str, **values: Any) -> None:
         """Write a death or a restart to the diary, and say it."""
@@ -182,12 +190,17 @@ class Run:
         if event == "restarted":
             self._say(f"{name} was started again")
         elif event == "death":
-            last = reason.splitlines()[-1:]
-            said = f": {last[0]}" if last else ""
-            self._complain(f"{name} {why}; restart in {values['restart_in_s']:g} s{said}")
+            self._complain(
+                f"{name} {why}; restart in {values['restart_in_s']:g} s{values['brief']}"
+            )
         else:
             self._complain(f"{name} {why} and was given up")
             self._say(reason)
+
+    def _complain_of_faults(self) -> None:
+        """Say each fault that filters groups when it comes up first in this run."""
+        for fault in self._history.new_faults():
+            self._complain(f"groups are filtered: {fault}")
 
     def _reason(self, supervisor: Supervisor, interrupt: Interrupt) -> str:
         """Return why the run has ended."""

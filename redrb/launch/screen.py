@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,10 +14,27 @@ from rich.text import Text
 
 from redrb.launch.history import History
 from redrb.launch.job import Job
+from redrb.launch.supervisor import Shown
+from redrb.launch.worker_rows import workers_table
 from redrb.stream import StreamStats
 
 LINE_EVERY_S = 5.0
 """Seconds between lines if the output is not a terminal."""
+
+LEAST_WORKERS = 3
+"""Least rows for workers, on a low terminal too."""
+
+OTHER_ROWS = 11
+"""Rows of the panel beside those of workers and of faults, and the line of the prompt."""
+
+MOST_FAULTS = 2
+"""Most faults on the screen; the report has all of them."""
+
+FAULT_LETTERS = 180
+"""Most letters of a fault on the screen."""
+
+FAULT_COLUMNS = 60
+"""Columns for the text of a fault on a terminal of 80."""
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -39,16 +57,49 @@ class Screen:
         if self._console.is_terminal:
             self._live.stop()
 
-    def show(self, seconds: float, history: History, stats: StreamStats | None) -> None:
-        """Show the state of the run."""
+    def show(
+        self,
+        seconds: float,
+        history: History,
+        stats: StreamStats | None,
+        processes: Sequence[Shown] = (),
+    ) -> None:
+        """Show the state of the run.
+
+        Args:
+            seconds: Seconds of this run.
+            history: Events of its workers.
+            stats: Counters of its task; None while they are not known.
+            processes: Its server and workers.
+        """
         if self._console.is_terminal:
-            self._live.update(_panel(seconds, history, stats, self._job), refresh=True)
+            height = self._console.height
+            picture = _panel(seconds, history, stats, self._job, processes, height=height)
+            self._live.update(picture, refresh=True)
         elif seconds - self._printed_at >= LINE_EVERY_S:
             self._printed_at = seconds
             self._console.print(_line(seconds, history, stats), soft_wrap=True, highlight=False)
 
 
-def _panel(seconds: float, history: History, stats: StreamStats | None, job: Job) -> Panel:
+def _panel(
+    seconds: float,
+    history: History,
+    stats: StreamStats | None,
+    job: Job,
+    processes: Sequence[Shown] = (),
+    *,
+    height: int = 24,
+) -> Panel:
+    """Return the picture of a run.
+
+    Args:
+        seconds: Seconds of this run.
+        history: Events of its workers.
+        stats: Counters of its task; None while they are not known.
+        job: The job.
+        processes: Its server and workers.
+        height: Rows of the terminal.
+    """
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(min_width=34)
@@ -63,8 +114,20 @@ def _panel(seconds: float, history: History, stats: StreamStats | None, job: Job
     grid.add_row("trainer waited", waits)
     if stats is not None:
         grid.add_row("groups", _groups(stats))
+    faults = _faults_shown(history)
+    for number, text in enumerate(faults):
+        grid.add_row("" if number else "filtered", Text(text, style="red"))
     title = f"{job.title}  ·  {job.workers}  ·  {seconds:.0f} s"
-    return Panel(Group(grid), title=title, title_align="left", border_style="cyan", expand=False)
+    of_faults = sum(1 + len(text) // FAULT_COLUMNS for text in faults)
+    rows = max(LEAST_WORKERS, height - OTHER_ROWS - of_faults)
+    parts = Group(grid, "", workers_table(processes, history, rows))
+    return Panel(parts, title=title, title_align="left", border_style="cyan", expand=False)
+
+
+def _faults_shown(history: History) -> list[str]:
+    """Return the faults that cost most groups, as texts."""
+    costliest = history.costliest_faults[:MOST_FAULTS]
+    return [f"{fault.groups:,} groups: {fault.why:.{FAULT_LETTERS}}" for fault in costliest]
 
 
 def _line(seconds: float, history: History, stats: StreamStats | None) -> str:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from redrb.connection.embedded import EmbeddedServer
+from redrb.connection.embedded import EmbeddedServer, socket_in
 from redrb.errors import ConfigError, RedrbError
 from redrb.launch.process import Death, OnEnd
 
@@ -84,9 +84,9 @@ class OwnServer:
 
     def _wait(self, server: EmbeddedServer, on_end: OnEnd) -> None:
         started = time.monotonic()
-        last_line = server.wait()
+        status, log = server.wait()
         if self._server is server:
-            on_end(Death(1, time.monotonic() - started, f"the last line of its log: {last_line}"))
+            on_end(Death(status, time.monotonic() - started, log, explains=False))
 
 
 def server_for(
@@ -100,7 +100,8 @@ def server_for(
         min_replicas: Replicas that must have received a put.
 
     Raises:
-        ConfigError: Processes cannot share a server of this URL.
+        ConfigError: Processes cannot share a server of this URL, or the path of `directory` is too
+            long for its socket.
     """
     scheme = (url or EMBEDDED).partition("://")[0]
     if min_replicas and scheme in ("fake", "embedded"):
@@ -111,6 +112,8 @@ def server_for(
             "`redrb run` starts a Redis."
         )
     if not url or url == EMBEDDED:
+        if directory:
+            socket_in(directory, advice="give a shorter folder with --out")
         return OwnServer(str(directory) if directory else "")
     if url.startswith(EMBEDDED):
         return OwnServer(url.removeprefix(EMBEDDED))

@@ -13,9 +13,7 @@ from redrb.errors import RedrbError
 from redrb.launch.process import Death, OnEnd, WorkerProcess
 from redrb.launch.restarts import Restarts
 from redrb.launch.server import RunServer, failure
-
-WRONG_CONFIGURATION = 2
-"""Exit status of a worker whose settings cannot be used: a restart would not help."""
+from redrb.workers.ending import WRONG_CONFIGURATION
 
 SERVER = "the server"
 
@@ -36,6 +34,25 @@ class Report(Protocol):
         """Take one event: `death`, `restarted` or `given_up`."""
 
 
+@dataclass(frozen=True)
+class Shown:
+    """A process as the screen shows it.
+
+    Attributes:
+        name: Its name.
+        state: Its state.
+        pid: Its process id; None: it does not run, or is the server.
+        restart_in_s: Seconds until it is started again, while it waits for that.
+        why: How it ended; "" while it runs.
+    """
+
+    name: str
+    state: State
+    pid: int | None = None
+    restart_in_s: float = 0.0
+    why: str = ""
+
+
 @dataclass
 class _Part:
     """The server or a worker."""
@@ -46,6 +63,7 @@ class _Part:
     state: State = State.WAITING
     due: float = 0.0
     process: WorkerProcess | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,6 +115,21 @@ class Supervisor:
     def states(self) -> Mapping[str, State]:
         """The state of each process by its name."""
         return {name: part.state for name, part in self._parts.items()}
+
+    @property
+    def shown(self) -> list[Shown]:
+        """All processes, for the screen."""
+        now = time.monotonic()
+        return [
+            Shown(
+                part.name,
+                part.state,
+                part.process.pid if part.process is not None else None,
+                max(0.0, part.due - now),
+                "" if part.state is State.RUNNING else part.why,
+            )
+            for part in self._parts.values()
+        ]
 
     @property
     def restarts(self) -> int:
@@ -176,7 +209,7 @@ class Supervisor:
     def _ended(self, happening: Ended, *, may_restart: bool = True) -> None:
         part = self._parts[happening.name]
         part.process = None
-        if happening.death.status == 0:
+        if happening.death.status == 0 and part.name != SERVER:
             part.state = State.DONE
         else:
             self._died(part, happening.death, may_restart=may_restart)
@@ -188,10 +221,11 @@ class Supervisor:
         )
         useless = alone or not may_restart or death.status == WRONG_CONFIGURATION
         delay = None if useless else part.restarts.delay_s(death.ran_s)
+        part.why = f"{death.why}{death.brief.partition(chr(10))[0]}"
         told = {"worker": part.name, "status": death.status, "why": death.why}
         if delay is None:
             part.state = State.GIVEN_UP
-            self.report("given_up", **told, reason=death.reason)
+            self.report("given_up", **told, reason=death.detail)
         else:
             part.state, part.due = State.WAITING, time.monotonic() + delay
-            self.report("death", **told, reason=death.reason, restart_in_s=delay)
+            self.report("death", **told, reason=death.detail, brief=death.brief, restart_in_s=delay)

@@ -10,7 +10,7 @@ from typing import Any
 
 from redrb import environment
 from redrb.errors import ConfigError
-from redrb.options import add_flag
+from redrb.options import CommandParser, add_flag
 from redrb.recipe.grpo import GRPORecipe
 from redrb.recipe.loading import Loaded, load, shipped
 from redrb.recipe.ppo import PPORecipe
@@ -101,14 +101,16 @@ def _named(general: argparse.ArgumentParser, arguments: Sequence[str]) -> str | 
     variable = environment.variable(RECIPE)
     if variable is not None or any(word in ("-h", "--help") for word in arguments):
         return variable
-    found: str | None = general.parse_known_args(arguments)[0].recipe
+    # flags of the recipe are not known yet
+    options, _ = argparse.ArgumentParser.parse_known_args(general, arguments)
+    found: str | None = options.recipe
     return found
 
 
 def _parser(
     program: str, description: str | None, *recipes: type[RecipeSettings], extend: Extend
 ) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=program,
         description=description,
         epilog="Values come from the recipe, then from the file of --settings, then from variables "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +17,13 @@ from redrb.algorithms.models import action_logits
 from redrb.episodes.group import Episode
 from redrb.errors import RecordError
 from redrb.experience import BufferItem, make_experience_batch, split_experience_batch
+from redrb.experience.faults import Fault, log_filtered
 from redrb.recipe.group_names import group_names
 from redrb.recipe.local_engine import LocalEngine
 
 if TYPE_CHECKING:
     from redrb.recipe.episodes import EpisodeRecipe
     from redrb.recipe.recipe import Prompt
-
-_log = logging.getLogger("redrb")
 
 
 def encoded_prompt(recipe: EpisodeRecipe, prompt: Prompt) -> dict[str, Any]:
@@ -88,7 +86,8 @@ class GroupFinisher:
         """
         rewards = torch.stack([reward_of(item) for item in items])
         if not rewards.isfinite().all():
-            _log.warning("a group is filtered: its rewards are %s", rewards.tolist())
+            fault = Fault("the reward", "of an episode is nan or infinite", "episode reward")
+            log_filtered(fault, "a group is filtered: its rewards are %s", rewards.tolist())
             return None
         name = next(self._names)
         advantages = group_relative_advantages(

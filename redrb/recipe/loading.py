@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from redrb.checks import did_you_mean
 from redrb.errors import ConfigError
 from redrb.recipe.recipe import Recipe
-from redrb.recipe.sources import similar
 
 SHIPPED = "redrb.recipes"
 """Package of the recipes that redrb has."""
@@ -58,6 +58,14 @@ def load(name: str) -> Loaded:
     if place in shipped():
         return Loaded(_recipe_in(_module(f"{SHIPPED}.{place}", place), place, wanted))
     return Loaded(_recipe_in(_module(place, place), place, wanted))
+
+
+def file_of(recipe: type[Recipe]) -> str:
+    """Return the absolute path of the file that has a recipe; "" if it is not known."""
+    try:
+        return str(Path(inspect.getfile(recipe)).resolve())
+    except (OSError, TypeError):
+        return ""
 
 
 def shipped() -> list[str]:
@@ -163,5 +171,5 @@ def _signature(recipe: type[Recipe], name: str) -> str:
 
 
 def _shipped_like(name: str) -> str:
-    found = similar(name, shipped())
-    return f" Recipes of redrb have no .py{found}" if found else ""
+    found = did_you_mean(name, shipped())
+    return f" Recipes of redrb have no .py{found}" if found != "." else ""

@@ -19,6 +19,7 @@ from redrb.algorithms.models import evaluating
 from redrb.algorithms.reward import TOGETHER_S
 from redrb.errors import RecordError
 from redrb.experience import BufferItem, Experience, make_experience_batch, split_experience_batch
+from redrb.experience.faults import Fault, fault_extra, log_filtered, raised
 from redrb.recipe.group_names import group_names
 from redrb.recipe.recipe import Prompt, Recipe
 
@@ -122,7 +123,11 @@ class RolloutGroups:
             if arrived is None:
                 if not self._stopped:
                     self._failed += count
-                _log.warning("%d rollouts are given up: they did not end in time", count)
+                fault = Fault("the rollout", "did not end in time", "late rollout")
+                extra = None if self._stopped else fault_extra(fault, count)
+                _log.warning(
+                    "%d rollouts are given up: they did not end in time", count, extra=extra
+                )
                 return
             count -= len(arrived)
             if items := [item for prompt, found in arrived for item in self._group(prompt, found)]:
@@ -158,13 +163,27 @@ class RolloutGroups:
                 "a group is filtered: the rollout of the prompt %.200r raised %s: %.500s",
                 *(prompt, type(error).__name__, error),
                 exc_info=None if self._explained else error,
+                extra=fault_extra(raised("the rollout", error)),
             )
             self._explained = True
             return []
+        _report_bad_rewards(items)
         name = next(self._names)
         for item in items:
             item.group_id = name
         return items
+
+
+def _report_bad_rewards(group: Sequence[BufferItem]) -> None:
+    """Log a group whose rewards are not all numbers; the task drops it."""
+    rewards = [item.reward for item in group if item.reward is not None]
+    bad = sum(not bool(reward.isfinite().all()) for reward in rewards)
+    if bad:
+        fault = Fault(
+            "the reward", "that the rollout returned is nan or infinite", "rollout reward"
+        )
+        text = "a group is filtered: %s, of %d of its %d samples"
+        log_filtered(fault, text, fault, bad, len(group))
 
 
 def _samples(found: Any) -> list[BufferItem]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import Field, dataclass, field
 from typing import Any, dataclass_transform
 
+from redrb.checks import did_you_mean
 from redrb.errors import ConfigError
 from redrb.options import RangeChecks, check_range, url_option
 from redrb.options import option as option
@@ -19,6 +20,9 @@ KINDS: dict[str, type] = {kind.__name__: kind for kind in (bool, int, float, str
 RESERVED = ("recipe", "settings", "help", "json", "makers", "out", "restarts", "fresh")
 """Names of flags that the commands have beside the settings."""
 
+MISSPELT = 0.85
+"""Similarity to the name of a setting, of the same type, from which an attribute is refused."""
+
 
 # not frozen_default: mypy would refuse `self.steps` where a subclass writes `steps = 5`
 @dataclass_transform(kw_only_default=True, field_specifiers=(option, url_option))
@@ -26,11 +30,12 @@ class RecipeSettings(RangeChecks, ABC):
     """Base of classes whose attributes are settings; each subclass is a frozen dataclass of them.
 
     In a subclass, an attribute with the name of an inherited setting replaces its default, and
-    `name: int = option(...)` adds a setting. All other attributes are ordinary ones.
+    `name: int = option(...)` adds a setting. All other attributes are ordinary ones. One whose name
+    and type are nearly those of a setting is refused as misspelt, unless it is a `ClassVar`.
 
     Raises:
         ConfigError: A default has the wrong type or is out of range; or a new setting has no known
-            type, or the name of a method.
+            type, or the name of a method; or the name of a setting is misspelt.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -38,6 +43,8 @@ class RecipeSettings(RangeChecks, ABC):
         inherited = {item.name: item for base in cls.__mro__[1:] for item in _own_fields(base)}
         own = dict(_declared(cls, inherited))
         annotations = inspect.get_annotations(cls)
+        for name in vars(cls).keys() - own.keys():
+            _check_spelling(cls, name, str(annotations.get(name, "")), inherited)
         for name, item in own.items():
             setattr(cls, name, item)
         # dataclass makes a field of each annotated attribute; here only settings are fields
@@ -98,6 +105,35 @@ def _declared(cls: type, inherited: dict[str, Field[Any]]) -> Iterator[tuple[str
         check_range(where, item, item.default)
         item.type = kind
         yield name, item
+
+
+def _check_spelling(
+    cls: type, name: str, annotation: str, inherited: dict[str, Field[Any]]
+) -> None:
+    """Refuse an ordinary attribute that is most likely a misspelt setting.
+
+    Raises:
+        ConfigError: Its name and its type are nearly those of a setting; the message names it.
+    """
+    value = vars(cls)[name]
+    new = not any(hasattr(base, name) for base in cls.__mro__[1:])
+    if not new or not isinstance(value, tuple(KINDS.values())) or "ClassVar" in annotation:
+        return
+    alike = [each for each, item in inherited.items() if _fits(value, _checked_kind(item.type))]
+    found = did_you_mean(name, alike, least=MISSPELT)
+    if found != ".":
+        raise ConfigError(
+            f"{cls.__name__}.{name} is no setting{found} If it is an attribute of your own, "
+            f"annotate it: {name}: ClassVar[{type(value).__name__}] = {value!r:.40}."
+        )
+
+
+def _fits(value: object, kind: type) -> bool:
+    try:
+        converted(value, kind)
+    except ConfigError:
+        return False
+    return True
 
 
 def _kind(cls: type, name: str, item: Field[Any], known: Field[Any] | None) -> type:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from redrb import environment
+from redrb.checks import did_you_mean
 from redrb.errors import ConfigError
 from redrb.options import check_range, flag_of, variable_of, yes_or_no
 from redrb.recipe.settings import RecipeSettings, converted, owner_of, settings_of
@@ -77,14 +77,8 @@ def read_file(file: Path, known: Mapping[str, Field[Any]]) -> dict[str, Any]:
         raise ConfigError(f"{file} is no TOML: {error}.") from error
     for name in found:
         if name not in known:
-            raise ConfigError(f"{file}: there is no setting {name!r}{similar(name, known)}.")
+            raise ConfigError(f"{file}: there is no setting {name!r}{did_you_mean(name, known)}")
     return {name: _checked(f"{file}: {name}", value, known[name]) for name, value in found.items()}
-
-
-def similar(name: str, known: Iterable[str]) -> str:
-    """Return ", did you mean ...?" with names like `name`, or "" if there are none."""
-    names = difflib.get_close_matches(name, list(known), n=3)
-    return f"; did you mean {' or '.join(names)}?" if names else ""
 
 
 def _parsed(variable: str, text: str, item: Field[Any]) -> Any:

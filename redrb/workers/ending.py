@@ -1,4 +1,4 @@
-"""The end of a worker's process."""
+"""The end of a worker's process: its status."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ import signal
 import sys
 import threading
 from typing import NoReturn
+
+from redrb.errors import ConfigError, RedrbError, WeightMismatch
+
+WRONG_CONFIGURATION = 2
+"""Exit status of a worker that would fail in the same way if it were started again."""
+
+
+def exit_status(error: RedrbError) -> int:
+    """Return the exit status of a worker that an error ends: 2 if a restart would not help, else 1.
+
+    A restart changes neither settings nor the shapes of published weights and of the model.
+    """
+    return WRONG_CONFIGURATION if isinstance(error, ConfigError | WeightMismatch) else 1
 
 
 def end(status: int) -> NoReturn:

@@ -16,7 +16,7 @@ from typing import NoReturn
 from redrb.errors import ConfigError, RedrbError
 from redrb.recipe.command_line import parse
 from redrb.recipe.recipe import Recipe
-from redrb.workers.ending import end
+from redrb.workers.ending import end, exit_status
 from redrb.workers.event_sinks import open_sinks
 from redrb.workers.trace_export import tracing_to_collector
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _work(recipe)
     except RedrbError as error:
         print(f"redrb-maker {recipe.worker}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return exit_status(error)
     return 0
 
 
@@ -45,6 +45,7 @@ def _work(recipe: Recipe) -> None:
             import torch
 
             import redrb
+            from redrb.experience.faults import Fault, faults_reported
 
             torch.set_num_threads(recipe.threads)
             client = scope.enter_context(
@@ -56,6 +57,11 @@ def _work(recipe: Recipe) -> None:
                 )
             write = scope.enter_context(open_sinks(recipe))
             write("start")
+
+            def filtered(fault: Fault, groups: int) -> None:
+                write("filtered", groups=groups, why=str(fault), kind=fault.kind)
+
+            scope.enter_context(faults_reported(filtered))
             maker = recipe.maker(client, write)
             scope.enter_context(maker)
         maker.run()

@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from redrb.errors import ConfigError, RedrbError, UnknownTask
-from redrb.options import add_options, settings_from
-from redrb.workers.ending import end
+from redrb.options import CommandParser, add_options, settings_from
+from redrb.workers.ending import end, exit_status
 from redrb.workers.stage_settings import StageSettings
 from redrb.workers.trace_export import tracing_to_collector
 
@@ -31,13 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _work(options.function, settings)
     except RedrbError as error:
         print(f"redrb-stage: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return exit_status(error)
     return 0
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of its arguments."""
-    made = argparse.ArgumentParser(prog="redrb-stage", description=__doc__)
+    made = CommandParser(prog="redrb-stage", description=__doc__)
     made.add_argument(
         "function",
         metavar="MODULE:FUNCTION",

@@ -15,7 +15,7 @@ from redrb import environment
 from redrb.errors import ConfigError, RedrbError
 from redrb.recipe.command_line import parse
 from redrb.recipe.recipe import Recipe
-from redrb.workers.ending import end
+from redrb.workers.ending import end, exit_status
 from redrb.workers.event_sinks import open_sinks
 from redrb.workers.trace_export import tracing_to_collector
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reason = _work(recipe)
     except RedrbError as error:
         print(f"redrb-trainer {recipe.worker}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return exit_status(error)
     if reason:
         print(f"redrb-trainer {recipe.worker} ends: {reason}", file=sys.stderr)
     return 0

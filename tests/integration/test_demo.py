@@ -53,7 +53,7 @@ def test_the_demo_learns_and_balances(tmp_path: Path) -> None:
         *("reward_first", "reward_last", "seconds", "samples", "samples_per_second"),
         *("staleness_mean", "staleness_max", "weight_versions", "ledger", "ledger_balanced"),
         *("trainer_wait_share", "maker_send_share", "maker_room_share", "maker_admission_share"),
-        *("weight_versions_by_kind", "weights_bytes_full", "weights_bytes_sent"),
+        *("weight_versions_by_kind", "weights_bytes_full", "weights_bytes_sent", "faults"),
     }
 
 

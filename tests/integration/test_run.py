@@ -100,7 +100,7 @@ def test_kills_of_every_process_ctrl_c_and_the_next_run(folder: Path, runs: list
     assert "restart in 1 s" in first.until("trainer was killed by SIGKILL")
     first.until_version(5)
     first.process("redis.sock").kill()
-    assert "restart in 1 s" in first.until("the server ended")
+    assert "restart in 1 s" in first.until("the server was killed by SIGKILL")
     first.until("the server was started again")
     first.until_version(5)
     status = first.end(signal.SIGINT)
@@ -161,6 +161,8 @@ def test_a_second_ctrl_c_ends_at_once(folder: Path, runs: list[Run]) -> None:
         (["sorting", "--min-replicas", "1"], "has no replicas"),
         (["no.py"], "there is no recipe no.py"),
         (["broken.py"], "ZeroDivisionError"),
+        (["sorting", "--out", "others"], "belongs to the recipe Other (other.py), and this is the"),
+        (["sorting", "--out", "x" * 100], "give a shorter folder with --out"),
     ],
 )
 def test_a_wrong_command_line_starts_nothing(
@@ -172,6 +174,9 @@ def test_a_wrong_command_line_starts_nothing(
 ) -> None:
     monkeypatch.chdir(folder)
     (folder / "broken.py").write_text("1 / 0")
+    (folder / "others").mkdir()
+    began = {"event": "began", "recipe": "Other", "file": "other.py"}
+    (folder / "others" / "run.jsonl").write_text(json.dumps(began) + "\n")
     assert cli.main(["run", *words]) == 2
     assert message in capsys.readouterr().err
     assert not list(folder.glob("runs/*/*.log"))

@@ -20,6 +20,7 @@ from redrb.algorithms import (
     generate,
 )
 from redrb.errors import ConfigError, RecordError
+from redrb.experience.faults import faults_reported
 from tests.networks import PlainActor, PlainCritic, seeded
 
 PROMPTS = {
@@ -152,6 +153,27 @@ def test_a_bad_reward_costs_only_its_group(
     assert all(map(math.isnan, found[2:4]))
     assert len(caplog.messages) == 1
     assert f"the reward of 2 of its 2 completions {said}" in caplog.text
+    if isinstance(problem, Exception):  # the line of the user's function
+        line = bad.__code__.co_firstlineno + 7
+        assert f"(test_algorithms_rewards.py, line {line})" in caplog.text
+
+
+def test_groups_that_fail_for_one_reason_are_one_line_and_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def reward(completion: Completion) -> float:
+        return float(completion["missing"])
+
+    found: list[tuple[str, int]] = []
+    with faults_reported(lambda fault, groups: found.append((str(fault), groups))):
+        made(Reward(reward))
+    assert len(caplog.messages) == 1
+    assert "3 groups are filtered: the reward of 6 of their 6 completions raised" in caplog.text
+    line = reward.__code__.co_firstlineno + 1
+    [(why, groups)] = found
+    assert why.startswith("the reward raised RecordError: the prompt has no key 'missing'")
+    assert why.endswith(f"(test_algorithms_rewards.py, line {line})")
+    assert groups == 3
 
 
 def test_a_function_of_completions_that_raises_costs_only_its_group() -> None:

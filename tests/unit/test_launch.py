@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,12 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 
 import redrb
 from redrb.connection import Client
 from redrb.errors import ConfigError
-from redrb.launch.folder import RunFolder
+from redrb.launch.folder import Owner, RunFolder
 from redrb.launch.history import History
 from redrb.launch.job import Job
 from redrb.launch.process import Death, OnEnd, _appended, _event
@@ -26,10 +28,14 @@ from redrb.launch.removal import delete_job
 from redrb.launch.report import summary, table
 from redrb.launch.restarts import Restarts
 from redrb.launch.screen import Screen, _panel
+from redrb.launch.server import server_for
 from redrb.launch.supervisor import State, Supervisor
+from redrb.recipe.trainer import RecipeTrainer
 from redrb.recipe.trainer_report import TrainerReport
 from redrb.recipes.sorting import Sorting
+from redrb.workers import maker, trainer
 from redrb.workers.metrics_log import MetricsLog
+from tests.counting_recipe import Counting
 from tests.samples import numbered
 
 
@@ -185,6 +191,102 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     with folder.used(), pytest.raises(ConfigError, match="another run uses"), folder.used():
         pass
+
+
+KILLED = "was killed by SIGKILL (by the kernel if the machine ran out of memory, or by someone)"
+
+A = Owner("A", __file__)
+
+
+@pytest.mark.parametrize(
+    ("owner", "same"),
+    [
+        (A, True),
+        (replace(A, recipe="B"), False),  # another class of the same file
+        (replace(A, file=str(Path(__file__).parent)), False),
+        (replace(A, demo=True), False),
+    ],
+)
+def test_a_folder_of_another_recipe_is_refused(tmp_path: Path, owner: Owner, same: bool) -> None:
+    folder = RunFolder(tmp_path)
+    folder.check_owner(owner)  # an empty folder belongs to nobody
+    began = {"event": "began", **asdict(A)}
+    folder.diary.write_text(json.dumps(began) + '\n{"event": "finished"}\n')
+    if same:
+        folder.check_owner(owner)
+        return
+    with pytest.raises(ConfigError) as caught:
+        folder.check_owner(owner)
+    for part in (str(A), str(owner), "--out"):
+        assert part in str(caught.value)
+    assert ("--fresh" in str(caught.value)) is not owner.demo
+
+
+def test_a_recipe_whose_file_was_moved_keeps_its_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    gone = replace(A, file=str(tmp_path / "gone.py"))
+    folder.diary.write_text(json.dumps({"event": "began", **asdict(gone)}) + "\n")
+    folder.check_owner(A)
+
+
+@pytest.mark.parametrize(
+    ("death", "words"),
+    [
+        (Death(1, 1.0, "Traceback\nValueError: no"), "ended with status 1: ValueError: no"),
+        (
+            Death(-9, 1.0, "a\nb\nc\nd"),
+            f"{KILLED}; last lines of its log:\n  b\n  c\n  d",
+        ),
+        (Death(-11, 1.0, ""), "was killed by SIGSEGV"),
+        (
+            Death(1, 1.0, "saved", explains=False),
+            "ended with status 1; last lines of its log:\n  saved",
+        ),
+    ],
+)
+def test_the_log_is_the_reason_only_of_a_process_that_ended_by_itself(
+    death: Death, words: str
+) -> None:
+    assert death.why + death.brief == words
+    assert death.detail.startswith("last lines of its log:") is ("last lines" in words)
+
+
+def test_a_server_that_ends_in_order_is_started_again() -> None:
+    run = Supervised("maker-1")
+    run.supervisor._parts["the server"].restarts = Restarts(1)
+    run.end("the server", 0)
+    assert run.reports == [("death", "the server")]
+
+
+class Wider(Counting):
+    """Has another model."""
+
+    def models(self) -> dict[str, nn.Module]:
+        """Return a layer of another shape."""
+        return {"actor": nn.Linear(2, 1)}
+
+    def evaluate(self, models: dict[str, nn.Module]) -> None:
+        """Measure nothing."""
+        return
+
+
+@pytest.mark.parametrize("command", [maker, trainer])
+def test_weights_of_another_shape_end_makers_and_trainers_with_the_same_status(
+    command: Any, namespace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, file = f"fake://{namespace}", Path(__file__).parents[1] / "counting_recipe.py"
+    wider = Wider(task="counting", worker="trainer")
+    with redrb.connect(url) as client, torch.random.fork_rng(devices=[]):
+        with RecipeTrainer(client, wider, lambda *_, **__: None) as published:
+            published.begin()
+        status = command.main([str(file), "--url", url, "--weights-timeout", "20"])
+    assert status == 2
+    assert "actor.weight" in capsys.readouterr().err
+
+
+def test_a_path_too_long_for_a_socket_names_the_flag(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"redis\.sock has 1\d\d bytes.* --out"):
+        server_for("", tmp_path / ("x" * 100))
 
 
 def test_a_fresh_run_deletes_its_job_and_nothing_else(namespace: str) -> None:

@@ -171,3 +171,30 @@ def test_a_child_inherits_no_variables_with_the_excluded_prefix(
     child = child_environment(without="REDRB_", REDRB_URL="redis://here")
     assert {name for name in child if name.startswith("REDRB_")} == {"REDRB_URL"}
     assert child["OTHER_TASK"] == "other"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["run", "sorting", "--grops", "3"],
+            "redrb run: there is no flag --grops; did you mean --groups or --group-size? Help: ",
+        ),
+        (
+            ["ls", "--jsn=x"],
+            "redrb ls: there is no flag --jsn; did you mean --json? Help: ",
+        ),
+        (["ls", "--xyz"], "redrb ls: there is no flag --xyz. Help: redrb ls --help\n"),
+        (["ls", "more"], "redrb ls: there is no place for the argument 'more'. Help: redrb ls"),
+        (["stats"], "redrb stats: the following arguments are required: TASK. Help: redrb stats"),
+    ],
+)
+def test_a_wrong_command_line_says_what_is_wrong_and_where_help_is(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(said)
+    assert error.count("\n") == 1

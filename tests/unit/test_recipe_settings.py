@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -81,11 +81,26 @@ def test_attributes_replace_defaults_and_add_settings() -> None:
         ({"help": option(1, "x")}, "Bad.help cannot be a setting"),
         ({"listed": option([], "x")}, "Bad.listed has the type"),
         ({"threads": option(1.0, "x")}, "Bad.threads has the type"),
+        ({"max_stalenes": 3}, r"max_stalenes is no setting; did you mean max_staleness\? If"),
+        ({"wieghts": "w"}, "did you mean weights"),
     ],
 )
 def test_a_wrong_default_names_class_and_setting(attribute: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         type("Bad", (JobSettings,), attribute)
+
+
+def test_attributes_of_other_types_or_names_and_class_variables_are_ordinary_ones() -> None:
+    class Own(Small):
+        """Has attributes like settings."""
+
+        tasks = ("a", "b")
+        limits = (1, 2)
+        batch_size = 8
+        words = "a b"
+        digit: ClassVar[int] = 3
+
+    assert set(settings_of(Own)) == set(settings_of(Small))
 
 
 def test_each_source_overrides_the_one_before(
@@ -120,6 +135,7 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         resolve(Small, flags={}, file=file)
     assert str(file) in str(caught.value)
+    assert "?." not in str(caught.value)
 
 
 def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

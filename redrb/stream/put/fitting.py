@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from redrb.errors import RecordError
 from redrb.stream.put.batch import PutBatch
+from redrb.stream.put.dropping import log_dropped
 from redrb.stream.put.index_values import NO_VALUES
 from redrb.stream.put.pending import PendingPut
 from redrb.stream.put.refusals import OnBadGroup, misfit_errors, unversioned_errors
 from redrb.stream.put.reindexing import reindexed
 from redrb.stream.task.task import Task
-
-_log = logging.getLogger("redrb")
 
 
 def fitted(pending: PendingPut, task: Task, on_bad_group: OnBadGroup) -> PutBatch:
@@ -49,8 +47,7 @@ def _refuse(batch: PutBatch, found: Mapping[int, RecordError], task: str, *, dro
     """Raise the error of the first bad group, or log those of all if bad groups are dropped."""
     if not drops:
         replace(batch, refused=found).raise_refused()
-    for error in found.values():
-        _log.error("task %r: a group is dropped: %s", task, error)
+    log_dropped(task, found.values())
 
 
 def _keeping(batch: PutBatch, kept: Sequence[int], task: Task) -> PutBatch:

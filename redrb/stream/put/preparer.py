@@ -22,6 +22,7 @@ from redrb.experience.checking import check_batch, check_groups
 from redrb.experience.consistency import check_values_of_rows
 from redrb.orders import ByAdmission, ignores_priority
 from redrb.stream.put.batch import PutBatch
+from redrb.stream.put.dropping import log_dropped
 from redrb.stream.put.filters import Filter, passing
 from redrb.stream.put.index_values import NO_VALUES, index_values, reads_samples
 from redrb.stream.put.items import Groups
@@ -279,8 +280,7 @@ class Preparer:
         """Log the bad groups and count them as filtered, if they are to be dropped."""
         if not batch.refused or self._on_bad_group == "raise":
             return batch
-        for error in batch.refused.values():
-            _log.error("task %r: a group is dropped: %s", self._task.name, error)
+        log_dropped(self._task.name, batch.refused.values())
         return batch.dropping_refused()
 
     def _admitted(
