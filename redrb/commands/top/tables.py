@@ -134,7 +134,7 @@ def _worker_row(worker: WorkerState) -> list[Text]:
     waits = f"{worker.waits_for} {time_of(worker.waits_s)}" if worker.waits_for else ""
     holds = {"groups": worker.leased, "rights": worker.rights}
     return [
-        line(worker.name),
+        line(worker.label or worker.name),
         line(worker.role),
         line((worker.life, LIFE[worker.life])),
         weights_in_use(worker),
