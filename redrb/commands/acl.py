@@ -21,7 +21,10 @@ def add_to(commands: Commands) -> None:
         "acl", help="print the rights that a role needs in Redis", description=_TEXT, epilog=STATUS
     )
     parser.add_argument("--role", required=True, choices=ROLES, help="what the user does")
-    parser.add_argument("--task", required=True, help="name of its task")
+    parser.add_argument(
+        "--task",
+        help="name of its task; an observer without it sees all tasks and weights of the namespace",
+    )
     parser.add_argument("--namespace", default="default", help="its namespace (default: default)")
     parser.add_argument("--weights", help="weights that it reads, or publishes as a trainer")
     parser.add_argument(

@@ -6,11 +6,12 @@ these parts allows all of it. The commands inside scripts are found in the scrip
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from redrb.commands.arguments import Role
-from redrb.keys import TaskKeys, WeightKeys, registry_key
+from redrb.errors import ConfigError
+from redrb.keys import TaskKeys, WeightKeys, check_name, registry_key
 from redrb.lua.needed_commands import needed_commands, scripts_in
 from redrb.stream.mixture.ratio import Ratio
 
@@ -83,26 +84,41 @@ class Rules:
 
 
 def rights(
-    role: Role, task: str, namespace: str, weights: str | None, *, to: str | None = None
+    role: Role,
+    task: str | None,
+    namespace: str,
+    weights: str | None,
+    *,
+    to: str | None = None,
 ) -> str:
     """Return the rules of `ACL SETUSER` for a role; they replace all rights that a user had.
 
     Args:
         role: What the user does.
-        task: The task that it does this with.
+        task: The task that it does this with; None, for an observer: all tasks and weights of the
+            namespace.
         namespace: Namespace of the task and the weights.
         weights: Weights that it reads, or as a trainer or admin publishes; None: none.
         to: Task that it puts into as a maker; None: none.
 
     Raises:
-        ConfigError: A name is not usable.
+        ConfigError: A name is not usable, or the role needs a task.
     """
+    if task is None:
+        if role != "observer" or to is not None:
+            raise ConfigError(f"give --task: the role {role} is one for a single task.")
+        return _joined([*_namespace_observer(namespace), _registry(role, namespace)])
     keys = TaskKeys.of(namespace, task)
     turn = TaskKeys.of_mixture(namespace, "*", Ratio.of({task: 1}).digest)
     published = None if weights is None else WeightKeys.of(namespace, weights)
     first, *selectors = [*_parts(role, keys, turn, published), _registry(role, namespace)]
     if to is not None:
         selectors += _parts("maker", TaskKeys.of(namespace, to), turn, None)
+    return _joined([first, *selectors])
+
+
+def _joined(rules: Sequence[Rules]) -> str:
+    first, *selectors = rules
     parts = [str(first), *(f"({selector})" for selector in selectors)]
     return " ".join(["clearselectors resetkeys resetchannels -@all", *parts])
 
@@ -150,6 +166,16 @@ def _observer(keys: TaskKeys, weights: WeightKeys | None) -> list[Rules]:
         read = tuple(f"%R~{name}" for name in _patterns(weights))
         parts.append(Rules(read, frozenset(_LOOK_AT_WEIGHTS)))
     return parts
+
+
+def _namespace_observer(namespace: str) -> list[Rules]:
+    """Return the rights to read all tasks and weights of a namespace."""
+    place = f"redrb:{{{check_name('namespace', namespace)}:*}}:"
+    looking = _commands(_LOOK_SCRIPTS, *CONNECTING, *_LOOK, *_LOOK_AT_WEIGHTS)
+    return [
+        Rules((f"%R~{place}*",), looking, writes=False),
+        Rules((f"~{place}stream",), frozenset(_RUN_SCRIPTS)),
+    ]
 
 
 def _reader(weights: WeightKeys) -> list[Rules]:

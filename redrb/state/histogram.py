@@ -16,7 +16,9 @@ class Histogram:
     Attributes:
         counts: Groups in each bucket: `BOUNDS`, then those beyond the last bound.
         unknown: Groups without a policy version, or in a task that knows no weight version.
-        mean: Mean staleness of the groups in the buckets; None where it is not known.
+        mean: Mean staleness of the groups in the buckets; None where it is not known. Of waiting
+            groups beyond the last bound only the largest staleness is known: they count as the
+            middle between both.
         largest: Largest staleness of a group; None if there is none.
         sampled: Whether only some of the groups were read, so that counts are shares of these.
     """

@@ -15,6 +15,7 @@ from redrb.connection.transport import Pipeline, Reply
 from redrb.errors import StoreDenied
 from redrb.keys import registry_key
 from redrb.registry import Registry
+from redrb.state.announced import Announced
 from redrb.state.model import ServerState, State
 from redrb.state.rates import with_rates
 from redrb.state.servers import server_state
@@ -49,6 +50,7 @@ class StateReader:
         self._task = task
         self._group = group
         self._before: State | None = None
+        self._announced: dict[str, Announced] = {}
         registry_key(namespace)  # checks the name
 
     def look(self, *, timeout_s: float = 2.0) -> State:
@@ -71,7 +73,9 @@ class StateReader:
         began = time.monotonic()
         servers, now_s = self._servers()
         names, total, weights = self._names()
-        tasks = read_tasks(self._client, self._namespace, names, group=self._group)
+        tasks = read_tasks(
+            *(self._client, self._namespace, names), group=self._group, announced=self._announced
+        )
         if self._task is not None and not tasks:
             raise unknown_task(self._client, self._namespace, self._task)
         return State(

@@ -6,15 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from redis.exceptions import NoPermissionError
+from redis.exceptions import ResponseError
 
 from redrb.connection import Client
-from redrb.connection.failures import is_missing_script
+from redrb.connection.failures import is_denied, is_missing_script
 from redrb.connection.transport import Pipeline, Reply, first_error
 from redrb.keys import is_name
 from redrb.lua.scripts import add_to, load
+from redrb.state.announced import Announced
 from redrb.state.histogram import Histogram
 from redrb.state.model import ConsumerGroupState, Staleness, TaskState, WorkerState
+from redrb.state.staleness_reply import histogram
 from redrb.state.workers import worker_state
 from redrb.stream.task.ledger import StreamStats
 from redrb.stream.task.settings import STORED_NAMES
@@ -32,13 +34,19 @@ class _Part:
 
     fields: Mapping[str, str]
     put: int
+    figures: Mapping[str, int]
     groups: Mapping[str, ConsumerGroupState]
     workers: tuple[WorkerState, ...]
     workers_total: int
 
 
 def read_tasks(
-    client: Client, namespace: str, names: Iterable[str], *, group: str
+    client: Client,
+    namespace: str,
+    names: Iterable[str],
+    *,
+    group: str,
+    announced: dict[str, Announced],
 ) -> list[TaskState]:
     """Return the states of tasks; names without a task are left out.
 
@@ -47,16 +55,21 @@ def read_tasks(
         namespace: Namespace of the tasks.
         names: Their names.
         group: Consumer group that comes first, also if it has not joined.
+        announced: What earlier looks have read of workers, by prefix of the partition's keys; this
+            look adds to it.
     """
     named = [name for name in names if is_name(name)]
     stores = [TaskStore.of(client, namespace, name) for name in named]
-    first = dict(zip(named, _observed(stores, group), strict=True))
+    first = dict(zip(named, _observed(stores, group, announced), strict=True))
     rest = {
         name: TaskStore.of_partitions(client, namespace, name, count)[1:]
         for name, part in first.items()
         if part is not None and (count := _partitions(part)) > 1
     }
-    further = iter(_observed([store for stores in rest.values() for store in stores], group))
+    others = [store for each in rest.values() for store in each]
+    further = iter(_observed(others, group, announced))
+    for prefix in announced.keys() - {store.keys.prefix for store in (*stores, *others)}:
+        del announced[prefix]
     states = []
     for name, part in first.items():
         parts = [part, *(next(further) for _ in rest.get(name, ()))]
@@ -67,37 +80,40 @@ def read_tasks(
     return states
 
 
-def _observed(stores: Sequence[TaskStore], group: str) -> list[_Part | None]:
+def _observed(
+    stores: Sequence[TaskStore], group: str, announced: dict[str, Announced]
+) -> list[_Part | None]:
     """Run the script on tasks: those that the same client reaches in one pipeline; None: denied."""
     found: dict[int, _Part | None] = {}
     by_client: dict[int, list[int]] = {}
     for number, store in enumerate(stores):
         by_client.setdefault(id(store.client), []).append(number)
     for numbers in by_client.values():
-        replies = _replies([stores[number] for number in numbers], group)
-        for number, reply in zip(numbers, replies, strict=True):
-            found[number] = None if isinstance(reply, NoPermissionError) else _part(reply)
+        there = [stores[number] for number in numbers]
+        known = [announced.setdefault(store.keys.prefix, Announced()) for store in there]
+        replies = _replies(there, group, known)
+        for number, reply, workers in zip(numbers, replies, known, strict=True):
+            found[number] = None if _is_denied(reply) else _part(reply, workers)
     return [found[number] for number in range(len(stores))]
 
 
-def _replies(stores: Sequence[TaskStore], group: str) -> list[Reply]:
+def _replies(stores: Sequence[TaskStore], group: str, known: Sequence[Announced]) -> list[Reply]:
     client = stores[0].client
 
-    def send(some: Sequence[TaskStore], *, whole: bool) -> list[Reply]:
+    def send(places: Sequence[int], *, whole: bool) -> list[Reply]:
         pipeline = Pipeline()
-        for store in some:
-            add_to(pipeline, load(SCRIPT), store.script_keys, [group], whole=whole)
+        for at in places:
+            arguments = [group, known[at].since]
+            add_to(pipeline, load(SCRIPT), stores[at].script_keys, arguments, whole=whole)
         return client.exchange(pipeline)
 
     def attempt() -> list[Reply]:
-        replies = send(stores, whole=False)
+        replies = send(range(len(stores)), whole=False)
         missing = [at for at, reply in enumerate(replies) if is_missing_script(reply)]
         if missing:
-            for at, reply in zip(
-                missing, send([stores[at] for at in missing], whole=True), strict=True
-            ):
+            for at, reply in zip(missing, send(missing, whole=True), strict=True):
                 replies[at] = reply
-        error = first_error([each for each in replies if not isinstance(each, NoPermissionError)])
+        error = first_error([each for each in replies if not _is_denied(each)])
         if error is not None:
             raise error
         return replies
@@ -105,28 +121,32 @@ def _replies(stores: Sequence[TaskStore], group: str) -> list[Reply]:
     return client.retrying(attempt)
 
 
-def _part(reply: Reply) -> _Part:
+def _is_denied(reply: Reply) -> bool:
+    return isinstance(reply, ResponseError) and is_denied(reply)
+
+
+def _part(reply: Reply, announced: Announced) -> _Part:
     if not reply:
-        return _Part({}, 0, {}, (), 0)
-    settings, put, server_ms, groups, total, workers = reply
+        return _Part({}, 0, {}, {}, (), 0)
+    settings, put, server_ms, figures, groups, total, workers = reply
     fields = {name.decode(): value.decode(errors="replace") for name, value in _pairs(settings)}
-    now_ms = float(server_ms)
-    read = (
-        worker_state(name.decode(errors="replace"), (now_ms - float(seen)) / 1000, packed)
-        for name, seen, packed in workers
-    )
+    counters = _counters(figures)
+    known = announced.note(fields.get("incarnation", ""), float(server_ms), int(total), workers)
+    read = (worker_state(*worker) for worker in known)
+    found = (_group(each, counters) for each in groups)
     return _Part(
         fields=fields,
         put=int(put),
-        groups={group.name: group for group in map(_group, groups)},
+        figures=counters,
+        groups={group.name: group for group in found},
         workers=tuple(worker for worker in read if worker is not None),
         workers_total=int(total),
     )
 
 
-def _group(reply: Reply) -> ConsumerGroupState:
-    name, figures, waiting, leased, taken = reply
-    counters = {key.decode(errors="replace"): int(value) for key, value in _pairs(figures)}
+def _group(reply: Reply, figures: Mapping[str, int]) -> ConsumerGroupState:
+    name, own, version, waiting, leased, taken = reply
+    known = int(version) if version != b"" else None
     ages = {
         int(field[1:]): int(groups)
         for field, groups in _pairs(taken)
@@ -134,14 +154,13 @@ def _group(reply: Reply) -> ConsumerGroupState:
     }
     return ConsumerGroupState(
         name.decode(errors="replace"),
-        StreamStats.of(counters),
-        Staleness(_histogram(waiting), _histogram(leased), Histogram.of(ages)),
+        StreamStats.of({**figures, **_counters(own)}),
+        Staleness(histogram(waiting, known), histogram(leased, known), Histogram.of(ages)),
     )
 
 
-def _histogram(reply: Reply) -> Histogram:
-    sampled, unknown, *counts = map(int, reply)
-    return Histogram.of(dict(_pairs(counts)), unknown=unknown, sampled=bool(sampled))
+def _counters(flat: Sequence[Any]) -> dict[str, int]:
+    return {name.decode(errors="replace"): int(value) for name, value in _pairs(flat)}
 
 
 def _pairs(flat: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
@@ -157,9 +176,9 @@ def _task(name: str, parts: Sequence[_Part]) -> TaskState:
     """Return a task from its partitions."""
     first = parts[0]
     put = sum(part.put for part in parts)
+    names = sorted({name for part in parts for name in part.groups} - first.groups.keys())
     groups = tuple(
-        _summed([part.groups[each] for part in parts if each in part.groups])
-        for each in first.groups
+        _summed([_group_in(part, name) for part in parts]) for name in (*first.groups, *names)
     )
     stored = groups[0].stats if groups else StreamStats.of({})
     return TaskState(
@@ -177,6 +196,15 @@ def _task(name: str, parts: Sequence[_Part]) -> TaskState:
         workers_total=max(part.workers_total for part in parts),
         stored_bytes=round(stored.bytes_put / put * stored.stored) if put else 0,
     )
+
+
+def _group_in(part: _Part, name: str) -> ConsumerGroupState:
+    """Return a consumer group in one partition; where it has not joined, what it would find."""
+    if name in part.groups:
+        return part.groups[name]
+    stored = part.figures["stored"]
+    found = StreamStats.of({**part.figures, "put": stored, "waiting": stored})
+    return ConsumerGroupState(name, found, Staleness(Histogram(unknown=stored)))
 
 
 def _summed(parts: Sequence[ConsumerGroupState]) -> ConsumerGroupState:

@@ -22,6 +22,9 @@ SILENT_PERIODS = 1.2
 DEAD_PERIODS = 3.0
 """A worker is dead when no announcement came for this time: its leases are taken over then."""
 
+_ENDED_S = 540.0
+"""By so much the time of a last announcement is set back: `include/announcements.lua`."""
+
 _TEXT = 128
 
 
@@ -43,10 +46,10 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
         return None
     if not isinstance(said, dict) or said.get("role") not in get_args(Role):
         return None
-    seen_s, period_s = max(0.0, seen_s), _number(said.get("period_s"))
+    ended = said.get("ended") is True
+    seen_s, period_s = max(0.0, seen_s - _ENDED_S * ended), _number(said.get("period_s"))
     waits_for = said.get("waits_for") or ""
     waits_for = waits_for if waits_for in get_args(WaitsFor) else ""
-    ended = said.get("ended") is True
     return WorkerState(
         name=_text(name),
         role=said["role"],

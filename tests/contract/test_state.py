@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -14,11 +15,12 @@ import pytest
 import redrb
 from redrb.connection import Client
 from redrb.errors import UnknownTask
-from redrb.state.model import WorkerState
+from redrb.state.model import Staleness, WorkerState
 from redrb.state.observer import Observer
 from redrb.state.reader import StateReader
 from redrb.stream import ExperienceStream
 from tests.samples import numbered
+from tests.servers import Server
 
 
 def item(version: int | None = None) -> redrb.BufferItem:
@@ -125,6 +127,115 @@ def test_announcements_are_not_trusted(client: Client, namespace: str) -> None:
         assert workers["good"].host == "a�[2Jb"
         assert workers["good"].metrics == {"reward": 0.5}
         assert (workers["odd"].groups, workers["odd"].waits_for) == (0, "")
+
+
+@pytest.mark.parametrize("settings", [{"order": "stalest"}, {"max_staleness": 9000}, {}])
+def test_waiting_groups_are_counted_by_staleness(
+    client: Client, namespace: str, settings: dict[str, Any]
+) -> None:
+    reader = StateReader(client, namespace)
+    options = {"namespace": namespace, "checks": (), **settings}
+    with ExperienceStream(client, "math", **options) as stream:
+        stream.join_group()
+        stream.put_many([[item(version)] for version in (160, 105, 105, 103)])
+        stream.put(item())
+        stream.advance(105)
+        found = staleness_of(reader).waiting
+        assert (found.counts, found.unknown) == ((3, 0, 1, 0, 0, 0, 0, 0), 1)
+        assert (found.mean, found.largest, found.sampled) == (0.5, 2, False)
+        stream.put_many([[item(5)] for _ in range(100)])
+        found = staleness_of(reader).waiting
+        if settings:
+            assert (found.counts[0], found.counts[-1], found.sampled) == (3, 100, False)
+            assert found.mean is not None
+            assert 60 < found.mean < 70  # of those beyond 32 it is not known
+        else:
+            assert (found.total + found.unknown, found.sampled) == (64, True)
+        assert found.largest == 100
+        lease = stream.take(80, timeout=0)
+        leased = staleness_of(reader).leased
+        assert (leased.total + leased.unknown, leased.sampled) == (64, True)
+        lease.ack()
+
+
+def staleness_of(reader: StateReader) -> Staleness:
+    """Return the staleness of the first consumer group of the first task."""
+    return reader.look().tasks[0].groups[0].staleness
+
+
+def test_partitions_that_a_consumer_group_has_not_joined_count(
+    client: Client, namespace: str
+) -> None:
+    reader = StateReader(client, namespace)
+    with ExperienceStream(client, "math", namespace=namespace, partitions=3) as stream:
+        stream.put_many([[item()] for _ in range(30)])
+        for group in ("critic", "default"):
+            options = {"namespace": namespace, "partitions": 3, "group": group}
+            with ExperienceStream(client, "math", **options) as other:
+                lease = other.take(2, timeout=0)
+                found = {one.name: one.stats for one in reader.look().tasks[0].groups}
+                assert found[group] == other.stats()
+                lease.release()
+
+
+def test_a_look_reads_only_new_announcements(client: Client, namespace: str) -> None:
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        stream.put([item()])
+        keys, at = stream._task.store.keys, stream._task.store.client
+        reader = StateReader(client, namespace)
+
+        def announce(name: str, groups: int, *, ended: bool = False) -> None:
+            said = {"role": "maker", "period_s": 60.0, "groups": groups, "ended": ended}
+            stream._task.scripts.announce(name, msgpack.packb(said), ended=ended)
+
+        def known() -> dict[str, tuple[int, str]]:
+            workers = reader.look().tasks[0].workers
+            return {one.name: (one.groups, one.life) for one in workers}
+
+        announce("a", 1)
+        announce("b", 1)
+        assert known() == {"a": (1, "live"), "b": (1, "live")}
+        at.execute("HSET", f"{keys.prefix}announcements", "a", msgpack.packb({"role": "trainer"}))
+        earlier_ms = int(at.execute("TIME")[0]) * 1000 - 5000
+        at.execute("ZADD", f"{keys.prefix}workers", earlier_ms, "a")
+        announce("b", 2)
+        assert known() == {"a": (1, "live"), "b": (2, "live")}  # "a" has said nothing since
+        announce("b", 3, ended=True)
+        assert known() == {"a": (1, "live"), "b": (3, "ended")}
+        ended = next(one for one in reader.look().tasks[0].workers if one.name == "b")
+        assert ended.seen_s < 60
+        at.execute("ZREM", f"{keys.prefix}workers", "a", "b")
+        known()
+        assert known() == {}
+        announce("b", 4)
+        assert known() == {"b": (4, "live")}
+        stream.clear()
+        stream.put([item()])
+        announce("c", 1)
+        assert known().keys() == {"c"}
+
+
+def test_an_observer_never_waits_for_a_stopped_server(
+    own_server: Callable[..., Server], namespace: str
+) -> None:
+    server = own_server()
+    with redrb.connect(server.url) as client, Observer(client, namespace, every_s=0.05) as observer:
+        view = observer.wait(0, 10)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            while not view.error:  # the look that was under way
+                view = observer.wait(view.number, 10)
+            began = time.monotonic()
+            newest = observer.newest()
+            assert time.monotonic() - began < 0.5
+            assert newest.state is not None
+            assert newest.age_s > 1.0
+            assert "not reachable" in newest.error
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        while view.error:
+            view = observer.wait(view.number, 10, error=view.error)
+        assert view.age_s < 1.0
 
 
 def test_an_observer_follows_and_never_waits(client: Client, namespace: str) -> None:

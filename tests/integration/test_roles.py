@@ -21,6 +21,7 @@ from redrb.connection import Client
 from redrb.errors import BatchTimeout, RedrbError, StoreDenied
 from redrb.keys import TaskKeys, registry_key
 from redrb.registry import Registry
+from redrb.state.reader import StateReader
 from redrb.stream.task.inspection import task_stats
 from redrb.weights.inspection.removal import remove_weights
 from tests.samples import numbered, numbers
@@ -56,10 +57,11 @@ def log_in(real_url: str, namespace: str, capsys: pytest.CaptureFixture[str]) ->
     users: list[str] = []
     with redrb.connect(real_url) as owner:
 
-        def make(role: str, *more: str) -> Client:
-            user = f"{role}-{namespace}"
-            names = ["--task", TASK, "--namespace", namespace, "--weights", "policy"]
-            assert main(["acl", "--role", role, *names, *more, "--user", user]) == 0
+        def make(role: str, *more: str, of_namespace: bool = False) -> Client:
+            user = f"{role}{'s' if of_namespace else ''}-{namespace}"
+            names = [] if of_namespace else ["--task", TASK, "--weights", "policy"]
+            arguments = ["--role", role, *names, *more, "--namespace", namespace, "--user", user]
+            assert main(["acl", *arguments]) == 0
             owner.execute(*shlex.split(capsys.readouterr().out), f">{SECRET}")
             users.append(user)
             place = real_url.removeprefix("redis://")
@@ -311,6 +313,28 @@ def test_an_observer_sees_all_and_changes_nothing(
         lease.ack()
 
 
+def test_an_observer_of_a_namespace_sees_all_of_it_and_no_other(
+    log_in: LogIn, owner: Client, namespace: str
+) -> None:
+    publish(owner, namespace)
+    ExperienceStream(owner, "other", namespace=f"{namespace}2").close()
+    with ExperienceStream(owner, TASK, namespace=namespace, partitions=2) as stream:
+        stream.put(numbered(1))
+        one, all_of_it = log_in("observer"), log_in("observer", of_namespace=True)
+        ExperienceStream(owner, "secret", namespace=namespace).close()
+        before = content(owner, namespace)
+        assert [task.readable for task in StateReader(one, namespace).look().tasks] == [True, False]
+        state = StateReader(all_of_it, namespace).look()
+        assert [task.name for task in state.tasks if task.readable] == [TASK, "secret"]
+        assert state.tasks[0].groups[0].stats.stored == 1
+        assert [weights.version for weights in state.weights] == [1]
+        with pytest.raises(StoreDenied):
+            StateReader(all_of_it, f"{namespace}2").look()
+        with pytest.raises(StoreDenied):
+            all_of_it.execute("HSET", f"redrb:{{{namespace}:{TASK}}}:task", "limit", "1")
+        assert content(owner, namespace) == before
+
+
 def test_an_admin_saves_clears_and_resumes(
     log_in: LogIn,
     owner: Client,
@@ -344,6 +368,7 @@ def test_an_admin_saves_clears_and_resumes(
     publish(client, namespace)
     assert remove_weights(client, "policy", namespace=namespace)
     assert main(["acl", "--role", "admin", "--task", "no task"]) == 2
+    assert main(["acl", "--role", "admin"]) == 2
 
 
 def test_the_rights_replace_those_that_a_user_had(

@@ -15,7 +15,7 @@ from redrb.lua.scripts import load
 FOLDERS = (*("admission", "put", "parts", "take", "ranks", "task", "saving", "mixture", "weights"),)
 READING = (
     *("saving/restore_look", "saving/snapshot", "task/archived", "task/count", "task/floor"),
-    *("task/stats", "task/versions"),
+    *("task/observe", "task/stats", "task/versions"),
 )
 SINGLE_WRITE = ("weights/follow", "weights/renew_pin", "weights/take_over")
 CHECKED_BEFORE = {

@@ -24,3 +24,24 @@ local function announce(worker, packed, ended)
     redis.call('HDEL', key('announcements'), unpack(over))
   end
 end
+
+-- {name, server's ms of the announcement, announcement} of each worker that has announced itself, or its end,
+-- since a time: the newest first, `most` at most of those that live and of those that have ended.
+local function announced_since(since, most)
+  local workers, names, found = key('workers'), {}, {}
+  local function look(from, to)
+    local newest = redis.call('ZREVRANGEBYSCORE', workers, to, from, 'WITHSCORES', 'LIMIT', 0, most)
+    for i = 1, #newest, 2 do
+      names[#names + 1], found[#found + 1] = newest[i], {newest[i], newest[i + 1]}
+    end
+  end
+  look(since, '+inf')
+  if since ~= '-inf' then -- else these are among the others
+    local shift = SILENT_MS - ENDED_MS
+    look(string.format('%.0f', since - shift), string.format('%.0f', server_ms() - shift))
+  end
+  for i, packed in ipairs(#names > 0 and redis.call('HMGET', key('announcements'), unpack(names)) or {}) do
+    found[i][3] = packed or ''
+  end
+  return found
+end

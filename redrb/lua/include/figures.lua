@@ -1,5 +1,5 @@
--- Reads the counters of a task and of one consumer group, consistently.
---@include task clock facts pools capacity ledger pending waking
+-- Reads the counters of a task and of its consumer groups, consistently. `report` takes a name and a number.
+--@include task clock facts pools ledger waking
 
 local MOST_MAKERS = 100 -- whose rights are reported
 
@@ -14,10 +14,10 @@ local function report_rights(report)
   for _, name in ipairs({'granted', 'held', 'most', 'left'}) do
     report('admission:' .. name, state[name])
   end
-  local now = string.format('%d', now_ms())
-  report('makers', redis.call('ZCOUNT', key('makers'), '(' .. now, '(+inf'))
+  report('makers', redis.call('ZCOUNT', key('makers'), string.format('(%.0f', now_ms()), '(+inf'))
   report('admission:waiting', redis.call('ZCARD', key('queue', '#admission')))
-  for _, maker in ipairs(redis.call('ZRANGE', key('makers'), 0, MOST_MAKERS - 1)) do
+  local makers = state.held > 0 and redis.call('ZRANGE', key('makers'), 0, MOST_MAKERS - 1) or {}
+  for _, maker in ipairs(makers) do
     local held = redis.call('ZLEXCOUNT', key('holders'), '[' .. maker .. '/', '(' .. maker .. '0')
     if held > 0 then
       report('maker:' .. maker, held)
@@ -25,14 +25,9 @@ local function report_rights(report)
   end
 end
 
--- A flat list name, number, ... of an existing task. Names that begin with maker: are those of makers that
--- hold rights, with their number.
-local function figures_of(group)
-  local found, now = {}, reported_ms()
-  local function report(name, value)
-    found[#found + 1] = name
-    found[#found + 1] = string.format('%d', value)
-  end
+-- Report the counters of the task. Names that begin with maker: are those of makers that hold rights. Returns
+-- the number of stored groups.
+local function report_task(report)
   if redis.call('EXISTS', key('parts')) == 1 then
     report('parts:groups', redis.call('ZCARD', key('part_due')))
     local names = {'waiting', 'bytes', 'begun', 'completed', 'delivered', 'dropped', 'dead', 'repeated',
@@ -44,37 +39,56 @@ local function figures_of(group)
   if rules().groups_per_version and rules().max_staleness then
     report_rights(report)
   end
-  local stored = stored_groups()
+  local archived = redis.call('ZCARD', key('archive'))
+  local stored = redis.call('XLEN', stream) - archived
   report('stored', stored)
-  report('archived', redis.call('ZCARD', key('archive')))
-  for _, name in ipairs({'limit', 'max_bytes', 'capacity', 'version'}) do
-    report(name, number(task, name))
+  report('archived', archived)
+  local names = {'limit', 'max_bytes', 'capacity', 'version', 'dead_dropped'}
+  for i, counter in ipairs(numbers(task, unpack(names))) do
+    report(names[i], counter)
   end
-  report('samples_put', number(puts, 'samples_put'))
-  report('bytes_put', number(puts, 'bytes_put'))
+  local sums = numbers(puts, 'samples_put', 'bytes_put')
+  report('samples_put', sums[1])
+  report('bytes_put', sums[2])
   report('dead_letters', redis.call('XLEN', key('dead')))
-  report('dead_dropped', number(task, 'dead_dropped'))
   report('producers_waiting', redis.call('ZCARD', key('queue', '#room')))
-  if redis.call('SISMEMBER', key('groups'), group) == 0 then
-    -- if it joined, it would find all stored groups
-    report('put', stored)
-    report('waiting', stored)
-    return found
+  return stored
+end
+
+-- How many takes of a consumer group wait, in all its pools.
+local function takes_waiting(group)
+  local names, waiting = {}, 0
+  for _, status in ipairs(STATUSES) do
+    local pool = pool_of(group, status)
+    names[#names + 1], names[#names + 2] = key('queue', pool), key('queries', pool)
   end
+  if redis.call('EXISTS', unpack(names)) > 0 then
+    for _, status in ipairs(STATUSES) do
+      waiting = waiting + queued_for(pool_of(group, status))
+    end
+  end
+  return waiting
+end
+
+-- Report the counters of a consumer group that has joined. `leased`: groups that it leases; `totals`: the
+-- reply of put_totals; `now`: the reply of reported_ms.
+local function report_group(report, group, leased, totals, now)
   report('joined', 1)
-  local ledger = ledger_of(group)
+  local ledger, waiting = ledger_of(group, totals)
   for _, name in ipairs({'put', 'waiting', 'acked', 'expired', 'filtered', 'evicted', 'dead',
     'samples_acked', 'returned', 'taken_over', 'reads'}) do
     report(name, ledger[name] or 0)
   end
-  report('leased', count_leased(group))
-  report('consumers', redis.call('ZCOUNT', key('consumers', group), '(' .. string.format('%d', now), '(+inf'))
-  local queued = 0
-  for _, status in ipairs(STATUSES) do
-    local pool = pool_of(group, status)
-    report('waiting_' .. status, redis.call('ZCARD', key('ready', pool)))
-    queued = queued + queued_for(pool)
+  for status, number_of in pairs(waiting) do
+    report('waiting_' .. status, number_of)
   end
-  report('consumers_waiting', queued)
-  return found
+  report('leased', leased)
+  report('consumers', redis.call('ZCOUNT', key('consumers', group), string.format('(%.0f', now), '(+inf'))
+  report('consumers_waiting', takes_waiting(group))
+end
+
+-- Report the groups that a consumer group would find if it joined.
+local function report_found(report, stored)
+  report('put', stored)
+  report('waiting', stored)
 end

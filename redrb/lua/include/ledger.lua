@@ -19,20 +19,45 @@ local function begin_ledger(group)
   end
 end
 
-local function waiting_in_all_pools(group)
-  local waiting = 0
-  for _, status in ipairs(STATUSES) do
-    waiting = waiting + redis.call('ZCARD', key('ready', pool_of(group, status)))
+-- The groups of a consumer group that wait, by status, and their sum; a status without groups is left out.
+local function waiting_by_status(group)
+  local waiting, others, total = {}, {}, 0
+  local function count(status)
+    local number_of = redis.call('ZCARD', key('ready', pool_of(group, status)))
+    waiting[status], total = number_of > 0 and number_of or nil, total + number_of
   end
-  return waiting
+  for _, status in ipairs(STATUSES) do
+    if status ~= 'completed' then
+      others[#others + 1] = key('ready', pool_of(group, status))
+    end
+  end
+  count('completed')
+  if redis.call('EXISTS', unpack(others)) > 0 then
+    for _, status in ipairs(STATUSES) do
+      if status ~= 'completed' then
+        count(status)
+      end
+    end
+  end
+  return waiting, total
 end
 
--- The counters of a consumer group by name, as numbers.
-local function ledger_of(group)
-  local ledger, stored = put_totals(), redis.call('HGETALL', key('group', group))
+local function waiting_in_all_pools(group)
+  local _, total = waiting_by_status(group)
+  return total
+end
+
+-- The counters of a consumer group by name, as numbers; and its waiting groups by status. A caller that has
+-- the reply of put_totals gives it.
+local function ledger_of(group, totals)
+  local ledger, stored = {}, redis.call('HGETALL', key('group', group))
+  for name, total in pairs(totals or put_totals()) do
+    ledger[name] = total
+  end
   for i = 1, #stored, 2 do
     ledger[stored[i]] = (ledger[stored[i]] or 0) + tonumber(stored[i + 1])
   end
-  ledger.waiting = waiting_in_all_pools(group)
-  return ledger
+  local waiting, total = waiting_by_status(group)
+  ledger.waiting = total
+  return ledger, waiting
 end

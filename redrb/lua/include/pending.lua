@@ -1,18 +1,23 @@
 -- The pending list of a consumer group: its leased entries.
 --@include task
 
--- Number of entries that a consumer group leases. XPENDING without a range would name every consumer.
-local function count_leased(group)
+-- Number of entries that each consumer group leases, by its name. XPENDING without a range would name every
+-- consumer.
+local function leased_by_group()
+  local leased = {}
   for _, info in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
     local fields = {}
     for i = 1, #info, 2 do
       fields[info[i]] = info[i + 1]
     end
-    if fields.name == group then
-      return fields.pending
-    end
+    leased[fields.name] = fields.pending
   end
-  return 0
+  return leased
+end
+
+-- Number of entries that a consumer group leases.
+local function count_leased(group)
+  return leased_by_group()[group] or 0
 end
 
 -- Call `visit` with the seq of every entry that a group leases, or that one slot of it does, until it

@@ -1,78 +1,66 @@
--- Counts waiting and leased groups by staleness, with work that does not depend on their number.
+-- Counts waiting groups by staleness, and reads facts of groups, with work that does not depend on their
+-- number.
 --@include task facts pools
 
-local MOST_EXACT = 16 -- a larger staleness is counted in ranges
-local RANGES = {{17, 32, 24}, {33, '+', 33}} -- first, last, and the staleness that stands for it
-local MOST_READ = 32 -- groups at each end of a pool that is not sorted by version, and leased groups
+local MOST_EXACT = 32 -- a larger staleness counts as the next one
 
--- Counts as they are reported: {sampled, unknown, staleness, groups, ...}.
-local function counted(sampled, unknown, counts)
-  local found = {sampled and 1 or 0, unknown}
-  for stale, number_of in pairs(counts) do
+-- The facts of groups as they are stored, false where there are none.
+local function packed_facts(members)
+  return #members > 0 and redis.call('HMGET', key('facts'), unpack(members)) or {}
+end
+
+-- Count the groups of a pool that is sorted by version: one look for each staleness, up to that of the oldest
+-- group. Returns {'exact', groups without a version, oldest version or '', staleness, groups, ...}.
+local function count_by_version(pool, total)
+  local name, version = versions_of(pool), rules().version
+  local oldest = redis.call('ZRANGEBYSCORE', name, '-inf', '(inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+  if not oldest then
+    return {'exact', total, ''}
+  end
+  local left, largest, stale = redis.call('ZCOUNT', name, '-inf', '(inf'), version - tonumber(oldest), 0
+  local found = {'exact', total - left, oldest}
+  while left > 0 do
+    local number_of = left
+    if stale < largest and stale <= MOST_EXACT then
+      local from = string.format('%.0f', version - stale)
+      number_of = redis.call('ZCOUNT', name, from, stale == 0 and '(inf' or from)
+    end
     if number_of > 0 then
       found[#found + 1], found[#found + 2] = stale, number_of
     end
+    left, stale = left - number_of, stale + 1
   end
   return found
 end
 
--- Counts of groups by the facts that were read.
-local function of_facts(members, sampled)
-  local version, counts, unknown = rules().version, {}, 0
-  for _, facts in ipairs(facts_of_all(members)) do
-    if facts and facts.version and version then
-      local stale = math.max(0, version - facts.version)
-      counts[stale] = (counts[stale] or 0) + 1
-    else
-      unknown = unknown + 1
-    end
-  end
-  return counted(sampled, unknown, counts)
-end
-
--- The completed groups that wait for a consumer group.
-local function count_waiting(group)
-  local pool, version = pool_of(group, 'completed'), rules().version
+-- The completed groups that wait for a consumer group: as count_by_version, or {'facts', groups, packed facts
+-- ...} of `most` groups, the first and last of the queue.
+local function count_waiting(group, most)
+  local pool = pool_of(group, 'completed')
   local ready = key('ready', pool)
   local total = redis.call('ZCARD', ready)
-  if not version then
-    return {0, total}
-  elseif not (sorts_by_version() or indexes_versions()) then
-    local sampled = total > 2 * MOST_READ
-    local members = redis.call('ZRANGE', ready, 0, sampled and MOST_READ - 1 or -1)
-    if sampled then
-      for _, member in ipairs(redis.call('ZRANGE', ready, -MOST_READ, -1)) do
-        members[#members + 1] = member
-      end
+  if total == 0 or not rules().version then
+    return {'exact', total, ''}
+  elseif sorts_by_version() or indexes_versions() then
+    return count_by_version(pool, total)
+  end
+  local half = math.ceil(most / 2)
+  local members = redis.call('ZRANGE', ready, 0, total <= most and -1 or half - 1)
+  if total > most then
+    for _, member in ipairs(redis.call('ZRANGE', ready, half - most, -1)) do
+      members[#members + 1] = member
     end
-    return of_facts(members, sampled)
   end
-  local counts, known = {}, 0
-  local function count(stale, from, to)
-    local number_of = redis.call('ZCOUNT', versions_of(pool), from, to)
-    counts[stale], known = number_of, known + number_of
-  end
-  count(0, string.format('%.0f', version), '+inf')
-  for stale = 1, MOST_EXACT do
-    local at = string.format('%.0f', version - stale)
-    count(stale, at, at)
-  end
-  for _, range in ipairs(RANGES) do
-    local from = range[2] == '+' and '-inf' or string.format('%.0f', version - range[2])
-    count(range[3], from, string.format('%.0f', version - range[1]))
-  end
-  return counted(false, math.max(0, total - known), counts)
+  return {'facts', total, unpack(packed_facts(members))}
 end
 
--- The groups that a consumer group leases.
-local function count_leased_staleness(group)
+-- Of the groups that a consumer group leases {'facts', groups, packed facts ...}, of `most` of them.
+local function read_leased(group, leased, most)
   local members = {}
-  if redis.call('EXISTS', stream) == 0 or redis.call('SISMEMBER', key('groups'), group) == 0 then
-    return {0, 0}
-  end
-  local pending = redis.call('XPENDING', stream, group, '-', '+', 2 * MOST_READ)
+  local pending = leased > 0 and rules().version
+    and redis.call('XPENDING', stream, group, '-', '+', most) or {}
   for i, entry in ipairs(pending) do
     members[i] = member_of(seq_of(entry[1]))
   end
-  return of_facts(members, #members == 2 * MOST_READ)
+  return {'facts', leased, unpack(packed_facts(members))}
 end

@@ -1,46 +1,62 @@
 -- Read what a task holds and who works on it, at one moment. Writes nothing. Its work does not depend on the
 -- number of groups.
 -- KEYS[1] stream
--- ARGV    name of the consumer group that is reported also if it has not joined
--- Returns {settings, groups put, server's ms, consumer groups, number of workers, workers}; {} if there is no
---         task:
+-- ARGV    group, since
+--         group: name of the consumer group that is reported also if it has not joined
+--         since: the reader has the workers that announced themselves before this server's ms; '-inf': none
+-- Returns {settings, groups put, server's ms, figures, consumer groups, number of workers, workers}
+--       | {}: there is no task
 --         settings: the hash of the task, as HGETALL returns it
---         consumer groups: {name, figures, waiting, leased, taken} of each, at most MOST_GROUPS:
---           figures: flat list of include/figures.lua
---           waiting, leased: {sampled, unknown, staleness, groups, ...}; sampled is 1 where only some of the
---             groups were read; a staleness above MOST_EXACT stands for a range: include/staleness_counts.lua
+--         figures: flat list of include/figures.lua, of the task
+--         consumer groups: {name, figures, version, waiting, leased, taken} of each, at most MOST_GROUPS:
+--           figures: flat list of include/figures.lua, of the consumer group
+--           version: newest weight version that the task knows, or ''
+--           waiting, leased: include/staleness_counts.lua
 --           taken: staleness:<group>, as HGETALL returns it
 --         workers: {name, server's ms of the last announcement, announcement} of each, at most MOST_WORKERS,
 --           the newest first: include/announcements.lua
---@include task figures
+--@include task clock facts ledger pending figures announcements
 
 local MOST_GROUPS = 16
+local MOST_FACTS = 64 -- of waiting groups, and of leased ones, of all consumer groups together
 local MOST_WORKERS = 200
 
 if not exists() then
   return {}
 end
 --@include staleness_counts
-local names = groups()
+local names, first, joined = groups(), ARGV[1], {}
 table.sort(names)
-local first, ordered = ARGV[1], {ARGV[1]}
+local ordered = {first}
 for _, name in ipairs(names) do
+  joined[name] = true
   if name ~= first and #ordered < MOST_GROUPS then
     ordered[#ordered + 1] = name
   end
 end
-if #ordered > 1 and redis.call('SISMEMBER', key('groups'), first) == 0 then
+if #ordered > 1 and not joined[first] then
   table.remove(ordered, 1)
 end
-local reported = {}
+local figures, reported, now = {}, {}, reported_ms()
+local function report_to(list)
+  return function(name, value)
+    list[#list + 1], list[#list + 2] = name, value
+  end
+end
+local stored, totals = report_task(report_to(figures)), put_totals()
+local leased = #names > 0 and redis.call('EXISTS', stream) == 1 and leased_by_group() or {}
+local version, most = rules().version or '', math.max(2, math.floor(MOST_FACTS / #ordered))
 for i, name in ipairs(ordered) do
-  reported[i] = {name, figures_of(name), count_waiting(name), count_leased_staleness(name),
-    redis.call('HGETALL', key('staleness', name))}
+  local own = {}
+  if joined[name] then
+    report_group(report_to(own), name, leased[name] or 0, totals, now)
+    reported[i] = {name, own, version, count_waiting(name, most), read_leased(name, leased[name] or 0, most),
+      redis.call('HGETALL', key('staleness', name))}
+  else
+    report_found(report_to(own), stored)
+    reported[i] = {name, own, version, {'exact', stored, ''}, {'facts', 0}, {}}
+  end
 end
-local workers = {}
-local seen = redis.call('ZREVRANGE', key('workers'), 0, MOST_WORKERS - 1, 'WITHSCORES')
-for i = 1, #seen, 2 do
-  workers[#workers + 1] = {seen[i], seen[i + 1], redis.call('HGET', key('announcements'), seen[i]) or ''}
-end
-return {redis.call('HGETALL', task), number(puts, 'put'), string.format('%.0f', server_ms()), reported,
-  redis.call('ZCARD', key('workers')), workers}
+local workers = announced_since(ARGV[2], MOST_WORKERS)
+return {redis.call('HGETALL', task), number(puts, 'put'), string.format('%.0f', server_ms()), figures,
+  reported, redis.call('ZCARD', key('workers')), workers}
