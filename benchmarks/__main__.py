@@ -22,6 +22,7 @@ from benchmarks.report import load, report
 from benchmarks.sections import (
     backlog,
     latency,
+    observing,
     orders,
     partitions,
     profile,
@@ -47,6 +48,7 @@ SECTIONS: dict[str, Callable[[Options], dict[str, Any]]] = {
     "partitions": partitions.run,
     "profile": profile.run,
     "replicas": replicas.run,
+    "observing": observing.run,
     "staleness": staleness.run,
 }
 

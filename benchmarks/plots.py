@@ -358,6 +358,19 @@ def _staleness(figure: Figure, figures: Figures) -> None:
     _legend(first)
 
 
+def _observing(figure: Figure, figures: Figures) -> None:
+    axes = figure.subplots()
+    found = figures["consumer_groups"]
+    percents = [each["percent_of_a_core"] for each in found.values()]
+    names = ["1 consumer group" if each == "1" else f"{each} consumer groups" for each in found]
+    _bars(axes, names, {"processor time of the server": percents})
+    axes.set_ylabel("percent of a core")
+    axes.set_title(
+        f"{figures['observers']} observers, one look a second each, at a task with "
+        f"{figures['workers']} workers"
+    )
+
+
 DRAWINGS: dict[str, Callable[[Figure, Figures], None]] = {
     "shapes": _shapes,
     "puts": _puts,
@@ -369,5 +382,6 @@ DRAWINGS: dict[str, Callable[[Figure, Figures], None]] = {
     "partitions": _partitions,
     "profile": _profile,
     "replicas": _replicas,
+    "observing": _observing,
     "staleness": _staleness,
 }

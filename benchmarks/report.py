@@ -118,6 +118,11 @@ def _p99(results: Results) -> Figures:
     }
 
 
+def _observed(results: Results) -> Figures:
+    groups = results["observing"]["consumer_groups"]
+    return {f"{name} consumer groups": found["percent_of_a_core"] for name, found in groups.items()}
+
+
 def _admitted(field: str, *cases: str) -> Callable[[Results], Figures]:
     """Read a figure of the jobs with admission, all of them or some."""
 
@@ -157,6 +162,11 @@ TARGETS = (
         lambda found: _wire(found, one_group=False),
     ),
     Target("put to batch at half load, p99, ms", *("at most", 3.0), _p99),
+    Target(
+        "server's processor time for 20 observers, percent of a core",
+        *("at most", 1.0),
+        _observed,
+    ),
     Target(
         "largest backlog over 1,000 groups, time of a call",
         *("at most", 1.2),

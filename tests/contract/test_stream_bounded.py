@@ -110,6 +110,7 @@ def _every_call(scene: Scene, ids: Sequence[int]) -> None:
     scene.cost("task/count", "default", "completed", WHERE, "0", name="count where")
     scene.cost("task/count", "nobody", "completed", WHERE, "0", name="count of a new group")
     scene.cost("task/stats", "default")
+    scene.cost("task/observe", "default", "-inf")
     scene.cost("doctor/examine")
     scene.cost("task/versions", "default", "")
     scene.cost("task/move", "default", "aborted", *ids[:4])

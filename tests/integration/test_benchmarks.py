@@ -46,7 +46,7 @@ def benchmark(module: str, *options: str) -> str:
         "servers",
         "scale",
         "latency,backlog,profile",
-        "partitions,replicas",
+        "partitions,replicas,observing",
         "staleness",
     ],
 )
