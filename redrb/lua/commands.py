@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-_CONTAINER = re.compile(r"'(XGROUP|XINFO)', '([A-Z]+)'")
+_CONTAINER = re.compile(r"'(MEMORY|XGROUP|XINFO)', '([A-Z]+)'")
 _WORD = re.compile(r"'([A-Z]{3,})'")
-_OPTIONS = frozenset({"COUNT", "FORCE", "JUSTID", "LIMIT", "WITHSCORES", "WITHVALUES"})
+_OPTIONS = frozenset({"COUNT", "FORCE", "JUSTID", "LIMIT", "SAMPLES", "WITHSCORES", "WITHVALUES"})
 
 
 def commands_in(text: str) -> frozenset[str]:

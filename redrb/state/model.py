@@ -146,7 +146,8 @@ class TaskState:
         workers: Its makers, trainers and stages, at most 200, the newest first.
         workers_total: Number of workers that announced themselves lately.
         stored_bytes: Bytes of the stored groups, by the mean size of all groups put.
-        memory_bytes: Bytes of memory of the task's keys, estimated by Redis; None if not known.
+        memory_bytes: Bytes of memory of the groups, their facts and the dead letters, as Redis
+            estimates them; None if the user may not ask.
         rates: None at the first look.
     """
 

@@ -38,6 +38,7 @@ class _Part:
     groups: Mapping[str, ConsumerGroupState]
     workers: tuple[WorkerState, ...]
     workers_total: int
+    memory_bytes: int | None
 
 
 def read_tasks(
@@ -127,8 +128,8 @@ def _is_denied(reply: Reply) -> bool:
 
 def _part(reply: Reply, announced: Announced) -> _Part:
     if not reply:
-        return _Part({}, 0, {}, {}, (), 0)
-    settings, put, server_ms, figures, groups, total, workers = reply
+        return _Part({}, 0, {}, {}, (), 0, None)
+    settings, put, server_ms, figures, groups, total, workers, memory = reply
     fields = {name.decode(): value.decode(errors="replace") for name, value in _pairs(settings)}
     counters = _counters(figures)
     known = announced.note(fields.get("incarnation", ""), float(server_ms), int(total), workers)
@@ -141,6 +142,7 @@ def _part(reply: Reply, announced: Announced) -> _Part:
         groups={group.name: group for group in found},
         workers=tuple(worker for worker in read if worker is not None),
         workers_total=int(total),
+        memory_bytes=None if int(memory) < 0 else int(memory),
     )
 
 
@@ -181,6 +183,7 @@ def _task(name: str, parts: Sequence[_Part]) -> TaskState:
         _summed([_group_in(part, name) for part in parts]) for name in (*first.groups, *names)
     )
     stored = groups[0].stats if groups else StreamStats.of({})
+    memory = [part.memory_bytes for part in parts]
     return TaskState(
         name=name,
         incarnation=first.fields.get("incarnation", ""),
@@ -195,6 +198,7 @@ def _task(name: str, parts: Sequence[_Part]) -> TaskState:
         workers=_merged([part.workers for part in parts]),
         workers_total=max(part.workers_total for part in parts),
         stored_bytes=round(stored.bytes_put / put * stored.stored) if put else 0,
+        memory_bytes=None if None in memory else sum(filter(None, memory)),
     )
 
 

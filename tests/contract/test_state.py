@@ -49,6 +49,7 @@ def test_a_state_has_the_figures_of_each_task(client: Client, namespace: str) ->
         assert (found.order, found.partitions) == ("stalest", 1)
         assert found.settings == {"limit": "10", "max_staleness": "4"}
         assert found.stored_bytes > 0
+        assert (found.memory_bytes or 0) > found.stored_bytes or "fake" in client.where
         waiting, leased = found.main.staleness.waiting, found.main.staleness.leased
         assert (waiting.counts[:3], waiting.mean, waiting.largest) == ((2, 0, 1), 2 / 3, 2)
         assert (leased.counts[3], leased.largest, leased.sampled) == (1, 4, False)

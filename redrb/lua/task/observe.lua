@@ -4,7 +4,7 @@
 -- ARGV    group, since
 --         group: name of the consumer group that is reported also if it has not joined
 --         since: the reader has the workers that announced themselves before this server's ms; '-inf': none
--- Returns {settings, groups put, server's ms, figures, consumer groups, number of workers, workers}
+-- Returns {settings, groups put, server's ms, figures, consumer groups, number of workers, workers, memory}
 --       | {}: there is no task
 --         settings: the hash of the task, as HGETALL returns it
 --         figures: flat list of include/figures.lua, of the task
@@ -15,6 +15,7 @@
 --           taken: staleness:<group>, as HGETALL returns it
 --         workers: {name, server's ms of the last announcement, announcement} of each, at most MOST_WORKERS,
 --           the newest first: include/announcements.lua
+--         memory: bytes of groups, facts and dead letters, as Redis estimates them; -1: not known
 --@include task clock facts ledger pending figures announcements
 
 local MOST_GROUPS = 16
@@ -58,5 +59,11 @@ for i, name in ipairs(ordered) do
   end
 end
 local workers = announced_since(ARGV[2], MOST_WORKERS)
+local memory = 0
+for _, name in ipairs({stream, key('facts'), key('dead')}) do
+  -- the user may lack the right
+  local known, nbytes = pcall(redis.call, 'MEMORY', 'USAGE', name, 'SAMPLES', '5')
+  memory = known and memory >= 0 and memory + (nbytes or 0) or -1
+end
 return {redis.call('HGETALL', task), number(puts, 'put'), string.format('%.0f', server_ms()), figures,
-  reported, redis.call('ZCARD', key('workers')), workers}
+  reported, redis.call('ZCARD', key('workers')), workers, memory}
