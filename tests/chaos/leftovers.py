@@ -12,7 +12,7 @@ from tests.chaos import stored
 _OF_TASKS = (
     "stream|task|puts|changes|dead|letters:default|groups|group:default|facts|behind|none"
     "|ranks:default|rank_requests:default|ready:default|staleness:default|clock:default|mass:default"
-    "|admission|parts|part_ends|part_ended|sources|sources:.*"
+    "|admission|parts|part_ends|part_ended|sources|sources:.*|workers|announcements"
 )
 _FREE = b"0 ended"
 _RANKS = b"ranks:default"

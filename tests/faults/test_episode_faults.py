@@ -36,7 +36,7 @@ def test_a_killed_maker_of_episodes(real_url: str, namespace: str) -> None:
         prompt = {"input_ids": [1, 2], "number": -1}
         with stream.admit(1) as right:
             stream.put([begun.item(extras={"prompt": prompt}) for _ in range(2)], admission=right)
-        server.step_s = 0.02
+        server.step_s = 0.2  # further groups take two seconds when the first ones are there
         maker = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.episode_maker"]
             + [real_url, namespace, server.url],

@@ -224,7 +224,7 @@ def test_an_episode_that_raises_costs_its_group(
     assert (stats.ledger.put, stats.ledger.filtered) == (4, 1)
     assert stats.admission is not None
     assert (stats.admission.held, stats.admission.used) == (0, 3)
-    assert "an episode raised ValueError('no verdict')" in caplog.text
+    assert "an episode raised ValueError: no verdict (test_engines.py, line " in caplog.text
 
 
 def test_a_maker_that_waits_for_a_right_or_weights_ends_when_it_must(
