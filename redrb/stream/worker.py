@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import os
 import socket
@@ -17,12 +18,14 @@ from typing import Any, Literal, Protocol, TypeAlias
 import msgpack
 
 from redrb import __version__
-from redrb.errors import StoreUnavailable
+from redrb.errors import StoreDenied, StoreError
 from redrb.stream.heartbeat import BEATS_PER_DEADLINE, Heartbeat
 from redrb.stream.task.task import Task
 
 Role: TypeAlias = Literal["maker", "trainer", "stage"]
 WaitsFor: TypeAlias = Literal["batch", "room", "right", "weights"]
+
+_log = logging.getLogger("redrb")
 
 MOST_BYTES = 1024
 """Most bytes of an announcement; metrics are left out of a larger one."""
@@ -86,6 +89,7 @@ class Worker:
         self._waits: dict[int, tuple[WaitsFor, float]] = {}
         self._tokens = itertools.count()
         self._announced: float | None = None
+        self._denied = False
         self._heartbeat: Heartbeat | None = None
 
     @property
@@ -152,9 +156,18 @@ class Worker:
     def beat(self) -> None:
         """Announce it, unless another heartbeat has just done so."""
         announced = self._announced
-        if announced is not None and time.monotonic() - announced < 0.9 * self.period_s:
+        if self._denied or (
+            announced is not None and time.monotonic() - announced < 0.9 * self.period_s
+        ):
             return
-        self._announce(ended=False)
+        try:
+            self._announce(ended=False)
+        except StoreDenied as error:
+            self._denied = True
+            _log.warning(
+                "task %r: `redrb top` and others that look do not see this maker: %s",
+                *(self._task.name, error),
+            )
 
     def close(self) -> None:
         """Announce the end, if it was announced before; while Redis is away nothing is said."""
@@ -164,12 +177,12 @@ class Worker:
             heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
             heartbeat.stop()
-        if self._announced is None:
+        if self._announced is None or self._denied:
             return
         try:
             self._announce(ended=True)
-        except StoreUnavailable:
-            return  # it is dead to those who look, when its announcement is overdue
+        except StoreError as error:  # those who look see it fall silent
+            _log.debug("task %r: the end of a worker is not announced: %s", self._task.name, error)
 
     def _announce(self, *, ended: bool) -> None:
         packed = self.announcement(ended=ended)

@@ -14,7 +14,7 @@ import pytest
 
 import redrb
 from redrb.connection import Client
-from redrb.errors import UnknownTask
+from redrb.errors import StoreDenied, UnknownTask
 from redrb.state.model import Staleness, WorkerState
 from redrb.state.observer import Observer
 from redrb.state.reader import StateReader
@@ -304,3 +304,21 @@ def announced(
             except KeyError:
                 continue
     raise AssertionError("nothing was announced as wanted")
+
+
+def test_a_maker_that_may_not_announce_itself_says_so_once_and_goes_on(
+    client: Client,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise StoreDenied("this user may not run ZADD")
+
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        stream.put([item()])
+        monkeypatch.setattr(stream._task.scripts, "announce", refuse)
+        for _ in range(2):
+            stream.worker.beat()
+        stream.put([item()])
+    assert caplog.text.count("do not see this maker") == 1
