@@ -159,7 +159,7 @@ def test_releases_do_not_count_as_failed_deliveries(open_stream: Opener) -> None
 def test_groups_of_a_dropped_lease_are_requeued(
     open_stream: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stream, other = open_stream(lease_ms=200), open_stream()
+    stream, other = open_stream(lease_ms=1000), open_stream()
     stream.put_many([[numbered(n)] for n in range(2)])
     lease = stream.take(2, timeout=0)
     with caplog.at_level(logging.WARNING, "redrb"):

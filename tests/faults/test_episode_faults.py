@@ -36,7 +36,7 @@ def test_a_killed_maker_of_episodes(real_url: str, namespace: str) -> None:
         prompt = {"input_ids": [1, 2], "number": -1}
         with stream.admit(1) as right:
             stream.put([begun.item(extras={"prompt": prompt}) for _ in range(2)], admission=right)
-        server.step_s = 0.2  # further groups take two seconds when the first ones are there
+        server.step_s = 0.1
         maker = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.episode_maker"]
             + [real_url, namespace, server.url],
@@ -45,7 +45,8 @@ def test_a_killed_maker_of_episodes(real_url: str, namespace: str) -> None:
         try:
             with stream.take(3, timeout=60) as lease:  # three of its groups are there
                 lease.release()
-            assert server.running
+            server.midway.clear()
+            assert server.midway.wait(20)  # it generates further ones
         finally:
             maker.kill()
             maker.wait(30)
