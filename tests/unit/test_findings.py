@@ -201,3 +201,19 @@ def test_a_failed_look_is_a_critical_finding() -> None:
     finding = connection_finding("redis://h:1/0", "timed out")
     assert finding.severity == "critical"
     assert "redis://h:1/0" in finding.summary
+
+
+def test_a_dead_worker_is_replaced_and_repaired_only_where_nobody_takes_over() -> None:
+    one = with_worker("maker", life="dead", seen_s=31.0, rights=3)
+    [found] = [each for each in findings_of(one) if each.code == "dead-worker"]
+    assert found.command == "redrb-maker RECIPE"
+    all_dead = tuple(replace(worker, life="dead") for worker in one.tasks[0].workers)
+    alone = replace(one, tasks=(replace(one.tasks[0], workers=all_dead),))
+    commands = {each.command for each in findings_of(alone) if each.code == "dead-worker"}
+    assert any("--repair" in command for command in commands)
+
+
+def test_a_silent_worker_is_looked_for_on_its_host() -> None:
+    silent = findings_of(with_worker("trainer", life="silent", seen_s=9.0))
+    [found] = [each for each in silent if each.code == "silent-worker"]
+    assert found.command.startswith("ps -o pid,stat,etime,args -p ")

@@ -23,7 +23,8 @@ SILENT_WORKER = FindingKind(
     "silent-worker",
     "info",
     "A heartbeat did not come in time: the process ended a moment ago, or its machine or Redis is "
-    "overloaded. If none comes, the worker counts as dead.",
+    "overloaded. If none comes, the worker counts as dead. On its host, ps shows whether the "
+    "process is there, and T if it was stopped.",
 )
 MAKER_BEHIND = FindingKind(
     "maker-behind",
@@ -55,16 +56,20 @@ def find(state: State) -> Iterator[Finding]:
 
 def _lives(state: State, task: TaskState) -> Iterator[Finding]:
     dead = [worker for worker in task.workers if worker.life == "dead"]
+    taken_over = any(worker.life == "live" for worker in task.workers)
     yield from of_workers(
         *(DEAD_WORKER, task, dead, _death),
         lambda worker: (
-            redrb_command(state, "doctor", task.name, "--repair")
-            if worker.leased or worker.rights
-            else f"redrb-{worker.role} RECIPE"
+            f"redrb-{worker.role} RECIPE"
+            if taken_over or not (worker.leased or worker.rights)
+            else redrb_command(state, "doctor", task.name, "--repair")
         ),
     )
     silent = [worker for worker in task.workers if worker.life == "silent"]
-    yield from of_workers(SILENT_WORKER, task, silent, _silence, "")
+    yield from of_workers(
+        *(SILENT_WORKER, task, silent, _silence),
+        lambda worker: f"ps -o pid,stat,etime,args -p {worker.pid}" if worker.pid else "",
+    )
 
 
 def _death(worker: WorkerState) -> str:
