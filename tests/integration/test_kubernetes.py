@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +103,8 @@ def test_the_trainers_shell_ends_with_the_status_of_the_trainer(
 
 
 def test_the_trainers_shell_ends_with_another_status_after_sigterm(tmp_path: Path) -> None:
-    words = "trap 'echo saved; exit 0' TERM; echo ready; while :; do read -r _ < fifo; done"
-    subprocess.run(["mkfifo", tmp_path / "fifo"], check=True)
+    # `wait` is interrupted by the trap, whenever the signal comes; `read` may miss it and block
+    words = "trap 'echo saved; kill $!; exit 0' TERM; sleep 60 > /dev/null & echo ready; wait"
     with trainer_shell(tmp_path, words) as shell:
         assert shell.stdout is not None
         assert shell.stdout.readline() == "ready\n"
@@ -110,16 +113,26 @@ def test_the_trainers_shell_ends_with_another_status_after_sigterm(tmp_path: Pat
         assert shell.wait(10) == 143
 
 
-def trainer_shell(folder: Path, words: str) -> subprocess.Popen[str]:
-    """Start the command of the trainer's pod, with a shell script in the place of the trainer."""
+@contextmanager
+def trainer_shell(folder: Path, words: str) -> Iterator[subprocess.Popen[str]]:
+    """Start the command of the trainer's pod, with a shell script in the place of the trainer.
+
+    At the end of the block it is killed with all that it started, if it runs.
+    """
     program = folder / "redrb-trainer"
     program.write_text(f"#!/bin/bash\n{words}\n")
     program.chmod(0o755)
     container = named("Job", "trainer")["spec"]["template"]["spec"]["containers"][0]
-    return subprocess.Popen(
+    with subprocess.Popen(
         container["command"],
         cwd=folder,
         env={"PATH": f"{folder}:/usr/bin:/bin"},
         stdout=subprocess.PIPE,
         text=True,
-    )
+        start_new_session=True,
+    ) as shell:
+        try:
+            yield shell
+        finally:
+            if shell.poll() is None:
+                os.killpg(shell.pid, signal.SIGKILL)
