@@ -763,6 +763,10 @@ class ExperienceStream:
         Returns:
             How many letters this call has requeued. Ids without a letter of this consumer group,
             and letters without a payload, are left out.
+
+        Raises:
+            ConfigError: The task has another order since a letter was given up, and Redis cannot
+                compute the scores of this order, as those of an `Order` object.
         """
         return self._task.scripts.requeue(self.group, checked_letters(ids))
 

@@ -568,3 +568,19 @@ def test_a_dead_letter_waits_again_in_the_new_order(open_stream: Opener) -> None
     audit(stream)
     versions = [version_of(number) for number in numbers(stream.take(21, timeout=0))]
     assert versions == sorted(versions)
+
+
+def test_a_letter_without_a_place_in_the_new_order_is_refused(open_stream: Opener) -> None:
+    stream = open_stream(order="priority")
+    (former,) = stream.put(numbered(1), priority=5)
+    stream.take(1, timeout=0).reject("bad")
+    stream.configure(order=Shortest())
+    (later,) = stream.put([numbered(2), numbered(2)])
+    stream.take(1, timeout=0).reject("bad")
+    with pytest.raises(ConfigError, match="in the order 'priority', .*'shortest'"):
+        stream.requeue([later, former])
+    assert stream.stats().ledger.dead == 2
+    assert stream.requeue([later]) == 1
+    stream.take(1, timeout=0).ack()
+    stream.configure(order="lifo")
+    assert stream.requeue([former]) == 1

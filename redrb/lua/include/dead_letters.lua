@@ -1,8 +1,9 @@
 -- Dead letters: groups that a consumer group gave up, in the stream `dead`, the oldest first.
 --
 -- letters:<group> sorts the ids of a consumer group's letters by the seq that each group had. A letter holds
--- what its group needs to wait again: its facts, the status of its pool, its reads, and `unread`, the reads
--- that were counted as never to come. `rejected` is 1 if its last delivery counts as a read.
+-- what its group needs to wait again: its facts, the order that its score belongs to, the status of its pool,
+-- its reads, and `unread`, the reads that were counted as never to come. `rejected` is 1 if its last delivery
+-- counts as a read.
 --@include task facts
 
 local MOST_OLD_LETTERS = 10 -- that one call deletes
@@ -49,7 +50,7 @@ local function add_dead_letter(group, seq, fields, why, reason, unread, rejected
   local letter = {'XADD', key('dead'), '*', 'seq', seq, 'group', group, 'reason', reason,
     'exception', why.exception or '', 'message', why.exception and why.exception ~= '' and why.text or '',
     'consumer', why.consumer, 'failed_deliveries', failed, 'deliveries', failed + (rejected and 1 or 0),
-    'incarnation', rules().incarnation, 'facts', packed or '', 'status', status,
+    'incarnation', rules().incarnation, 'facts', packed or '', 'order', rules().order, 'status', status,
     'reads', redis.call('HGET', key('reads', group), member) or '0', 'unread', unread,
     'rejected', rejected and 1 or 0}
   for _, value in ipairs(fields) do

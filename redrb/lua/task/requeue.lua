@@ -4,6 +4,8 @@
 -- ARGV    group, seq ...
 -- Returns {'ok', number of letters requeued}: repeated, it requeues none again
 --       | {'more'}: entries of failed transactions were removed, run it again
+--       | {'unsortable', order, former order or ''}: a group would be stored again, and scripts cannot
+--         compute its score in the order that the task has now; no letter is requeued
 --@include task facts pools history groups dead_letters puts waking permissions
 
 check_permissions(stream)
@@ -11,6 +13,35 @@ begin_writing()
 local group, requeued = ARGV[1], 0
 if not exists() then
   return {'ok', 0}
+end
+
+local function read(entry)
+  local letter = {}
+  for i = 1, #entry[2], 2 do
+    letter[entry[2][i]] = entry[2][i + 1]
+  end
+  return letter
+end
+
+-- The reply if a letter has the score of a former order, and scripts cannot compute that of this one; or nil.
+local function unsortable()
+  --@include scores
+  local order = rules().order
+  if redis.call('HEXISTS', task, 'reordered') == 0 or scores_known(order) then
+    return nil
+  end
+  for i = 2, #ARGV do
+    local entry = letter_of(group, ARGV[i])
+    local former = entry and read(entry).order or ''
+    if entry and former ~= order and not facts_of(member_of(ARGV[i])) then
+      return {'unsortable', order, former}
+    end
+  end
+end
+
+local refused = unsortable()
+if refused then
+  return refused
 end
 if remove_orphans(number(puts, 'last'), '+') then
   return {'more'}
@@ -53,11 +84,7 @@ local function need_again(letter, seq, facts)
 end
 
 local function requeue_letter(entry, seq)
-  local letter = {}
-  for i = 1, #entry[2], 2 do
-    letter[entry[2][i]] = entry[2][i + 1]
-  end
-  local stored = facts_of(member_of(seq))
+  local letter, stored = read(entry), facts_of(member_of(seq))
   if not stored and not (letter.g and letter.facts and letter.facts ~= '') then
     return 0
   end

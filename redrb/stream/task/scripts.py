@@ -151,6 +151,16 @@ class TaskScripts:
                 pass
         return stored
 
+    def _no_place(self, order: str, former: str) -> ConfigError:
+        """Return the error for dead letters that were given up in another order of the task."""
+        given_up = f"in the order {former!r}" if former else "before the order changed"
+        return ConfigError(
+            f"some of these dead letters of task {self._store.task!r} cannot be requeued: their "
+            f"groups were given up {given_up}, and Redis cannot compute their scores in the order "
+            f"{order!r}. Put their samples as new groups, stream.put(letter.items), and drop the "
+            "letters."
+        )
+
     def _blocked(self, name: bytes, most: int, groups: int, gives_limit: int) -> ConfigError:
         """Return the error for a rate and a limit, of two processes, that block both sides."""
         setting = name.decode()
@@ -250,13 +260,19 @@ class TaskScripts:
         self._store.run("task/announce", [worker, announcement, int(ended)])
 
     def requeue(self, group: str, ids: Sequence[int]) -> int:
-        """Let dead letters of a consumer group wait again; returns how many."""
+        """Let dead letters of a consumer group wait again; returns how many.
+
+        Raises:
+            ConfigError: A letter has no place in the order that the task has now.
+        """
         requeued = 0
         for start in range(0, len(ids), REQUEUE_LETTERS):
             part = ids[start : start + REQUEUE_LETTERS]
             outcome, *found = b"more", 0
             while outcome != b"ok":
                 outcome, *found = self._store.run("task/requeue", [group, *part])
+                if outcome == b"unsortable":
+                    raise self._no_place(*(word.decode() for word in found))
             requeued += int(found[0])
         return requeued
 
