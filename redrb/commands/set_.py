@@ -51,6 +51,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _lines(stored: StoredSettings) -> Iterator[str]:
+    from redrb.stream.task.setting_texts import shown_value
+
+    def shown(name: str, value: str) -> str:
+        return shown_value(name, value) or "none"
+
     rows: list[list[str]] = []
     removed = {change.setting: "none" for change in stored.changes}
     for name, value in sorted((removed | dict(stored.values)).items()):
@@ -59,7 +64,7 @@ def _lines(stored: StoredSettings) -> Iterator[str]:
         who = f"{change.host}, process {change.pid}" if change else ""
         user = f", user {change.user}" if change and change.user else ""
         implied = " (follows from other settings)" if name in stored.implied else ""
-        before = (change.old or "none") if change else ""
-        rows.append([name, (value or "none") + implied, before, when, who + user])
+        before = shown(name, change.old) if change else ""
+        rows.append([name, shown(name, value) + implied, before, when, who + user])
     heads = ["setting", "value", "before", "set at", "set by"]
     yield from table(heads, rows, left=heads)

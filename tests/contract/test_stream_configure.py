@@ -493,6 +493,10 @@ def test_the_command_changes_and_prints_settings(
     assert [line.split()[:2] for line in lines[:1]] == [["limit", "32"]]
     assert f"process {os.getpid()}" in lines[0]
     assert ["max_staleness", "none", "3"] in [line.split()[:3] for line in lines]  # removed
+    assert ["rate", "ratio(1,4,8)", "none"] in [line.split()[:3] for line in lines]
+    for rate in ("queue(4)", "at_least(5)", "ratio(0.3,7,2.1)"):
+        assert main(["set", "math", "limit=none", f"rate={rate}", *where]) == 0
+        assert f" {rate} " in capsys.readouterr().out
     for arguments, message in (
         (["math", "limit=many"], "write a number, or none"),
         (["math", "limit"], "NAME=VALUE"),
@@ -577,7 +581,7 @@ def test_a_letter_without_a_place_in_the_new_order_is_refused(open_stream: Opene
     stream.configure(order=Shortest())
     (later,) = stream.put([numbered(2), numbered(2)])
     stream.take(1, timeout=0).reject("bad")
-    with pytest.raises(ConfigError, match="in the order 'priority', .*'shortest'"):
+    with pytest.raises(ConfigError, match=r"in the order 'priority', .*'shortest'"):
         stream.requeue([later, former])
     assert stream.stats().ledger.dead == 2
     assert stream.requeue([later]) == 1

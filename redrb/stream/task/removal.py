@@ -112,7 +112,8 @@ def remove_task(client: Client, task: str, *, namespace: str, force: bool = Fals
         raise TaskInUse(
             f"task {task!r} is in use: consumers alive: {contents.consumers}, makers alive that "
             f"have or wait for rights to begin groups: {contents.makers}, puts that wait for room: "
-            f"{contents.producers_waiting}. Stop them, or delete it by force (--force)."
+            f"{contents.producers_waiting}. Stop them, or delete it by force (--force). A process "
+            "that was killed counts as alive until its lease_ms, 30 seconds by default, are over."
         )
     stores = existing_task(client, task, namespace=namespace)
     stored = sum(TaskScripts(store).clear() for store in reversed(stores))

@@ -1,9 +1,10 @@
-"""Reads settings of a task from texts such as "limit=32", for the command `redrb set`."""
+"""Settings of a task as texts such as "limit=32", which `redrb set` reads and prints."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from redrb.errors import ConfigError
@@ -29,6 +30,11 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"{name} is given twice.")
         found[name] = None if value == "none" else _value(name, value)
     return found
+
+
+def shown_value(name: str, stored: str) -> str:
+    """Return a value of `StoredSettings` as `parse_settings` reads it, such as "queue(4)"."""
+    return _rate_text(stored) if name == "rate" else stored
 
 
 def _value(name: str, text: str) -> Any:
@@ -63,6 +69,25 @@ def _rate(text: str) -> RateLimit:
         f"rate={text!r:.80}: write at_least(SIZE), queue(SIZE) or "
         "ratio(SAMPLES_PER_INSERT,MIN_SIZE,ERROR_BUFFER)."
     )
+
+
+def _rate_text(stored: str) -> str:
+    """Return the rate with these numbers as text; one that no text gives as its numbers."""
+    try:
+        per_insert, size, least, most = map(float, stored.split(" "))
+    except ValueError:
+        return stored
+    buffer = per_insert * size - least
+    texts = (
+        f"at_least({size:.15g})",
+        f"queue({most:.15g})",
+        f"ratio({per_insert:.15g},{size:.15g},{buffer:.15g})",
+    )
+    for text in texts:
+        with suppress(ConfigError):
+            if str(_rate(text)) == stored:
+                return text
+    return stored
 
 
 def _ratio(samples_per_insert: float, min_size: float, error_buffer: float) -> RateLimit:
