@@ -1,5 +1,6 @@
--- Candidates for eviction: functions that return one seq after another, nil at the end. A candidate may
--- turn out to be leased or deleted: the caller then passes false to the next call.
+-- Candidates for eviction. A source of them has two functions. `next(most)` returns at most so many seqs, the
+-- one that is to be evicted first in front; none at the end. `pass(used, stuck)` says how many of them the
+-- caller has looked at, and how many of those were not evicted; the others come again.
 --@include task
 
 -- The first stored entry beyond `seq`; reading it costs its bytes.
@@ -17,10 +18,12 @@ local MOST_LEASED = 50
 local unseen = false
 local function oldest_candidates(last)
   local found, at, looks, leased, window = {}, 0, 0, 0, 4
+  local before, behind -- of each candidate that `next` returned: `at` before it, and its member in behind
   local next_seq = number(task, 'floor')
   if next_seq == 0 then
     next_seq = stored_after(0, last)
   end
+
   local function look()
     local members, first = {}, next_seq
     next_seq = math.min(first + window, last + 1)
@@ -30,7 +33,6 @@ local function oldest_candidates(last)
     local facts = redis.call('HMGET', key('facts'), unpack(members))
     local kept = redis.call('ZMSCORE', key('archive'), unpack(members))
     local stored = false
-    found, at = {}, 0
     for i = 1, #members do
       stored = stored or facts[i]
       if facts[i] and not kept[i] then
@@ -42,35 +44,75 @@ local function oldest_candidates(last)
     end
     looks, window = looks + #members, math.min(window * 2, 128)
   end
-  return function(gone)
-    looks, leased = looks + 1, leased + (gone == false and 1 or 0)
-    unseen = looks >= LOOKS or leased >= MOST_LEASED
-    if unseen then
-      return nil
-    end
-    local behind = redis.call('ZRANGE', key('behind'), 0, 0, 'WITHSCORES')
-    if behind[1] and tonumber(behind[2]) < (found[at + 1] or next_seq) then
-      redis.call('ZREM', key('behind'), behind[1])
-      return tonumber(behind[1])
-    end
-    while at == #found and next_seq <= last and looks < LOOKS do
-      look()
-    end
-    at = at + 1
-    local seq = found[at]
-    unseen = not seq and next_seq <= last
-    redis.call('HSET', task, 'floor', string.format('%.0f', (seq or next_seq - 1) + 1))
-    return seq
+
+  local function note_floor()
+    redis.call('HSET', task, 'floor', string.format('%.0f', found[at + 1] or next_seq))
   end
+
+  local function next_ones(most)
+    local seqs, known, requeued, place = {}, {}, {}, 1
+    before, behind = {}, {}
+    most = math.min(most, MOST_LEASED - leased)
+    if most > 0 and looks < LOOKS then
+      window = math.max(window, math.min(most, 128))
+      requeued = redis.call('ZRANGE', key('behind'), 0, most - 1, 'WITHSCORES')
+    end
+    while #seqs < most do
+      local seq, member, from = nil, nil, at
+      if requeued[place] and tonumber(requeued[place + 1]) < (found[at + 1] or next_seq) then
+        member, place = requeued[place], place + 2
+        seq = tonumber(member)
+      elseif found[at + 1] then
+        at = at + 1
+        seq = found[at]
+      elseif next_seq <= last and looks < LOOKS then
+        look()
+      else
+        break
+      end
+      if seq and not known[seq] then -- a group may be in behind, and not below the floor
+        known[seq], seqs[#seqs + 1] = true, seq
+        before[#seqs], behind[#seqs] = from, member or false
+      end
+    end
+    unseen = #seqs == 0 and (most <= 0 or next_seq <= last)
+    if #seqs == 0 then
+      note_floor()
+    end
+    return seqs
+  end
+
+  local function pass(used, stuck)
+    local passed = {}
+    for i = 1, used do
+      passed[#passed + 1] = behind[i] or nil
+    end
+    in_parts('ZREM', key('behind'), passed)
+    at = used < #before and before[used + 1] or at
+    looks, leased = looks + used, leased + stuck
+    note_floor()
+  end
+
+  return {next = next_ones, pass = pass}
 end
 
 -- Candidates from a sorted set: by ZRANGE the first ones, by ZREVRANGE the last ones. After MOST_LEASED
 -- candidates that another consumer group leases, those by arrival follow.
 local function sorted_candidates(name, command)
   local rank = 0
-  return function(gone)
-    rank = rank + (gone == false and 1 or 0)
-    local member = rank < MOST_LEASED and redis.call(command, name, rank, rank)[1]
-    return member and tonumber(member)
+
+  local function next_ones(most)
+    most = math.min(most, MOST_LEASED - rank)
+    local members = most > 0 and redis.call(command, name, rank, rank + most - 1) or {}
+    for i, member in ipairs(members) do
+      members[i] = tonumber(member)
+    end
+    return members
   end
+
+  local function pass(_, stuck)
+    rank = rank + stuck
+  end
+
+  return {next = next_ones, pass = pass}
 end

@@ -32,9 +32,11 @@ local function end_held(group, slot, seqs, outcome, samples)
     ended = ended + redis.call('XACK', stream, group, unpack(ids))
   end
   if redis.call('EXISTS', key('deliveries', group)) == 1 then
-    for _, seq in ipairs(seqs) do
-      redis.call('HDEL', key('deliveries', group), member_of(seq))
+    local members = {}
+    for i, seq in ipairs(seqs) do
+      members[i] = member_of(seq)
     end
+    in_parts('HDEL', key('deliveries', group), members)
   end
   add(state, acked and 'acked' or 'expired', ended)
   if ended + again > 0 and acked then

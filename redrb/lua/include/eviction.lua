@@ -1,48 +1,115 @@
--- Deletes waiting groups to make room; leased groups never go.
---@include task pools history groups candidates
+-- Deletes waiting groups to make room, many at a time; leased groups never go.
+--@include task facts pools history groups candidates
 
--- Evict one group if it waits: 'stored', else false. A group of the history, which makes room for bytes
--- only, is deleted if `history` is set: 'history'. `counts` counts the groups that each consumer group loses.
-local function evict_one(all, seq, history, counts)
-  local waits, member = {}, member_of(seq)
-  if redis.call('ZSCORE', key('archive'), member) then
-    if history then
-      drop_history({member})
-    end
-    return history and 'history'
+-- What becomes of candidates if they go: fates[i] is 'history'; 'stored', for a group that waits and that
+-- nobody leases; else it stays. waits[group][i] is the pool in which it waits for a consumer group.
+local function fates_of_candidates(all, seqs, members, facts)
+  local fates, waits = {}, {}
+  for i, kept in ipairs(replies_of('ZMSCORE', key('archive'), members)) do
+    fates[i] = kept and 'history' or #all == 0 and 'stored'
   end
   for _, group in ipairs(all) do
-    local pool = waits_in(group, seq)
-    if pool then
-      waits[#waits + 1] = {group, pool}
-    elseif is_leased(group, seq) then
-      return false
-    end
-  end
-  if #waits == 0 and #all > 0 then
-    return false
-  end
-  for _, found in ipairs(waits) do
-    local group, pool = found[1], found[2]
-    left_unread(group, {seq})
-    withdraw(group, pool, {member})
-    local notes = {key('moved', group), key('expiries', group), key('reads', group), key('deliveries', group)}
-    if redis.call('EXISTS', unpack(notes)) > 0 then
-      for _, name in ipairs(notes) do
-        redis.call('HDEL', name, member)
+    local pools, others = pools_among(group, members, facts), {}
+    for i, seq in ipairs(seqs) do
+      if fates[i] ~= 'history' and fates[i] ~= 'leased' then
+        if pools[i] then
+          fates[i] = 'stored'
+        else
+          others[#others + 1] = seq
+        end
       end
     end
-    counts[group] = (counts[group] or 0) + 1
+    local leased = leased_among(group, others)
+    for i, seq in ipairs(seqs) do
+      fates[i] = leased[seq] and 'leased' or fates[i]
+    end
+    waits[group] = pools
   end
-  delete({seq})
-  return 'stored'
+  return fates, waits
 end
 
--- Evict until `excess` groups and `excess_bytes` bytes are gone, or no more group can be evicted.
--- `history`: deleted history counts as groups, too. Returns the number of entries evicted.
-local function evict(excess, excess_bytes, history)
-  local all, last, evicted, stored, counts = groups(), number(puts, 'last'), 0, 0, {}
-  local eviction = redis.call('HGET', task, 'eviction')
+-- Take the groups with the numbers `chosen` out of the pools in which they wait for a consumer group.
+-- Returns how many waited.
+local function withdraw_chosen(group, pools, chosen, seqs, members, facts)
+  local by_pool, waited, gone = {}, {}, {}
+  for _, i in ipairs(chosen) do
+    local pool = pools[i]
+    if pool then
+      by_pool[pool] = by_pool[pool] or {{}, {}}
+      table.insert(by_pool[pool][1], members[i])
+      table.insert(by_pool[pool][2], facts[i])
+      waited[#waited + 1], gone[#gone + 1] = seqs[i], members[i]
+    end
+  end
+  if #waited == 0 then
+    return 0
+  end
+  left_unread(group, waited)
+  for pool, found in pairs(by_pool) do
+    withdraw(group, pool, found[1], found[2])
+  end
+  local notes = {key('moved', group), key('expiries', group), key('reads', group), key('deliveries', group)}
+  if redis.call('EXISTS', unpack(notes)) > 0 then
+    for _, name in ipairs(notes) do
+      in_parts('HDEL', name, gone)
+    end
+  end
+  return #waited
+end
+
+-- Evict candidates, the first ones first, as far as they are needed: `need` holds the `groups` and `bytes`
+-- that are to go; `history`, whether deleted history counts as groups; `since`, after which bytes count;
+-- `evicted` and `stored`, the entries and groups that went; `counts`, by consumer group. Returns how many
+-- candidates it looked at, and how many of those stay.
+local function evict_candidates(all, seqs, need)
+  local members, used, stuck, chosen, gone, dropped = {}, 0, 0, {}, {}, {}
+  for i, seq in ipairs(seqs) do
+    members[i] = member_of(seq)
+  end
+  local facts = facts_of_all(members)
+  local fates, waits = fates_of_candidates(all, seqs, members, facts)
+  while used < #seqs and (need.groups > 0 or need.bytes > 0) do
+    used = used + 1
+    local fate, seq = fates[used], seqs[used]
+    if fate == 'stored' then
+      chosen[#chosen + 1], gone[#gone + 1] = used, seq
+    elseif fate == 'history' and (need.history or need.bytes > 0) then
+      dropped[#dropped + 1] = members[used]
+    else
+      fate, stuck = nil, stuck + 1
+    end
+    if fate then
+      need.groups = need.groups - ((fate == 'stored' or need.history) and 1 or 0)
+      need.bytes = need.bytes - (facts[used] and seq > need.since and facts[used].size or 0)
+    end
+  end
+  for _, group in ipairs(#chosen > 0 and all or {}) do
+    need.counts[group] = (need.counts[group] or 0)
+      + withdraw_chosen(group, waits[group], chosen, seqs, members, facts)
+  end
+  delete(gone)
+  drop_history(dropped)
+  need.evicted, need.stored = need.evicted + used - stuck, need.stored + #gone
+  return used, stuck
+end
+
+-- How many candidates to look at: as many as the bytes that are to go are of groups of mean size.
+local function wanted(need, most)
+  local count = need.groups
+  if need.bytes > 0 then
+    local mean = number(task, 'bytes') / math.max(redis.call('XLEN', stream), 1)
+    count = math.max(count, math.ceil(need.bytes / math.max(mean, 1)))
+  end
+  return math.min(count, most - need.evicted)
+end
+
+-- Evict until `excess` groups and `excess_bytes` bytes are gone, `most` entries are, or no more group can be
+-- evicted. `history`: deleted history counts as groups, too. Returns the number of entries evicted, and
+-- whether `most` were too few.
+local function evict(excess, excess_bytes, history, most)
+  local all, last, eviction = groups(), number(puts, 'last'), redis.call('HGET', task, 'eviction')
+  local need = {groups = excess, bytes = excess_bytes, history = history, evicted = 0, stored = 0,
+    since = excess_bytes > 0 and number(task, 'sized_after') or math.huge, counts = {}}
   local sources = {}
   if history or excess_bytes > 0 then
     sources[1] = sorted_candidates(key('archive'), 'ZRANGE')
@@ -53,24 +120,19 @@ local function evict(excess, excess_bytes, history)
     sources[#sources + 1] = sorted_candidates(key('ready', all[1]), 'ZREVRANGE')
   end
   sources[#sources + 1] = oldest_candidates(last) -- groups that wait in other pools, or have no version
-  local by_bytes, bytes, at, gone = excess_bytes > 0, number(task, 'bytes'), 1, nil
-  while sources[at] and (excess > 0 or excess_bytes > 0) do
-    local seq = sources[at](gone)
-    if seq then
-      gone = evict_one(all, seq, history or excess_bytes > 0, counts)
+  local at = 1
+  while sources[at] and need.evicted < most and (need.groups > 0 or need.bytes > 0) do
+    local seqs = sources[at].next(wanted(need, most))
+    if #seqs > 0 then
+      local used, stuck = evict_candidates(all, seqs, need)
+      sources[at].pass(used, stuck)
     else
-      at, gone = at + 1, nil
-    end
-    if gone then
-      evicted, stored = evicted + 1, stored + (gone == 'stored' and 1 or 0)
-      excess = excess - ((gone == 'stored' or history) and 1 or 0)
-      local left = by_bytes and number(task, 'bytes') or bytes
-      excess_bytes, bytes = excess_bytes - (bytes - left), left
+      at = at + 1
     end
   end
-  add(task, 'evicted', stored)
-  for group, count in pairs(counts) do
+  add(task, 'evicted', need.stored)
+  for group, count in pairs(need.counts) do
     add(key('group', group), 'evicted', count)
   end
-  return evicted
+  return need.evicted, need.evicted == most and (need.groups > 0 or need.bytes > 0)
 end

@@ -4,6 +4,8 @@
 -- When it is done in all groups it is deleted or becomes history.
 --@include task facts pools history
 
+local PENDING_PAGE = 16 -- entries of a pending list that are read at a time, as others may lie between them
+
 local function is_leased(group, seq)
   local id = id_of(seq)
   return #redis.call('XPENDING', stream, group, id, id, 1) > 0
@@ -20,6 +22,47 @@ local function waits_in(group, seq)
   local facts = facts_of(member)
   local pool = facts and home_of(group, member, facts) or group
   return redis.call('ZSCORE', key('ready', pool), member) and pool or nil
+end
+
+-- The pools in which entries wait for a consumer group, by their number in `members`; `all` holds their
+-- facts, false where there are none.
+local function pools_among(group, members, all)
+  local moved, numbers_in, pools = replies_of('HMGET', key('moved', group), members), {}, {}
+  for i = 1, #members do
+    local pool = all[i] and pool_of(group, moved[i] or all[i].status) or group
+    numbers_in[pool] = numbers_in[pool] or {}
+    table.insert(numbers_in[pool], i)
+  end
+  for pool, found in pairs(numbers_in) do
+    local there = {}
+    for i, at in ipairs(found) do
+      there[i] = members[at]
+    end
+    for i, score in ipairs(replies_of('ZMSCORE', key('ready', pool), there)) do
+      pools[found[i]] = score and pool
+    end
+  end
+  return pools
+end
+
+-- Which of the entries a consumer group leases: a table by seq, as a number.
+local function leased_among(group, seqs)
+  local sorted, leased, at, most = {}, {}, 1, PENDING_PAGE
+  for i, seq in ipairs(seqs) do
+    sorted[i] = tonumber(seq)
+  end
+  table.sort(sorted)
+  while sorted[at] do
+    local page = redis.call('XPENDING', stream, group, id_of(sorted[at]), id_of(sorted[#sorted]), most)
+    local last = #page < most and math.huge or seq_of(page[#page][1])
+    for _, entry in ipairs(page) do
+      leased[seq_of(entry[1])] = true
+    end
+    while sorted[at] and sorted[at] <= last do
+      at = at + 1
+    end
+  end
+  return leased
 end
 
 -- Count the reads that entries will never have because they end early: a rate does not wait for them.
@@ -39,37 +82,55 @@ local function left_unread(group, seqs, leased)
   return left
 end
 
--- Allow evictions by arrival to evict an entry that they have gone past, as it was leased or history. The
--- score of a dead letter that was requeued in fifo is its old arrival.
-local function let_evict(seq, facts)
-  local arrival = facts and rules().order == 'fifo' and facts.score
-  if arrival or tonumber(seq) < number(task, 'floor') then
-    redis.call('ZADD', key('behind'), arrival or seq, member_of(seq))
+-- Allow evictions by arrival to evict entries that they have gone past, as they were leased or history.
+local function let_evict(seqs)
+  local floor, behind = #seqs > 0 and number(task, 'floor') or 0, {}
+  for _, seq in ipairs(seqs) do
+    if tonumber(seq) < floor then
+      behind[#behind + 1], behind[#behind + 2] = seq, member_of(seq)
+    end
   end
+  in_parts('ZADD', key('behind'), behind)
 end
 
-local function needed_by(group, seq)
-  return waits_in(group, seq) or is_leased(group, seq)
+-- Move entries that a consumer group needs, as they wait for it or it leases them, to `kept`. `entries` holds
+-- lists of seqs, members and facts. Returns the other entries.
+local function without_needed(group, entries, kept)
+  local pools, others = pools_among(group, entries.members, entries.facts), {}
+  for i, seq in ipairs(entries.seqs) do
+    if not pools[i] then
+      others[#others + 1] = seq
+    end
+  end
+  local leased, rest = leased_among(group, others), {seqs = {}, members = {}, facts = {}}
+  for i, seq in ipairs(entries.seqs) do
+    if pools[i] or leased[tonumber(seq)] then
+      kept[#kept + 1] = seq
+    else
+      local at = #rest.seqs + 1
+      rest.seqs[at], rest.members[at], rest.facts[at] = seq, entries.members[i], entries.facts[i]
+    end
+  end
+  return rest
 end
 
 -- Those of the entries, which are done in a consumer group, that no other consumer group needs.
 local function needed_by_none(group, seqs)
-  local all, over = groups(), {}
+  local all, members, kept = groups(), {}, {}
   if #all == 1 and all[1] == group then
     return seqs
   end
-  for _, seq in ipairs(seqs) do
-    local needed = false
-    for _, other in ipairs(all) do
-      needed = needed or (other ~= group and needed_by(other, seq))
-    end
-    if not needed then
-      over[#over + 1] = seq
-    else
-      let_evict(seq)
+  for i, seq in ipairs(seqs) do
+    members[i] = member_of(seq)
+  end
+  local rest = {seqs = seqs, members = members, facts = facts_of_all(members)}
+  for _, other in ipairs(all) do
+    if other ~= group and #rest.seqs > 0 then
+      rest = without_needed(other, rest, kept)
     end
   end
-  return over
+  let_evict(kept)
+  return rest.seqs
 end
 
 -- Delete entries that no consumer group needs. If the task keeps history, those that any group has
@@ -93,10 +154,12 @@ end
 -- other group needs. `acked`: this group has acknowledged them. Returns the number of entries deleted.
 local function forget(group, seqs, acked)
   if redis.call('EXISTS', key('moved', group), key('expiries', group), key('reads', group)) > 0 then
-    for _, seq in ipairs(seqs) do
-      redis.call('HDEL', key('moved', group), member_of(seq))
-      redis.call('HDEL', key('expiries', group), member_of(seq))
-      redis.call('HDEL', key('reads', group), member_of(seq))
+    local members = {}
+    for i, seq in ipairs(seqs) do
+      members[i] = member_of(seq)
+    end
+    for _, kind in ipairs({'moved', 'expiries', 'reads'}) do
+      in_parts('HDEL', key(kind, group), members)
     end
   end
   local over = needed_by_none(group, seqs)

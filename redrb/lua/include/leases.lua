@@ -28,7 +28,11 @@ local function requeue(group, seq)
     return
   end
   enter(group, home_of(group, member, facts), {member}, {facts})
-  let_evict(seq, facts)
+  if rules().order == 'fifo' and facts.score then -- a requeued dead letter is evicted by its old arrival
+    redis.call('ZADD', key('behind'), facts.score, member)
+  else
+    let_evict({seq})
+  end
 end
 
 -- End the lease of an entry: requeue it, or make it a dead letter if its deliveries failed too often.

@@ -41,7 +41,7 @@ local function join_page(group)
       if kept then
         redis.call('ZREM', key('archive'), member)
         count_history({seq}, -1)
-        let_evict(seq)
+        let_evict({seq})
       end
       pools[pool] = pools[pool] or {{}, {}}
       table.insert(pools[pool][1], member)

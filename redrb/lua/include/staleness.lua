@@ -42,13 +42,14 @@ local function expire_pool(group, status, cut, token_cut, limit, note)
   end
   withdraw(group, pool, found, nil, lowest_of)
   if note then
-    local facts = {}
+    local moved, notes = {}, {}
     for i, member in ipairs(found) do
-      facts[i] = facts_of(member)
-      redis.call('HSET', key('moved', group), member, 'expired')
-      redis.call('HSET', key('expiries', group), member, note)
+      moved[2 * i - 1], moved[2 * i] = member, 'expired'
+      notes[2 * i - 1], notes[2 * i] = member, note
     end
-    enter(group, expired, found, facts)
+    in_parts('HSET', key('moved', group), moved)
+    in_parts('HSET', key('expiries', group), notes)
+    enter(group, expired, found, facts_of_all(found))
     return #found
   end
   local seqs = {}

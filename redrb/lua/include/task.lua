@@ -70,6 +70,18 @@ local function in_parts(command, name, arguments)
   return total
 end
 
+-- The replies of a command that has one for each argument, a thousand at a time.
+local function replies_of(command, name, arguments)
+  local replies = {}
+  for first = 1, #arguments, 1000 do
+    local last = math.min(first + 999, #arguments)
+    for i, reply in ipairs(redis.call(command, name, unpack(arguments, first, last))) do
+      replies[first + i - 1] = reply
+    end
+  end
+  return replies
+end
+
 local function server_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)

@@ -52,11 +52,11 @@ if max_bytes > 0 then
   excess_bytes = number(task, 'bytes') + tonumber(ARGV[5]) - max_bytes
 end
 local most = math.max(least, tonumber(ARGV[7]), count)
-local evicted = evict(math.min(excess, most), excess_bytes, history)
+local evicted, short = evict(excess, excess_bytes, history, most)
 if queued and evicted > 0 then
   own = own + math.max(limit - stored_groups(), 0) - math.max(free, 0)
   if own > 0 then
     keep_room(producer, math.min(own, count), KEPT_MS, now)
   end
 end
-return {(unseen or excess > most) and 'more' or 'done', evicted}
+return {(unseen or short) and 'more' or 'done', evicted}

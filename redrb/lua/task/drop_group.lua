@@ -10,18 +10,18 @@ local PAGE = 32
 
 check_permissions(KEYS[1])
 begin_writing()
-local group, deleted, seqs = ARGV[1], 0, {}
+local group, deleted, seqs, leased = ARGV[1], 0, {}, {}
 if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0 then
   return {'done', 0}
 end
 for i, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', PAGE)) do
-  redis.call('XACK', stream, group, entry[1])
-  seqs[i] = seq_of(entry[1])
+  leased[i], seqs[i] = entry[1], seq_of(entry[1])
+end
+if #leased > 0 then
+  redis.call('XACK', stream, group, unpack(leased))
 end
 if #groups() == 1 then -- the entries stay, for consumer groups to come
-  for _, seq in ipairs(seqs) do
-    let_evict(seq)
-  end
+  let_evict(seqs)
 else
   for _, status in ipairs(STATUSES) do
     local pool = pool_of(group, status)

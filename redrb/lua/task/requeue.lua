@@ -76,7 +76,7 @@ local function need_again(letter, seq, facts)
   if redis.call('ZREM', key('archive'), member) == 1 then
     count_history({seq}, -1)
   end
-  let_evict(seq)
+  let_evict({seq})
   if letter.status ~= facts.status then
     redis.call('HSET', key('moved', group), member, letter.status)
   end
