@@ -167,6 +167,53 @@ def test_a_full_task(compare: Callable[..., None], order: str, on_full: str) -> 
     compare(build, 100, order=order, max_staleness=9)
 
 
+def test_groups_of_several_consumer_groups_end_together(compare: Callable[..., None]) -> None:
+    """A call for 32 groups runs few commands more for seven more consumer groups.
+
+    The other scenes have one or two. Here some groups are done or leased in each consumer group.
+    """
+
+    def build(scene: Scene) -> None:
+        groups = 2 if scene.size == SMALL else 9
+        full = scene.open(limit=400, on_full="drop_oldest")
+        others = [scene.open(group=f"g{number}") for number in range(groups - 1)]
+        for other in others:
+            other.join_group()
+        scene.fill(400, policy_version=1)
+        leases = [other.take(64, timeout=0) for other in others]
+        for lease in leases:
+            lease.ack(lease.ids[16:])
+        scene.cost("put/evict", "p", 1, 0, 32, 100, 0, MOST_EVICTED)
+        scene.note("put", lambda: full.put(groups_of(32), policy_version=1))
+        mine = full.take(64, timeout=0)
+        scene.note("ack", lambda: mine.ack(mine.ids[:32]))
+        scene.cost("task/expire", "default", 32, "discard", 9, 3, "-", "completed")
+        scene.cost("task/drop_group", "g0")
+        while scene.run("task/drop_group", "g0")[0] != b"done":
+            pass
+        for stream in (full, *others):
+            stream.close()
+
+    compare(build, 32 * 7, tags=["score"], max_staleness=9)
+
+
+def test_room_for_many_bytes(compare: Callable[..., None]) -> None:
+    """Thousands of small groups, and of history, give way to a large one page by page."""
+
+    def build(scene: Scene) -> None:
+        scene.fill(scene.size // 2)
+        scene.stream.take(scene.size // 2, timeout=0).ack()
+        scene.fill(scene.size // 2)
+        for producer in ("p", "q", "r"):
+            reply = scene.cost("put/evict", producer, 1, 0, 1, 10**9, 0, MOST_EVICTED)
+            assert reply == [b"more", MOST_EVICTED]
+        while scene.cost("put/evict", "p", 1, 0, 1, 10**9, 0, MOST_EVICTED)[0] == b"more":
+            pass
+        assert scene.stream.stats().stored == 0
+
+    compare(build, max_bytes=10**9, keep_groups=10**6)
+
+
 def test_a_gap_of_ids(compare: Callable[..., None]) -> None:
     """Groups were evicted, or never stored, between the first and the last one."""
 

@@ -78,6 +78,17 @@ def test_room_made_by_several_calls_adds_up(scene: Scene, blocked: int) -> None:
         lease.release()
 
 
+def test_a_put_ends_where_a_limit_was_lowered_and_all_groups_are_leased(scene: Scene) -> None:
+    with scene.open(limit=120, on_full="drop_oldest") as stream:
+        stream.put(groups_of(120))
+        lease = stream.take(120, timeout=0)
+        stream.configure(limit=10)
+        with pytest.raises(StoreFull):
+            stream.put(numbered(1), timeout=5)
+        assert (evicted(stream), stream.stats().stored) == (0, 120)
+        lease.release()
+
+
 def test_a_put_that_fails_keeps_no_room(scene: Scene) -> None:
     with scene.open(limit=60, on_full="drop_oldest") as stream:
         ids = stream.put(groups_of(60))
