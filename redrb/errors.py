@@ -77,7 +77,7 @@ class TaskMismatch(ConfigError):
         super().__init__(
             f"task {task!r} exists with other settings: {listed}. "
             "Open it with the stored settings, change them with stream.configure(...) or "
-            f"`redrb set {task} NAME=VALUE`, or use another task name."
+            f"`redrb set {task} NAME=VALUE --namespace ...`, or use another task name."
         )
 
 

@@ -63,7 +63,7 @@ def _lines(stored: StoredSettings) -> Iterator[str]:
         when = f"{change.time:%Y-%m-%d %H:%M:%S} UTC" if change else ""
         who = f"{change.host}, process {change.pid}" if change else ""
         user = f", user {change.user}" if change and change.user else ""
-        implied = " (follows from other settings)" if name in stored.implied else ""
+        implied = " (implied by a run)" if name in stored.implied else ""
         before = shown(name, change.old) if change else ""
         rows.append([name, shown(name, value) + implied, before, when, who + user])
     heads = ["setting", "value", "before", "set at", "set by"]

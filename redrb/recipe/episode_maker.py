@@ -22,6 +22,7 @@ from redrb.recipe.local_engine import LocalEngine
 from redrb.recipe.maker import reference_policy, seed_everything
 from redrb.recipe.model_weights import ModelWeights
 from redrb.recipe.prompts import endless
+from redrb.recipe.task_settings import settings_of_maker
 from redrb.recipe.turns import Turn, sampled_turns
 from redrb.runtime import Strategy
 from redrb.runtime.model_placement import place_models
@@ -65,10 +66,9 @@ class EpisodeRecipeMaker(EpisodeMaker):
         stream = ExperienceStream(
             *(client, recipe.task_name),
             namespace=recipe.namespace,
-            limit=recipe.limit,
             lease_ms=recipe.lease_ms,
             on_bad_group="drop",
-            **recipe.stream_settings,
+            implied=settings_of_maker(client, recipe),
         )
         stream.worker.label = recipe.worker
         super().__init__(

@@ -21,6 +21,7 @@ from redrb.recipe.maker_report import MakerReport
 from redrb.recipe.prompts import prompt_batches
 from redrb.recipe.recipe import Prompt, Recipe
 from redrb.recipe.rollouts import RolloutGroups
+from redrb.recipe.task_settings import settings_of_maker
 from redrb.runtime import ExperienceMaker, ExperienceMakerHolder, Strategy
 from redrb.weights import WeightSubscriber
 
@@ -70,9 +71,8 @@ class RecipeMaker(ExperienceMakerHolder):
             room_timeout=ROOM_TIMEOUT_S,
             in_flight_updates=recipe.in_flight_updates,
             stream_options={
-                "limit": recipe.limit,
                 "lease_ms": recipe.lease_ms,
-                **recipe.stream_settings,
+                "implied": settings_of_maker(client, recipe),
             },
             **recipe.generation(generator),
         )

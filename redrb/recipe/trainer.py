@@ -20,12 +20,12 @@ from redrb.experience import Experience
 from redrb.metrics.events import Write
 from redrb.recipe.maker import seed_everything
 from redrb.recipe.recipe import Recipe
+from redrb.recipe.task_settings import settings_of_trainer
 from redrb.recipe.trainer_report import TrainerReport
 from redrb.runtime import AccelerateStrategy, AlgorithmTrainer, Stateful, Strategy
 from redrb.runtime.model_placement import place_models
 from redrb.runtime.sharded_models import give_all_ranks
 from redrb.runtime.world import any_rank, rank_here, world_size_here
-from redrb.stream import ExperienceStream
 from redrb.weights import WeightPublisher, WeightSubscriber
 from redrb.weights.tensors.wrapping import unwrapped
 
@@ -63,13 +63,6 @@ class RecipeTrainer(AlgorithmTrainer):
         self._models: dict[str, nn.Module] = dict(zip(models, placed.models, strict=True))
         self._optimizers: dict[str, Optimizer] = recipe.optimizers(self._models)
         self._reports = TrainerReport(self, recipe, write)
-        # the task remembers its limit, which here is in groups and need not be whole batches
-        ExperienceStream(
-            *(client, recipe.task_name),
-            namespace=recipe.namespace,
-            limit=recipe.limit,
-            **recipe.stream_settings,
-        ).close()
         super().__init__(
             self._take_step,
             placed,
@@ -91,7 +84,8 @@ class RecipeTrainer(AlgorithmTrainer):
             world_size=ranks if ranks > 1 else None,
             weights_dtype=recipe.weights_dtype,
             stop_timeout=recipe.stop_timeout,
-            **recipe.stream_settings,
+            # the limit is in groups here, and need not be whole batches
+            implied=settings_of_trainer(client, recipe),
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -76,7 +76,7 @@ class DetachedReplayBuffer:
         most = self.limit * self.sample_batch_size
         self._implied = stream_options.pop("implied", implied_limit(most, parted=parted))
         self._task_options: dict[str, Any] = {"task": task, "namespace": namespace}
-        if _gives_rights(stream_options):
+        if _gives_rights(_given(self._implied) | stream_options):
             self._implied = replace(self._implied, groups_per_version=self.sample_batch_size)
         try:
             self.stream = ExperienceStream(
@@ -206,6 +206,12 @@ class DetachedReplayBuffer:
                         lease.release()
             finally:
                 self.stream.close()
+
+
+def _given(settings: TaskSettings) -> dict[str, Any]:
+    """Return the settings that are not None."""
+    named = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _gives_rights(options: Mapping[str, Any]) -> bool:

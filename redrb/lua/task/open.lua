@@ -12,7 +12,8 @@
 --         value of '' says that the setting was removed
 --         a setting that the task was not given yet is added to it; default_<name>: value of a setting
 --         until it is given, kept from the first call; implied:<name>: value of a setting that no user gave,
---         '' for none, which replaces only such a value
+--         '' for none, which replaces only such a value; an order by which the stored groups cannot be sorted
+--         differs
 -- Returns {'ok', name, value, ..., 'epoch', epoch, 'generation', changes, 'unfinished', '1' or ''} with all
 --         settings and the epoch of the producers' records; if work is unfinished, run task/fill until it is
 --         done
@@ -78,6 +79,9 @@ for i = 6, #ARGV, 2 do
   local name, value = string.match(ARGV[i], '^implied:(.*)$'), ARGV[i + 1]
   if name and not values[name] and (implied[name] or redis.call('HEXISTS', task, name) == 0) then
     values[name], implied[name] = value ~= '' and value, value ~= '' or nil
+    if name == 'order' and value ~= '' and not can_sort_by(value) then
+      differing[#differing + 1], differing[#differing + 2] = name, redis.call('HGET', task, name) or 'fifo'
+    end
   end
 end
 if not parted and redis.call('HEXISTS', task, 'partitions') == 1 then

@@ -97,7 +97,8 @@ class TaskScripts:
         if head == b"differs":
             stored = _pairs(reply)
             raise TaskMismatch(
-                self._store.task, {name: (stored[name], asked.get(name)) for name in stored}
+                self._store.task,
+                {name: (stored[name], ({**(implied or {}), **asked}).get(name)) for name in stored},
             )
         return self._settled(head, reply)
 
