@@ -43,7 +43,7 @@ class WorkerState:
         rights: Rights to begin groups that it holds now.
         waits_for: What it waited for at its last announcement; "": nothing.
         waits_s: Seconds for which it has waited by now.
-        groups_per_s: Its rate between two looks; None at the first look.
+        groups_per_s: Its rate between its announcements of the last seconds; None at the first.
         samples_per_s: The same in samples.
         metrics: Newest figures that it announced, such as "reward" and "loss"; at most 16.
     """
@@ -103,10 +103,10 @@ class ConsumerGroupState:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates of a task between two looks, per second.
+    """Rates of a task over the last seconds, per second.
 
     Attributes:
-        over_s: Seconds between the looks.
+        over_s: Seconds from the first look that counts to the last one.
         put: Groups put.
         acked: Groups acknowledged by the first consumer group.
         samples_put: Samples put.
@@ -216,7 +216,7 @@ class ServerState:
         blocked_clients: Clients that block.
         commands_per_s: Commands of the last second, as the server says.
         cpu_s: Processor time of the server since it started, in seconds.
-        cpu_share: Processor time a second between two looks, 1.0 is one core; None at first.
+        cpu_share: Processor time a second over the last seconds, 1.0 is one core; None at first.
         aof: Whether it writes an append-only file.
         last_save_ok: Whether its last snapshot, and its last write of the file, succeeded.
         replicas: Connected replicas.

@@ -38,7 +38,7 @@ class Observer:
         namespace: str,
         *,
         task: str | None = None,
-        group: str = "default",
+        group: str | None = None,
         every_s: float = EVERY_S,
     ) -> None:
         """Begin to look.
@@ -47,7 +47,8 @@ class Observer:
             client: A client.
             namespace: The namespace.
             task: The only task to read; None: all.
-            group: Consumer group that comes first in each task.
+            group: Consumer group that comes first in each task, also if it has not joined; None:
+                "default", unless only others have joined.
             every_s: Seconds between two looks.
         """
         self._reader = StateReader(client, namespace, task=task, group=group)

@@ -1,91 +1,117 @@
-"""Adds the rates between two looks to the newer one."""
+"""`RateWindow`: adds the rates of the last seconds to each state."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from redrb.state.model import Rates, ServerState, State, TaskState, WorkerState
 
-SHORTEST_S = 0.2
+SHORTEST_S: Final = 0.2
 """Shortest time between two looks over which a rate means something."""
 
+WINDOW_S: Final = 10.0
+"""Time over which counts become rates: a trainer with a batch each 3 s has a steady rate."""
 
-def with_rates(state: State, before: State | None) -> State:
-    """Return a state with rates since an earlier one.
+_FATES: Final = ("put", "acked", "expired", "filtered", "evicted", "dead")
+_SUMS: Final = ("samples_put", "samples_acked", "bytes_put")
+
+
+class RateWindow:
+    """The counters of the last seconds; not safe among threads.
 
     A task that was created anew, a worker that started anew, and a server that restarted have no
     rates until the next look.
-
-    Args:
-        state: The newer state.
-        before: The earlier one; None: there is none.
     """
-    if before is None or before.namespace != state.namespace:
-        return state
-    over_s = state.time - before.time
-    if over_s < SHORTEST_S:
-        return state
-    tasks = {task.name: task for task in before.tasks}
-    servers = {server.address: server for server in before.servers}
-    return replace(
-        state,
-        tasks=tuple(_task(task, tasks.get(task.name), over_s) for task in state.tasks),
-        servers=tuple(
-            _server(server, servers.get(server.address), over_s) for server in state.servers
-        ),
-    )
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[str, ...], _Trail] = {}
+        self._now: dict[tuple[str, ...], _Trail] = {}
+
+    def rated(self, state: State) -> State:
+        """Return a state with rates since earlier states of its namespace, and keep its counters.
+
+        A rate is that of `WINDOW_S` seconds, or of the time since the first look.
+        """
+        self._before, self._now = self._now, {}  # what is gone by now is forgotten
+        return replace(
+            state,
+            tasks=tuple(self._task(task, state.time) for task in state.tasks),
+            servers=tuple(self._server(server, state.time) for server in state.servers),
+        )
+
+    def _task(self, task: TaskState, now_s: float) -> TaskState:
+        main = task.main
+        if main is None:
+            return task
+        joined = str(main.stats.joined)  # then the ledger of a consumer group begins anew
+        trail = self._trail("task", task.name, task.incarnation, main.name, joined)
+        ledger = (getattr(main.stats.ledger, fate) for fate in _FATES)
+        trail.add(now_s, [*ledger, *(getattr(main.stats, name) for name in _SUMS)])
+        rates = trail.rates and dict(zip((*_FATES, *_SUMS), trail.rates, strict=True))
+        return replace(
+            task,
+            rates=Rates(over_s=trail.over_s, **rates) if rates else None,
+            workers=tuple(self._worker(worker, task, now_s) for worker in task.workers),
+        )
+
+    def _worker(self, worker: WorkerState, task: TaskState, now_s: float) -> WorkerState:
+        """Return a worker with its rate: between announcements."""
+        trail = self._trail("worker", task.name, task.incarnation, worker.name)
+        if not trail.grows([worker.groups, worker.uptime_s]):
+            trail = self._now["worker", task.name, task.incarnation, worker.name] = _Trail()
+        trail.add(now_s - worker.seen_s, [worker.groups, worker.uptime_s, worker.samples])
+        if not trail.rates:
+            return worker
+        over = worker.life in ("dead", "ended")
+        groups, _, samples = (0.0, 0.0, 0.0) if over else trail.rates
+        return replace(worker, groups_per_s=groups, samples_per_s=samples)
+
+    def _server(self, server: ServerState, now_s: float) -> ServerState:
+        trail = self._trail("server", server.address)
+        if not trail.grows([server.cpu_s]):
+            trail = self._now["server", server.address] = _Trail()
+        trail.add(now_s, [server.cpu_s])
+        return replace(server, cpu_share=trail.rates[0]) if trail.rates else server
+
+    def _trail(self, *name: str) -> _Trail:
+        return self._now.setdefault(name, self._before.get(name) or _Trail())
 
 
-def _task(task: TaskState, before: TaskState | None, over_s: float) -> TaskState:
-    if before is None or before.incarnation != task.incarnation:
-        return task
-    workers = {worker.name: worker for worker in before.workers}
-    return replace(
-        task,
-        rates=_rates(task, before, over_s),
-        workers=tuple(_worker(one, workers.get(one.name), over_s) for one in task.workers),
-    )
+class _Trail:
+    """Some counters at some times.
 
+    Attributes:
+        over_s: Seconds from the oldest time to the newest.
+        rates: How much each counter has grown a second in this time; empty after the first time.
+    """
 
-def _rates(task: TaskState, before: TaskState, over_s: float) -> Rates | None:
-    new, old = task.main, before.main
-    if new is None or old is None or new.name != old.name:
-        return None
-    if new.stats.joined != old.stats.joined:  # the ledger of a consumer group begins anew
-        return None
+    def __init__(self) -> None:
+        self.over_s = 0.0
+        self.rates: list[float] = []
+        self._points: deque[tuple[float, Sequence[float]]] = deque()
 
-    def rate(now: int, then: int) -> float:
-        return max(0, now - then) / over_s
+    def grows(self, counters: Sequence[float]) -> bool:
+        """Return whether the first counters are not below their newest values."""
+        newest = self._points[-1][1] if self._points else ()
+        return all(now >= then for now, then in zip(counters, newest, strict=False))
 
-    ledgers = new.stats.ledger, old.stats.ledger
-    fates = ("acked", "expired", "filtered", "evicted", "dead")
-    return Rates(
-        over_s=over_s,
-        put=rate(ledgers[0].put, ledgers[1].put),
-        samples_put=rate(new.stats.samples_put, old.stats.samples_put),
-        samples_acked=rate(new.stats.samples_acked, old.stats.samples_acked),
-        bytes_put=rate(new.stats.bytes_put, old.stats.bytes_put),
-        **{fate: rate(getattr(ledgers[0], fate), getattr(ledgers[1], fate)) for fate in fates},
-    )
-
-
-def _worker(worker: WorkerState, before: WorkerState | None, over_s: float) -> WorkerState:
-    """Return a worker with its rate: between its last two announcements."""
-    if before is None or before.uptime_s > worker.uptime_s or worker.groups < before.groups:
-        return worker
-    if worker.life in ("dead", "ended"):
-        return replace(worker, groups_per_s=0.0, samples_per_s=0.0)
-    between_s = over_s + before.seen_s - worker.seen_s
-    if between_s < SHORTEST_S:  # the same announcement
-        return replace(worker, groups_per_s=before.groups_per_s, samples_per_s=before.samples_per_s)
-    return replace(
-        worker,
-        groups_per_s=(worker.groups - before.groups) / between_s,
-        samples_per_s=max(0, worker.samples - before.samples) / between_s,
-    )
-
-
-def _server(server: ServerState, before: ServerState | None, over_s: float) -> ServerState:
-    if before is None or server.cpu_s < before.cpu_s:
-        return server
-    return replace(server, cpu_share=(server.cpu_s - before.cpu_s) / over_s)
+    def add(self, time_s: float, counters: Sequence[float]) -> None:
+        """Add the counters at a time, unless it is hardly later than the newest one."""
+        points = self._points
+        since_s = time_s - points[-1][0] if points else SHORTEST_S
+        if since_s <= -SHORTEST_S:  # the server's clock was set back
+            points.clear()
+            self.rates = []
+        elif since_s < SHORTEST_S:  # the same announcement, or the next look came too soon
+            return
+        points.append((time_s, counters))
+        while len(points) > 2 and time_s - points[1][0] >= WINDOW_S:
+            points.popleft()
+        first_s, first = points[0]
+        self.over_s = time_s - first_s
+        if len(points) > 1:
+            pairs = zip(counters, first, strict=True)
+            self.rates = [max(0.0, now - then) / self.over_s for now, then in pairs]

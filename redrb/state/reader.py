@@ -17,14 +17,14 @@ from redrb.keys import registry_key
 from redrb.registry import Registry
 from redrb.state.announced import Announced
 from redrb.state.model import ServerState, State
-from redrb.state.rates import with_rates
+from redrb.state.rates import RateWindow
 from redrb.state.servers import server_state
 from redrb.state.tasks import read_tasks
 from redrb.state.weights import read_weights
 from redrb.stream.task.similar_tasks import unknown_task
 
 MOST_NAMES: Final = 200
-"""Most tasks, and most weights, of one look."""
+"""Most tasks, and most weights, of one look by default."""
 
 
 class StateReader:
@@ -35,7 +35,14 @@ class StateReader:
     """
 
     def __init__(
-        self, client: Client, namespace: str, *, task: str | None = None, group: str = "default"
+        self,
+        client: Client,
+        namespace: str,
+        *,
+        task: str | None = None,
+        group: str | None = None,
+        most_names: int = MOST_NAMES,
+        window: RateWindow | None = None,
     ) -> None:
         """Make a reader; nothing is read yet.
 
@@ -43,18 +50,22 @@ class StateReader:
             client: A client.
             namespace: The namespace.
             task: The only task to read, for a user who may not read the registry; None: all.
-            group: Consumer group that comes first in each task.
+            group: Consumer group that comes first in each task, also if it has not joined; None:
+                "default", unless only others have joined.
+            most_names: Most tasks, and most weights, of one look.
+            window: Counters of looks by earlier readers, for rates from the first look on.
         """
         self._client = client
         self._namespace = namespace
         self._task = task
         self._group = group
-        self._before: State | None = None
+        self._most_names = most_names
+        self._window = window or RateWindow()
         self._announced: dict[str, Announced] = {}
         registry_key(namespace)  # checks the name
 
     def look(self, *, timeout_s: float = 2.0) -> State:
-        """Return the state now, with rates since the look before.
+        """Return the state now, with rates since the looks before.
 
         Args:
             timeout_s: Seconds after which a request is not repeated.
@@ -65,9 +76,7 @@ class StateReader:
             UnknownTask: The only task to read does not exist.
         """
         with within(timeout_s):
-            state = with_rates(self._read(), self._before)
-        self._before = state
-        return state
+            return self._window.rated(self._read())
 
     def _read(self) -> State:
         began = time.monotonic()
@@ -108,11 +117,11 @@ class StateReader:
         """Return names of tasks, how many there are, and names of weights."""
         registry = Registry(self._client, self._namespace)
         try:
-            weights = list(islice(registry.names("weights"), MOST_NAMES))
+            weights = list(islice(registry.names("weights"), self._most_names))
             if self._task is not None:
                 return [self._task], 1, weights
-            names = list(islice(registry.names("task"), MOST_NAMES))
-            total = registry.count("task") if len(names) == MOST_NAMES else len(names)
+            names = list(islice(registry.names("task"), self._most_names))
+            total = registry.count("task") if len(names) == self._most_names else len(names)
         except StoreDenied:
             if self._task is None:
                 raise

@@ -26,6 +26,8 @@ SCRIPT = "task/observe"
 
 _HIDDEN = ("sampled", "order", "partitions")
 _MOST_PARTITIONS = 1024
+_MOST_SENT = 200
+"""Most scripts that are sent together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def read_tasks(
     namespace: str,
     names: Iterable[str],
     *,
-    group: str,
+    group: str | None,
     announced: dict[str, Announced],
 ) -> list[TaskState]:
     """Return the states of tasks; names without a task are left out.
@@ -55,7 +57,8 @@ def read_tasks(
         client: A client.
         namespace: Namespace of the tasks.
         names: Their names.
-        group: Consumer group that comes first, also if it has not joined.
+        group: Consumer group that comes first, also if it has not joined; None: "default",
+            unless only others have joined.
         announced: What earlier looks have read of workers, by prefix of the partition's keys; this
             look adds to it.
     """
@@ -82,7 +85,7 @@ def read_tasks(
 
 
 def _observed(
-    stores: Sequence[TaskStore], group: str, announced: dict[str, Announced]
+    stores: Sequence[TaskStore], group: str | None, announced: dict[str, Announced]
 ) -> list[_Part | None]:
     """Run the script on tasks: those that the same client reaches in one pipeline; None: denied."""
     found: dict[int, _Part | None] = {}
@@ -98,18 +101,21 @@ def _observed(
     return [found[number] for number in range(len(stores))]
 
 
-def _replies(stores: Sequence[TaskStore], group: str, known: Sequence[Announced]) -> list[Reply]:
+def _replies(stores: Sequence[TaskStore], group: str | None, known: Sequence[Announced]) -> list[Reply]:
     client = stores[0].client
 
     def send(places: Sequence[int], *, whole: bool) -> list[Reply]:
         pipeline = Pipeline()
         for at in places:
-            arguments = [group, known[at].since]
+            arguments = [group or "", known[at].since]
             add_to(pipeline, load(SCRIPT), stores[at].script_keys, arguments, whole=whole)
         return client.exchange(pipeline)
 
     def attempt() -> list[Reply]:
-        replies = send(range(len(stores)), whole=False)
+        replies: list[Reply] = []
+        for first in range(0, len(stores), _MOST_SENT):
+            some = range(first, min(first + _MOST_SENT, len(stores)))
+            replies += send(some, whole=False)
         missing = [at for at, reply in enumerate(replies) if is_missing_script(reply)]
         if missing:
             for at, reply in zip(missing, send(missing, whole=True), strict=True):

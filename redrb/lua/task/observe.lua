@@ -2,7 +2,8 @@
 -- number of groups.
 -- KEYS[1] stream
 -- ARGV    group, since
---         group: name of the consumer group that is reported also if it has not joined
+--         group: name of the consumer group that is reported also if it has not joined; '': 'default', unless
+--           only others have joined
 --         since: the reader has the workers that announced themselves before this server's ms; '-inf': none
 -- Returns {settings, groups put, server's ms, figures, consumer groups, number of workers, workers, memory}
 --       | {}: there is no task
@@ -26,7 +27,7 @@ if not exists() then
   return {}
 end
 --@include staleness_counts
-local names, first, joined = groups(), ARGV[1], {}
+local names, first, joined = groups(), ARGV[1] ~= '' and ARGV[1] or 'default', {}
 table.sort(names)
 local ordered = {first}
 for _, name in ipairs(names) do
@@ -35,7 +36,7 @@ for _, name in ipairs(names) do
     ordered[#ordered + 1] = name
   end
 end
-if #ordered > 1 and not joined[first] then
+if ARGV[1] == '' and #ordered > 1 and not joined[first] then
   table.remove(ordered, 1)
 end
 local figures, reported, now = {}, {}, reported_ms()
