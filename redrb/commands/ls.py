@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from redrb.commands.arguments import Commands, add_command, add_group
 from redrb.commands.output import age, show, size, table
 from redrb.commands.watching import add_watch
 
 if TYPE_CHECKING:
-    from redrb.stream.task.listing import ListedTask
-    from redrb.weights.inspection.listing import PublishedWeights
+    from redrb.state.model import State, TaskState, WeightsState
+
+MOST_NAMES: Final = 10_000
+"""Most tasks, and most weights, that are listed."""
 
 _TASKS = ("task", "order", "waiting", "leased", "dead", "stored", "size", "consumers", "version")
-_WEIGHTS = ("weights", "version", "kind", "size", "age")
+_WEIGHTS = ("weights", "version", "kind", "size", "kept", "age")
 
 
 def add_to(commands: Commands) -> None:
@@ -25,7 +27,8 @@ def add_to(commands: Commands) -> None:
     text = (
         "list the tasks and weights of a namespace. Waiting and leased are those of the consumer "
         "group. The size of a task is an estimate: its stored groups times the mean size of all "
-        "groups ever put. A task that this user may not read is listed without figures."
+        "groups ever put. The size of weights is that of the newest version; kept is the number of "
+        "versions. What this user may not read is listed without figures."
     )
     parser = add_command(commands, "ls", text, _run, subject=None)
     add_group(parser)
@@ -34,40 +37,55 @@ def add_to(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from redrb.connection import connect
-    from redrb.stream.task.listing import tasks_in
-    from redrb.weights.inspection.listing import published_in
+    from redrb.state.reader import StateReader
 
     with connect(options.url) as client:
-        tasks = list(tasks_in(client, options.namespace, group=options.group))
-        weights = published_in(client, options.namespace)
-        if not (tasks or weights):
+        state = StateReader(
+            client, options.namespace, group=options.group, most_names=MOST_NAMES
+        ).look()
+        if not (state.tasks or state.weights):
             where = f"namespace {options.namespace!r} at {client.where}"
             print(f"redrb: there are no tasks and weights in {where}.", file=sys.stderr)
-    result = {"tasks": list(map(asdict, tasks)), "weights": list(map(asdict, weights))}
-    show(result, _lines(tasks, weights), as_json=options.json)
+    if state.tasks_total > MOST_NAMES:
+        print(f"redrb: {MOST_NAMES:,} of {state.tasks_total:,} tasks are listed.", file=sys.stderr)
+    result = {"tasks": list(map(_record, state.tasks)), "weights": list(map(asdict, state.weights))}
+    show(result, _lines(state), as_json=options.json)
     return 0
 
 
-def _lines(tasks: Sequence[ListedTask], weights: Sequence[PublishedWeights]) -> Iterator[str]:
-    if tasks:
-        yield from table(_TASKS, map(_task_row, tasks), left=("task", "order"))
-    if tasks and weights:
+def _record(task: TaskState) -> dict[str, object]:
+    """Return what is shown of a task, for JSON."""
+    return {
+        "name": task.name,
+        "readable": task.readable,
+        "order": task.order,
+        "partitions": task.partitions,
+        "stored_bytes": task.stored_bytes,
+        "stats": None if task.main is None else asdict(task.main.stats),
+    }
+
+
+def _lines(state: State) -> Iterator[str]:
+    if state.tasks:
+        yield from table(_TASKS, map(_task_row, state.tasks), left=("task", "order"))
+    if state.tasks and state.weights:
         yield ""
-    if weights:
-        yield from table(_WEIGHTS, map(_weights_row, weights), left=("weights", "kind"))
+    if state.weights:
+        yield from table(_WEIGHTS, map(_weights_row, state.weights), left=("weights", "kind"))
 
 
-def _task_row(task: ListedTask) -> list[str]:
-    stats = task.stats
-    if stats is None:
+def _task_row(task: TaskState) -> list[str]:
+    if task.main is None:
         return [task.name, *["-"] * (len(_TASKS) - 1)]
+    stats = task.main.stats
     counted = (stats.ledger.waiting, stats.ledger.leased, stats.dead_letters, stats.stored)
     figures = [f"{number:,}" for number in counted]
     newest = str(stats.version or "-")
     return [task.name, task.order, *figures, size(task.stored_bytes), f"{stats.consumers}", newest]
 
 
-def _weights_row(weights: PublishedWeights) -> list[str]:
-    newest = weights.newest
-    figures = (size(weights.stored_bytes), age(newest.age_s))
-    return [weights.name, str(newest.version), newest.kind, *figures]
+def _weights_row(weights: WeightsState) -> list[str]:
+    if not weights.readable:
+        return [weights.name, *["-"] * (len(_WEIGHTS) - 1)]
+    figures = (size(weights.nbytes), f"{weights.versions:,}", age(weights.age_s))
+    return [weights.name, str(weights.version), weights.kind, *figures]

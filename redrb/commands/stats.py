@@ -1,54 +1,162 @@
-"""`redrb stats`: shows a task's ledger, and the consumers and producers that wait."""
+"""`redrb stats`: shows the counters, rates, staleness and workers of tasks."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING
 
-from redrb.commands.arguments import TASK, Commands, add_command, add_group
-from redrb.commands.output import show
+from redrb.commands.arguments import Commands, add_command, add_group
+from redrb.commands.output import show, size
 from redrb.commands.watching import add_watch
+
+if TYPE_CHECKING:
+    from redrb.connection import Client
+    from redrb.state.model import TaskState
+    from redrb.state.rates import RateWindow
+
+_TEXT = (
+    "show the counters, rates, staleness and workers of tasks. Waiting, leased and the other "
+    "counters of groups are those of the consumer group. Rates need two looks: the second one "
+    "comes a second later, or as --over says; with --watch they are those of the last ten seconds."
+)
+_OVER_S = 1.0
 
 
 def add_to(commands: Commands) -> None:
     """Add the command."""
-    text = "show a task's ledger, and the consumers and producers that wait"
-    parser = add_command(commands, "stats", text, _run, subject=TASK)
+    several = "print one line of JSON for each task: it is as in `redrb top --json`"
+    parser = add_command(commands, "stats", _TEXT, _Stats().run, subject=None, json_text=several)
+    parser.add_argument("task", metavar="TASK", nargs="+", help="name of the task; also several")
+    parser.add_argument(
+        "--over",
+        type=float,
+        default=_OVER_S,
+        metavar="SECONDS",
+        help="time between two looks, at least 0.2 for rates; 0: one look (default: 1)",
+    )
     add_group(parser)
     add_watch(parser)
 
 
-def _run(options: argparse.Namespace) -> int:
-    from redrb.connection import connect
-    from redrb.stream.task.inspection import task_stats
+class _Stats:
+    """The command; with `--watch` it is called again and again, and knows earlier counters."""
 
-    with connect(options.url) as client:
-        stats = task_stats(client, options.task, namespace=options.namespace, group=options.group)
-    if not stats.joined:
+    def __init__(self) -> None:
+        self._windows: dict[str, RateWindow] = {}
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Look at the tasks, and print them."""
+        from redrb.checks import checked_number
+        from redrb.connection import connect
+        from redrb.errors import ConfigError
+
+        if not 0 <= checked_number("over", options.over) <= threading.TIMEOUT_MAX:
+            raise ConfigError(f"--over={options.over:g}: give seconds, 0 or more.")
+        with connect(options.url) as client:
+            found = self._looked(client, options)
+            if options.watch is None and options.over:
+                threading.Event().wait(options.over)
+                found = self._looked(client, options)
+        for number, task in enumerate(found):
+            _print(task, options, first=not number)
+        return 0
+
+    def _looked(self, client: Client, options: argparse.Namespace) -> list[TaskState]:
+        """Return the states of the tasks.
+
+        Raises:
+            UnknownTask: There is no such task.
+            StoreDenied: The user may not read a task.
+        """
+        from redrb.errors import StoreDenied
+        from redrb.state.rates import RateWindow
+        from redrb.state.reader import StateReader
+
+        found = []
+        for name in dict.fromkeys(options.task):
+            window = self._windows.setdefault(name, RateWindow())
+            reader = StateReader(
+                client, options.namespace, task=name, group=options.group, window=window
+            )
+            (task,) = reader.look().tasks
+            if not task.readable:
+                raise StoreDenied(
+                    f"the user of Redis at {client.where} may not read task {name!r}: "
+                    "`redrb acl --role observer` prints the rights that it needs."
+                )
+            found.append(task)
+        return found
+
+
+def _print(task: TaskState, options: argparse.Namespace, *, first: bool) -> None:
+    if task.main is not None and not task.main.stats.joined:
         print(
             f"redrb: consumer group {options.group!r} has taken nothing yet; the ledger shows "
             "the groups that it would get.",
             file=sys.stderr,
         )
-    result = {**asdict(stats), "ledger_balanced": stats.ledger.balanced}
-    if stats.admission is not None:
-        result["admission_balanced"] = stats.admission.balanced
-    if stats.parts is not None:
-        result["parts_balanced"] = stats.parts.balanced
-    show(result, _lines(result), as_json=options.json)
-    return 0
+    if not (first or options.json):
+        print()
+    lines = iter(()) if options.json else _lines(task)
+    show(asdict(task), lines, as_json=options.json)
 
 
-def _lines(result: dict[str, Any]) -> Iterator[str]:
-    pools = {f"waiting {status}": groups for status, groups in result["waiting"].items()}
-    compound = ("ledger", "waiting", "admission", "parts")
-    rest = {name: value for name, value in result.items() if name not in compound}
-    rights = dict(result["admission"] or {})
-    makers = {f"held by {maker}": held for maker, held in rights.pop("makers", {}).items()}
-    rights = {f"rights {name}": value for name, value in rights.items()}
-    parts = {f"in parts: {name}": value for name, value in (result["parts"] or {}).items()}
-    for name, value in (result["ledger"] | pools | rest | rights | makers | parts).items():
+def _lines(task: TaskState) -> Iterator[str]:
+    from redrb.commands.top.staleness import staleness_table
+    from redrb.commands.top.tables import worker_table
+
+    for name, value in _figures(task).items():
         yield f"{name:18} {value:>12,}" if type(value) is int else f"{name:18} {value!s:>12}"
+    tables = [worker_table(task, task.name, None)]
+    if task.main is not None:
+        tables.insert(0, staleness_table(task.name, task.main.staleness, None))
+    for table in tables:
+        yield ""
+        for line in (table.head, *table.rows):
+            yield line.plain.strip()
+
+
+def _figures(task: TaskState) -> dict[str, object]:
+    """Return the figures of a task by name."""
+    if task.main is None:
+        return {"task": task.name}
+    stats = task.main.stats
+    counters = asdict(stats)
+    pools = {f"waiting {status}": groups for status, groups in stats.waiting.items()}
+    rights, parts = counters.pop("admission") or {}, counters.pop("parts") or {}
+    makers = {f"held by {maker}": held for maker, held in rights.pop("makers", {}).items()}
+    checks = {"ledger_balanced": stats.ledger.balanced}
+    if stats.admission is not None:
+        checks["admission_balanced"] = stats.admission.balanced
+    if stats.parts is not None:
+        checks["parts_balanced"] = stats.parts.balanced
+    others = {key: value for key, value in counters.items() if key not in ("ledger", "waiting")}
+    return (
+        {"task": task.name, "order": task.order, "partitions": task.partitions}
+        | stats.ledger.as_dict()
+        | pools
+        | _rates(task)
+        | others
+        | checks
+        | {"size": size(task.stored_bytes)}
+        | ({} if task.memory_bytes is None else {"memory": size(task.memory_bytes)})
+        | {f"rights {name}": value for name, value in rights.items()}
+        | makers
+        | {f"in parts: {name}": value for name, value in parts.items()}
+    )
+
+
+def _rates(task: TaskState) -> dict[str, object]:
+    """Return the rates, if there was a look before."""
+    from redrb.commands.top.text import rate
+
+    if task.rates is None:
+        return {}
+    rates = asdict(task.rates)
+    del rates["over_s"]
+    shown: dict[str, object] = {f"{name}/s": rate(value) for name, value in rates.items()}
+    return shown | {"bytes_put/s": size(round(task.rates.bytes_put))}

@@ -101,7 +101,9 @@ def _observed(
     return [found[number] for number in range(len(stores))]
 
 
-def _replies(stores: Sequence[TaskStore], group: str | None, known: Sequence[Announced]) -> list[Reply]:
+def _replies(
+    stores: Sequence[TaskStore], group: str | None, known: Sequence[Announced]
+) -> list[Reply]:
     client = stores[0].client
 
     def send(places: Sequence[int], *, whole: bool) -> list[Reply]:

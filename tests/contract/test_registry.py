@@ -16,9 +16,9 @@ from redrb.errors import TaskInUse, UnknownTask
 from redrb.keys import TaskKeys, registry_key
 from redrb.registry import Registry
 from redrb.replay import ReplayBuffer
+from redrb.state.reader import StateReader
 from redrb.stream.exchange import export_task
 from redrb.stream.task.inspection import task_stats
-from redrb.stream.task.listing import tasks_in
 from redrb.stream.task.removal import remove_task, task_contents
 from redrb.weights.inspection.listing import published_in
 from redrb.weights.inspection.removal import remove_weights
@@ -39,10 +39,10 @@ def test_tasks_and_weights_are_listed_until_they_are_deleted(
         math.put(numbered(1))
         math.take(1, timeout=0)
         redrb.WeightPublisher(client, "actor", namespace=namespace).publish({"a": torch.ones(2)})
-        listed = list(tasks_in(client, namespace, group="default"))
+        listed = StateReader(client, namespace, group="default").look().tasks
         assert [(task.name, task.order) for task in listed] == [("code", "fifo"), ("math", "lifo")]
-        stats = listed[1].stats
-        assert stats is not None
+        assert listed[1].main is not None
+        stats = listed[1].main.stats
         assert (stats.ledger.leased, stats.stored) == (1, 1)
         assert listed[1].stored_bytes == stats.bytes_put
         assert [weights.name for weights in published_in(client, namespace)] == ["actor"]
@@ -84,7 +84,7 @@ def test_names_are_read_in_pages(
         Registry(client, namespace).add("task", name)
     Registry(client, namespace).add("weights", "w")
     assert names(client, namespace) == wanted
-    assert list(tasks_in(client, namespace, group="default")) == []  # no task has these names
+    assert StateReader(client, namespace).look().tasks == ()  # no task has these names
 
 
 def test_looking_at_an_unknown_task_creates_nothing(

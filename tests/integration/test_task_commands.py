@@ -60,6 +60,60 @@ def test_ls_lists_tasks_and_weights(store: Client, namespace: str, run: Run) -> 
         assert weights.split()[:3] == ["actor", "1", "full"]
 
 
+def test_stats_shows_workers_rates_staleness_and_admission(
+    store: Client, namespace: str, run: Run
+) -> None:
+    settings = {"namespace": namespace, "max_staleness": 4, "groups_per_version": 50}
+    with (
+        ExperienceStream(store, "math", **settings) as stream,
+        ExperienceStream(store, "code", namespace=namespace) as code,
+    ):
+        stream.worker.label, stream.worker.metrics = "maker-1", {"reward": 0.5}
+        stream.advance(3)
+        stream.put_many([[numbered(n, policy_version=1)] for n in range(3)])
+        lease = stream.take(1, timeout=0)
+        stream.worker.beat()
+        code.put(numbered(1))
+        status, out, err = run("stats", "math", "code", "--over", "0.25")
+        math, other = out.split("\n\ntask ")
+        assert (status, "'default' has taken nothing yet" in err) == (0, True)  # task code
+        figures = dict(line.rsplit(maxsplit=1) for line in math.splitlines() if line)
+        wanted = {"put": "3", "waiting completed": "2", "leased": "1", "put/s": "0.0"}
+        wanted |= {"rights most": "250", "rights held": "0", "admission_balanced": "True"}
+        assert {name: figures.get(name) for name in wanted} == wanted
+        assert other.split()[:3] == ["code", "order", "fifo"]
+        rows = {line.split()[0]: line.split() for line in math.splitlines() if line}
+        assert rows["waiting"][:4] == ["waiting", "2.00", "2", "0"]  # staleness
+        assert rows["maker-1"][:3] == ["maker-1", "trainer", "live"]
+        assert str(os.getpid()) in rows["maker-1"]
+        lines = run("stats", "math", "code", "--json", "--over", "0.25")[1].splitlines()
+        found = [json.loads(line) for line in lines]
+        shown = json.loads(run("top", "--json")[1])["state"]["tasks"]
+        assert [task["name"] for task in found] == ["math", "code"]
+        assert found[0].keys() == shown[1].keys()
+        assert found[0]["groups"] == shown[1]["groups"]
+        assert found[0]["rates"]["put"] == 0.0
+        lease.release()
+
+
+def test_stats_of_a_group_that_has_not_joined_shows_what_it_would_get(
+    store: Client, namespace: str, run: Run
+) -> None:
+    with ExperienceStream(store, "math", namespace=namespace) as stream:
+        stream.put_many([[numbered(n)] for n in range(3)])
+        stream.take(1, timeout=0).ack()
+        words = ("stats", "math", "--group", "critic", "--over", "0")
+        _, out, err = run(*words)
+        assert "consumer group 'critic' has taken nothing yet" in err
+        figures = dict(line.rsplit(maxsplit=1) for line in out.splitlines() if line)
+        assert (figures["put"], figures["joined"]) == ("2", "0")
+        found = json.loads(run(*words, "--json")[1])
+        assert ([group["name"] for group in found["groups"]], found["rates"]) == (
+            *(["critic", "default"], None),
+        )
+    assert run("stats", "math", "--over", "-1")[0] == 2
+
+
 def test_rm_shows_what_it_deletes_and_asks(
     store: Client, namespace: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from redrb.connection import Client
 from redrb.errors import TaskInUse
 from redrb.stream.task.inspection import existing_task
 from redrb.stream.task.ledger import StreamStats
-from redrb.stream.task.listing import forget_name
+from redrb.stream.task.registration import forget_name
 from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.store import TaskStore
 

@@ -15,7 +15,7 @@ from redrb.registry import Registry
 from redrb.stream.task.configuring import configure, stored_names
 from redrb.stream.task.description import TaskDescription
 from redrb.stream.task.follower import Follower
-from redrb.stream.task.listing import forget_name
+from redrb.stream.task.registration import forget_name
 from redrb.stream.task.scripts import TaskScripts
 from redrb.stream.task.settings import TaskSettings
 from redrb.stream.task.similar_tasks import similar_tasks, unknown_task
