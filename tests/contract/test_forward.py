@@ -288,6 +288,62 @@ def test_without_room_the_groups_stay_leased_and_are_forwarded_later(
     assert rollouts.stats().ledger.acked == 3
 
 
+def test_a_dead_letter_that_was_forwarded_and_is_requeued_is_stored_once(
+    rollouts: ExperienceStream, scored: ExperienceStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "LOOK_EVERY", 1)
+    put(rollouts, 0, 1)
+    for number in range(2):  # a letter may be requeued, and buried, more than once
+        lease = rollouts.take(2, timeout=0)
+        if number == 0:
+            store_only(lease, scored, 1)
+        lease.reject("the stage died after the put")
+        forward_all(rollouts, scored, 3)  # the floor passes the letters
+        assert rollouts.requeue([letter.id for letter in rollouts.dead_letters()]) == 2
+    lease = rollouts.take(2, timeout=0)
+    assert lease.forward(scored, scored_groups(lease))[0] == 1
+    assert scored.stats().ledger.put == 8
+    forward_all(rollouts, scored, 2)
+    assert records(scored) <= 2  # the others are removed at last
+
+
+def test_late_puts_of_requeued_groups_are_recognized_or_refused(
+    rollouts: ExperienceStream, scored: ExperienceStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "LOOK_EVERY", 1)
+    put(rollouts, 0)
+    lease = rollouts.take(1, timeout=0)
+    (part,) = lease.parts
+    layouts, groups = dict(part.layouts), scored_groups(lease)
+    lease.reject("the stage was silent for too long")
+    part.layouts = layouts  # the stage goes on
+    late = Forwarded(part, [1], list(groups))
+    forward_all(rollouts, scored, 2)
+    assert rollouts.requeue([1]) == 1
+    assert late.store(scored, ForwardOptions()) == [3]
+    lease = rollouts.take(1, timeout=0)
+    assert lease.forward(scored, groups) == (3,)
+    forward_all(rollouts, scored, 2)  # the record is removed
+    with pytest.raises(LeaseLost, match="Nothing of this call needs to be repeated"):
+        late.store(scored, ForwardOptions())
+    assert scored.stats().ledger.put == 5
+
+
+def test_more_dead_letters_than_a_put_names_hold_the_floor(
+    rollouts: ExperienceStream, scored: ExperienceStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "LOOK_EVERY", 1)
+    put(rollouts, *range(230))
+    lease = rollouts.take(230, timeout=0)
+    store_only(lease, scored, 220)
+    lease.reject("the stage died after the put")
+    forward_all(rollouts, scored, 2)
+    assert rollouts.requeue(range(1, 231)) == 230
+    lease = rollouts.take(230, timeout=0)
+    lease.forward(scored, scored_groups(lease))
+    assert scored.stats().ledger.put == 232
+
+
 def test_tasks_with_partitions_forward_and_receive_once(open_task: Open) -> None:
     rollouts, scored = (open_task(name, partitions=2) for name in ("rollouts", "scored"))
     for stream in (rollouts, scored):

@@ -4,6 +4,10 @@
 -- what its group needs to wait again: its facts, the order that its score belongs to, the status of its pool,
 -- its reads, and `unread`, the reads that were counted as never to come. `rejected` is 1 if its last delivery
 -- counts as a read.
+-- Stages know a group by its first id, its source. One that was requeued may have another id: its entry, and
+-- a further letter of it, have the source in the field `s` or `source`. The sorted set buried has the
+-- sources of all groups that left the stream and may come back: those of letters by the letter's id, those
+-- of requeued groups, until they are deleted, by the member.
 --@include task facts
 
 local MOST_OLD_LETTERS = 10 -- that one call deletes
@@ -12,6 +16,7 @@ local MOST_OLD_LETTERS = 10 -- that one call deletes
 local function delete_letters(entries)
   for _, entry in ipairs(entries) do
     redis.call('XDEL', key('dead'), entry[1])
+    redis.call('ZREM', key('buried'), entry[1])
     for i = 1, #entry[2], 2 do
       if entry[2][i] == 'group' then
         redis.call('ZREM', key('letters', entry[2][i + 1]), entry[1])
@@ -53,10 +58,16 @@ local function add_dead_letter(group, seq, fields, why, reason, unread, rejected
     'incarnation', rules().incarnation, 'facts', packed or '', 'order', rules().order, 'status', status,
     'reads', redis.call('HGET', key('reads', group), member) or '0', 'unread', unread,
     'rejected', rejected and 1 or 0}
-  for _, value in ipairs(fields) do
-    letter[#letter + 1] = value
+  local payload, source = fields[2], fields[4]
+  if source then
+    letter[#letter + 1], letter[#letter + 2] = 'source', source
   end
-  redis.call('ZADD', key('letters', group), seq, redis.call(unpack(letter)))
+  if payload then
+    letter[#letter + 1], letter[#letter + 2] = 'g', payload
+  end
+  local id = redis.call(unpack(letter))
+  redis.call('ZADD', key('letters', group), seq, id)
+  redis.call('ZADD', key('buried'), source or seq, id)
   redis.call('HDEL', key('deliveries', group), member)
   add(key('group', group), 'dead', 1)
   trim_letters()

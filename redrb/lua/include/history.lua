@@ -34,8 +34,9 @@ local function delete(seqs)
     end
     deleted = deleted + redis.call('XDEL', stream, unpack(ids))
     redis.call('HDEL', key('facts'), unpack(members))
-    if redis.call('EXISTS', key('behind')) == 1 then
+    if redis.call('EXISTS', key('behind'), key('buried')) > 0 then
       redis.call('ZREM', key('behind'), unpack(members))
+      redis.call('ZREM', key('buried'), unpack(members))
     end
   end
   return deleted

@@ -1,26 +1,38 @@
 -- Groups that stages forward from other tasks, their sources: each source is stored once.
 --
 -- A source is a leased group of another task: its id there, and a digest of its bytes. The hash sources has
--- a field for each origin, a task and a consumer group of it: "<incarnation> <floor> <trimmed>". In this
--- incarnation of the other task all groups up to the id `floor` are deleted, so a put that names one of them
--- comes too late, and is refused. The hash sources:<origin> has a record of each source, by its id there:
--- "<id here> <digest>", with the id 0 if a filter dropped the group. Records up to the id `trimmed` are
--- removed.
+-- a field for each origin, a task and a consumer group of it: "<incarnation> <floor> <trimmed> <kept>". In
+-- this incarnation of the other task all groups up to the id `floor` are deleted for good, so a put that
+-- names one of them comes too late, and is refused; but for those in `kept`, which may come back, as dead
+-- letters do: ids with commas between them. The hash sources:<origin> has a record of each source, by its id
+-- there: "<id here> <digest>", with the id 0 if a filter dropped the group. Records up to the id `trimmed`
+-- are removed, but for those of kept ids.
 -- docs/decisions/0037-stages.md says why no group is stored twice.
 --@include task
 
 local MOST_TRIMMED = 200 -- ids that one call looks at
 
+-- The parts of an origin's row: incarnation, floor, trimmed, and a set of the kept ids.
+local function read_row(row)
+  local incarnation, floor, trimmed, listed = string.match(row, '^(%S+) (%d+) (%d+) ?(.*)$')
+  local kept = {}
+  for id in string.gmatch(listed or '', '%d+') do
+    kept[id] = true
+  end
+  return incarnation, tonumber(floor), tonumber(trimmed), kept
+end
+
 -- Why a put of sources is refused, or nil: {'known'}: one of them is stored; {'past', origin}: they are not
--- of the incarnation, or not above the floor, of this origin. `packed` is {origin, incarnation, floor that
--- the other task says, {id there, ...}, {digest, ...}}: first the groups of the entries, then dropped ones.
+-- of the incarnation, or not above the floor, of this origin. `packed` is {origin, incarnation, floor, {kept
+-- id, ...}, {id there, ...}, {digest, ...}}: floor and kept ids as the other task has said; of the sources
+-- first those of the entries, then those of dropped groups.
 local function refused_sources(packed)
-  local origin, incarnation, _, ids, digests = unpack(cmsgpack.unpack(packed))
+  local origin, incarnation, _, _, ids, digests = unpack(cmsgpack.unpack(packed))
   local row = redis.call('HGET', key('sources'), origin)
   if not row then
     return nil
   end
-  local known, floor = string.match(row, '^(%S+) (%d+)')
+  local known, floor, _, kept = read_row(row)
   if known ~= incarnation then
     return {'past', row}
   end
@@ -28,29 +40,61 @@ local function refused_sources(packed)
   for i, record in ipairs(records) do
     if record and string.match(record, '%S+$') == digests[i] then
       return {'known'}
-    elseif tonumber(ids[i]) <= tonumber(floor) then
+    elseif tonumber(ids[i]) <= floor and not kept[ids[i]] then
       return {'past', row}
     end
   end
   return nil
 end
 
+-- The kept ids of an origin, by its row and by what its task said. Below the floor of the row none comes
+-- back, however old the message is. Returns a list, and those of the row that are not kept any more.
+local function merge_kept(floor, kept, said_floor, said)
+  local found, over = {}, {}
+  for _, id in ipairs(said) do
+    if kept[id] or tonumber(id) > floor then
+      found[#found + 1] = id
+    end
+    said[id] = true
+  end
+  for id in pairs(kept) do
+    if tonumber(id) > said_floor then
+      found[#found + 1] = id
+    elseif not said[id] then
+      over[#over + 1] = id
+    end
+  end
+  return found, over
+end
+
 -- Record the sources of the `count` entries beyond the id `before`, and of dropped groups, and remove a page
 -- of old records. What can fail comes before the records.
 local function record_sources(packed, before, count)
-  local origin, incarnation, floor, ids, digests = unpack(cmsgpack.unpack(packed))
-  local row = redis.call('HGET', key('sources'), origin) or ''
-  local known, trimmed = string.match(row, '^%S+ (%d+) (%d+)$')
-  floor, trimmed = math.max(floor, tonumber(known or '0')), tonumber(trimmed or floor)
-  local last, old, records = math.min(floor, trimmed + MOST_TRIMMED), {}, {}
-  for id = trimmed + 1, last do
-    old[#old + 1] = string.format('%d', id)
+  local origin, incarnation, said_floor, said, ids, digests = unpack(cmsgpack.unpack(packed))
+  local row = redis.call('HGET', key('sources'), origin)
+  local known, trimmed, kept = 0, said_floor, {}
+  if row then
+    local _
+    _, known, trimmed, kept = read_row(row)
+  end
+  local keeping, old = merge_kept(known, kept, said_floor, said)
+  local floor, spared, records = math.max(said_floor, known), {}, {}
+  for _, id in ipairs(keeping) do
+    spared[id] = true
+  end
+  local last = math.min(floor, trimmed + MOST_TRIMMED)
+  for seq = trimmed + 1, last do
+    local id = string.format('%d', seq)
+    if not spared[id] then
+      old[#old + 1] = id
+    end
   end
   for i, id in ipairs(ids) do
     records[2 * i - 1] = id
     records[2 * i] = string.format('%d %s', i <= count and before + i or 0, digests[i])
   end
   in_parts('HDEL', key('sources', origin), old)
-  redis.call('HSET', key('sources'), origin, string.format('%s %d %d', incarnation, floor, last))
+  redis.call('HSET', key('sources'), origin,
+    string.format('%s %d %d %s', incarnation, floor, last, table.concat(keeping, ',')))
   in_parts('HSET', key('sources', origin), records)
 end

@@ -54,7 +54,7 @@ end
 
 -- Names, below the prefix, of all keys that a restored task may have.
 local function names_of_keys()
-  local names = {'stream', 'task', 'puts', 'facts', 'archive', 'groups', 'dead', 'refreshed'}
+  local names = {'stream', 'task', 'puts', 'facts', 'archive', 'groups', 'dead', 'buried', 'refreshed'}
   local tags = rules().names
   for _, group in ipairs(groups()) do
     for _, kind in ipairs({'group', 'deliveries', 'moved', 'expiries', 'reads', 'letters', 'clock', 'mass',

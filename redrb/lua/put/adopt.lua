@@ -1,8 +1,8 @@
 -- Accept forwarded groups of an origin again, after its task was created anew, or has lost its newest writes.
 -- KEYS[1] stream
--- ARGV    origin, row, incarnation, floor
+-- ARGV    origin, row, incarnation, floor, kept
 --         row: of the origin, as a put has returned it; another stage may have replaced it since
---         incarnation, floor: of the origin, as its task says now
+--         incarnation, floor, kept: of the origin, as its task says now; see include/sources.lua
 -- Returns 1 | 0: the row is another one by now
 --@include task permissions
 
@@ -15,5 +15,5 @@ end
 if string.match(ARGV[2], '^%S+') ~= incarnation then
   redis.call('UNLINK', key('sources', origin))
 end
-redis.call('HSET', key('sources'), origin, incarnation .. ' ' .. floor .. ' ' .. floor)
+redis.call('HSET', key('sources'), origin, table.concat({incarnation, floor, floor, ARGV[5]}, ' '))
 return 1

@@ -9,7 +9,8 @@
 --         entries    a list of {seq, size, facts, archived ms or '', needs}; needs is a list of
 --                    {consumer group, status it was moved to or '', rule it expired by or '',
 --                    failed deliveries, reads}
---         dead       a list of {consumer group, seq, id} of the dead letters that the transaction adds
+--         dead       a list of {consumer group, seq, id, source} of the dead letters that the transaction
+--                    adds
 --         puts       {producer = its last put}
 --         refreshed  {status = its last refresh}
 --         end        {last id of the task, id of the last entry}
@@ -116,6 +117,7 @@ elseif kind == 'dead' then
   for _, letter in ipairs(value) do
     if redis.call('SISMEMBER', key('groups'), letter[1]) == 1 then
       redis.call('ZADD', key('letters', letter[1]), letter[2], letter[3])
+      redis.call('ZADD', key('buried'), letter[4], letter[3])
     end
   end
 elseif kind == 'end' and value[1] > value[2] then -- ids count on from where they were

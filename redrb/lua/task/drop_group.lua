@@ -40,6 +40,7 @@ local letters = #seqs < PAGE and redis.call('ZRANGE', key('letters', group), 0, 
 if #letters > 0 then -- without the ledger that counts them nobody can requeue them
   redis.call('XDEL', key('dead'), unpack(letters))
   redis.call('ZREM', key('letters', group), unpack(letters))
+  redis.call('ZREM', key('buried'), unpack(letters))
   add(task, 'dead_dropped', #letters)
 end
 if #seqs + #letters == PAGE then

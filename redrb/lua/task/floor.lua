@@ -1,10 +1,25 @@
 -- Say which groups are deleted for good, and whether one is stored, before stages forget forwarded groups.
 -- KEYS[1] stream
 -- ARGV    seq
--- Returns {incarnation, floor, 1 if this group is stored or 0}; all groups up to the id `floor` are deleted
+-- Returns {incarnation, floor, 1 if this group is stored or 0, id, ...}; all groups up to the id `floor` are
+--         deleted, but those with these ids may come back: include/dead_letters.lua
 --@include task
+
+local MOST_KEPT = 200 -- ids in the reply; if there are more of them, the floor is below the next one
 
 local oldest = redis.call('XRANGE', stream, '-', '+', 'COUNT', '1')[1]
 local floor = oldest and seq_of(oldest[1]) - 1 or number(puts, 'last')
-return {redis.call('HGET', task, 'incarnation') or '', string.format('%d', floor),
-  redis.call('HEXISTS', key('facts'), member_of(tonumber(ARGV[1])))}
+local found = redis.call('ZRANGEBYSCORE', key('buried'), '-inf', string.format('%d', floor), 'WITHSCORES',
+  'LIMIT', 0, MOST_KEPT + 1)
+local kept = {}
+for i = 2, #found, 2 do
+  kept[#kept + 1] = found[i]
+end
+if #kept > MOST_KEPT then
+  floor = tonumber(table.remove(kept)) - 1
+end
+local known = redis.call('HEXISTS', key('facts'), member_of(tonumber(ARGV[1])))
+if known == 0 then
+  known = math.min(redis.call('ZCOUNT', key('buried'), ARGV[1], ARGV[1]), 1)
+end
+return {redis.call('HGET', task, 'incarnation') or '', string.format('%d', floor), known, unpack(kept)}

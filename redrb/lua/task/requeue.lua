@@ -1,5 +1,6 @@
 -- Let dead letters of a consumer group wait again there, each in its old place. A group that no other
--- consumer group needs has left the stream: it gets a new id, and sorts by its old arrival.
+-- consumer group needs has left the stream: it gets a new id, and sorts by its old arrival; stages know it by
+-- its first id (include/dead_letters.lua).
 -- KEYS[1] stream
 -- ARGV    group, seq ...
 -- Returns {'ok', number of letters requeued}: repeated, it requeues none again
@@ -60,8 +61,10 @@ local function store_again(letter, seq)
   elseif not facts.score then
     facts.score = tonumber(seq)
   end
-  local added = seq_of(redis.call('XADD', stream, '*', 'g', letter.g))
+  local source = letter.source or seq
+  local added = seq_of(redis.call('XADD', stream, '*', 'g', letter.g, 's', source))
   local member = member_of(added)
+  redis.call('ZADD', key('buried'), source, member)
   redis.call('HSET', puts, 'last', string.format('%d', added))
   store_facts(member, facts)
   add(task, 'bytes', rules().max_bytes > 0 and facts.size or 0)
@@ -104,6 +107,7 @@ local function requeue_letter(entry, seq)
   add(state, 'taken', -tonumber(letter.rejected))
   redis.call('XDEL', key('dead'), entry[1])
   redis.call('ZREM', key('letters', group), entry[1])
+  redis.call('ZREM', key('buried'), entry[1])
   return 1
 end
 

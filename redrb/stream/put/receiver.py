@@ -14,7 +14,7 @@ from redrb.stream.put.options import PutOptions
 from redrb.stream.put.replication import Replication
 from redrb.stream.put.scripts import PutScripts
 from redrb.stream.put.sources import Sources, SourcesRefused
-from redrb.stream.task.origin import Origin, Source
+from redrb.stream.task.origin import Origin, OriginState, Source
 from redrb.stream.task.task import Task
 from redrb.stream.waiting import Wait
 
@@ -47,7 +47,7 @@ class Receiver:
         self._producer = producer
         self._prepare = prepare
         self._scripts = PutScripts(task, Replication(0))
-        self._floors: dict[tuple[str, str], int] = {}
+        self._states: dict[tuple[str, str], OriginState] = {}
         self._since: dict[tuple[str, str], int] = {}
 
     def receive(
@@ -104,7 +104,7 @@ class Receiver:
         if since >= LOOK_EVERY:
             state = origin.look(seq)
             if state.incarnation == origin.incarnation:
-                self._floors[key] = state.floor
+                self._states[key] = state
             since = 0
         self._since[key] = since + groups
 
@@ -119,10 +119,10 @@ class Receiver:
         """Store groups, or none of them; returns the id of each source, 0 for filtered ones."""
         kept = [(group, source) for group, source in zip(groups, sources, strict=True) if group]
         dropped = tuple(source for group, source in zip(groups, sources, strict=True) if not group)
+        state = self._states.get((origin.name, origin.incarnation))
         named = Sources(
-            origin.name,
-            origin.incarnation,
-            self._floors.get((origin.name, origin.incarnation), 0),
+            *(origin.name, origin.incarnation),
+            *((state.floor, state.kept) if state else (0, ())),
             tuple(source for _, source in kept),
             dropped,
         )
@@ -162,5 +162,5 @@ class Receiver:
                 why="other consumers have taken groups over and ended them, or the task was "
                 "created anew. Nothing of this call needs to be repeated.",
             )
-        self._floors.pop((origin.name, origin.incarnation), None)
-        self._scripts.adopt(origin.name, row, state.incarnation, state.floor)
+        self._states.pop((origin.name, origin.incarnation), None)
+        self._scripts.adopt(origin.name, row, state)

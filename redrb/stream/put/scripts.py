@@ -17,6 +17,7 @@ from redrb.lua.scripts import add_to, load
 from redrb.stream.put.batch import PutBatch
 from redrb.stream.put.indexing import index_arguments
 from redrb.stream.put.replication import Replication
+from redrb.stream.task.origin import OriginState
 from redrb.stream.task.task import Task
 
 if TYPE_CHECKING:
@@ -208,9 +209,10 @@ class PutScripts:
         split = [record and record.decode().split() for record in records]
         return [words and (int(words[0]), words[1]) for words in split]
 
-    def adopt(self, origin: str, row: bytes, incarnation: str, floor: int) -> None:
+    def adopt(self, origin: str, row: bytes, state: OriginState) -> None:
         """Replace the row of an origin, unless another process has done so."""
-        self._store.run("put/adopt", [origin, row, incarnation, floor])
+        said: list[Argument] = [state.incarnation, state.floor, ",".join(state.kept)]
+        self._store.run("put/adopt", [origin, row, *said])
 
     def forget(self, producers: Sequence[str]) -> None:
         """Delete the last operation numbers of producers that put no more."""

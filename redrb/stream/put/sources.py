@@ -32,6 +32,7 @@ class Sources:
         origin: Name of their origin.
         incarnation: Incarnation of the origin.
         floor: All groups up to this id have left the origin for good, as it said.
+        returning: Those that have not: dead letters, for example.
         kept: Source of each group to store.
         dropped: Sources of groups that are counted as filtered.
     """
@@ -39,6 +40,7 @@ class Sources:
     origin: str = ""
     incarnation: str = ""
     floor: int = 0
+    returning: tuple[str, ...] = ()
     kept: tuple[Source, ...] = ()
     dropped: tuple[Source, ...] = ()
 
@@ -66,7 +68,9 @@ class Sources:
         all_of_them = (*self.kept, *self.dropped)
         ids = [str(source.seq) for source in all_of_them]
         digests = [source.digest for source in all_of_them]
-        packed: bytes = msgpack.packb([self.origin, self.incarnation, self.floor, ids, digests])
+        packed: bytes = msgpack.packb(
+            [self.origin, self.incarnation, self.floor, self.returning, ids, digests]
+        )
         return packed
 
 

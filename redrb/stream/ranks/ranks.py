@@ -162,7 +162,7 @@ class Ranks:
         if batch.outcome == "taken":
             payloads = None
             if request.balance == "tokens":
-                payloads = self._rank_store.read(f"{RANKS}/{step}", len(batch.ids) + MOST_RANKS)
+                payloads, _ = self._rank_store.read(f"{RANKS}/{step}", len(batch.ids) + MOST_RANKS)
             parts = deal(batch.ids, batch.weights, size, payloads)
             self._rank_store.assign(step, attempt, request.spec, parts)
         elif batch.outcome == "gone":
@@ -185,7 +185,9 @@ class Ranks:
         of steps stays equal on all ranks.
         """
         place = request.place
-        payloads = self._rank_store.read(place.slot, len(reply.ids)) if reply.ids else {}
+        payloads, first_ids = (
+            self._rank_store.read(place.slot, len(reply.ids)) if reply.ids else ({}, {})
+        )
         try:
             part = claimed_part(
                 self._store,
@@ -196,6 +198,7 @@ class Ranks:
                 incarnation=incarnation,
                 reader=self._consumer.reader,
                 draw=part_draw(reply.text),
+                first_ids=first_ids,
             )
         except LeaseLost:
             return None

@@ -10,7 +10,7 @@ from redrb.connection.transport import Argument, Reply
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.fates import read_fates
 from redrb.stream.take.scripts import Outcome, TakeOutcome, TakeRequest, take_arguments
-from redrb.stream.task.entries import parse_entry
+from redrb.stream.task.entries import first_ids, parse_entry
 from redrb.stream.task.store import TaskStore
 
 RANKS = "ranks"
@@ -185,13 +185,17 @@ class RankStore:
         by_id = dict(zip([*map(int, members), 0], weights, strict=True))
         return BatchReply("taken", (), tuple(ids), by_id)
 
-    def read(self, slot: str, count: int) -> dict[int, bytes | None]:
-        """Return the payloads that a slot leases, by id; None where the entry was deleted."""
+    def read(self, slot: str, count: int) -> tuple[dict[int, bytes | None], dict[int, int]]:
+        """Return the payloads that a slot leases, and the first ids of requeued groups, by id.
+
+        A payload is None where the entry was deleted.
+        """
         reply = self._store.client.execute(
             *("XREADGROUP", "GROUP", self._group, slot, "COUNT", max(count, 1)),
             *("STREAMS", self._store.keys.stream, "0"),
         )
-        return dict(map(parse_entry, reply[0][1] if reply else ()))
+        raw = reply[0][1] if reply else ()
+        return dict(map(parse_entry, raw)), first_ids(raw)
 
     def assign(
         self, step: int, attempt: int, spec: str, parts: Sequence[tuple[str, Sequence[int]]]

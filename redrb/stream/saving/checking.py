@@ -182,8 +182,9 @@ def _check_letter(fields: dict[bytes, bytes], tags: Sequence[str], *, sampled: b
     facts = dict(unpack_facts(fields[b"facts"]))
     facts.pop("current", None)
     _parse_facts(facts, tags, sampled=sampled)
-    for name in (b"seq", b"reads", b"unread", b"rejected"):
-        _require(_LETTER_COUNT.fullmatch(fields.get(name, b"")), "a count of a dead letter")
+    for name in (b"seq", b"reads", b"unread", b"rejected", b"source"):
+        given = fields.get(name, b"0" if name == b"source" else b"")
+        _require(_LETTER_COUNT.fullmatch(given), "a count of a dead letter")
     _require(fields.get(b"status", b"") in _LETTER_STATUSES, "the status of a dead letter")
     group = fields.get(b"group", b"").decode(errors="replace")
     _require(_GROUP_NAME.fullmatch(group), "the consumer group of a dead letter")

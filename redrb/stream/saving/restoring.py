@@ -127,7 +127,8 @@ class Restoring:
         fields = dict(record.fields)
         has_facts = bool(fields.get(b"facts"))  # else it cannot be requeued
         seq = int(fields[b"seq"]) if has_facts else 0
-        described = [fields[b"group"].decode() if has_facts else "", seq, record.entry_id]
+        source = int(fields.get(b"source", seq))
+        described = [fields[b"group"].decode() if has_facts else "", seq, record.entry_id, source]
         self._add(Kind.DEAD_LETTER, command, value, described)
 
     def producers(self, operations: Mapping[str, str]) -> None:

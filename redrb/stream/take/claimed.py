@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from redrb import tracing
 from redrb.codec import GroupLayout, parse_groups
@@ -33,6 +33,7 @@ def claimed_part(
     incarnation: str,
     reader: GroupReader | None = None,
     draw: Draw | None = None,
+    first_ids: Mapping[int, int] | None = None,
     least: int | None = None,
 ) -> LeasePart | None:
     """Return the part of a lease that holds claimed entries.
@@ -48,6 +49,7 @@ def claimed_part(
         incarnation: Incarnation of the task in which they were claimed.
         reader: Converts groups of rollouts.
         draw: Weights by which the order drew them.
+        first_ids: First id of the groups that were requeued with another one.
         least: Fewest groups in a part. A claim with fewer, or of which a group cannot be decoded,
             is released. None: decodable groups are a part, however many there are.
 
@@ -95,6 +97,7 @@ def claimed_part(
             status=status,
             rollouts=rollouts,
             origin=Origin(store, group, incarnation),
+            first_ids=first_ids,
             trace=tracer.taken(store.task, group, traces) if tracer else None,
         )
     if good or not bad:

@@ -65,9 +65,13 @@ class Forwarded:
 
     def store(self, target: Target, options: ForwardOptions) -> list[int | None]:
         """Store the groups in the next task; returns their ids there."""
-        trace = self.part.trace
+        part, trace = self.part, self.part.trace
         sources = [
-            Source(seq, _digest(self.part.layouts[seq]), trace.parent_of(seq) if trace else "")
+            Source(
+                part.first_ids.get(seq, seq),
+                _digest(part.layouts[seq]),
+                trace.parent_of(seq) if trace else "",
+            )
             for seq in self.seqs
         ]
         return target.store_forwarded(self.groups, sources, self._origin, options)

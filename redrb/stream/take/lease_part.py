@@ -87,6 +87,7 @@ class LeasePart:
         status: Status in which the groups were taken.
         rollouts: Ids of groups that a `ReplayBuffer` has put.
         origin: The task and consumer group, which forwarded groups name; None in tests.
+        first_ids: First id of the groups that were dead letters and have another id now.
         trace: Spans of the groups that are traced; None: no group is.
     """
 
@@ -102,6 +103,7 @@ class LeasePart:
         status: Status = Status.COMPLETED,
         rollouts: Collection[int] = (),
         origin: Origin | None = None,
+        first_ids: Mapping[int, int] | None = None,
         trace: LeaseTrace | None = None,
     ) -> None:
         self.task = task
@@ -113,6 +115,7 @@ class LeasePart:
         self.status = status
         self.rollouts = rollouts
         self.origin = origin
+        self.first_ids = first_ids or {}
         self.trace = trace
         # a part that nobody ended and nobody references any more is released
         self._finalizer = weakref.finalize(self, holder.abandon, tuple(self.layouts))

@@ -19,7 +19,7 @@ from redrb.experience import Status
 from redrb.lua.scripts import add_to, load
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.fates import read_fates
-from redrb.stream.task.entries import member_of, parse_entry
+from redrb.stream.task.entries import first_ids, member_of, parse_entry
 from redrb.stream.task.store import TaskStore
 
 Outcome: TypeAlias = Literal["ack", "expire", "release", "fail", "reject"]
@@ -74,6 +74,7 @@ class TakeReply:
         held: False when another consumer has taken over the lease that was to end first.
         incarnation: Incarnation of the task in which the groups were leased.
         left: Groups that wait still, where a batch was leased for the first time.
+        first_ids: First id of the groups that were requeued with another one.
     """
 
     outcome: TakeOutcome
@@ -88,6 +89,7 @@ class TakeReply:
     fates: Mapping[str, int] = field(default_factory=dict)
     incarnation: str = ""
     left: int = 0
+    first_ids: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +334,8 @@ def _take_reply(replies: list[Reply], incarnation: str) -> TakeReply:
         )
     if isinstance(payload, ResponseError):
         raise payload
-    entries = list(map(parse_entry, payload[0][1] if payload else []))
+    raw = payload[0][1] if payload else []
+    entries = list(map(parse_entry, raw))
     amount, members, weights, left = (*values, 0)[:4]
     if members:
         by_id = dict(entries)
@@ -345,6 +348,7 @@ def _take_reply(replies: list[Reply], incarnation: str) -> TakeReply:
         "taken",
         amount,
         entries=tuple(entries),
+        first_ids=first_ids(raw),
         held=held,
         weights=tuple(each),
         total_weight=total,

@@ -103,6 +103,7 @@ class Taker:
             incarnation=reply.incarnation,
             reader=self._consumer.reader,
             draw=draw,
+            first_ids=reply.first_ids,
             least=min(request.least, request.count),
         )
         return None if part is None else Lease([part])

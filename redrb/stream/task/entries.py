@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from redrb.connection.transport import Reply
 
 ID_BASE = "9999999999999-"
@@ -22,6 +24,15 @@ def parse_entry(entry: Reply) -> tuple[int, bytes | None]:
     """Return the id of a group and its bytes; None where the entry was deleted."""
     raw_id, fields = entry
     seq = int(raw_id.rpartition(b"-")[2])
-    if not fields or len(fields) != 2 or fields[0] != b"g":
+    if not fields or len(fields) not in (2, 4) or fields[0] != b"g":
         return seq, None
     return seq, fields[1]
+
+
+def first_ids(entries: Sequence[Reply]) -> dict[int, int]:
+    """Return the first id of those groups that were dead letters and have another id now."""
+    return {
+        int(raw_id.rpartition(b"-")[2]): int(fields[3])
+        for raw_id, fields in entries
+        if fields and len(fields) == 4
+    }

@@ -12,7 +12,7 @@ class Source(NamedTuple):
     """A leased group of another task.
 
     Attributes:
-        seq: Its id there.
+        seq: Its id there; its first one if it was a dead letter and has another id now.
         digest: Digest of its bytes: after a failover that lost the newest groups, another group may
             get the same id.
         trace: Its span, as `redrb.tracing` names it; "": it is not traced.
@@ -29,12 +29,14 @@ class OriginState(NamedTuple):
     Attributes:
         incarnation: The task's incarnation; "" if there is no task.
         floor: All groups up to this id are deleted for good.
-        stored: Whether the group that was asked for is stored.
+        stored: Whether the group that was asked for is stored, or may come back.
+        kept: Groups up to the floor that may come back, as dead letters do.
     """
 
     incarnation: str
     floor: int
     stored: bool
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,5 +68,6 @@ class Origin:
         Raises:
             StoreUnavailable: Redis stayed away.
         """
-        incarnation, floor, stored = self.store.run("task/floor", [seq])
-        return OriginState(incarnation.decode(), int(floor), bool(stored))
+        incarnation, floor, stored, *kept = self.store.run("task/floor", [seq])
+        may_return = tuple(each.decode() for each in kept)
+        return OriginState(incarnation.decode(), int(floor), bool(stored), may_return)
