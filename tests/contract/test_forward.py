@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -327,6 +328,27 @@ def test_late_puts_of_requeued_groups_are_recognized_or_refused(
     with pytest.raises(LeaseLost, match="Nothing of this call needs to be repeated"):
         late.store(scored, ForwardOptions())
     assert scored.stats().ledger.put == 5
+
+
+def test_a_resumed_task_knows_what_was_forwarded_into_it(
+    rollouts: ExperienceStream,
+    scored: ExperienceStream,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(receiver, "LOOK_EVERY", 1)
+    put(rollouts, 0, 1, 2)
+    lease = rollouts.take(3, timeout=0)
+    forward_all(rollouts, scored, 2)
+    store_only(lease, scored, 2)
+    scored.save(tmp_path / "scored")
+    store_only(lease, scored, 3)  # after the save: lost with the groups that were put since
+    scored.clear()
+    scored.resume(tmp_path / "scored")
+    assert lease.forward(scored, scored_groups(lease))[:2] == (3, 4)
+    forward_all(rollouts, scored, 2)
+    assert scored.stats().ledger.put == 7
+    assert records(scored) <= 3
 
 
 def test_more_dead_letters_than_a_put_names_hold_the_floor(

@@ -114,8 +114,16 @@ def test_facts_that_no_group_can_have_are_refused(facts: dict[str, Any]) -> None
         Frame(Kind.PRODUCERS, {"last": "1 2 3"}, b""),
         Frame(Kind.PRODUCERS, {"maker": f"1 {'9' * 300} 3"}, b""),
         Frame(Kind.DEAD_LETTER, [f"{2**64 - 1}-{2**64 - 1}", [[b"seq", b"1"]], True], b"x"),
+        Frame(Kind.SOURCES, ["ns:a:b", "f 1 1 ", {"1": f"{10**12} {'0' * 16}"}], b""),
+        Frame(Kind.SOURCES, ["ns:a:b", "f 1 1 1,x", {}], b""),
+        Frame(Kind.SOURCES, ["ns:a:b", "f 1 1 ", {"1": "1 now"}], b""),
+        Frame(Kind.SOURCES, ["ns:a\n", "f 1 1 ", {}], b""),
+        Frame(Kind.SOURCES, [1], b""),
     ],
-    ids=["a counter", "a huge id", "the last id of a stream"],
+    ids=[
+        *("a counter", "a huge id", "the last id of a stream"),
+        *("a forwarded group that is not here", "a row", "a digest", "an origin", "no sources"),
+    ],
 )
 def test_records_that_would_block_later_ones_are_refused(frame: Frame) -> None:
     assert_refused(header(), frame)

@@ -54,8 +54,12 @@ end
 
 -- Names, below the prefix, of all keys that a restored task may have.
 local function names_of_keys()
-  local names = {'stream', 'task', 'puts', 'facts', 'archive', 'groups', 'dead', 'buried', 'refreshed'}
+  local names = {'stream', 'task', 'puts', 'facts', 'archive', 'groups', 'dead', 'buried', 'sources',
+    'refreshed'}
   local tags = rules().names
+  for _, origin in ipairs(redis.call('HKEYS', key('sources'))) do
+    names[#names + 1] = 'sources:' .. origin
+  end
   for _, group in ipairs(groups()) do
     for _, kind in ipairs({'group', 'deliveries', 'moved', 'expiries', 'reads', 'letters', 'clock', 'mass',
       'staleness'}) do

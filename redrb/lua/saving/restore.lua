@@ -12,6 +12,7 @@
 --         dead       a list of {consumer group, seq, id, source} of the dead letters that the transaction
 --                    adds
 --         puts       {producer = its last put}
+--         sources    {origin, row, {id there = record}}: of forwarded groups, include/sources.lua
 --         refreshed  {status = its last refresh}
 --         end        {last id of the task, id of the last entry}
 -- Returns 'ok' | 'again': the part was added before | 'gone': the stage has expired
@@ -123,6 +124,9 @@ elseif kind == 'dead' then
 elseif kind == 'end' and value[1] > value[2] then -- ids count on from where they were
   redis.call('XADD', stream, id_of(value[1]), 'g', '')
   redis.call('XDEL', stream, id_of(value[1]))
+elseif kind == 'sources' then
+  redis.call('HSET', key('sources'), value[1], value[2])
+  fill(key('sources', value[1]), value[3])
 elseif kind == 'puts' or kind == 'refreshed' then
   fill(key(kind), value)
 end

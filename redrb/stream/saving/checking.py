@@ -11,6 +11,7 @@ from redrb.errors import DecodeError
 from redrb.experience import Status
 from redrb.orders.order import MOST_WEIGHT
 from redrb.stream.saving.checking_settings import check_saved_settings
+from redrb.stream.saving.checking_sources import checked_sources
 from redrb.stream.saving.file import Frame, Kind
 from redrb.stream.saving.records import (
     PUT_COUNTERS,
@@ -19,13 +20,14 @@ from redrb.stream.saving.records import (
     DeadRecord,
     GroupRecord,
     Need,
+    SourceRecord,
     TaskEnd,
     TaskHeader,
 )
 from redrb.stream.task.facts import Facts, unpack_facts
 from redrb.stream.task.tags import MOST_BYTES
 
-Record: TypeAlias = GroupRecord | DeadRecord | dict[str, str]
+Record: TypeAlias = GroupRecord | DeadRecord | SourceRecord | dict[str, str]
 
 MAX_GROUPS: Final = 4096
 """Most consumer groups."""
@@ -94,6 +96,11 @@ class CheckedContents:
             return self._group(parse_group(frame.head, groups, self._tags, sampled=self._sampled))
         if frame.kind is Kind.DEAD_LETTER:
             return self._dead_letter(parse_dead_letter(frame))
+        if frame.kind is Kind.SOURCES:
+            try:
+                return checked_sources(frame.head, self.header.last)
+            except ValueError as error:
+                raise _Malformed(str(error)) from error
         if frame.kind is not Kind.END:
             pairs = _pairs(frame.head, 2048)
             _require(all(map(_OPERATION.fullmatch, pairs.values())), "pairs")

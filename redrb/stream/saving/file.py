@@ -16,7 +16,7 @@ import xxhash
 
 from redrb.codec.wire import MAX_BLOB_BYTES
 from redrb.errors import DecodeError
-from redrb.stream.saving.records import DeadRecord, GroupRecord, TaskEnd, TaskHeader
+from redrb.stream.saving.records import DeadRecord, GroupRecord, SourceRecord, TaskEnd, TaskHeader
 from redrb.unpacking import unpack
 
 MAGIC: Final = b"RDRBTASK"
@@ -38,6 +38,7 @@ class Kind(IntEnum):
     GROUP = 2
     DEAD_LETTER = 3
     PRODUCERS = 4
+    SOURCES = 5
     END = 255
 
 
@@ -77,6 +78,10 @@ class SaveWriter:
         """Write the last operations of some producers."""
         if operations:
             self._frame(Kind.PRODUCERS, operations)
+
+    def sources(self, record: SourceRecord) -> None:
+        """Write some records of forwarded groups."""
+        self._frame(Kind.SOURCES, record)
 
     def end(self, ending: TaskEnd) -> None:
         """Write the ending and the checksum of the file."""

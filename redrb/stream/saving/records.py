@@ -198,3 +198,17 @@ def declared_tags(settings: Mapping[str, str]) -> tuple[str, ...]:
     if not isinstance(names, list):
         raise ValueError("tags are no list")  # noqa: TRY004 (of a file, not of a caller)
     return tuple(names)
+
+
+class SourceRecord(NamedTuple):
+    """Some groups that stages forwarded into the task from one origin.
+
+    Attributes:
+        origin: The task and consumer group that they come from.
+        row: The origin's row, as `redrb/lua/include/sources.lua` describes it.
+        records: Id here and digest of each group, by its id there.
+    """
+
+    origin: str
+    row: str
+    records: dict[str, str]

@@ -25,6 +25,7 @@ from redrb.stream.saving.records import (
     ConsumerGroup,
     DeadRecord,
     GroupRecord,
+    SourceRecord,
     ancestors_of,
     declared_tags,
     settings_of,
@@ -135,6 +136,11 @@ class Restoring:
         """Put the last operations of some producers on the stage."""
         self._flush()
         self._send("puts", operations)
+
+    def sources(self, record: SourceRecord) -> None:
+        """Put records of forwarded groups on the stage."""
+        self._flush()
+        self._send("sources", record)
 
     def refreshes(self, marks: Mapping[str, str]) -> None:
         """Put the last refreshes of a `ReplayBuffer`, by status, on the stage."""

@@ -19,7 +19,7 @@ from redrb.errors import ConfigError, StoreError
 from redrb.stream.saving.checked_file import CheckedFile, open_saved
 from redrb.stream.saving.checking import CheckedContents
 from redrb.stream.saving.file import SaveReader
-from redrb.stream.saving.records import DeadRecord, GroupRecord
+from redrb.stream.saving.records import DeadRecord, GroupRecord, SourceRecord
 from redrb.stream.saving.replacing_tasks import replace_tasks
 from redrb.stream.saving.restoring import Restoring
 from redrb.stream.saving.saving import AnyPath, SavedTask
@@ -147,6 +147,8 @@ def _fill(restoring: Restoring, refreshes: Mapping[str, str]) -> None:
                 restoring.group(record, frame.payload)
             elif isinstance(record, DeadRecord):
                 restoring.dead_letter(record)
+            elif isinstance(record, SourceRecord):
+                restoring.sources(record)
             elif record:
                 restoring.producers(record)
     if (contents.header, contents.ending) != (restoring.saved.header, restoring.saved.ending):

@@ -101,6 +101,8 @@ def _write(store: TaskStore, file: BinaryIO, partitions: int) -> TaskEnd:
         numbers["dead_letters"] += 1
     for producers in reader.producers():
         writer.producers(producers)
+    for sources in reader.sources():
+        writer.sources(sources)
     ending = TaskEnd(**numbers, waiting=waiting)
     writer.end(ending)
     return ending

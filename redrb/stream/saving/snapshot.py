@@ -19,6 +19,7 @@ from redrb.stream.saving.records import (
     DeadRecord,
     GroupRecord,
     Need,
+    SourceRecord,
     TaskHeader,
     settings_of,
 )
@@ -113,6 +114,23 @@ class TaskReader:
                 for name, record in records.items()
                 if int(record[1]) <= self.header.last
             }
+
+    def sources(self) -> Iterator[SourceRecord]:
+        """Yield, in parts, the records of forwarded groups, but for those put after the beginning.
+
+        The row of an origin is read before its records, so none is removed that it does not name.
+        """
+        prefix = self._store.keys.prefix
+        for rows in self._scan(f"{prefix}sources"):
+            for origin, row in rows.items():
+                yield SourceRecord(origin, row, {})
+                for part in self._scan(f"{prefix}sources:{origin}"):
+                    records = {
+                        seq: record
+                        for seq, record in part.items()
+                        if int(record.split()[0]) <= self.header.last
+                    }
+                    yield SourceRecord(origin, row, records)
 
     def _records(self, seqs: Sequence[int]) -> list[GroupRecord | None]:
         names = [group.name for group in self.header.groups]
