@@ -75,6 +75,39 @@ def test_a_person_uses_it(filled: str, namespace: str) -> None:
         assert terminal.restored
 
 
+@pytest.mark.parametrize("own_server", ONE, indirect=True)
+def test_groups_are_listed_and_opened_and_a_stopped_redis_blocks_no_key(
+    own_server: Callable[..., Server], namespace: str
+) -> None:
+    server = own_server()
+    with (
+        redrb.connect(server.url) as client,
+        ExperienceStream(client, "math", namespace=namespace) as stream,
+    ):
+        stream.put_many([[numbered(n), numbered(n + 1)] for n in range(5)], policy_version=3)
+        stream.take(1, timeout=0).reject("bad")
+    command = [*REDRB, "top", "--namespace", namespace]
+    with Terminal(command, REDRB_URL=server.url, NO_COLOR="1") as terminal:
+        terminal.shows("> math")
+        terminal.press("g")
+        terminal.shows("> 5 ")
+        assert "waiting        2" in "\n".join(terminal.screen)
+        terminal.press("j\r")
+        terminal.shows("group 4 ")
+        terminal.shows("sample 0")
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            terminal.press("\x1bd")
+            terminal.shows("Groups cannot be read", timeout_s=10)
+            terminal.shows("[dead]")
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        terminal.shows("> 1 ")
+        terminal.shows("dead", timeout_s=10)
+        terminal.press("q")
+        assert terminal.end() == 0
+
+
 @pytest.mark.parametrize("real_url", ONE, indirect=True)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_and_restores_the_terminal(
@@ -165,8 +198,12 @@ def test_piped_it_prints_one_picture_or_json(filled: str, namespace: str) -> Non
     assert [task["name"] for task in found["state"]["tasks"]] == ["code", "math"]
     assert found["state"]["tasks"][0]["rates"]["put"] == 0.0  # two looks
     assert {finding["code"] for finding in found["findings"]} >= {"dead-letters"}
-    _, message = piped("redis://127.0.0.1:1", "top", status=1)
+    picture, message = piped("redis://127.0.0.1:1", "top", status=1)
     assert message.startswith("redrb: ")
+    assert "1 critical" in picture
+    assert "do: redis-cli" in picture
+    (line,) = piped("redis://127.0.0.1:1", "top", "--json", status=1)[0].splitlines()
+    assert [each["code"] for each in json.loads(line)["findings"]] == ["connection"]
     assert "there is no task 'maths'" in piped(filled, "top", "maths", *where, status=2)[1]
     assert "is not usable" in piped(filled, "top", "no name", status=2)[1]
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 
+from redrb.browse.records import GroupView, Page, SampleView
 from redrb.commands.output import show
+from redrb.commands.top.group_reader import Found
 from redrb.commands.top.keys import keys_in
 from redrb.commands.top.picture import picture
 from redrb.commands.top.place import Place
@@ -21,7 +24,7 @@ HOSTILE = "\x1b[2J\x07\u202e\n\u0000錆\u0301" * 20
 ALL = Place()
 PLACES = [
     *(Place(listed=listed, finding=3) for listed in ("tasks", "workers", "findings")),
-    *(Place(page=page) for page in ("task", "worker", "finding", "help")),
+    *(Place(page=page) for page in ("task", "worker", "finding", "groups", "group", "help")),
     Place(page="task", offset=1_000),
     Place(task="gone"),
 ]
@@ -43,6 +46,19 @@ def drawn(view: View, place: Place = ALL, width: int | None = 80, height: int = 
     history = history_of(view.state) if view.state else History()
     rows = None if width is None else height
     return [each.plain for each in picture(view, history, place, "there", width=width, height=rows)]
+
+
+def groups_found(**others: object) -> Found:
+    """Groups that a list shows, one of them with hostile texts."""
+    sample = SampleView(0, HOSTILE, 3, 1.0, tags={HOSTILE: HOSTILE}, extras={"text": HOSTILE})
+    rewards = (0.5, 1.0)
+    views = [
+        GroupView(n, "waiting", "completed", 900, 2, 3, rewards=rewards, reward=0.75)
+        for n in range(40, 9, -1)
+    ]
+    views[1] = replace(views[1], tags={HOSTILE: HOSTILE}, samples=(sample,), notes=(HOSTILE,))
+    page = Page("math", "default", 7, tuple(views), 31, 31, notes=(HOSTILE,))
+    return replace(Found(page, "", time.monotonic()), **others)  # type: ignore[arg-type]
 
 
 def hostile_state() -> State:
@@ -74,7 +90,9 @@ def test_every_page_fits_every_terminal(size: tuple[int, int]) -> None:
         view = view_of(state, error=HOSTILE if state is None else "")
         for place in PLACES:
             history = history_of(state) if state else History()
-            lines = picture(view, history, place, HOSTILE, width=width, height=height)
+            lines = picture(
+                view, history, place, HOSTILE, found=groups_found(), width=width, height=height
+            )
             assert len(lines) <= height
             assert max(line.cell_len for line in lines) <= width
             assert all(line.plain.isprintable() for line in lines)
@@ -161,6 +179,48 @@ def test_keys_select_rows_and_open_pages() -> None:
     assert Place().after("x", view) == Place()
     assert Place().after("enter", View()) == Place()
     assert replace(Place(page="task"), offset=3).after("up", view) == Place(page="task", offset=2)
+
+
+def test_keys_list_the_groups_of_a_task_and_open_one() -> None:
+    view, ids = view_of(sample_state()), groups_found().ids
+    place: Place | None = Place()
+    seen = []
+    for key in keys_in(b"gjjk\r\x1b") + ["end", "d", "n", "escape"]:
+        assert place is not None
+        place = place.after(key, view, ids)
+        assert place is not None
+        seen.append((place.page, place.task, place.status, place.group_among(ids)))
+    assert seen == [
+        ("groups", "math", "", 40),
+        ("groups", "math", "", 39),
+        ("groups", "math", "", 38),
+        ("groups", "math", "", 39),
+        ("group", "math", "", 39),
+        ("groups", "math", "", 39),
+        ("groups", "math", "", 10),
+        ("groups", "math", "dead", 40),
+        ("groups", "math", "", 40),
+        ("all", "math", "", 40),
+    ]
+    place = Place(page="groups", status="dead")
+    assert place.after("enter", view) == place.after("down", view) == place  # it is empty
+    assert Place().after("g", View()) == Place()
+
+
+def test_the_list_of_groups_keeps_the_selected_one_in_sight_and_says_why_it_is_old() -> None:
+    view, place = view_of(sample_state()), Place(page="groups", status="leased", group=12)
+
+    def shown(found: Found) -> str:
+        lines = picture(view, History(), place, "there", found=found, width=80, height=24)
+        return "\n".join(each.plain for each in lines)
+
+    text = shown(groups_found(error="no answer"))
+    assert "> 12" in text
+    assert "more (arrows)" in text
+    assert "l [leased]" in text
+    assert "Groups cannot be read: no answer" in text
+    assert "reading ..." in shown(Found())
+    assert "no such groups" in shown(Found(Page("math", "default", 7, (), 0, 0)))
 
 
 def test_keys_that_have_no_name_are_left_out() -> None:

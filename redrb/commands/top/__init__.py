@@ -13,7 +13,9 @@ from redrb.commands.watching import add_watch, has_screen
 
 if TYPE_CHECKING:
     from redrb.connection import Client
+    from redrb.state.history import History
     from redrb.state.observer import Observer
+    from redrb.state.view import View
 
 _TEXT = (
     "show tasks, workers, weights and troubles, live. On a terminal the picture is drawn again for "
@@ -53,14 +55,15 @@ def _run(options: argparse.Namespace) -> int:
 
         with FullScreen(sys.stdin.fileno(), sys.stdout.fileno()) as screen:
             screen.draw([f"redrb top connects, for namespace {options.namespace} ..."])
+            from redrb.commands.top.group_reader import GroupReader
             from redrb.commands.top.live import watch
             from redrb.commands.top.place import Place
 
             with _observed(options) as (client, observer):
                 place, where = Place(task=options.task), _where(client, options)
-                return watch(observer, screen, place, where)
-    with _observed(options) as (client, observer):
-        return _print(observer, client, options)
+                groups = GroupReader(client, options.namespace, screen.wake)
+                return watch(observer, groups, screen, place, where)
+    return _print_pictures(options)
 
 
 @contextmanager
@@ -77,13 +80,34 @@ def _observed(options: argparse.Namespace) -> Iterator[tuple[Client, Observer]]:
         yield client, observer
 
 
-def _print(observer: Observer, client: Client, options: argparse.Namespace) -> int:
-    """Print one picture, or one after another, as lines or as JSON."""
-    from dataclasses import asdict
+def _print_pictures(options: argparse.Namespace) -> int:
+    """Print one picture, or one after another.
 
-    from redrb.commands.output import show
-    from redrb.commands.top.picture import picture
-    from redrb.commands.top.place import Place
+    Raises:
+        StoreUnavailable: Redis did not answer; the finding that says what to do was printed.
+    """
+    from redrb.errors import StoreUnavailable
+
+    try:
+        with _observed(options) as (client, observer):
+            return _print(observer, client, options)
+    except StoreUnavailable as error:
+        from redrb.state.findings import connection_finding
+        from redrb.state.history import History
+        from redrb.state.view import View
+
+        where = error.where or "Redis"
+        view = View(error=str(error), findings=(connection_finding(where, str(error)),))
+        _show(view, History(), options, f"namespace {options.namespace} at {where}")
+        raise
+
+
+def _print(observer: Observer, client: Client, options: argparse.Namespace) -> int:
+    """Print one picture, or one after another.
+
+    Raises:
+        StoreUnavailable: No picture was printed, because Redis did not answer.
+    """
     from redrb.errors import StoreUnavailable
     from redrb.stream.task.similar_tasks import unknown_task
 
@@ -93,17 +117,26 @@ def _print(observer: Observer, client: Client, options: argparse.Namespace) -> i
         view = observer.wait(view.number, _LOOK_S)  # a first look has no rates
     while True:
         if view.state is None and not again:
-            raise StoreUnavailable(
-                view.error or "Redis did not answer in time.", where=client.where
-            )
+            why = view.error or "Redis did not answer in time."
+            raise StoreUnavailable(why, where=client.where)
         if options.task and view.state and view.state.task(options.task) is None and not again:
             raise unknown_task(client, options.namespace, options.task)
-        place, where = Place(task=options.task), _where(client, options)
-        lines = (each.plain.rstrip() for each in picture(view, observer.history, place, where))
-        show(asdict(view), lines, as_json=options.json)
+        _show(view, observer.history, options, _where(client, options))
         if not again:
             return 1 if view.error else 0
         view = observer.wait(view.number, _LOOK_S, error=view.error)
+
+
+def _show(view: View, history: History, options: argparse.Namespace, place: str) -> None:
+    """Print one picture, as lines or as JSON."""
+    from dataclasses import asdict
+
+    from redrb.commands.output import show
+    from redrb.commands.top.picture import picture
+    from redrb.commands.top.place import Place
+
+    lines = picture(view, history, Place(task=options.task), place)
+    show(asdict(view), (each.plain.rstrip() for each in lines), as_json=options.json)
 
 
 def _where(client: Client, options: argparse.Namespace) -> str:

@@ -74,6 +74,22 @@ def fitted(
     return Table(lines[0], lines[1:])
 
 
+def rows_within(table: Table, room: int, marked: int) -> list[Text]:
+    """Return the heading and as many rows as there is room for, with the selected one."""
+    if room < 1:
+        return []
+    count = room - 1
+    if count >= len(table.rows):
+        return [table.head, *table.rows]
+    if count < 2:
+        return [table.head, *table.rows[marked : marked + count]]
+    count -= 1  # the last line says how many are hidden
+    first = max(0, min(marked - count // 2, len(table.rows) - count))
+    hidden = len(table.rows) - count
+    more = line((f"    {hidden:,} more (arrows)", "dim"))
+    return [table.head, *table.rows[first : first + count], more]
+
+
 def _width_of(
     column: Column, rows: Sequence[Sequence[Text]], number: int, width: int | None
 ) -> int:

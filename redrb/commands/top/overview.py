@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rich.text import Text
 
-from redrb.commands.top.columns import Table
+from redrb.commands.top.columns import Table, rows_within
 from redrb.commands.top.findings import FindingList
 from redrb.commands.top.place import Place
 from redrb.commands.top.staleness import staleness_table
@@ -93,29 +93,15 @@ def _sections(view: View, history: History, place: Place, width: int | None) -> 
     sections.append(last)
     if task is not None and task.main is not None:
         table = staleness_table(task.name, task.main.staleness, width)
-        sections.append(Section(1 + len(table.rows), 0, 0, 0, lambda room: _rows(table, room, 0)))
+        sections.append(
+            Section(1 + len(table.rows), 0, 0, 0, lambda room: rows_within(table, room, 0))
+        )
     return sections
 
 
 def _of_table(table: Table, weight: int, importance: int, marked: int) -> Section:
     needs = 1 + len(table.rows)
-    return Section(needs, 2, weight, importance, lambda room: _rows(table, room, marked))
-
-
-def _rows(table: Table, room: int, marked: int) -> list[Text]:
-    """Return the heading and as many rows as there is room for, with the selected one."""
-    if room < 1:
-        return []
-    count = room - 1
-    if count >= len(table.rows):
-        return [table.head, *table.rows]
-    if count < 2:
-        return [table.head, *table.rows[marked : marked + count]]
-    count -= 1  # the last line says how many are hidden
-    first = max(0, min(marked - count // 2, len(table.rows) - count))
-    hidden = len(table.rows) - count
-    more = line((f"    {hidden:,} more (arrows)", "dim"))
-    return [table.head, *table.rows[first : first + count], more]
+    return Section(needs, 2, weight, importance, lambda room: rows_within(table, room, marked))
 
 
 def _share(sections: Sequence[Section], height: int) -> None:

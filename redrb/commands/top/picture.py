@@ -5,16 +5,23 @@ from __future__ import annotations
 from rich.text import Text
 
 from redrb.commands.top.findings import finding_page
+from redrb.commands.top.group_pages import group_page, groups_page
+from redrb.commands.top.group_reader import Found
 from redrb.commands.top.heading import heading
 from redrb.commands.top.overview import overview
 from redrb.commands.top.pages import help_page, task_page, worker_page
-from redrb.commands.top.place import Place
+from redrb.commands.top.place import Page, Place
 from redrb.commands.top.text import DIM, cut, line
 from redrb.state.history import History
 from redrb.state.view import View
 
-_KEYS = "  q end   ? help   Tab next list   arrows select   Enter show all about it"
-_BACK = "  Escape back   arrows scroll   ? help   q back"
+_KEYS: dict[Page, str] = {
+    "all": "  q end   ? help   Tab next list   arrows select   Enter show all   g groups",
+    "groups": "  Escape back   arrows select   Enter show its samples   ? help   q end",
+    "task": "  Escape back   arrows scroll   g groups   ? help   q end",
+    "help": "  Escape back   arrows scroll   ? back   q back",
+}
+_SCROLLED = "  Escape back   arrows scroll   ? help   q end"
 
 
 def picture(
@@ -23,6 +30,7 @@ def picture(
     place: Place,
     where: str,
     *,
+    found: Found | None = None,
     width: int | None = None,
     height: int | None = None,
 ) -> list[Text]:
@@ -33,29 +41,41 @@ def picture(
         history: Figures of the last looks.
         place: The page, and what is selected.
         where: Namespace and Redis.
+        found: The groups, for the pages that show groups.
         width: Columns of the terminal; None: a picture for a file, as wide and high as it needs.
         height: Lines of the terminal.
     """
     top = heading(view, where, width)
     if width is None or height is None:
-        return [*top, line(), *_body(view, history, place, None, None)]
-    keys = _KEYS if place.page == "all" else _BACK
+        return [*top, line(), *_body(view, history, place, found or Found(), None, None)]
+    keys = _KEYS.get(place.page, _SCROLLED)
     room = height - len(top) - 1
-    lines = [*top[: max(1, height - 1)], *_body(view, history, place, width, max(0, room))]
+    body = _body(view, history, place, found or Found(), width, max(0, room))
+    lines = [*top[: max(1, height - 1)], *body]
     lines = lines[: height - 1]
     lines += [line()] * (height - 1 - len(lines))
     return [cut(each, width) for each in [*lines, line((keys, DIM))]]
 
 
 def _body(
-    view: View, history: History, place: Place, width: int | None, height: int | None
+    view: View,
+    history: History,
+    place: Place,
+    found: Found,
+    width: int | None,
+    height: int | None,
 ) -> list[Text]:
     """Return the lines of the page."""
     if place.page == "all":
         return overview(view, history, place, width, height)
     task = place.task_in(view.state)
     name = place.task or (task.name if task else "")
-    if place.page == "task":
+    if place.page == "groups":
+        below = None if height is None else max(0, height - 1)
+        title, lines = f"GROUPS of task {name}", groups_page(found, place, width, below)
+    elif place.page == "group":
+        title, lines = f"GROUP of task {name}", group_page(found, place, width)
+    elif place.page == "task":
         title, lines = f"TASK {name}", task_page(task, name, history, width)
     elif place.page == "worker":
         title, lines = "WORKER", worker_page(place.worker_in(view.state), task)
