@@ -24,15 +24,16 @@ OBSERVERS = 20
 LOOKS = 400
 QUICK_LOOKS = 40
 
-ANNOUNCED_A_LOOK = 30
-"""Workers that announce themselves in a second, with the default lease."""
+ANNOUNCED_A_LOOK = 40
+"""Workers that announce themselves in a second."""
 
 _SAID = {
     "role": "maker",
     "host": "gpu-node-17",
     "pid": 4242,
     "redrb": redrb.__version__,
-    "period_s": 3.3,
+    "period_s": 2.5,
+    "lease_s": 10.0,
     "uptime_s": 1234.5,
     "weight_version": 42,
     "groups": 1234,

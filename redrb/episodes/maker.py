@@ -209,7 +209,8 @@ class EpisodeMaker:
             return []
         first = asyncio.create_task(self._weights.update())
         stopped = asyncio.create_task(ended.wait())
-        await asyncio.wait((first, stopped), return_when=asyncio.FIRST_COMPLETED)
+        with self._stream.worker.waiting("weights"):
+            await asyncio.wait((first, stopped), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if not first.done():
             first.cancel()

@@ -16,11 +16,8 @@ MOST_BYTES = 1024
 MOST_METRICS = 16
 """Most figures of an announcement."""
 
-SILENT_PERIODS = 1.2
-"""A worker is silent when its announcement is late by a fifth of a period."""
-
-DEAD_PERIODS = 3.0
-"""A worker is dead when no announcement came for this time: its leases are taken over then."""
+SILENT_PERIODS = 1.3
+"""A worker is silent when its announcement is late by three tenths of a period."""
 
 _ENDED_S = 540.0
 """By so much the time of a last announcement is set back: `include/announcements.lua`."""
@@ -47,7 +44,8 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
     if not isinstance(said, dict) or said.get("role") not in get_args(Role):
         return None
     ended = said.get("ended") is True
-    seen_s, period_s = max(0.0, seen_s - _ENDED_S * ended), _number(said.get("period_s"))
+    seen_s = max(0.0, seen_s - _ENDED_S * ended)
+    period_s, lease_s = _number(said.get("period_s")), _number(said.get("lease_s"))
     waits_for = said.get("waits_for") or ""
     waits_for = waits_for if waits_for in get_args(WaitsFor) else ""
     return WorkerState(
@@ -57,7 +55,7 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
         host=_text(said.get("host")),
         pid=_count(said.get("pid")),
         redrb=_text(said.get("redrb")),
-        life=_life(seen_s, period_s, ended=ended),
+        life=_life(seen_s, period_s, lease_s, ended=ended),
         seen_s=seen_s,
         period_s=period_s,
         uptime_s=_number(said.get("uptime_s")) + (0.0 if ended else seen_s),
@@ -73,12 +71,12 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
     )
 
 
-def _life(seen_s: float, period_s: float, *, ended: bool) -> Life:
+def _life(seen_s: float, period_s: float, lease_s: float, *, ended: bool) -> Life:
     if ended:
         return "ended"
     if not period_s or seen_s <= SILENT_PERIODS * period_s:
         return "live"
-    return "silent" if seen_s <= DEAD_PERIODS * period_s else "dead"
+    return "silent" if seen_s <= lease_s else "dead"  # its leases are taken over
 
 
 def _text(value: object) -> str:

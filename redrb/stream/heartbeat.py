@@ -17,6 +17,9 @@ _log = logging.getLogger("redrb")
 BEATS_PER_DEADLINE = 3
 """Two beats in a row may be lost or late before the deadline passes."""
 
+LONGEST_PERIOD_S = 2.5
+"""Most seconds between two beats, so that people who look soon see that a process is silent."""
+
 _SHORTEST_BEAT_S = 1.0
 """Time that a beat has at least, however short the lease."""
 
@@ -24,13 +27,18 @@ _STOP_S = 0.5
 """How long `stop` waits for a beat that is under way."""
 
 
+def period_s(deadline_ms: int) -> float:
+    """Return the seconds between two beats that renew a deadline."""
+    return min(deadline_ms / 1000 / BEATS_PER_DEADLINE, LONGEST_PERIOD_S)
+
+
 class Heartbeat:
     """Calls `beat` on a background thread, several times a deadline, until it is stopped.
 
     It holds the method's object weakly, and ends with it, or with the client. A beat that fails is
     logged and the next one tries again, on another connection: leases live until their deadline in
-    Redis passes. A beat may take half of the time until the next one, so that a connection that is
-    frozen costs one beat and not the lease.
+    Redis passes. A beat may take a sixth of the deadline, so that a connection that is frozen costs
+    a few beats and not the lease.
     """
 
     def __init__(self, beat: Callable[[], None], deadline_ms: int, name: str) -> None:
@@ -42,7 +50,8 @@ class Heartbeat:
             name: Name of the thread.
         """
         self._beat = weakref.WeakMethod(beat)
-        self._interval_s = deadline_ms / 1000 / BEATS_PER_DEADLINE
+        self._interval_s = period_s(deadline_ms)
+        self._longest_s = max(deadline_ms / 1000 / BEATS_PER_DEADLINE / 2, _SHORTEST_BEAT_S)
         # a queue and not an event: `nudge` is called from finalizers, at any point of this code
         self._nudges: SimpleQueue[bool] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"redrb-{name}", daemon=True)
@@ -66,7 +75,7 @@ class Heartbeat:
             if beat is None:
                 return
             try:
-                with within(max(self._interval_s / 2, _SHORTEST_BEAT_S)):
+                with within(self._longest_s):
                     beat()
             except StoreClosed:
                 return

@@ -19,7 +19,7 @@ import msgpack
 
 from redrb import __version__
 from redrb.errors import StoreDenied, StoreError
-from redrb.stream.heartbeat import BEATS_PER_DEADLINE, Heartbeat
+from redrb.stream.heartbeat import Heartbeat, period_s
 from redrb.stream.task.task import Task
 
 Role: TypeAlias = Literal["maker", "trainer", "stage"]
@@ -95,7 +95,7 @@ class Worker:
     @property
     def period_s(self) -> float:
         """Seconds between two announcements."""
-        return self._lease_ms / 1000 / BEATS_PER_DEADLINE
+        return period_s(self._lease_ms)
 
     def holds(self, leases: Holding, rights: Holding) -> None:
         """Announce also the number of leased groups, and of held rights to begin groups."""
@@ -134,6 +134,8 @@ class Worker:
     @contextmanager
     def waiting(self, what: WaitsFor) -> Iterator[None]:
         """Announce in this block that it waits for something."""
+        if what == "weights":  # it has put nothing yet, so that nothing else announces it
+            self.puts()
         token = next(self._tokens)
         self._waits[token] = what, time.monotonic()
         try:
@@ -200,6 +202,7 @@ class Worker:
             "pid": self._pid,
             "redrb": __version__,
             "period_s": self.period_s,
+            "lease_s": self._lease_ms / 1000,
             "uptime_s": now - self._began,
             "weight_version": whole.weight_version,
             "groups": groups,

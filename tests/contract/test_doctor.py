@@ -161,11 +161,9 @@ stream.put(numbered(9), timeout=60)
 def test_leftovers_of_a_killed_process(owner: Client, namespace: str) -> None:
     """One process takes a batch, holds rights and waits for room when it is killed."""
     bounds = {"max_staleness": 1, "groups_per_version": 4}
-    with (
-        ExperienceStream(owner, "begun", namespace=namespace, **bounds) as begun,
-        ExperienceStream(owner, "math", namespace=namespace, limit=4) as stream,
-    ):
-        begun.join_group()
+    with ExperienceStream(owner, "begun", namespace=namespace, **bounds) as begun:
+        begun.join_group()  # and ends: no heartbeat takes the rights back
+    with ExperienceStream(owner, "math", namespace=namespace, limit=4) as stream:
         stream.put_many([[numbered(number)] for number in range(4)])
         command = [sys.executable, "-c", WORKER, owner.url, namespace]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch import nn
 
 import redrb
 from redrb import ExperienceStream
 from redrb.connection import Client
 from redrb.keys import WeightKeys
-from redrb.state.findings import findings_of
+from redrb.state.findings import findings_of, tasks, workers
 from redrb.state.rates import SHORTEST_S
 from redrb.state.reader import StateReader
 from tests.samples import numbered
@@ -27,6 +28,10 @@ def owner(real_url: str) -> Iterator[Client]:
         yield client
 
 
+LEASE_MS = 300
+"""Workers announce themselves three times in this time."""
+
+
 @pytest.fixture
 def reader(owner: Client, namespace: str) -> StateReader:
     return StateReader(owner, namespace)
@@ -36,6 +41,56 @@ def codes(reader: StateReader) -> list[str]:
     """Codes of the findings about tasks and weights: the server is shared with other tests."""
     found = findings_of(reader.look())
     return [finding.code for finding in found if not finding.subject.startswith("server ")]
+
+
+def until(reader: StateReader, code: str, *, gone: bool = False) -> None:
+    """Look until a finding shows, or shows no more."""
+    end = time.monotonic() + 20
+    while (code in (found := codes(reader))) == gone:
+        assert time.monotonic() < end, found
+
+
+def test_a_trainer_without_makers_and_with_slow_ones(
+    owner: Client, namespace: str, reader: StateReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "LONG_WITHOUT_MAKER_S", 0.1)
+    monkeypatch.setattr(tasks, "LONG_WITH_MAKERS_S", 0.2)
+    with (
+        ExperienceStream(owner, "math", namespace=namespace, lease_ms=LEASE_MS) as trainer,
+        ExperienceStream(owner, "math", namespace=namespace, lease_ms=LEASE_MS) as maker,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        taking = threads.submit(trainer.take, 2, timeout=30)
+        until(reader, "starved-trainer")
+        maker.put(numbered(1))
+        until(reader, "slow-makers")
+        maker.put(numbered(2))
+        taking.result().ack()
+        until(reader, "slow-makers", gone=True)
+
+
+def test_makers_behind_and_makers_without_weights(
+    owner: Client, namespace: str, reader: StateReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "LONG_WITHOUT_WEIGHTS_S", 0.1)
+    maker = redrb.ExperienceMakerHolder(
+        *(["math"], lambda: None, lambda: (nn.Linear(1, 1), None, None, None)),
+        sync_models_from_trainers=True,
+        client=owner,
+        namespace=namespace,
+        max_new_tokens=1,
+        stream_options={"lease_ms": LEASE_MS},
+    )
+    with maker, ThreadPoolExecutor(1) as threads:
+        working = threads.submit(maker.workingloop, list)
+        until(reader, "waits-for-weights")
+        maker.stop()
+        working.result()
+    with ExperienceStream(owner, "math", namespace=namespace, lease_ms=LEASE_MS) as stream:
+        stream.worker.weight_version = 1
+        stream.put(numbered(1))
+        stream.advance(workers.BEHIND + 2)
+        until(reader, "maker-behind")
 
 
 def test_groups_that_nobody_takes(owner: Client, namespace: str, reader: StateReader) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from redrb.state.finding import SEVERITIES
 from redrb.state.findings import KINDS, connection_finding, findings_of
+from redrb.state.findings.wording import worker_command
 from redrb.state.histogram import Histogram
 from redrb.state.model import State, WorkerState
 from tests.sample_state import sample_state
@@ -206,11 +207,19 @@ def test_a_failed_look_is_a_critical_finding() -> None:
 def test_a_dead_worker_is_replaced_and_repaired_only_where_nobody_takes_over() -> None:
     one = with_worker("maker", life="dead", seen_s=31.0, rights=3)
     [found] = [each for each in findings_of(one) if each.code == "dead-worker"]
-    assert found.command == "redrb-maker RECIPE"
+    assert found.command == "redrb-maker RECIPE --task math"
     all_dead = tuple(replace(worker, life="dead") for worker in one.tasks[0].workers)
     alone = replace(one, tasks=(replace(one.tasks[0], workers=all_dead),))
     commands = {each.command for each in findings_of(alone) if each.code == "dead-worker"}
     assert any("--repair" in command for command in commands)
+
+
+def test_workers_are_started_on_the_task_and_namespace_that_lack_them() -> None:
+    starved = replace(only("trainer", waits_for="batch", waits_s=12.0), namespace="lab")
+    [found] = findings_of(starved)
+    assert found.command == "redrb-maker RECIPE --task math --namespace lab"
+    command = worker_command(starved, starved.tasks[0], "stage")
+    assert command == "redrb-stage MODULE:FUNCTION --from TASK --to TASK --namespace lab"
 
 
 def test_a_silent_worker_is_looked_for_on_its_host() -> None:

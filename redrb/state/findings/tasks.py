@@ -12,6 +12,7 @@ from redrb.state.findings.wording import (
     redrb_command,
     seconds,
     subject_of,
+    worker_command,
 )
 from redrb.state.model import ConsumerGroupState, State, TaskState, WorkerState
 from redrb.state.reader import MOST_NAMES
@@ -181,7 +182,7 @@ def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
             f"It has waited for a batch for {seconds(worker.waits_s)}; "
             f"{counted(waiting, 'group')} wait in the task, and {others}."
         ),
-        redrb_command(state, "stats", task.name) if made else "redrb-maker RECIPE",
+        redrb_command(state, "stats", task.name) if made else worker_command(state, task, "maker"),
     )
 
 
@@ -207,7 +208,9 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
         return
     if not any(_takers(task, group) for group in task.groups):
         if not blocked or longest >= LONG_BLOCKED_S:
-            yield BLOCKED_MAKERS.found(subject_of(task), summary, "redrb-trainer RECIPE")
+            yield BLOCKED_MAKERS.found(
+                subject_of(task), summary, worker_command(state, task, "trainer")
+            )
     elif puts:
         limit = f"limit={2 * stats.limit}" if stats.limit else ""
         command = redrb_command(state, "set", task.name, *([limit] if limit else []))
@@ -222,7 +225,7 @@ def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator
     name = "" if group is task.main else f" of consumer group {group.name}"
     summary = f"{counted(waiting, 'group')}{name} wait, and no consumer is alive."
     if _has_makers(task):
-        yield NOBODY_TAKES.found(subject_of(task), summary, "redrb-trainer RECIPE")
+        yield NOBODY_TAKES.found(subject_of(task), summary, worker_command(state, task, "trainer"))
     else:
         yield IDLE_TASK.found(subject_of(task), summary, redrb_command(state, "rm", task.name))
 

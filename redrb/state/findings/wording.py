@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 
 from redrb.state.finding import Finding, FindingKind
-from redrb.state.model import ServerState, State, TaskState, WorkerState
+from redrb.state.model import Role, ServerState, State, TaskState, WorkerState
 
 NAMED = 5
 """Workers of a task that have a finding of their own; more of them share one."""
@@ -14,8 +14,15 @@ NAMED = 5
 
 def redrb_command(state: State, *words: str) -> str:
     """Return a command of redrb for the state's namespace; its URL is read from REDRB_URL."""
-    namespace = () if state.namespace == "default" else ("--namespace", state.namespace)
-    return shlex.join(("redrb", *words, *namespace))
+    return shlex.join(("redrb", *words, *_namespace(state)))
+
+
+def worker_command(state: State, task: TaskState, role: Role) -> str:
+    """Return the command that starts a worker on a task; words in capitals are for the user."""
+    words: tuple[str, ...] = ("RECIPE", "--task", task.name)
+    if role == "stage":
+        words = ("MODULE:FUNCTION", "--from", "TASK", "--to", "TASK")
+    return shlex.join((f"redrb-{role}", *words, *_namespace(state)))
 
 
 def server_command(server: ServerState, *words: str) -> str:
@@ -77,3 +84,7 @@ def of_workers(
     names = ", ".join(worker.name for worker in workers[:NAMED])
     text = f"{len(workers):,} workers: {names} and {len(workers) - NAMED:,} more. The first: "
     yield kind.found(subject_of(task), text + summary(workers[0]), command_for(workers[0]))
+
+
+def _namespace(state: State) -> tuple[str, ...]:
+    return () if state.namespace == "default" else ("--namespace", state.namespace)

@@ -6,7 +6,14 @@ from collections import Counter
 from collections.abc import Iterator
 
 from redrb.state.finding import Finding, FindingKind
-from redrb.state.findings.wording import counted, number_of, of_workers, redrb_command, seconds
+from redrb.state.findings.wording import (
+    counted,
+    number_of,
+    of_workers,
+    redrb_command,
+    seconds,
+    worker_command,
+)
 from redrb.state.model import State, TaskState, WorkerState
 
 LONG_WITHOUT_WEIGHTS_S = 60.0
@@ -60,7 +67,7 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
     yield from of_workers(
         *(DEAD_WORKER, task, dead, _death),
         lambda worker: (
-            f"redrb-{worker.role} RECIPE"
+            worker_command(state, task, worker.role)
             if taken_over or not (worker.leased or worker.rights)
             else redrb_command(state, "doctor", task.name, "--repair")
         ),

@@ -1,0 +1,127 @@
+"""All commands that look, and the page, as a user who may only read: over TLS, and on a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+import torch
+
+import redrb
+from redrb import ExperienceStream
+from redrb.cli import main
+from tests.clusters import RedisCluster
+from tests.conftest import REAL
+from tests.dashboards import Dashboard
+from tests.samples import numbered
+from tests.servers import Server, free_port, has_tls
+
+SECRET = "c0rrect-horse"
+TLS = next(program for program in REAL.values() if has_tls(program))
+
+
+@pytest.fixture(params=["tls", "cluster"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, list[Server]]]:
+    """A URL, and its servers."""
+    if request.param == "cluster":
+        cluster = RedisCluster(next(iter(REAL.values())))
+        yield cluster.url, [*cluster.primaries]
+        cluster.close()
+        return
+    subject = ["-subj", "/CN=redrb", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+        + ["-nodes", "-keyout", "key.pem", "-out", "cert.pem", "-days", "1", *subject],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
+    port, certificate = free_port(), str(tmp_path / "cert.pem")
+    server = Server(
+        TLS,
+        *("--tls-port", str(port), "--tls-auth-clients", "no"),
+        *("--tls-cert-file", certificate, "--tls-key-file", str(tmp_path / "key.pem")),
+    )
+    yield f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate}", [server]
+    server.close()
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[Any]]:
+    """Run a command with --json; returns the records that it prints."""
+
+    def run(*words: str) -> list[Any]:
+        capsys.readouterr()
+        assert main([*words, "--json"]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    return run
+
+
+@pytest.mark.parametrize("task", ["math", ""])
+def test_an_observer_uses_all_that_looks(
+    place: tuple[str, list[Server]],
+    task: str,
+    monkeypatch: pytest.MonkeyPatch,
+    printed: Callable[..., list[Any]],
+) -> None:
+    url, servers = place
+    only = ["--task", "math", "--weights", "policy"] if task else []
+    [rights] = printed("acl", "--role", "observer", "--user", "looks", *only)
+    for server in servers:
+        with redis.Redis(port=server.port) as owner:
+            owner.execute_command("ACL", "SETUSER", "looks", "on", f">{SECRET}", *rights["rules"])
+    with (
+        redrb.connect(url) as client,
+        ExperienceStream(client, "math", weights="policy") as stream,
+        ExperienceStream(client, "code") as other,
+        redrb.WeightPublisher(client, "policy") as publisher,
+    ):
+        publisher.publish({"a": torch.ones(3)})
+        stream.put_many([[numbered(number)] for number in range(3)], policy_version=1)
+        stream.take(1, timeout=5).reject("nan")
+        other.put(numbered(4))
+        monkeypatch.setenv("REDRB_URL", url.replace("://", f"://looks:{SECRET}@"))
+        shown = {"math"} if task else {"math", "code"}
+
+        [ls] = printed("ls")
+        assert {one["name"] for one in ls["tasks"] if one["stats"]} == shown
+        assert [one["name"] for one in ls["weights"]] == ["policy"]
+        [stats] = printed("stats", "math")
+        assert stats["ledger"]["put"] == 3
+        [inspected] = printed("inspect", "math")
+        assert len(inspected["groups"]) == 2
+        later = threading.Timer(0.5, stream.put, (numbered(5),), {"policy_version": 1})
+        later.start()
+        assert "group" in printed("tail", "math", "--count", "1")[0]
+        later.join()
+        [top] = printed("top")
+        [doctor] = printed("doctor", *only[1:2], "--over", "0.2")
+        for found in (top, doctor):
+            assert "dead-letters" in {finding["code"] for finding in found["findings"]}
+        tasks = {one["name"]: one["readable"] for one in top["state"]["tasks"]}
+        assert {name for name, readable in tasks.items() if readable} == shown
+        assert [one["version"] for one in top["state"]["weights"]] == [1]
+        [metrics] = printed("exporter", "--once", *only[:2])
+        put = [one for one in metrics["metrics"] if one["name"] == "redrb_groups_put_total"]
+        assert {one["labels"]["task"] for one in put} == shown
+        page = Dashboard(os.environ["REDRB_URL"], "default")
+        try:
+            assert httpx.get(page.url).status_code == 200
+            with httpx.stream("GET", f"{page.url}events", timeout=10) as events:
+                data = (line for line in events.iter_lines() if line.startswith("data: "))
+                views = (json.loads(line.removeprefix("data: ")) for line in data)
+                view = next(each for each in views if each.get("state"))
+            assert {one["name"] for one in view["state"]["tasks"] if one["readable"]} == shown
+            rollouts = httpx.get(f"{page.url}api/letters?task=math")
+            assert [letter["reason"] for letter in rollouts.json()] == ["nan"]
+        finally:
+            page.close()
