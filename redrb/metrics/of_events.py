@@ -158,5 +158,48 @@ EVENT_METRICS: tuple[EventMetric, ...] = (
         "put",
         ("policy_version",),
     ),
+    EventMetric("redrb_stage_batches_total", "counter", "Batches that the stage ended.", "stage"),
+    EventMetric("redrb_stage_groups_total", "counter", "Groups forwarded.", "stage", ("groups",)),
+    EventMetric(
+        "redrb_stage_filtered_groups_total",
+        "counter",
+        "Groups that the function filtered.",
+        "stage",
+        ("filtered",),
+    ),
+    EventMetric(
+        "redrb_stage_failed_deliveries_total",
+        "counter",
+        "Groups for which the function raised, or that the next task refused.",
+        "stage",
+        ("failed",),
+    ),
+    EventMetric(
+        "redrb_stage_batch_wait_seconds",
+        "summary",
+        "Time for which batches waited for groups.",
+        "stage",
+        ("wait_for_batch_s",),
+    ),
+    EventMetric(
+        "redrb_stage_function_seconds",
+        "summary",
+        "Time of the function, with reading the groups.",
+        "stage",
+        ("function_s",),
+    ),
+    EventMetric(
+        "redrb_stage_forward_seconds",
+        "summary",
+        "Time of forwarding, with waiting for room in the next task.",
+        "stage",
+        ("forward_s",),
+    ),
+    EventMetric(
+        "redrb_stage_lost_batches_total",
+        "counter",
+        "Batches whose lease was lost: another stage forwards their groups.",
+        "stage_lost",
+    ),
 )
 """The metrics of a worker's process."""

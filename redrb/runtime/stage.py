@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any
 
 from redrb.checks import checked_int, checked_int_or_none
 from redrb.connection.deadline import ending_within
@@ -21,16 +21,14 @@ from redrb.errors import (
     StoreError,
     StoreFull,
 )
-from redrb.experience import BufferItem
+from redrb.metrics.events import Write
+from redrb.runtime.stage_calls import Group, Result, check_function, result_of, together
+from redrb.runtime.stage_events import StageEvents
 from redrb.runtime.stopping import STOP_TIMEOUT_S, StopRequest, checked_stop_seconds
 from redrb.stream import ExperienceStream, Lease
 from redrb.stream.take.forwarding import ForwardedGroup
 
 _log = logging.getLogger("redrb")
-
-Group: TypeAlias = list[BufferItem]
-Result: TypeAlias = ForwardedGroup | Exception
-"""The group to forward, None to filter it, or the error that the function raised."""
 
 
 class Stage:
@@ -63,6 +61,7 @@ class Stage:
         batch: int = 16,
         batched: bool = False,
         stop_timeout: float = STOP_TIMEOUT_S,
+        write: Write | None = None,
     ) -> None:
         """Make a stage; `run` starts it.
 
@@ -76,6 +75,7 @@ class Stage:
             batched: The function gets a list of groups, and returns a list with a result for each.
                 If it raises, it is called again with each group alone.
             stop_timeout: Seconds that `run` may spend on Redis after SIGTERM or Ctrl-C.
+            write: Writes an event for each batch, such as `TensorBoardLog(folder).write`.
 
         Raises:
             ConfigError: An argument is not usable.
@@ -88,7 +88,7 @@ class Stage:
                 f"source and target are the same task {source.task!r}: the stage would take the "
                 "groups that it has forwarded again, without end. Forward them to another task."
             )
-        _check_function(function)
+        check_function(function)
         self.source = source
         self.target = target
         source.worker.role = target.worker.role = "stage"
@@ -100,6 +100,7 @@ class Stage:
         self._batched = batched
         self._stop = StopRequest(checked_stop_seconds("stop_timeout", stop_timeout))
         self.stop_time = self._stop.time
+        self._events = StageEvents(write)
         self._warned = False
         self._failure = ""  # of the last traceback in the log
 
@@ -121,7 +122,8 @@ class Stage:
             asyncio.Runner() as runner,
         ):
             while not self._stop and (left is None or left > 0):
-                lease = self._take()
+                with self._events.timed("wait_for_batch_s"):
+                    lease = self._take()
                 if lease is None:
                     return
                 self._handle(lease, runner)
@@ -146,15 +148,19 @@ class Stage:
     def _handle(self, lease: Lease, runner: asyncio.Runner) -> None:
         try:
             with lease:
-                results = self._results(lease, runner)
+                with self._events.timed("function_s"):
+                    results = self._results(lease, runner)
                 errors = {seq: each for seq, each in results.items() if isinstance(each, Exception)}
                 for seq, error in errors.items():
                     self._fail(lease, seq, error)
-                self._forward(
-                    lease,
-                    {seq: each for seq, each in results.items() if not isinstance(each, Exception)},
-                )
+                made = {
+                    seq: each for seq, each in results.items() if not isinstance(each, Exception)
+                }
+                with self._events.timed("forward_s"):
+                    self._forward(lease, made)
+            self._events.end(len(results))
         except LeaseLost as error:
+            self._events.lost()
             _log.warning("a stage goes on: %s", error)
         except StoreFull as error:
             if not self._stop:
@@ -174,20 +180,20 @@ class Stage:
                 else:
                     _log.warning("the function of a stage failed for a batch: %r", error)
                     results = self._call_alone(lease.groups(), runner)
-        self._warn_of_filtered(results)
+        self._note_filtered(results)
         return dict(zip(lease.ids, results, strict=True))
 
     def _call_each(self, groups: Sequence[Group], runner: asyncio.Runner) -> list[Result]:
         if self._is_async:
-            return runner.run(_together([self._function(group) for group in groups]))
-        return [_result(self._function, group) for group in groups]
+            return runner.run(together([self._function(group) for group in groups]))
+        return [result_of(self._function, group) for group in groups]
 
     def _call_alone(self, groups: Sequence[Group], runner: asyncio.Runner) -> list[Result]:
         def alone(group: Group) -> Any:
             (result,) = self._call_batch([group], runner)
             return result
 
-        return [_result(alone, group) for group in groups]
+        return [result_of(alone, group) for group in groups]
 
     def _call_batch(self, groups: list[Group], runner: asyncio.Runner) -> list[Result]:
         returned = self._function(groups)
@@ -222,43 +228,16 @@ class Stage:
             *("task %r: a stage failed for group %d: %r", self.source.task, seq, error),
             exc_info=None if again else error,
         )
+        self._events.count("failed", 1)
         lease.fail(error, [seq])
 
-    def _warn_of_filtered(self, results: Sequence[Result]) -> None:
-        if not self._warned and any(each is None for each in results):
+    def _note_filtered(self, results: Sequence[Result]) -> None:
+        filtered = sum(each is None for each in results)
+        self._events.count("filtered", filtered)
+        if filtered and not self._warned:
             self._warned = True
             _log.warning(
                 "task %r: the function of a stage returned None, so its group is filtered and not "
                 "forwarded; return the samples to forward them",
                 self.source.task,
             )
-
-
-def _check_function(function: object) -> None:
-    if not callable(function):
-        raise ConfigError(f"function={function!r:.80}: give a function of a group's samples.")
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError as error:
-        raise ConfigError(
-            f"function={function!r:.80} cannot be called with one argument ({error}): give a "
-            "function of a group's samples, or with batched=True of a list of groups."
-        ) from error
-    except ValueError:  # a function of C that does not say what it takes
-        pass
-
-
-def _result(function: Callable[[Group], Any], group: Group) -> Result:
-    try:
-        result: Result = function(group)
-    except Exception as error:  # noqa: BLE001 (the user's function: its group fails)
-        return error
-    return result
-
-
-async def _together(calls: Sequence[Awaitable[ForwardedGroup]]) -> list[Result]:
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    for each in results:
-        if isinstance(each, BaseException) and not isinstance(each, Exception):
-            raise each
-    return results  # type: ignore[return-value]

@@ -8,13 +8,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from redrb.checks import require_package
-from redrb.errors import ConfigError
 from redrb.metrics.events import Write, write_to_all
 from redrb.recipe.recipe import Recipe
 from redrb.workers.metrics_log import MetricsLog
-
-MOST_PORT = 65_535
+from redrb.workers.served_metrics import metrics_served
 
 
 @contextmanager
@@ -45,21 +42,14 @@ def open_sinks(recipe: Recipe, *, rank: int = 0) -> Iterator[Write]:
 
 
 def _prometheus(recipe: Recipe, rank: int, scope: ExitStack) -> Write:
-    port = recipe.metrics_port + rank
-    if port > MOST_PORT:
-        raise ConfigError(
-            f"rank {rank} would serve its metrics at port {port}: --metrics-port plus the rank "
-            f"must be at most {MOST_PORT}."
-        )
-    require_package("prometheus_client", extra="metrics")
-    from redrb.metrics.serving import MetricsServer
-    from redrb.metrics.worker_metrics import WorkerMetrics
-
-    metrics = WorkerMetrics(
-        namespace=recipe.namespace, task=recipe.task_name, worker=recipe.worker, rank=rank
+    served = metrics_served(
+        *(recipe.metrics_host, recipe.metrics_port),
+        namespace=recipe.namespace,
+        task=recipe.task_name,
+        worker=recipe.worker,
+        rank=rank,
     )
-    scope.enter_context(MetricsServer(metrics.registry, host=recipe.metrics_host, port=port))
-    return metrics.write
+    return scope.enter_context(served)
 
 
 def _tensorboard(recipe: Recipe, scope: ExitStack) -> Write:

@@ -199,3 +199,24 @@ def test_the_log_has_one_traceback_of_an_error_that_repeats(
     Stage(*streams, score).run(batches=2)  # max_deliveries
     failures = [record for record in caplog.records if "a stage failed" in record.message]
     assert [record.exc_info is not None for record in failures] == [True, False]
+
+
+@pytest.mark.parametrize("url", ["fake"], indirect=True)
+def test_each_batch_is_an_event(streams: tuple[ExperienceStream, ExperienceStream]) -> None:
+    events: list[dict[str, Any]] = []
+
+    def write(event: str, **values: object) -> None:
+        events.append({"event": event, **values})
+
+    rollouts, scored = streams
+    put(rollouts, 1, 2, 3, 4)
+    function = lambda group: None if group[0].reward == 2 else score(group)  # noqa: E731
+    Stage(rollouts, scored, function, batch=8, write=write).run(batches=2)
+    seconds = {"wait_for_batch_s", "function_s", "forward_s"}
+    assert [
+        {name: value for name, value in event.items() if name not in seconds} for event in events
+    ] == [
+        {"event": "stage", "step": 1, "groups": 2, "filtered": 1, "failed": 1},
+        {"event": "stage", "step": 2, "groups": 0, "filtered": 0, "failed": 1},
+    ]
+    assert all(0 <= event[name] < 10 for event in events for name in seconds)  # type: ignore[operator]

@@ -93,7 +93,7 @@ def test_the_document_has_the_table_of_worker_metrics() -> None:
     section = document.partition("## Metrics of a worker")[2].partition("\n## ")[0]
     assert [line for line in section.splitlines() if line.startswith("| `")] == rows
     for metric in EVENT_METRICS:
-        assert re.fullmatch(r"redrb_(trainer|maker)_[a-z_]+", metric.name)
+        assert re.fullmatch(r"redrb_(trainer|maker|stage)_[a-z_]+", metric.name)
         assert metric.name.endswith("_total") == (metric.kind == "counter")
 
 
