@@ -37,15 +37,15 @@ class GroupTracer:
         self._rate = sample_rate
 
     def begin_puts(
-        self, task: str, groups: int, *, granted_ns: int, parents: Sequence[str] | None
+        self, task: str, groups: int, *, begun_ns: int, parents: Sequence[str] | None
     ) -> list[PutSpan | None]:
         """Begin the span `put` of each group that is traced.
 
         Args:
             task: Name of the task.
             groups: Number of groups.
-            granted_ns: Time at which the right to begin them was given, for the span `made`; 0:
-                not known.
+            begun_ns: Time at which they were begun, for the span `made`: their right was given, or
+                their first part was stored; 0: not known.
             parents: Of forwarded groups the span before; "": the group is not traced. None: the
                 groups are not forwarded.
 
@@ -60,9 +60,9 @@ class GroupTracer:
                 spans.append(None)
                 continue
             attributes = {"redrb.task": task}
-            if granted_ns and parents is None:
+            if begun_ns and parents is None:
                 made = self._tracer.start_span(
-                    "redrb made", parent, attributes=attributes, start_time=granted_ns
+                    "redrb made", parent, attributes=attributes, start_time=min(begun_ns, now)
                 )
                 made.end(now)
                 parent = set_span_in_context(made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -95,6 +96,27 @@ def test_a_group_has_one_trace_over_two_tasks(
     assert stored.attributes is not None
     assert stored.attributes["redrb.id"] == first
     assert all(span.start_time <= span.end_time for span in spans)  # type: ignore[operator]
+
+
+def test_a_group_in_parts_is_traced_from_its_first_part(
+    client: Client, namespace: str, exporter: InMemorySpanExporter
+) -> None:
+    with ExperienceStream(client, "math", namespace=namespace) as stream:
+        stream.put_part("a", numbered(1), index=0, of=2)
+        assert not exporter.get_finished_spans()
+        began_ns = time.time_ns()
+        seq = stream.put_part("a", numbered(2), index=1, of=2)
+        stream.take(1, timeout=5).ack()
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    assert names(list(spans.values()), "math") == ["made", "put", "waiting", "taken"]
+    made, put = spans["redrb made"], spans["redrb put"]
+    assert made.start_time is not None
+    assert made.start_time <= began_ns  # the server's clock counts whole ms, rounded down
+    assert put.attributes is not None
+    assert put.attributes["redrb.id"] == seq
+    assert {span.context.trace_id for span in spans.values() if span.context} == {
+        made.context.trace_id  # type: ignore[union-attr]
+    }
 
 
 @pytest.mark.parametrize("url", ["fake"], indirect=True)

@@ -53,7 +53,7 @@ elseif not record then
     return refuse({'full'})
   end
   record = {of = of, least = least, bury = ARGV[5] == '1', kind = kind, have = string.rep('0', of), count = 0,
-    bytes = 0, whole = false, ends = now + ARGV[7]}
+    bytes = 0, whole = false, begun = now, ends = now + ARGV[7]}
 elseif record.of ~= of or record.least ~= least or record.bury ~= (ARGV[5] == '1')
   or kind ~= '' and record.kind ~= '' and kind ~= record.kind then
   return refuse({'differs', record.of, record.least, record.bury and 1 or 0, record.kind})

@@ -221,7 +221,10 @@ class PartCollector:
             prefix = self._task.store.keys.prefix
             rights = Rights(self._task.name, prefix, parts.series, (parts.right,))
         options = PutOptions(
-            priority=parts.priority, tags=parts.tags, admission=rights if rights else None
+            priority=parts.priority,
+            tags=parts.tags,
+            admission=rights if rights else None,
+            begun_ns=parts.begun_ns,
         )
         batch = self._prepare([self._samples(parts)], options)
         batch.raise_refused()

@@ -46,6 +46,8 @@ class Parts:
         tags: Its tags, in place of those of the samples.
         series: Of its right of admission.
         right: The right; None: none.
+        begun_ns: Time at which the first part was stored, by the server's clock, in ns since 1970;
+            0: not known.
     """
 
     key: str
@@ -58,6 +60,7 @@ class Parts:
     tags: Mapping[str, Scalar | None] | None
     series: str
     right: int | None
+    begun_ns: int = 0
 
     def claim(self, outcome: Literal["completed", "delivered", "dropped", "dead"]) -> bytes:
         """Return the claim on these parts, as the scripts read it."""
@@ -227,4 +230,5 @@ def _parts(key: str, found: bytes, *, over: bool = False) -> Parts:
         json.loads(tags) if tags else None,
         record.get("series", ""),
         int(right) if right else None,
+        int(record.get("begun", 0)) * 1_000_000,
     )

@@ -308,11 +308,12 @@ class Preparer:
         tracer = tracing.active()
         if tracer is None or not batch.groups:
             return batch
-        sources, rights = batch.sources, batch.options.admission
+        sources, options = batch.sources, batch.options
+        granted_ns = options.admission.granted_ns if options.admission is not None else 0
         spans = tracer.begin_puts(
             self._task.name,
             len(batch.groups),
-            granted_ns=0 if rights is None else rights.granted_ns,
+            begun_ns=options.begun_ns or granted_ns,
             parents=[source.trace for source in sources.kept] if sources else None,
         )
         groups = [
