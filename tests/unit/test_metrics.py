@@ -276,7 +276,6 @@ CASES = [
         behind(11),
         'redrb_staleness_bound_versions{namespace="n",task="t"} 20x9',
     ),
-    # six versions were published since the announcement, three seconds ago
     fires("RedrbDeadLettersGrow", "4m", f"redrb_groups_dead{{{GROUP}}} 0 0 1 2 3 4"),
     quiet("RedrbDeadLettersGrow", "4m", f"redrb_groups_dead{{{GROUP}}} 9 9 5 5 5 5"),
     fires(
@@ -292,24 +291,60 @@ CASES = [
 ]
 
 
-def test_each_alert_fires(tmp_path: Path) -> None:
-    """Each alert fires on the trouble that it names, by Prometheus' own tool."""
+def check_by_promtool(folder: Path, tests: dict[str, Any]) -> None:
+    """Run tests of rules by Prometheus' own tool."""
     promtool = shutil.which("promtool")
     assert promtool, "install Debian's package prometheus"
-    assert {case["name"].split()[0] for case in CASES} == {rule["alert"] for rule in rules()}
-    (tmp_path / "alerts.yml").write_text(RESOURCES.joinpath("alerts.yml").read_text())
-    cases = [{key: part for key, part in case.items() if key != "name"} for case in CASES]
-    tests = {"rule_files": ["alerts.yml"], "evaluation_interval": "1m", "tests": cases}
-    (tmp_path / "tests.yml").write_text(yaml.safe_dump(tests))
+    (folder / "tests.yml").write_text(yaml.safe_dump(tests))
     done = subprocess.run(
         [promtool, "test", "rules", "tests.yml"],
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_alert_fires(tmp_path: Path) -> None:
+    """Each alert fires on the trouble that it names, by Prometheus' own tool."""
+    assert {case["name"].split()[0] for case in CASES} == {rule["alert"] for rule in rules()}
+    (tmp_path / "alerts.yml").write_text(RESOURCES.joinpath("alerts.yml").read_text())
+    cases = [{key: part for key, part in case.items() if key != "name"} for case in CASES]
+    tests = {"rule_files": ["alerts.yml"], "evaluation_interval": "1m", "tests": cases}
+    check_by_promtool(tmp_path, tests)
+
+
+def test_each_curve_of_the_dashboard_has_series(tmp_path: Path) -> None:
+    """Prometheus' own tool evaluates each expression over the metrics of a state."""
+    board = json.loads(RESOURCES.joinpath("grafana.json").read_text())
+    expressions = [
+        target["expr"]
+        .replace("$namespace", "default")
+        .replace("$task", "math|code")
+        .replace("$__rate_interval", "5m")
+        for panel in board["panels"]
+        for target in panel.get("targets", ())
+    ]
+    assert len(expressions) > 30
+    series = []
+    for name, its, figure in samples(scraped(View(sample_state(), 1, 0.5))):
+        labels = ",".join(f"{label}={json.dumps(text)}" for label, text in its.items())
+        series.append({"series": f"{name}{{{labels}}}", "values": f"{figure}x20"})
+    case = {
+        "interval": "1m",
+        "input_series": series,
+        "promql_expr_test": [
+            {
+                "expr": f"count({expression}) > bool 0",
+                "eval_time": "15m",
+                "exp_samples": [{"labels": "{}", "value": 1}],
+            }
+            for expression in expressions
+        ],
+    }
+    check_by_promtool(tmp_path, {"tests": [case]})
 
 
 def test_metrics_follow_the_rules_of_prometheus() -> None:
