@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio.to_thread
+from anyio import CapacityLimiter
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from redrb.dashboard.feed import Feed
+from redrb.dashboard.feed import MOST_PAGES, Feed
 from redrb.dashboard.guard import Guard, has_token
 from redrb.dashboard.payload import encoded
-from redrb.dashboard.requests import Groups, bad_requests, group_choice, letter_choice
+from redrb.dashboard.requests import Groups, bad_requests, body_of, group_choice, letter_choice
 
-T = TypeVar("T")
+MOST_CALLS = 8
+"""Most calls that wait for Redis at the same time; further requests wait for a place."""
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -35,27 +37,36 @@ def make_app(
         token: Secret that requests which change something must carry.
         hosts: Values of the header Host that are served; empty: any.
     """
+    places = CapacityLimiter(MOST_CALLS)
+
+    async def in_thread(call: Callable[[], object]) -> Response:
+        """Return the result of a call that waits for Redis; the end of the server does not wait."""
+        text = await anyio.to_thread.run_sync(
+            lambda: encoded(call()), abandon_on_cancel=True, limiter=places
+        )
+        return Response(text, media_type="application/json")
 
     async def events(_: Request) -> Response:
+        if feed.pages >= MOST_PAGES:
+            return JSONResponse({"error": f"{MOST_PAGES} pages are open: close some."}, 503)
         return StreamingResponse(feed.events(), media_type="text/event-stream")
 
     @bad_requests
     async def read_groups(request: Request) -> Response:
         choice = group_choice(request.query_params)
-        return _json(await _in_thread(partial(groups.read, choice)))
+        return await in_thread(partial(groups.read, choice))
 
     @bad_requests
     async def read_letters(request: Request) -> Response:
         task = request.query_params.get("task", "")
-        return _json(await _in_thread(partial(groups.letters, task)))
+        return await in_thread(partial(groups.letters, task))
 
     @bad_requests
     async def requeue(request: Request) -> Response:
         if not has_token(request, token):
             return JSONResponse({"error": "the token is missing or wrong."}, 403)
-        wanted = letter_choice(await request.body())
-        requeued = await _in_thread(partial(groups.requeue, wanted))
-        return _json({"requeued": requeued})
+        wanted = letter_choice(await body_of(request))
+        return await in_thread(lambda: {"requeued": groups.requeue(wanted)})
 
     return Starlette(
         routes=[
@@ -86,12 +97,3 @@ def _serving(content: bytes, kind: str) -> Any:
         return Response(content, media_type=kind)
 
     return serve
-
-
-async def _in_thread(call: Callable[[], T]) -> T:
-    """Return the result of a call that waits for Redis; the end of the server does not wait."""
-    return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
-
-
-def _json(data: object) -> Response:
-    return Response(encoded(data), media_type="application/json")

@@ -9,15 +9,27 @@ from functools import partial
 import anyio.to_thread
 
 from redrb.dashboard.payload import Observing, encoded, history_data, view_data
+from redrb.state.view import View
 
 EVERY_S = 1.0
 """Seconds after which a view is sent again, so that a page knows how old its figures are."""
 
 
+MOST_PAGES = 64
+"""Most pages that follow at the same time."""
+
+
 class Feed:
-    """One task waits for views; each page waits for this task, and misses views when it is slow."""
+    """One task waits for views; each page waits for this task, and misses views when it is slow.
+
+    JSON of views and histories is made in threads: that of many tasks takes long.
+
+    Attributes:
+        pages: Number of pages that follow now.
+    """
 
     def __init__(self, observing: Observing) -> None:
+        self.pages = 0
         self._observing = observing
         self._changed = asyncio.Condition()
         self._newest = ""
@@ -29,11 +41,11 @@ class Feed:
         number, error = -1, ""
         try:
             while not self._closed:
-                wait = partial(self._observing.wait, number, EVERY_S, error=error)
-                view = await anyio.to_thread.run_sync(wait, abandon_on_cancel=True)
+                wait = partial(self._next, number, error)
+                view, event = await anyio.to_thread.run_sync(wait, abandon_on_cancel=True)
                 number, error = view.number, view.error
                 async with self._changed:
-                    self._newest = _event("view", encoded(view_data(view)))
+                    self._newest = event
                     self._sent += 1
                     self._changed.notify_all()
         finally:
@@ -47,16 +59,28 @@ class Feed:
 
     async def events(self) -> AsyncIterator[str]:
         """Yield the history, then each new view, until the feed is closed."""
-        sent = self._sent
-        yield _event("history", encoded(history_data(self._observing)))
-        yield _event("view", encoded(view_data(self._observing.newest())))
-        while not self._closed:
-            async with self._changed:
-                while not self._closed and self._sent == sent:
-                    await self._changed.wait()
-                sent, event = self._sent, self._newest
-            if not self._closed:
-                yield event
+        self.pages += 1
+        try:
+            sent = self._sent
+            yield await anyio.to_thread.run_sync(self._history, abandon_on_cancel=True)
+            yield _event("view", encoded(view_data(self._observing.newest())))
+            while not self._closed:
+                async with self._changed:
+                    while not self._closed and self._sent == sent:
+                        await self._changed.wait()
+                    sent, event = self._sent, self._newest
+                if not self._closed:
+                    yield event
+        finally:
+            self.pages -= 1
+
+    def _next(self, number: int, error: str) -> tuple[View, str]:
+        """Wait for a view; returns it, and its event."""
+        view = self._observing.wait(number, EVERY_S, error=error)
+        return view, _event("view", encoded(view_data(view)))
+
+    def _history(self) -> str:
+        return _event("history", encoded(history_data(self._observing)))
 
 
 def _event(name: str, data: str) -> str:

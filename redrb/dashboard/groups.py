@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,9 @@ if TYPE_CHECKING:  # it loads numpy, which the page itself does not need
 
 MOST_LETTERS = 50
 """Dead letters that a page shows, the newest of each partition first."""
+
+MOST_BYTES = 16 << 20
+"""Bytes of JSON after which no further group is sent."""
 
 ANSWER_S = 5.0
 """Seconds after which a request of the page fails."""
@@ -77,7 +81,7 @@ class TaskGroups:
             rank=next((rank for rank in RANKS if rank == request.order), None),
             count=request.count,
         )
-        return as_json(browser.look(choice, full=True))
+        return fitting(as_json(browser.look(choice, full=True)))
 
     def letters(self, task: str) -> list[dict[str, Any]]:
         """Return the newest dead letters of a task.
@@ -103,3 +107,15 @@ class TaskGroups:
         with within(ANSWER_S):
             stores = existing_task(self._client, request.task, namespace=self._namespace)
             return requeue_letters(stores, request.group, request.ids)
+
+
+def fitting(page: Any) -> Any:
+    """Return a page with the first of its groups, as many as fit; at least one."""
+    nbytes = 0
+    for place, group in enumerate(page["groups"]):
+        nbytes += len(json.dumps(group))
+        if place and nbytes > MOST_BYTES:
+            left_out = ", ".join(str(each["id"]) for each in page["groups"][place:])
+            note = f"too large to be shown together: ask for {left_out} by id"
+            return page | {"groups": page["groups"][:place], "notes": [*page["notes"], note]}
+    return page

@@ -65,8 +65,9 @@ def hosts_of(host: str, port: int) -> frozenset[str]:
     """Return the values of the header Host for a loopback address; empty for any other address."""
     if host not in ("127.0.0.1", "::1", "localhost"):
         return frozenset()
-    names = (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}")
-    return frozenset(names)
+    names = ("127.0.0.1", "localhost", "[::1]")
+    ports = (f":{port}", "") if port == 80 else (f":{port}",)  # browsers leave out port 80
+    return frozenset(f"{name}{each}" for name in names for each in ports)
 
 
 def has_token(request: Request, token: str) -> bool:

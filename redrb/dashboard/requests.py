@@ -19,6 +19,9 @@ MOST_GROUPS = 20
 MOST_IDS = 1000
 """Most dead letters of one request to requeue."""
 
+MOST_BODY = 100_000
+"""Most bytes of the body of a request."""
+
 ORDERS = ("newest", "stalest", "best", "worst")
 """Ways to choose groups."""
 
@@ -88,6 +91,20 @@ def group_choice(given: Mapping[str, str]) -> GroupRequest:
     return GroupRequest(given.get("task", ""), order, given.get("status", ""), ids, count)
 
 
+async def body_of(request: Request) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        ConfigError: It is too long.
+    """
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BODY:
+            raise ConfigError(f"a request has at most {MOST_BODY:,} bytes.")
+    return body
+
+
 def letter_choice(body: bytes) -> LetterRequest:
     """Return the request in a body of JSON.
 
@@ -95,7 +112,7 @@ def letter_choice(body: bytes) -> LetterRequest:
         ConfigError: It cannot be used.
     """
     try:
-        data = json.loads(body[:100_000])
+        data = json.loads(body)
         task, group, ids = data["task"], data["group"], data["ids"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError('write {"task": NAME, "group": NAME, "ids": [NUMBER, ...]}.') from error

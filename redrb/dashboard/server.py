@@ -14,6 +14,9 @@ from starlette.applications import Starlette
 from redrb.dashboard.feed import Feed
 from redrb.errors import ConfigError
 
+MOST_CONNECTIONS = 256
+"""Open connections beyond which requests get status 503."""
+
 
 def bound_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens.
@@ -52,7 +55,12 @@ async def _serve(
 ) -> None:
     server = _Server(
         uvicorn.Config(
-            app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=2,
+            limit_concurrency=MOST_CONNECTIONS,
         )
     )
     stopped = asyncio.Event()

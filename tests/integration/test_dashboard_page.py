@@ -81,7 +81,7 @@ def rollout(number: int) -> BufferItem:
         tensors={"pixels": torch.full((1, 8, 8, 3), number, dtype=torch.uint8)},
         token_versions=torch.tensor([number, number + 1]),
         extras={"text": MARKUP, MARKUP: 1},
-        group_id=MARKUP,
+        group_id=f"{MARKUP}\u202e\x07",
     )
 
 
@@ -104,10 +104,13 @@ def press_until(page: Page, focused: str, key: str = "Tab", most: int = 60) -> N
 
 
 def test_a_page_is_accessible_in_both_themes_and_on_phones(
-    page: Page, dashboard: Dashboard, stream: ExperienceStream
+    page: Page, dashboard: Dashboard, stream: ExperienceStream, owner: Client, namespace: str
 ) -> None:
+    with ExperienceStream(owner, "math", namespace=namespace, group="critic") as other:
+        other.join_group()
     page.goto(dashboard.url)
     expect(page.get_by_role("heading", name="Task math")).to_be_visible()
+    expect(page.locator("#groups tbody th")).to_have_text(["default", "critic"])
     expect(page.locator("#letters-list tbody tr")).to_have_count(2)
     expect(page.locator("#connection")).to_have_text("live")
     for width in (1280, 375):
@@ -128,7 +131,7 @@ def test_texts_from_redis_are_never_read_as_html(
     page.get_by_role("button", name="Show").click()
     page.locator("#rollouts summary", has_text="Extras").click()
     expect(page.locator("#rollouts pre")).to_contain_text("<b>bold</b>")
-    expect(page.locator("#rollouts")).to_contain_text(f"Prompt {MARKUP}")
+    expect(page.locator("#rollouts")).to_contain_text(f"Prompt {MARKUP}\ufffd\ufffd.")
     assert page.locator("b, img[src=x]").count() == 0
     assert "caught" not in page.title()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,11 @@ import httpx
 import pytest
 
 from redrb.dashboard.app import make_app
-from redrb.dashboard.feed import Feed
+from redrb.dashboard.feed import MOST_PAGES, Feed
+from redrb.dashboard.groups import MOST_BYTES, fitting
 from redrb.dashboard.guard import TOKEN_HEADER, hosts_of
 from redrb.dashboard.payload import encoded
-from redrb.dashboard.requests import GroupRequest, LetterRequest
+from redrb.dashboard.requests import MOST_BODY, GroupRequest, LetterRequest
 from redrb.errors import StoreUnavailable, UnknownTask
 from redrb.state.history import History
 from redrb.state.model import State
@@ -125,6 +127,8 @@ def test_another_host_name_is_refused(host: str, path: str) -> None:
 def test_hosts_are_those_of_loopback_only() -> None:
     assert "localhost:8642" in hosts_of("::1", 8642)
     assert hosts_of("0.0.0.0", 8642) == frozenset()  # every name may lead to this machine
+    assert {"127.0.0.1:80", "127.0.0.1"} <= hosts_of("127.0.0.1", 80)  # browsers leave out port 80
+    assert "127.0.0.1" not in hosts_of("127.0.0.1", 8642)
 
 
 @pytest.mark.parametrize("headers", [{}, {TOKEN_HEADER: "secreT"}, {TOKEN_HEADER: ""}])
@@ -158,6 +162,7 @@ def test_requeue_is_a_post_with_the_token() -> None:
         b'{"task": "math", "group": "default", "ids": [true]}',
         b'{"task": "math", "group": "default", "ids": [' + b"9" * 30 + b"]}",
         json.dumps({**LETTERS, "ids": list(range(1001))}).encode(),
+        json.dumps(LETTERS).encode() + b" " * MOST_BODY,
     ],
 )
 def test_damaged_requests_to_requeue_are_refused(body: bytes) -> None:
@@ -238,6 +243,67 @@ def test_each_page_gets_new_views_and_the_end() -> None:
     history, *views = asyncio.run(asyncio.wait_for(follow(), 10))
     assert history.startswith("event: history\n")
     assert all('"error":"Redis is away."' in view and '"state":null' in view for view in views)
+
+
+def test_pages_are_bounded_and_those_that_leave_make_room() -> None:
+    async def open_pages() -> int:
+        feed = Feed(StillObserver(None))
+        pages = [feed.events() for _ in range(MOST_PAGES)]
+        for page in pages:
+            await anext(page)
+        app = make_app(feed, NotedRequests(), token="secret")
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://here"
+        ) as client:
+            answer = await client.get("/events")
+        for page in pages:
+            await page.aclose()
+        assert feed.pages == 0
+        return answer.status_code
+
+    assert asyncio.run(asyncio.wait_for(open_pages(), 10)) == 503
+
+
+def test_requests_that_wait_for_redis_do_not_hold_up_events() -> None:
+    class Slow(NotedRequests):
+        def __init__(self) -> None:
+            super().__init__()
+            self.released = threading.Event()
+
+        def read(self, request: GroupRequest) -> Any:
+            self.released.wait(10)
+            return super().read(request)
+
+    async def follow(groups: Slow) -> None:
+        feed = Feed(StillObserver(None))
+        transport = httpx.ASGITransport(make_app(feed, groups, token="secret"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            asked = [asyncio.create_task(client.get("/api/groups?task=math")) for _ in range(60)]
+            await asyncio.sleep(0)
+            running = asyncio.create_task(feed.run())
+            events = feed.events()
+            for _ in range(4):
+                await asyncio.wait_for(anext(events), 5)
+            assert len(groups.asked) == 0
+            groups.released.set()
+            assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+            await feed.close()
+            await running
+
+    groups = Slow()
+    try:
+        asyncio.run(follow(groups))
+    finally:
+        groups.released.set()
+
+
+def test_groups_that_are_too_large_together_are_named() -> None:
+    large = [{"id": number, "text": "x" * (MOST_BYTES // 2)} for number in range(1, 5)]
+    page = fitting({"groups": large, "notes": ["4 groups"]})
+    assert [group["id"] for group in page["groups"]] == [1]
+    assert page["notes"] == ["4 groups", "too large to be shown together: ask for 2, 3, 4 by id"]
+    alone = fitting({"groups": [{"id": 1, "text": "x" * MOST_BYTES}], "notes": []})
+    assert len(alone["groups"]) == 1
 
 
 def test_a_feed_that_fails_ends_its_pages() -> None:

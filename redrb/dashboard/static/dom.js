@@ -1,6 +1,12 @@
 // Makes elements. Texts become text nodes, so nothing that comes from Redis is read as HTML.
 
+export const ANSWER_MS = 15000; // after so long the dashboard does not answer; it gives up Redis before
+
 const SVG = "http://www.w3.org/2000/svg";
+
+// Characters that nobody sees: control characters, and those that turn the direction of a text.
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+const visible = (text) => text.replace(/\r\n/g, "\n").replace(UNSEEN, "\ufffd");
 
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
@@ -9,7 +15,7 @@ function fill(node, attributes, children) {
     else node.setAttribute(name, value === true ? "" : String(value));
   }
   for (const child of children.flat(3)) {
-    if (child !== null && child !== undefined && child !== false) node.append(child);
+    if (child !== null && child !== undefined && child !== false) node.append(typeof child === "string" ? visible(child) : child);
   }
   return node;
 }

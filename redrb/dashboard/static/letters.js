@@ -1,5 +1,5 @@
 // The dead letters of a task, and their requeue.
-import { element, show, table } from "./dom.js";
+import { ANSWER_MS, element, show, table } from "./dom.js";
 import { count } from "./format.js";
 
 const known = { task: "", number: -1, letters: null, problem: "", chosen: new Set(), done: "" };
@@ -17,7 +17,7 @@ export function letters(task) {
 async function load(task, number) {
   if (!number) { known.letters = []; known.problem = ""; return; }
   try {
-    const answer = await fetch(`api/letters?task=${encodeURIComponent(task)}`);
+    const answer = await fetch(`api/letters?task=${encodeURIComponent(task)}`, { signal: AbortSignal.timeout(ANSWER_MS) });
     const data = await answer.json();
     if (known.task !== task) return;
     known.problem = answer.ok ? "" : data.error;
@@ -71,7 +71,7 @@ async function requeue() {
     let answer, data;
     try {
       answer = await fetch("api/requeue", {
-        method: "POST", headers: { "X-Redrb-Token": token }, body: JSON.stringify({ task: known.task, group, ids }),
+        method: "POST", signal: AbortSignal.timeout(ANSWER_MS), headers: { "X-Redrb-Token": token }, body: JSON.stringify({ task: known.task, group, ids }),
       });
       data = await answer.json();
     } catch {

@@ -72,6 +72,8 @@ function render() {
   document.title = titleOf(state);
   show("where", [state.namespace, state.where], () => [
     element("span", {}, `namespace ${state.namespace}`), element("span", {}, state.where)]);
+  show("findings-title", view.findings.length, () => document.createTextNode(
+    `What is wrong${view.findings.length > 1 ? ` (${view.findings.length} findings)` : ""}`));
   show("findings-list", view.findings, () => panels.findings(view.findings, announce));
   const task = chosenTask(state.tasks);
   show("tasks-table", [state.tasks, task?.name], () => panels.tasks(state.tasks, task?.name, histories));
@@ -93,6 +95,7 @@ function renderTask(task, state) {
   show("staleness", main.staleness, () => panels.staleness(main, names));
   show("ledger", main.stats, () => panels.ledger(main.stats));
   show("admission", main.stats.admission, () => panels.admission(main.stats.admission));
+  show("groups", task.groups, () => panels.consumerGroups(task.groups));
   show("workers", task.workers, () => panels.workers(task));
   show("settings", task.settings, () => panels.settings(task.settings));
   rollouts(task);

@@ -92,6 +92,21 @@ export function admission(rights) {
     ["returned", count(rights.returned)], ["lost with dead makers", count(rights.lost)]]);
 }
 
+// The consumer groups of a task with several; all other figures are those of the first one.
+export function consumerGroups(groups) {
+  if (groups.length < 2) return null;
+  return [element("h3", {}, "Consumer groups"),
+    element("p", { class: "note" }, `The other figures of the task are those of ${groups[0].name}.`),
+    element("div", { class: "scroll", role: "group", tabindex: "0", "aria-label": "Consumer groups", "data-focus": "consumer groups" },
+      table("Consumer groups of the task", [
+        { name: "Consumer group", cell: (group) => group.name },
+        ...["waiting", "leased", "acked", "expired", "dead"].map((name) => ({ name, numeric: true, cell: (group) => count(group.stats.ledger[name]) })),
+        { name: "consumers", numeric: true, cell: (group) => count(group.stats.consumers) },
+        { name: "staleness", numeric: true, cell: (group) => decimal(group.staleness.waiting.mean, 1) },
+        { name: "ledger", cell: (group) => (group.stats.ledger_balanced ? "balanced" : element("strong", { class: "critical" }, "NOT balanced")) },
+      ], groups))];
+}
+
 const LIVES = { live: "live", silent: "silent", dead: "dead", ended: "ended" };
 
 export function workers(task) {

@@ -1,5 +1,5 @@
 // The rollout browser: groups of a task, read when they are asked for.
-import { element, show, whenOpen } from "./dom.js";
+import { ANSWER_MS, element, show, whenOpen } from "./dom.js";
 import { age, count, decimal, plural, size } from "./format.js";
 import { sample } from "./sample.js";
 
@@ -38,7 +38,7 @@ async function load() {
   else query.set("status", known.status);
   let data = null, problem = "";
   try {
-    const answer = await fetch(`api/groups?${query}`);
+    const answer = await fetch(`api/groups?${query}`, { signal: AbortSignal.timeout(ANSWER_MS) });
     data = await answer.json();
     if (!answer.ok) problem = data.error;
   } catch {
