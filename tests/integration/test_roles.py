@@ -18,11 +18,12 @@ from redrb.browse import Follower
 from redrb.cli import main
 from redrb.commands.arguments import ROLES
 from redrb.connection import Client
-from redrb.errors import BatchTimeout, RedrbError, StoreDenied
+from redrb.errors import BatchTimeout, ConfigError, RedrbError, StoreDenied
 from redrb.keys import TaskKeys, registry_key
 from redrb.registry import Registry
 from redrb.state.reader import StateReader
 from redrb.stream.task.inspection import task_stats
+from redrb.weights.inspection.listing import versions_of
 from redrb.weights.inspection.removal import remove_weights
 from tests.samples import numbered, numbers
 
@@ -328,6 +329,8 @@ def test_an_observer_of_a_namespace_sees_all_of_it_and_no_other(
         assert [task.name for task in state.tasks if task.readable] == [TASK, "secret"]
         assert state.tasks[0].groups[0].stats.stored == 1
         assert [weights.version for weights in state.weights] == [1]
+        with pytest.raises(ConfigError, match="there are policy"):
+            versions_of(all_of_it, "polisy", namespace)
         with pytest.raises(StoreDenied):
             StateReader(all_of_it, f"{namespace}2").look()
         with pytest.raises(StoreDenied):

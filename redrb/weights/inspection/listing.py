@@ -15,7 +15,6 @@ from redrb.weights.reading.catalogue import Catalogue, Pin, Step
 from redrb.weights.wire.layout import CHUNK_BYTES, Layout
 from redrb.weights.wire.manifest import MAX_CHUNKS, WeightVersion
 
-_KEY = re.compile(rb"redrb:\{([A-Za-z0-9._/@+-]+):weights:([A-Za-z0-9._/@+-]+)\}:versions")
 _RANGE = re.compile(rb"([0-9]{1,16}) ([0-9]{1,7}) ([0-9]{1,7})")
 _LISTED = 10
 
@@ -145,16 +144,13 @@ def check_kept(client: Client, name: str, namespace: str, *versions: int | None)
 
 
 def nothing_published(client: Client, name: str, namespace: str) -> str:
-    """Return the message about missing weights, which lists the published ones."""
-    everywhere = sorted(_names(client, None))
-    here = [found for where, found in everywhere if where == namespace]
-    others = sorted({where for where, _ in everywhere})
+    """Return the message about missing weights, which lists the names that the registry has."""
+    known = Registry(client, namespace).names("weights")
+    others = [each for each in known if is_name(each) and each != name]
     message = f"there are no weights {name!r} in namespace {namespace!r} at {client.where}"
-    if here:
-        return f"{message}: there are {_shown(here)}."
     if others:
-        return f"{message}, and no others; namespaces with weights: {_shown(others)}."
-    return f"{message}: no weights are published there."
+        return f"{message}: there are {_shown(others)}."
+    return f"{message}, and no others: --namespace names another namespace."
 
 
 def tensors_of(client: Client, name: str, namespace: str, version: int) -> list[ListedTensor]:
@@ -184,17 +180,6 @@ def layout_of(steps: list[Step]) -> Layout:
     if not layouts:
         raise ConfigError("this version is not kept any more: take a newer one.")
     return layouts[-1]
-
-
-def _names(client: Client, namespace: str | None) -> set[tuple[str, str]]:
-    """Return namespaces and names of all published weights, on all nodes of a cluster."""
-    pattern = f"redrb:{{{namespace or '*'}:weights:*}}:versions"
-    return {
-        (matched[1].decode(), matched[2].decode())
-        for primary in client.primaries()
-        for key in scan(primary, pattern)
-        if (matched := _KEY.fullmatch(key))
-    }
 
 
 def scan(client: Client, pattern: str) -> Iterator[bytes]:
