@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr
 from itertools import islice
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from redrb.commands import run, settings
 from redrb.commands.arguments import STATUS, Commands
+from redrb.errors import ConfigError
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -53,12 +54,47 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     import shtab
 
+    scripts = {}
     for parser in _parsers(options.parser):
         _mark(parser)
         with redirect_stderr(io.StringIO()):  # shtab notes what it leaves out
-            script = shtab.complete(parser, shell=options.subject)
-        print(script)
+            scripts[parser.prog] = shtab.complete(parser, shell=options.subject)
+    print(_zsh(scripts) if options.subject == "zsh" else "\n".join(scripts.values()))
     return 0
+
+
+def _zsh(scripts: Mapping[str, str]) -> str:
+    """Return one file for all programs: zsh reads the first line only, and runs the whole file.
+
+    Args:
+        scripts: Program -> its file by shtab, which ends with a call of its function.
+    """
+    bodies = []
+    for program, script in scripts.items():
+        header, _, body = script.partition("\n")
+        body, found, _ = body.rpartition("\nif [[ $zsh_eval_context[-1] == eval ]]")
+        if header != f"#compdef {program}" or not found:  # pragma: no cover - another shtab
+            raise ConfigError("this version of shtab writes zsh files in another way: use bash.")
+        bodies.append(body)
+    functions = {program: f"_shtab_{program.replace('-', '_')}" for program in scripts}
+    calls = [f'    {program}) {function} "$@" ;;' for program, function in functions.items()]
+    named = " ".join(functions)
+    return "\n".join(
+        [
+            f"#compdef {named}",
+            *bodies,
+            "_redrb_programs() {",
+            "  case $service in",
+            *calls,
+            "  esac",
+            "}",
+            "if [[ $zsh_eval_context[-1] == eval || $zsh_eval_context[-1] == file ]]; then",
+            f"  compdef _redrb_programs {named}",
+            "else",
+            '  _redrb_programs "$@"',
+            "fi",
+        ]
+    )
 
 
 def names(kind: str) -> Iterator[str]:

@@ -1,0 +1,67 @@
+"""Completion in zsh and fish, in the shells themselves; bash: tests/unit/test_command_line.py."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.terminals import Terminal
+
+CASES = [
+    ("redrb weights sh", "show"),
+    ("redrb set m", "mixed/2"),
+    ("redrb-maker --prompts-p", "--prompts-per-step"),
+    ("redrb-stage --to m", "mixed/2"),
+]
+"""Words, and what the shell offers for the last one."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the scripts, and with a command `redrb` that knows names."""
+    folder = tmp_path_factory.mktemp("completion")
+    program = folder / "redrb"
+    program.write_text(
+        "#!/bin/sh\n[ \"$2\" = tasks ] && printf '%s\\n' math mixed/2 || echo actor\n"
+    )
+    program.chmod(0o755)
+    for shell, file in (("zsh", "_redrb"), ("fish", "redrb.fish")):
+        with (folder / file).open("w") as script:
+            command = [sys.executable, "-m", "redrb.cli", "completion", shell]
+            subprocess.run(command, stdout=script, check=True, timeout=60)
+    (folder / ".zshrc").write_text(
+        f"PS1='ready '; PATH={folder}:$PATH; fpath=({folder} $fpath)\n"
+        f"autoload -Uz compinit; compinit -u -d {folder}/dump\n"
+    )
+    return folder
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
+def test_zsh_completes_every_program(folder: Path) -> None:
+    with Terminal(["zsh", "-i"], ZDOTDIR=str(folder)) as terminal:
+        terminal.until(lambda: "ready" in terminal.output)
+        for words, offered in CASES:
+            terminal.output = ""
+            terminal.press(f"{words}\t\t")
+            terminal.until(lambda offered=offered: offered in terminal.output)  # type: ignore[misc]
+            terminal.press("\x15")  # Ctrl-U empties the line
+
+
+@pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
+@pytest.mark.parametrize(("words", "offered"), CASES)
+def test_fish_completes_every_program(folder: Path, words: str, offered: str) -> None:
+    program = f"source {folder}/redrb.fish; complete -C '{words}'"
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", program],
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert offered in [line.split("\t")[0] for line in done.stdout.splitlines()]
