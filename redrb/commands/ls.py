@@ -45,7 +45,8 @@ def _run(options: argparse.Namespace) -> int:
         ).look()
         if not (state.tasks or state.weights):
             where = f"namespace {options.namespace!r} at {client.where}"
-            print(f"redrb: there are no tasks and weights in {where}.", file=sys.stderr)
+            text = f"there are no tasks and weights in {where}; --namespace names another one."
+            print(f"redrb: {text}", file=sys.stderr)
     if state.tasks_total > MOST_NAMES:
         print(f"redrb: {MOST_NAMES:,} of {state.tasks_total:,} tasks are listed.", file=sys.stderr)
     result = {"tasks": list(map(_record, state.tasks)), "weights": list(map(asdict, state.weights))}

@@ -54,7 +54,7 @@ def test_findings_repairs_and_status(owner: Client, namespace: str, doctor: Doct
         assert status == 1
         assert {"dead-letters", "orphaned-entries"} <= codes(report)
         letters = next(one for one in report["findings"] if one["code"] == "dead-letters")
-        assert letters["command"] == f"redrb dead requeue math --all --namespace {namespace}"
+        assert letters["command"] == f"redrb dead ls math --namespace {namespace}"
         status, report = doctor("--repair")
         assert status == 0
         assert [one["code"] for one in report["repairs"]] == ["orphaned-entries"]
@@ -98,7 +98,7 @@ def test_people_read_what_to_run(
         assert main(["doctor", "--url", real_url, "--namespace", namespace, "--over", "0.01"]) == 0
     printed = capsys.readouterr().out
     assert "WARNING dead-letters: task math\n  It holds 1 dead letter." in printed
-    assert f"\n  Run: redrb dead requeue math --all --namespace {namespace}\n" in printed
+    assert f"\n  Run: redrb dead ls math --namespace {namespace}\n" in printed
     assert "\nfound: " in printed
 
 

@@ -127,7 +127,7 @@ def test_troubles_show_with_what_to_do(server: Server, namespace: str, start: St
             ("silent-worker", "of killed"): f"ps -o pid,stat,etime,args -p {killed.pid}",
             ("silent-worker", "of stopped"): f"ps -o pid,stat,etime,args -p {stopped.pid}",
             ("dead-worker", "of dead"): f"redrb doctor dead --repair --namespace {namespace}",
-            ("dead-letters", "task poisoned"): "redrb dead requeue poisoned --all --namespace",
+            ("dead-letters", "task poisoned"): "redrb dead ls poisoned --namespace",
             ("mixed-redrb", f"namespace {namespace}"): "pip install --upgrade redrb",
             ("full-task", "task full"): "redrb set full limit=4 --namespace",
             (

@@ -187,7 +187,7 @@ def test_rights_keep_the_stalest_group_at_the_bound() -> None:
 
 def test_commands_name_the_namespace_and_the_server() -> None:
     state = replace(with_stats(dead_letters=4), namespace="lab")
-    assert findings_of(state)[0].command == "redrb dead requeue math --all --namespace lab"
+    assert findings_of(state)[0].command == "redrb dead ls math --namespace lab"
     server = with_server(kind="valkey", address="/run/a b.sock", maxmemory_policy="allkeys-lru")
     command = "valkey-cli -s '/run/a b.sock' CONFIG SET maxmemory-policy noeviction"
     assert findings_of(server)[0].command == command
@@ -212,6 +212,28 @@ def test_a_dead_worker_is_replaced_and_repaired_only_where_nobody_takes_over() -
     alone = replace(one, tasks=(replace(one.tasks[0], workers=all_dead),))
     commands = {each.command for each in findings_of(alone) if each.code == "dead-worker"}
     assert any("--repair" in command for command in commands)
+
+
+def test_a_dead_worker_of_the_same_name_and_host_was_replaced() -> None:
+    dead = with_worker("maker", life="dead", seen_s=31.0, period_s=2.5, label="maker-1")
+    [task] = dead.tasks
+    [worker] = [each for each in task.workers if each.life == "dead" and each.label == "maker-1"]
+    for uptime_s, replaced in ((30.0, True), (3600.0, False)):
+        other = replace(worker, name="other", life="live", seen_s=1.0, uptime_s=uptime_s)
+        state = replace(dead, tasks=(replace(task, workers=(worker, other)),))
+        assert ("dead-worker" in {each.code for each in findings_of(state)}) is not replaced
+
+
+def test_a_maker_that_waits_may_be_behind() -> None:
+    for waits_for in ("right", ""):
+        state = with_worker("maker", weight_version=37, behind=5, waits_for=waits_for, waits_s=1.0)
+        found = {each.code for each in findings_of(state)}
+        assert ("maker-behind" in found) is (waits_for == "")
+
+
+def test_a_socket_is_named_by_its_path() -> None:
+    command = connection_finding("unix:///run/redis.sock", "timed out").command
+    assert command == "redis-cli -s /run/redis.sock PING"
 
 
 def test_workers_are_started_on_the_task_and_namespace_that_lack_them() -> None:

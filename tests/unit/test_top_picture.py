@@ -112,7 +112,7 @@ def test_an_ordinary_terminal_shows_everything_of_importance() -> None:
         "dead  40, 2 behind",
         "actor             42  delta  3.1 GB  12 s  2 makers: 42, 1 maker: 31",
         "4 warnings, 1 info",
-        "do: redrb dead requeue math --all",
+        "do: redrb dead ls math",
         "and 1 more",
         "q end",
     ):
@@ -136,6 +136,12 @@ def test_a_task_with_many_workers_shows_the_selected_one_and_how_many_are_hidden
     assert "> maker-120" in text
     assert "more (arrows)" in text
     assert "FINDINGS" in text
+
+
+def test_an_empty_namespace_says_so() -> None:
+    empty = View(State("lab", "localhost:6379/0", 0.0), 1)
+    lines = [each.plain for each in picture(empty, History(), Place(), "namespace lab")]
+    assert any("--namespace names another one" in each for each in lines)
 
 
 def test_figures_that_are_old_say_why() -> None:

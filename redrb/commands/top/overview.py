@@ -74,6 +74,9 @@ def _sections(view: View, history: History, place: Place, width: int | None) -> 
         last = Section(1, 1, 1, 3, lambda _: [findings.head])
     if state is None:
         return [last]
+    if not (state.tasks or state.weights):
+        text = "This namespace has no tasks and no weights; --namespace names another one."
+        return [Section(1, 1, 1, 4, lambda _: [line(text[:width])]), last]
     task = place.task_in(state)
     chosen = place.worker_in(state) if place.listed == "workers" else None
     name = place.task or (task.name if task else "")

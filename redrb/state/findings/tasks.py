@@ -41,8 +41,8 @@ UNBALANCED_LEDGER = FindingKind(
 GROWING_DEAD_LETTERS = FindingKind(
     "growing-dead-letters",
     "critical",
-    "Groups fail again and again: the trainer rejects them, raises an error on them, or dies from "
-    "them. They are not trained.",
+    "Groups fail again and again: a trainer or a stage rejects them, raises an error on them, or "
+    "dies from them. They are not trained.",
 )
 FULL_DEAD_LETTERS = FindingKind(
     "full-dead-letters",
@@ -53,8 +53,9 @@ FULL_DEAD_LETTERS = FindingKind(
 DEAD_LETTERS = FindingKind(
     "dead-letters",
     "warning",
-    "The trainer rejected these groups, or their delivery failed max_deliveries times. They are "
-    "not trained until they are requeued.",
+    "A trainer or a stage rejected these groups, or their delivery failed max_deliveries times. "
+    "They are not trained until they are requeued. Look at them, and mend what failed; then redrb "
+    "dead requeue lets them wait again, and redrb dead drop deletes them.",
 )
 SLOW_MAKERS = FindingKind(
     "slow-makers",
@@ -75,7 +76,8 @@ FULL_TASK = FindingKind(
 IDLE_TASK = FindingKind(
     "idle-task",
     "info",
-    "The run has ended or has not begun again; the groups stay stored.",
+    "The run has ended, has not begun again, or its trainer takes from another task or namespace. "
+    "The groups stay stored; redrb rm deletes the task if nobody needs them.",
 )
 UNREADABLE_TASK = FindingKind(
     "unreadable-task",
@@ -227,7 +229,7 @@ def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator
     if _has_makers(task):
         yield NOBODY_TAKES.found(subject_of(task), summary, worker_command(state, task, "trainer"))
     else:
-        yield IDLE_TASK.found(subject_of(task), summary, redrb_command(state, "rm", task.name))
+        yield IDLE_TASK.found(subject_of(task), summary, worker_command(state, task, "trainer"))
 
 
 def _dead_letters(state: State, task: TaskState) -> Iterator[Finding]:
@@ -245,9 +247,7 @@ def _dead_letters(state: State, task: TaskState) -> Iterator[Finding]:
         kind, text = GROWING_DEAD_LETTERS, f"{text}, {rate:.2g} more each second."
     else:
         kind, text = DEAD_LETTERS, f"{text}."
-    listing = redrb_command(state, "dead", "ls", task.name)
-    requeue = redrb_command(state, "dead", "requeue", task.name, "--all")
-    yield kind.found(subject_of(task), text, requeue if kind is DEAD_LETTERS else listing)
+    yield kind.found(subject_of(task), text, redrb_command(state, "dead", "ls", task.name))
 
 
 def _ledger(state: State, task: TaskState) -> Iterator[Finding]:

@@ -38,7 +38,8 @@ def server_command(server: ServerState, *words: str) -> str:
 
 def place_of(where: str) -> str:
     """Return the first host and port, or the path of a socket, of where a client connects to."""
-    return where if where.startswith("/") else where.partition("/")[0].partition(",")[0]
+    path = where.removeprefix("unix://")
+    return path if path.startswith("/") else where.partition("/")[0].partition(",")[0]
 
 
 def counted(number: int, noun: str) -> str:

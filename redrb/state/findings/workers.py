@@ -23,8 +23,9 @@ BEHIND = 10
 DEAD_WORKER = FindingKind(
     "dead-worker",
     "warning",
-    "The process was killed, has crashed, hangs, or its machine has no network. Its leased groups "
-    "and its rights to begin groups go to others, with the next heartbeat of any of these.",
+    "The process was killed, has crashed, hangs, was stopped (then ps on its host shows T), or its "
+    "machine has no network. Its leased groups and its rights to begin groups go to others, with "
+    "the next heartbeat of any of these.",
 )
 SILENT_WORKER = FindingKind(
     "silent-worker",
@@ -62,7 +63,9 @@ def find(state: State) -> Iterator[Finding]:
 
 
 def _lives(state: State, task: TaskState) -> Iterator[Finding]:
-    dead = [worker for worker in task.workers if worker.life == "dead"]
+    dead = [
+        worker for worker in task.workers if worker.life == "dead" and not _replaced(task, worker)
+    ]
     taken_over = any(worker.life == "live" for worker in task.workers)
     yield from of_workers(
         *(DEAD_WORKER, task, dead, _death),
@@ -76,6 +79,17 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
     yield from of_workers(
         *(SILENT_WORKER, task, silent, _silence),
         lambda worker: f"ps -o pid,stat,etime,args -p {worker.pid}" if worker.pid else "",
+    )
+
+
+def _replaced(task: TaskState, dead: WorkerState) -> bool:
+    """Return whether a worker of the same name and host began after a dead one was last seen."""
+    return any(
+        (worker.role, worker.label, worker.host) == (dead.role, dead.label, dead.host)
+        and worker.life == "live"
+        and worker.uptime_s <= dead.seen_s + dead.period_s
+        for worker in task.workers
+        if dead.label
     )
 
 
@@ -111,7 +125,9 @@ def _weights(state: State, task: TaskState) -> Iterator[Finding]:
     )
     set_bound = number_of(task, "max_staleness")
     bound = BEHIND if set_bound is None else set_bound
-    behind = [maker for maker in makers if maker.behind > bound]
+    behind = [  # one that waits loads the newest weights before it begins
+        maker for maker in makers if maker.behind > bound and not maker.waits_for
+    ]
     yield from of_workers(
         *(MAKER_BEHIND, task, behind),
         lambda maker: (

@@ -172,11 +172,12 @@ class _Parser:
         raise ConfigError(f"the query names {key!r}: {self._known()}")
 
     def _known(self) -> str:
-        names = ", ".join(self.tags) or "none (open the stream with tags=[...])"
+        names = ", ".join(self.tags)
+        declared = f"the tags {names}" if names else "no tags (open the stream with tags=[...])"
         suffixes = ", ".join(f"_{each}" for each in _OPERATORS)
         dollars = ", ".join(f"${each}" for each in _OPERATORS)
         return (
-            f"this task declares the tags {names}. Write the tag alone, or with a suffix "
+            f"this task declares {declared}. Write the tag alone, or with a suffix "
             f"({suffixes}), or as {{tag: {{operator: operand}}}} with {dollars}; join with $and "
             "and $or."
         )
