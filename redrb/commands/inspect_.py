@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from redrb.commands.arguments import TASK, Commands, add_command, add_group
+from redrb.commands.arguments import TASK, Commands, add_command, add_group, runnable
 from redrb.commands.watching import add_watch
 from redrb.errors import ConfigError
 
@@ -90,9 +90,10 @@ def _run(options: argparse.Namespace) -> int:
         print(f"redrb: {note}.", file=sys.stderr)
     gone = [str(view.id) for view in page.groups if view.state == "gone"]
     if gone:
+        newest = runnable(options, "inspect", options.task)
         print(
-            f"redrb: task {options.task!r} has no group {', '.join(gone)}: they were acknowledged "
-            f"or removed, or never put; `redrb inspect {options.task}` shows the newest groups.",
+            f"redrb: not stored in task {options.task!r}: {', '.join(gone)}. A group is deleted "
+            f"when it was acknowledged or removed; `{newest}` shows the newest ones.",
             file=sys.stderr,
         )
         return 2

@@ -78,7 +78,7 @@ def test_inspect_shows_rows_and_everything_of_a_group(
         _, out, _ = run("inspect", "math", "--worst", 1, "--json")
         assert json.loads(out)["groups"][0]["reward"] == -1.0
         status, _, err = run("inspect", "math", 2, 77)
-        assert (status, "has no group 77" in err) == (2, True)
+        assert (status, "not stored in task 'math': 77." in err) == (2, True)
         assert run("inspect", "math", "--dead")[2].endswith("has no such groups.\n")
         missing = ["--tokenizer", tmp_path / "x"]
         for wrong in (["--where", "{"], ["--count", 0], missing, [1, "--dead"]):

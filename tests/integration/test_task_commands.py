@@ -156,7 +156,10 @@ def test_dead_letters_are_listed_shown_requeued_and_dropped(
         assert run("dead", "requeue", "math")[0] == 2
         assert run("dead", "requeue", "math", "3")[:2] == (0, "requeued           1\n")
         status, _, err = run("dead", "requeue", "math", "3", "1")
-        assert (status, "has no dead letter 3: `redrb dead ls math`" in err) == (1, True)
+        assert (
+            status,
+            f"no dead letter 3: `redrb dead ls math --namespace {namespace}`" in err,
+        ) == (1, True)
         assert stream.stats().ledger.waiting == 4
         assert run("dead", "drop", "math", "--all")[0] == 2  # no terminal
         assert (
