@@ -96,7 +96,7 @@ def test_an_observer_uses_all_that_looks(
         assert {one["name"] for one in ls["tasks"] if one["stats"]} == shown
         assert [one["name"] for one in ls["weights"]] == ["policy"]
         [stats] = printed("stats", "math")
-        assert stats["ledger"]["put"] == 3
+        assert stats["groups"][0]["stats"]["ledger"]["put"] == 3
         [inspected] = printed("inspect", "math")
         assert len(inspected["groups"]) == 2
         later = threading.Timer(0.5, stream.put, (numbered(5),), {"policy_version": 1})

@@ -70,7 +70,8 @@ def shows(code: str, subject: str, command: str) -> Callable[[Record], bool]:
 
     def seen(record: Record) -> bool:
         for finding in record["findings"]:
-            if finding["code"] == code and finding["subject"].endswith(subject):
+            # "growing-dead-letters" for as long as rates count the letter, then "dead-letters"
+            if finding["code"].endswith(code) and finding["subject"].endswith(subject):
                 assert finding["command"].startswith(command)
                 return True
         return False
