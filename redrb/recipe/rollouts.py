@@ -73,7 +73,7 @@ class RolloutGroups:
         if not parts:
             raise RecordError("every rollout of a batch of prompts failed: the log says why.")
         items = [item for part in parts for item in split_experience_batch(part)]
-        return parts[0] if len(parts) == 1 else _batch(items)
+        return parts[0] if len(parts) == 1 else make_experience_batch(items)
 
     @torch.no_grad()
     def make_parts(self, inputs: Sequence[Prompt], **_options: Any) -> Iterator[Experience]:
@@ -106,10 +106,10 @@ class RolloutGroups:
                 continue
             ready += self._group(prompt, found)
             if ready and time.monotonic() - sent_at >= TOGETHER_S:
-                yield _batch(ready)
+                yield make_experience_batch(ready)
                 ready, sent_at = [], time.monotonic()
         if ready:
-            yield _batch(ready)
+            yield make_experience_batch(ready)
 
     def _awaited(self, count: int) -> Iterator[Experience]:
         """Yield the groups of coroutines; at the end those that run longer are given up."""
@@ -131,7 +131,7 @@ class RolloutGroups:
                 return
             count -= len(arrived)
             if items := [item for prompt, found in arrived for item in self._group(prompt, found)]:
-                yield _batch(items)
+                yield make_experience_batch(items)
 
     def _arrived(self, deadline: float) -> list[Arrived] | None:
         """Wait for a result or `stop`; return all results that are there; None: it is too late."""
@@ -200,10 +200,3 @@ def _samples(found: Any) -> list[BufferItem]:
     if not usable or not items or not all(isinstance(item, BufferItem) for item in items):
         raise RecordError(f"it returned {found!r:.80}: return the samples of the prompt.")
     return list(items)
-
-
-def _batch(items: list[BufferItem]) -> Experience:
-    experience = make_experience_batch(items)
-    if all(item.policy_version is None for item in items):
-        experience.policy_version = None  # the maker sets that of its weights
-    return experience

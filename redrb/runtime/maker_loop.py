@@ -54,9 +54,12 @@ class MakerLoop(MakerHooks):
         return experience
 
     def _note(self, experience: Experience, version: int | None) -> None:
-        """Write the weight version into the experience, and announce it with the rewards."""
-        if experience.policy_version is None:
+        """Give samples without a weight version this one; announce it with the rewards."""
+        given = experience.policy_version  # a list for a part of a batch, also if none is known
+        if given is None:
             experience.policy_version = version  # the oldest: later tokens have newer weights
+        elif not isinstance(given, int):
+            experience.policy_version = [version if each is None else each for each in given]
         for stream in self._streams:
             stream.worker.weight_version = version or 0
             if experience.reward is not None:
