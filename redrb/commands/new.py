@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 from redrb.commands.arguments import Commands, add_json
@@ -37,7 +38,10 @@ def _run(options: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
     result = {"file": str(file), "kind": options.kind}
-    show(result, [f"{file} is written. Run it: redrb run {file}"], as_json=options.json)
+    lines = [f"{file} is written. Run it: redrb run {file}"]
+    if "transformers" in starter and find_spec("transformers") is None:
+        lines.append("It needs transformers first: pip install 'redrb[recipes]'")
+    show(result, lines, as_json=options.json)
     return 0
 
 

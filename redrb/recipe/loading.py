@@ -19,6 +19,9 @@ from redrb.recipe.recipe import Recipe
 SHIPPED = "redrb.recipes"
 """Package of the recipes that redrb has."""
 
+OF_EXTRA = ("gymnasium", "transformers")
+"""Modules of the extra `recipes`."""
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -127,6 +130,8 @@ def _failed(place: str, error: Exception) -> ConfigError:
         and "/importlib/" not in frame.filename
     ]
     lines = [*traceback.format_list(own), *traceback.format_exception_only(error)]
+    if isinstance(error, ModuleNotFoundError) and error.name in OF_EXTRA:
+        lines.append(f"{error.name} comes with the extra recipes: pip install 'redrb[recipes]'")
     return ConfigError(f"the recipe {place} cannot be imported:\n{''.join(lines).rstrip()}")
 
 

@@ -91,6 +91,28 @@ def test_what_is_wrong_with_a_file_is_said(folder: Path, text: str, message: str
     assert "redrb/recipe/loading.py" not in str(caught.value)
 
 
+def test_a_missing_extra_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [WithoutTransformers(), *sys.meta_path])
+    file = folder / "lacking_recipe.py"
+    monkeypatch.setattr("redrb.commands.new.find_spec", lambda _name: None)
+    assert cli.main(["new", "grpo", str(file)]) == 0
+    assert "pip install 'redrb[recipes]'" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="comes with the extra recipes: pip install"):
+        load(str(file))
+
+
+class WithoutTransformers:
+    """An environment in which transformers is not installed."""
+
+    def find_spec(self, name: str, *_arguments: object) -> None:
+        if name.partition(".")[0] == "transformers":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
