@@ -192,7 +192,7 @@ def test_piped_it_prints_one_picture_or_json(filled: str, namespace: str) -> Non
     text, _ = piped(filled, "top", *where)
     assert "\x1b" not in text
     assert "TASKS (2)" in text
-    assert "do: redrb dead requeue math --all" in text
+    assert "do: redrb dead ls math" in text
     (line,) = piped(filled, "top", "--once", "--json", *where)[0].splitlines()
     found = json.loads(line)
     assert [task["name"] for task in found["state"]["tasks"]] == ["code", "math"]
