@@ -4,7 +4,9 @@ A ratio is the processor time that the raw floor spends on a sample, in all proc
 that redrb spends; the two alternate in one run. Where two cores serve three processes, processor
 time is what limits the rate, and it hardly depends on what else the machine does. The medians are
 compared with the ratios in `guard.json`; one that has fallen is measured again before it counts.
-`--write` measures with more rounds and writes the file anew.
+How large a lead is depends on the processor (docs/performance.md), so the file has the ratios of
+each model that they were written on, and "other" for those that it does not know. `--write`
+measures with more rounds and writes those of this model anew.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+from benchmarks.machine import processor
 from benchmarks.race import Round, Sides, race, sides
 from benchmarks.server import Server, private_server
 from redrb.codec.core import NAME
@@ -67,12 +70,13 @@ def main() -> None:
         raise SystemExit("the codec's compiled kernel is missing or older than its source: install")
     with private_server() as server, sides() as both, sides(1, 0) as puts_only:
         teams = {**dict.fromkeys(WITH_CONSUMER, both), **dict.fromkeys(PUTS_ONLY, puts_only)}
+        known: dict[str, dict[str, float]] = json.loads(RATIOS.read_text())
         if write:
-            found = ratios_of(server, teams, teams, ROUNDS_TO_WRITE)
-            RATIOS.write_text(json.dumps(found, indent=1) + "\n")
-            print(found)
+            known[processor()] = ratios_of(server, teams, teams, ROUNDS_TO_WRITE)
+            RATIOS.write_text(json.dumps(known, indent=1) + "\n")
+            print(known[processor()])
             return
-        expected: dict[str, float] = json.loads(RATIOS.read_text())
+        expected = known.get(processor()) or known["other"]
         doubtful = list(teams)
         for _ in range(ATTEMPTS):
             found = ratios_of(server, teams, doubtful, ROUNDS)

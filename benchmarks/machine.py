@@ -17,19 +17,24 @@ QUIET_SHARE = 0.5
 """Share of the cores up to which other work leaves figures usable."""
 
 
+def processor() -> str:
+    """Return the model of the processor."""
+    models = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return models[0] if models else platform.machine()
+
+
 def machine() -> dict[str, Any]:
     """Return what the figures depend on.
 
     `load_before` is the number of cores that were busy in the two seconds before. The system's load
     average would also count the section that has just ended.
     """
-    models = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
     return {
-        "processor": models[0] if models else platform.machine(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "load_before": round(_busy_cores(), 2),
         "python": platform.python_version(),

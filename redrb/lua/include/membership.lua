@@ -1,7 +1,7 @@
 -- Lets a consumer group join a task, or end.
 --@include task facts pools history capacity groups waiters ledger queries
 
-local MOST_WOKEN = 32 -- waiters that one call wakes when it deletes queues; others look again by themselves
+local MOST_WOKEN = 16 -- waiters that one call wakes when it deletes queues; others look again by themselves
 local JOIN_PAGE = 100 -- groups that one call adds to the pools of a consumer group that joins
 
 -- Note how many reads a group that joins late is behind the others: a rate does not wait for them.
