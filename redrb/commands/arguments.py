@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Callable
 from typing import Literal, TypeAlias, get_args
 
@@ -79,9 +78,3 @@ def add_json(parser: argparse.ArgumentParser, text: str = "print one line of JSO
 def add_group(parser: argparse.ArgumentParser) -> None:
     """Add the option that names a consumer group."""
     parser.add_argument("--group", default="default", help="consumer group (default: default)")
-
-
-def runnable(options: argparse.Namespace, *words: str) -> str:
-    """Return a command for messages, with the namespace of the command that runs."""
-    place = [] if options.namespace == "default" else ["--namespace", options.namespace]
-    return shlex.join(["redrb", *words, *place])

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from redrb.commands.arguments import STATUS, TASK, Commands, add_command, add_group, runnable
+from redrb.commands.arguments import STATUS, TASK, Commands, add_command, add_group
 from redrb.commands.confirming import add_yes, confirmed
 from redrb.commands.output import counted, figures, show, table
 from redrb.commands.watching import add_watch
@@ -88,9 +88,9 @@ def _show(options: argparse.Namespace) -> int:
         found = find_letters(stores, group=options.group, ids=[options.id], decode=True)
         letter = next(found, None)
         if letter is None:
-            listing = runnable(options, "dead", "ls", options.task)
             raise ConfigError(
-                f"task {options.task!r} has no dead letter {options.id}: `{listing}` lists them."
+                f"task {options.task!r} has no dead letter {options.id}: `{_listing(options)}` "
+                "lists them."
             )
         record = _record(letter)
         if letter.items is not None:
@@ -162,10 +162,9 @@ def _none(options: argparse.Namespace) -> str:
 def _missing(options: argparse.Namespace, known: Collection[int]) -> str:
     """Return which ids have no letter."""
     missing = ", ".join(str(each) for each in sorted({*options.ids}.difference(known)))
-    listing = runnable(options, "dead", "ls", options.task)
     return (
         f"consumer group {options.group!r} of task {options.task!r} has no dead letter "
-        f"{missing or 'for some of the ids any more'}: `{listing}` lists them."
+        f"{missing or 'for some of the ids any more'}: `{_listing(options)}` lists them."
     )
 
 
@@ -186,3 +185,10 @@ def _why(letter: DeadLetter) -> str:
 def _record(letter: DeadLetter) -> dict[str, Any]:
     named = {name: value for name, value in asdict(letter).items() if name != "items"}
     return {**named, "time": letter.time.isoformat()}
+
+
+def _listing(options: argparse.Namespace) -> str:
+    """Return the command that lists the dead letters of the task."""
+    from redrb.state.findings.wording import redrb_command
+
+    return redrb_command(options.namespace, "dead", "ls", options.task)

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from redrb.commands.arguments import TASK, Commands, add_command, add_group, runnable
+from redrb.commands.arguments import TASK, Commands, add_command, add_group
 from redrb.commands.watching import add_watch
 from redrb.errors import ConfigError
 
@@ -90,7 +90,9 @@ def _run(options: argparse.Namespace) -> int:
         print(f"redrb: {note}.", file=sys.stderr)
     gone = [str(view.id) for view in page.groups if view.state == "gone"]
     if gone:
-        newest = runnable(options, "inspect", options.task)
+        from redrb.state.findings.wording import redrb_command
+
+        newest = redrb_command(options.namespace, "inspect", options.task)
         print(
             f"redrb: not stored in task {options.task!r}: {', '.join(gone)}. A group is deleted "
             f"when it was acknowledged or removed; `{newest}` shows the newest ones.",

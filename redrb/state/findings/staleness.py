@@ -61,7 +61,7 @@ def _expiring(state: State, task: TaskState) -> Iterator[Finding]:
     yield EXPIRING_GROUPS.found(
         subject_of(task),
         f"{counted(ledger.expired, 'group')} of {ledger.put:,} expired ({share:.1%}){now}.",
-        redrb_command(state, "set", task.name),
+        redrb_command(state.namespace, "set", task.name),
     )
 
 
@@ -74,7 +74,7 @@ def _near(state: State, task: TaskState, bound: int) -> Iterator[Finding]:
         for place, groups in places.items()
         if groups.largest is not None and groups.largest > bound
     }
-    command = redrb_command(state, "set", task.name, f"max_staleness={bound + 1}")
+    command = redrb_command(state.namespace, "set", task.name, f"max_staleness={bound + 1}")
     if above:
         texts = (f"a {place} group is {age:,} versions old" for place, age in above.items())
         text = " and ".join(texts)
@@ -95,5 +95,5 @@ def _unknown(state: State, task: TaskState) -> Iterator[Finding]:
         yield UNKNOWN_STALENESS.found(
             subject_of(task),
             f"The staleness of {counted(waiting.unknown, 'waiting group')} is not known.",
-            redrb_command(state, "weights", "ls"),
+            redrb_command(state.namespace, "weights", "ls"),
         )

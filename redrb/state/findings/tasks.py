@@ -128,7 +128,7 @@ def find(state: State) -> Iterator[Finding]:
         yield UNREAD_TASKS.found(
             f"namespace {state.namespace}",
             f"{counted(unread, 'task')} of {state.tasks_total:,} were not read.",
-            redrb_command(state, "ls"),
+            redrb_command(state.namespace, "ls"),
         )
 
 
@@ -184,7 +184,9 @@ def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
             f"It has waited for a batch for {seconds(worker.waits_s)}; "
             f"{counted(waiting, 'group')} wait in the task, and {others}."
         ),
-        redrb_command(state, "stats", task.name) if made else worker_command(state, task, "maker"),
+        redrb_command(state.namespace, "stats", task.name)
+        if made
+        else worker_command(state, task, "maker"),
     )
 
 
@@ -215,7 +217,7 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
             )
     elif puts:
         limit = f"limit={2 * stats.limit}" if stats.limit else ""
-        command = redrb_command(state, "set", task.name, *([limit] if limit else []))
+        command = redrb_command(state.namespace, "set", task.name, *([limit] if limit else []))
         yield FULL_TASK.found(subject_of(task), summary, command)
 
 
@@ -247,11 +249,13 @@ def _dead_letters(state: State, task: TaskState) -> Iterator[Finding]:
         kind, text = GROWING_DEAD_LETTERS, f"{text}, {rate:.2g} more each second."
     else:
         kind, text = DEAD_LETTERS, f"{text}."
-    yield kind.found(subject_of(task), text, redrb_command(state, "dead", "ls", task.name))
+    yield kind.found(
+        subject_of(task), text, redrb_command(state.namespace, "dead", "ls", task.name)
+    )
 
 
 def _ledger(state: State, task: TaskState) -> Iterator[Finding]:
-    command = redrb_command(state, "save", task.name, f"{task.name}.redrb")
+    command = redrb_command(state.namespace, "save", task.name, f"{task.name}.redrb")
     for group in task.groups:
         ledger = group.stats.ledger
         if not ledger.balanced:

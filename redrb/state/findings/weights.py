@@ -43,14 +43,16 @@ def find(state: State) -> Iterator[Finding]:
             continue
         if weights.expired_pins:
             text = f"{counted(weights.expired_pins, 'pin')} of readers that died."
-            yield EXPIRED_PINS.found(subject, text, redrb_command(state, "doctor", "--repair"))
+            yield EXPIRED_PINS.found(
+                subject, text, redrb_command(state.namespace, "doctor", "--repair")
+            )
         if unused and _is_old(weights):
             yield UNUSED_WEIGHTS.found(
                 subject,
                 f"{counted(weights.versions, 'version')} with "
                 f"{weights.stored_bytes / 1e6:,.1f} MB; the newest was published "
                 f"{seconds(weights.age_s)} ago.",
-                redrb_command(state, "weights", "rm", weights.name),
+                redrb_command(state.namespace, "weights", "rm", weights.name),
             )
 
 

@@ -12,9 +12,9 @@ NAMED = 5
 """Workers of a task that have a finding of their own; more of them share one."""
 
 
-def redrb_command(state: State, *words: str) -> str:
-    """Return a command of redrb for the state's namespace; its URL is read from REDRB_URL."""
-    return shlex.join(("redrb", *words, *_namespace(state)))
+def redrb_command(namespace: str, *words: str) -> str:
+    """Return a command of redrb for a namespace; its URL is read from REDRB_URL."""
+    return shlex.join(("redrb", *words, *_flags(namespace)))
 
 
 def worker_command(state: State, task: TaskState, role: Role) -> str:
@@ -22,7 +22,7 @@ def worker_command(state: State, task: TaskState, role: Role) -> str:
     words: tuple[str, ...] = ("RECIPE", "--task", task.name)
     if role == "stage":
         words = ("MODULE:FUNCTION", "--from", "TASK", "--to", "TASK")
-    return shlex.join((f"redrb-{role}", *words, *_namespace(state)))
+    return shlex.join((f"redrb-{role}", *words, *_flags(state.namespace)))
 
 
 def server_command(server: ServerState, *words: str) -> str:
@@ -87,5 +87,5 @@ def of_workers(
     yield kind.found(subject_of(task), text + summary(workers[0]), command_for(workers[0]))
 
 
-def _namespace(state: State) -> tuple[str, ...]:
-    return () if state.namespace == "default" else ("--namespace", state.namespace)
+def _flags(namespace: str) -> tuple[str, ...]:
+    return () if namespace == "default" else ("--namespace", namespace)

@@ -72,7 +72,7 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
         lambda worker: (
             worker_command(state, task, worker.role)
             if taken_over or not (worker.leased or worker.rights)
-            else redrb_command(state, "doctor", task.name, "--repair")
+            else redrb_command(state.namespace, "doctor", task.name, "--repair")
         ),
     )
     silent = [worker for worker in task.workers if worker.life == "silent"]
@@ -121,7 +121,7 @@ def _weights(state: State, task: TaskState) -> Iterator[Finding]:
     yield from of_workers(
         *(WAITS_FOR_WEIGHTS, task, waiting),
         lambda maker: f"It has waited for weights for {seconds(maker.waits_s)}.",
-        redrb_command(state, "weights", "ls"),
+        redrb_command(state.namespace, "weights", "ls"),
     )
     set_bound = number_of(task, "max_staleness")
     bound = BEHIND if set_bound is None else set_bound
