@@ -124,6 +124,7 @@ def die_as_maker(all_of_them: Survivors, number: int) -> None:
     )
     if number % 3 == 0:
         stream._producer._scripts.room(uuid.uuid4().hex, [100], ttl_ms=TTL_MS)
+    silence(stream)
 
 
 def die_as_trainer(all_of_them: Survivors, number: int) -> None:
@@ -141,13 +142,21 @@ def die_as_trainer(all_of_them: Survivors, number: int) -> None:
             ttl_ms=TTL_MS, lease_ms=LEASE_MS,
             revision=stream._task.description.revision,
         ))  # fmt: skip
-    assert consumer._heartbeat is not None
-    consumer._heartbeat.stop()
+    silence(stream)
     catalogue = WeightSubscriber(
         all_of_them.client, "actor", namespace=all_of_them.namespace
     )._catalogue
     catalogue.run("weights/pin", uuid.uuid4().hex, 0, 0, 0, 0, TTL_MS)
     time.sleep(2 * TTL_MS / 1000)  # until then, groups are reserved for its takes
+
+
+def silence(stream: ExperienceStream) -> None:
+    """End the heartbeats of a stream, also one that is under way."""
+    beating = [stream.worker._heartbeat, stream._consumer._heartbeat]
+    for heartbeat in [one for one in beating if one is not None]:
+        heartbeat.stop()
+        heartbeat._thread.join(10)
+        assert not heartbeat._thread.is_alive()
 
 
 @pytest.mark.parametrize(("makers", "trainers"), WORLDS)

@@ -89,10 +89,12 @@ class AllRaise(Raises):
 class Hangs(Plain):
     rollout_timeout = 0.3
     stop_timeout = 1.0
+    begun = threading.Event()
     cancelled = threading.Event()
 
     async def rollout(self, models: Any, prompt: Any) -> Any:
         if prompt["number"] == self.bad:
+            self.begun.set()
             try:
                 await asyncio.sleep(1e6)
             except asyncio.CancelledError:
@@ -134,6 +136,13 @@ def run(client: Client, recipe: Recipe) -> Events:
     return events
 
 
+def kill_when(event: threading.Event) -> float:
+    """Send SIGTERM to this process after an event; returns the time, in seconds."""
+    assert event.wait(20)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return time.monotonic()
+
+
 def stats_of(client: Client, recipe: Recipe) -> StreamStats:
     return task_stats(client, recipe.task_name, namespace=recipe.namespace, group="default")
 
@@ -173,13 +182,12 @@ def test_a_rollout_that_never_ends_is_cancelled_after_sigterm(
     client: Client, namespace: str
 ) -> None:
     recipe = HangsForEver(namespace=namespace, worker="m", maker_steps=0)
+    HangsForEver.begun.clear()
     HangsForEver.cancelled.clear()
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
-    timer.start()
-    began = time.monotonic()
-    run(client, recipe)
-    timer.join()
-    assert time.monotonic() - began < 0.5 + recipe.stop_timeout + 1
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(kill_when, HangsForEver.begun)
+        run(client, recipe)
+    assert time.monotonic() - killed.result() < recipe.stop_timeout + 1
     assert HangsForEver.cancelled.wait(5)
     assert stats_of(client, recipe).ledger.waiting == 3  # the others of its batch
 
