@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from redrb import (
     WeightSubscriber,
 )
 from redrb.errors import DecodeError, PublisherFenced, RecordError
+from tests.signals import sigterm_after
 
 pytestmark = pytest.mark.long  # the same requests as test_weights*.py and test_stream*.py
 
@@ -317,8 +317,7 @@ def test_a_signal_ends_a_wait(make: Callable[..., Trainer]) -> None:
     with make(timeout=None) as trainer:
         feed(trainer, 1)
         before = signal.getsignal(signal.SIGTERM)
-        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
-        timer.start()
+        timer = sigterm_after(0.3)
         trainer.fit(8, 4)
         timer.join()
         assert trainer.stopped == "SIGTERM"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +17,7 @@ from torch import nn
 from redrb import Client, DetachedTrainer, Experience, ExperienceMakerHolder, Strategy
 from redrb.runtime import job_end
 from redrb.runtime.announcements import AnnouncementReader, trainer_key
+from tests.signals import sigterm_after
 
 
 class Trainer(DetachedTrainer):
@@ -150,7 +149,7 @@ def test_a_maker_may_go_on(job: Job, short_grace: None) -> None:
 
 def test_after_a_signal_the_job_is_not_over(job: Job) -> None:
     trainer = job.trainer(timeout=20)
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    sigterm_after(0.3)
     trainer.fit(None, 1)
     assert trainer.stopped == "SIGTERM"
     assert not trainer.end_job()

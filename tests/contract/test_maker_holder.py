@@ -26,6 +26,7 @@ from redrb import (
 )
 from redrb.errors import RecordError, WeightError, WeightMismatch, WeightTimeout
 from redrb.weights import LoraConfig
+from tests.signals import sigterm_after
 
 pytestmark = pytest.mark.long  # the same requests as test_weights*.py and test_stream*.py
 
@@ -303,8 +304,7 @@ def test_without_weights_a_maker_times_out_or_ends_when_asked(
     with pytest.raises(WeightTimeout, match="m1"):
         maker.workingloop(lambda: [prompts(1)])
     maker = holder(sync_models_from_trainers=True, name="m2")
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM))
-    timer.start()
+    timer = sigterm_after(0.2)
     maker.workingloop(lambda: [prompts(1)])
     timer.join()
     assert maker.stopped == "SIGTERM"
@@ -592,9 +592,15 @@ def test_a_loop_that_is_asked_to_end_waits_for_room_until_stop_timeout(
 ) -> None:
     options = {"stream_options": {"limit": 2}, "max_unsent": 1}
     maker, read = holder(stop_timeout=0.5 if not room else 20, **options), buffer()
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
-    reader = threading.Timer(1.0, lambda: [read.sample(timeout=5) for _ in range(3)])
-    timer.start()
+
+    def read_later() -> None:
+        timer.join()
+        time.sleep(0.5)
+        for _ in range(3):
+            read.sample(timeout=5)
+
+    timer = sigterm_after(0.5)
+    reader = threading.Thread(target=read_later)
     if room:
         reader.start()
     began = time.monotonic()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +21,7 @@ from redrb.runtime.following import WeightFollower
 from redrb.runtime.model_updates import ModelUpdates
 from tests.contract.test_maker_holder import Holder, Linear, prompts
 from tests.servers import Server
+from tests.signals import sigterm_after
 
 pytestmark = pytest.mark.long  # the same requests as test_weights*.py and test_stream*.py
 
@@ -84,9 +83,8 @@ def test_a_signal_is_heeded_while_redis_is_away(
                 sync_models_from_trainers=synced,
                 stop_timeout=0.3,
             )
-            timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+            timer = sigterm_after(0.5)
             server.kill()
-            timer.start()
             began = time.monotonic()
             maker.workingloop(lambda: [prompts(1), prompts(2)])
             maker.close()
