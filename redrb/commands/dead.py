@@ -189,6 +189,7 @@ def _record(letter: DeadLetter) -> dict[str, Any]:
 
 def _listing(options: argparse.Namespace) -> str:
     """Return the command that lists the dead letters of the task."""
-    from redrb.state.findings.wording import redrb_command
+    from redrb.state.findings.wording import command_line
 
-    return redrb_command(options.namespace, "dead", "ls", options.task)
+    words = ("redrb", "dead", "ls", options.task)
+    return command_line(words, namespace=options.namespace, url=options.url or "")

@@ -90,9 +90,10 @@ def _run(options: argparse.Namespace) -> int:
         print(f"redrb: {note}.", file=sys.stderr)
     gone = [str(view.id) for view in page.groups if view.state == "gone"]
     if gone:
-        from redrb.state.findings.wording import redrb_command
+        from redrb.state.findings.wording import command_line
 
-        newest = redrb_command(options.namespace, "inspect", options.task)
+        words = ("redrb", "inspect", options.task)
+        newest = command_line(words, namespace=options.namespace, url=options.url or "")
         print(
             f"redrb: not stored in task {options.task!r}: {', '.join(gone)}. A group is deleted "
             f"when it was acknowledged or removed; `{newest}` shows the newest ones.",

@@ -30,7 +30,9 @@ from redrb.registry import Registry
 from redrb.state.finding import Finding, FindingKind, worst_first
 from redrb.state.findings import KINDS as STATE_KINDS
 from redrb.state.findings import findings_of
-from redrb.state.model import State, TaskState
+from redrb.state.findings.wording import command_line, server_command
+from redrb.state.model import ServerState, State, TaskState
+from redrb.state.reader import url_flag
 from redrb.stream.task.inspection import existing_task
 from redrb.stream.task.store import TaskStore
 
@@ -40,12 +42,14 @@ UNCHECKED = FindingKind(
     "unchecked",
     "info",
     "This user of Redis has no right to look. Run doctor as a user with more rights to check this, "
-    "too.",
+    "too: URL is the one of that user.",
 )
 FAILED_CHECK = FindingKind(
     "failed-check",
     "critical",
-    "A key of redrb has another type or content than it should have: another program changed it.",
+    "A key of redrb has another type or content than it should have: another program changed it. "
+    "CLIENT LIST shows which programs are connected. Restore what is damaged from a file of redrb "
+    "save.",
 )
 KINDS: tuple[FindingKind, ...] = (
     *STATE_KINDS,
@@ -97,53 +101,97 @@ def check_up(client: Client, namespace: str, look: Callable[[], State], task: st
     """
     servers = client.primaries()
     pings = tuple(map(latency.ping, servers))
-    unchecked: list[str] = []
-    findings = list(latency.find(pings))
-    try:
-        state = look()
-    except (StoreDenied, StoreUnavailable):
-        raise
-    except StoreError as error:
-        findings.append(FAILED_CHECK.found("namespace", shown(str(error), longest=400)))
-        state = _unread(client, namespace, task)
-    if task:
-        existing_task(client, task, namespace=namespace)
-        state = _of_task(state, task)
-    findings += findings_of(state)
+    checks = _Checks(client, ServerState(pings[0].server, cli=pings[0].cli), task)
+    state = checks.state(look, namespace)
+    checks.findings += [*latency.find(pings), *findings_of(state)]
+    checks.check_servers(servers)
+    examined = checks.examine_tasks(state)
+    names = () if task else checks.check_names(state)
+    return Checkup(state, worst_first(checks.all_findings(state)), pings, examined, names)
 
-    def allowed(what: str, check: Callable[[], Iterable[T]]) -> tuple[T, ...]:
+
+class _Checks:
+    """Runs checks one after the other; one that fails or is not allowed is a finding.
+
+    Attributes:
+        findings: The findings of the checks.
+    """
+
+    def __init__(self, client: Client, server: ServerState, task: str) -> None:
+        self._client = client
+        self._server = server
+        self._task = task
+        self._unchecked: list[str] = []
+        self.findings: list[Finding] = []
+
+    def state(self, look: Callable[[], State], namespace: str) -> State:
+        """Return the state; names of tasks only where it cannot be read."""
+        try:
+            state = look()
+        except (StoreDenied, StoreUnavailable):
+            raise
+        except StoreError as error:
+            self._note_failure("namespace", error)
+            state = _unread(self._client, namespace, self._task)
+        if not self._task:
+            return state
+        existing_task(self._client, self._task, namespace=namespace)
+        return _of_task(state, self._task)
+
+    def check_servers(self, servers: Iterable[Client]) -> None:
+        """Check each server, and the slots of a cluster."""
+        for server in servers:
+            self.findings += self._allowed("INFO", partial(_facts, server))
+            self.findings += self._allowed("settings (CONFIG GET)", partial(_settings, server))
+        slots = partial(server_facts.find_in_cluster, self._client)
+        self.findings += self._allowed("slots of the cluster", slots)
+
+    def examine_tasks(self, state: State) -> tuple[Examination, ...]:
+        """Return what is stored of the tasks, and note the findings."""
+        examined = tuple(
+            each
+            for task in state.tasks
+            if task.readable
+            for each in self._allowed(
+                f"task {task.name}", partial(_examined, self._client, state.namespace, task)
+            )
+        )
+        for each in examined:
+            for part in (storage, leases, waiters):
+                self.findings += part.find(state, each)
+        return examined
+
+    def check_names(self, state: State) -> tuple[LeftName, ...]:
+        """Return names that name nothing, and note the findings about names and weights."""
+        client = self._client
+        names = self._allowed("registry", partial(registry_names.left_names, client, state))
+        self.findings += registry_names.find(state, names)
+        self.findings += self._allowed("staged chunks", partial(staged_chunks.find, client, state))
+        return names
+
+    def all_findings(self, state: State) -> list[Finding]:
+        """Return the findings, with one about the checks that are not allowed."""
+        if not self._unchecked:
+            return self.findings
+        text = f"Not checked: {', '.join(dict.fromkeys(self._unchecked))}."
+        words = ("redrb", "doctor", *([self._task] if self._task else []))
+        command = f"REDRB_URL=URL {command_line(words, namespace=state.namespace)}"
+        return [*self.findings, UNCHECKED.found("server", text, command)]
+
+    def _allowed(self, what: str, check: Callable[[], Iterable[T]]) -> tuple[T, ...]:
         try:
             return tuple(check())
         except StoreDenied:
-            unchecked.append(what)
+            self._unchecked.append(what)
         except StoreUnavailable:
             raise
         except StoreError as error:
-            findings.append(FAILED_CHECK.found(what, shown(str(error), longest=400)))
+            self._note_failure(what, error)
         return ()
 
-    for server in servers:
-        findings += allowed("INFO", partial(_facts, server))
-        findings += allowed("settings (CONFIG GET)", partial(_settings, server))
-    findings += allowed("slots of the cluster", lambda: server_facts.find_in_cluster(client))
-    examined = tuple(
-        each
-        for one in state.tasks
-        if one.readable
-        for each in allowed(f"task {one.name}", partial(_examined, client, namespace, one))
-    )
-    for each in examined:
-        for part in (storage, leases, waiters):
-            findings += part.find(state, each)
-    names: tuple[LeftName, ...] = ()
-    if not task:
-        names = allowed("registry", lambda: registry_names.left_names(client, state))
-        findings += registry_names.find(state, names)
-        findings += allowed("staged chunks", lambda: staged_chunks.find(client, state))
-    if unchecked:
-        text = f"Not checked: {', '.join(dict.fromkeys(unchecked))}."
-        findings.append(UNCHECKED.found("server", text))
-    return Checkup(state, worst_first(findings), pings, examined, names)
+    def _note_failure(self, what: str, error: StoreError) -> None:
+        command = server_command(self._server, "CLIENT", "LIST")
+        self.findings.append(FAILED_CHECK.found(what, shown(str(error), longest=400), command))
 
 
 def _unread(client: Client, namespace: str, task: str) -> State:
@@ -153,7 +201,12 @@ def _unread(client: Client, namespace: str, task: str) -> State:
         TaskState(name, partitions=TaskStore.of(client, namespace, name).partitions)
         for name in filter(is_name, names)
     )
-    return State(namespace, client.where, time.time(), tasks=tasks, tasks_total=len(tasks))
+    return State(
+        *(namespace, client.where, time.time()),
+        tasks=tasks,
+        tasks_total=len(tasks),
+        url=url_flag(client),
+    )
 
 
 def _of_task(state: State, task: str) -> State:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from redrb.connection import Client
+from redrb.connection.server_cli import cli_options
 from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import place_of, server_command
 from redrb.state.model import ServerState
@@ -48,12 +49,14 @@ class Ping:
         median_s: Median of the seconds until a reply.
         worst_s: The longest.
         skew_s: Seconds by which the server's clock is ahead of this machine's.
+        cli: Options with which redis-cli reaches the server.
     """
 
     server: str
     median_s: float
     worst_s: float
     skew_s: float
+    cli: tuple[str, ...] = ()
 
 
 def ping(client: Client) -> Ping:
@@ -69,21 +72,25 @@ def ping(client: Client) -> Ping:
         times.append(time.perf_counter() - began)
         skews.append(int(seconds) + int(microseconds) / 1e6 - wall - times[-1] / 2)
     return Ping(
-        place_of(client.where), statistics.median(times), max(times), statistics.median(skews)
+        place_of(client.where),
+        median_s=statistics.median(times),
+        worst_s=max(times),
+        skew_s=statistics.median(skews),
+        cli=cli_options(client),
     )
 
 
 def find(pings: Sequence[Ping]) -> Iterator[Finding]:
     """Yield the findings about links and clocks."""
     for one in pings:
-        subject = f"server {one.server}"
+        subject, server = f"server {one.server}", ServerState(one.server, cli=one.cli)
         text = f"Median of {PINGS} replies {one.median_s * 1e3:,.1f} ms, the slowest "
         text += f"{one.worst_s * 1e3:,.1f} ms."
         if one.median_s >= SLOW_S:
-            command = server_command(ServerState(one.server), "--latency")
+            command = server_command(server, "--latency")
             yield SLOW_LINK.found(subject, text, command)
         elif one.worst_s >= SPIKE_S:
-            command = server_command(ServerState(one.server), "LATENCY", "DOCTOR")
+            command = server_command(server, "LATENCY", "DOCTOR")
             yield LATENCY_SPIKES.found(subject, text, command)
         if abs(one.skew_s) >= SKEW_S:
             side = "ahead of" if one.skew_s > 0 else "behind"

@@ -44,7 +44,7 @@ KINDS = (LEASE_WITHOUT_CONSUMER, DEAD_CONSUMER, LOST_RIGHTS, STALE_CONSUMER)
 
 def find(state: State, examined: Examination) -> Iterator[Finding]:
     """Yield the findings about leases and rights."""
-    command = redrb_command(state.namespace, "doctor", examined.store.task, "--repair")
+    command = redrb_command(state, "doctor", examined.store.task, "--repair")
     for group in examined.consumer_groups:
         yield from _of_group(examined.subject, group, command)
     if examined.lost_rights:

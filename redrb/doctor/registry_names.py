@@ -66,7 +66,7 @@ def find(state: State, names: Iterable[LeftName]) -> Iterator[Finding]:
         text = f"The registry names {left.kind} {left.name!r}, which do not exist."
         if left.kind == "task":
             text = f"The registry names task {left.name!r}, which does not exist."
-        command = redrb_command(state.namespace, "doctor", "--repair")
+        command = redrb_command(state, "doctor", "--repair")
         yield NAME_WITHOUT_TASK.found(f"{left.kind} {left.name}", text, command)
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from redrb import environment
 from redrb.connection import Client, connect
 from redrb.connection.deadline import within
 from redrb.doctor.checkup import Checkup, check_up
@@ -17,6 +18,7 @@ from redrb.errors import StoreError, StoreUnavailable, UnsupportedServer
 from redrb.state.finding import Finding
 from redrb.state.findings import connection_finding
 from redrb.state.findings.servers import OLD_SERVER
+from redrb.state.findings.wording import url_command
 from redrb.state.model import State
 from redrb.state.reader import StateReader
 
@@ -64,15 +66,16 @@ def report_on(
         ConfigError: The URL or a name is wrong, or there is no such task.
         StoreDenied: The user may not log in, or may not even look.
     """
+    url = url or environment.variable(environment.URL)
     try:
         with within(timeout_s):
             client = connect(
                 url, connect_timeout=min(timeout_s, _CONNECT_S), retry_s=0, allow_eviction=True
             )
     except StoreUnavailable as error:
-        return Report((_away(error),))
+        return Report((_away(error, url),))
     except UnsupportedServer as error:
-        return Report((OLD_SERVER.found("server", shown(str(error), longest=_LONGEST)),))
+        return Report((_too_old(error, url),))
     repairs: list[Repair] = []
     with client:
         try:
@@ -83,12 +86,18 @@ def report_on(
                 if repairs:
                     found = _checked(client, namespace, task, over_s, timeout_s)
         except StoreUnavailable as error:
-            return Report((_away(error), *_slots(client)), tuple(repairs))
+            return Report((_away(error, client.url), *_slots(client)), tuple(repairs))
     return Report(found.findings, tuple(repairs), found.pings, found.state)
 
 
-def _away(error: StoreUnavailable) -> Finding:
-    return connection_finding(shown(error.where), shown(str(error), longest=_LONGEST))
+def _away(error: StoreUnavailable, url: str | None) -> Finding:
+    return connection_finding(shown(error.where), shown(str(error), longest=_LONGEST), url)
+
+
+def _too_old(error: UnsupportedServer, url: str | None) -> Finding:
+    """Return the finding of a server that redrb refuses to work with."""
+    command = url_command(url, "localhost:6379", "INFO", "server")
+    return OLD_SERVER.found("server", shown(str(error), longest=_LONGEST), command)
 
 
 def _slots(client: Client) -> tuple[Finding, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from redrb.connection import Client
 from redrb.connection.cluster import Cluster
+from redrb.connection.server_cli import cli_options
 from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import place_of, server_command
 from redrb.state.model import ServerState
@@ -58,7 +59,8 @@ def info_of(client: Client) -> dict[str, str]:
 def server_of(client: Client, info: Mapping[str, str]) -> ServerState:
     """Return which server it is, as commands for it need."""
     valkey = info.get("server_name") == "valkey" or "valkey_version" in info
-    return ServerState(place_of(client.where), "valkey" if valkey else "redis")
+    kind = "valkey" if valkey else "redis"
+    return ServerState(place_of(client.where), kind, cli=cli_options(client))
 
 
 def find(server: ServerState, info: Mapping[str, str]) -> Iterator[Finding]:
@@ -76,7 +78,8 @@ def find(server: ServerState, info: Mapping[str, str]) -> Iterator[Finding]:
             server_command(server, "MEMORY", "PURGE"),
         )
     if info.get("mem_allocator", "").startswith("libc"):
-        yield LIBC_ALLOCATOR.found(subject, "Its allocator is libc's.")
+        command = server_command(server, "INFO", "memory")
+        yield LIBC_ALLOCATOR.found(subject, "Its allocator is libc's.", command)
     clients, most = _number(info, "connected_clients"), _number(info, "maxclients")
     if most and clients >= NEAR_MOST_CLIENTS * most:
         yield MANY_CLIENTS.found(
@@ -99,7 +102,7 @@ def find_in_cluster(client: Client) -> Iterator[Finding]:
         yield MISSING_SLOTS.found(
             f"cluster {client.where}",
             f"{SLOTS - served:,} of {SLOTS:,} slots are served by no node.",
-            server_command(ServerState(nodes[0].where), "CLUSTER", "NODES"),
+            server_command(server_of(nodes[0], {}), "CLUSTER", "NODES"),
         )
 
 

@@ -9,7 +9,7 @@ from redrb.connection import Client
 from redrb.errors import StoreDenied
 from redrb.keys import WeightKeys
 from redrb.state.finding import Finding, FindingKind
-from redrb.state.findings.wording import counted
+from redrb.state.findings.wording import counted, redrb_command
 from redrb.state.model import State
 from redrb.weights.wire import cluster_keys
 
@@ -22,8 +22,8 @@ _TOKEN = re.compile(rb"(?:^|;)([0-9]{1,16}) ")
 STAGED_CHUNKS = FindingKind(
     "staged-chunks",
     "info",
-    "A publisher died while it sent a version. Its chunks take memory until they expire by "
-    "themselves, an hour after they were sent at the latest.",
+    "A publisher died while it sent a version. Nothing needs to be done: its chunks take "
+    "memory until they expire by themselves, an hour after they were sent at the latest.",
 )
 KINDS = (STAGED_CHUNKS,)
 
@@ -40,7 +40,8 @@ def find(client: Client, state: State) -> Iterator[Finding]:
             continue  # the state has a finding about it
         if attempts:
             text = f"{counted(attempts, 'attempt')} to publish left chunks that no version has."
-            yield STAGED_CHUNKS.found(f"weights {weights.name}", text)
+            command = redrb_command(state, "weights", "show", weights.name)
+            yield STAGED_CHUNKS.found(f"weights {weights.name}", text, command)
 
 
 def _failed_attempts(client: Client, keys: WeightKeys) -> int:

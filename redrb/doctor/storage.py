@@ -34,11 +34,9 @@ def find(state: State, examined: Examination) -> Iterator[Finding]:
         yield ORPHANED_ENTRIES.found(
             examined.subject,
             f"Entries of the stream beyond those that it counts: {examined.orphans:,}{most}.",
-            redrb_command(state.namespace, "doctor", examined.store.task, "--repair"),
+            redrb_command(state, "doctor", examined.store.task, "--repair"),
         )
-    command = redrb_command(
-        state.namespace, "save", examined.store.task, f"{examined.store.task}.redrb"
-    )
+    command = redrb_command(state, "save", examined.store.task, f"{examined.store.task}.redrb")
     for text in _differences(examined):
         yield DIFFERENT_STORAGE.found(examined.subject, text, command)
 

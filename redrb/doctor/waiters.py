@@ -33,5 +33,5 @@ def find(state: State, examined: Examination) -> Iterator[Finding]:
         yield STUCK_WAITERS.found(
             examined.subject,
             f"In the queues, of processes that do not look any more: {', '.join(texts)}.",
-            redrb_command(state.namespace, "stats", examined.store.task),
+            redrb_command(state, "stats", examined.store.task),
         )

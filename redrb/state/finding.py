@@ -22,7 +22,7 @@ class Finding:
         subject: What it is about: "task math", "maker host-1 of math", "server", "weights actor".
         summary: What was seen, in one sentence with its figures.
         cause: Why this happens, or may happen.
-        command: The command or setting that mends it; "" if nothing needs to be done.
+        command: The command that mends it; where no command can, one that shows more.
         repairs: Whether `redrb doctor --repair` does it.
     """
 
@@ -31,7 +31,7 @@ class Finding:
     subject: str
     summary: str
     cause: str
-    command: str = ""
+    command: str
     repairs: bool = False
 
 
@@ -51,7 +51,7 @@ class FindingKind:
     cause: str
     repairs: bool = False
 
-    def found(self, subject: str, summary: str, command: str = "") -> Finding:
+    def found(self, subject: str, summary: str, command: str) -> Finding:
         """Return a finding of this kind."""
         return Finding(
             self.code, self.severity, subject, summary, self.cause, command, self.repairs

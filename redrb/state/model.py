@@ -222,6 +222,7 @@ class ServerState:
         replicas: Connected replicas.
         allocator: Its memory allocator.
         latency_s: Seconds from the first request of this look to its reply.
+        cli: Options with which redis-cli reaches it; () for an address without user and TLS.
     """
 
     address: str
@@ -242,6 +243,7 @@ class ServerState:
     replicas: int = 0
     allocator: str = ""
     latency_s: float = 0.0
+    cli: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +259,7 @@ class State:
         tasks: All tasks, by name; at most 200.
         tasks_total: Number of tasks in the registry.
         weights: All published weights, by name; at most 200.
+        url: URL of Redis for `--url`; "" where REDRB_URL has it, or it has a password.
     """
 
     namespace: str
@@ -267,6 +270,7 @@ class State:
     tasks: tuple[TaskState, ...] = ()
     tasks_total: int = 0
     weights: tuple[WeightsState, ...] = ()
+    url: str = ""
 
     def task(self, name: str) -> TaskState | None:
         """Return a task by its name; None if there is no such task."""

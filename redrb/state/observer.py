@@ -58,7 +58,7 @@ class Observer:
         self._number = 0
         self._read_at = time.monotonic()
         self._error = ""
-        self._where = client.where
+        self._where, self._url = client.where, client.url
         self._findings: tuple[Finding, ...] = ()
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -128,6 +128,6 @@ class Observer:
                 self._number += 1
                 self.history.add(state)
             shown = findings_of(self._state) if self._state is not None else ()
-            failed = (connection_finding(self._where, error),) if error else ()
+            failed = (connection_finding(self._where, error, self._url),) if error else ()
             self._findings = (*failed, *shown)
             self._changed.notify_all()

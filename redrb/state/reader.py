@@ -8,12 +8,15 @@ from typing import Final
 
 from redis.exceptions import ResponseError
 
+from redrb import environment
 from redrb.connection import Client
 from redrb.connection.deadline import within
 from redrb.connection.failures import is_transient
+from redrb.connection.server_cli import cli_options
 from redrb.connection.transport import Pipeline, Reply
 from redrb.errors import StoreDenied
 from redrb.keys import registry_key
+from redrb.options import has_password
 from redrb.registry import Registry
 from redrb.state.announced import Announced
 from redrb.state.model import ServerState, State
@@ -96,6 +99,7 @@ class StateReader:
             tasks=tuple(tasks),
             tasks_total=total,
             weights=tuple(read_weights(self._client, self._namespace, weights, now_s=now_s)),
+            url=url_flag(self._client),
         )
 
     def _servers(self) -> tuple[tuple[ServerState, ...], float]:
@@ -110,7 +114,11 @@ class StateReader:
             clock, info = primary.retrying(lambda p=primary, q=pipeline: _checked(p.exchange(q)))  # type: ignore[misc]
             latency_s = time.monotonic() - began
             now_s = now_s or int(clock[0]) + int(clock[1]) / 1e6
-            found.append(server_state(info, address=primary.where, latency_s=latency_s))
+            found.append(
+                server_state(
+                    info, address=primary.where, latency_s=latency_s, cli=cli_options(primary)
+                )
+            )
         return tuple(found), now_s
 
     def _names(self) -> tuple[list[str], int, list[str]]:
@@ -127,6 +135,12 @@ class StateReader:
                 raise
             return [self._task], 1, []
         return names, total, weights
+
+
+def url_flag(client: Client) -> str:
+    """Return the URL that commands need as `--url`; "" where REDRB_URL has it, or a password."""
+    in_environment = client.url == environment.variable(environment.URL)
+    return "" if in_environment or has_password(client.url) else client.url
 
 
 def _checked(replies: list[Reply]) -> list[Reply]:

@@ -8,13 +8,16 @@ from redrb.connection.transport import Reply
 from redrb.state.model import ServerState
 
 
-def server_state(reply: Reply, *, address: str, latency_s: float) -> ServerState:
+def server_state(
+    reply: Reply, *, address: str, latency_s: float, cli: tuple[str, ...] = ()
+) -> ServerState:
     """Return a server's state from the reply to INFO; a missing figure is 0 or "".
 
     Args:
         reply: The reply.
         address: Where the server is.
         latency_s: Seconds until the reply came.
+        cli: Options with which redis-cli reaches it.
     """
     info = _fields(reply)
     number = _Numbers(info)
@@ -37,6 +40,7 @@ def server_state(reply: Reply, *, address: str, latency_s: float) -> ServerState
         replicas=int(number("connected_slaves")),
         allocator=info.get("mem_allocator", ""),
         latency_s=latency_s,
+        cli=cli,
     )
 
 

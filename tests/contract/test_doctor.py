@@ -30,6 +30,7 @@ from tests.audit import audit, kill_consumer
 from tests.clocks import ClockedServer
 from tests.clusters import RedisCluster
 from tests.conftest import REAL
+from tests.finding_commands import check_command
 from tests.proxy import Proxy
 from tests.samples import numbered, numbers
 from tests.servers import Server
@@ -56,11 +57,14 @@ def state_of(client: Client, namespace: str, **changes: object) -> State:
         for name in Registry(client, namespace).names("task")
     )
     known = {"tasks": tasks, "tasks_total": len(tasks)} | changes
-    return State(namespace, client.where, time.time(), **known)  # type: ignore[arg-type]
+    return State(namespace, client.where, time.time(), url=client.url, **known)  # type: ignore[arg-type]
 
 
 def checked(client: Client, namespace: str, task: str = "", **changes: object) -> Checkup:
-    return check_up(client, namespace, lambda: state_of(client, namespace, **changes), task)
+    found = check_up(client, namespace, lambda: state_of(client, namespace, **changes), task)
+    for finding in found.findings:
+        check_command(finding, namespace=namespace, url=client.url)
+    return found
 
 
 def codes(found: Checkup) -> list[str]:

@@ -17,6 +17,7 @@ import redrb
 from redrb import ExperienceStream, StoreUnavailable
 from redrb.cli import main
 from redrb.connection import connecting
+from redrb.connection.server_cli import cli_options
 from redrb.errors import ConfigError, StoreDenied, UnsupportedServer
 from tests.samples import numbered, numbers
 from tests.servers import Server, free_port, has_tls, programs
@@ -327,6 +328,8 @@ def test_tls_to_sentinels_and_tls_to_servers_are_chosen_apart(
         url = f"rediss+sentinel://{at}?ssl_ca_certs={cert}&{own}"
         with redrb.connect(url) as client, ExperienceStream(client, "math") as stream:
             stream.put(numbered(1))
+            options = ("-h", "127.0.0.1", "-p", str(port), "--tls", "--cacert", str(cert))
+            assert cli_options(client) == options  # the primary, not the Sentinel
         with pytest.raises(StoreUnavailable, match="certificate"):
             redrb.connect(f"rediss+sentinel://{at}?{own}")
     finally:

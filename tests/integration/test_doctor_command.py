@@ -45,7 +45,9 @@ def codes(report: dict[str, Any]) -> set[str]:
     return {finding["code"] for finding in report["findings"]}
 
 
-def test_findings_repairs_and_status(owner: Client, namespace: str, doctor: Doctor) -> None:
+def test_findings_repairs_and_status(
+    owner: Client, real_url: str, namespace: str, doctor: Doctor
+) -> None:
     with ExperienceStream(owner, "math", namespace=namespace) as stream:
         stream.put_many([[numbered(1)], [numbered(2)]])
         stream.take(1, timeout=0).reject("nan")
@@ -54,7 +56,8 @@ def test_findings_repairs_and_status(owner: Client, namespace: str, doctor: Doct
         assert status == 1
         assert {"dead-letters", "orphaned-entries"} <= codes(report)
         letters = next(one for one in report["findings"] if one["code"] == "dead-letters")
-        assert letters["command"] == f"redrb dead ls math --namespace {namespace}"
+        command = f"redrb dead ls math --namespace {namespace} --url {real_url}"
+        assert letters["command"] == command
         status, report = doctor("--repair")
         assert status == 0
         assert [one["code"] for one in report["repairs"]] == ["orphaned-entries"]
@@ -98,7 +101,7 @@ def test_people_read_what_to_run(
         assert main(["doctor", "--url", real_url, "--namespace", namespace, "--over", "0.01"]) == 0
     printed = capsys.readouterr().out
     assert "WARNING dead-letters: task math\n  It holds 1 dead letter." in printed
-    assert f"\n  Run: redrb dead ls math --namespace {namespace}\n" in printed
+    assert f"\n  Run: redrb dead ls math --namespace {namespace} --url {real_url}\n" in printed
     assert "\nfound: " in printed
 
 

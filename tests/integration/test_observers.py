@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ import torch
 import redrb
 from redrb import ExperienceStream
 from redrb.cli import main
+from redrb.connection.server_cli import cli_options
+from redrb.environment import child_environment
 from tests.clusters import RedisCluster
 from tests.conftest import REAL
 from tests.dashboards import Dashboard
@@ -66,6 +69,24 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[Any]]:
     return run
 
 
+def check_redis_cli(url: str) -> None:
+    """redis-cli reaches each server with the options that findings name."""
+    program = shutil.which("redis-cli")
+    if program is None:  # it comes with Debian's redis-server
+        return
+    with redrb.connect(url) as client:
+        for server in client.primaries():
+            said = subprocess.run(
+                [program, *cli_options(server), "INFO", "server"],
+                env=child_environment(REDISCLI_AUTH=SECRET),
+                capture_output=True,
+                check=True,
+                text=True,
+                timeout=20,
+            )
+            assert "tcp_port:" in said.stdout
+
+
 @pytest.mark.parametrize("task", ["math", ""])
 def test_an_observer_uses_all_that_looks(
     place: tuple[str, list[Server]],
@@ -91,6 +112,7 @@ def test_an_observer_uses_all_that_looks(
         other.put(numbered(4))
         monkeypatch.setenv("REDRB_URL", url.replace("://", f"://looks:{SECRET}@"))
         shown = {"math"} if task else {"math", "code"}
+        check_redis_cli(os.environ["REDRB_URL"])
 
         [ls] = printed("ls")
         assert {one["name"] for one in ls["tasks"] if one["stats"]} == shown

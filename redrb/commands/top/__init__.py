@@ -86,6 +86,7 @@ def _print_pictures(options: argparse.Namespace) -> int:
     Raises:
         StoreUnavailable: Redis did not answer; the finding that says what to do was printed.
     """
+    from redrb import environment
     from redrb.errors import StoreUnavailable
 
     try:
@@ -97,7 +98,8 @@ def _print_pictures(options: argparse.Namespace) -> int:
         from redrb.state.view import View
 
         where = error.where or "Redis"
-        view = View(error=str(error), findings=(connection_finding(where, str(error)),))
+        url = options.url or environment.variable(environment.URL)
+        view = View(error=str(error), findings=(connection_finding(where, str(error), url),))
         _show(view, History(), options, f"namespace {options.namespace} at {where}")
         raise
 

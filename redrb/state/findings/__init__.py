@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import chain
 
 from redrb.state.finding import Finding, FindingKind, worst_first
-from redrb.state.findings import connection, servers, staleness, tasks, weights, workers
+from redrb.state.findings import accounts, connection, servers, staleness, tasks, weights, workers
 from redrb.state.findings.connection import connection_finding
 from redrb.state.model import State
 
@@ -18,6 +18,7 @@ KINDS: tuple[FindingKind, ...] = (
     *connection.KINDS,
     *servers.KINDS,
     *tasks.KINDS,
+    *accounts.KINDS,
     *workers.KINDS,
     *staleness.KINDS,
     *weights.KINDS,
@@ -27,5 +28,5 @@ KINDS: tuple[FindingKind, ...] = (
 
 def findings_of(state: State) -> tuple[Finding, ...]:
     """Return the troubles that a state shows: the worst first, in the same order at each call."""
-    parts = (servers, tasks, workers, staleness, weights)
+    parts = (servers, tasks, accounts, workers, staleness, weights)
     return worst_first(chain.from_iterable(part.find(state) for part in parts))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from redrb.state.finding import Finding, FindingKind
-from redrb.state.findings.wording import server_command
-from redrb.state.model import ServerState
+from redrb.state.findings.wording import url_command
 
 CONNECTION = FindingKind(
     "connection",
@@ -16,12 +15,13 @@ CONNECTION = FindingKind(
 KINDS = (CONNECTION,)
 
 
-def connection_finding(where: str, error: str) -> Finding:
+def connection_finding(where: str, error: str, url: str | None = None) -> Finding:
     """Return the finding of a look that failed.
 
     Args:
         where: Where Redis is, without a password.
         error: Why the look failed.
+        url: URL of Redis, whose user and TLS the command needs; None: `where` is enough.
     """
-    command = server_command(ServerState(where), "PING")
+    command = url_command(url, where, "PING")
     return CONNECTION.found("server", f"{where} could not be read: {error}", command)

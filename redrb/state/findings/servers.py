@@ -30,12 +30,14 @@ FAILED_SAVE = FindingKind(
     "failed-save",
     "critical",
     "The server could not write its snapshot or its append-only file: the disk is full or not "
-    "writable, or there is too little memory to fork. What is not saved is lost if it stops.",
+    "writable, or there is too little memory to fork. What is not saved is lost if it stops. "
+    "Make room; the server's log says what failed.",
 )
 OLD_SERVER = FindingKind(
     "old-server",
     "critical",
-    "redrb does not run on this version of the server: commands that it needs are missing.",
+    "redrb does not run on this version of the server: commands that it needs are missing. Upgrade "
+    "the server, or use another one; `redrb server` starts one.",
 )
 MEMORY_NEAR_LIMIT = FindingKind(
     "memory-near-limit",
@@ -113,7 +115,7 @@ def _health(server: ServerState) -> Iterator[Finding]:
     if numbers and tuple(map(int, numbers.groups())) < OLDEST_SERVER:
         oldest = ".".join(map(str, OLDEST_SERVER))
         text = f"It is {server.kind} {server.version}; redrb needs Redis {oldest} or newer."
-        yield OLD_SERVER.found(_subject(server), text)
+        yield OLD_SERVER.found(_subject(server), text, server_command(server, "INFO", "server"))
 
 
 def _subject(server: ServerState) -> str:

@@ -15,14 +15,15 @@ EXPIRING_GROUPS = FindingKind(
     "expiring-groups",
     "warning",
     "Groups become staler than max_staleness before they are trained: makers make more than is "
-    "trained, or are behind on weights. groups_per_version bounds what makers begin, so that "
-    "nothing expires.",
+    "trained, or are behind on weights. groups_per_version, the number of groups that trainers "
+    "train for each published version, bounds what makers begin, so that nothing expires.",
 )
 ABOVE_BOUND = FindingKind(
     "staleness-above-bound",
     "warning",
     "Some groups are staler than max_staleness. Waiting ones expire with the next take; leased "
-    "ones were taken before the newest version, and their trainer is slow.",
+    "ones were taken before the newest version, and their trainer is slow. If the task should "
+    "train such groups, raise max_staleness; else start more trainers, or end makers.",
 )
 AT_BOUND = FindingKind(
     "staleness-at-bound",
@@ -43,12 +44,12 @@ def find(state: State) -> Iterator[Finding]:
     for task in state.tasks:
         bound = number_of(task, "max_staleness")
         if bound is not None and task.main is not None:
-            yield from _expiring(state, task)
+            yield from _expiring(state, task, bound)
             yield from _near(state, task, bound)
             yield from _unknown(state, task)
 
 
-def _expiring(state: State, task: TaskState) -> Iterator[Finding]:
+def _expiring(state: State, task: TaskState, bound: int) -> Iterator[Finding]:
     ledger = task.main.stats.ledger if task.main else None
     if ledger is None:
         return
@@ -58,10 +59,12 @@ def _expiring(state: State, task: TaskState) -> Iterator[Finding]:
         return
     share = ledger.expired / ledger.put if ledger.put else 0.0
     now = f", {rate:.2g} each second now" if rate else ""
+    bounded = "groups_per_version" in task.settings  # what makers begin
+    setting = f"max_staleness={bound + 1}" if bounded else "groups_per_version=GROUPS"
     yield EXPIRING_GROUPS.found(
         subject_of(task),
         f"{counted(ledger.expired, 'group')} of {ledger.put:,} expired ({share:.1%}){now}.",
-        redrb_command(state.namespace, "set", task.name),
+        redrb_command(state, "set", task.name, setting),
     )
 
 
@@ -74,7 +77,8 @@ def _near(state: State, task: TaskState, bound: int) -> Iterator[Finding]:
         for place, groups in places.items()
         if groups.largest is not None and groups.largest > bound
     }
-    command = redrb_command(state.namespace, "set", task.name, f"max_staleness={bound + 1}")
+    reached = max(above.values(), default=bound + 1)
+    command = redrb_command(state, "set", task.name, f"max_staleness={reached}")
     if above:
         texts = (f"a {place} group is {age:,} versions old" for place, age in above.items())
         text = " and ".join(texts)
@@ -95,5 +99,5 @@ def _unknown(state: State, task: TaskState) -> Iterator[Finding]:
         yield UNKNOWN_STALENESS.found(
             subject_of(task),
             f"The staleness of {counted(waiting.unknown, 'waiting group')} is not known.",
-            redrb_command(state.namespace, "weights", "ls"),
+            redrb_command(state, "weights", "ls"),
         )

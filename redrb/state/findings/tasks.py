@@ -1,4 +1,4 @@
-"""Findings about tasks: who puts without who takes, and the reverse; dead letters; the ledger."""
+"""Findings about tasks: makers without trainers, trainers without makers, unread tasks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from redrb.state.finding import Finding, FindingKind
 from redrb.state.findings.wording import (
+    command_line,
     counted,
     number_of,
     of_workers,
@@ -16,11 +17,12 @@ from redrb.state.findings.wording import (
 )
 from redrb.state.model import ConsumerGroupState, State, TaskState, WorkerState
 from redrb.state.reader import MOST_NAMES
-from redrb.stream.task.settings import DEFAULT_MAX_DEAD
 
 LONG_WITHOUT_MAKER_S = 5.0
 LONG_WITH_MAKERS_S = 120.0
 LONG_BLOCKED_S = 3.0
+GROUP_OF_TRAINERS = "default"
+"""Consumer group from which redrb-trainer takes."""
 
 STARVED_TRAINER = FindingKind(
     "starved-trainer",
@@ -32,41 +34,18 @@ BLOCKED_MAKERS = FindingKind(
     "critical",
     "No trainer takes from the task, so that it stays full. Nothing goes on until one starts.",
 )
-UNBALANCED_LEDGER = FindingKind(
-    "unbalanced-ledger",
-    "critical",
-    "A group was lost or counted twice: keys of the task were changed or deleted by other programs "
-    "or evicted by the server, a replica without all data took over, or redrb has a defect.",
-)
-GROWING_DEAD_LETTERS = FindingKind(
-    "growing-dead-letters",
-    "critical",
-    "Groups fail again and again: a trainer or a stage rejects them, raises an error on them, or "
-    "dies from them. They are not trained.",
-)
-FULL_DEAD_LETTERS = FindingKind(
-    "full-dead-letters",
-    "critical",
-    "The task has as many dead letters as max_dead allows. Each further one deletes the oldest for "
-    "good.",
-)
-DEAD_LETTERS = FindingKind(
-    "dead-letters",
-    "warning",
-    "A trainer or a stage rejected these groups, or their delivery failed max_deliveries times. "
-    "They are not trained until they are requeued. Look at them, and mend what failed; then redrb "
-    "dead requeue lets them wait again, and redrb dead drop deletes them.",
-)
 SLOW_MAKERS = FindingKind(
     "slow-makers",
     "warning",
-    "The makers make fewer groups than the trainer could train, or some of them hang.",
+    "The makers make fewer groups than the trainer could train, or some of them hang: redrb top "
+    "shows what each does. If none hangs, start more.",
 )
 NOBODY_TAKES = FindingKind(
     "nobody-takes",
     "warning",
     "Groups are put, and no trainer takes them: it has ended, has died, or takes from another task "
-    "or consumer group.",
+    "or consumer group. redrb-trainer takes from the consumer group default. Start the program "
+    "that takes from another one, or call drop_group() of its ExperienceStream if nobody needs it.",
 )
 FULL_TASK = FindingKind(
     "full-task",
@@ -77,7 +56,8 @@ IDLE_TASK = FindingKind(
     "idle-task",
     "info",
     "The run has ended, has not begun again, or its trainer takes from another task or namespace. "
-    "The groups stay stored; redrb rm deletes the task if nobody needs them.",
+    "The groups stay stored; redrb rm deletes the task if nobody needs them. redrb-trainer takes "
+    "from the consumer group default; other programs take from others.",
 )
 UNREADABLE_TASK = FindingKind(
     "unreadable-task",
@@ -92,10 +72,6 @@ UNREAD_TASKS = FindingKind(
 KINDS = (
     STARVED_TRAINER,
     BLOCKED_MAKERS,
-    UNBALANCED_LEDGER,
-    GROWING_DEAD_LETTERS,
-    FULL_DEAD_LETTERS,
-    DEAD_LETTERS,
     SLOW_MAKERS,
     NOBODY_TAKES,
     FULL_TASK,
@@ -112,7 +88,10 @@ def find(state: State) -> Iterator[Finding]:
             yield UNREADABLE_TASK.found(
                 subject_of(task),
                 "The task could not be read.",
-                f"redrb acl --role observer --task {task.name} --namespace {state.namespace}",
+                command_line(
+                    ("redrb", "acl", "--role=observer", f"--task={task.name}"),
+                    namespace=state.namespace,
+                ),
             )
             continue
         yield from _trainers(state, task)
@@ -121,14 +100,12 @@ def find(state: State) -> Iterator[Finding]:
         blocked = any(finding.code == BLOCKED_MAKERS.code for finding in waiting)
         for group in task.groups[1:] if blocked else task.groups:
             yield from _taken(state, task, group)
-        yield from _dead_letters(state, task)
-        yield from _ledger(state, task)
     unread = state.tasks_total - MOST_NAMES  # the registry may have names without a task
     if unread > 0:
         yield UNREAD_TASKS.found(
             f"namespace {state.namespace}",
             f"{counted(unread, 'task')} of {state.tasks_total:,} were not read.",
-            redrb_command(state.namespace, "ls"),
+            redrb_command(state, "ls"),
         )
 
 
@@ -184,9 +161,7 @@ def _trainers(state: State, task: TaskState) -> Iterator[Finding]:
             f"It has waited for a batch for {seconds(worker.waits_s)}; "
             f"{counted(waiting, 'group')} wait in the task, and {others}."
         ),
-        redrb_command(state.namespace, "stats", task.name)
-        if made
-        else worker_command(state, task, "maker"),
+        worker_command(state, task, "maker"),
     )
 
 
@@ -213,12 +188,10 @@ def _makers(state: State, task: TaskState) -> Iterator[Finding]:
     if not any(_takers(task, group) for group in task.groups):
         if not blocked or longest >= LONG_BLOCKED_S:
             yield BLOCKED_MAKERS.found(
-                subject_of(task), summary, worker_command(state, task, "trainer")
+                subject_of(task), summary, _taking_command(state, task, task.main)
             )
     elif puts:
-        limit = f"limit={2 * stats.limit}" if stats.limit else ""
-        command = redrb_command(state.namespace, "set", task.name, *([limit] if limit else []))
-        yield FULL_TASK.found(subject_of(task), summary, command)
+        yield FULL_TASK.found(subject_of(task), summary, _room_command(state, task))
 
 
 def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator[Finding]:
@@ -228,58 +201,21 @@ def _taken(state: State, task: TaskState, group: ConsumerGroupState) -> Iterator
         return
     name = "" if group is task.main else f" of consumer group {group.name}"
     summary = f"{counted(waiting, 'group')}{name} wait, and no consumer is alive."
-    if _has_makers(task):
-        yield NOBODY_TAKES.found(subject_of(task), summary, worker_command(state, task, "trainer"))
-    else:
-        yield IDLE_TASK.found(subject_of(task), summary, worker_command(state, task, "trainer"))
+    kind = NOBODY_TAKES if _has_makers(task) else IDLE_TASK
+    yield kind.found(subject_of(task), summary, _taking_command(state, task, group))
 
 
-def _dead_letters(state: State, task: TaskState) -> Iterator[Finding]:
-    stats = task.main.stats if task.main else None
-    letters = stats.dead_letters if stats else 0
-    if not letters:
-        return
-    given = number_of(task, "max_dead")
-    most = DEFAULT_MAX_DEAD if given is None else given
-    rate = task.rates.dead if task.rates else 0.0
-    text = f"It holds {counted(letters, 'dead letter')}"
-    if most and letters >= most:
-        kind, text = FULL_DEAD_LETTERS, f"{text}, and max_dead is {most:,}."
-    elif rate > 0:
-        kind, text = GROWING_DEAD_LETTERS, f"{text}, {rate:.2g} more each second."
-    else:
-        kind, text = DEAD_LETTERS, f"{text}."
-    yield kind.found(
-        subject_of(task), text, redrb_command(state.namespace, "dead", "ls", task.name)
-    )
+def _taking_command(state: State, task: TaskState, group: ConsumerGroupState) -> str:
+    """Return the command that starts a trainer; figures where redrb-trainer would not take."""
+    if group.name == GROUP_OF_TRAINERS:
+        return worker_command(state, task, "trainer")
+    return redrb_command(state, "stats", task.name, f"--group={group.name}")
 
 
-def _ledger(state: State, task: TaskState) -> Iterator[Finding]:
-    command = redrb_command(state.namespace, "save", task.name, f"{task.name}.redrb")
-    for group in task.groups:
-        ledger = group.stats.ledger
-        if not ledger.balanced:
-            ended = ledger.acked + ledger.expired + ledger.filtered + ledger.evicted + ledger.dead
-            yield UNBALANCED_LEDGER.found(
-                subject_of(task),
-                f"Of {ledger.put:,} groups put, consumer group {group.name} has ended {ended:,}, "
-                f"leases {ledger.leased:,} and has {ledger.waiting:,} that wait: "
-                f"{ledger.put - ended - ledger.leased - ledger.waiting:+,} are not accounted for.",
-                command,
-            )
-    stats = task.main.stats if task.main else None
-    if stats and stats.admission and not stats.admission.balanced:
-        rights = stats.admission
-        yield UNBALANCED_LEDGER.found(
-            subject_of(task),
-            f"Of {rights.granted:,} rights to begin groups, {rights.used:,} were used, "
-            f"{rights.returned:,} returned, {rights.lost:,} lost, and {rights.held:,} are held.",
-            command,
-        )
-    if stats and stats.parts and not stats.parts.balanced:
-        yield UNBALANCED_LEDGER.found(
-            subject_of(task),
-            f"Of {stats.parts.begun:,} groups begun in parts, {stats.parts.groups:,} wait and the "
-            "others are not all accounted for.",
-            command,
-        )
+def _room_command(state: State, task: TaskState) -> str:
+    """Return the command that doubles the task's limit; the server's memory may be the limit."""
+    for setting in ("limit", "max_bytes"):
+        limit = number_of(task, setting)
+        if limit:
+            return redrb_command(state, "set", task.name, f"{setting}={2 * limit}")
+    return redrb_command(state, "stats", task.name)

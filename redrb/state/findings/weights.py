@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from redrb.state.finding import Finding, FindingKind
-from redrb.state.findings.wording import counted, redrb_command, seconds
+from redrb.state.findings.wording import command_line, counted, redrb_command, seconds
 from redrb.state.model import State, WeightsState
 
 LONG_UNUSED_S = 86_400.0
@@ -37,22 +37,20 @@ def find(state: State) -> Iterator[Finding]:
     for weights in state.weights:
         subject = f"weights {weights.name}"
         if not weights.readable:
-            namespace = f"--namespace {state.namespace}"
-            command = f"redrb acl --role observer --task TASK --weights {weights.name} {namespace}"
+            words = ("redrb", "acl", "--role=observer", "--task=TASK", f"--weights={weights.name}")
+            command = command_line(words, namespace=state.namespace)
             yield UNREADABLE_WEIGHTS.found(subject, "The weights could not be read.", command)
             continue
         if weights.expired_pins:
             text = f"{counted(weights.expired_pins, 'pin')} of readers that died."
-            yield EXPIRED_PINS.found(
-                subject, text, redrb_command(state.namespace, "doctor", "--repair")
-            )
+            yield EXPIRED_PINS.found(subject, text, redrb_command(state, "doctor", "--repair"))
         if unused and _is_old(weights):
             yield UNUSED_WEIGHTS.found(
                 subject,
                 f"{counted(weights.versions, 'version')} with "
                 f"{weights.stored_bytes / 1e6:,.1f} MB; the newest was published "
                 f"{seconds(weights.age_s)} ago.",
-                redrb_command(state.namespace, "weights", "rm", weights.name),
+                redrb_command(state, "weights", "rm", weights.name),
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 
+from redrb.connection.server_cli import cli_words
 from redrb.state.finding import Finding, FindingKind
 from redrb.state.model import Role, ServerState, State, TaskState, WorkerState
 
@@ -12,9 +13,9 @@ NAMED = 5
 """Workers of a task that have a finding of their own; more of them share one."""
 
 
-def redrb_command(namespace: str, *words: str) -> str:
-    """Return a command of redrb for a namespace; its URL is read from REDRB_URL."""
-    return shlex.join(("redrb", *words, *_flags(namespace)))
+def redrb_command(state: State, *words: str) -> str:
+    """Return a command of redrb that reaches the state's server and namespace."""
+    return command_line(("redrb", *words), namespace=state.namespace, url=state.url)
 
 
 def worker_command(state: State, task: TaskState, role: Role) -> str:
@@ -22,18 +23,40 @@ def worker_command(state: State, task: TaskState, role: Role) -> str:
     words: tuple[str, ...] = ("RECIPE", "--task", task.name)
     if role == "stage":
         words = ("MODULE:FUNCTION", "--from", "TASK", "--to", "TASK")
-    return shlex.join((f"redrb-{role}", *words, *_flags(state.namespace)))
+    return command_line((f"redrb-{role}", *words), namespace=state.namespace, url=state.url)
+
+
+def command_line(words: Sequence[str], *, namespace: str, url: str = "") -> str:
+    """Return a command for a namespace.
+
+    Args:
+        words: The command and its arguments.
+        namespace: The namespace.
+        url: Value of `--url`; "": the command reads REDRB_URL.
+    """
+    options = () if namespace == "default" else ("--namespace", namespace)
+    return shlex.join((*words, *options, *(("--url", url) if url else ())))
 
 
 def server_command(server: ServerState, *words: str) -> str:
     """Return a command for a server; a password is read from REDISCLI_AUTH."""
-    host, colon, port = place_of(server.address).rpartition(":")
-    if colon and port.isdigit():
-        place = ["-h", host.strip("[]"), "-p", port]
-    else:
-        place = ["-s", place_of(server.address)]
     program = "valkey-cli" if server.kind == "valkey" else "redis-cli"
-    return shlex.join((program, *place, *words))
+    return shlex.join((program, *(server.cli or _place(server.address)), *words))
+
+
+def url_command(url: str | None, where: str, *words: str) -> str:
+    """Return a command for the server of a URL that may not answer; without a URL, for a place."""
+    if url and (given := cli_words(url, *words)):
+        return shlex.join(("redis-cli", *given))
+    return server_command(ServerState(where), *words)
+
+
+def _place(address: str) -> tuple[str, ...]:
+    """Return the options of redis-cli for an address without user and TLS."""
+    host, colon, port = place_of(address).rpartition(":")
+    if colon and port.isdigit():
+        return ("-h", host.strip("[]"), "-p", port)
+    return ("-s", place_of(address))
 
 
 def place_of(where: str) -> str:
@@ -85,7 +108,3 @@ def of_workers(
     names = ", ".join(worker.name for worker in workers[:NAMED])
     text = f"{len(workers):,} workers: {names} and {len(workers) - NAMED:,} more. The first: "
     yield kind.found(subject_of(task), text + summary(workers[0]), command_for(workers[0]))
-
-
-def _flags(namespace: str) -> tuple[str, ...]:
-    return () if namespace == "default" else ("--namespace", namespace)

@@ -72,13 +72,14 @@ def _lives(state: State, task: TaskState) -> Iterator[Finding]:
         lambda worker: (
             worker_command(state, task, worker.role)
             if taken_over or not (worker.leased or worker.rights)
-            else redrb_command(state.namespace, "doctor", task.name, "--repair")
+            else redrb_command(state, "doctor", task.name, "--repair")
         ),
     )
+    figures = redrb_command(state, "stats", task.name)
     silent = [worker for worker in task.workers if worker.life == "silent"]
     yield from of_workers(
         *(SILENT_WORKER, task, silent, _silence),
-        lambda worker: f"ps -o pid,stat,etime,args -p {worker.pid}" if worker.pid else "",
+        lambda worker: f"ps -o pid,stat,etime,args -p {worker.pid}" if worker.pid else figures,
     )
 
 
@@ -121,10 +122,11 @@ def _weights(state: State, task: TaskState) -> Iterator[Finding]:
     yield from of_workers(
         *(WAITS_FOR_WEIGHTS, task, waiting),
         lambda maker: f"It has waited for weights for {seconds(maker.waits_s)}.",
-        redrb_command(state.namespace, "weights", "ls"),
+        redrb_command(state, "weights", "ls"),
     )
     set_bound = number_of(task, "max_staleness")
     bound = BEHIND if set_bound is None else set_bound
+    figures = redrb_command(state, "stats", task.name)
     behind = [  # one that waits loads the newest weights before it begins
         maker for maker in makers if maker.behind > bound and not maker.waits_for
     ]
@@ -134,7 +136,7 @@ def _weights(state: State, task: TaskState) -> Iterator[Finding]:
             f"It uses weight version {maker.weight_version:,}, {maker.behind:,} behind the newest; "
             f"more than {bound:,} is too many."
         ),
-        lambda maker: f"kill -TERM {maker.pid}" if maker.pid else "",
+        lambda maker: f"kill -TERM {maker.pid}" if maker.pid else figures,
     )
 
 
