@@ -36,6 +36,8 @@ MAX_CONNECTIONS = 10_000
 
 _READ_SIZE = 1 << 20
 
+_OF_VARIABLE = f"The URL is that of the environment variable {environment.URL}."
+
 
 def connect(
     url: str | None = None,
@@ -81,15 +83,22 @@ def connect(
     """
     _check_seconds(connect_timeout, retry_s)
     min_replicas = checked_int("min_replicas", min_replicas, 0)
-    url = url or environment.variable(environment.URL)
+    of_variable = environment.variable(environment.URL)
+    url = url or of_variable
     if not url:
         raise ConfigError("no Redis URL: pass one, or set REDRB_URL=redis://host:6379/0.")
     if not isinstance(url, str):
         raise ConfigError(f"the Redis URL is a {type(url).__name__}: pass a string.")
-    address = parse_address(url)
-    if min_replicas and address.scheme in ("fake", "embedded"):
-        raise ConfigError(f"min_replicas={min_replicas}: {address.scheme}:// has no replicas.")
-    client = _connected(address, url, connect_timeout, retry_s, allow_eviction=allow_eviction)
+    try:
+        address = parse_address(url)
+        if min_replicas and address.scheme in ("fake", "embedded"):
+            raise ConfigError(f"min_replicas={min_replicas}: {address.scheme}:// has no replicas.")
+        client = _connected(address, url, connect_timeout, retry_s, allow_eviction=allow_eviction)
+    except RedrbError as error:
+        if url == of_variable:  # also where a command has read the variable
+            text = str(error)
+            error.args = (f"{text}{'' if text.endswith('.') else '.'} {_OF_VARIABLE}",)
+        raise
     client.min_replicas = min_replicas
     return client
 

@@ -20,6 +20,9 @@ from redrb.errors import ConfigError, StoreUnavailable
 
 START_TIMEOUT_S = 20.0
 
+SOCKET = "redis.sock"
+"""Name of the socket in the directory of a server."""
+
 LONGEST_SOCKET_PATH = 100
 """Most bytes of a socket's path; systems allow 103 or more."""
 
@@ -179,7 +182,7 @@ def socket_in(directory: Path, *, advice: str = "use a shorter one") -> Path:
     Raises:
         ConfigError: The path is too long for a socket.
     """
-    socket = directory.absolute() / "redis.sock"
+    socket = directory.absolute() / SOCKET
     length = len(os.fsencode(socket))
     if length > LONGEST_SOCKET_PATH:
         raise ConfigError(
@@ -205,6 +208,6 @@ def _lock_directory(directory: Path) -> IO[str]:
         lock.close()
         raise ConfigError(
             f"{directory} is in use by another embedded server: connect to it with "
-            f"unix://{directory}/redis.sock, or choose another directory."
+            f"unix://{directory}/{SOCKET}, or choose another directory."
         ) from error
     return lock

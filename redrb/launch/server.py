@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from pathlib import Path
 from typing import Protocol
 
-from redrb.connection.embedded import EmbeddedServer, socket_in
+from redrb.connection.embedded import SOCKET, EmbeddedServer, socket_in
 from redrb.errors import ConfigError, RedrbError
 from redrb.launch.process import Death, OnEnd
 
 EMBEDDED = "embedded://"
+
+PROBE_S = 2.0
+"""Seconds after which a socket that neither accepts nor refuses counts as used by a server."""
 
 
 class RunServer(Protocol):
@@ -95,7 +100,9 @@ def server_for(
     """Return the server of a URL; "" is one of this run.
 
     Args:
-        url: URL of Redis; with `embedded:///directory` the data of the run's server is there.
+        url: URL of Redis; with `embedded:///directory` the data of the run's server is there. The
+            URL of the socket in `directory`, which users set to watch the run, counts as "" while
+            no server listens there.
         directory: For the data of the run's server; None: it keeps none.
         min_replicas: Replicas that must have received a put.
 
@@ -103,6 +110,8 @@ def server_for(
         ConfigError: Processes cannot share a server of this URL, or the path of `directory` is too
             long for its socket.
     """
+    if directory and url == f"unix://{directory.absolute() / SOCKET}" and not _listens(directory):
+        url = ""
     scheme = (url or EMBEDDED).partition("://")[0]
     if min_replicas and scheme in ("fake", "embedded"):
         raise ConfigError(f"min_replicas={min_replicas}: {scheme}:// has no replicas.")
@@ -118,6 +127,17 @@ def server_for(
     if url.startswith(EMBEDDED):
         return OwnServer(url.removeprefix(EMBEDDED))
     return ForeignServer(url)
+
+
+def _listens(directory: Path) -> bool:
+    """Return whether a server uses the socket in its directory."""
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+        probe.settimeout(PROBE_S)
+        try:
+            probe.connect(str(directory.absolute() / SOCKET))
+        except (FileNotFoundError, ConnectionRefusedError):  # a killed server leaves its socket
+            return False
+    return True
 
 
 def failure(error: RedrbError) -> Death:

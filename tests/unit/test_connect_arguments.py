@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import uuid
+from pathlib import Path
 
 import pytest
 
 import redrb
-from redrb.errors import ConfigError
+from redrb.errors import ConfigError, StoreUnavailable
 
 
 @pytest.mark.parametrize("wrong", ["x", "5", -1, -0.5, None, True, math.nan, [1]])
@@ -46,3 +47,21 @@ def test_min_replicas_is_a_number(wrong: object) -> None:
 def test_a_server_without_replicas_confirms_nothing() -> None:
     with pytest.raises(ConfigError, match="fake:// has no replicas"):
         redrb.connect(f"fake://{uuid.uuid4().hex}", min_replicas=1)
+
+
+def test_errors_name_the_variable_that_has_the_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"unix://{tmp_path}/no.sock"
+    monkeypatch.setenv("REDRB_URL", url)
+    for given in (None, url):  # commands read the variable themselves
+        with pytest.raises(
+            StoreUnavailable, match=r"is that of the environment variable REDRB_URL"
+        ):
+            redrb.connect(given)
+    with pytest.raises(StoreUnavailable) as caught:
+        redrb.connect(f"{url}2")
+    assert "REDRB_URL" not in str(caught.value)
+    monkeypatch.setenv("REDRB_URL", "http://host")
+    with pytest.raises(ConfigError, match=r"unknown scheme.* variable REDRB_URL"):
+        redrb.connect()

@@ -7,6 +7,8 @@ import io
 import json
 import math
 import re
+import socket
+import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +30,7 @@ from redrb.launch.removal import delete_job
 from redrb.launch.report import summary, table
 from redrb.launch.restarts import Restarts
 from redrb.launch.screen import Screen, _panel
-from redrb.launch.server import server_for
+from redrb.launch.server import ForeignServer, OwnServer, server_for
 from redrb.launch.supervisor import State, Supervisor
 from redrb.recipe.trainer import RecipeTrainer
 from redrb.recipe.trainer_report import TrainerReport
@@ -287,6 +289,20 @@ def test_weights_of_another_shape_end_makers_and_trainers_with_the_same_status(
 def test_a_path_too_long_for_a_socket_names_the_flag(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"redis\.sock has 1\d\d bytes.* --out"):
         server_for("", tmp_path / ("x" * 100))
+
+
+def test_the_url_of_the_runs_own_server_starts_it_where_it_does_not_run() -> None:
+    with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX) as listening:
+        path = Path(name) / "redis.sock"
+        url = f"unix://{path}"
+        assert isinstance(server_for(url, Path(name)), OwnServer)
+        assert isinstance(server_for(f"{url}2", Path(name)), ForeignServer)
+        with pytest.raises(ConfigError, match="no replicas"):
+            server_for(url, Path(name), min_replicas=1)
+        listening.bind(str(path))
+        assert isinstance(server_for(url, Path(name)), OwnServer)  # a killed server leaves its file
+        listening.listen()
+        assert isinstance(server_for(url, Path(name)), ForeignServer)
 
 
 def test_a_fresh_run_deletes_its_job_and_nothing_else(namespace: str) -> None:
