@@ -52,6 +52,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Return the parsed arguments; the process ends with status 2 if some are unknown."""
         options, unknown = super().parse_known_args(args, namespace)
+        unknown = self._rest_of_list(options, unknown)
         if unknown:
             flag = next((word for word in unknown if word.startswith("-")), "")
             name = flag.partition("=")[0]
@@ -64,6 +65,23 @@ class CommandParser(argparse.ArgumentParser):
         """End the process with status 2."""
         end = "" if message.endswith((".", "?")) else "."
         self.exit(2, f"{self.prog}: {message}{end} Help: {self.prog} --help\n")
+
+    def _rest_of_list(self, options: argparse.Namespace, unknown: list[str]) -> list[str]:
+        """Add words that follow a flag to the list of positionals, which argparse ends at the flag.
+
+        Returns:
+            The words that belong nowhere.
+        """
+        lists = [each for each in self._get_positional_actions() if each.nargs in ("*", "+")]
+        if not lists or any(word.startswith("-") for word in unknown):
+            return unknown
+        try:
+            more = self._get_values(lists[-1], unknown) if unknown else []
+        except argparse.ArgumentError as error:
+            self.error(str(error))
+        known = getattr(options, lists[-1].dest) or []
+        setattr(options, lists[-1].dest, [*known, *more])
+        return []
 
     def _flags(self) -> list[str]:
         return [word for action in self._actions for word in action.option_strings]

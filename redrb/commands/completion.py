@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
 from itertools import islice
 from pathlib import Path
@@ -18,14 +18,18 @@ SHELLS = ("bash", "zsh", "fish")
 
 _TEXT = (
     "Print a script with which a shell completes commands, flags, choices, files, and the names of "
-    "tasks and weights of namespace default at REDRB_URL; also those of redrb-maker, redrb-trainer "
-    "and redrb-stage. For bash: `redrb completion bash > "
+    "tasks and weights of the namespace that the line names, at REDRB_URL; also those of "
+    "redrb-maker, redrb-trainer and redrb-stage. For bash: `redrb completion bash > "
     "~/.local/share/bash-completion/completions/redrb`, with links redrb-maker, redrb-trainer and "
     "redrb-stage to this file; or `source <(redrb completion bash)`. `redrb completion tasks` and "
-    "`redrb completion weights` print the names, which the scripts ask for."
+    "`redrb completion weights`, followed by the words of the line, print the names, which the "
+    "scripts ask for."
 )
 _TASKS = frozenset({"task", "to", "from_", "task_name"})
 _FILES = frozenset({"recipe", "settings", "out", "checkpoints", "prompts", "metrics"})
+
+_OF_RECIPES = frozenset({"run", "settings"})
+"""Commands of `redrb` whose namespace a variable may name, as that of workers."""
 
 _ANSWER_S = 1.0
 """Seconds that Redis may take to answer, while a person waits for a completion."""
@@ -44,12 +48,18 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "subject", metavar="SHELL", choices=(*SHELLS, "tasks", "weights"), help=", ".join(SHELLS)
     )
+    parser.add_argument(
+        "words",
+        metavar="WORD",
+        nargs=argparse.REMAINDER,
+        help="words of the line whose namespace names are from; for tasks and weights",
+    )
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
     if options.subject not in SHELLS:
-        for name in names(options.subject):
+        for name in names(options.subject, options.words):
             print(name)
         return 0
     import shtab
@@ -83,6 +93,9 @@ def _zsh(scripts: Mapping[str, str]) -> str:
         [
             f"#compdef {named}",
             *bodies,
+            "_redrb_names() {",
+            '  compadd -- ${(f)"$(redrb completion $1 $service $words 2>/dev/null)"}',
+            "}",
             "_redrb_programs() {",
             "  case $service in",
             *calls,
@@ -97,8 +110,12 @@ def _zsh(scripts: Mapping[str, str]) -> str:
     )
 
 
-def names(kind: str) -> Iterator[str]:
-    """Yield the names of "tasks" or "weights" of namespace default; none if Redis is away.
+def names(kind: str, words: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the names of "tasks" or "weights" of a namespace; none if Redis is away.
+
+    Args:
+        kind: "tasks" or "weights".
+        words: The line that is completed, from the program on; it may name the namespace.
 
     A shell splits and expands them, so others than usual names are left out.
     """
@@ -110,11 +127,46 @@ def names(kind: str) -> Iterator[str]:
 
     try:
         with within(_ANSWER_S), connect(retry_s=0, connect_timeout=_ANSWER_S) as client:
-            registry = Registry(client, "default")
+            registry = Registry(client, _namespace(words))
             found = islice(registry.names("task" if kind == "tasks" else "weights"), MOST_NAMES)
             yield from [name for name in found if is_name(name)]
     except RedrbError:  # a person completes a word: a message would be in the way
         return
+
+
+def _namespace(words: Sequence[str]) -> str:
+    """Return the namespace that a line names, or that its program has without the flag."""
+    from redrb import environment
+    from redrb.options import flag_of, variable_of
+
+    flag = flag_of("namespace")
+    texts = [*words]
+    for place, word in enumerate(texts):
+        name, equals, value = word.partition("=")
+        if name != flag:
+            continue
+        if equals and value:
+            return value
+        after = texts[place + 1 :]
+        if after[:1] == ["="]:  # bash splits words there
+            after = after[1:]
+        if after and after[0]:
+            return after[0]
+    by_variable = texts[:1] != ["redrb"] or bool(_OF_RECIPES.intersection(texts[1:2]))
+    named = environment.variable(variable_of("namespace")) if texts and by_variable else None
+    return named or "default"
+
+
+def _asking(kind: str) -> dict[str, Any]:
+    """Return how each shell asks for names, with the words of the line that is completed."""
+    import shtab
+
+    command = f"redrb completion {kind}"
+    return {  # for zsh a function: it would run a command once, when it reads the file
+        **shtab.cmd(f'{command} "${{COMP_WORDS[@]}}" 2>/dev/null'),
+        "zsh": f"{{_redrb_names {kind}}}",
+        "fish": f"({command} (commandline -opc) 2>/dev/null)",
+    }
 
 
 def _parsers(whole: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -147,8 +199,8 @@ def _mark(parser: argparse.ArgumentParser) -> None:
             for each in action.choices.values():
                 _mark(each)
         elif action.dest in _TASKS:
-            argument.complete = shtab.cmd("redrb completion tasks 2>/dev/null")
+            argument.complete = _asking("tasks")
         elif action.dest == "weights" or action.metavar == "NAME":
-            argument.complete = shtab.cmd("redrb completion weights 2>/dev/null")
+            argument.complete = _asking("weights")
         elif action.type is Path or action.dest in _FILES:
             argument.complete = shtab.FILE

@@ -17,6 +17,7 @@ CASES = [
     ("redrb set m", "mixed/2"),
     ("redrb-maker --prompts-p", "--prompts-per-step"),
     ("redrb-stage --to m", "mixed/2"),
+    ("redrb inspect --namespace lab of", "of-lab"),
 ]
 """Words, and what the shell offers for the last one."""
 
@@ -28,6 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = folder / "redrb"
     program.write_text(
         "#!/bin/sh\n[ \"$2\" = tasks ] && printf '%s\\n' math mixed/2 || echo actor\n"
+        "case \"$*\" in *'--namespace lab'*) echo of-lab; esac\n"
     )
     program.chmod(0o755)
     for shell, file in (("zsh", "_redrb"), ("fish", "redrb.fish")):

@@ -129,13 +129,15 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("redrb weights show a", {"actor"}),
         ("redrb-maker --prompts-p", {"--prompts-per-step"}),
         ("redrb-stage --to m", {"math", "mixed/2"}),
+        ("redrb inspect --namespace lab o", {"of-lab"}),
     ],
 )
 def test_bash_completes(script: Path, words: str, offered: set[str]) -> None:
     program = words.split()[0]
     asked = (
         f"source {script}\n"
-        "redrb() { [[ $2 == tasks ]] && printf '%s\\n' code math mixed/2 || echo actor; }\n"
+        "redrb() { [[ $2 == tasks ]] && printf '%s\\n' code math mixed/2 || echo actor;\n"
+        "  [[ $* == *'--namespace lab'* ]] && echo of-lab; }\n"
         f"COMP_WORDS=({words}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))\n"
         f"$(complete -p {program} | sed 's/.*-F \\([^ ]*\\).*/\\1/') {program}\n"
         "printf '%s\\n' \"${COMPREPLY[@]}\""
@@ -148,7 +150,7 @@ def test_bash_completes(script: Path, words: str, offered: set[str]) -> None:
 def test_other_shells_have_a_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["completion", shell]) == 0
     printed = capsys.readouterr().out
-    assert "redrb completion tasks" in printed
+    assert "redrb completion" in printed
     assert "redrb-stage" in printed
 
 
@@ -166,6 +168,36 @@ def test_names_are_offered_only_if_a_shell_does_not_expand_them(
         assert capsys.readouterr().out == "code\nmath\n"
         assert cli.main(["completion", "weights"]) == 0
         assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "namespace"),
+    [
+        (["redrb", "inspect", "--namespace", "lab", ""], "lab"),
+        (["redrb", "inspect", "--namespace=lab", "m"], "lab"),
+        (["redrb", "inspect", "--namespace", "=", "lab", "m"], "lab"),  # as bash splits it
+        (["redrb", "inspect", "--namespace", ""], "default"),
+        (["redrb", "run", "sorting", "--task", ""], "shared"),
+        (["redrb-maker", "sorting", "--task", ""], "shared"),
+        (["redrb", "inspect", ""], "default"),  # reads no variable
+        ([], "default"),
+    ],
+)
+def test_names_are_of_the_namespace_of_the_line(
+    words: list[str],
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import redrb
+
+    monkeypatch.setenv("REDRB_URL", "fake://completion-namespaces")
+    monkeypatch.setenv("REDRB_NAMESPACE", "shared")
+    with redrb.connect() as client:
+        for each in ("default", "lab", "shared"):
+            client.execute("ZADD", f"redrb:{{{each}}}:registry", 0, f"task:of-{each}")
+        assert cli.main(["completion", "tasks", *words]) == 0
+    assert capsys.readouterr().out == f"of-{namespace}\n"
 
 
 def test_names_of_a_redis_that_is_away_are_none(

@@ -174,6 +174,24 @@ def test_a_child_inherits_no_variables_with_the_excluded_prefix(
 
 
 @pytest.mark.parametrize(
+    ("words", "dest", "values"),
+    [
+        (["inspect", "math", "--namespace", "x", "1", "2"], "ids", [1, 2]),
+        (["inspect", "--full", "math", "1", "--json", "2", "--dead", "3"], "ids", [1, 2, 3]),
+        (["inspect", "math", "--full"], "ids", []),
+        (["dead", "requeue", "math", "--namespace", "x", "1"], "ids", [1]),
+        (["dead", "drop", "math", "--yes", "1"], "ids", [1]),
+        (["stats", "math", "--json", "code"], "task", ["math", "code"]),
+        (["set", "math", "--json", "limit=3"], "settings", ["limit=3"]),
+    ],
+)
+def test_words_of_a_list_may_stand_between_flags(
+    words: list[str], dest: str, values: list[object]
+) -> None:
+    assert getattr(cli._parser().parse_args(words), dest) == values
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (
@@ -186,6 +204,8 @@ def test_a_child_inherits_no_variables_with_the_excluded_prefix(
         ),
         (["ls", "--xyz"], "redrb ls: there is no flag --xyz. Help: redrb ls --help\n"),
         (["ls", "more"], "redrb ls: there is no place for the argument 'more'. Help: redrb ls"),
+        (["inspect", "a", "--full", "b"], "redrb inspect: argument ID: invalid int value: 'b'."),
+        (["inspect", "a", "1", "--xyz", "2"], "redrb inspect: there is no flag --xyz. Help: "),
         (["stats"], "redrb stats: the following arguments are required: TASK. Help: redrb stats"),
     ],
 )
