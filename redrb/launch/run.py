@@ -24,7 +24,7 @@ from redrb.launch.process import OnEnd, WorkerProcess
 from redrb.launch.removal import delete_job, delete_namespace
 from redrb.launch.report import summary, table
 from redrb.launch.screen import LINE_EVERY_S, Screen
-from redrb.launch.server import server_for
+from redrb.launch.server import server_for, watch_advice
 from redrb.launch.stats_reader import StatsReader
 from redrb.launch.supervisor import State, Supervisor
 from redrb.recipe.loading import file_of
@@ -118,8 +118,9 @@ class Run:
         with MetricsLog(str(self.folder.diary), worker="run") as diary:
             self._diary = diary
             self._diary.write("began", makers=self.job.makers, where=client.where, **asdict(owner))
-            self._add_workers(supervisor, url)
             try:
+                self._add_workers(supervisor, url)
+                self._say(watch_advice(url, self.job.recipe.namespace))
                 self._watch(supervisor, url, started, interrupt)
                 self._why = self._reason(supervisor, interrupt)
                 supervisor.end_workers(self.job.recipe.stop_timeout + END_S)

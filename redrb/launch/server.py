@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import socket
 import threading
 import time
@@ -12,6 +13,8 @@ from typing import Protocol
 from redrb.connection.embedded import SOCKET, EmbeddedServer, socket_in
 from redrb.errors import ConfigError, RedrbError
 from redrb.launch.process import Death, OnEnd
+from redrb.options import has_password, variable_of
+from redrb.state.findings.wording import command_line
 
 EMBEDDED = "embedded://"
 
@@ -138,6 +141,20 @@ def _listens(directory: Path) -> bool:
         except (FileNotFoundError, ConnectionRefusedError):  # a killed server leaves its socket
             return False
     return True
+
+
+def watch_advice(url: str, namespace: str) -> str:
+    """Return a line with the command that watches a run; it never has a password.
+
+    Args:
+        url: URL of the run's server.
+        namespace: Namespace of the run.
+    """
+    variable, command = variable_of("url"), command_line(("redrb", "top"), namespace=namespace)
+    if has_password(url):
+        where = f", where {variable} must be set to the URL of this run"
+        return f"watch it in another terminal{where}: {command}"
+    return f"watch it in another terminal: {variable}={shlex.quote(url)} {command}"
 
 
 def failure(error: RedrbError) -> Death:

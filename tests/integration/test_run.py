@@ -25,11 +25,11 @@ RECIPE = Path(__file__).parents[1] / "counting_recipe.py"
 class Run:
     """A `redrb run` of the recipe that counts, whose output is read line by line."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, **variables: str) -> None:
         self.folder = folder
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "redrb.cli", "run", str(RECIPE), "--out", str(folder), *flags],
-            env=child_environment(without=PREFIX),
+            env=child_environment(without=PREFIX, **variables),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -92,7 +92,9 @@ def runs() -> Iterator[list[Run]]:
 def test_kills_of_every_process_ctrl_c_and_the_next_run(folder: Path, runs: list[Run]) -> None:
     first = Run(folder, "--steps", "1000000")
     runs.append(first)
-    first.until("server ")
+    url = f"unix://{folder}/redis/redis.sock"
+    command = first.until("watch it in another terminal: ").partition(": ")[2].strip()
+    assert command == f"REDRB_URL={url} redrb top --namespace counting"
     first.until_version(5)
     first.process("--worker=maker-1").kill()
     assert "restart in 1 s" in first.until("maker-1 was killed by SIGKILL")
@@ -115,7 +117,7 @@ def test_kills_of_every_process_ctrl_c_and_the_next_run(folder: Path, runs: list
 
     events = [json.loads(line) for line in (folder / "trainer.jsonl").read_text().splitlines()]
     done = [event["step"] for event in events if event["event"] == "step"][-1]
-    second = Run(folder, "--steps", str(done + 3), "--json")
+    second = Run(folder, "--steps", str(done + 3), "--json", REDRB_URL=url)
     runs.append(second)
     assert second.end() == 0, second.output
     assert f"the trainer has ended: {done + 3} steps are done" in second.output

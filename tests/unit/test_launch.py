@@ -30,7 +30,7 @@ from redrb.launch.removal import delete_job
 from redrb.launch.report import summary, table
 from redrb.launch.restarts import Restarts
 from redrb.launch.screen import Screen, _panel
-from redrb.launch.server import ForeignServer, OwnServer, server_for
+from redrb.launch.server import ForeignServer, OwnServer, server_for, watch_advice
 from redrb.launch.supervisor import State, Supervisor
 from redrb.recipe.trainer import RecipeTrainer
 from redrb.recipe.trainer_report import TrainerReport
@@ -303,6 +303,21 @@ def test_the_url_of_the_runs_own_server_starts_it_where_it_does_not_run() -> Non
         assert isinstance(server_for(url, Path(name)), OwnServer)  # a killed server leaves its file
         listening.listen()
         assert isinstance(server_for(url, Path(name)), ForeignServer)
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("unix:///r/redis.sock", ": REDRB_URL=unix:///r/redis.sock redrb top --namespace n"),
+        ("unix:///a b/r.sock", ": REDRB_URL='unix:///a b/r.sock' redrb top --namespace n"),
+        (
+            "redis://u:secret@host:6379/0",
+            ", where REDRB_URL must be set to the URL of this run: redrb top --namespace n",
+        ),
+    ],
+)
+def test_the_command_that_watches_a_run_has_no_password(url: str, text: str) -> None:
+    assert watch_advice(url, "n") == f"watch it in another terminal{text}"
 
 
 def test_a_fresh_run_deletes_its_job_and_nothing_else(namespace: str) -> None:
