@@ -31,6 +31,11 @@ from redrb.stream.task.store import TaskStore
 RANKED_BYTES: Final = 256 << 20
 """Bytes of groups that are read to rank them by reward, at most."""
 
+SHOWN_BYTES: Final = 64 << 20
+"""Bytes of groups whose samples a page holds, at most; its first group may have more."""
+
+_UNSHOWN: Final = "its samples are not shown, as the groups before it are large: name its id"
+
 
 class Browser:
     """Reads groups of one task without leasing them; safe among threads.
@@ -210,16 +215,24 @@ class Browser:
         numbering = Numbering(len(stores))
         views: list[GroupView] = []
         chosen = islice(entries, count)
+        room = _Room(SHOWN_BYTES)
         for entry, blob, why in payloads_of(stores, chosen, walk.incarnations, self._limits):
             (name,) = numbering.ids(entry.place, [entry.seq])
             view = entry.view(name, newest=walk.version)
             if blob is not None:
-                views.append(self.decoded(view, blob, full=full))
+                views.append(self._shown(view, blob, room, full=full))
             elif why:
                 views.append(replace(view, notes=(why,)))
             elif entry.damaged:
                 views.append(view)
         return views
+
+    def _shown(self, view: GroupView, blob: bytes, room: _Room, *, full: bool) -> GroupView:
+        """Return a view with the samples of its payload if the page has room for them."""
+        if not full or room.takes(len(blob)):
+            return self.decoded(view, blob, full=full)
+        short = self.decoded(view, blob, full=False)
+        return replace(short, notes=(*short.notes, _UNSHOWN))
 
     def decoded(self, view: GroupView, blob: bytes, *, full: bool) -> GroupView:
         """Return a view with what its payload says; `full`: with its samples."""
@@ -267,7 +280,7 @@ class Browser:
         full: bool,
         ids: set[int] | None = None,
     ) -> Iterator[GroupView]:
-        numbering = Numbering(len(stores))
+        numbering, room = Numbering(len(stores)), _Room(SHOWN_BYTES)
         for number, letter, entry, blob in read_letters(stores, self._group, looked):
             name = numbering.ids(number, [letter.id])[0] if letter.id else 0
             if ids is not None and name not in ids:
@@ -278,7 +291,22 @@ class Browser:
             elif len(blob) > self._limits.group_bytes:
                 yield replace(view, notes=(f"it has {len(blob):,} bytes and is not decoded",))
             else:
-                yield self.decoded(view, blob, full=full)
+                yield self._shown(view, blob, room, full=full)
+
+
+class _Room:
+    """Bytes of groups that a page may still hold; the first group always finds room."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self._first = True
+
+    def takes(self, nbytes: int) -> bool:
+        """Return whether there is room for a group, which then has it."""
+        fits = self._first or nbytes <= self._nbytes
+        self._first = False
+        self._nbytes -= nbytes if fits else 0
+        return fits
 
 
 class _Counter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -47,13 +48,12 @@ class Entry:
     def size(self) -> int:
         """Bytes of its payload, as its facts say; 0 if they do not."""
         size = self.facts.get("size") if self.facts else None
-        return size if isinstance(size, int) else 0
+        return max(size, 0) if isinstance(size, int) else 0
 
     @property
     def version(self) -> int | None:
         """Its oldest policy version."""
-        version = self.facts.get("version") if self.facts else None
-        return int(version) if isinstance(version, int | float) else None
+        return _whole(self.facts.get("version")) if self.facts else None
 
     def view(self, group: int, *, newest: int | None) -> GroupView:
         """Return what is known of the group without its payload.
@@ -185,15 +185,21 @@ def _text(value: object) -> str:
 
 
 def _whole(value: object) -> int | None:
-    return int(value) if isinstance(value, int | float) else None
+    number = _number(value)
+    return None if number is None else int(number)
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    """Return a number; None for others, and for those that JSON lacks."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _tags(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         return {}
-    kinds = str | int | float | bool
-    return {_text(name): each for name, each in value.items() if isinstance(each, kinds)}
+    kinds = str | int | bool
+    return {
+        _text(name): each if isinstance(each, kinds) else _number(each)
+        for name, each in value.items()
+        if isinstance(each, kinds | float)
+    }

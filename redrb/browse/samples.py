@@ -12,7 +12,7 @@ from redrb.browse.limits import Limits
 from redrb.browse.plain_values import PlainValues
 from redrb.browse.records import FieldView, SampleView
 from redrb.browse.tokenizer import Tokenizer
-from redrb.browse.tokens import tokens_of
+from redrb.browse.tokens import text_notes, tokens_of
 from redrb.codec.layout import GroupLayout, parse_group
 from redrb.experience.status import group_status
 
@@ -76,6 +76,8 @@ class Samples:
         views = tuple(self._view(row, plain, tokenizer) for row in range(shown))
         if shown < self.count:
             self.notes.append(f"only {shown} of {self.count} samples are shown")
+        if tokenizer is not None:
+            self.notes += text_notes([view.tokens for view in views], tokenizer)
         if plain.cut:
             self.notes.append(f"{plain.cut} long texts and lists of extras are cut")
         return views

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -61,6 +61,11 @@ class Tokenizer:
         known = [each for each in ids if 0 <= each < 2**32]
         decoded: str = self._backend.decode(known, skip_special_tokens=False)
         return decoded
+
+    def unknown(self, ids: Iterable[int]) -> set[int]:
+        """Return the ids that are not in the vocabulary, and so have no text."""
+        token = self._backend.id_to_token
+        return {each for each in set(ids) if not 0 <= each < 2**32 or token(each) is None}
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each token; together they are `text(ids)`, as far as tokens allow.

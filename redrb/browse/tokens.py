@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -64,6 +64,26 @@ def tokens_of(
         prompt_tokens=len(prompt),
         response_tokens=int(counts[split:].sum()),
     )
+
+
+def text_notes(samples: Sequence[TokensView | None], tokenizer: Tokenizer) -> list[str]:
+    """Return why samples of a group have no text, or only a part of it."""
+    shown = [each for each in samples if each is not None]
+    if not shown:
+        return ["its samples have no token ids (sequences), so there is no text"]
+    notes = []
+    ids = [each for tokens in shown for each in (*tokens.prompt_ids, *tokens.response_ids)]
+    unknown = tokenizer.unknown(ids)
+    if unknown:
+        count = sum(each in unknown for each in ids)
+        notes.append(
+            f"{count:,} of {len(ids):,} token ids, such as {min(unknown)}, are not in the "
+            "vocabulary of the tokenizer and have no text: is it that of the model?"
+        )
+    if not any(tokens.response_tokens for tokens in shown):
+        names = ", ".join(_OF_ACTIONS)
+        notes.append(f"no field ({names}) tells which tokens are the response: it is empty")
+    return notes
 
 
 def _actions(arrays: Mapping[str, NDArray[Any]]) -> int:

@@ -39,7 +39,7 @@ def everything(view: GroupView) -> Iterator[Text]:
     head = f"group {view.id} · {_state(view)} · {view.samples_total} samples · {size(view.size)}"
     yield Text(head, style="bold")
     for name, value in _facts(view):
-        yield Text.assemble((f"  {name:12} ", "dim"), printable(value))
+        yield Text.assemble((f"  {name:12} ", "dim"), _cut(printable(value)))
     if view.damaged:
         yield Text(f"  damaged      {printable(view.damaged)}", style="red")
     for note in view.notes:
@@ -84,7 +84,7 @@ def _sample(sample: SampleView, view: GroupView) -> Iterator[Text]:
         _reward(sample.reward),
     )
     if sample.tags and sample.tags != view.tags:
-        yield Text.assemble(("  tags       ", "dim"), printable(_pairs(sample.tags)))
+        yield Text.assemble(("  tags       ", "dim"), _cut(printable(_pairs(sample.tags))))
     if sample.tokens is not None:
         yield from _tokens(sample.tokens)
     for name, value in sample.extras.items():
@@ -163,7 +163,10 @@ def _cut(text: str) -> str:
 
 
 def _numbers(values: Sequence[float | None]) -> str:
-    shown = ["nan" if each is None else f"{each:.4g}" for each in values[:_SHOWN_VALUES]]
+    shown = [
+        "nan" if each is None else str(each) if isinstance(each, int) else f"{each:.4g}"
+        for each in values[:_SHOWN_VALUES]
+    ]
     rest = len(values) - len(shown)
     return " ".join(shown) + (f" … {rest:,} more" if rest else "")
 

@@ -20,6 +20,10 @@ _TEXT = (
     "--full, shows everything of a group: its tokens, rewards, advantages, log-probabilities, tags "
     "and extras; else there is a row for each. Without a choice these are the newest groups."
 )
+_COUNT: Final = 10
+_LOOK_S: Final = 10.0
+"""Seconds that one look may take; groups that are ranked by reward are read in full."""
+
 _RANKS: Final = ("best", "worst", "stalest")
 
 
@@ -48,7 +52,7 @@ def add_to(commands: Commands) -> None:
         metavar="QUERY",
         help='groups whose declared tags match, as JSON: \'{"source": "math", "level_gt": 2}\'',
     )
-    parser.add_argument("--count", type=int, default=10, help="most groups (default: 10)")
+    ranks.add_argument("--count", type=int, metavar="N", help="most groups (default: 10)")
     parser.add_argument(
         "--looks",
         type=int,
@@ -63,7 +67,7 @@ def add_to(commands: Commands) -> None:
         help="a Hugging Face folder or a tokenizer.json, to show text; its code is not run",
     )
     add_group(parser)
-    add_watch(parser)
+    add_watch(parser, look_s=_LOOK_S)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -80,6 +84,7 @@ def _run(options: argparse.Namespace) -> int:
             namespace=options.namespace,
             group=options.group,
             tokenizer=tokenizer,
+            timeout_s=_LOOK_S,
         )
         page = browser.look(choice, full=full)
     if options.json:
@@ -109,14 +114,14 @@ def _choice(options: argparse.Namespace) -> Choice:
     from redrb.browse.choice import Choice
 
     rank: Rank | None = next((each for each in _RANKS if getattr(options, each) is not None), None)
-    count = options.count if rank is None else getattr(options, rank)
+    count = getattr(options, rank or "count")
     where = None if options.where is None else _query(options.where)
     choice = Choice(
         ids=tuple(dict.fromkeys(options.ids)),
         status=options.status,
         where=where,
         rank=rank,
-        count=count,
+        count=_COUNT if count is None else count,
         looks=options.looks,
     )
     choice.check()

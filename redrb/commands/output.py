@@ -82,16 +82,43 @@ def print_table(
     left_over = console.width - sum(others) - 2 * len(others)
     for row in cells:
         row[-1].truncate(max(left_over, len(head[-1])), overflow="ellipsis")
-    console.print(_grid(head, cells, left))
+    _write(console, _grid(head, cells, left))
 
 
 def print_lines(lines: Iterable[Text], *, gap: bool) -> None:
     """Print lines with styles, whole; `gap`: below an empty line."""
     console = _console(colours=_is_terminal())
     if gap:
-        console.print()
+        print()
     for line in lines:
-        console.print(line, soft_wrap=True)
+        _write(console, line)
+
+
+def check_reader() -> None:
+    """Check that somebody reads the output, for a command that may have nothing to write for long.
+
+    Raises:
+        BrokenPipeError: The reader has ended, such as `head`.
+    """
+    import select
+
+    try:
+        output = sys.stdout.fileno()
+    except ValueError:  # not a file
+        return
+    poll = select.poll()
+    poll.register(output, 0)
+    if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+        raise BrokenPipeError
+
+
+def _write(console: Console, shown: Table | Text) -> None:
+    """Print what rich renders; rich itself would end the process when a pipe is closed."""
+    from rich.text import Text
+
+    with console.capture() as printed:
+        console.print(shown, soft_wrap=isinstance(shown, Text))
+    print(printed.get(), end="", flush=True)
 
 
 def _is_terminal() -> bool:

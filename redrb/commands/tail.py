@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from redrb.commands.arguments import TASK, Commands, add_command
+from redrb.commands.output import check_reader, printable_lines
 
 if TYPE_CHECKING:
     from redrb.browse import Arrivals
@@ -51,6 +52,7 @@ def _run(options: argparse.Namespace) -> int:
     ):
         while not screen.done:
             screen.show(follower.next(_EVERY_S))
+            check_reader()
     return 0
 
 
@@ -106,7 +108,7 @@ class _Lines:
         missed, away = self._said
         if arrivals.away != away:
             said = arrivals.away or "Redis is back"
-            print(f"redrb: {said.rstrip('.')}.", file=sys.stderr, flush=True)
+            print(f"redrb: {printable_lines(said).rstrip('.')}.", file=sys.stderr, flush=True)
         if arrivals.anew:
             print("redrb: the task was created anew: its ids begin anew.", file=sys.stderr)
         if arrivals.missed > missed:

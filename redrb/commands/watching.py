@@ -7,7 +7,6 @@ import io
 import math
 import os
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -98,12 +97,23 @@ def _draw(run: Run, options: argparse.Namespace, look_s: float) -> None:
         print()  # the message of the error follows the last picture
         raise
     size = os.get_terminal_size(sys.stdout.fileno())
+    width, height = size.columns or 80, size.lines or 24  # a terminal may not know its size
     heading = f"each {options.watch:g} s, at {time.strftime('%H:%M:%S')}; Ctrl-C ends"
-    lines = [heading[: size.columns], ""]
+    lines = [heading[:width], ""]
     for line in picture.getvalue().splitlines():
-        lines += textwrap.wrap(line, size.columns) if len(line) > size.columns else [line]
-    sys.stdout.write(_HOME + f"{_END_OF_LINE}\n".join(_within(lines, size.lines)) + _END)
+        lines += _folded(line, width)
+    sys.stdout.write(_HOME + f"{_END_OF_LINE}\n".join(_within(lines, height)) + _END)
     sys.stdout.flush()
+
+
+def _folded(line: str, width: int) -> list[str]:
+    """Return a line in parts that fit a terminal, in which a character may take two columns."""
+    if len(line) <= width and line.isascii():
+        return [line]
+    from rich.console import Console
+    from rich.text import Text
+
+    return [part.plain for part in Text(line).wrap(Console(width=width), width, overflow="fold")]
 
 
 def _within(lines: Sequence[str], height: int) -> list[str]:

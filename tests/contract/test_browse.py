@@ -186,6 +186,20 @@ def test_a_sample_shows_tokens_numbers_extras_and_images(
     assert view.notes == ("1 long texts and lists of extras are cut",)
 
 
+def test_a_page_holds_the_samples_of_a_bounded_number_of_bytes(
+    open_stream: Opener, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = open_stream()
+    stream.put_many([[numbered(number)] for number in range(3)])
+    stream.take(1, timeout=0).reject("bad")
+    monkeypatch.setattr("redrb.browse.browser.SHOWN_BYTES", 1)
+    for choice, count in ((Choice(), 2), (Choice(rank="best"), 2), (Choice(status="dead"), 1)):
+        first, *others = browser.look(choice, full=True).groups
+        assert (len(first.samples), len(others)) == (1, count - 1)
+        assert [len(view.samples) for view in others] == [0] * len(others)
+        assert all("name its id" in view.notes[0] for view in others)
+
+
 def test_damaged_and_large_groups_are_named_and_not_decoded(
     client: Client, namespace: str, browser: Browser
 ) -> None:

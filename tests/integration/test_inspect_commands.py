@@ -22,7 +22,10 @@ from redrb.connection import Client
 from redrb.environment import PREFIX, child_environment
 from redrb.errors import StoreUnavailable
 from tests.samples import numbered
-from tests.servers import Server
+from tests.servers import Server, programs
+
+ONE = list(programs())[:1]
+"""One server is enough where only the command is tested."""
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -108,6 +111,17 @@ def test_tail_ends_after_its_count_or_by_ctrl_c(store: Client, namespace: str, r
             tail.wait()
             tail.stdout.close()
     assert run("tail", "math", "--count", 0)[0] == 2
+
+
+@pytest.mark.parametrize("real_url", ONE, indirect=True)
+def test_tail_ends_when_its_reader_has_ended(store: Client, namespace: str) -> None:
+    ExperienceStream(store, "math", namespace=namespace).close()
+    command = [sys.executable, "-m", "redrb.cli", "tail", "math", "--namespace", namespace]
+    environment = child_environment(without=PREFIX, REDRB_URL=store.url)
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as tail:
+        assert tail.stdout is not None
+        tail.stdout.close()
+        assert tail.wait(20) == 141
 
 
 def _blocked(store: Client) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 import zlib
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import pytest
 import tokenizers
@@ -13,11 +16,14 @@ import torch
 
 from redrb import BufferItem
 from redrb.browse import Tokenizer
+from redrb.browse.entries import _entry
 from redrb.browse.images import images_of
 from redrb.browse.limits import LIMITS, Limits
 from redrb.browse.plain_values import PlainValues
+from redrb.browse.records import GroupView, SampleView, TokensView, as_json
 from redrb.browse.samples import Samples
 from redrb.codec import encode_groups
+from redrb.commands.group_screen import everything
 from redrb.errors import ConfigError
 
 
@@ -101,6 +107,55 @@ def test_pieces_of_tokens_are_the_text_together(byte_tokenizer: Tokenizer) -> No
     assert len(pieces) == len(ids) == len(text.encode())
     assert "".join(pieces) == text == byte_tokenizer.text(ids)
     assert byte_tokenizer.pieces([-1, 2**40]) == ["", ""]
+
+
+def test_a_response_without_text_says_why(byte_tokenizer: Tokenizer) -> None:
+    def notes(sequences: list[int] | None, actions: int) -> list[str]:
+        item = BufferItem(
+            sequences=None if sequences is None else torch.tensor(sequences),
+            action_log_probs=torch.zeros(actions) if actions else None,
+            **dict.fromkeys(("values", "reward", "kl")),
+            advantages=None,
+            tensors={"x": torch.zeros(1)},
+        )
+        samples = Samples(encode_groups([[item]])[0].blob, LIMITS)
+        samples.views(byte_tokenizer)
+        return samples.notes
+
+    assert notes([1, 2, 3], 2) == []
+    (unknown,) = notes([1, 99_999, 2, 99_999], 2)
+    assert unknown.startswith("2 of 4 token ids, such as 99999, are not in the vocabulary")
+    (missing,) = notes(None, 0)
+    assert "no token ids (sequences)" in missing
+    (empty,) = notes([1, 2], 0)
+    assert "tells which tokens are the response: it is empty" in empty
+
+
+@pytest.mark.parametrize("strange", [math.inf, -math.inf, math.nan])
+def test_numbers_of_records_that_json_lacks_are_left_out(strange: float) -> None:
+    names = ("version", "newest", "samples", "size", "priority")
+    facts = {"status": "completed", **dict.fromkeys(names, strange), "tags": {"a": strange}}
+    entry = _entry(0, 1, msgpack.packb(facts), 0, 0, b"waiting", b"completed")
+    view = entry.view(1, newest=3)
+    assert (entry.size, entry.version) == (0, None)
+    assert (view.samples_total, view.staleness, view.priority, view.tags) == (
+        0,
+        None,
+        None,
+        {"a": None},
+    )
+    json.dumps(as_json(view), allow_nan=False)
+
+
+def test_ids_of_tokens_are_shown_whole_and_long_texts_cut() -> None:
+    tokens = TokensView(prompt_ids=(151_643,), response_ids=(100_000,), log_probs=(-0.123456,))
+    sample = SampleView(0, "completed", None, None, tags={"a": "x" * 9_999}, tokens=tokens)
+    view = GroupView(1, "waiting", samples=(sample,), group_id="p" * 9_999)
+    lines = [each.plain for each in everything(view)]
+    assert "  prompt     151643" in lines
+    assert "  response   100000" in lines
+    assert "  log-probs  -0.1235" in lines
+    assert max(map(len, lines)) < 5_000
 
 
 def test_a_tokenizer_is_a_file_or_a_folder_and_nothing_else(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import subprocess
 import sys
 
@@ -10,6 +12,7 @@ from rich.text import Text
 
 from redrb.commands import output
 from redrb.commands.output import age, counted, percent, size, table
+from redrb.commands.watching import _folded
 from redrb.environment import child_environment
 
 
@@ -53,6 +56,42 @@ def test_numbers_are_for_people() -> None:
     assert [percent(*n) for n in ((0, 5), (1, 4), (1, 10**6), (0, 0))] == [
         *("0.00%", "25.00%", "<0.01%", "0.00%")
     ]
+
+
+class Closed(io.StringIO):
+    """Output whose reader has ended."""
+
+    def write(self, text: str, /) -> int:
+        if text:
+            raise BrokenPipeError
+        return 0
+
+
+def test_a_closed_pipe_is_an_error_also_where_rich_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Closed())
+    with pytest.raises(BrokenPipeError):
+        output.print_lines([Text("a")], gap=False)
+    with pytest.raises(BrokenPipeError):
+        output.print_table(("a",), [[Text("b")]])
+
+
+def test_a_reader_that_has_ended_is_noticed_without_a_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as file, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", file)
+        output.check_reader()
+        os.close(reader)
+        with pytest.raises(BrokenPipeError):
+            output.check_reader()
+    output.check_reader()  # of pytest, which has no descriptor
+
+
+def test_lines_of_a_watched_command_fit_the_terminal() -> None:
+    assert _folded("  a b", 80) == ["  a b"]
+    assert _folded("日本語" * 4, 10) == ["日本語日本", "語日本語日", "本語"]
+    assert _folded("x" * 25, 10) == ["x" * 10, "x" * 10, "x" * 5]
 
 
 def test_help_imports_nothing_heavy() -> None:
