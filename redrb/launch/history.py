@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-RATE_WINDOW = 20
-"""Steps over which the current rate is measured."""
+from redrb.launch.rate import Rate
 
 
 class _Numbers:
@@ -115,7 +114,7 @@ class History:
     _newest_s: float = 0.0
     _first_step: bool = True
     _weighted_age: float = 0.0
-    _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
+    _rate: Rate = field(default_factory=Rate)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -149,10 +148,12 @@ class History:
 
     def begin_run(self) -> None:
         """Part the events of earlier runs, which were added, from those of this run."""
-        self.ended = ""
-        self.newest.clear()
-        for fault in self.faults.values():
-            fault.is_new = False
+        with self._lock:
+            self.ended = ""
+            self.newest.clear()
+            self._rate.clear()
+            for fault in self.faults.values():
+                fault.is_new = False
 
     def new_faults(self) -> list[str]:
         """Return the faults that have come up in this run since the last call, each once."""
@@ -207,16 +208,19 @@ class History:
         if not self._first_step:  # the first wait is for the makers to start
             self.wait_for_batch_s += number["wait_for_batch_s"]
         self._first_step = False
-        self._recent.append((seconds, samples))
+        self._rate.add(seconds, samples)
 
     @property
     def rate(self) -> float:
-        """Samples a second over the last steps."""
+        """Samples a second over the last steps; 0 while no step comes."""
         with self._lock:
-            if len(self._recent) < 2:
-                return 0.0
-            seconds = self._recent[-1][0] - self._recent[0][0]
-            return sum(samples for _, samples in list(self._recent)[1:]) / max(seconds, 1e-9)
+            return self._rate.per_s
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since the newest step of this run if they are more than steps take, else 0."""
+        with self._lock:
+            return self._rate.quiet_s
 
     @property
     def trainer_wait_share(self) -> float:

@@ -105,7 +105,8 @@ def _panel(
     grid.add_column(min_width=34)
     grid.add_row("reward", _reward(history.reward_last, job.recipe.target_reward))
     grid.add_row("", _sparkline([value for _, value in history.rewards]))
-    grid.add_row("samples / s", f"{history.rate:,.0f}   ({history.samples:,} trained)")
+    trained = f"({history.samples:,} trained{_quiet(history)})"
+    grid.add_row("samples / s", f"{history.rate:,.0f}   {trained}")
     newest = history.ages[-1] if history.ages else (0.0, 0.0, 0.0)
     grid.add_row("staleness", f"mean {newest[1]:.1f}, max {newest[2]:.0f} versions")
     grid.add_row("weight version", str(history.weight_version))
@@ -135,9 +136,16 @@ def _line(seconds: float, history: History, stats: StreamStats | None) -> str:
     newest = history.ages[-1] if history.ages else (0.0, 0.0, 0.0)
     return (
         f"{seconds:5.0f} s  reward {'  ... ' if reward is None else f'{reward:.3f}'}"
-        f"  {history.rate:6,.0f} samples/s  staleness {newest[1]:.1f} (max {newest[2]:.0f})"
+        f"  {history.rate:6,.0f} samples/s{_quiet(history)}"
+        f"  staleness {newest[1]:.1f} (max {newest[2]:.0f})"
         f"  weights v{history.weight_version}  {_groups(stats) if stats else ''}"
     ).rstrip()
+
+
+def _quiet(history: History) -> str:
+    """Return for how long no step came; "" while steps come."""
+    quiet_s = history.quiet_s
+    return f", no step for {quiet_s:.0f} s" if quiet_s else ""
 
 
 def _groups(stats: StreamStats) -> str:

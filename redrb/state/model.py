@@ -43,7 +43,8 @@ class WorkerState:
         rights: Rights to begin groups that it holds now.
         waits_for: What it waited for at its last announcement; "": nothing.
         waits_s: Seconds for which it has waited by now.
-        groups_per_s: Its rate between its announcements of the last seconds; None at the first.
+        groups_per_s: Its rate between its announcements of the last seconds; None at the first, and
+            0 when none came for 10 seconds.
         samples_per_s: The same in samples.
         metrics: Newest figures that it announced, such as "reward" and "loss"; at most 16.
     """

@@ -58,7 +58,7 @@ class RateWindow:
         )
 
     def _worker(self, worker: WorkerState, task: TaskState, now_s: float) -> WorkerState:
-        """Return a worker with its rate: between announcements."""
+        """Return a worker with its rate: between announcements, and 0 when these have stopped."""
         trail = self._trail("worker", task.name, task.incarnation, worker.name)
         if not trail.grows([worker.groups, worker.uptime_s]):
             trail = self._now["worker", task.name, task.incarnation, worker.name] = _Trail()
@@ -66,6 +66,7 @@ class RateWindow:
         if not trail.rates:
             return worker
         over = worker.life in ("dead", "ended")
+        over = over or (worker.life == "silent" and worker.seen_s >= WINDOW_S)
         groups, _, samples = (0.0, 0.0, 0.0) if over else trail.rates
         return replace(worker, groups_per_s=groups, samples_per_s=samples)
 

@@ -82,3 +82,19 @@ def test_the_rate_of_a_worker_is_that_between_its_announcements() -> None:
     assert window.rated(state(40, worker=anew)).tasks[0].workers[0].groups_per_s is None
     dead = WorkerState("one", "trainer", uptime_s=1.5, groups=401, life="dead")
     assert window.rated(state(41, worker=dead)).tasks[0].workers[0].groups_per_s == 0.0
+
+
+def test_a_worker_that_announces_nothing_for_ten_seconds_has_no_rate() -> None:
+    window, rates = RateWindow(), []
+    for second in range(16):
+        seen = max(0, second - 4)
+        worker = WorkerState(
+            *("one", "maker"),
+            life="silent" if seen > 5 else "live",
+            seen_s=seen,
+            uptime_s=second,
+            groups=3 * (second - seen),
+        )
+        rates.append(window.rated(state(second, worker=worker)).tasks[0].workers[0].groups_per_s)
+    assert rates[1:14] == [3.0] * 13
+    assert rates[14:] == [0.0, 0.0]

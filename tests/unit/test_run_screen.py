@@ -11,8 +11,9 @@ from rich.console import Console
 
 from redrb.launch.history import History
 from redrb.launch.job import Job
+from redrb.launch.rate import Rate
 from redrb.launch.report import summary, table
-from redrb.launch.screen import _panel
+from redrb.launch.screen import _line, _panel
 from redrb.launch.supervisor import Shown, State
 from redrb.recipes.sorting import Sorting
 
@@ -64,6 +65,34 @@ def test_each_worker_has_a_row_with_its_state() -> None:
     assert "ValueError: no" in rows["maker-3"]
     assert "the server" not in screen
     assert len(screen.splitlines()) < 24
+
+
+def test_a_job_that_stands_still_has_no_rate() -> None:
+    now = 100.0
+    history = History(_rate=Rate(lambda: now))
+    for seconds in (1, 2, 3):
+        history.add(event("trainer", "step", seconds=seconds, samples=64, step=seconds))
+    assert "64 samples/s  staleness" in _line(3.0, history, None)
+    now += 4
+    assert "64 samples/s  staleness" in _line(7.0, history, None)
+    now += 41
+    assert " 0 samples/s, no step for 45 s" in _line(48.0, history, None)
+    assert "0   (192 trained, no step for 45 s)" in shown(history)
+    history.add(event("trainer", "step", seconds=48, samples=64, step=4))
+    assert history.rate > 0
+
+
+def test_slow_steps_are_no_standstill_and_earlier_runs_have_no_rate() -> None:
+    now = 100.0
+    history = History(_rate=Rate(lambda: now))
+    for seconds in (60, 120):
+        history.add(event("trainer", "step", seconds=seconds, samples=60, step=1))
+    now += 100
+    assert (history.rate, history.quiet_s) == (1.0, 0.0)
+    now += 100
+    assert (history.rate, history.quiet_s) == (0.0, 200.0)
+    history.begin_run()
+    assert (history.rate, history.quiet_s) == (0.0, 0.0)
 
 
 def test_workers_beyond_the_height_are_counted_and_those_that_do_not_run_stay() -> None:
