@@ -171,6 +171,7 @@ class EpisodeMaker:
             SendFailed: Groups could not be put.
             Any error that `fail` was called with.
         """
+        self._stream.worker.begins()
         with self._stop.on_signals(), ending_within(self._stop.time):
             asyncio.run(self._run(iter(prompts)))
         if self._error is not None:

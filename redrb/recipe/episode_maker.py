@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
@@ -42,7 +44,7 @@ class EpisodeRecipeMaker(EpisodeMaker):
     """
 
     def __init__(self, client: Client, recipe: EpisodeRecipe, write: Write) -> None:
-        """Wait for the reference policy, if there is one, and open the task.
+        """Open the task, and wait for the reference policy, if there is one.
 
         Args:
             client: Connection to Redis.
@@ -54,15 +56,6 @@ class EpisodeRecipeMaker(EpisodeMaker):
         """
         self._recipe = recipe
         seed_everything(recipe.worker_seed)
-        strategy = Strategy(recipe.device or None)
-        models = recipe.models()
-        reference = reference_policy(client, recipe, models)
-        placed = place_models(lambda: strategy, lambda: (*models.values(), reference), None)
-        self._models = dict(zip(models, placed.models[:-1], strict=True))
-        generator = torch.Generator(strategy.device).manual_seed(recipe.worker_seed)
-        self._generation = recipe.generation(generator)
-        engine = LocalEngine(self._sample, max_new_tokens=recipe.max_new_tokens)
-        report = EpisodeReport(self, recipe.prompts_per_step, write)
         stream = ExperienceStream(
             *(client, recipe.task_name),
             namespace=recipe.namespace,
@@ -71,17 +64,37 @@ class EpisodeRecipeMaker(EpisodeMaker):
             implied=settings_of_maker(client, recipe),
         )
         stream.worker.label = recipe.worker
-        super().__init__(
-            *(stream, episode_of(recipe), engine),
-            group_size=recipe.group_size,
-            groups=recipe.prompts_per_step,
-            finish=GroupFinisher(recipe, placed.models[-1], engine, report.add_group).finish,
-            resume=stream.settings().values.get("order") != "admission",
-            drain_timeout=min(DRAIN_TIMEOUT_S, recipe.stop_timeout / 2),
-            stop_timeout=recipe.stop_timeout,
-        )
-        self._local = engine
-        self._weights = self._follower = ModelWeights(client, recipe, self._models, self._stop)
+        stream.worker.begins()
+        with ExitStack() as undo:
+            undo.callback(stream.close)
+            reference = self._place_models(client, stream)
+            self._local = LocalEngine(self._sample, max_new_tokens=recipe.max_new_tokens)
+            report = EpisodeReport(self, recipe.prompts_per_step, write)
+            finisher = GroupFinisher(recipe, reference, self._local, report.add_group)
+            super().__init__(
+                *(stream, episode_of(recipe), self._local),
+                group_size=recipe.group_size,
+                groups=recipe.prompts_per_step,
+                finish=finisher.finish,
+                resume=stream.settings().values.get("order") != "admission",
+                drain_timeout=min(DRAIN_TIMEOUT_S, recipe.stop_timeout / 2),
+                stop_timeout=recipe.stop_timeout,
+            )
+            self._weights = self._follower = ModelWeights(client, recipe, self._models, self._stop)
+            undo.pop_all()
+
+    def _place_models(self, client: Client, stream: ExperienceStream) -> Any:
+        """Make the models; wait for the reference policy and return it; None: there is none."""
+        recipe = self._recipe
+        strategy = Strategy(recipe.device or None)
+        models = recipe.models()
+        waiting = partial(stream.worker.waiting, "weights")
+        reference = reference_policy(client, recipe, models, waiting)
+        placed = place_models(lambda: strategy, lambda: (*models.values(), reference), None)
+        self._models = dict(zip(models, placed.models[:-1], strict=True))
+        generator = torch.Generator(strategy.device).manual_seed(recipe.worker_seed)
+        self._generation = recipe.generation(generator)
+        return placed.models[-1]
 
     def __enter__(self) -> Self:
         return self

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import random
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ class RecipeMaker(ExperienceMakerHolder):
     """Makes groups of a recipe's prompts with the newest published weights."""
 
     def __init__(self, client: Client, recipe: Recipe, write: Write) -> None:
-        """Wait for the reference policy, if there is one, and open the task.
+        """Open the task, and wait for the reference policy, if there is one.
 
         Args:
             client: Connection to Redis.
@@ -53,7 +53,8 @@ class RecipeMaker(ExperienceMakerHolder):
 
         def models() -> tuple[Any, ...]:
             self._models = recipe.models()
-            reference = reference_policy(client, recipe, self._models)
+            waiting = self._waiting_for_weights
+            reference = reference_policy(client, recipe, self._models, waiting)
             return nn.ModuleDict(self._models), None, None, reference
 
         super().__init__(
@@ -127,9 +128,18 @@ class RecipeMaker(ExperienceMakerHolder):
 
 
 def reference_policy(
-    client: Client, recipe: Recipe, models: dict[str, nn.Module]
+    client: Client,
+    recipe: Recipe,
+    models: dict[str, nn.Module],
+    waiting: Callable[[], AbstractContextManager[None]],
 ) -> nn.Module | None:
     """Wait for the reference policy and return it; None if the recipe has none.
+
+    Args:
+        client: Connection to Redis.
+        recipe: The recipe.
+        models: Its models.
+        waiting: Announces, while its block runs, that the maker waits for weights.
 
     Raises:
         WeightTimeout: No trainer published it in time.
@@ -139,7 +149,8 @@ def reference_policy(
         return None
     reference = copy.deepcopy(like).requires_grad_(requires_grad=False)
     weights = WeightSubscriber(client, recipe.reference_name, namespace=recipe.namespace)
-    weights.wait(newer_than=0, timeout=recipe.weights_timeout)
+    with waiting():
+        weights.wait(newer_than=0, timeout=recipe.weights_timeout)
     weights.poll(reference)
     return reference
 

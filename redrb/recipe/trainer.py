@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -52,24 +53,17 @@ class RecipeTrainer(AlgorithmTrainer):
             write: Writes an event of the trainer.
         """
         self._recipe, self._connection = recipe, client
-        seed_everything(recipe.seed)
         ranks = world_size_here()
         strategy = _strategy(recipe, ranks)
-        models = recipe.models()
-        # shards cannot be initialised one by one: the first rank does it with whole models
-        self._whole = copy.deepcopy(models) if recipe.shard and rank_here() == 0 else None
-        placed = place_models(lambda: strategy, models.values, None)
         self._device = strategy.device
-        self._models: dict[str, nn.Module] = dict(zip(models, placed.models, strict=True))
-        self._optimizers: dict[str, Optimizer] = recipe.optimizers(self._models)
         self._reports = TrainerReport(self, recipe, write)
         super().__init__(
             self._take_step,
-            placed,
+            None,  # it announces itself before the models are made, which may take long
             callbacks=[self._reports],
             eval_performance=False,
             update_lora_weights=False,
-            device=None,
+            device=strategy.device,
             experience_maker_holder_name_list=[],  # makers find the trainer by its name
             train_batch_size=recipe.groups,
             name=recipe.weights_name,
@@ -87,6 +81,21 @@ class RecipeTrainer(AlgorithmTrainer):
             # the limit is in groups here, and need not be whole batches
             implied=settings_of_trainer(client, recipe),
         )
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self._place_models(strategy)
+            undo.pop_all()
+
+    def _place_models(self, strategy: Strategy) -> None:
+        """Make the models and their optimizers."""
+        recipe = self._recipe
+        seed_everything(recipe.seed)
+        models = recipe.models()
+        # shards cannot be initialised one by one: the first rank does it with whole models
+        self._whole = copy.deepcopy(models) if recipe.shard and rank_here() == 0 else None
+        placed = place_models(lambda: strategy, models.values, None)
+        self._models: dict[str, nn.Module] = dict(zip(models, placed.models, strict=True))
+        self._optimizers: dict[str, Optimizer] = recipe.optimizers(self._models)
 
     @property
     def plain_models(self) -> dict[str, nn.Module]:

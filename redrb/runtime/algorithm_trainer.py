@@ -22,7 +22,7 @@ class AlgorithmTrainer(DetachedTrainer):
 
     Args:
         step: Trains on a batch and returns metrics.
-        placed: The models in training.
+        placed: The models in training; None: a subclass makes them later, and gives the device.
         callbacks: As for `DetachedTrainer`.
         eval_performance: Add a `TrainerPerformanceEvaluator`.
         update_lora_weights: Send only `lora_A` and `lora_B` in updates that are not full.
@@ -33,7 +33,7 @@ class AlgorithmTrainer(DetachedTrainer):
     def __init__(
         self,
         step: Callable[[Experience], dict[str, float]],
-        placed: PlacedModels,
+        placed: PlacedModels | None,
         *,
         callbacks: Sequence[TrainerCallback],
         eval_performance: bool,
@@ -44,11 +44,11 @@ class AlgorithmTrainer(DetachedTrainer):
         self._step = step
         self._update_lora_weights = update_lora_weights
         evaluators = []
-        if eval_performance:
+        if eval_performance and placed is not None:
             evaluators = [TrainerPerformanceEvaluator(sum(placed.parameters))]
         super().__init__(
             callbacks=[*callbacks, *evaluators],
-            device=placed.strategy.device if device is None else device,
+            device=placed.strategy.device if device is None and placed is not None else device,
             **trainer_options,
         )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Self
 
 from torch import Tensor
@@ -163,20 +163,27 @@ class ExperienceMakerHolder(MakerLoop):
             in_flight=in_flight_updates,
         )
         self.name = check_name("maker", name)
-        placed = place_models(strategy_fn, model_fn, env_info)
-        actor, critic, reward_model, initial_model = placed.models
-        self.experience_maker = self.build_experience_maker(
-            actor, critic, reward_model, initial_model, kl_coef
-        )
-        check_options(self.experience_maker, generate_kwargs)
-        self.generate_kwargs = generate_kwargs
-        self._callbacks = _callbacks(callbacks, placed if eval_performance else None)
         self._debug = debug
-        self._rights: BatchRights | None = None
         self._end_with_job = end_with_job
         self._stop = StopRequest(stop_timeout)
         self._client, self._client_scope = client_for(client)
-        self._open(namespace, self.models_to_follow(actor, critic), weights, sending)
+        with ExitStack() as undo:
+            undo.push(self._client_scope)
+            self._streams = self._begin(namespace, sending, undo)
+            placed = place_models(strategy_fn, model_fn, env_info)
+            actor, critic, reward_model, initial_model = placed.models
+            self.experience_maker = self.build_experience_maker(
+                actor, critic, reward_model, initial_model, kl_coef
+            )
+            check_options(self.experience_maker, generate_kwargs)
+            self.generate_kwargs = generate_kwargs
+            self._callbacks = _callbacks(callbacks, placed if eval_performance else None)
+            models = self.models_to_follow(actor, critic)
+            self._weights = MakerWeights(
+                self._client, namespace, self.name, models, weights, self._stop
+            )
+            self._prepare_sending(namespace, sending)
+            undo.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -254,9 +261,7 @@ class ExperienceMakerHolder(MakerLoop):
         """
         ended = self._job_end.watching() if self._end_with_job else nullcontext()
         with self._stop.on_signals(), ending_within(self._stop.time), ended:
-            with ExitStack() as waiting:
-                for stream in self._streams:
-                    waiting.enter_context(stream.worker.waiting("weights"))
+            with self._waiting_for_weights():
                 if not self._weights.wait_until_initialised():
                     return
             self._on_loop_start()
@@ -332,45 +337,47 @@ class ExperienceMakerHolder(MakerLoop):
                 scope.callback(stream.close)
             self._graceful_sender.close(self.name, timeout)
 
-    def _open(
-        self,
-        namespace: str,
-        models: Mapping[str, Any],
-        weights: WeightSettings,
-        sending: SendSettings,
-    ) -> None:
-        """Follow the trainers' weights and open their buffers."""
-        with ExitStack() as undo:
-            undo.push(self._client_scope)
-            self._weights = MakerWeights(
-                self._client, namespace, self.name, models, weights, self._stop
-            )
-            self._streams = [
-                ExperienceStream(
-                    self._client,
-                    name,
-                    namespace=namespace,
-                    **{"on_bad_group": "drop", **sending.stream_options},
-                )
-                for name in sending.trainers
-            ]
+    @contextmanager
+    def _waiting_for_weights(self) -> Iterator[None]:
+        """Announce in this block that the maker waits for weights."""
+        with ExitStack() as waiting:
             for stream in self._streams:
-                stream.worker.label = self.name
-            self._sender = ExperienceSender(
-                self._streams, max_groups=sending.max_unsent, offload=sending.offload
+                waiting.enter_context(stream.worker.waiting("weights"))
+            yield
+
+    def _begin(
+        self, namespace: str, sending: SendSettings, undo: ExitStack
+    ) -> list[ExperienceStream]:
+        """Open the trainers' tasks and announce the maker there: to load models may take long."""
+        streams = []
+        for name in sending.trainers:
+            stream = ExperienceStream(
+                self._client,
+                name,
+                namespace=namespace,
+                **{"on_bad_group": "drop", **sending.stream_options},
             )
-            if sending.admission:
-                self._rights = BatchRights(
-                    self._streams, self._sender.shares, self._stop, self.name
-                )
-            self._job_end = JobEnd(
-                *(self._client, namespace, lambda: self._weights.trainer),
-                *(sending.trainers, self._stop),
-            )
-            self._graceful_sender = GracefulSender(
-                self._sender, self._stop, stop_timeout=sending.room_timeout
-            )
-            undo.pop_all()
+            undo.callback(stream.close)
+            stream.worker.label = self.name
+            stream.worker.begins()
+            streams.append(stream)
+        return streams
+
+    def _prepare_sending(self, namespace: str, sending: SendSettings) -> None:
+        """Prepare the sender, the rights to begin groups, and the end with the job."""
+        self._sender = ExperienceSender(
+            self._streams, max_groups=sending.max_unsent, offload=sending.offload
+        )
+        self._rights: BatchRights | None = None
+        if sending.admission:
+            self._rights = BatchRights(self._streams, self._sender.shares, self._stop, self.name)
+        self._job_end = JobEnd(
+            *(self._client, namespace, lambda: self._weights.trainer),
+            *(sending.trainers, self._stop),
+        )
+        self._graceful_sender = GracefulSender(
+            self._sender, self._stop, stop_timeout=sending.room_timeout
+        )
 
 
 def _callbacks(callbacks: Sequence[MakerCallback], measured: PlacedModels | None) -> Callbacks:

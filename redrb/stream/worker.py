@@ -120,6 +120,20 @@ class Worker:
             if self._heartbeat is None and not self._takes:
                 self._heartbeat = Heartbeat(self.beat, self._lease_ms, "worker")
 
+    def begins(self) -> None:
+        """Announce it at once, and from now on: it may wait for long before it puts or takes.
+
+        Raises:
+            StoreUnavailable: Redis stayed away.
+        """
+        self.puts()
+        if self._announced is not None:
+            return
+        if self._heartbeat is not None:
+            self._heartbeat.nudge()
+        else:  # the heartbeat of its consumer announces it from now on
+            self.beat()
+
     def follow_fork(self) -> None:
         """In a forked process, become another worker."""
         if self._pid != os.getpid():
@@ -134,10 +148,11 @@ class Worker:
     @contextmanager
     def waiting(self, what: WaitsFor) -> Iterator[None]:
         """Announce in this block that it waits for something."""
-        if what == "weights":  # it has put nothing yet, so that nothing else announces it
-            self.puts()
+        self.follow_fork()
         token = next(self._tokens)
         self._waits[token] = what, time.monotonic()
+        if what == "weights":  # it has put nothing yet, so that nothing else announces it
+            self.begins()
         try:
             yield
         finally:

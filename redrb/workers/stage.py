@@ -64,7 +64,7 @@ def _work(function: str, settings: StageSettings) -> None:
             torch.set_num_threads(settings.threads)
             if settings.tracing:
                 scope.enter_context(tracing_to_collector("redrb-stage"))
-            called = _loaded(function)
+            found = _found(function)
             client = scope.enter_context(
                 redrb.connect(settings.url, min_replicas=settings.min_replicas)
             )
@@ -80,8 +80,10 @@ def _work(function: str, settings: StageSettings) -> None:
                 )
                 for task in (settings.from_, settings.to)
             )
+            source.worker.role = "stage"
+            source.worker.begins()  # a class may load a model for long
             stage = Stage(
-                *(source, target, called),
+                *(source, target, _made(found, function)),
                 batch=settings.batch,
                 batched=settings.batched,
                 stop_timeout=settings.stop_timeout,
@@ -114,11 +116,11 @@ def _warn_if_new(client: Client, settings: StageSettings) -> None:
         print(f"redrb-stage: {error} The stage creates it and waits for groups.", file=sys.stderr)
 
 
-def _loaded(name: str) -> Callable[..., Any]:
-    """Return the function `MODULE:FUNCTION`; modules in the working directory are found.
+def _found(name: str) -> object:
+    """Return the object `MODULE:FUNCTION`; modules in the working directory are found.
 
     Raises:
-        ConfigError: There is no such function.
+        ConfigError: There is no such object.
     """
     module, _, attribute = name.partition(":")
     if not (module and attribute):
@@ -126,11 +128,22 @@ def _loaded(name: str) -> Callable[..., Any]:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        found: object = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{name!r} cannot be imported: {error}.") from error
     if isinstance(found, type) and not _takes(found, 0):
         raise ConfigError(f"{name!r} needs arguments: give a class that is made without any.")
+    if not callable(found):
+        raise ConfigError(f"{name!r} is no function: its type is {type(found).__name__}.")
+    return found
+
+
+def _made(found: Any, name: str) -> Callable[..., Any]:
+    """Return a function, or an object of a class.
+
+    Raises:
+        ConfigError: The object cannot be called.
+    """
     made: Callable[..., Any] = found() if isinstance(found, type) else found
     if not callable(made):
         raise ConfigError(f"{name!r} is no function: its type is {type(made).__name__}.")

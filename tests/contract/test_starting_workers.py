@@ -1,0 +1,143 @@
+"""Workers announce themselves as soon as they start, with what they wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+import pytest
+from torch import nn
+
+import redrb
+from redrb import environment
+from redrb.connection import Client
+from redrb.episodes import EpisodeMaker
+from redrb.recipe import GRPORecipe
+from redrb.recipe.trainer import RecipeTrainer
+from redrb.recipes.arithmetic import Arithmetic
+from redrb.recipes.multiturn import Multiturn
+from redrb.state.model import WorkerState
+from redrb.state.observer import Observer
+from redrb.workers.stage import main
+
+MOST_S = 2.0
+"""Longer than an announcement at once, and shorter than the time until the first heartbeat."""
+
+
+@pytest.fixture
+def client(namespace: str) -> Iterator[Client]:
+    with redrb.connect(f"fake://{namespace}") as client:
+        yield client
+
+
+def announced(
+    client: Client,
+    wanted: Callable[[WorkerState], bool] = lambda _: True,
+    *,
+    most_s: float = MOST_S,
+) -> WorkerState:
+    """Return a worker of the default namespace that is as wanted, once it is announced."""
+    with Observer(client, "default", every_s=0.02) as observer:
+        view, end = observer.newest(), time.monotonic() + most_s
+        while time.monotonic() < end:
+            view = observer.wait(view.number, 1.0)
+            tasks = view.state.tasks if view.state else ()
+            found = [one for task in tasks for one in task.workers if wanted(one)]
+            if found:
+                return found[0]
+    raise AssertionError(f"no worker is announced: {view.state}")
+
+
+@pytest.mark.parametrize("kind", [Arithmetic, Multiturn])
+def test_a_maker_that_waits_for_the_reference_policy(
+    kind: type[GRPORecipe], client: Client
+) -> None:
+    recipe = kind(worker="maker-1", beta=0.1, weights_timeout=60, lease_ms=600)
+    with ThreadPoolExecutor(1) as threads:
+        starting = threads.submit(recipe.maker, client, lambda *_, **__: None)
+        try:
+            found = announced(client, lambda worker: worker.waits_for == "weights", most_s=20)
+        finally:
+            actor = recipe.models()["actor"]
+            redrb.WeightPublisher(client, recipe.reference_name).publish(actor)
+        assert (found.role, found.label) == ("maker", "maker-1")
+        starting.result().__exit__(None, None, None)
+    assert announced(client).life == "ended"
+
+
+def test_a_trainer_of_a_recipe_that_makes_its_models(client: Client) -> None:
+    class Slow(Arithmetic):
+        def model(self) -> nn.Module:
+            assert announced(client).role == "trainer"
+            return super().model()
+
+    RecipeTrainer(client, Slow(worker="trainer"), lambda *_, **__: None).close()
+
+
+def test_a_maker_and_a_trainer_that_load_their_models(client: Client) -> None:
+    def models() -> tuple[Any, ...]:
+        assert announced(client).label == "maker-1"
+        return nn.Linear(1, 1), None, None, None
+
+    options: dict[str, Any] = {"client": client, "max_new_tokens": 1, "name": "maker-1"}
+    with redrb.ExperienceMakerHolder(["math"], lambda: None, models, **options):
+        pass
+    with Trainer([], client=client, name="math"):
+        found = announced(client, lambda worker: worker.role == "trainer")
+        assert (found.label, found.waits_for) == ("math", "")
+
+
+class Trainer(redrb.DetachedTrainer):
+    def training_step(self, experience: redrb.Experience) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+    def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:
+        raise NotImplementedError
+
+
+class StartingEngine:
+    """An engine that starts as soon as its maker is announced."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(announced, self.client)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def abort(self) -> None:
+        pass
+
+
+async def episode(prompt: Any, engine: Any) -> redrb.BufferItem:
+    raise NotImplementedError
+
+
+def test_a_maker_whose_engine_starts(client: Client) -> None:
+    with redrb.ExperienceStream(client, "math") as stream:
+        EpisodeMaker(stream, episode, StartingEngine(client)).run([])
+
+
+class Scorer:
+    """Loads its model until the stage is announced."""
+
+    def __init__(self) -> None:
+        with redrb.connect(environment.variable(environment.URL)) as client:
+            assert announced(client).role == "stage"
+
+    def __call__(self, group: object) -> object:
+        raise NotImplementedError
+
+
+def test_a_stage_whose_function_loads_a_model(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redrb.runtime.stage.Stage.run", lambda _: None)
+    monkeypatch.setenv("REDRB_URL", client.url)
+    assert main([f"{__name__}:Scorer", "--from=rollouts", "--to=scored"]) == 0
