@@ -39,8 +39,8 @@ class WorkerState:
         behind: Versions that the task knew, and it did not use, at its last announcement.
         groups: Groups that it has put, or acknowledged, since it began.
         samples: Samples in these groups.
-        leased: Groups that it leases now.
-        rights: Rights to begin groups that it holds now.
+        leased: Groups that it leases; of a dead worker at most those that are not taken over.
+        rights: Rights to begin groups that it holds; of a dead worker those not yet taken back.
         waits_for: What it waited for at its last announcement; "": nothing.
         waits_s: Seconds for which it has waited by now.
         groups_per_s: Its rate between its announcements of the last seconds; None at the first, and

@@ -9,7 +9,9 @@ import pytest
 from redrb.state.finding import SEVERITIES
 from redrb.state.findings import KINDS, connection_finding, findings_of
 from redrb.state.histogram import Histogram
+from redrb.state.holdings import with_holdings
 from redrb.state.model import WorkerState
+from redrb.stream.task.ledger import AdmissionStats, Ledger, StreamStats
 from tests.sample_state import sample_state
 from tests.troubled_states import (
     TROUBLES,
@@ -91,6 +93,27 @@ def test_a_dead_worker_is_replaced_and_repaired_only_where_nobody_takes_over() -
     alone = replace(one, tasks=(replace(one.tasks[0], workers=all_dead),))
     commands = {each.command for each in findings_of(alone) if each.code == "dead-worker"}
     assert any("--repair" in command for command in commands)
+
+
+def test_a_dead_worker_holds_only_what_was_not_taken_back() -> None:
+    workers = [
+        WorkerState("h-1-aa", "maker", life="dead", rights=31),
+        WorkerState("h-11-bb", "maker", life="dead", rights=31),
+        WorkerState("h-2-cc", "maker", rights=9),
+        WorkerState("h-3-dd", "trainer", life="dead", leased=4),
+        WorkerState("h-4-ee", "trainer", life="silent", leased=2),
+    ]
+
+    def held(makers: dict[str, int], rights: int, leased: int) -> list[int]:
+        admission = AdmissionStats(held=rights, makers=makers)
+        stats = replace(StreamStats.of({}), admission=admission, ledger=Ledger(leased=leased))
+        group = replace(sample_state().tasks[0].groups[0], stats=stats)
+        return [one.rights + one.leased for one in with_holdings(workers, [group])]
+
+    assert held({"h-1-zz": 3, "h-2-yy": 5}, 8, 6) == [3, 0, 9, 4, 2]
+    assert held({"h-2-yy": 5}, 5, 2) == [0, 0, 9, 0, 2]
+    assert held({"h-2-yy": 5}, 7, 3) == [2, 2, 9, 1, 2]  # not all makers are listed
+    assert [one.rights for one in with_holdings(workers, [])] == [0, 0, 9, 0, 0]
 
 
 def test_a_dead_worker_of_the_same_name_and_host_was_replaced() -> None:

@@ -95,10 +95,10 @@ def _replaced(task: TaskState, dead: WorkerState) -> bool:
 
 
 def _death(worker: WorkerState) -> str:
-    held = (counted(worker.leased, "leased group"), counted(worker.rights, "right"))
-    return (
-        f"No heartbeat for {seconds(worker.seen_s)}{_place(worker)}; it held {' and '.join(held)}."
-    )
+    kinds = {"leased group": worker.leased, "right": worker.rights}
+    held = " and ".join(counted(number, kind) for kind, number in kinds.items() if number)
+    holds = f"; it still holds {held}" if held else ""
+    return f"No heartbeat for {seconds(worker.seen_s)}{_place(worker)}{holds}."
 
 
 def _silence(worker: WorkerState) -> str:
