@@ -18,7 +18,7 @@ from redrb.state.histogram import Histogram
 from redrb.state.holdings import with_holdings
 from redrb.state.model import ConsumerGroupState, Staleness, TaskState, WorkerState
 from redrb.state.staleness_reply import histogram
-from redrb.state.workers import worker_state
+from redrb.state.workers import in_order, worker_state
 from redrb.stream.task.ledger import StreamStats
 from redrb.stream.task.settings import STORED_NAMES
 from redrb.stream.task.store import TaskStore
@@ -204,7 +204,7 @@ def _task(name: str, parts: Sequence[_Part]) -> TaskState:
             if (value := first.fields.get(key)) and key not in _HIDDEN
         },
         groups=groups,
-        workers=with_holdings(_merged([part.workers for part in parts]), groups),
+        workers=with_holdings(in_order(_merged([part.workers for part in parts])), groups),
         workers_total=max(part.workers_total for part in parts),
         stored_bytes=round(stored.bytes_put / put * stored.stored) if put else 0,
         memory_bytes=None if None in memory else sum(filter(None, memory)),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 from redrb.errors import DecodeError
@@ -69,6 +70,20 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
         waits_s=_number(said.get("waits_s")) + seen_s if waits_for and not ended else 0.0,
         metrics=_metrics(said.get("metrics")),
     )
+
+
+def in_order(workers: Iterable[WorkerState]) -> list[WorkerState]:
+    """Return workers in an order that announcements do not change: by life, role, and name.
+
+    Numbers in names count as numbers: "maker-2" comes before "maker-10".
+    """
+
+    def place(worker: WorkerState) -> tuple[bool, str, list[tuple[int, str]], str]:
+        parts = re.split(r"([0-9]+)", worker.label or worker.name)
+        name = [(int(part) if part.isdecimal() else 0, part) for part in parts]
+        return worker.life in ("dead", "ended"), worker.role, name, worker.name
+
+    return sorted(workers, key=place)
 
 
 def _life(seen_s: float, period_s: float, lease_s: float, *, ended: bool) -> Life:

@@ -91,7 +91,7 @@ def test_groups_are_listed_and_opened_and_a_stopped_redis_blocks_no_key(
         terminal.shows("> math")
         terminal.press("g")
         terminal.shows("> 5 ")
-        assert "waiting        2" in "\n".join(terminal.screen)
+        assert f"waiting{' ' * 16}2" in "\n".join(terminal.screen)
         terminal.press("j\r")
         terminal.shows("group 4 ")
         terminal.shows("sample 0")
@@ -138,6 +138,7 @@ def test_an_exception_restores_the_terminal(filled: str, namespace: str) -> None
         assert terminal.end() == 1
         assert terminal.restored
         assert "RuntimeError: a fault" in terminal.output
+        assert terminal.screen == [""]  # no message follows a picture in its last line
 
 
 @pytest.mark.parametrize("real_url", ONE, indirect=True)

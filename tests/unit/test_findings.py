@@ -11,6 +11,7 @@ from redrb.state.findings import KINDS, connection_finding, findings_of
 from redrb.state.histogram import Histogram
 from redrb.state.holdings import with_holdings
 from redrb.state.model import WorkerState
+from redrb.state.workers import in_order
 from redrb.stream.task.ledger import AdmissionStats, Ledger, StreamStats
 from tests.sample_state import sample_state
 from tests.troubled_states import (
@@ -93,6 +94,17 @@ def test_a_dead_worker_is_replaced_and_repaired_only_where_nobody_takes_over() -
     alone = replace(one, tasks=(replace(one.tasks[0], workers=all_dead),))
     commands = {each.command for each in findings_of(alone) if each.code == "dead-worker"}
     assert any("--repair" in command for command in commands)
+
+
+def test_the_order_of_workers_changes_only_with_their_life() -> None:
+    workers = [
+        WorkerState("h-9-x", "trainer"),
+        WorkerState("h-1-x", "maker", label="maker-10", seen_s=1.0),
+        WorkerState("h-2-x", "maker", label="maker-2", life="silent"),
+        WorkerState("h-3-x", "maker", life="dead"),
+    ]
+    for found in (in_order(workers), in_order(reversed(workers))):
+        assert [one.name for one in found] == ["h-2-x", "h-1-x", "h-9-x", "h-3-x"]
 
 
 def test_a_dead_worker_holds_only_what_was_not_taken_back() -> None:

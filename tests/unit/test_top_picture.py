@@ -13,11 +13,12 @@ from redrb.commands.top.group_reader import Found
 from redrb.commands.top.keys import keys_in
 from redrb.commands.top.picture import picture
 from redrb.commands.top.place import Place
-from redrb.commands.top.text import amount, rate, sparkline, wrapped
+from redrb.commands.top.text import amount, rate, short, sparkline, wrapped
 from redrb.state.findings import connection_finding, findings_of
 from redrb.state.history import History
-from redrb.state.model import State
+from redrb.state.model import Staleness, State, WorkerState
 from redrb.state.view import View
+from redrb.stream.task.ledger import Ledger, StreamStats
 from tests.sample_state import sample_state
 
 HOSTILE = "\x1b[2J\x07\u202e\n\u0000錆\u0301" * 20
@@ -104,19 +105,40 @@ def test_an_ordinary_terminal_shows_everything_of_importance() -> None:
         "figures are 0.4 s old",
         "512.0 MB of 1.0 GB (51%)",
         "TASKS (2)",
-        "code         1.5      0.0      800",
-        "> math         6.4      6.2      511",
+        "code             1.5      0.0      800",
+        "> math             6.4      6.2      511",
         "32/640",
         "room 4.5 s",
         "31, 11 behind",
-        "dead  40, 2 behind",
-        "actor             42  delta  3.1 GB  12 s  2 makers: 42, 1 maker: 31",
+        "dead    40, 2 behind",
+        "actor               42  delta    3.1 GB     12 s  2 makers: 42, 1 maker: 31",
         "4 warnings, 1 info",
         "do: redrb dead ls math",
         "and 1 more",
         "q end",
     ):
         assert shown in text
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_no_figure_changes_the_columns(width: int) -> None:
+    def headings(state: State) -> list[str]:
+        lines = drawn(view_of(state), width=width, height=80)
+        words = ("TASKS", "WORKERS", "WEIGHTS", "STALENESS")
+        return [each for each in lines if each.strip().startswith(words)]
+
+    before = sample_state()
+    code, math = before.tasks
+    stats = replace(StreamStats.of({}), ledger=Ledger(), limit=0)
+    main = replace(math.groups[0], stats=stats, staleness=Staleness())
+    workers = [WorkerState(each.name, each.role) for each in math.workers]
+    empty = replace(math, groups=(main,), workers=tuple(workers), rates=None, memory_bytes=None)
+    large = Ledger(waiting=99_999, leased=99_999, dead=99_999)
+    full = replace(math.groups[0], stats=replace(math.groups[0].stats, ledger=large))
+    assert len(headings(before)) == 4
+    for task in (empty, replace(math, groups=(full,), order="a_long_name_of_an_order")):
+        assert headings(replace(before, tasks=(code, task))) == headings(before)
+    assert "2 min" in headings(before)[0]
 
 
 def test_a_picture_for_a_file_is_complete() -> None:
@@ -240,6 +262,10 @@ def test_numbers_and_curves_are_short() -> None:
     assert [rate(per_s) for per_s in (None, 0.0, 0.04, 6.4, 1234.5)] == [
         *("-", "0.0", "0.04", "6.4", "1,234")
     ]
+    assert [short(number) for number in (0, 9_999, 9_999.7, 12_345, 99_999, 999_999, 5e9)] == [
+        *("0", "9999", "10k", "12k", "100k", "1.0M", "5.0G")
+    ]
+    assert max(len(rate(10**power * digits)) for power in range(9) for digits in (1, 9.99)) <= 5
     assert sparkline([0, 1, 2, None, 4], 5) == "▁▃▅ █"
     assert sparkline(list(range(100)), 10)[-1] == "█"
     assert (len(sparkline(list(range(95)), 10)), sparkline([], 10), sparkline([0], 3)) == (

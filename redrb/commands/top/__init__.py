@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -21,11 +22,15 @@ _TEXT = (
     "show tasks, workers, weights and troubles, live. On a terminal the picture is drawn again for "
     "each new state, with the age of its figures; press ? for help. Elsewhere, and on a terminal "
     "without cursor (TERM=dumb), it prints one picture and ends; with --watch one after another. "
-    "A picture that is printed takes two looks, since rates need them. NO_COLOR turns colours off."
+    "A picture that is printed takes several looks, for 6 s at most, since rates need them. "
+    "NO_COLOR turns colours off."
 )
 _EVERY_S = 1.0
 _LOOK_S = 5.0
 """Seconds to wait for a look; the observer gives one up before."""
+
+_RATES_S = 4.0
+"""Seconds to wait for the rates of workers: a live one announces itself each 2.5 s at least."""
 
 
 def add_to(commands: Commands) -> None:
@@ -117,6 +122,9 @@ def _print(observer: Observer, client: Client, options: argparse.Namespace) -> i
     view = observer.wait(0, _LOOK_S)
     if view.state is not None:
         view = observer.wait(view.number, _LOOK_S)  # a first look has no rates
+    if not again:
+        view = _with_rates(observer, view)
+    every_s = options.watch or _EVERY_S
     while True:
         if view.state is None and not again:
             why = view.error or "Redis did not answer in time."
@@ -126,7 +134,27 @@ def _print(observer: Observer, client: Client, options: argparse.Namespace) -> i
         _show(view, observer.history, options, _where(client, options))
         if not again:
             return 1 if view.error else 0
-        view = observer.wait(view.number, _LOOK_S, error=view.error)
+        spare_s = 0.0 if view.error else _LOOK_S  # while Redis is away, the figures become older
+        view = observer.wait(view.number, every_s + spare_s, error=view.error)
+
+
+def _with_rates(observer: Observer, view: View) -> View:
+    """Return a view with the rate of each live worker, which is between two announcements of it.
+
+    A worker that does not announce itself in time stays without.
+    """
+    until = time.monotonic() + _RATES_S
+
+    def is_missing() -> bool:
+        return view.state is not None and any(
+            worker.life == "live" and worker.groups_per_s is None
+            for task in view.state.tasks
+            for worker in task.workers
+        )
+
+    while is_missing() and not view.error and (left := until - time.monotonic()) > 0:
+        view = observer.wait(view.number, left)
+    return view
 
 
 def _show(view: View, history: History, options: argparse.Namespace, place: str) -> None:

@@ -1,4 +1,4 @@
-"""A table as wide as the terminal: columns are left out by importance until it fits."""
+"""A table as wide as the terminal: its width decides which columns it has, and no figure does."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ class Column:
 
     Attributes:
         name: Its heading.
+        width: Its width on a terminal. The first column, and a last one that begins at the left,
+            take what the terminal has beyond the widths of all.
         importance: Columns with a larger number are left out first; 0: it always stays.
         left: Whether its cells begin at the left; others end at the right.
-        most: Its largest width.
     """
 
     name: str
+    width: int
     importance: int = 0
     left: bool = False
-    most: int = 24
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,12 @@ def fitted(
         width: Columns of the terminal; None: as wide as the table is.
         marked: Number of the row that is selected; -1: none.
     """
-    shown = [
-        number
-        for number, column in enumerate(columns)
-        if not column.importance or any(row[number].plain for row in rows)
-    ]
-    widths = {number: _width_of(columns[number], rows, number, width) for number in shown}
-    if width is not None:
-        _leave_out(columns, shown, widths, width)
+    needs = [_need(column, rows, number) for number, column in enumerate(columns)]
+    if width is None:
+        shown, widths = [*range(len(columns))], dict(enumerate(needs))
+    else:
+        shown = _within(columns, width)
+        widths = _spread(columns, shown, needs, width)
     heads = [line((columns[number].name, HEAD)) for number in range(len(columns))]
     lines = [_joined("  ", columns, shown, widths, heads)]
     for place, row in enumerate(rows):
@@ -90,29 +89,35 @@ def rows_within(table: Table, room: int, marked: int) -> list[Text]:
     return [table.head, *table.rows[first : first + count], more]
 
 
-def _width_of(
-    column: Column, rows: Sequence[Sequence[Text]], number: int, width: int | None
-) -> int:
-    """Return the width of a column's longest cell, within its largest width."""
-    longest = max([row[number].cell_len for row in rows], default=0)
-    heading = line(column.name).cell_len
-    return max(heading, longest if width is None else min(longest, column.most))
+def _need(column: Column, rows: Sequence[Sequence[Text]], number: int) -> int:
+    """Return the width that a column needs to show all of its cells."""
+    return max([line(column.name).cell_len, *(row[number].cell_len for row in rows)])
 
 
-def _leave_out(
-    columns: Sequence[Column], shown: list[int], widths: dict[int, int], width: int
-) -> None:
-    """Leave columns out until the table fits; then make the first column narrower."""
-
-    def wide() -> int:
-        return _MARK + sum(widths[number] for number in shown) + _GAP * (len(shown) - 1)
-
-    while wide() > width:
+def _within(columns: Sequence[Column], width: int) -> list[int]:
+    """Return the numbers of the columns that fit."""
+    shown = [*range(len(columns))]
+    while _MARK + sum(columns[each].width + _GAP for each in shown) - _GAP > width:
         least = max(shown, key=lambda number: (columns[number].importance, number))
         if not columns[least].importance:
             break
         shown.remove(least)
-    widths[shown[0]] = max(_NARROWEST, widths[shown[0]] - max(0, wide() - width))
+    return shown
+
+
+def _spread(
+    columns: Sequence[Column], shown: Sequence[int], needs: Sequence[int], width: int
+) -> dict[int, int]:
+    """Return the widths of columns; the first one is narrower than its width if it has to be."""
+    widths = {number: columns[number].width for number in shown}
+    spare = width - _MARK - sum(widths.values()) - _GAP * (len(shown) - 1)
+    first, last = shown[0], shown[-1]
+    for number in (first, last) if columns[last].left and last != first else (first,):
+        more = min(spare, max(0, needs[number] - widths[number]))
+        widths[number] += more
+        spare -= max(0, more)
+    widths[first] = max(_NARROWEST, widths[first])
+    return widths
 
 
 def _joined(

@@ -12,7 +12,9 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 _ENTER = "\x1b[?1049h\x1b[?25l"
-_LEAVE = "\x1b[?25h\x1b[?1049l"
+_LEAVE = "\x1b[H\x1b[J\x1b[?25h\x1b[?1049l"
+"""Empties the screen first: a terminal with only one screen would print on in its last line."""
+
 _HOME, _END_OF_LINE, _END = "\x1b[H", "\x1b[K", "\x1b[J"
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 

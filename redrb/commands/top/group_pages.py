@@ -12,15 +12,15 @@ from redrb.commands.top.place import STATUS_KEYS, Place
 from redrb.commands.top.text import BAD, DIM, GOOD, HEAD, WARN, line, time_of
 
 _COLUMNS = (
-    Column("GROUP", left=True),
-    Column("state", left=True),
-    Column("samples", 3),
-    Column("size", 5),
-    Column("version", 1),
-    Column("stale", 2),
-    Column("reward"),
-    Column("range", 4, left=True),
-    Column("more", 6, left=True, most=60),
+    Column("GROUP", 8, left=True),
+    Column("state", 15, left=True),
+    Column("samples", 7, 2),
+    Column("size", 8, 6),
+    Column("version", 9, 1),
+    Column("stale", 5, 2),
+    Column("reward", 8),
+    Column("range", 18, 5, left=True),
+    Column("more", 12, 3, left=True),
 )
 _OLD_S = 10.0
 _WIDE = 100

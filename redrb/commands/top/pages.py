@@ -34,6 +34,7 @@ stale            mean staleness of waiting groups: weight versions behind
 rights           rights to begin groups: held by makers / most that may be
 stored           groups in Redis / the limit, at which puts wait
 waits            puts wait for room, takes for a batch, makers for rights
+groups/s         between announcements of the worker; -: it made one so far
 life             live; silent: a heartbeat is overdue; dead; ended: it said so
 weights          weight version in use, and how far it is behind the newest
 waits for        batch, room, right or weights, and for how long
@@ -128,14 +129,14 @@ def worker_page(worker: WorkerState | None, task: TaskState | None) -> list[Text
 
 
 _GROUP_COLUMNS = (
-    Column("CONSUMER GROUPS", left=True),
-    Column("waiting"),
-    Column("leased"),
-    Column("acked"),
-    Column("dead"),
-    Column("consumers", 1),
-    Column("stale", 1),
-    Column("returned", 3),
+    Column("CONSUMER GROUPS", 16, left=True),
+    Column("waiting", 7),
+    Column("leased", 6),
+    Column("acked", 6),
+    Column("dead", 6),
+    Column("consumers", 9, 1),
+    Column("stale", 6, 1),
+    Column("returned", 8, 3),
 )
 
 

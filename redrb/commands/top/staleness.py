@@ -17,36 +17,29 @@ def staleness_table(name: str, staleness: Staleness, width: int | None) -> Table
         "leased": staleness.leased,
         "taken, ever": staleness.taken,
     }
-    used = [
-        any(each.counts[at] for each in histograms.values()) for at in range(len(bucket_names()))
-    ]
-    last = max((at for at, found in enumerate(used) if found), default=0)
     columns = [
-        Column(f"STALENESS of {name}", left=True, most=32),
-        Column("mean"),
-        Column("most", 1),
+        Column(f"STALENESS of {name}", 18, left=True),
+        Column("mean", 6),
+        Column("most", 6, 1),
         *(
-            Column(f"{bucket} behind" if not at else bucket, 2 + at)
-            for at, bucket in enumerate(bucket_names()[: last + 1])
+            Column(f"{bucket} behind" if not at else bucket, 6 if at else 8, 2 + at)
+            for at, bucket in enumerate(bucket_names())
         ),
-        Column("unknown", 1),
-        Column("", 20, left=True),
+        Column("unknown", 7, 20),
     ]
-    rows = [_row(title, each, last) for title, each in histograms.items()]
+    rows = [_row(title, each) for title, each in histograms.items()]
     return fitted(columns, rows, width)
 
 
-def _row(title: str, histogram: Histogram, last: int) -> list[Text]:
-    counts = histogram.counts[: last + 1]
+def _row(title: str, histogram: Histogram) -> list[Text]:
     mean = "-" if histogram.mean is None else f"{histogram.mean:.2f}"
     largest = "-" if histogram.largest is None else f"{histogram.largest:,}"
     return [
         line(title + (" (sample)" if histogram.sampled else "")),
         line(mean),
         line(largest),
-        *(line((amount(count), NOTE if count else DIM)) for count in counts),
-        line(amount(histogram.unknown) if histogram.unknown else ""),
-        line(),
+        *(line((amount(count), NOTE if count else DIM)) for count in histogram.counts),
+        line(amount(histogram.unknown)),
     ]
 
 

@@ -17,14 +17,17 @@ from redrb.commands.top.text import (
     amount,
     line,
     rate,
+    short,
     sparkline,
     time_of,
 )
 from redrb.state.history import History
 from redrb.state.model import State, TaskState, WeightsState, WorkerState
 
-_CURVE = 12
-"""Columns of a curve in the table of tasks."""
+_CURVES = (6, 12)
+"""Columns of a curve in the table of tasks: on a narrow terminal, and on others."""
+
+_NARROW = 100
 
 _LOOKS = 120
 """Newest points of a curve in the table of tasks: two minutes, at a look each second."""
@@ -37,30 +40,31 @@ def task_table(
     tasks: Sequence[TaskState], total: int, history: History, width: int | None, marked: str = ""
 ) -> Table:
     """Return the table of tasks."""
+    curve = _CURVES[width is None or width >= _NARROW]
     columns = (
-        Column(f"TASKS ({total:,})", left=True),
-        Column("put/s"),
-        Column("acked/s"),
-        Column("waiting"),
-        Column("last 2 min", 4, left=True),
-        Column("leased", 2),
-        Column("dead", 1),
-        Column("stale", 2),
-        Column("rights", 3),
-        Column("stored", 6),
-        Column("acked/s, 2 min", 8, left=True),
-        Column("waits", 7, left=True),
-        Column("size", 9),
-        Column("samples/s", 10),
-        Column("memory", 11),
-        Column("order", 12, left=True),
+        Column(f"TASKS ({total:,})", 13, left=True),
+        Column("put/s", 5),
+        Column("acked/s", 7),
+        Column("waiting", 7),
+        Column("last 2 min" if curve > 9 else "2 min", curve, 4, left=True),
+        Column("leased", 6, 2),
+        Column("dead", 4, 1),
+        Column("stale", 5, 2),
+        Column("rights", 9, 3),
+        Column("stored", 9, 6),
+        Column("acked/s, 2 min", 14, 8, left=True),
+        Column("waits", 24, 7, left=True),
+        Column("size", 9, 9),
+        Column("samples/s", 9, 10),
+        Column("memory", 9, 11),
+        Column("order", 12, 12, left=True),
     )
-    rows = [_task_row(task, history) for task in tasks]
+    rows = [_task_row(task, history, curve) for task in tasks]
     names = [task.name for task in tasks]
     return fitted(columns, rows, width, names.index(marked) if marked in names else -1)
 
 
-def _task_row(task: TaskState, history: History) -> list[Text]:
+def _task_row(task: TaskState, history: History, curve: int) -> list[Text]:
     main = task.main
     if main is None:
         why = " (not readable)" if not task.readable else ""
@@ -79,13 +83,13 @@ def _task_row(task: TaskState, history: History) -> list[Text]:
         line(rate(rates.put if rates else None)),
         line(rate(rates.acked if rates else None)),
         line(amount(stats.ledger.waiting)),
-        line((_spark(history, task, "waiting"), NOTE)),
+        line((_spark(history, task, "waiting", curve), NOTE)),
         line(amount(stats.ledger.leased)),
-        line((amount(stats.dead_letters), BAD if stats.dead_letters else "")),
+        line((short(stats.dead_letters), BAD if stats.dead_letters else "")),
         line("-" if behind is None else f"{behind:.1f}"),
-        line(f"{amount(rights.held)}/{amount(rights.most)}" if rights else ""),
+        line(f"{short(rights.held)}/{short(rights.most)}" if rights else ""),
         line((_stored(stats.stored, stats.limit), WARN if full else "")),
-        line((_spark(history, task, "acked"), GOOD)),
+        line((_spark(history, task, "acked", curve), GOOD)),
         line(", ".join(f"{n} {name}{'' if n == 1 else 's'}" for name, n in waits.items() if n)),
         line(size(task.stored_bytes)),
         line(rate(rates.samples_acked if rates else None)),
@@ -106,20 +110,20 @@ def worker_table(task: TaskState | None, name: str, width: int | None, marked: s
     workers = task.workers if task else ()
     total = task.workers_total if task else 0
     columns = (
-        Column(f"WORKERS of {name} ({total:,})" if name else "WORKERS (0)", left=True, most=32),
-        Column("does", left=True),
-        Column("life", left=True),
-        Column("weights", left=True),
-        Column("groups/s", 1),
-        Column("waits for", left=True),
-        Column("seen", 3),
-        Column("holds", 4, left=True),
-        Column("host", 5, left=True),
-        Column("pid", 5),
-        Column("runs for", 6),
-        Column("redrb", 7, left=True),
-        Column("groups", 8),
-        Column("figures", 9, left=True, most=40),
+        Column(f"WORKERS of {name} ({total:,})" if name else "WORKERS (0)", 21, left=True),
+        Column("does", 7, left=True),
+        Column("life", 6, left=True),
+        Column("weights", 13, left=True),
+        Column("groups/s", 8, 1),
+        Column("waits for", 13, left=True),
+        Column("seen", 7, 3),
+        Column("holds", 20, 4, left=True),
+        Column("host", 20, 5, left=True),
+        Column("pid", 7, 5),
+        Column("runs for", 8, 6),
+        Column("redrb", 7, 7, left=True),
+        Column("groups", 6, 8),
+        Column("figures", 40, 9, left=True),
     )
     rows = [_worker_row(worker) for worker in workers]
     names = [worker.name for worker in workers]
@@ -163,15 +167,15 @@ def weights_in_use(worker: WorkerState) -> Text:
 def weights_table(state: State, width: int | None) -> Table:
     """Return the table of published weights."""
     columns = (
-        Column(f"WEIGHTS ({len(state.weights):,})", left=True),
-        Column("version"),
-        Column("kind", 2, left=True),
-        Column("size", 1),
-        Column("age"),
-        Column("in use", 3, left=True, most=40),
-        Column("kept", 5),
-        Column("in redis", 6),
-        Column("read by", 7),
+        Column(f"WEIGHTS ({len(state.weights):,})", 13, left=True),
+        Column("version", 7),
+        Column("kind", 5, 2, left=True),
+        Column("size", 8, 1),
+        Column("age", 7),
+        Column("in use", 26, 3, left=True),
+        Column("kept", 4, 5),
+        Column("in redis", 8, 6),
+        Column("read by", 7, 7),
     )
     rows = [_weights_row(weights, state) for weights in state.weights]
     return fitted(columns, rows, width)
@@ -211,11 +215,11 @@ def users(weights: WeightsState, state: State) -> Text:
 
 
 def _stored(stored: int, limit: int) -> str:
-    return f"{amount(stored)}/{amount(limit)}" if limit else amount(stored)
+    return f"{short(stored)}/{short(limit)}" if limit else amount(stored)
 
 
-def _spark(history: History, task: TaskState, name: str) -> str:
-    return sparkline(curve(history, task.name, name)[-_LOOKS:], _CURVE)
+def _spark(history: History, task: TaskState, name: str, width: int) -> str:
+    return sparkline(curve(history, task.name, name)[-_LOOKS:], width)
 
 
 def curve(history: History, task: str, name: str) -> list[float | None]:

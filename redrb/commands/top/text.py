@@ -62,17 +62,28 @@ def amount(number: float) -> str:
     """Return a count in at most seven columns, such as "99,999", "123k" or "1.2M"."""
     if number < 100_000:
         return f"{number:,.0f}"
+    return _with_unit(number)
+
+
+def _with_unit(number: float) -> str:
     for unit in ("k", "M", "G"):
         number /= 1000
-        if number < 1000:
-            return f"{number:.0f}{unit}" if number >= 99.5 else f"{number:.1f}{unit}"
+        if number < 999.5:
+            return f"{number:.0f}{unit}" if number >= 9.95 else f"{number:.1f}{unit}"
     return f"{number:.0f}G"
 
 
+def short(number: float) -> str:
+    """Return a count in at most four columns, such as "9999", "123k" or "1.2M"."""
+    return f"{number:.0f}" if number < 9999.5 else _with_unit(number)
+
+
 def rate(per_s: float | None) -> str:
-    """Return a rate per second in few columns; "-" if it is not known."""
+    """Return a rate per second in at most five columns; "-" if it is not known."""
     if per_s is None:
         return "-"
+    if per_s >= 9999.5:
+        return short(per_s)
     if per_s >= 99.5:
         return amount(per_s)
     return f"{per_s:.1f}" if per_s >= 0.1 or not per_s else f"{per_s:.2f}"
