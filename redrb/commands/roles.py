@@ -56,6 +56,7 @@ _ADMIN_SCRIPTS = (
     *scripts_in("browse"),
     *scripts_in("saving"),
     *scripts_in("doctor"),
+    *scripts_in("repair"),
     *_ADMIN_ONLY,
     *_PUT_SCRIPTS,
     *_TAKE_SCRIPTS,

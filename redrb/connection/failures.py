@@ -164,12 +164,21 @@ def translate(error: upstream.RedisError, where: str) -> RedrbError:
         )
     if is_transient(error):
         return StoreUnavailable(
-            f"Redis at {where} is not reachable: {reply}. Check that the server runs there "
-            "(`redis-cli ping`), and that no firewall is between.",
+            f"Redis at {where} is not reachable: {reply}. {_check_of(where)}",
             where=where,
             uncertain=may_have_landed(error),
         )
     return StoreError(f"Redis at {where} answered with an error: {reply}")
+
+
+def _check_of(where: str) -> str:
+    """Return what to check where no server answers."""
+    if where.startswith("unix://"):
+        return (
+            "Check that the server runs: that of `redrb run` ends with its run, and `redrb server "
+            "DIRECTORY`, with the directory of the socket, starts it again with its data."
+        )
+    return "Check that the server runs there (`redis-cli ping`), and that no firewall is between."
 
 
 def _first_line(error: BaseException) -> str:

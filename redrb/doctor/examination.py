@@ -49,7 +49,8 @@ class Examination:
         facts: Groups of which it holds facts.
         archived: Groups of its history.
         letters: Its dead letters.
-        orphans: Entries beyond those that the task counts; at most `MOST_ORPHANS` are counted.
+        orphans: Entries of failed puts; at most `MOST_ORPHANS` are counted, and none beside groups.
+        uncounted: Groups beyond those that the task counts; at most as many are looked at.
         stuck_puts: Puts in the queue for room whose process does not look any more.
         stuck_admissions: The same in the queue for the right to begin groups.
         lost_rights: Rights of dead makers, and rights that are held for too long.
@@ -65,6 +66,7 @@ class Examination:
     archived: int
     letters: int
     orphans: int
+    uncounted: int
     stuck_puts: int
     stuck_admissions: int
     lost_rights: int

@@ -70,16 +70,20 @@ def find(state: State, names: Iterable[LeftName]) -> Iterator[Finding]:
         yield NAME_WITHOUT_TASK.found(f"{left.kind} {left.name}", text, command)
 
 
-def remove_name(client: Client, namespace: str, left: LeftName) -> bool:
+def remove_name(client: Client, namespace: str, left: LeftName) -> bool | None:
     """Remove a name, unless another process has created what it names meanwhile.
 
     Returns:
-        Whether the name is gone; the user may have no right to remove it.
+        Whether the name is gone, as the user may have no right to remove it; None: there is a task
+        or there are weights of this name.
     """
     registry = Registry(client, namespace)
-    registry.remove(left.kind, left.name)
     if _exists(client, namespace, left.kind, left.name):
+        return None
+    registry.remove(left.kind, left.name)
+    if _exists(client, namespace, left.kind, left.name):  # created between the two requests
         registry.add(left.kind, left.name)
+        return None
     return not registry.has(left.kind, left.name)
 
 

@@ -1,36 +1,42 @@
 """Repairs that are safe at any time: they lose no experience, and living processes notice nothing.
 
-Each uses the script that workers use for the same end.
+What was found is some time old when it is repaired, and workers go on meanwhile. So the scripts
+that repair look again before they change anything.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 from redrb.connection import Client
-from redrb.doctor.examination import Examination, ExaminedGroup, examine
+from redrb.doctor.examination import Examination, ExaminedGroup
 from redrb.doctor.leases import DEAD_CONSUMER, LEASE_WITHOUT_CONSUMER, LOST_RIGHTS, STALE_CONSUMER
 from redrb.doctor.registry_names import NAME_WITHOUT_TASK, LeftName, remove_name
 from redrb.doctor.storage import ORPHANED_ENTRIES
+from redrb.doctor.takeover import take_over_consumers, take_rights_back
 from redrb.doctor.wording import shown
-from redrb.errors import StoreDenied
+from redrb.errors import StoreError, StoreUnavailable
+from redrb.state.finding import FindingKind
 from redrb.state.findings.weights import EXPIRED_PINS
 from redrb.state.findings.wording import counted
 from redrb.state.model import State
-from redrb.stream.take.scripts import TakeScripts
-from redrb.stream.task.store import TaskStore
+from redrb.state.weights import read_weights
+from redrb.stream.heartbeat import LONGEST_PERIOD_S
 from redrb.weights.inspection.listing import catalogue_of
 from redrb.weights.reading.catalogue import Pin
 
-MOST_WAIT_S = 60.0
-"""Longest time for which a repair waits for the deadlines of dead consumers."""
+TWO_HEARTBEATS_S = 2 * LONGEST_PERIOD_S
+"""Time in which a living consumer whose record was lost sends a heartbeat, and is known again."""
 
-_ROOM_TTL_MS = 1000
 _MOST_PAGES = 1000
+_MOST_PINS = 100
+
+Outcome: TypeAlias = tuple[str, bool]
+"""What was done, and whether this is all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,141 +59,104 @@ class Repair:
 def repair(
     client: Client, state: State, examined: Sequence[Examination], names: Sequence[LeftName]
 ) -> Iterator[Repair]:
-    """Mend what is safe to mend; yields each repair when it is done.
+    """Mend what is safe to mend; yields each repair when it is done, or has failed.
 
     Raises:
         StoreUnavailable: Redis stayed away.
     """
     for task in examined:
-        yield from _orphans(task)
-        for group in task.consumer_groups:
-            yield from _lost(task, group)
-        yield from _dead(task)
+        for kind, mend in _of_task(task):
+            yield _attempted(kind, task.subject, mend)
     for weights in state.weights:
         if weights.readable and weights.expired_pins:
-            yield _pins(client, state.namespace, weights.name, weights.expired_pins)
+            mend = partial(_remove_pins, client, state.namespace, weights.name)
+            yield _attempted(EXPIRED_PINS, f"weights {weights.name}", mend)
     for left in names:
-        done = remove_name(client, state.namespace, left)
-        verb = "removed" if done else "could not remove"
-        text = f"{verb} the name of {left.kind} {left.name} from the registry"
-        yield Repair(NAME_WITHOUT_TASK.code, f"{left.kind} {left.name}", text, done=done)
+        mend = partial(_remove_name, client, state.namespace, left)
+        yield _attempted(NAME_WITHOUT_TASK, f"{left.kind} {left.name}", mend)
 
 
-def _orphans(task: Examination) -> Iterator[Repair]:
-    """Remove orphaned entries as a put does that waits for room; it leaves the queue at once."""
-    if not task.orphans:
-        return
-    producer = f"doctor-{uuid.uuid4().hex}"
-    before = task.store.client.execute("XLEN", task.store.keys.stream)
-    try:
-        try:
-            left: Examination | None = task
-            for _ in range(_MOST_PAGES):
-                if left is None or not left.orphans:
-                    break
-                task.store.run("put/room", [producer, _ROOM_TTL_MS, 0])
-                left = examine(task.store)
-        finally:
-            task.store.run("put/room", [producer, 0, 0])
-    except StoreDenied as error:
-        yield Repair(ORPHANED_ENTRIES.code, task.subject, str(error), done=False)
-        return
-    removed = before - task.store.client.execute("XLEN", task.store.keys.stream)
-    text = f"removed orphaned entries: {max(removed, task.orphans):,}"
-    yield Repair(ORPHANED_ENTRIES.code, task.subject, text)
-
-
-def _lost(task: Examination, group: ExaminedGroup) -> Iterator[Repair]:
-    """Requeue leases whose consumer the task does not know, as the consumer itself would."""
-    for consumer, leased in group.lost.items():
-        try:
-            returned = TakeScripts(task.store).leave(group.name, consumer)
-        except StoreDenied as error:
-            yield Repair(LEASE_WITHOUT_CONSUMER.code, task.subject, str(error), done=False)
-            return
-        text = f"let {returned:,} of {counted(leased, 'group')} of {shown(consumer)} wait again"
-        done = returned >= leased
-        yield Repair(LEASE_WITHOUT_CONSUMER.code, task.subject, text, done=done)
-
-
-def _dead(task: Examination) -> Iterator[Repair]:
-    """Take over from dead consumers and makers, by the heartbeat of a consumer that takes nothing.
-
-    Time without any heartbeat counts a third at most, as Redis may have been away, so dead
-    consumers are over after a lease at the latest.
-    """
+def _of_task(task: Examination) -> Iterator[tuple[FindingKind, Callable[[], Outcome]]]:
+    """Yield what can be mended in a task."""
+    if task.orphans:
+        yield ORPHANED_ENTRIES, partial(_remove_orphans, task)
     for group in task.consumer_groups:
-        rights = task.lost_rights if group is task.consumer_groups[0] else 0
-        if not (group.dead or rights):
-            continue
-        code = _code_of(group)
-        try:
-            taken = _take_over(task, group, rights)
-        except StoreDenied as error:
-            yield Repair(code, task.subject, str(error), done=False)
-            continue
-        requeued = counted(taken.groups, "group")
-        text = f"let {requeued} of dead consumers of {shown(group.name)} wait again"
-        if rights:
-            text += f", and took {counted(taken.rights, 'right')} back"
-        yield Repair(code, task.subject, text, done=taken.all)
+        if group.lost:
+            yield LEASE_WITHOUT_CONSUMER, partial(_return_lost, task, group)
+    if task.lost_rights:
+        yield LOST_RIGHTS, partial(_take_rights, task)
+    for group in task.consumer_groups:
+        if group.dead:
+            kind = DEAD_CONSUMER if any(group.dead.values()) else STALE_CONSUMER
+            yield kind, partial(_take_over, task, group)
 
 
-def _code_of(group: ExaminedGroup) -> str:
-    if any(group.dead.values()):
-        return DEAD_CONSUMER.code
-    return STALE_CONSUMER.code if group.dead else LOST_RIGHTS.code
-
-
-@dataclass(slots=True)
-class _TakenOver:
-    """Groups and rights that were taken over from the dead, and whether these are all."""
-
-    groups: int = 0
-    rights: int = 0
-    all: bool = False
-
-
-def _take_over(task: Examination, group: ExaminedGroup, rights: int) -> _TakenOver:
-    """Send heartbeats until the dead consumers are forgotten and their rights taken back."""
-    store, lease_ms = task.store, task.lease_ms
-    scripts, consumer = TakeScripts(store), f"doctor-{uuid.uuid4().hex}"
-    incarnation = (store.client.execute("HGET", store.keys.task, "incarnation") or b"").decode()
-    lost_before = _lost_rights(store)
-    until = time.monotonic() + min(1.0 + 1.5 * lease_ms / 1000, MOST_WAIT_S)
-    pause, taken = threading.Event(), _TakenOver()
+def _attempted(kind: FindingKind, subject: str, mend: Callable[[], Outcome]) -> Repair:
     try:
-        while True:
-            _, groups, _ = scripts.heartbeat(group.name, consumer, lease_ms, incarnation)
-            taken.groups += groups
-            taken.rights = _lost_rights(store) - lost_before
-            taken.all = taken.rights >= rights and not _known(store, group)
-            if taken.all or time.monotonic() >= until:
-                return taken
-            pause.wait(0.0 if groups else lease_ms / 6000)
-    finally:
-        scripts.leave(group.name, consumer)
+        summary, done = mend()
+    except StoreUnavailable:
+        raise
+    except StoreError as error:  # such as a missing right, or a server at its memory limit
+        return Repair(kind.code, subject, shown(str(error), longest=400), done=False)
+    return Repair(kind.code, subject, summary, done=done)
 
 
-def _known(store: TaskStore, group: ExaminedGroup) -> bool:
-    """Return whether the task still knows one of the dead consumers."""
-    if not group.dead:
-        return False
-    key = f"{store.keys.prefix}consumers:{group.name}"
-    return any(score is not None for score in store.client.execute("ZMSCORE", key, *group.dead))
+def _remove_orphans(task: Examination) -> Outcome:
+    removed, more = 0, 1
+    for _ in range(_MOST_PAGES):
+        found, more = map(int, task.store.run("repair/orphans"))
+        removed += found
+        if not more:
+            break
+    return f"removed orphaned entries: {removed:,}", not more
 
 
-def _lost_rights(store: TaskStore) -> int:
-    """Return how many rights were ever taken back from makers."""
-    return int(store.client.execute("HGET", f"{store.keys.prefix}admission", "lost") or 0)
+def _return_lost(task: Examination, group: ExaminedGroup) -> Outcome:
+    """Requeue leases whose consumer the task does not know, unless it shows that it lives."""
+    threading.Event().wait(TWO_HEARTBEATS_S)
+    texts = []
+    for consumer, leased in group.lost.items():
+        returned, outcome = 0, b"more"
+        while outcome == b"more":
+            outcome, found = task.store.run("repair/return_lost", [group.name, consumer])
+            returned += int(found)
+        texts.append(f"{returned:,} of {counted(leased, 'group')} of {shown(consumer)}")
+    return f"let {', '.join(texts)} wait again", True
 
 
-def _pins(client: Client, namespace: str, name: str, expired: int) -> Repair:
-    """Remove expired pins as a reader does: by a pin, which ends at once."""
-    subject = f"weights {name}"
-    try:
-        with Pin(catalogue_of(client, name, namespace)) as pin:
+def _take_rights(task: Examination) -> Outcome:
+    rights, done = take_rights_back(task)
+    return f"took {counted(rights, 'right')} back", done
+
+
+def _take_over(task: Examination, group: ExaminedGroup) -> Outcome:
+    groups, done = take_over_consumers(task, group)
+    text = f"let {counted(groups, 'group')} of dead consumers of {shown(group.name)} wait again"
+    return text, done
+
+
+def _remove_pins(client: Client, namespace: str, name: str) -> Outcome:
+    """Remove expired pins as a reader does, some at a time: by a pin, which ends at once."""
+    catalogue = catalogue_of(client, name, namespace)
+
+    def expired() -> int:
+        now_s, _ = map(int, catalogue.client.execute("TIME"))
+        found = read_weights(client, namespace, [name], now_s=now_s)
+        return sum(weights.expired_pins for weights in found)
+
+    before = left = expired()
+    with Pin(catalogue) as pin:
+        for _ in range(_MOST_PINS):
+            if not left:
+                break
             pin.route(have=0)
-    except StoreDenied as error:
-        return Repair(EXPIRED_PINS.code, subject, str(error), done=False)
-    return Repair(EXPIRED_PINS.code, subject, f"removed {counted(expired, 'expired pin')}")
+            left = expired()
+    return f"removed {counted(before - left, 'expired pin')}", not left
+
+
+def _remove_name(client: Client, namespace: str, left: LeftName) -> Outcome:
+    what = f"the name of {left.kind} {left.name}"
+    removed = remove_name(client, namespace, left)
+    if removed is None:
+        return f"kept {what} in the registry: it exists now", True
+    return f"{'removed' if removed else 'could not remove'} {what} from the registry", removed

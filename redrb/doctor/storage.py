@@ -47,6 +47,11 @@ def _differences(examined: Examination) -> Iterator[str]:
     stored = examined.entries - examined.orphans
     if examined.facts != stored:
         yield f"The stream holds {counted(stored, 'group')}, and facts of {examined.facts:,}."
+    if examined.uncounted:
+        yield (
+            f"{counted(examined.uncounted, 'stored group')} or more lie beyond the last one that "
+            "it counts."
+        )
     needed = stored - examined.archived
     complete = [group for group in examined.consumer_groups if not group.joining]
     for group in complete:

@@ -115,6 +115,7 @@ class History:
     _first_step: bool = True
     _weighted_age: float = 0.0
     _rate: Rate = field(default_factory=Rate)
+    _steps_before: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -152,6 +153,7 @@ class History:
             self.ended = ""
             self.newest.clear()
             self._rate.clear()
+            self._steps_before = len(self.ages)
             for fault in self.faults.values():
                 fault.is_new = False
 
@@ -247,6 +249,11 @@ class History:
     def staleness_mean(self) -> float:
         """Mean staleness of all samples trained, in versions."""
         return self._weighted_age / max(1, self.samples)
+
+    @property
+    def staleness_newest(self) -> tuple[float, float] | None:
+        """Mean and largest staleness of the newest step of this run; None: it had no step."""
+        return self.ages[-1][1:] if len(self.ages) > self._steps_before else None
 
     @property
     def staleness_max(self) -> int:

@@ -107,8 +107,9 @@ def _panel(
     grid.add_row("", _sparkline([value for _, value in history.rewards]))
     trained = f"({history.samples:,} trained{_quiet(history)})"
     grid.add_row("samples / s", f"{history.rate:,.0f}   {trained}")
-    newest = history.ages[-1] if history.ages else (0.0, 0.0, 0.0)
-    grid.add_row("staleness", f"mean {newest[1]:.1f}, max {newest[2]:.0f} versions")
+    newest = history.staleness_newest
+    stale = f"mean {newest[0]:.1f}, max {newest[1]:.0f} versions" if newest else "..."
+    grid.add_row("staleness", stale)
     grid.add_row("weight version", str(history.weight_version))
     makers = history.maker_admission_share + history.maker_room_share
     waits = f"{history.trainer_wait_share:.1%} for data, makers {makers:.0%} for it"
@@ -133,12 +134,12 @@ def _faults_shown(history: History) -> list[str]:
 
 def _line(seconds: float, history: History, stats: StreamStats | None) -> str:
     reward = history.reward_last
-    newest = history.ages[-1] if history.ages else (0.0, 0.0, 0.0)
+    newest = history.staleness_newest
+    stale = f"{newest[0]:.1f} (max {newest[1]:.0f})" if newest else "..."
     return (
         f"{seconds:5.0f} s  reward {'  ... ' if reward is None else f'{reward:.3f}'}"
         f"  {history.rate:6,.0f} samples/s{_quiet(history)}"
-        f"  staleness {newest[1]:.1f} (max {newest[2]:.0f})"
-        f"  weights v{history.weight_version}  {_groups(stats) if stats else ''}"
+        f"  staleness {stale}  weights v{history.weight_version}  {_groups(stats) if stats else ''}"
     ).rstrip()
 
 

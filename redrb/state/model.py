@@ -43,8 +43,8 @@ class WorkerState:
         rights: Rights to begin groups that it holds; of a dead worker those not yet taken back.
         waits_for: What it waited for at its last announcement; "": nothing.
         waits_s: Seconds for which it has waited by now.
-        groups_per_s: Its rate between its announcements of the last seconds; None at the first, and
-            0 when none came for 10 seconds.
+        groups_per_s: Its rate between its announcements of the last seconds; None at the first;
+            0 if it is dead or has ended, or none came for 10 seconds.
         samples_per_s: The same in samples.
         metrics: Newest figures that it announced, such as "reward" and "loss"; at most 16.
     """

@@ -64,10 +64,11 @@ class RateWindow:
             trail = self._now["worker", task.name, task.incarnation, worker.name] = _Trail()
         trail.add(now_s - worker.seen_s, [worker.groups, worker.uptime_s, worker.samples])
         over = worker.life in ("dead", "ended")
-        over = over or (worker.life == "silent" and worker.seen_s >= WINDOW_S)
-        if not (over or trail.rates):
+        if over or (worker.life == "silent" and worker.seen_s >= WINDOW_S):
+            return replace(worker, groups_per_s=0.0, samples_per_s=0.0)
+        if not trail.rates:
             return worker
-        groups, _, samples = (0.0, 0.0, 0.0) if over else trail.rates
+        groups, _, samples = trail.rates
         return replace(worker, groups_per_s=groups, samples_per_s=samples)
 
     def _server(self, server: ServerState, now_s: float) -> ServerState:

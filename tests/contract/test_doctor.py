@@ -16,7 +16,7 @@ import torch
 import redrb
 from redrb import ExperienceStream
 from redrb.connection import Client
-from redrb.doctor import latency, server_facts
+from redrb.doctor import latency, repairs, server_facts
 from redrb.doctor.checkup import KINDS, Checkup, check_up
 from redrb.doctor.repairs import Repair, repair
 from redrb.doctor.report import Report, report_on
@@ -203,7 +203,10 @@ def test_a_consumer_that_died_without_leases(owner: Client, namespace: str) -> N
         assert codes(checked(owner, namespace)) == []
 
 
-def test_leases_of_an_unknown_consumer_wait_again(owner: Client, namespace: str) -> None:
+def test_leases_of_an_unknown_consumer_wait_again(
+    owner: Client, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repairs, "TWO_HEARTBEATS_S", 0.0)
     with ExperienceStream(owner, "math", namespace=namespace) as stream:
         stream.put_many([[numbered(number)] for number in range(3)])
         stream.take(2, timeout=0)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,40 +17,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import redrb
 from redrb import ExperienceStream
 from redrb.browse import Browser, Choice
-from redrb.cli import main
 from redrb.connection import Client
 from redrb.environment import PREFIX, child_environment
 from redrb.errors import StoreUnavailable
+from tests.integration.conftest import Run
 from tests.samples import numbered
 from tests.servers import Server, programs
 
 ONE = list(programs())[:1]
 """One server is enough where only the command is tested."""
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def store(real_url: str) -> Iterator[Client]:
-    with redrb.connect(real_url) as client:
-        yield client
-
-
-@pytest.fixture
-def run(
-    store: Client,
-    namespace: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Run:
-    """Run a command; returns its exit status, output and errors."""
-    monkeypatch.setenv("REDRB_URL", store.url)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        status = main([*map(str, arguments), "--namespace", namespace])
-        return status, *capsys.readouterr()
-
-    return run
 
 
 def test_inspect_shows_rows_and_everything_of_a_group(

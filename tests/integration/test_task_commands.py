@@ -5,41 +5,15 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 import redrb
 from redrb import ExperienceStream
-from redrb.cli import main
 from redrb.connection import Client
+from tests.integration.conftest import Run
 from tests.samples import numbered
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def store(real_url: str) -> Iterator[Client]:
-    with redrb.connect(real_url) as client:
-        yield client
-
-
-@pytest.fixture
-def run(
-    store: Client,
-    namespace: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Run:
-    """Run a command; returns its exit status, output and errors."""
-    monkeypatch.setenv("REDRB_URL", store.url)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        status = main([*map(str, arguments), "--namespace", namespace])
-        return status, *capsys.readouterr()
-
-    return run
 
 
 def test_ls_lists_tasks_and_weights(store: Client, namespace: str, run: Run) -> None:

@@ -62,6 +62,8 @@ def test_errors_name_the_variable_that_has_the_url(
     with pytest.raises(StoreUnavailable) as caught:
         redrb.connect(f"{url}2")
     assert "REDRB_URL" not in str(caught.value)
+    assert "`redrb server DIRECTORY`" in str(caught.value)
+    assert "firewall" not in str(caught.value)
     monkeypatch.setenv("REDRB_URL", "http://host")
     with pytest.raises(ConfigError, match=r"unknown scheme.* variable REDRB_URL"):
         redrb.connect()

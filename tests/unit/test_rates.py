@@ -98,3 +98,5 @@ def test_a_worker_that_announces_nothing_for_ten_seconds_has_no_rate() -> None:
         rates.append(window.rated(state(second, worker=worker)).tasks[0].workers[0].groups_per_s)
     assert rates[1:14] == [3.0] * 13
     assert rates[14:] == [0.0, 0.0]
+    [seen_first] = RateWindow().rated(state(15, worker=worker)).tasks[0].workers
+    assert seen_first.groups_per_s == 0.0

@@ -93,6 +93,8 @@ def test_slow_steps_are_no_standstill_and_earlier_runs_have_no_rate() -> None:
     assert (history.rate, history.quiet_s) == (0.0, 200.0)
     history.begin_run()
     assert (history.rate, history.quiet_s) == (0.0, 0.0)
+    assert " 0 samples/s  staleness ..." in _line(1.0, history, None)
+    assert re.search(r"staleness +\.\.\. ", shown(history))
 
 
 def test_workers_beyond_the_height_are_counted_and_those_that_do_not_run_stay() -> None:

@@ -5,9 +5,9 @@
 --         figures: a flat list name, number, ... of the task
 --         group: {name, figures, dead consumers, leases without a consumer}; the last two are flat lists
 --         consumer, leased groups, ... of those among the first leases
---@include task clock pools pending
+--@include task clock pools pending uncounted
 
-local MOST_GROUPS, MOST_ORPHANS, MOST_WAITERS = 16, 100, 200 -- that one call looks at
+local MOST_GROUPS, MOST_WAITERS = 16, 200 -- that one call looks at
 local MOST_LEASES, MOST_CONSUMERS = 500, 20
 
 if not exists() then
@@ -92,8 +92,9 @@ report('entries', redis.call('XLEN', stream))
 report('facts', redis.call('HLEN', key('facts')))
 report('archived', redis.call('ZCARD', key('archive')))
 report('letters', redis.call('XLEN', key('dead')))
-report('orphans', #redis.call('XRANGE', stream, '(' .. id_of(number(puts, 'last')), '+', 'COUNT',
-  MOST_ORPHANS))
+local orphans, uncounted = uncounted_entries()
+report('orphans', uncounted == 0 and orphans or 0)
+report('uncounted', uncounted)
 report('stuck_puts', stuck_in('#room'))
 report('stuck_admissions', stuck_in('#admission'))
 report('lost_rights', rights_of_the_dead() + redis.call('ZCOUNT', key('holds'), '-inf', over))

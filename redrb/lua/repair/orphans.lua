@@ -1,0 +1,15 @@
+-- Remove entries of failed puts, at most 100: those that the task does not count. It removes none if one of
+-- these is a group.
+-- KEYS[1] stream
+-- Returns {removed, more}: how many were removed; 1 if there may be more
+--@include task puts uncounted waking permissions
+
+local orphans, known = uncounted_entries()
+if orphans == 0 or known > 0 or not exists() then
+  return {0, 0}
+end
+check_permissions(KEYS[1])
+begin_writing()
+local more = remove_orphans(number(puts, 'last'), '+')
+wake_room()
+return {orphans, more and 1 or 0}

@@ -1,0 +1,29 @@
+-- Requeue groups, some at a time, of a consumer that the task does not know. One that is known again, by its
+-- heartbeat, keeps its leases.
+-- KEYS[1] stream
+-- ARGV    group, consumer
+-- Returns {'more' | 'done', entries requeued}; with 'more', run it again
+--@include task waking leases permissions
+
+local MOST_LEASES = 500 -- that one call looks at
+
+local group, consumer = ARGV[1], ARGV[2]
+if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0
+  or redis.call('ZSCORE', key('consumers', group), consumer) then
+  return {'done', 0}
+end
+local slots, seen = {}, {}
+for _, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', MOST_LEASES)) do
+  local slot = entry[2]
+  if not seen[slot] and (string.match(slot, '^(.*)/%d+$') or slot) == consumer then
+    seen[slot], slots[#slots + 1] = true, slot
+  end
+end
+if #slots == 0 then
+  return {'done', 0}
+end
+check_permissions(stream)
+begin_writing()
+local returned = return_leases(group, consumer, slots, false, MOST_TAKEN_OVER)
+wake_returned(group)
+return {'more', returned}

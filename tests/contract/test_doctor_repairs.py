@@ -1,0 +1,196 @@
+"""Repairs are safe while workers go on, and when what was found is not true any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+import redrb
+from redrb import ExperienceStream
+from redrb.connection import Client
+from redrb.doctor import repairs
+from redrb.doctor.checkup import Checkup, check_up
+from redrb.doctor.examination import examine
+from redrb.doctor.repairs import Repair, repair
+from redrb.errors import StoreFull
+from redrb.keys import WeightKeys
+from redrb.registry import Registry
+from redrb.state.reader import StateReader
+from redrb.stream.task.store import TaskStore
+from tests.audit import audit, kill_consumer
+from tests.samples import numbered, numbers
+
+LEASE_MS = 200
+
+
+@pytest.fixture
+def owner(real_url: str) -> Iterator[Client]:
+    with redrb.connect(real_url, retry_s=10) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def no_wait_for_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repairs, "TWO_HEARTBEATS_S", 0.0)
+
+
+@pytest.fixture
+def stream(owner: Client, namespace: str) -> Iterator[ExperienceStream]:
+    with ExperienceStream(owner, "math", namespace=namespace, lease_ms=LEASE_MS) as stream:
+        stream.join_group()
+        yield stream
+
+
+def checked(client: Client, namespace: str) -> Checkup:
+    return check_up(client, namespace, StateReader(client, namespace).look)
+
+
+def codes(found: Checkup) -> set[str]:
+    return {each.code for each in found.findings if not each.subject.startswith("server")}
+
+
+def repaired(client: Client, found: Checkup) -> list[Repair]:
+    return list(repair(client, found.state, found.examined, found.left_names))
+
+
+def key(stream: ExperienceStream, name: str) -> str:
+    return f"{stream._task.store.keys.prefix}{name}"
+
+
+def test_leases_of_a_consumer_that_is_known_again_stay(
+    owner: Client, namespace: str, stream: ExperienceStream
+) -> None:
+    stream.put_many([[numbered(number)] for number in range(3)])
+    lease = stream.take(2, timeout=5)
+    assert stream._consumer._heartbeat is not None
+    stream._consumer._heartbeat.stop()
+    owner.execute("DEL", key(stream, "consumers:default"))
+    found = checked(owner, namespace)
+    assert "lease-without-consumer" in codes(found)
+    stream._consumer.beat()
+    assert [one.summary[:21] for one in repaired(owner, found)] == ["let 0 of 2 groups of "]
+    lease.ack()
+    audit(stream)
+
+
+def test_many_leases_without_any_record_of_their_consumer_wait_again(
+    owner: Client, namespace: str, stream: ExperienceStream
+) -> None:
+    stream.put_many([[numbered(number)] for number in range(120)])
+    stream.take(110, timeout=5)
+    kill_consumer(stream)
+    owner.execute("DEL", key(stream, "consumers:default"), key(stream, "leases:default"))
+    found = checked(owner, namespace)
+    [mended] = repaired(owner, found)
+    assert mended.summary.startswith("let 110 of 110 groups of ")
+    assert mended.done
+    assert stream.stats().ledger.waiting == 120
+    audit(stream)
+
+
+def test_a_consumer_that_lives_again_keeps_its_leases(
+    owner: Client, namespace: str, stream: ExperienceStream
+) -> None:
+    stream.put(numbered(1))
+    lease = stream.take(1, timeout=5)
+    kill_consumer(stream)
+    found = checked(owner, namespace)
+    assert "dead-consumer" in codes(found)
+    owner.execute("ZADD", key(stream, "consumers:default"), "XX", 9e15, stream.consumer)
+    [mended] = repaired(owner, found)
+    assert (mended.summary[:12], mended.done) == ("let 0 groups", True)
+    lease.ack()
+
+
+def test_rights_of_a_dead_maker_where_no_consumer_group_has_joined(
+    owner: Client, namespace: str
+) -> None:
+    bounds = {"max_staleness": 1, "groups_per_version": 4, "lease_ms": LEASE_MS}
+    with ExperienceStream(owner, "begun", namespace=namespace, **bounds) as stream:
+        right = stream.admit(3)
+        maker = stream._admitter._maker
+        assert maker._heartbeat is not None
+        maker._heartbeat.stop()
+        owner.execute("ZADD", key(stream, "makers"), "XX", 1, maker.name)
+        found = checked(owner, namespace)
+        assert found.examined[0].consumer_groups == ()
+        assert [one.summary for one in repaired(owner, found)] == ["took 3 rights back"]
+        assert "lost-rights" not in codes(checked(owner, namespace))
+        stats = stream.stats().admission
+        assert stats is not None
+        assert (stats.held, stats.lost) == (0, 3)
+        assert owner.execute("ZCARD", key(stream, "makers")) == 0
+        right.cancel()
+
+
+def test_orphaned_entries_are_counted_while_trainers_go_on(
+    owner: Client, namespace: str, stream: ExperienceStream
+) -> None:
+    stream.put_many([[numbered(number)] for number in range(4)])
+    lease = stream.take(3, timeout=5)
+    for _ in range(2):
+        owner.execute("XADD", stream._task.store.keys.stream, "9999999999999-*", "g", b"x")
+    found = checked(owner, namespace)
+    lease.ack()
+    assert [one.summary for one in repaired(owner, found)] == ["removed orphaned entries: 2"]
+    assert repaired(owner, found)[0].summary == "removed orphaned entries: 0"
+    assert numbers(stream.take(1, timeout=5)) == [3]
+
+
+def test_groups_beyond_a_count_that_was_lost_are_no_orphans(
+    owner: Client, namespace: str, stream: ExperienceStream
+) -> None:
+    stream.put_many([[numbered(number)] for number in range(4)])
+    owner.execute("DEL", key(stream, "puts"))
+    found = checked(owner, namespace)
+    assert "different-storage" in codes(found)
+    assert "orphaned-entries" not in codes(found)
+    stale = replace(found, examined=(replace(found.examined[0], orphans=4),))
+    assert repaired(owner, stale)[0].summary == "removed orphaned entries: 0"
+    assert owner.execute("XLEN", stream._task.store.keys.stream) == 4
+
+
+def test_all_expired_pins_are_removed_and_no_other(owner: Client, namespace: str) -> None:
+    keys = WeightKeys.of(namespace, "policy")
+    with redrb.WeightPublisher(owner, "policy", namespace=namespace) as publisher:
+        publisher.publish({"a": torch.ones(3)})
+        pins = [word for n in range(25) for word in (f"reader-{n}", "1 1 1000 60000")]
+        owner.execute("HSET", f"{keys.prefix}pins", *pins, "live", f"1 1 {1 << 50} 60000")
+        found = checked(owner, namespace)
+        assert [one.summary for one in repaired(owner, found)] == ["removed 25 expired pins"]
+        assert owner.execute("HKEYS", f"{keys.prefix}pins") == [b"live"]
+
+
+def test_a_name_whose_task_was_created_meanwhile_stays(owner: Client, namespace: str) -> None:
+    registry = Registry(owner, namespace)
+    registry.add("task", "late")
+    found = checked(owner, namespace)
+    assert "name-without-task" in codes(found)
+    with ExperienceStream(owner, "late", namespace=namespace):
+        [kept] = repaired(owner, found)
+        assert (kept.summary, kept.done) == (
+            "kept the name of task late in the registry: it exists now",
+            True,
+        )
+        assert registry.has("task", "late")
+
+
+def test_a_server_at_its_memory_limit_fails_one_repair_only(
+    owner: Client, namespace: str, stream: ExperienceStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = TaskStore.of(owner, namespace, "math")
+    task = examine(store)
+    assert task is not None
+    Registry(owner, namespace).add("task", "gone")
+    found = replace(checked(owner, namespace), examined=(replace(task, orphans=1),))
+
+    def full(*_: object) -> None:
+        raise StoreFull("the server is at its memory limit", reason="memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TaskStore, "run", full)
+        done = {one.code: one.done for one in repaired(owner, found)}
+    assert done == {"orphaned-entries": False, "name-without-task": True}
