@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
-from redrb.commands.output import age, printable, printable_lines, size
+from redrb.commands.output import age, counted, printable, printable_lines, size
 
 if TYPE_CHECKING:
     from redrb.browse import GroupView, LeaseView, SampleView, TokensView
@@ -36,8 +36,8 @@ def row(view: GroupView) -> list[Text]:
 
 def everything(view: GroupView) -> Iterator[Text]:
     """Yield the lines of a group with its samples."""
-    head = f"group {view.id} · {_state(view)} · {view.samples_total} samples · {size(view.size)}"
-    yield Text(head, style="bold")
+    parts = (_state(view), counted(view.samples_total, "sample"), size(view.size))
+    yield Text(f"group {view.id} · {' · '.join(parts)}", style="bold")
     for name, value in _facts(view):
         yield Text.assemble((f"  {name:12} ", "dim"), _cut(printable(value)))
     if view.damaged:

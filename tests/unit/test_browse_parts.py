@@ -150,8 +150,9 @@ def test_numbers_of_records_that_json_lacks_are_left_out(strange: float) -> None
 def test_ids_of_tokens_are_shown_whole_and_long_texts_cut() -> None:
     tokens = TokensView(prompt_ids=(151_643,), response_ids=(100_000,), log_probs=(-0.123456,))
     sample = SampleView(0, "completed", None, None, tags={"a": "x" * 9_999}, tokens=tokens)
-    view = GroupView(1, "waiting", samples=(sample,), group_id="p" * 9_999)
+    view = GroupView(1, "waiting", samples_total=1, samples=(sample,), group_id="p" * 9_999)
     lines = [each.plain for each in everything(view)]
+    assert lines[0] == "group 1 · waiting · 1 sample · 0 B"
     assert "  prompt     151643" in lines
     assert "  response   100000" in lines
     assert "  log-probs  -0.1235" in lines

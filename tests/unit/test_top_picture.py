@@ -148,6 +148,12 @@ def test_a_picture_for_a_file_is_complete() -> None:
     assert "taken, ever        1.12" in text
 
 
+def test_the_page_of_a_task_shows_counts_as_whole_numbers() -> None:
+    lines = drawn(view_of(sample_state()), Place(page="task", task="code"), height=40)
+    found = {each.split()[0]: each.split()[1] for each in lines if "most" in each}
+    assert (found["put/s"], found["waiting"], found["leased"]) == ("1.5", "800", "0")
+
+
 def test_a_task_with_many_workers_shows_the_selected_one_and_how_many_are_hidden() -> None:
     state = sample_state()
     math = state.tasks[1]

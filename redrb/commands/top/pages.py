@@ -22,6 +22,7 @@ _CURVES = {
     "staleness": "staleness",
     "reward": "reward",
 }
+_COUNTS = ("waiting", "leased")
 _BARS = 30
 
 HELP = """\
@@ -160,7 +161,8 @@ def _curve_lines(task: TaskState, history: History, width: int | None) -> list[T
         if not known:
             continue
         drawn = sparkline(values, max(10, (width or 100) - 44))
-        now, most = rate(known[-1]), rate(max(known))
+        shown = amount if name in _COUNTS else rate
+        now, most = shown(known[-1]), shown(max(known))
         lines.append(
             line((f"  {title:10}", HEAD), f"{now:>8}  ", (drawn, NOTE), (f"  most {most}", DIM))
         )
