@@ -57,7 +57,7 @@ IDLE_TASK = FindingKind(
     "info",
     "The run has ended, has not begun again, or its trainer takes from another task or namespace. "
     "The groups stay stored; redrb rm deletes the task if nobody needs them. redrb-trainer takes "
-    "from the consumer group default; other programs take from others.",
+    "from the consumer group default only.",
 )
 UNREADABLE_TASK = FindingKind(
     "unreadable-task",
