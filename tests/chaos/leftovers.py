@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -33,7 +34,7 @@ def keys(client: redis.Redis, namespace: str, allowed: re.Pattern[str], when: st
         name = key.partition("}:")[2]
         stays = allowed.fullmatch(name) or (expires_ms >= 0 and re.fullmatch(_EXPIRING, name))
         content = stored.content(client, key)
-        if _is_of_ranks(name, content):
+        if _is_of_ranks(name, content) or _is_of_letters(client, key, name):
             continue
         if not stays:
             findings.append(f"key {key} is left {when}: {content!s:.200}")
@@ -54,6 +55,14 @@ def _is_of_ranks(name: str, content: object) -> bool:
     if name == "needs:default":
         return isinstance(content, dict) and [*content] == [_RANKS]
     return name == "leases:default" and isinstance(content, dict) and [*content.values()] == [_FREE]
+
+
+def _is_of_letters(client: redis.Redis, key: str, name: str) -> bool:
+    """Return whether a key holds the first ids of dead letters, each of a letter that is there."""
+    if name != "buried":
+        return False
+    letters: Any = client.xrange(key.removesuffix(name) + "dead")
+    return set(client.zrange(key, 0, -1)) <= {letter for letter, _ in letters}
 
 
 def files(*directories: Path) -> list[str]:

@@ -96,7 +96,8 @@ def _every_call(scene: Scene, ids: Sequence[int]) -> None:
     scene.note("put many", lambda: stream.put(groups_of(32), policy_version=9))
     lease = stream.take(4, timeout=0)
     stream.advance(2)
-    scene.note("take", lambda: stream.take(4, timeout=0))
+    leases = []  # a heartbeat would return those of a lease that is dropped, at any time
+    scene.note("take", lambda: leases.append(stream.take(4, timeout=0)))
     scene.note("ack", lambda: lease.ack(lease.ids[:2]))
     scene.note("reject", lambda: lease.reject("bad", lease.ids[:1]))
     scene.note("release", lease.release)
@@ -138,6 +139,8 @@ def _every_call(scene: Scene, ids: Sequence[int]) -> None:
     while scene.run("task/drop_group", "critic")[0] != b"done":
         pass
     scene.cost("take/leave", "default", "a")
+    for one in leases:
+        one.release()
     while scene.run("task/join", "late", "") != b"joined":
         pass
 
