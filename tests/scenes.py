@@ -179,3 +179,12 @@ def forget_the_silent(stream: ExperienceStream) -> None:
                 store.client.execute("ZADD", workers, 1, worker)
         stream._consumer.beat()
         calls += 1
+
+
+def silence(stream: ExperienceStream) -> None:
+    """End the heartbeats of a stream, also one that is under way."""
+    beating = [stream.worker._heartbeat, stream._consumer._heartbeat]
+    for heartbeat in [one for one in beating if one is not None]:
+        heartbeat.stop()
+        heartbeat._thread.join(10)
+        assert not heartbeat._thread.is_alive()

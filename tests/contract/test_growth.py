@@ -20,7 +20,7 @@ from redrb.stream.take.scripts import TakeRequest, take_arguments
 from tests.audit import audit
 from tests.conftest import REAL
 from tests.samples import numbered
-from tests.scenes import forget_the_silent, pass_epochs
+from tests.scenes import forget_the_silent, pass_epochs, silence
 
 LEASE_MS = 100
 TTL_MS = 5
@@ -148,15 +148,6 @@ def die_as_trainer(all_of_them: Survivors, number: int) -> None:
     )._catalogue
     catalogue.run("weights/pin", uuid.uuid4().hex, 0, 0, 0, 0, TTL_MS)
     time.sleep(2 * TTL_MS / 1000)  # until then, groups are reserved for its takes
-
-
-def silence(stream: ExperienceStream) -> None:
-    """End the heartbeats of a stream, also one that is under way."""
-    beating = [stream.worker._heartbeat, stream._consumer._heartbeat]
-    for heartbeat in [one for one in beating if one is not None]:
-        heartbeat.stop()
-        heartbeat._thread.join(10)
-        assert not heartbeat._thread.is_alive()
 
 
 @pytest.mark.parametrize(("makers", "trainers"), WORLDS)

@@ -31,9 +31,9 @@ SECRET = "c0rrect-horse"
 TLS = next(program for program in REAL.values() if has_tls(program))
 
 
-@pytest.fixture(params=["tls", "cluster"])
+@pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, list[Server]]]:
-    """A URL, and its servers."""
+    """A URL, and its servers: one with TLS, or a cluster."""
     if request.param == "cluster":
         cluster = RedisCluster(next(iter(REAL.values())))
         yield cluster.url, [*cluster.primaries]
@@ -87,7 +87,7 @@ def check_redis_cli(url: str) -> None:
             assert "tcp_port:" in said.stdout
 
 
-@pytest.mark.parametrize("task", ["math", ""])
+@pytest.mark.parametrize(("place", "task"), [("tls", ""), ("cluster", "math")], indirect=["place"])
 def test_an_observer_uses_all_that_looks(
     place: tuple[str, list[Server]],
     task: str,
