@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.tensor import distribute_tensor
 
 from redrb.weights.tensors.names import models_tensors
 from redrb.weights.tensors.wrapping import unwrapped
@@ -41,6 +40,8 @@ def give_all_ranks(models: Mapping[str, nn.Module], first: Mapping[str, nn.Modul
         first: On the first rank the models whose tensors count: `models`, or whole ones of the same
             names. Other ranks' are not read.
     """
+    from torch.distributed.tensor import distribute_tensor  # imports sympy: half a second
+
     for name, model in models.items():
         source = first[name].state_dict() if distributed.get_rank() == 0 else {}
         for key, tensor in model.state_dict().items():
