@@ -126,6 +126,8 @@ class EpisodeMaker:
         self._runner = EpisodeRunner(episode, engine)
         self._stream, self._engine, self._weights = stream, engine, weights
         stream.worker.role = "maker"  # it takes aborted groups as well
+        if weights is not None:
+            stream.worker.weights_name = weights.name
         self._slots = checked_int("groups", groups, 1)
         self._end_with_job = end_with_job
         self._drain_s = checked_number("drain_timeout", drain_timeout)

@@ -64,6 +64,7 @@ class EpisodeRecipeMaker(EpisodeMaker):
             implied=settings_of_maker(client, recipe),
         )
         stream.worker.label = recipe.worker
+        stream.worker.weights_name = recipe.weights_name
         stream.worker.begins()
         with ExitStack() as undo:
             undo.callback(stream.close)

@@ -61,6 +61,7 @@ class MakerLoop(MakerHooks):
         elif not isinstance(given, int):
             experience.policy_version = [version if each is None else each for each in given]
         for stream in self._streams:
+            stream.worker.weights_name = self._weights.trainer
             stream.worker.weight_version = version or 0
             if experience.reward is not None:
                 stream.worker.metrics = {"reward": experience.reward.float().nanmean()}

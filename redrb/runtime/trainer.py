@@ -154,6 +154,7 @@ class DetachedTrainer(TrainerHooks, ABC):
             self._broadcast = Broadcast(self._client, namespace, name, makers, dtype=weights_dtype)
             worker = self.buffer.stream.worker
             worker.role, worker.label = "trainer", name if rank is None else f"{name}, rank {rank}"
+            worker.weights_name = name
             worker.begins()
             if rank is None:
                 replace_predecessor(self._client, namespace, name, self.buffer.stream)

@@ -35,6 +35,7 @@ class WorkerState:
         seen_s: Seconds since its last announcement.
         period_s: Seconds between two announcements.
         uptime_s: Seconds since it began.
+        weights_name: Name of these weights; "": it did not say.
         weight_version: Newest weight version that it uses (maker) or published (trainer); 0: none.
         behind: Versions that the task knew, and it did not use, at its last announcement.
         groups: Groups that it has put, or acknowledged, since it began.
@@ -59,6 +60,7 @@ class WorkerState:
     seen_s: float = 0.0
     period_s: float = 0.0
     uptime_s: float = 0.0
+    weights_name: str = ""
     weight_version: int = 0
     behind: int = 0
     groups: int = 0

@@ -60,6 +60,7 @@ def worker_state(name: str, seen_s: float, packed: bytes) -> WorkerState | None:
         seen_s=seen_s,
         period_s=period_s,
         uptime_s=_number(said.get("uptime_s")) + (0.0 if ended else seen_s),
+        weights_name=_text(said.get("weights_name")),
         weight_version=(used := _count(said.get("weight_version"))),
         behind=max(0, int(newest) - used) if used and said["role"] != "trainer" else 0,
         groups=_count(said.get("groups")),

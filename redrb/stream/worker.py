@@ -53,6 +53,7 @@ class Worker:
         name: Its name in Redis, which no other stream object has; in a forked process another one.
         label: Name that its owner gives it, such as "maker-1"; "": none.
         role: What it does with the task; None: "trainer" once it has taken groups, else "maker".
+        weights_name: Name of the weights to which `weight_version` belongs; "": not known.
         weight_version: Newest weight version that it uses (maker) or has published (trainer).
         metrics: Newest figures, such as "reward" and "loss"; the first 16 are announced. Tensors of
             one element are read then.
@@ -69,6 +70,7 @@ class Worker:
         """
         self.label = ""
         self.role: Role | None = None
+        self.weights_name = ""
         self.weight_version = 0
         self.metrics: Mapping[str, Any] = {}
         self._task = task
@@ -219,6 +221,7 @@ class Worker:
             "period_s": self.period_s,
             "lease_s": self._lease_ms / 1000,
             "uptime_s": now - self._began,
+            "weights_name": whole.weights_name[:_MOST_NAME],
             "weight_version": whole.weight_version,
             "groups": groups,
             "samples": samples,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect, sync_playwright
 
 import redrb
 from redrb import BufferItem, ExperienceStream
@@ -210,12 +210,46 @@ def test_a_redis_that_stops_and_a_dashboard_that_dies_are_shown(
         expect(banner).to_be_visible(timeout=5_000)
         expect(banner).to_contain_text(re.compile("Redis does not answer: .* s old"))
         expect(page.locator("#findings-list")).to_contain_text("Critical")
+        assert "s old" in banner.inner_text()  # the finding says why, and the banner does not
+        shown = page.locator("#findings-list").inner_text()
+        assert not [part for part in banner.inner_text().split(": ") if part in shown], shown
         os.kill(server.pid, signal.SIGCONT)
         expect(banner).to_be_hidden(timeout=5_000)
         dashboard.close()
         expect(banner).to_contain_text("The dashboard does not answer", timeout=8_000)
     finally:
         dashboard.close()
+
+
+def test_a_stage_is_neither_maker_nor_trainer_and_workers_have_the_weights_that_they_name(
+    page: Page, dashboard: Dashboard, owner: Client, namespace: str
+) -> None:
+    for name in ("actor", "critic"):
+        publisher = redrb.WeightPublisher(owner, name, namespace=namespace)
+        publisher.publish({"w": torch.zeros(1)})
+    publisher.publish({"w": torch.ones(1)})
+    with (
+        ExperienceStream(owner, "scored", namespace=namespace) as maker,
+        ExperienceStream(owner, "scored", namespace=namespace) as stage,
+    ):
+        stage.worker.role, stage.worker.label = "stage", "scorer"
+        maker.worker.weights_name, maker.worker.weight_version = "actor", 1
+        for stream in (stage, maker):
+            stream.worker.begins()
+        waiting: list[Route] = []
+        page.route("**/events", lambda route: waiting.append(route))
+        page.goto(dashboard.url)
+        expect(page.get_by_text("Loading…")).to_have_count(4)
+        expect(page.locator("#connection")).to_have_text("loading")
+        waiting[0].continue_()
+        stations = page.locator("#flow .station")
+        expect(stations.nth(0)).to_have_text("Makers1 live")
+        expect(stations.nth(1)).to_contain_text("stages: 1 live")
+        expect(stations.nth(2)).to_have_text("Trainersnone")
+        expect(stations.nth(3)).to_contain_text("actor")
+        expect(page.get_by_text("Loading…")).to_have_count(0)
+        row = page.locator("#workers tbody tr", has_text="maker")
+        expect(row).to_contain_text(re.compile(r"[0-9.]+ s agoactor 1"))
 
 
 def test_an_observer_sees_its_task_and_only_names_of_others(

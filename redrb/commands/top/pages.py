@@ -37,7 +37,8 @@ stored           groups in Redis / the limit, at which puts wait
 waits            puts wait for room, takes for a batch, makers for rights
 groups/s         between announcements of the worker; -: it made one so far
 life             live; silent: a heartbeat is overdue; dead; ended: it said so
-weights          weight version in use, and how far it is behind the newest
+weights          weight version in use, and how far it was behind the newest
+                 at the last heartbeat; "seen" says when that was
 waits for        batch, room, right or weights, and for how long
 seen             time since the worker's last announcement
 
@@ -118,7 +119,10 @@ def worker_page(worker: WorkerState | None, task: TaskState | None) -> list[Text
         "process": f"{worker.pid} on {worker.host}" if worker.pid else worker.host,
         "runs for": age(worker.uptime_s),
         "redrb": worker.redrb,
-        "weights": line("version ", weights_in_use(worker), f"; the newest is {newest}"),
+        "weights": line(
+            *(f"{worker.weights_name} version ".lstrip(), weights_in_use(worker)),
+            f" at that heartbeat; the newest now is {newest}",
+        ),
         "rate": f"{rate(worker.groups_per_s)} groups/s, {rate(worker.samples_per_s)} samples/s",
         "in all": f"{counted(worker.groups, 'group')}, {counted(worker.samples, 'sample')}",
         "waits for": waits,

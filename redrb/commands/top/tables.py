@@ -156,7 +156,7 @@ def _worker_row(worker: WorkerState) -> list[Text]:
 
 
 def weights_in_use(worker: WorkerState) -> Text:
-    """Return the weight version that a worker uses, and how far it is behind the newest."""
+    """Return the weight version that a worker uses, and how far it was behind at its heartbeat."""
     if not worker.weight_version:
         return line(("none", DIM))
     if not worker.behind:
@@ -200,14 +200,17 @@ def _weights_row(weights: WeightsState, state: State) -> list[Text]:
 def users(weights: WeightsState, state: State) -> Text:
     """Return how many live makers use which versions, the newest first.
 
-    A worker does not say whose weights it uses: with weights of several names nothing is returned.
+    Makers that do not name their weights are counted only if these are the only ones.
     """
-    if len(state.weights) != 1:
-        return line()
+    names = (weights.name, "") if len(state.weights) == 1 else (weights.name,)
     versions: dict[int, int] = {}
     for task in state.tasks:
         for worker in task.workers:
-            if worker.role == "maker" and worker.life in ("live", "silent"):
+            if (
+                worker.role == "maker"
+                and worker.life in ("live", "silent")
+                and worker.weights_name in names
+            ):
                 versions[worker.weight_version] = versions.get(worker.weight_version, 0) + 1
     parts = [f"{versions[version]} makers: {version}" for version in sorted(versions, reverse=True)]
     old = any(version < weights.version for version in versions)

@@ -4,21 +4,29 @@ import { age, count, plural, rate, size } from "./format.js";
 
 export function flow(task, weights) {
   const main = task.groups[0];
-  const makers = task.workers.filter((worker) => worker.role !== "trainer" && worker.life !== "ended");
-  const trainers = task.workers.filter((worker) => worker.role !== "maker" && worker.life !== "ended");
-  const newest = weights.find((one) => one.version === main.stats.version) || weights[0];
+  const [makers, trainers, stages] = ["maker", "trainer", "stage"].map((role) =>
+    task.workers.filter((worker) => worker.role === role && worker.life !== "ended"));
+  const staged = stages.some((stage) => stage.life === "live"); // then nobody else need put or take
+  const newest = weightsOf(task, weights);
   const rates = task.rates;
   return element("ol", { class: "flow" },
-    station("Makers", workersState(makers, rates?.put), workersLines(makers, rates?.put)),
+    station("Makers", workersState(makers, rates?.put || staged), workersLines(makers, !staged && rates?.put)),
     arrow("put", rates && rate(rates.put, "groups/s"), rates && rate(rates.samples_put, "samples/s"), !rates || !rates.put),
-    station(task.name, fullState(main.stats), taskLines(main.stats, task)),
+    station(task.name, fullState(main.stats), taskLines(main.stats, task, stages)),
     arrow("trained", rates && rate(rates.acked, "groups/s"), rates && rate(rates.samples_acked, "samples/s"), !rates || !rates.acked),
-    station("Trainers", workersState(trainers, rates?.acked), workersLines(trainers, rates?.acked)),
+    station("Trainers", workersState(trainers, rates?.acked || staged), workersLines(trainers, !staged && rates?.acked)),
     arrow("published", newest ? `version ${count(newest.version)}` : null, newest ? `${age(newest.age_s)} ago` : null, !newest),
     station("Weights", "", newest
       ? [newest.name, `${newest.kind}, ${size(newest.nbytes)}`, plural(newest.versions, "version") + " kept"]
-      : ["nothing is published"]),
-    arrow("used by makers", using(makers, newest), null, !newest));
+      : [weights.length ? "the workers do not say which they use" : "nothing is published"]),
+    arrow("used by makers", using(makers, newest), "at their last heartbeat", !newest));
+}
+
+// The weights that most workers of the task name; if none names any, those of the only name.
+function weightsOf(task, weights) {
+  const users = (one) => task.workers.filter((worker) => worker.weights_name === one.name && worker.life !== "ended").length;
+  const used = weights.filter(users).sort((one, other) => users(other) - users(one));
+  return used[0] || (weights.length === 1 ? weights[0] : null);
 }
 
 function station(name, state, lines) {
@@ -57,17 +65,19 @@ function fullState(stats) {
   return stats.limit && stats.stored >= stats.limit ? "warning" : "";
 }
 
-function taskLines(stats, task) {
+function taskLines(stats, task, stages) {
   const limit = stats.limit ? ` of ${count(stats.limit)}` : "";
   return [
     `${count(stats.ledger.waiting)} wait`,
     `${count(stats.ledger.leased)} leased`,
     `${count(stats.stored)}${limit} stored, ${size(task.stored_bytes)}`,
+    ...(stages.length ? workersLines(stages, false).map((text) => `stages: ${text}`) : []),
   ];
 }
 
 function using(makers, newest) {
-  const live = makers.filter((maker) => maker.life === "live" && maker.weight_version);
+  const live = makers.filter((maker) => maker.life === "live" && maker.weight_version
+    && (!maker.weights_name || maker.weights_name === newest?.name));
   if (!newest || !live.length) return null;
   const current = live.filter((maker) => !maker.behind).length;
   return `${count(current)} of ${count(live.length)} current`;

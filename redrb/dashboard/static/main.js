@@ -50,9 +50,10 @@ function showConnection() {
   if (silent) {
     problem = `The dashboard does not answer. The figures are ${age(silent_ms / 1000 + (view?.age_s || 0))} old. Is \`redrb dashboard\` running?`;
   } else if (view?.error) {
+    // the findings below say why, and what to do
     problem = view.state
-      ? `Redis does not answer: ${view.error} The figures are ${age(view.age_s)} old.`
-      : `Redis does not answer: ${view.error}`;
+      ? `Redis does not answer: the figures are ${age(view.age_s)} old.`
+      : "Redis does not answer, and no figures were read yet.";
   }
   if (banner.dataset.problem !== problem.replace(/[\d.]+ (s|min|h|d)/, "")) {
     banner.dataset.problem = problem.replace(/[\d.]+ (s|min|h|d)/, ""); // the age alone is not announced again
@@ -60,21 +61,22 @@ function showConnection() {
     banner.textContent = problem;
   }
   document.getElementById("connection").dataset.state = problem ? "old" : view ? "live" : "waiting";
-  const state = problem ? `figures are ${age((view?.age_s || 0) + (silent ? silent_ms / 1000 : 0))} old` : view?.state ? "live" : "waits for the first figures";
+  const state = problem ? `figures are ${age((view?.age_s || 0) + (silent ? silent_ms / 1000 : 0))} old` : view?.state ? "live" : "loading";
   if (document.getElementById("connection").textContent !== state) announce(state);
   document.body.classList.toggle("old", Boolean(problem));
 }
 
 function render() {
   showConnection();
-  const state = view?.state;
+  if (!view?.state && !view?.error) return; // "Loading…" stays
+  show("findings-title", view.findings.length, () => document.createTextNode(
+    `What is wrong${view.findings.length > 1 ? ` (${view.findings.length} findings)` : ""}`));
+  show("findings-list", view.findings, () => panels.findings(view.findings, announce));
+  const state = view.state;
   if (!state) return;
   document.title = titleOf(state);
   show("where", [state.namespace, state.where], () => [
     element("span", {}, `namespace ${state.namespace}`), element("span", {}, state.where)]);
-  show("findings-title", view.findings.length, () => document.createTextNode(
-    `What is wrong${view.findings.length > 1 ? ` (${view.findings.length} findings)` : ""}`));
-  show("findings-list", view.findings, () => panels.findings(view.findings, announce));
   const task = chosenTask(state.tasks);
   show("tasks-table", [state.tasks, task?.name], () => panels.tasks(state.tasks, task?.name, histories));
   show("weights", state.weights, () => panels.weights(state.weights));

@@ -113,7 +113,7 @@ export function workers(task) {
   if (!task.workers.length) {
     return element("p", {}, "No worker has announced itself lately. Start one: ", element("code", {}, "redrb-maker RECIPE"), ".");
   }
-  const rows = table("Makers and trainers of the task", [
+  const rows = table("Workers of the task", [
     { name: "Worker", cell: (one) => (one.label ? [one.label, element("span", { class: "note" }, ` ${one.name}`)] : one.name) },
     { name: "Role", cell: (one) => one.role },
     { name: "State", cell: (one) => element("span", { class: `life ${one.life}` },
@@ -121,8 +121,9 @@ export function workers(task) {
     { name: "Waits for", cell: (one) => (one.waits_for ? `${one.waits_for}, ${age(one.waits_s)}` : "") },
     { name: "Groups/s", numeric: true, cell: (one) => rate(one.groups_per_s) },
     { name: "Groups", numeric: true, cell: (one) => count(one.groups) },
-    { name: "Weights", numeric: true, cell: (one) => (one.weight_version
-      ? `${one.weight_version}${one.behind > 0 ? ` (${one.behind} behind)` : ""}` : "–") },
+    { name: "Last heartbeat", numeric: true, cell: (one) => `${age(one.seen_s)} ago` },
+    { name: "Weights then", numeric: true, cell: (one) => (one.weight_version
+      ? `${one.weights_name} ${one.weight_version}${one.behind > 0 ? ` (${one.behind} behind)` : ""}`.trim() : "–") },
     { name: "Holds", cell: (one) => [one.leased ? plural(one.leased, "group") : "", one.rights ? plural(one.rights, "right") : ""].filter((text) => text).join(", ") },
     { name: "Figures", cell: (one) => element("span", { class: "wraps" }, Object.entries(one.metrics).map(([name, value]) => `${name} ${decimal(value)}`).join(", ")) },
     { name: "Host", cell: (one) => `${one.host} (${one.pid})` },

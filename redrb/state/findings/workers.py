@@ -133,7 +133,8 @@ def _weights(state: State, task: TaskState) -> Iterator[Finding]:
     yield from of_workers(
         *(MAKER_BEHIND, task, behind),
         lambda maker: (
-            f"It uses weight version {maker.weight_version:,}, {maker.behind:,} behind the newest; "
+            f"At its heartbeat {seconds(maker.seen_s)} ago it used weight version "
+            f"{maker.weight_version:,}, {maker.behind:,} behind the newest; "
             f"more than {bound:,} is too many."
         ),
         lambda maker: f"kill -TERM {maker.pid}" if maker.pid else figures,
