@@ -35,6 +35,7 @@ Every message says what to do next; attributes hold the same facts for programs.
 
 from __future__ import annotations
 
+import shlex
 from collections import abc
 
 
@@ -100,7 +101,8 @@ class UnknownTask(ConfigError):
         advice = (
             f"Tasks with similar names: {named}."
             if similar
-            else "Check the name, the namespace and the URL: `redrb ls` lists the tasks."
+            else "Check the name, the namespace and the URL: "
+            f"`{shlex.join(('redrb', 'ls', '--namespace', namespace))}` lists the tasks."
         )
         super().__init__(
             f"there is no task {task!r} in namespace {namespace!r} at {where}. {advice}"
@@ -370,7 +372,7 @@ class BatchTimeout(RedrbError, TimeoutError):
         for name, advice in _ENDS.items():
             if 0 < fates.get("put", 0) <= 2 * fates.get(name, 0):
                 return advice
-        return "Check that makers are alive (`redrb stats`), or ask for fewer."
+        return "Check that makers are alive (`redrb top --namespace NAMESPACE`), or ask for fewer."
 
 
 class AdmissionTimeout(RedrbError, TimeoutError):

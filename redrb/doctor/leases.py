@@ -29,7 +29,8 @@ LEASE_WITHOUT_CONSUMER = FindingKind(
 STALE_CONSUMER = FindingKind(
     "stale-consumer",
     "info",
-    "The process was killed while it leased nothing. The next heartbeat of a consumer forgets it.",
+    "The process was killed, or stopped, while it leased nothing. The next heartbeat of a consumer "
+    "forgets it.",
     repairs=True,
 )
 LOST_RIGHTS = FindingKind(

@@ -12,8 +12,8 @@ from redrb.state.model import State
 STUCK_WAITERS = FindingKind(
     "stuck-waiters",
     "info",
-    "Processes died while they waited. The next process that passes the queue removes them; until "
-    "then the figures of waiting puts and takes are too large.",
+    "Processes died, or were stopped, while they waited. The next process that passes the queue "
+    "removes them; until then the figures of waiting puts and takes are too large.",
 )
 KINDS = (STUCK_WAITERS,)
 

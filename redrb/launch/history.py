@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redrb.launch.rate import Rate
+from redrb.state.findings.wording import counted
 
 
 class _Numbers:
@@ -277,7 +278,7 @@ def _told(event: Mapping[str, Any], number: _Numbers) -> str:
     reward = f", reward {number['reward']:.3f}" if "reward" in number else ""
     return {
         "step": f"{step}{reward}",
-        "put": f"{step}, {number['groups']:.0f} groups",
+        "put": f"{step}, {counted(int(number['groups']), 'group')}",
         "publish": f"published version {number['weight_version']:.0f}",
         "evaluation": f"evaluation{reward or ' without a reward'}",
         "filtered": f"{number['groups']:.0f} groups are filtered",

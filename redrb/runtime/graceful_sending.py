@@ -16,7 +16,10 @@ from redrb.stream.sending import ExperienceSender, GroupedRows
 
 _log = logging.getLogger("redrb")
 
-_NO_ROOM = "for which there was no room in time: trainers have ended, or are behind (`redrb stats`)"
+_NO_ROOM = (
+    "for which there was no room in time: trainers have ended, or are behind "
+    "(`redrb top --namespace NAMESPACE`)"
+)
 
 
 class GracefulSender:

@@ -105,7 +105,7 @@ def test_looking_at_an_unknown_task_creates_nothing(
     assert not client.at(key).execute("EXISTS", key)
     assert names(client, namespace) == ["math"]
     for task, where in (("math", f"{namespace}2"), ("gsm8k", namespace)):
-        with pytest.raises(UnknownTask, match="`redrb ls` lists the tasks"):
+        with pytest.raises(UnknownTask, match=f"`redrb ls --namespace {where}` lists the tasks"):
             ExperienceStream(client, task, namespace=where, create=False)
     with pytest.raises(UnknownTask, match="similar names: 'math'"):
         ExperienceStream(client, "Math-grpo-run-17", namespace=namespace, create=False)

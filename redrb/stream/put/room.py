@@ -147,7 +147,8 @@ class Room:
             message = f"task {task!r}: its rate holds puts back until trainers have read more."
         else:
             message = (
-                f"task {task!r} is full and nothing made room: trainers must acknowledge what they "
-                "took (`redrb stats`), or raise limit / max_bytes."
+                f"task {task!r} is full and nothing made room: trainers must take and "
+                "acknowledge groups (`redrb top --namespace NAMESPACE`), or raise limit / "
+                "max_bytes."
             )
         return StoreFull(message, task=task, stored=len(attempt.pending.ids), reason=reason)

@@ -108,7 +108,8 @@ class Backlog:
     def late(self, unsent: int, problem: str) -> SendFailed:
         """Return the error for groups that are not stored, with the reason if it is known."""
         outage = next(iter(list(self._outages.values())), None)
-        why = "trainers may be behind (`redrb stats`)" if outage is None else str(outage)
+        behind = "trainers may be behind (`redrb top --namespace NAMESPACE`)"
+        why = behind if outage is None else str(outage)
         failure = SendFailed(f"{unsent} groups {problem}: {why}", unsent=unsent)
         failure.__cause__ = outage
         return failure
