@@ -72,7 +72,7 @@ class EmbeddedServer:
         self.program = find_server()
         self.directory = Path(directory or tempfile.mkdtemp(prefix="redrb-")).absolute()
         self.socket = socket_in(self.directory)
-        self._lock = _lock_directory(self.directory)
+        self._lock = lock_directory(self.directory)
         self._pid = os.getpid()
         self._log: deque[str] = deque(maxlen=20)
         self._ready = threading.Event()
@@ -192,7 +192,12 @@ def socket_in(directory: Path, *, advice: str = "use a shorter one") -> Path:
     return socket
 
 
-def _lock_directory(directory: Path) -> IO[str]:
+def lock_directory(directory: Path) -> IO[str]:
+    """Keep servers out of a directory until the returned file is closed; it is made if needed.
+
+    Raises:
+        ConfigError: A server uses it, or it cannot be made.
+    """
     data = directory / "appendonlydir"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

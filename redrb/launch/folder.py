@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from redrb.connection.embedded import lock_directory
 from redrb.errors import ConfigError
 
 _RECORDS = (
@@ -126,10 +127,16 @@ class RunFolder:
         return None
 
     def clear_state(self) -> None:
-        """Delete checkpoints, and the data of earlier runs' server, which must not run."""
-        for directory in (self.redis, self.checkpoints):
-            if directory.exists():
-                shutil.rmtree(directory)
+        """Delete checkpoints, and the data of earlier runs' server.
+
+        Raises:
+            ConfigError: A server uses the data; nothing is deleted.
+        """
+        if self.redis.exists():
+            with lock_directory(self.redis):
+                shutil.rmtree(self.redis)
+        if self.checkpoints.exists():
+            shutil.rmtree(self.checkpoints)
 
     def clear_records(self) -> None:
         """Delete metrics, logs and the curve of earlier runs, and nothing else."""

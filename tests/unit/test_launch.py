@@ -9,6 +9,7 @@ import math
 import re
 import socket
 import tempfile
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from torch import nn
 
 import redrb
 from redrb.connection import Client
+from redrb.connection.embedded import EmbeddedServer
 from redrb.errors import ConfigError
 from redrb.launch.folder import Owner, RunFolder
 from redrb.launch.history import History
@@ -334,6 +336,24 @@ def test_a_fresh_run_deletes_its_job_and_nothing_else(namespace: str) -> None:
         assert _versions(client, "other", namespace) == [1, 1]
         with redrb.ExperienceStream(client, "other", namespace=namespace) as stream:
             assert stream.stats().ledger.put == 1
+
+
+def test_a_fresh_run_deletes_no_data_of_a_server_that_runs(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.checkpoints.mkdir()
+    with closing(EmbeddedServer(str(folder.redis))) as server:
+        before = sorted(folder.redis.iterdir())
+        with pytest.raises(
+            ConfigError, match=f"in use .* connect to it with unix://{folder.redis}"
+        ):
+            folder.clear_state()
+        assert sorted(folder.redis.iterdir()) == before
+        assert folder.checkpoints.exists()
+        with redrb.connect(f"unix://{server.socket}") as client:
+            client.execute("SET", "kept", "1")
+    folder.clear_state()
+    assert not folder.redis.exists()
+    assert not folder.checkpoints.exists()
 
 
 def _versions(client: Client, name: str, namespace: str) -> list[int | None]:
