@@ -46,24 +46,30 @@ class MakerLoop(MakerHooks):
             RecordError: The batch is neither a tensor, a dict of tensors nor a list.
         """
         rows_of(inputs)
-        version, options = self._weights.begin_batch()
+        version, options = self._begin_batch()
         experience = self.experience_maker.make_experience(
             inputs, **{**self.generate_kwargs, **options}
         )
         self._note(experience, version)
         return experience
 
+    def _begin_batch(self) -> tuple[int | None, dict[str, Any]]:
+        """Return what `MakerWeights.begin_batch` does, and announce the version from now on."""
+        version, options = self._weights.begin_batch()
+        for stream in self._streams:
+            stream.worker.weights_name = self._weights.trainer
+            stream.worker.weight_version = version or 0
+        return version, options
+
     def _note(self, experience: Experience, version: int | None) -> None:
-        """Give samples without a weight version this one; announce it with the rewards."""
+        """Give samples without a weight version this one; announce the rewards."""
         given = experience.policy_version  # a list for a part of a batch, also if none is known
         if given is None:
             experience.policy_version = version  # the oldest: later tokens have newer weights
         elif not isinstance(given, int):
             experience.policy_version = [version if each is None else each for each in given]
-        for stream in self._streams:
-            stream.worker.weights_name = self._weights.trainer
-            stream.worker.weight_version = version or 0
-            if experience.reward is not None:
+        if experience.reward is not None:
+            for stream in self._streams:
                 stream.worker.metrics = {"reward": experience.reward.float().nanmean()}
 
     def _make_parts(self, inputs: Any) -> None:
@@ -132,7 +138,7 @@ class MakerLoop(MakerHooks):
         if not getattr(self.experience_maker, "makes_parts", False):
             yield self.make_experience(inputs)
             return
-        version, options = self._weights.begin_batch()
+        version, options = self._begin_batch()
         make_parts: Any = self.experience_maker.make_parts  # type: ignore[attr-defined]
         for experience in make_parts(inputs, **{**self.generate_kwargs, **options}):
             self._note(experience, version)

@@ -326,7 +326,15 @@ def test_each_batch_is_made_with_the_newest_weights_of_both_models(
                 learner._update_remote_makers()
             yield prompts(number)
 
+    announced, make = [], maker.experience_maker.make_experience
+
+    def make_noted(*args: Any, **options: Any) -> Experience:
+        announced.append(maker._streams[0].worker.weight_version)
+        return make(*args, **options)
+
+    maker.experience_maker.make_experience = make_noted  # type: ignore[method-assign]
     maker.workingloop(loader)
+    assert announced == [2, 2, 3, 3, 4, 4]  # the version of the batch that is being made
     read = buffer(size=6).sample(timeout=5)
     assert read.reward is not None
     assert read.values is not None
