@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch import nn
 
 import redrb
 from redrb import BufferItem, Client
+from redrb.errors import UnknownTask
 from redrb.recipe import Recipe
 from redrb.recipe.trainer import RecipeTrainer
 from redrb.stream import StreamStats
@@ -89,12 +91,10 @@ class AllRaise(Raises):
 class Hangs(Plain):
     rollout_timeout = 0.3
     stop_timeout = 1.0
-    begun = threading.Event()
     cancelled = threading.Event()
 
     async def rollout(self, models: Any, prompt: Any) -> Any:
         if prompt["number"] == self.bad:
-            self.begun.set()
             try:
                 await asyncio.sleep(1e6)
             except asyncio.CancelledError:
@@ -136,9 +136,15 @@ def run(client: Client, recipe: Recipe) -> Events:
     return events
 
 
-def kill_when(event: threading.Event) -> float:
-    """Send SIGTERM to this process after an event; returns the time, in seconds."""
-    assert event.wait(20)
+def kill_when_put(client: Client, recipe: Recipe, groups: int) -> float:
+    """Send SIGTERM to this process when a maker has put so many; returns the time, in seconds."""
+    deadline = time.monotonic() + 20
+    put = 0
+    while put < groups:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+        with suppress(UnknownTask):  # its maker has not begun
+            put = stats_of(client, recipe).ledger.put
     os.kill(os.getpid(), signal.SIGTERM)
     return time.monotonic()
 
@@ -182,14 +188,13 @@ def test_a_rollout_that_never_ends_is_cancelled_after_sigterm(
     client: Client, namespace: str
 ) -> None:
     recipe = HangsForEver(namespace=namespace, worker="m", maker_steps=0)
-    HangsForEver.begun.clear()
     HangsForEver.cancelled.clear()
     with ThreadPoolExecutor(1) as pool:
-        killed = pool.submit(kill_when, HangsForEver.begun)
+        killed = pool.submit(kill_when_put, client, recipe, 3)  # the others of its batch
         run(client, recipe)
     assert time.monotonic() - killed.result() < recipe.stop_timeout + 1
     assert HangsForEver.cancelled.wait(5)
-    assert stats_of(client, recipe).ledger.waiting == 3  # the others of its batch
+    assert stats_of(client, recipe).ledger.waiting == 3
 
 
 def test_a_group_is_sent_while_later_rollouts_run(client: Client, namespace: str) -> None:
