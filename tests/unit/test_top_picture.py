@@ -120,6 +120,19 @@ def test_an_ordinary_terminal_shows_everything_of_importance() -> None:
         assert shown in text
 
 
+def test_versions_in_use_are_those_of_makers_that_name_the_weights() -> None:
+    state = sample_state()
+    code, math = state.tasks
+    named = tuple(replace(each, weights_name="actor") for each in math.workers)
+    other = replace(state.weights[0], name="actor-reference", version=1)
+    state = replace(
+        state, tasks=(code, replace(math, workers=named)), weights=(*state.weights, other)
+    )
+    text = "\n".join(drawn(view_of(state)))
+    assert "42  delta    3.1 GB     12 s  2 makers: 42, 1 maker: 31" in text
+    assert text.count("makers: 42") == 1
+
+
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_no_figure_changes_the_columns(width: int) -> None:
     def headings(state: State) -> list[str]:
