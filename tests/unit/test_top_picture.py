@@ -9,11 +9,12 @@ import pytest
 
 from redrb.browse.records import GroupView, Page, SampleView
 from redrb.commands.output import show
+from redrb.commands.top.columns import Column, fitted
 from redrb.commands.top.group_reader import Found
 from redrb.commands.top.keys import keys_in
 from redrb.commands.top.picture import picture
 from redrb.commands.top.place import Place
-from redrb.commands.top.text import amount, rate, short, sparkline, wrapped
+from redrb.commands.top.text import amount, line, rate, short, sparkline, wrapped
 from redrb.state.findings import connection_finding, findings_of
 from redrb.state.history import History
 from redrb.state.model import Staleness, State, WorkerState
@@ -300,3 +301,17 @@ def test_no_command_prints_control_characters(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.removesuffix("\n").isprintable()
     show({"name": HOSTILE}, [], as_json=True)
     assert capsys.readouterr().out.removesuffix("\n").isprintable()
+
+
+@pytest.mark.parametrize("width", [36, 42, 46, 52])
+def test_a_narrow_table_uses_the_whole_width(width: int) -> None:
+    """Only the first column gives way while it can, and the last one only for what is left."""
+    columns = (
+        Column("TASK", 20, left=True),
+        Column("put/s", 14),
+        Column("waits for", 13, left=True),
+    )
+    row = [line("a" * 30), line("1.0"), line("b" * 13)]
+    shown = fitted(columns, [row], width).rows[0].plain
+    assert len(shown) == width
+    assert shown.endswith("b" * 13 if width >= 8 + 14 + 13 + 6 else "…")

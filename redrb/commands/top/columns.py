@@ -108,15 +108,16 @@ def _within(columns: Sequence[Column], width: int) -> list[int]:
 def _spread(
     columns: Sequence[Column], shown: Sequence[int], needs: Sequence[int], width: int
 ) -> dict[int, int]:
-    """Return the widths of columns; the first one is narrower than its width if it has to be."""
+    """Return the widths of columns; the first, then the last, is narrower if it has to be."""
     widths = {number: columns[number].width for number in shown}
     spare = width - _MARK - sum(widths.values()) - _GAP * (len(shown) - 1)
     first, last = shown[0], shown[-1]
-    for number in (first, last) if columns[last].left and last != first else (first,):
+    least = {first: _NARROWEST} | ({last: 1} if columns[last].left and last != first else {})
+    for number, narrowest in least.items():
         more = min(spare, max(0, needs[number] - widths[number]))
+        more = max(more, narrowest - widths[number])
         widths[number] += more
-        spare -= max(0, more)
-    widths[first] = max(_NARROWEST, widths[first])
+        spare -= more
     return widths
 
 
