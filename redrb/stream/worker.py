@@ -153,9 +153,9 @@ class Worker:
         self.follow_fork()
         token = next(self._tokens)
         self._waits[token] = what, time.monotonic()
-        if what == "weights":  # it has put nothing yet, so that nothing else announces it
-            self.begins()
         try:
+            if what == "weights":  # it has put nothing yet, so that nothing else announces it
+                self.begins()
             yield
         finally:
             self._waits.pop(token, None)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
+import msgpack
 import pytest
 from torch import nn
 
@@ -15,6 +16,7 @@ import redrb
 from redrb import environment
 from redrb.connection import Client
 from redrb.episodes import EpisodeMaker
+from redrb.errors import StoreUnavailable
 from redrb.recipe import GRPORecipe
 from redrb.recipe.trainer import RecipeTrainer
 from redrb.recipes.arithmetic import Arithmetic
@@ -141,3 +143,18 @@ def test_a_stage_whose_function_loads_a_model(
     monkeypatch.setattr("redrb.runtime.stage.Stage.run", lambda _: None)
     monkeypatch.setenv("REDRB_URL", client.url)
     assert main([f"{__name__}:Scorer", "--from=rollouts", "--to=scored"]) == 0
+
+
+def test_a_wait_that_could_not_be_announced_is_over(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise StoreUnavailable("away", where="there")
+
+    with redrb.ExperienceStream(client, "math") as stream:
+        worker = stream.worker
+        worker.takes()  # so that its first announcement is sent at once
+        monkeypatch.setattr(worker, "beat", refuse)
+        with pytest.raises(StoreUnavailable), worker.waiting("weights"):
+            pass
+        assert msgpack.unpackb(worker.announcement()).get("waits_for", "") == ""
