@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -22,6 +23,8 @@ START_TIMEOUT_S = 20.0
 
 SOCKET = "redis.sock"
 """Name of the socket in the directory of a server."""
+
+_LOCK = "redrb.lock"
 
 LONGEST_SOCKET_PATH = 100
 """Most bytes of a socket's path; systems allow 103 or more."""
@@ -72,7 +75,7 @@ class EmbeddedServer:
         self.program = find_server()
         self.directory = Path(directory or tempfile.mkdtemp(prefix="redrb-")).absolute()
         self.socket = socket_in(self.directory)
-        self._lock = lock_directory(self.directory)
+        self._lock = _lock_directory(self.directory)
         self._pid = os.getpid()
         self._log: deque[str] = deque(maxlen=20)
         self._ready = threading.Event()
@@ -192,18 +195,27 @@ def socket_in(directory: Path, *, advice: str = "use a shorter one") -> Path:
     return socket
 
 
-def lock_directory(directory: Path) -> IO[str]:
-    """Keep servers out of a directory until the returned file is closed; it is made if needed.
+def delete_data(directory: Path) -> None:
+    """Delete the data of a server; the file that keeps two servers out of the directory stays.
 
     Raises:
-        ConfigError: A server uses it, or it cannot be made.
+        ConfigError: A server uses the data; nothing is deleted.
     """
+    with _lock_directory(directory):
+        for found in directory.iterdir():
+            if found.is_dir() and not found.is_symlink():
+                shutil.rmtree(found)
+            elif found.name != _LOCK:
+                found.unlink()
+
+
+def _lock_directory(directory: Path) -> IO[str]:
     data = directory / "appendonlydir"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if data.exists():  # another umask may have made it
             data.chmod(0o700)
-        descriptor = os.open(directory / "redrb.lock", os.O_WRONLY | os.O_CREAT, 0o600)
+        descriptor = os.open(directory / _LOCK, os.O_WRONLY | os.O_CREAT, 0o600)
     except OSError as error:
         raise ConfigError(f"cannot keep data in {directory}: {error.strerror}.") from error
     lock = os.fdopen(descriptor, "w")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from redrb.connection.embedded import lock_directory
+from redrb.connection.embedded import delete_data
 from redrb.errors import ConfigError
 
 _RECORDS = (
@@ -133,8 +133,7 @@ class RunFolder:
             ConfigError: A server uses the data; nothing is deleted.
         """
         if self.redis.exists():
-            with lock_directory(self.redis):
-                shutil.rmtree(self.redis)
+            delete_data(self.redis)
         if self.checkpoints.exists():
             shutil.rmtree(self.checkpoints)
 

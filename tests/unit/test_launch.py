@@ -352,7 +352,7 @@ def test_a_fresh_run_deletes_no_data_of_a_server_that_runs(tmp_path: Path) -> No
         with redrb.connect(f"unix://{server.socket}") as client:
             client.execute("SET", "kept", "1")
     folder.clear_state()
-    assert not folder.redis.exists()
+    assert [found.name for found in folder.redis.iterdir()] == ["redrb.lock"]
     assert not folder.checkpoints.exists()
 
 
