@@ -40,3 +40,11 @@ def test_importing_redrb_imports_neither_torch_nor_redis() -> None:
         check=True,
     )
     assert {"torch", "numpy", "redis"}.isdisjoint(printed.stdout.split())
+
+
+def test_workers_of_recipes_start_without_modules_that_only_shards_need() -> None:
+    program = "import redrb.recipe.maker, redrb.recipe.trainer, sys; print(*sys.modules)"
+    printed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "torch.distributed.tensor" not in printed.stdout.split()
