@@ -114,14 +114,17 @@ def _remove_orphans(task: Examination) -> Outcome:
 def _return_lost(task: Examination, group: ExaminedGroup) -> Outcome:
     """Requeue leases whose consumer the task does not know, unless it shows that it lives."""
     threading.Event().wait(TWO_HEARTBEATS_S)
-    texts = []
+    texts, done = [], True
     for consumer, leased in group.lost.items():
         returned, outcome = 0, b"more"
-        while outcome == b"more":
+        for _ in range(_MOST_PAGES):
             outcome, found = task.store.run("repair/return_lost", [group.name, consumer])
             returned += int(found)
+            if outcome == b"done":
+                break
+        done = done and outcome == b"done"
         texts.append(f"{returned:,} of {counted(leased, 'group')} of {shown(consumer)}")
-    return f"let {', '.join(texts)} wait again", True
+    return f"let {', '.join(texts)} wait again", done
 
 
 def _take_rights(task: Examination) -> Outcome:
