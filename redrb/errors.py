@@ -35,7 +35,6 @@ Every message says what to do next; attributes hold the same facts for programs.
 
 from __future__ import annotations
 
-import shlex
 from collections import abc
 
 
@@ -102,7 +101,7 @@ class UnknownTask(ConfigError):
             f"Tasks with similar names: {named}."
             if similar
             else "Check the name, the namespace and the URL: "
-            f"`{shlex.join(('redrb', 'ls', '--namespace', namespace))}` lists the tasks."
+            f"`redrb ls --namespace {namespace}` lists the tasks."
         )
         super().__init__(
             f"there is no task {task!r} in namespace {namespace!r} at {where}. {advice}"

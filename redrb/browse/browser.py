@@ -32,7 +32,7 @@ RANKED_BYTES: Final = 256 << 20
 """Bytes of groups that are read to rank them by reward, at most."""
 
 SHOWN_BYTES: Final = 64 << 20
-"""Bytes of groups whose samples a page holds, at most; its first group may have more."""
+"""Most bytes of groups whose samples are in a page; the first group may have more."""
 
 _UNSHOWN: Final = "its samples are not shown, as the groups before it are large: name its id"
 

@@ -190,7 +190,7 @@ def _whole(value: object) -> int | None:
 
 
 def _number(value: object) -> float | None:
-    """Return a number; None for others, and for those that JSON lacks."""
+    """Return a finite number; None for anything else, as JSON has neither infinity nor NaN."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 

@@ -29,7 +29,7 @@ _TASKS = frozenset({"task", "to", "from_", "task_name"})
 _FILES = frozenset({"recipe", "settings", "out", "checkpoints", "prompts", "metrics"})
 
 _OF_RECIPES = frozenset({"run", "settings"})
-"""Commands of `redrb` whose namespace a variable may name, as that of workers."""
+"""Commands of `redrb` that read the namespace from REDRB_NAMESPACE, as workers do."""
 
 _ANSWER_S = 1.0
 """Seconds that Redis may take to answer, while a person waits for a completion."""
@@ -52,7 +52,7 @@ def add_to(commands: Commands) -> None:
         "words",
         metavar="WORD",
         nargs=argparse.REMAINDER,
-        help="words of the line whose namespace names are from; for tasks and weights",
+        help="words of the line that is completed; it may name a namespace",
     )
     parser.set_defaults(run=_run)
 

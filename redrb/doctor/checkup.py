@@ -48,8 +48,8 @@ FAILED_CHECK = FindingKind(
     "failed-check",
     "critical",
     "A key of redrb has another type or content than it should have: another program changed it. "
-    "CLIENT LIST shows which programs are connected. Restore what is damaged from a file of redrb "
-    "save.",
+    "CLIENT LIST shows which programs are connected. If you have a file of `redrb save`, restore "
+    "the task from it.",
 )
 KINDS: tuple[FindingKind, ...] = (
     *STATE_KINDS,

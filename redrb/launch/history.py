@@ -281,5 +281,5 @@ def _told(event: Mapping[str, Any], number: _Numbers) -> str:
         "put": f"{step}, {counted(int(number['groups']), 'group')}",
         "publish": f"published version {number['weight_version']:.0f}",
         "evaluation": f"evaluation{reward or ' without a reward'}",
-        "filtered": f"{number['groups']:.0f} groups are filtered",
+        "filtered": f"{counted(int(number['groups']), 'group')} filtered",
     }.get(kind, kind.replace("_", " "))

@@ -20,8 +20,8 @@ class Column:
 
     Attributes:
         name: Its heading.
-        width: Its width on a terminal. The first column, and a last one that begins at the left,
-            take what the terminal has beyond the widths of all.
+        width: Its width on a terminal. Where the terminal is wider than all columns, the first one
+            grows; then the last one, if its cells begin at the left.
         importance: Columns with a larger number are left out first; 0: it always stays.
         left: Whether its cells begin at the left; others end at the right.
     """

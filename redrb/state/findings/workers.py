@@ -25,7 +25,8 @@ DEAD_WORKER = FindingKind(
     "warning",
     "The process was killed, has crashed, hangs, was stopped (then ps on its host shows T), or its "
     "machine has no network. Its leased groups and its rights to begin groups go to others, with "
-    "the next heartbeat of any of these.",
+    "the next heartbeat of any of these. `redrb run` restarts those of its workers "
+    "that have ended.",
 )
 SILENT_WORKER = FindingKind(
     "silent-worker",
