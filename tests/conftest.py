@@ -11,6 +11,8 @@ import torch
 
 import redrb
 from redrb.connection import Client, fake
+from redrb.lua.pages import PAGES
+from redrb.lua.scripts import load
 from tests.audit import audit
 from tests.servers import Server, programs
 
@@ -93,6 +95,21 @@ def client(url: str) -> Iterator[Client]:
     """A client of each backend in turn."""
     with redrb.connect(url, retry_s=10) as client:
         yield client
+
+
+@pytest.fixture
+def pages() -> Iterator[Callable[..., None]]:
+    """Make pages of the scripts small in this process: `pages(taken_over=3)`."""
+    before = dict(PAGES)
+
+    def make(**small: int) -> None:
+        assert set(small) <= set(PAGES), f"unknown pages: {set(small) - set(PAGES)}"
+        PAGES.update(small)
+        load.cache_clear()
+
+    yield make
+    PAGES.update(before)
+    load.cache_clear()
 
 
 @pytest.fixture

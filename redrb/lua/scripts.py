@@ -6,8 +6,8 @@ are found by themselves. Redis runs a script from its first line each time, and 
 of all files takes longer than most calls do: an include inside a block, indented like its lines, is
 made only when the block runs, and known only there. `include/permissions.lua` gets the list of all
 commands in the script's text, and in that of the scripts which a line `--@before name ...` names:
-they run later for the same user, and do not check its rights again. A reply that has cases begins
-with a word. Repeated with the same arguments a script changes nothing more, so the client repeats
+they run later for the same user, and do not check its rights again. `PAGE.name` is a number of
+`redrb.lua.pages`. A reply that has cases begins with a word. Repeated with the same arguments a script changes nothing more, so the client repeats
 it when a connection breaks.
 """
 
@@ -26,10 +26,12 @@ from redis.exceptions import NoScriptError, ResponseError
 from redrb.connection import Client, failures
 from redrb.connection.transport import Argument, Pipeline, Reply
 from redrb.lua.commands import as_lua, commands_in
+from redrb.lua.pages import PAGES
 
 _INCLUDE = "--@include "
 _BEFORE = re.compile(r"^--@before (.*)$", re.MULTILINE)
 _COMMANDS = "local commands = {}"
+_PAGE = re.compile(r"\bPAGE\.(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def load(name: str) -> Script:
 def assemble(name: str, source: str) -> Script:
     """Return the script with this source: its includes first, without comments."""
     lines = _with_commands(source, list(_with_includes(name, source, [])))
-    text = "\n".join(line for _, line in lines)
+    text = _PAGE.sub(lambda page: str(PAGES[page[1]]), "\n".join(line for _, line in lines))
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     return Script(text, sha, tuple(source for source, _ in lines))
 

@@ -8,8 +8,6 @@
 --         Repeated, it returns none a second time.
 --@include task facts waiters permissions
 
-local PAGE = 1000
-
 check_permissions(KEYS[1])
 begin_writing()
 if not rules().groups_per_version then
@@ -24,13 +22,13 @@ if redis.call('HGET', key('admission'), 'series') == ARGV[1] then
   end
 end
 if holder ~= '' then
-  ended = rights_of(holder, PAGE)
+  ended = rights_of(holder, PAGE.rights_returned)
   if string.find(holder, '/', 1, true) then
     dequeue('#admission', holder)
-  elseif #ended < PAGE then
+  elseif #ended < PAGE.rights_returned then
     redis.call('ZREM', key('makers'), holder)
   end
 end
 local returned = end_rights(ended, 'returned')
 wake_rights()
-return {holder ~= '' and #ended == PAGE and 'more' or 'done', returned}
+return {holder ~= '' and #ended == PAGE.rights_returned and 'more' or 'done', returned}

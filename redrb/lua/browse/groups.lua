@@ -5,7 +5,7 @@
 --           | stalest (completed groups that wait, by oldest policy version) | given (the seqs)
 --           | a status: groups that wait in it, in the task's order
 --         at: '', or the place that the last call returned
---         most: groups to return, at least; a query looks at PAGE groups, and returns all that match
+--         most: groups to return, at least; a query looks at PAGE.browsed groups, and returns all that match
 --         where: JSON of a query, or ''
 -- Returns {} if there is no task | {'unindexed'}: the task does not sort groups by version
 --       | {place, looked, total, incarnation, version, entry, ...}
@@ -17,8 +17,6 @@
 --           | damaged: its facts cannot be read
 --@include task facts tags pools pending plan where capacity
 
-local PAGE = 500 -- groups that one call looks at, at most
-local LEAST = 32
 
 local group, source, at, most, where = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 if not exists() then
@@ -40,7 +38,7 @@ end
 if source == 'newest' or source == 'given' or source == 'leased' or source == 'history' then
   by_facts = false
 end
-local page = (query or by_facts) and PAGE or math.min(math.max(most, LEAST), PAGE)
+local page = (query or by_facts) and PAGE.browsed or math.min(math.max(most, PAGE.browsed_least), PAGE.browsed)
 
 -- Each of these returns members, the next place and the number of groups of the source.
 local function newest_members()
@@ -88,7 +86,7 @@ end
 
 local function given_members()
   local members = {}
-  for i = 6, math.min(#ARGV, 5 + PAGE) do
+  for i = 6, math.min(#ARGV, 5 + PAGE.browsed) do
     members[#members + 1] = member_of(ARGV[i])
   end
   return members, '', #members

@@ -7,8 +7,6 @@
 --         consumer, leased groups, ... of those among the first leases
 --@include task clock pools pending uncounted
 
-local MOST_GROUPS, MOST_WAITERS = 16, 200 -- that one call looks at
-local MOST_LEASES, MOST_CONSUMERS = 500, 20
 
 if not exists() then
   return {}
@@ -26,7 +24,7 @@ end
 
 -- How many of the first waiters in a queue do not look any more.
 local function stuck_in(queue)
-  local waiters = redis.call('ZRANGE', key('queue', queue), 0, MOST_WAITERS - 1)
+  local waiters = redis.call('ZRANGE', key('queue', queue), 0, PAGE.examined_waiters - 1)
   local needs, stuck = #waiters > 0 and redis.call('HMGET', key('needs', queue), unpack(waiters)) or {}, 0
   for i = 1, #waiters do
     local deadline = tonumber(string.match(needs[i] or '0 0 0', '^%d+ (%d+) '))
@@ -39,7 +37,7 @@ end
 local function rights_of_the_dead()
   local held = 0
   for _, maker in ipairs(redis.call('ZRANGEBYSCORE', key('makers'), '-inf', over, 'LIMIT', 0,
-    MOST_CONSUMERS)) do
+    PAGE.examined_consumers)) do
     held = held + redis.call('ZLEXCOUNT', key('holders'), '[' .. maker .. '/', '(' .. maker .. '0')
   end
   return held
@@ -48,7 +46,7 @@ end
 -- The first leases of a consumer group, by consumer, and these consumers with their deadlines.
 local function leases_of(group)
   local leased, consumers = {}, {}
-  for _, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', MOST_LEASES)) do
+  for _, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', PAGE.examined_leases)) do
     local consumer = string.match(entry[2], '^(.*)/%d+$') or entry[2]
     consumers[#consumers + 1] = not leased[consumer] and consumer or nil
     leased[consumer] = (leased[consumer] or 0) + 1
@@ -73,11 +71,11 @@ local function report_group(group)
   local leased, consumers, deadlines = leases_of(group)
   local dead, lost = {}, {}
   for _, consumer in ipairs(redis.call('ZRANGEBYSCORE', key('consumers', group), '-inf', over, 'LIMIT', 0,
-    MOST_CONSUMERS)) do
+    PAGE.examined_consumers)) do
     dead[#dead + 1], dead[#dead + 2] = consumer, leased[consumer] or 0
   end
   for i, consumer in ipairs(consumers) do
-    if #lost < 2 * MOST_CONSUMERS and not deadlines[i] then
+    if #lost < 2 * PAGE.examined_consumers and not deadlines[i] then
       lost[#lost + 1], lost[#lost + 2] = consumer, leased[consumer]
     end
   end
@@ -101,7 +99,7 @@ report('lost_rights', rights_of_the_dead() + redis.call('ZCOUNT', key('holds'), 
 local _, _, _, most = read_clock()
 report('lease_ms', 2 * (most or NO_LEASE_MS))
 local found = {figures}
-for i = 1, math.min(#all, MOST_GROUPS) do
+for i = 1, math.min(#all, PAGE.examined_groups) do
   found[#found + 1] = report_group(all[i])
 end
 return found

@@ -7,7 +7,6 @@
 
 local SILENT_MS = 600000
 local ENDED_MS = 60000
-local MOST_REMOVED = 100 -- by one call
 
 -- Store an announcement, '' or nil for none, and remove some that are over.
 local function announce(worker, packed, ended)
@@ -18,7 +17,7 @@ local function announce(worker, packed, ended)
   redis.call('HSET', key('announcements'), worker, string.format('%d ', number(task, 'version')) .. packed)
   redis.call('ZADD', workers, string.format('%.0f', ended and now - SILENT_MS + ENDED_MS or now), worker)
   local oldest = string.format('%.0f', now - SILENT_MS)
-  local over = redis.call('ZRANGEBYSCORE', workers, '-inf', oldest, 'LIMIT', 0, MOST_REMOVED)
+  local over = redis.call('ZRANGEBYSCORE', workers, '-inf', oldest, 'LIMIT', 0, PAGE.announcements_removed)
   if #over > 0 then
     redis.call('ZREM', workers, unpack(over))
     redis.call('HDEL', key('announcements'), unpack(over))

@@ -11,10 +11,8 @@ end
 
 -- Candidates by arrival. Entries below `floor`, which the task keeps, are deleted,
 -- history or leased, and are not looked at again; the sorted set behind holds those that were requeued
--- since, by arrival. After LOOKS looks, or MOST_LEASED leased groups, the rest is left to the next call:
+-- since, by arrival. After PAGE.candidates looks, or PAGE.candidates_leased leased groups, the rest is left to the next call:
 -- `unseen` is set.
-local LOOKS = 1000
-local MOST_LEASED = 50
 local unseen = false
 local function oldest_candidates(last)
   local found, at, looks, leased, window = {}, 0, 0, 0, 4
@@ -39,10 +37,10 @@ local function oldest_candidates(last)
         found[#found + 1] = first + i - 1
       end
     end
-    if not stored and window > 100 then -- a wide gap
+    if not stored and window == PAGE.candidates_window then -- a wide gap
       next_seq = stored_after(next_seq - 1, last)
     end
-    looks, window = looks + #members, math.min(window * 2, 128)
+    looks, window = looks + #members, math.min(window * 2, PAGE.candidates_window)
   end
 
   local function note_floor()
@@ -52,9 +50,9 @@ local function oldest_candidates(last)
   local function next_ones(most)
     local seqs, known, requeued, place = {}, {}, {}, 1
     before, behind = {}, {}
-    most = math.min(most, MOST_LEASED - leased)
-    if most > 0 and looks < LOOKS then
-      window = math.max(window, math.min(most, 128))
+    most = math.min(most, PAGE.candidates_leased - leased)
+    if most > 0 and looks < PAGE.candidates then
+      window = math.max(window, math.min(most, PAGE.candidates_window))
       requeued = redis.call('ZRANGE', key('behind'), 0, most - 1, 'WITHSCORES')
     end
     while #seqs < most do
@@ -65,7 +63,7 @@ local function oldest_candidates(last)
       elseif found[at + 1] then
         at = at + 1
         seq = found[at]
-      elseif next_seq <= last and looks < LOOKS then
+      elseif next_seq <= last and looks < PAGE.candidates then
         look()
       else
         break
@@ -96,13 +94,13 @@ local function oldest_candidates(last)
   return {next = next_ones, pass = pass}
 end
 
--- Candidates from a sorted set: by ZRANGE the first ones, by ZREVRANGE the last ones. After MOST_LEASED
+-- Candidates from a sorted set: by ZRANGE the first ones, by ZREVRANGE the last ones. After PAGE.candidates_leased
 -- candidates that another consumer group leases, those by arrival follow.
 local function sorted_candidates(name, command)
   local rank = 0
 
   local function next_ones(most)
-    most = math.min(most, MOST_LEASED - rank)
+    most = math.min(most, PAGE.candidates_leased - rank)
     local members = most > 0 and redis.call(command, name, rank, rank + most - 1) or {}
     for i, member in ipairs(members) do
       members[i] = tonumber(member)

@@ -7,7 +7,6 @@
 -- says that dead letters may have the score of a former order.
 --@include task clock facts pools settings waking waiters queries indexes
 
-local MOST_CHANGES = 100
 local HIDDEN = {format = true, sampled = true, partitions = true}
 
 -- Whether the stored groups can be sorted by an order.
@@ -21,7 +20,7 @@ end
 local function record(name, old, new, who)
   if not HIDDEN[name] then
     redis.call('LPUSH', key('changes'), cmsgpack.pack({name, old or '', new or '', server_ms(), who}))
-    redis.call('LTRIM', key('changes'), 0, MOST_CHANGES - 1)
+    redis.call('LTRIM', key('changes'), 0, PAGE.changes - 1)
   end
 end
 

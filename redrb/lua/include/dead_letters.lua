@@ -10,8 +10,6 @@
 -- of requeued groups, until they are deleted, by the member.
 --@include task facts
 
-local MOST_OLD_LETTERS = 10 -- that one call deletes
-
 -- Delete letters, by the entries that XRANGE returned. Returns their number.
 local function delete_letters(entries)
   for _, entry in ipairs(entries) do
@@ -38,9 +36,9 @@ end
 local function trim_letters()
   local excess = excess_letters()
   if excess > 0 then
-    delete_letters(redis.call('XRANGE', key('dead'), '-', '+', 'COUNT', math.min(excess, MOST_OLD_LETTERS)))
+    delete_letters(redis.call('XRANGE', key('dead'), '-', '+', 'COUNT', math.min(excess, PAGE.old_letters)))
   end
-  return excess > MOST_OLD_LETTERS
+  return excess > PAGE.old_letters
 end
 
 -- Move a leased entry, already out of the pending list, to the dead-letter stream. `why` says how its last

@@ -24,9 +24,9 @@ local function end_held(group, slot, seqs, outcome, samples)
     all = #seqs
   end
   local again = all - #seqs
-  for first = 1, #seqs, 1000 do
+  for first = 1, #seqs, PAGE.arguments do
     local ids = {}
-    for i = first, math.min(first + 999, #seqs) do
+    for i = first, math.min(first + PAGE.arguments - 1, #seqs) do
       ids[i - first + 1] = id_of(seqs[i])
     end
     ended = ended + redis.call('XACK', stream, group, unpack(ids))

@@ -46,8 +46,8 @@ end
 -- Facts of several members, false where there are none.
 local function facts_of_all(members)
   local all = {}
-  for first = 1, #members, 1000 do
-    local last = math.min(first + 999, #members)
+  for first = 1, #members, PAGE.arguments do
+    local last = math.min(first + PAGE.arguments - 1, #members)
     for i, packed in ipairs(redis.call('HMGET', key('facts'), unpack(members, first, last))) do
       all[first + i - 1] = packed and unpack_facts(packed)
     end

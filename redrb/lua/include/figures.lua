@@ -1,8 +1,6 @@
 -- Reads the counters of a task and of its consumer groups, consistently. `report` takes a name and a number.
 --@include task clock facts pools ledger waking
 
-local MOST_MAKERS = 100 -- whose rights are reported
-
 -- Report how the rights stand.
 local function report_rights(report)
   --@include admission
@@ -16,7 +14,7 @@ local function report_rights(report)
   end
   report('makers', redis.call('ZCOUNT', key('makers'), string.format('(%.0f', now_ms()), '(+inf'))
   report('admission:waiting', redis.call('ZCARD', key('queue', '#admission')))
-  local makers = state.held > 0 and redis.call('ZRANGE', key('makers'), 0, MOST_MAKERS - 1) or {}
+  local makers = state.held > 0 and redis.call('ZRANGE', key('makers'), 0, PAGE.reported_makers - 1) or {}
   for _, maker in ipairs(makers) do
     local held = redis.call('ZLEXCOUNT', key('holders'), '[' .. maker .. '/', '(' .. maker .. '0')
     if held > 0 then

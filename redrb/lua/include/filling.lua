@@ -8,7 +8,7 @@ local function fill_indexes()
   if not at then
     return false
   end
-  local page, rule, all = redis.call('HSCAN', key('facts'), at, 'COUNT', 100), rules(), groups()
+  local page, rule, all = redis.call('HSCAN', key('facts'), at, 'COUNT', PAGE.filled), rules(), groups()
   for i = 1, #page[2], 2 do
     local member, facts = page[2][i], unpack_facts(page[2][i + 1])
     for _, group in ipairs(all) do

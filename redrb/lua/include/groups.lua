@@ -4,8 +4,6 @@
 -- When it is done in all groups it is deleted or becomes history.
 --@include task facts pools history
 
-local PENDING_PAGE = 16 -- entries of a pending list that are read at a time, as others may lie between them
-
 local function is_leased(group, seq)
   local id = id_of(seq)
   return #redis.call('XPENDING', stream, group, id, id, 1) > 0
@@ -47,7 +45,7 @@ end
 
 -- Which of the entries a consumer group leases: a table by seq, as a number.
 local function leased_among(group, seqs)
-  local sorted, leased, at, most = {}, {}, 1, PENDING_PAGE
+  local sorted, leased, at, most = {}, {}, 1, PAGE.pending_between
   for i, seq in ipairs(seqs) do
     sorted[i] = tonumber(seq)
   end

@@ -1,13 +1,11 @@
 -- Held rights of makers: found, used, returned, and taken back. include/admission.lua says what is stored.
 --@include task facts
 
-local MOST_LOST, MOST_DEAD_MAKERS = 50, 20 -- that one call looks at
-
 -- End held rights, by number: they were used, returned or lost. Returns how many of them were held.
 local function end_rights(ended, outcome)
   local total = 0
-  for first = 1, #ended, 1000 do
-    local page, gone, members = {unpack(ended, first, math.min(first + 999, #ended))}, {}, {}
+  for first = 1, #ended, PAGE.arguments do
+    local page, gone, members = {unpack(ended, first, math.min(first + PAGE.arguments - 1, #ended))}, {}, {}
     for i, record in ipairs(redis.call('HMGET', key('right'), unpack(page))) do
       if record then
         gone[#gone + 1] = page[i]
@@ -40,15 +38,15 @@ end
 local function reclaim_rights(now)
   local lost, over = 0, string.format('%.0f', now)
   for _, maker in ipairs(redis.call('ZRANGEBYSCORE', key('makers'), '-inf', over, 'LIMIT', 0,
-    MOST_DEAD_MAKERS)) do
-    local found = lost < MOST_LOST and rights_of(maker, MOST_LOST - lost) or {}
+    PAGE.dead_makers)) do
+    local found = lost < PAGE.rights_lost and rights_of(maker, PAGE.rights_lost - lost) or {}
     lost = lost + end_rights(found, 'lost')
-    if lost < MOST_LOST then
+    if lost < PAGE.rights_lost then
       redis.call('ZREM', key('makers'), maker)
     end
   end
-  if lost < MOST_LOST then
-    local held_long = redis.call('ZRANGEBYSCORE', key('holds'), '-inf', over, 'LIMIT', 0, MOST_LOST - lost)
+  if lost < PAGE.rights_lost then
+    local held_long = redis.call('ZRANGEBYSCORE', key('holds'), '-inf', over, 'LIMIT', 0, PAGE.rights_lost - lost)
     lost = lost + end_rights(held_long, 'lost')
   end
   return lost

@@ -4,8 +4,6 @@
 -- bytes (kept_bytes) count toward max_bytes, and the oldest is deleted when a put needs them.
 --@include task facts
 
-local MOST_TRIMMED = 100 -- entries of the history that one call deletes, beyond those that it adds
-
 -- Bytes of entries as max_bytes counts them: of those put since the task has that setting.
 local function bytes_of(seqs)
   local bytes, since, members = 0, number(task, 'sized_after'), {}
@@ -26,9 +24,9 @@ local function delete(seqs)
   if rules().max_bytes > 0 then
     add(task, 'bytes', -bytes_of(seqs))
   end
-  for first = 1, #seqs, 1000 do
+  for first = 1, #seqs, PAGE.arguments do
     local ids, members = {}, {}
-    for i = first, math.min(first + 999, #seqs) do
+    for i = first, math.min(first + PAGE.arguments - 1, #seqs) do
       ids[i - first + 1] = id_of(seqs[i])
       members[i - first + 1] = member_of(seqs[i])
     end
@@ -87,14 +85,14 @@ local function retire(seqs)
     end
   end
   count_history(fresh, 1)
-  return trim_history(MOST_TRIMMED + #seqs)
+  return trim_history(PAGE.history_beside + #seqs)
 end
 
 -- Delete the oldest history until `excess` bytes are free.
 local function free_history(excess)
   local since = number(task, 'sized_after')
   while excess > 0 do
-    local oldest, gone = redis.call('ZRANGE', key('archive'), 0, 99), {}
+    local oldest, gone = redis.call('ZRANGE', key('archive'), 0, PAGE.history_freed - 1), {}
     for i, facts in ipairs(facts_of_all(oldest)) do
       if excess > 0 then
         gone[i] = oldest[i]

@@ -6,8 +6,6 @@
 -- deadline was over then live on; it expires.
 --@include task facts pools pending groups heartbeats dead_letters
 
-local MOST_TAKEN_OVER = 50
-
 local function max_deliveries()
   local stored = redis.call('HMGET', task, 'max_deliveries', 'default_max_deliveries')
   return tonumber(stored[1] or stored[2])
@@ -75,7 +73,7 @@ local function slots_of(group, consumer)
   local found, first, any = {}, 0, true
   while any do
     local slots = {}
-    for i = 1, 32 do
+    for i = 1, PAGE.slots do
       slots[i] = string.format('%s/%d', consumer, first + i - 1)
     end
     any = false
@@ -84,7 +82,7 @@ local function slots_of(group, consumer)
         found[#found + 1], any = slots[i], true
       end
     end
-    first = first + 32
+    first = first + PAGE.slots
   end
   return found
 end
@@ -108,14 +106,14 @@ end
 
 -- End the leases of consumers whose deadline is over: `dead` is a flat list consumer, deadline. If the
 -- caller's deadline was over too, all deadlines are renewed instead: most likely Redis was away. At most
--- MOST_TAKEN_OVER entries are taken over in one call, the others in the next ones. Returns their number.
+-- PAGE.taken_over entries are taken over in one call, the others in the next ones. Returns their number.
 local function take_over(group, dead, deadline, lease_ms, now)
   if deadline and tonumber(deadline) <= now then
     redis.call('SET', key('spared', group), string.format('%.0f', now), 'PX', lease_ms)
   end
   local spared, returned = tonumber(redis.call('GET', key('spared', group)) or '0'), 0
   for i = 1, #dead, 2 do
-    local left = MOST_TAKEN_OVER - returned
+    local left = PAGE.taken_over - returned
     if tonumber(dead[i + 1]) <= spared then
       redis.call('ZADD', key('consumers', group), string.format('%.0f', now + lease_ms), dead[i])
     elseif left > 0 then

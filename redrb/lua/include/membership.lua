@@ -1,9 +1,6 @@
 -- Lets a consumer group join a task, or end.
 --@include task facts pools history capacity groups waiters ledger queries
 
-local MOST_WOKEN = 16 -- waiters that one call wakes when it deletes queues; others look again by themselves
-local JOIN_PAGE = 100 -- groups that one call adds to the pools of a consumer group that joins
-
 -- Note how many reads a group that joins late is behind the others: a rate does not wait for them.
 local function give_lead(group)
   local spi, _, _, _, share = rate_of()
@@ -29,7 +26,7 @@ local function join_page(group)
   if not at then
     return true
   end
-  local page, pools, added = redis.call('HSCAN', key('facts'), at, 'COUNT', JOIN_PAGE), {}, 0
+  local page, pools, added = redis.call('HSCAN', key('facts'), at, 'COUNT', PAGE.joined), {}, 0
   local history = redis.call('EXISTS', key('archive')) == 1
   start = tonumber(start or '')
   for i = 1, #page[2], 2 do
@@ -124,20 +121,20 @@ local function wake_first(queues, most)
 end
 
 -- Delete the keys of consumer groups and those in `names`. Of all their waiters, and of those in
--- `queues`, MOST_WOKEN are woken.
+-- `queues`, PAGE.woken_at_end are woken.
 local function delete_keys(all, names, queues)
   local with_query = {}
   for _, group in ipairs(all) do
     add_keys(group, names, queues, with_query)
   end
-  wake_first(with_query, wake_first(queues, MOST_WOKEN))
+  wake_first(with_query, wake_first(queues, PAGE.woken_at_end))
   for _, found in ipairs({queues, with_query}) do
     for _, queue in ipairs(found) do
       names[#names + 1], names[#names + 2] = key('queue', queue), key('needs', queue)
     end
   end
-  for first = 1, #names, 1000 do -- a thread of the server frees their memory
-    redis.call('UNLINK', unpack(names, first, math.min(first + 999, #names)))
+  for first = 1, #names, PAGE.arguments do -- a thread of the server frees their memory
+    redis.call('UNLINK', unpack(names, first, math.min(first + PAGE.arguments - 1, #names)))
   end
 end
 

@@ -12,7 +12,7 @@
 -- `dropped` or `dead`; parts `waiting` and their `bytes`; `repeated` and `late` parts.
 --@include task clock
 
-local KEEP_ENDS_MS, MOST_ENDS, MOST_FORGOTTEN = 7200000, 100000, 20
+local KEEP_ENDS_MS = 7200000
 
 local function record_of(name)
   local packed = redis.call('HGET', key('part_records'), name)
@@ -39,9 +39,9 @@ local function note_end(name, id, now)
   redis.call('HSET', key('part_ends'), name, id)
   redis.call('ZADD', key('part_ended'), string.format('%.0f', now), name)
   local before = string.format('%.0f', now - KEEP_ENDS_MS)
-  local over = redis.call('ZRANGEBYSCORE', key('part_ended'), '-inf', before, 'LIMIT', 0, MOST_FORGOTTEN)
-  if #over == 0 and redis.call('ZCARD', key('part_ended')) > MOST_ENDS then
-    over = redis.call('ZRANGE', key('part_ended'), 0, MOST_FORGOTTEN - 1)
+  local over = redis.call('ZRANGEBYSCORE', key('part_ended'), '-inf', before, 'LIMIT', 0, PAGE.part_ends_forgotten)
+  if #over == 0 and redis.call('ZCARD', key('part_ended')) > PAGE.part_ends then
+    over = redis.call('ZRANGE', key('part_ended'), 0, PAGE.part_ends_forgotten - 1)
   end
   if #over > 0 then
     redis.call('ZREM', key('part_ended'), unpack(over))

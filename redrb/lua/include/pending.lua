@@ -25,7 +25,7 @@ end
 local function each_leased(group, slot, visit, from)
   from = from or '-'
   while true do
-    local pending = redis.call('XPENDING', stream, group, from, '+', 500, unpack({slot}))
+    local pending = redis.call('XPENDING', stream, group, from, '+', PAGE.pending, unpack({slot}))
     if #pending == 0 then
       return
     end

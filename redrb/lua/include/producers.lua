@@ -2,11 +2,10 @@
 --@include task
 
 local EPOCH_MS = 3600000
-local MOST_RECORDS = 100 -- that one call looks at
 
 -- Remove those records of a page that are two epochs old.
 local function remove_page(at, epoch)
-  local page, over = redis.call('HSCAN', puts, at, 'COUNT', MOST_RECORDS), {}
+  local page, over = redis.call('HSCAN', puts, at, 'COUNT', PAGE.records), {}
   for i = 1, #page[2], 2 do
     local stored = string.match(page[2][i + 1], '^%d+ %d+ %d+ ?(%d*)$') -- others are no records
     if stored and (tonumber(stored) or 0) <= epoch - 2 then

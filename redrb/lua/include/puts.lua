@@ -1,7 +1,6 @@
 -- The entries that a transaction has added to the stream: found, counted once, or taken out again.
 --@include task facts pools groups
 
-local MOST_ORPHANS = 100 -- that one call removes
 
 -- Take entries that the task does not count out of the stream and the pools.
 local function take_out(seqs)
@@ -22,7 +21,7 @@ end
 -- Remove entries of transactions whose script failed, or was unknown to the server: they lie beyond
 -- `last`, the last id that the task counts, and up to the id `to`. Returns whether there may be more.
 local function remove_orphans(last, to)
-  local page = redis.call('XRANGE', stream, '(' .. id_of(last), to, 'COUNT', MOST_ORPHANS)
+  local page = redis.call('XRANGE', stream, '(' .. id_of(last), to, 'COUNT', PAGE.orphans)
   local orphans = {}
   for i, entry in ipairs(page) do
     orphans[i] = seq_of(entry[1])
@@ -31,7 +30,7 @@ local function remove_orphans(last, to)
   if #orphans > 0 then
     redis.call('HSET', puts, 'last', string.format('%d', orphans[#orphans]))
   end
-  return #page == MOST_ORPHANS
+  return #page == PAGE.orphans
 end
 
 -- The id before the first of the `count` entries that this transaction has added, where entries lie

@@ -5,7 +5,6 @@
 -- be too large but not too small.
 --@include task
 
-local MOST_QUERIES = 100 -- that one call matches; takes of others look again by themselves
 
 -- Name of the queue of takes with a query.
 local function queue_of(pool, where)
@@ -15,8 +14,8 @@ end
 -- Queries that takes of a pool wait with: a flat list query, matches, ...
 local function queries_of(pool)
   local queries = key('queries', pool)
-  if redis.call('HLEN', queries) <= MOST_QUERIES then
+  if redis.call('HLEN', queries) <= PAGE.queries then
     return redis.call('HGETALL', queries)
   end
-  return redis.call('HRANDFIELD', queries, MOST_QUERIES, 'WITHVALUES')
+  return redis.call('HRANDFIELD', queries, PAGE.queries, 'WITHVALUES')
 end

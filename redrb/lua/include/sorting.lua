@@ -5,8 +5,6 @@
 -- new order, and nobody takes groups.
 --@include task facts pools settings candidates indexes
 
-local SORTED_AT_ONCE, MOST_LOOKS = 50, 1000
-
 -- Give a waiting group its place in the order, in each consumer group for which it waits.
 local function sort_group(all, member, facts)
   store_facts(member, facts)
@@ -43,9 +41,9 @@ local function sort_groups()
     return false
   end
   local all, found, looks = groups(), 0, 0
-  while at < last and found < SORTED_AT_ONCE and looks < MOST_LOOKS do
+  while at < last and found < PAGE.sorted and looks < PAGE.sorting_looks do
     local members, stored = {}, false
-    for seq = at + 1, math.min(at + SORTED_AT_ONCE, last) do
+    for seq = at + 1, math.min(at + PAGE.sorted, last) do
       members[#members + 1] = member_of(seq)
     end
     for i, facts in ipairs(facts_of_all(members)) do

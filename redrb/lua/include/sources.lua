@@ -10,7 +10,6 @@
 -- docs/decisions/0037-stages.md says why no group is stored twice.
 --@include task
 
-local MOST_TRIMMED = 200 -- ids that one call looks at
 
 -- The parts of an origin's row: incarnation, floor, trimmed, and a set of the kept ids.
 local function read_row(row)
@@ -82,7 +81,7 @@ local function record_sources(packed, before, count)
   for _, id in ipairs(keeping) do
     spared[id] = true
   end
-  local last = math.min(floor, trimmed + MOST_TRIMMED)
+  local last = math.min(floor, trimmed + PAGE.sources_trimmed)
   for seq = trimmed + 1, last do
     local id = string.format('%d', seq)
     if not spared[id] then

@@ -1,7 +1,6 @@
 -- Expires groups that are too stale, and counts the staleness of taken groups.
 --@include task facts pools groups
 
-local MOST_EXPIRED = 50 -- in one call
 local MOST_STALENESS = 1023 -- a larger staleness counts as this one, as in redrb/stream/task/expiration.py
 
 -- At most `limit` members of a pool whose oldest version is at most `cut`, or the version of whose newest
@@ -65,7 +64,7 @@ local function expire_pool(group, status, cut, token_cut, limit, note)
   return #found
 end
 
--- Expire at most MOST_EXPIRED groups of a status that are too stale by the task's rules. Returns their
+-- Expire at most PAGE.expired groups of a status that are too stale by the task's rules. Returns their
 -- number, and whether there may be more.
 local function expire_overdue(group, status)
   local rule = rules()
@@ -78,8 +77,8 @@ local function expire_overdue(group, status)
     return 0, false
   end
   local note = rule.keep and expiry_note(rule.version, rule.max_staleness, rule.max_token_staleness)
-  local expired = expire_pool(group, status, cut, token_cut, MOST_EXPIRED, note)
-  return expired, expired == MOST_EXPIRED
+  local expired = expire_pool(group, status, cut, token_cut, PAGE.expired, note)
+  return expired, expired == PAGE.expired
 end
 
 -- Count the staleness of groups that are being taken: o by the oldest token, n by the newest. Of o the

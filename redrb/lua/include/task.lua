@@ -63,8 +63,8 @@ end
 -- Call a command with many arguments, a thousand at a time. Returns the sum of the replies.
 local function in_parts(command, name, arguments)
   local total = 0
-  for first = 1, #arguments, 1000 do
-    local last = math.min(first + 999, #arguments)
+  for first = 1, #arguments, PAGE.arguments do
+    local last = math.min(first + PAGE.arguments - 1, #arguments)
     total = total + redis.call(command, name, unpack(arguments, first, last))
   end
   return total
@@ -73,8 +73,8 @@ end
 -- The replies of a command that has one for each argument, a thousand at a time.
 local function replies_of(command, name, arguments)
   local replies = {}
-  for first = 1, #arguments, 1000 do
-    local last = math.min(first + 999, #arguments)
+  for first = 1, #arguments, PAGE.arguments do
+    local last = math.min(first + PAGE.arguments - 1, #arguments)
     for i, reply in ipairs(redis.call(command, name, unpack(arguments, first, last))) do
       replies[first + i - 1] = reply
     end

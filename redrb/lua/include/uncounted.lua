@@ -2,12 +2,10 @@
 -- they have facts, they are groups, and the record of the last id was lost.
 --@include task
 
-local MOST_UNCOUNTED = 100 -- that one call looks at
-
 -- How many of the first of these entries have no facts, and how many have.
 local function uncounted_entries()
   local last, members, known = id_of(number(puts, 'last')), {}, 0
-  for i, entry in ipairs(redis.call('XRANGE', stream, '(' .. last, '+', 'COUNT', MOST_UNCOUNTED)) do
+  for i, entry in ipairs(redis.call('XRANGE', stream, '(' .. last, '+', 'COUNT', PAGE.uncounted)) do
     members[i] = member_of(seq_of(entry[1]))
   end
   for _, facts in ipairs(#members > 0 and redis.call('HMGET', key('facts'), unpack(members)) or {}) do

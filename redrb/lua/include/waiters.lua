@@ -7,7 +7,6 @@
 --@include task
 
 local WAKE_MS = 10000 -- a wake-up that nobody reads is forgotten
-local MOST_WAITERS = 200 -- that one call looks at; those behind look again by themselves
 
 local function send_wake(waiter)
   local list = key('wake', waiter)
@@ -39,8 +38,8 @@ end
 -- Call `visit` with name, need, deadline and wake-up of each living waiter, in their order, until it
 -- returns true. Dead waiters leave the queue.
 local function each_waiter(name, now, visit)
-  local dead, stop, first, size = {}, false, 0, 10
-  while not stop and first < MOST_WAITERS do
+  local dead, stop, first, size = {}, false, 0, PAGE.first_waiters
+  while not stop and first < PAGE.waiters do
     local waiters = redis.call('ZRANGE', key('queue', name), first, first + size - 1)
     local needs = #waiters > 0 and redis.call('HMGET', key('needs', name), unpack(waiters)) or {}
     for i, waiter in ipairs(waiters) do
@@ -55,7 +54,7 @@ local function each_waiter(name, now, visit)
       end
     end
     stop = stop or #waiters < size
-    first, size = first + size, 100
+    first, size = first + size, PAGE.next_waiters
   end
   for _, waiter in ipairs(dead) do
     dequeue(name, waiter)

@@ -12,7 +12,6 @@
 -- created_ms; full and pieces, its keys, as "<token> <first> <count>;..." of chunk:<token>:<n> and
 -- delta:<token>:<n>.
 
-local MOST_CHUNKS = 1048576
 local versions = KEYS[1]
 local prefix = string.sub(versions, 1, -9)
 local fence = prefix .. 'fence'
@@ -46,7 +45,7 @@ end
 local function newest_state()
   local last = '+'
   while true do
-    local found = redis.call('XREVRANGE', versions, last, '-', 'COUNT', 16)
+    local found = redis.call('XREVRANGE', versions, last, '-', 'COUNT', PAGE.versions_looked)
     for _, entry in ipairs(found) do
       local fields = parsed(entry)
       if fields.kind ~= 'lora' then
@@ -54,7 +53,7 @@ local function newest_state()
       end
       last = '(' .. entry[1]
     end
-    if #found < 16 then
+    if #found < PAGE.versions_looked then
       return nil
     end
   end
@@ -69,8 +68,8 @@ local function on_keys(command, names)
     end
     return found
   end
-  for first = 1, #names, 1000 do
-    found = found + redis.call(command, unpack(names, first, math.min(first + 999, #names)))
+  for first = 1, #names, PAGE.arguments do
+    found = found + redis.call(command, unpack(names, first, math.min(first + PAGE.arguments - 1, #names)))
   end
   return found
 end
@@ -78,7 +77,7 @@ end
 -- Append the keys <kind>:<token>:<n> of `ranges`, except those for which `is_spared` is true.
 local function add_keys(names, kind, ranges, is_spared)
   for token, first, count in string.gmatch(ranges or '', '(%d+) (%d+) (%d+)') do
-    for index = tonumber(first), math.min(tonumber(first) + tonumber(count), MOST_CHUNKS) - 1 do
+    for index = tonumber(first), math.min(tonumber(first) + tonumber(count), PAGE.most_chunks) - 1 do
       if not (is_spared and is_spared(token, index)) then
         names[#names + 1] = prefix .. kind .. ':' .. token .. ':' .. index
       end

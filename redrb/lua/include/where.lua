@@ -6,7 +6,6 @@
 -- as the plan has, it looks at the plan's members instead and sorts them: at most twice the cheaper way.
 --@include plan
 
-local CHUNK = 1000
 
 -- Whether the i-th of the members that are looked at has a listed value: scores[i] is its score.
 -- `certain` says so for all of them.
@@ -43,7 +42,7 @@ local function satisfies(node, i)
   return node.every
 end
 
--- The members, of at most CHUNK, for which the query is `wanted`, without members of the first `known`
+-- The members, of at most PAGE.matched, for which the query is `wanted`, without members of the first `known`
 -- sources, if these are given.
 local function matching(query, members, wanted, sources, known)
   local scores, found = {}, {}
@@ -71,8 +70,8 @@ local function search(query, wanted, sources, visit)
     local leaf, listed = source[1], source[2]
     leaf.certain = listed
     for _, span in ipairs(rank_spans(leaf, listed)) do
-      for first = span[1], span[2], CHUNK do
-        local last = math.min(first + CHUNK - 1, span[2])
+      for first = span[1], span[2], PAGE.matched do
+        local last = math.min(first + PAGE.matched - 1, span[2])
         local members = redis.call('ZRANGE', leaf.zset, first, last)
         visit(matching(query, members, wanted, sources, known - 1))
       end
@@ -111,7 +110,7 @@ local function select_where(pool, names, expr, n)
   local query = prepare(pool, names, expr)
   local ready = query.whole.zset
   local cost, sources = plan(query, query.root, true)
-  local chosen, looked, step = {}, 0, math.min(n, CHUNK)
+  local chosen, looked, step = {}, 0, math.min(n, PAGE.matched)
   while looked < cost do
     local last = math.min(looked + step, cost) - 1
     for _, member in ipairs(matching(query, redis.call('ZRANGE', ready, looked, last), true)) do
@@ -120,7 +119,7 @@ local function select_where(pool, names, expr, n)
         return chosen
       end
     end
-    looked, step = last + 1, math.min(step * 2, CHUNK)
+    looked, step = last + 1, math.min(step * 2, PAGE.matched)
   end
   if looked >= query.size then
     return chosen
@@ -131,7 +130,7 @@ local function select_where(pool, names, expr, n)
     for i, score in ipairs(scores) do
       found[#found + 1] = {tonumber(score), members[i]}
     end
-    if #found > n + 4 * CHUNK then
+    if #found > n + 4 * PAGE.matched then
       keep_first(found, n)
     end
   end)

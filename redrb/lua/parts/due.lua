@@ -7,7 +7,6 @@
 --         second case, 0 in the first one
 --@include task clock facts waking parts permissions
 
-local MOST_DROPPED = 20 -- in one call
 
 check_permissions(KEYS[1])
 begin_writing()
@@ -17,7 +16,7 @@ end
 local now, dropped, rights = set_clock(), 0, false
 local reply = {}
 local over = redis.call('ZRANGEBYSCORE', key('part_due'), '-inf', string.format('%.0f', now), 'LIMIT', 0,
-  MOST_DROPPED)
+  PAGE.parts_dropped)
 for _, name in ipairs(over) do
   local record = record_of(name)
   if record.whole or record.bury or record.count >= record.least then

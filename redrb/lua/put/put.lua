@@ -64,7 +64,7 @@ if refused then
 end
 if rule.keeps then
   --@include history
-  trim_history(100)
+  trim_history(PAGE.history_beside)
 end
 
 -- Groups by the status in which they will wait; groups that are too stale expire at once.

@@ -5,7 +5,6 @@
 -- Returns {'more' | 'done', entries requeued}; with 'more', run it again
 --@include task waking leases permissions
 
-local MOST_LEASES = 500 -- that one call looks at
 
 local group, consumer = ARGV[1], ARGV[2]
 if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0
@@ -13,7 +12,7 @@ if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0
   return {'done', 0}
 end
 local slots, seen = {}, {}
-for _, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', MOST_LEASES)) do
+for _, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', PAGE.repaired_leases)) do
   local slot = entry[2]
   if not seen[slot] and (string.match(slot, '^(.*)/%d+$') or slot) == consumer then
     seen[slot], slots[#slots + 1] = true, slot
@@ -24,6 +23,6 @@ if #slots == 0 then
 end
 check_permissions(stream)
 begin_writing()
-local returned = return_leases(group, consumer, slots, false, MOST_TAKEN_OVER)
+local returned = return_leases(group, consumer, slots, false, PAGE.taken_over)
 wake_returned(group)
 return {'more', returned}

@@ -16,8 +16,8 @@ local held = redis.call('HGET', key('leases', group), slot)
 if held == token .. ' ended' or (held and tonumber(string.match(held, '^%d+')) > tonumber(token)) then
   return {'done', 0}
 end
-local returned, seen = return_slot(group, slot, false, MOST_TAKEN_OVER)
-local more = seen == MOST_TAKEN_OVER
+local returned, seen = return_slot(group, slot, false, PAGE.taken_over)
+local more = seen == PAGE.taken_over
 if not more then
   redis.call('HSET', key('leases', group), slot, token .. ' ended')
 end

@@ -14,7 +14,7 @@ if #slots == 0 and not redis.call('ZSCORE', key('consumers', group), consumer) t
 end
 check_permissions(stream)
 begin_writing()
-local returned = return_leases(group, consumer, slots, false, MOST_TAKEN_OVER)
+local returned = return_leases(group, consumer, slots, false, PAGE.taken_over)
 wake_returned(group)
 local left = redis.call('ZSCORE', key('consumers', group), consumer)
 return {left and 'more' or 'done', returned}

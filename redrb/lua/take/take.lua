@@ -73,7 +73,7 @@ if leased and not string.find(leased, ' ended', 1, true) then
 end
 if rule.keeps then
   --@include history
-  trim_history(100)
+  trim_history(PAGE.history_beside)
 end
 if rule.unsorted then
   --@include sorting
@@ -137,9 +137,9 @@ local total = rule.sampled and redis.call('HGET', key('mass', group), pool) or '
 local found
 repeat
   if chosen then
-    found = {unpack(chosen, #lease.members + 1, math.min(#lease.members + 1000, amount))}
+    found = {unpack(chosen, #lease.members + 1, math.min(#lease.members + PAGE.arguments, amount))}
   else
-    found = redis.call('ZRANGE', key('ready', pool), 0, math.min(amount - lease.claimed, 1000) - 1)
+    found = redis.call('ZRANGE', key('ready', pool), 0, math.min(amount - lease.claimed, PAGE.arguments) - 1)
   end
   local all
   if rule.version or rule.sampled then

@@ -25,7 +25,7 @@ if joined then
   return {redis.call('ZCARD', key('ready', pool)) + kept, '0'}
 end
 
-local page, members = redis.call('HSCAN', key('facts'), ARGV[4], 'COUNT', 500), {}
+local page, members = redis.call('HSCAN', key('facts'), ARGV[4], 'COUNT', PAGE.counted), {}
 local query = root and resolve(rule.names, root)
 for i = 1, #page[2], 2 do
   local facts = unpack_facts(page[2][i + 1])
@@ -37,8 +37,8 @@ for i = 1, #page[2], 2 do
   end
 end
 local found = #members
-for first = 1, #members, 1000 do
-  local last = math.min(first + 999, #members)
+for first = 1, #members, PAGE.arguments do
+  local last = math.min(first + PAGE.arguments - 1, #members)
   for _, at in ipairs(redis.call('ZMSCORE', key('archive'), unpack(members, first, last))) do
     found = found - (at and 1 or 0)
   end

@@ -6,15 +6,13 @@
 --         member of the task, with fewer and fewer groups
 --@include task pools waking groups membership permissions
 
-local PAGE = 32
-
 check_permissions(KEYS[1])
 begin_writing()
 local group, deleted, seqs, leased = ARGV[1], 0, {}, {}
 if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0 then
   return {'done', 0}
 end
-for i, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', PAGE)) do
+for i, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', PAGE.ended_of_group)) do
   leased[i], seqs[i] = entry[1], seq_of(entry[1])
 end
 if #leased > 0 then
@@ -25,7 +23,7 @@ if #groups() == 1 then -- the entries stay, for consumer groups to come
 else
   for _, status in ipairs(STATUSES) do
     local pool = pool_of(group, status)
-    local members = #seqs < PAGE and redis.call('ZRANGE', key('ready', pool), 0, PAGE - #seqs - 1) or {}
+    local members = #seqs < PAGE.ended_of_group and redis.call('ZRANGE', key('ready', pool), 0, PAGE.ended_of_group - #seqs - 1) or {}
     if #members > 0 then
       withdraw(group, pool, members)
     end
@@ -36,14 +34,14 @@ else
   deleted = forget(group, seqs)
 end
 add(key('group', group), 'evicted', #seqs)
-local letters = #seqs < PAGE and redis.call('ZRANGE', key('letters', group), 0, PAGE - #seqs - 1) or {}
+local letters = #seqs < PAGE.ended_of_group and redis.call('ZRANGE', key('letters', group), 0, PAGE.ended_of_group - #seqs - 1) or {}
 if #letters > 0 then -- without the ledger that counts them nobody can requeue them
   redis.call('XDEL', key('dead'), unpack(letters))
   redis.call('ZREM', key('letters', group), unpack(letters))
   redis.call('ZREM', key('buried'), unpack(letters))
   add(task, 'dead_dropped', #letters)
 end
-if #seqs + #letters == PAGE then
+if #seqs + #letters == PAGE.ended_of_group then
   return {'more', deleted}
 end
 redis.call('SREM', key('groups'), group)

@@ -8,7 +8,7 @@ check_permissions(KEYS[1])
 begin_writing()
 local more = fill_indexes() or sort_groups()
 if not more and redis.call('HEXISTS', task, 'forgetting') == 1 then
-  more = trim_history(200) > 0
+  more = trim_history(PAGE.history_dropped) > 0
   if not more then
     redis.call('HDEL', task, 'forgetting')
     pack_rules()

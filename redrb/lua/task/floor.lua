@@ -5,17 +5,17 @@
 --         deleted, but those with these ids may come back: include/dead_letters.lua
 --@include task
 
-local MOST_KEPT = 200 -- ids in the reply; if there are more of them, the floor is below the next one
+-- The reply has at most PAGE.buried_ids ids; if there are more of them, the floor is below the next one.
 
 local oldest = redis.call('XRANGE', stream, '-', '+', 'COUNT', '1')[1]
 local floor = oldest and seq_of(oldest[1]) - 1 or number(puts, 'last')
 local found = redis.call('ZRANGEBYSCORE', key('buried'), '-inf', string.format('%d', floor), 'WITHSCORES',
-  'LIMIT', 0, MOST_KEPT + 1)
+  'LIMIT', 0, PAGE.buried_ids + 1)
 local kept = {}
 for i = 2, #found, 2 do
   kept[#kept + 1] = found[i]
 end
-if #kept > MOST_KEPT then
+if #kept > PAGE.buried_ids then
   floor = tonumber(table.remove(kept)) - 1
 end
 local known = redis.call('HEXISTS', key('facts'), member_of(tonumber(ARGV[1])))

@@ -9,19 +9,16 @@
 --       | {}: there is no task
 --         settings: the hash of the task, as HGETALL returns it
 --         figures: flat list of include/figures.lua, of the task
---         consumer groups: {name, figures, version, waiting, leased, taken} of each, at most MOST_GROUPS:
+--         consumer groups: {name, figures, version, waiting, leased, taken} of each, at most PAGE.observed_consumer_groups:
 --           figures: flat list of include/figures.lua, of the consumer group
 --           version: newest weight version that the task knows, or ''
 --           waiting, leased: include/staleness_counts.lua
 --           taken: staleness:<group>, as HGETALL returns it
---         workers: {name, server's ms of the last announcement, announcement} of each, at most MOST_WORKERS,
+--         workers: {name, server's ms of the last announcement, announcement} of each, at most PAGE.observed_workers,
 --           the newest first: include/announcements.lua
 --         memory: bytes of groups, facts and dead letters, as Redis estimates them; -1: not known
 --@include task clock facts ledger pending figures announcements
 
-local MOST_GROUPS = 16
-local MOST_FACTS = 64 -- of waiting groups, and of leased ones, of all consumer groups together
-local MOST_WORKERS = 200
 
 if not exists() then
   return {}
@@ -32,7 +29,7 @@ table.sort(names)
 local ordered = {first}
 for _, name in ipairs(names) do
   joined[name] = true
-  if name ~= first and #ordered < MOST_GROUPS then
+  if name ~= first and #ordered < PAGE.observed_consumer_groups then
     ordered[#ordered + 1] = name
   end
 end
@@ -47,7 +44,7 @@ local function report_to(list)
 end
 local stored, totals = report_task(report_to(figures)), put_totals()
 local leased = #names > 0 and redis.call('EXISTS', stream) == 1 and leased_by_group() or {}
-local version, most = rules().version or '', math.max(2, math.floor(MOST_FACTS / #ordered))
+local version, most = rules().version or '', math.max(2, math.floor(PAGE.observed_groups / #ordered))
 for i, name in ipairs(ordered) do
   local own = {}
   if joined[name] then
@@ -59,7 +56,7 @@ for i, name in ipairs(ordered) do
     reported[i] = {name, own, version, {'exact', stored, ''}, {'facts', 0}, {}}
   end
 end
-local workers = announced_since(ARGV[2], MOST_WORKERS)
+local workers = announced_since(ARGV[2], PAGE.observed_workers)
 local memory = 0
 for _, name in ipairs({stream, key('facts'), key('dead')}) do
   -- the user may lack the right

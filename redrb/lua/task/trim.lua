@@ -5,4 +5,4 @@
 
 check_permissions(KEYS[1])
 begin_writing()
-return trim_history(200) >= 200 and 'more' or 'done'
+return trim_history(PAGE.history_dropped) >= PAGE.history_dropped and 'more' or 'done'

@@ -9,8 +9,6 @@
 --         the shares of their staleness that arose in flight and in the queue
 --@include task facts pools pending
 
-local PAGE = 100 -- versions and leased groups that one call looks at
-
 local group, found, looks = ARGV[1], {''}, 0
 local stage, at, after = string.match(ARGV[2], '^(%a) (%d+) (%S+)$')
 local function report(kind, version, count)
@@ -21,7 +19,7 @@ end
 -- the score to go on from, nil at the end.
 local function report_scores(kind, name, low)
   while low do
-    if looks == PAGE then
+    if looks == PAGE.counted_versions then
       return low
     end
     local version = redis.call('ZRANGEBYSCORE', name, low, '(inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
@@ -66,9 +64,9 @@ local function report_leased()
       report('ln', facts.newest, 1)
     end
     looks, last = looks + 1, seq
-    return looks >= PAGE
+    return looks >= PAGE.counted_versions
   end, after)
-  return looks >= PAGE and 'l 0 (' .. id_of(last) or ''
+  return looks >= PAGE.counted_versions and 'l 0 (' .. id_of(last) or ''
 end
 
 if not exists() then

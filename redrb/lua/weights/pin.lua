@@ -82,7 +82,7 @@ begin_writing()
 local now = server_ms()
 redis.call('HSET', pins, reader,
   string.format('%.0f %.0f %.0f %.0f', chain[1][1].version, target.version, now + ttl_ms, ttl_ms))
-local looked = redis.call('HRANDFIELD', pins, 10, 'WITHVALUES')
+local looked = redis.call('HRANDFIELD', pins, PAGE.old_pins, 'WITHVALUES')
 for i = 1, #looked, 2 do
   if tonumber(string.match(looked[i + 1], '(%d+) %d+$') or '0') < now then
     redis.call('HDEL', pins, looked[i])

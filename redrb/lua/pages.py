@@ -1,0 +1,75 @@
+"""The pages of the Lua scripts: how much one call of a script works on, at most.
+
+A server runs nothing else while it runs a script, so every loop of a script ends after a page, and
+the caller runs the script again, or the next call of any client goes on. A script names a page as
+`PAGE.name`; `redrb.lua.scripts` puts the number in its place. Every number that bounds a loop stands
+here and nowhere else, and `tests/contract/test_pages.py` tries each mechanism below, at, and far
+beyond its page.
+"""
+
+from __future__ import annotations
+
+PAGES: dict[str, int] = {
+    # Arguments of one command, and values that `unpack` returns: Lua's stack holds 8,000.
+    "arguments": 1000,
+    # Leases.
+    "taken_over": 50,  # groups of dead consumers that one call requeues
+    "dead_consumers": 20,  # dead consumers that one call looks at
+    "slots": 32,  # slots of a consumer that are read together
+    "pending": 500,  # entries of a pending list that are read together
+    "pending_between": 16,  # the same, where entries that nobody asked for may lie between them
+    # Groups that end, arrive or change their place.
+    "expired": 50,  # groups that expire in one call
+    "orphans": 100,  # entries of failed puts that one call removes
+    "uncounted": 100,  # entries beyond the last known id that one call looks at
+    "evicted_beside": 300,  # groups evicted beside a put, divided by 2 + the consumer groups
+    "candidates": 1000,  # ids that one call looks at for groups to evict
+    "candidates_leased": 50,  # leased groups that one call passes over while it evicts
+    "candidates_window": 128,  # ids that are read together to find groups to evict
+    "history_beside": 100,  # entries of history that a put, take or acknowledgement deletes
+    "history_dropped": 200,  # entries of history that a call deletes which does only that
+    "history_freed": 100,  # entries of history that are read together to free bytes
+    "sorted": 50,  # groups that get their place in a changed order
+    "sorting_looks": 1000,  # ids that one call looks at for such groups
+    "filled": 100,  # groups that one call adds to a new index
+    "joined": 100,  # groups that one call adds to the pools of a consumer group that joins
+    "ended_of_group": 32,  # groups and dead letters of a removed consumer group
+    "old_letters": 10,  # dead letters beyond max_dead that one call deletes
+    "buried_ids": 200,  # ids of groups that may come back, in one reply
+    "sources_trimmed": 200,  # records of forwarded groups that one call looks at
+    "matched": 1000,  # groups that are compared with a query together
+    "changes": 100,  # changes of settings that a task remembers
+    # Waiting takes, puts and makers.
+    "waiters": 200,  # waiters that one call looks at; those behind look again by themselves
+    "first_waiters": 10,  # waiters that are read together at first
+    "next_waiters": 100,  # waiters that are read together after these
+    "queries": 100,  # waiting queries that one call matches; others look again by themselves
+    "woken_at_end": 16,  # waiters that are woken when their queue is deleted
+    # Rights, parts, producers and workers.
+    "dead_makers": 20,  # dead makers that one call looks at
+    "rights_lost": 50,  # rights of dead makers that one call takes back
+    "rights_returned": 1000,  # rights that a maker returns in one call
+    "parts_dropped": 20,  # unfinished groups that one call drops
+    "part_ends": 100_000,  # ends of groups in parts that a task remembers
+    "part_ends_forgotten": 20,  # old ends that one call forgets
+    "records": 100,  # records of producers that one call looks at
+    "announcements_removed": 100,  # announcements of workers that ended long ago
+    # Reports.
+    "counted": 500,  # groups that one call compares with a query to count them
+    "counted_versions": 100,  # policy versions, and leased groups, that one call counts
+    "browsed": 500,  # groups that one call looks at to show some
+    "browsed_least": 32,  # groups that such a call reads at least
+    "reported_makers": 100,  # makers whose rights are reported
+    "observed_consumer_groups": 16,  # consumer groups of a task that are observed
+    "observed_groups": 64,  # groups whose staleness is observed
+    "observed_workers": 200,  # workers that are observed
+    "examined_groups": 16,  # consumer groups that one call of doctor examines
+    "examined_waiters": 200,  # waiters that it examines
+    "examined_leases": 500,  # leased groups that it examines
+    "examined_consumers": 20,  # dead consumers that it names
+    "repaired_leases": 500,  # leased groups that one call of a repair looks at
+    # Weights.
+    "versions_looked": 16,  # versions of weights that are read together
+    "old_pins": 10,  # pins of dead readers that one call looks at
+    "most_chunks": 1_048_576,  # chunks of one version; more are refused
+}
