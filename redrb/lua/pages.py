@@ -2,9 +2,9 @@
 
 A server runs nothing else while it runs a script, so every loop of a script ends after a page, and
 the caller runs the script again, or the next call of any client goes on. A script names a page as
-`PAGE.name`; `redrb.lua.scripts` puts the number in its place. Every number that bounds a loop stands
-here and nowhere else, and `tests/contract/test_pages.py` tries each mechanism below, at, and far
-beyond its page.
+`PAGE.name`, and `redrb.lua.scripts` puts the number in its place. Every number that bounds a loop
+stands here and nowhere else. `tests/contract/test_pages.py` tries each mechanism below its page, at
+it, above it and far beyond it.
 """
 
 from __future__ import annotations

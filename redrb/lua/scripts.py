@@ -7,8 +7,8 @@ of all files takes longer than most calls do: an include inside a block, indente
 made only when the block runs, and known only there. `include/permissions.lua` gets the list of all
 commands in the script's text, and in that of the scripts which a line `--@before name ...` names:
 they run later for the same user, and do not check its rights again. `PAGE.name` is a number of
-`redrb.lua.pages`. A reply that has cases begins with a word. Repeated with the same arguments a script changes nothing more, so the client repeats
-it when a connection breaks.
+`redrb.lua.pages`. A reply that has cases begins with a word. Repeated with the same arguments a
+script changes nothing more, so the client repeats it when a connection breaks.
 """
 
 from __future__ import annotations

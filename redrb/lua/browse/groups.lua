@@ -38,7 +38,10 @@ end
 if source == 'newest' or source == 'given' or source == 'leased' or source == 'history' then
   by_facts = false
 end
-local page = (query or by_facts) and PAGE.browsed or math.min(math.max(most, PAGE.browsed_least), PAGE.browsed)
+local page = PAGE.browsed
+if not query and not by_facts then
+  page = math.min(math.max(most, PAGE.browsed_least), page)
+end
 
 -- Each of these returns members, the next place and the number of groups of the source.
 local function newest_members()

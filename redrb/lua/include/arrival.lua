@@ -6,7 +6,8 @@ local function make_known(producer, count, now)
   local rule = rules()
   if rule.capacity > 0 then -- a capacity that was given later is reached over several puts
     --@include capacity eviction
-    local page = math.floor(PAGE.evicted_beside / (2 + #groups())) -- the cost of a group grows with the consumer groups
+    -- the cost of a group grows with the consumer groups
+    local page = math.floor(PAGE.evicted_beside / (2 + #groups()))
     evict(stored_groups() - rule.capacity, 0, false, page + count)
   end
   local queues = {key('queue', '#room')}

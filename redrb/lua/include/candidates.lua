@@ -11,8 +11,8 @@ end
 
 -- Candidates by arrival. Entries below `floor`, which the task keeps, are deleted,
 -- history or leased, and are not looked at again; the sorted set behind holds those that were requeued
--- since, by arrival. After PAGE.candidates looks, or PAGE.candidates_leased leased groups, the rest is left to the next call:
--- `unseen` is set.
+-- since, by arrival. After a page of looks, or of leased groups, the rest is left to the next call: `unseen`
+-- is set.
 local unseen = false
 local function oldest_candidates(last)
   local found, at, looks, leased, window = {}, 0, 0, 0, 4
@@ -94,7 +94,7 @@ local function oldest_candidates(last)
   return {next = next_ones, pass = pass}
 end
 
--- Candidates from a sorted set: by ZRANGE the first ones, by ZREVRANGE the last ones. After PAGE.candidates_leased
+-- Candidates from a sorted set: by ZRANGE the first ones, by ZREVRANGE the last ones. After a page of
 -- candidates that another consumer group leases, those by arrival follow.
 local function sorted_candidates(name, command)
   local rank = 0

@@ -7,5 +7,6 @@ local function renew(group, consumer, lease_ms, now)
   local consumers = key('consumers', group)
   local deadline = redis.call('ZSCORE', consumers, consumer)
   redis.call('ZADD', consumers, string.format('%d', now + lease_ms), consumer)
-  return deadline, redis.call('ZRANGEBYSCORE', consumers, '-inf', now, 'WITHSCORES', 'LIMIT', 0, PAGE.dead_consumers)
+  return deadline, redis.call('ZRANGEBYSCORE', consumers, '-inf', now, 'WITHSCORES', 'LIMIT', 0,
+    PAGE.dead_consumers)
 end

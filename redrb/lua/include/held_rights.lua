@@ -46,7 +46,8 @@ local function reclaim_rights(now)
     end
   end
   if lost < PAGE.rights_lost then
-    local held_long = redis.call('ZRANGEBYSCORE', key('holds'), '-inf', over, 'LIMIT', 0, PAGE.rights_lost - lost)
+    local held_long = redis.call('ZRANGEBYSCORE', key('holds'), '-inf', over, 'LIMIT', 0,
+      PAGE.rights_lost - lost)
     lost = lost + end_rights(held_long, 'lost')
   end
   return lost

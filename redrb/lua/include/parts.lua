@@ -39,7 +39,8 @@ local function note_end(name, id, now)
   redis.call('HSET', key('part_ends'), name, id)
   redis.call('ZADD', key('part_ended'), string.format('%.0f', now), name)
   local before = string.format('%.0f', now - KEEP_ENDS_MS)
-  local over = redis.call('ZRANGEBYSCORE', key('part_ended'), '-inf', before, 'LIMIT', 0, PAGE.part_ends_forgotten)
+  local over = redis.call('ZRANGEBYSCORE', key('part_ended'), '-inf', before, 'LIMIT', 0,
+    PAGE.part_ends_forgotten)
   if #over == 0 and redis.call('ZCARD', key('part_ended')) > PAGE.part_ends then
     over = redis.call('ZRANGE', key('part_ended'), 0, PAGE.part_ends_forgotten - 1)
   end

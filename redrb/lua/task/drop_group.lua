@@ -8,11 +8,11 @@
 
 check_permissions(KEYS[1])
 begin_writing()
-local group, deleted, seqs, leased = ARGV[1], 0, {}, {}
+local group, deleted, seqs, leased, most = ARGV[1], 0, {}, {}, PAGE.ended_of_group
 if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0 then
   return {'done', 0}
 end
-for i, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', PAGE.ended_of_group)) do
+for i, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', most)) do
   leased[i], seqs[i] = entry[1], seq_of(entry[1])
 end
 if #leased > 0 then
@@ -23,7 +23,7 @@ if #groups() == 1 then -- the entries stay, for consumer groups to come
 else
   for _, status in ipairs(STATUSES) do
     local pool = pool_of(group, status)
-    local members = #seqs < PAGE.ended_of_group and redis.call('ZRANGE', key('ready', pool), 0, PAGE.ended_of_group - #seqs - 1) or {}
+    local members = #seqs < most and redis.call('ZRANGE', key('ready', pool), 0, most - #seqs - 1) or {}
     if #members > 0 then
       withdraw(group, pool, members)
     end
@@ -34,14 +34,14 @@ else
   deleted = forget(group, seqs)
 end
 add(key('group', group), 'evicted', #seqs)
-local letters = #seqs < PAGE.ended_of_group and redis.call('ZRANGE', key('letters', group), 0, PAGE.ended_of_group - #seqs - 1) or {}
+local letters = #seqs < most and redis.call('ZRANGE', key('letters', group), 0, most - #seqs - 1) or {}
 if #letters > 0 then -- without the ledger that counts them nobody can requeue them
   redis.call('XDEL', key('dead'), unpack(letters))
   redis.call('ZREM', key('letters', group), unpack(letters))
   redis.call('ZREM', key('buried'), unpack(letters))
   add(task, 'dead_dropped', #letters)
 end
-if #seqs + #letters == PAGE.ended_of_group then
+if #seqs + #letters == most then
   return {'more', deleted}
 end
 redis.call('SREM', key('groups'), group)
