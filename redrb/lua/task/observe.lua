@@ -9,16 +9,15 @@
 --       | {}: there is no task
 --         settings: the hash of the task, as HGETALL returns it
 --         figures: flat list of include/figures.lua, of the task
---         consumer groups: {name, figures, version, waiting, leased, taken} of each, so many as the page says:
+--         consumer groups: {name, figures, version, waiting, leased, taken} of each, a page of them:
 --           figures: flat list of include/figures.lua, of the consumer group
 --           version: newest weight version that the task knows, or ''
 --           waiting, leased: include/staleness_counts.lua
 --           taken: staleness:<group>, as HGETALL returns it
---         workers: {name, server's ms of the last announcement, announcement} of each, as many as the page says,
+--         workers: {name, server's ms of the last announcement, announcement} of each, a page of them,
 --           the newest first: include/announcements.lua
 --         memory: bytes of groups, facts and dead letters, as Redis estimates them; -1: not known
 --@include task clock facts ledger pending figures announcements
-
 
 if not exists() then
   return {}
