@@ -16,6 +16,7 @@ PAGES: dict[str, int] = {
     "taken_over": 50,  # groups of dead consumers that one call requeues
     "dead_consumers": 20,  # dead consumers that one call looks at
     "slots": 32,  # slots of a consumer that are read together
+    "copied_bytes": 1_048_576,  # payload copied to dead letters, after which a page ends
     "pending": 500,  # entries of a pending list that are read together
     "pending_between": 16,  # the same, where entries that nobody asked for may lie between them
     # Groups that end, arrive or change their place.

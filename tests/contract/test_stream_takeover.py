@@ -224,7 +224,7 @@ def test_a_dropped_stream_has_no_heartbeat(
     stream = ExperienceStream(client, "math", namespace=namespace, lease_ms=100)
     beaten = threading.Event()
     monkeypatch.setattr(
-        stream._consumer._scripts, "heartbeat", lambda *_: beaten.set() or ("held", 0, False)
+        stream._consumer._scripts, "heartbeat", lambda *_: beaten.set() or ("held", 0, False, False)
     )
     with pytest.raises(BatchTimeout):
         stream.take(1, timeout=0)

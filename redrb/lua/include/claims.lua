@@ -20,3 +20,14 @@ local function claim_members(lease, found)
   local held = #redis.call(unpack(command))
   lease.claimed, lease.lost = lease.claimed + held, lease.lost + #found - held
 end
+
+-- Count the entries of a lease that another client had deleted as evicted.
+local function forget_lost(lease)
+  --@include history pending
+  for _, member in ipairs(lease.members) do
+    if not is_leased(lease.group, member) then
+      delete({tonumber(member)})
+    end
+  end
+  add(key('group', lease.group), 'evicted', lease.lost)
+end

@@ -1,47 +1,29 @@
 -- Ends leased entries for good: acknowledged or expired.
---@include task facts groups
+--@include task facts pending groups
 
--- Those of the seqs that the slot leases.
-local function held_yet(group, slot, seqs)
-  local found = {}
-  for _, seq in ipairs(seqs) do
-    if holds(group, slot, seq) then
-      found[#found + 1] = seq
-    end
-  end
-  return found
-end
-
--- `outcome` is ack, of so many samples, or expire. Returns the number of entries ended.
+-- End those of the entries that the slot leases. `outcome` is ack, of so many samples, or expire. Returns
+-- the number of entries ended.
 local function end_held(group, slot, seqs, outcome, samples)
-  local state, all, ended, acked = key('group', group), #seqs, 0, outcome == 'ack'
+  local state, acked, over = key('group', group), outcome == 'ack', held_by(group, slot, seqs)
+  local ended = #over
   if acked and (rules().max_reads ~= 1 or rules().keeps) then
     --@include rereads
-    seqs = read_again(group, slot, seqs)
+    over = read_again(group, over)
   elseif not acked and (rules().max_reads > 1 or rules().keeps) then
-    seqs = held_yet(group, slot, seqs)
-    left_unread(group, seqs, true)
-    all = #seqs
+    left_unread(group, over, true)
   end
-  local again = all - #seqs
-  for first = 1, #seqs, PAGE.arguments do
-    local ids = {}
-    for i = first, math.min(first + PAGE.arguments - 1, #seqs) do
-      ids[i - first + 1] = id_of(seqs[i])
-    end
-    ended = ended + redis.call('XACK', stream, group, unpack(ids))
-  end
+  acknowledge(group, over)
   if redis.call('EXISTS', key('deliveries', group)) == 1 then
     local members = {}
-    for i, seq in ipairs(seqs) do
+    for i, seq in ipairs(over) do
       members[i] = member_of(seq)
     end
     in_parts('HDEL', key('deliveries', group), members)
   end
-  add(state, acked and 'acked' or 'expired', ended)
-  if ended + again > 0 and acked then
+  add(state, acked and 'acked' or 'expired', #over)
+  if ended > 0 and acked then
     add(state, 'samples_acked', samples)
   end
-  forget(group, seqs, acked)
-  return ended + again
+  forget(group, over, acked)
+  return ended
 end

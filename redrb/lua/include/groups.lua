@@ -2,17 +2,7 @@
 --
 -- In a consumer group an entry is waiting (in one of its pools), leased (in the pending list) or done.
 -- When it is done in all groups it is deleted or becomes history.
---@include task facts pools history
-
-local function is_leased(group, seq)
-  local id = id_of(seq)
-  return #redis.call('XPENDING', stream, group, id, id, 1) > 0
-end
-
--- Whether a slot leases an entry. In a repeated call, the entry may be another slot's by now.
-local function holds(group, slot, seq)
-  return #redis.call('XPENDING', stream, group, id_of(seq), id_of(seq), 1, slot) > 0
-end
+--@include task facts pools pending history
 
 -- The pool in which an entry waits, or nil.
 local function waits_in(group, seq)
@@ -41,26 +31,6 @@ local function pools_among(group, members, all)
     end
   end
   return pools
-end
-
--- Which of the entries a consumer group leases: a table by seq, as a number.
-local function leased_among(group, seqs)
-  local sorted, leased, at, most = {}, {}, 1, PAGE.pending_between
-  for i, seq in ipairs(seqs) do
-    sorted[i] = tonumber(seq)
-  end
-  table.sort(sorted)
-  while sorted[at] do
-    local page = redis.call('XPENDING', stream, group, id_of(sorted[at]), id_of(sorted[#sorted]), most)
-    local last = #page < most and math.huge or seq_of(page[#page][1])
-    for _, entry in ipairs(page) do
-      leased[seq_of(entry[1])] = true
-    end
-    while sorted[at] and sorted[at] <= last do
-      at = at + 1
-    end
-  end
-  return leased
 end
 
 -- Count the reads that entries will never have because they end early: a rate does not wait for them.

@@ -37,3 +37,53 @@ local function each_leased(group, slot, visit, from)
     from = '(' .. pending[#pending][1]
   end
 end
+
+-- Whether a consumer group leases an entry.
+local function is_leased(group, seq)
+  local id = id_of(seq)
+  return #redis.call('XPENDING', stream, group, id, id, 1) > 0
+end
+
+-- Which of the entries a consumer group leases, or one slot of it: a table by seq, as a number.
+local function leased_among(group, seqs, slot)
+  local sorted, leased, at = {}, {}, 1
+  for i, seq in ipairs(seqs) do
+    sorted[i] = tonumber(seq)
+  end
+  table.sort(sorted)
+  while sorted[at] do
+    local most = slot and math.min(#sorted - at + 1, PAGE.pending) or PAGE.pending_between
+    local page = redis.call('XPENDING', stream, group, id_of(sorted[at]), id_of(sorted[#sorted]), most,
+      unpack({slot}))
+    local last = #page < most and math.huge or seq_of(page[#page][1])
+    for _, entry in ipairs(page) do
+      leased[seq_of(entry[1])] = true
+    end
+    while sorted[at] and sorted[at] <= last do
+      at = at + 1
+    end
+  end
+  return leased
+end
+
+-- Those of the entries that a slot leases: in a repeated call, some may be another slot's by now.
+local function held_by(group, slot, seqs)
+  local leased, held = leased_among(group, seqs, slot), {}
+  for _, seq in ipairs(seqs) do
+    if leased[tonumber(seq)] then
+      held[#held + 1] = seq
+    end
+  end
+  return held
+end
+
+-- Remove entries from the pending list of a consumer group.
+local function acknowledge(group, seqs)
+  for first = 1, #seqs, PAGE.arguments do
+    local ids = {}
+    for i = first, math.min(first + PAGE.arguments - 1, #seqs) do
+      ids[i - first + 1] = id_of(seqs[i])
+    end
+    redis.call('XACK', stream, group, unpack(ids))
+  end
+end

@@ -20,9 +20,7 @@
 --
 -- A part is leased to the slot ranks/<step>.<rank>, a batch that is not dealt yet to ranks/<step>. The
 -- consumer of these slots, `ranks`, never dies: ranks that start again find the same parts.
---@include task leases waiters
-
-local RANKS = 'ranks'
+--@include task leases takeover waiters
 
 local function words(text)
   local found = {}
@@ -84,24 +82,20 @@ local function wake_ranks(group)
   end
 end
 
--- Requeue the groups that a slot of the ranks leases, and end the slot.
+-- Requeue the groups that a slot of the ranks leases; heartbeats go on after a page of them.
 local function empty_slot(group, slot)
-  local returned = return_slot(group, slot, false)
-  redis.call('HDEL', key('leases', group), slot)
-  redis.call('XGROUP', 'DELCONSUMER', stream, group, slot)
-  return returned
+  local _, emptied = return_slot(group, slot, false, PAGE.taken_over)
+  if emptied then
+    remove_slot(group, slot)
+  end
 end
 
--- End the ranks of a consumer group, and requeue the groups that they lease.
+-- End the ranks of a consumer group. Heartbeats requeue the groups that they lease, as those of a dead
+-- consumer; these deliveries have not failed.
 local function end_ranks(group)
-  local slots = {}
-  for _, slot in ipairs(redis.call('HKEYS', key('leases', group))) do
-    if string.sub(slot, 1, #RANKS + 1) == RANKS .. '/' then
-      slots[#slots + 1] = slot
-    end
-  end
-  return_leases(group, RANKS, slots, false, math.huge)
-  redis.call('DEL', key('ranks', group), key('rank_parts', group), key('rank_requests', group))
+  redis.call('UNLINK', key('ranks', group), key('rank_parts', group), key('rank_requests', group))
+  redis.call('ZADD', key('consumers', group), 0, RANKS)
+  return_leases(group, RANKS, false, PAGE.taken_over)
 end
 
 -- Whether ranks take from a consumer group, so that other consumers may not. Ranks that are all dead end
@@ -123,7 +117,7 @@ local function refused_by_ranks(group, slot, token, leased, now)
   elseif not is_late_batch(group, slot, token) then
     return nil
   elseif not leased then
-    redis.call('HDEL', key('leases', group), slot)
+    remove_slot(group, slot)
   end
   return {'late'}
 end

@@ -1,23 +1,30 @@
 -- Steps that have parts: a step ends when all ranks have acknowledged it, and is formed anew when a part
 -- failed too often.
---@include task groups leases ranks endings
+--@include task pending leases takeover ranks endings
 
-local function forget_parts(group, step, world)
+-- Forget the parts of a step. `leave` is called with the slot and the rank of each.
+local function forget_parts(group, step, world, leave)
   redis.call('HDEL', key('rank_parts', group), string.format('%.0f', step))
   for rank = 0, world - 1 do
     local name = part_of(step, rank)
     redis.call('HDEL', key('rank_parts', group), name, name .. ':given', name .. ':acked', name .. ':weights')
-    empty_slot(group, slot_of(step, rank))
+    leave(slot_of(step, rank), rank)
   end
 end
 
--- Take the parts of a step and of all later steps apart: their groups are requeued.
-local function unform(group, step)
+-- Take the parts of a step and of all later steps apart, as deliveries to a rank failed too often.
+-- Their groups are requeued: some now, the others by heartbeats.
+local function unform(group, step, failed, failure)
   local ranks = key('ranks', group)
   local state = numbers(ranks, 'world', 'formed')
   for each = step, state[2] do
-    forget_parts(group, each, state[1])
+    forget_parts(group, each, state[1], function(slot, rank)
+      if redis.call('HEXISTS', key('leases', group), slot) == 1 then
+        lose(group, slot, each == step and rank == failed and failure)
+      end
+    end)
   end
+  return_rest(group, PAGE.taken_over)
   redis.call('HSET', ranks, 'formed', string.format('%.0f', step - 1))
   redis.call('HINCRBY', ranks, 'attempt', 1)
   wake_ranks(group)
@@ -36,24 +43,21 @@ local function is_given(group, step, living)
 end
 
 -- Count a failed delivery of a part. If any of its groups failed too often, such groups become dead
--- letters and the step is taken apart. `failure` is as of return_lease. Returns whether it was.
+-- letters and the step is taken apart. Returns whether it was.
 local function fail_part(group, step, rank, failure)
   local seqs, most, worn = words(redis.call('HGET', key('rank_parts', group), part_of(step, rank)) or ''),
     max_deliveries(), false
   for _, seq in ipairs(seqs) do
     worn = worn or number(key('deliveries', group), member_of(seq)) + 1 >= most
   end
-  for _, seq in ipairs(seqs) do
-    if worn then
-      return_lease(group, seq, failure)
-    elseif is_leased(group, seq) then
-      redis.call('HINCRBY', key('deliveries', group), member_of(seq), 1)
-    end
-  end
   if worn then
-    unform(group, step)
+    unform(group, step, rank, failure)
+    return true
   end
-  return worn
+  for _, seq in ipairs(held_by(group, slot_of(step, rank), seqs)) do
+    redis.call('HINCRBY', key('deliveries', group), member_of(seq), 1)
+  end
+  return false
 end
 
 -- Note that a rank has trained its part; the last rank acknowledges the step.
@@ -75,7 +79,9 @@ local function mark_acked(group, step, rank, samples)
     local seqs = words(redis.call('HGET', parts, part_of(step, each)))
     end_held(group, slot_of(step, each), seqs, 'ack', all[each])
   end
-  forget_parts(group, step, state[3])
+  forget_parts(group, step, state[3], function(slot)
+    empty_slot(group, slot)
+  end)
   while state[1] <= state[2] and redis.call('HEXISTS', parts, string.format('%.0f', state[1])) == 0 do
     state[1] = state[1] + 1
   end

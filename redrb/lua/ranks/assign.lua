@@ -39,10 +39,17 @@ for rank = 0, state[3] - 1 do
   at = last + 1
 end
 
+for rank = 0, state[3] - 1 do
+  if redis.call('HEXISTS', key('returning', group), slot_of(step, rank)) == 1 then -- of an earlier attempt
+    return {'again'}
+  end
+end
+
 -- Hand entries of the batch to a rank. Returns the seqs of the entries that still exist, as text.
 local function hand(rank, seqs)
   local target, found = slot_of(step, rank), {}
   redis.call('HSET', key('leases', group), target, attempt)
+  redis.call('ZADD', key('slots', group), 0, target)
   for _, seq in ipairs(seqs) do
     if #redis.call('XCLAIM', stream, group, target, 0, id_of(seq), 'JUSTID') > 0 then
       found[#found + 1] = seq

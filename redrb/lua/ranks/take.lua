@@ -23,7 +23,7 @@
 --       | {'leased', entries}: other consumers lease entries of this consumer group
 --       | {'gone'}: there is no such task, or it was created anew
 --       | {'more'}: the consumer group is joining, run it again
---@include task clock facts pending leases ranks attempts steps
+--@include task clock facts pending takeover ranks attempts steps
 --@before ranks/assign ranks/end ranks/finish
 
 local FORMING_MS = 3000 -- a rank that forms a step and is silent for so long is replaced by another
@@ -49,6 +49,10 @@ local now = set_clock(lease_ms)
 if beat(group, consumer, lease_ms, now) > 0 then
   --@include waking
   wake_room(now)
+  wake_returned(group, now)
+end
+if redis.call('EXISTS', key('returning', group)) == 1 then -- slots that new parts may need
+  return {'more'}
 end
 
 -- ranks of another number, or with other requests, end when all their processes are dead
@@ -65,7 +69,9 @@ if not none and (state[1] ~= world or formed_as and amount(formed_as) ~= amount(
   end_ranks(group)
   none = true
 end
-if none then
+if none and redis.call('ZSCORE', key('consumers', group), RANKS) then -- leases of earlier ranks
+  return {'more'}
+elseif none then
   local leased = count_leased(group)
   if leased > 0 then
     return {'leased', leased}
@@ -112,8 +118,11 @@ elseif step <= formed then
   end
   --@include waking
   wake_room(now)
+  wake_returned(group, now)
   if elsewhere then -- ranks that have their part learn it when they acknowledge
     return {'ended', 'anew', '', {}}
+  elseif redis.call('EXISTS', key('returning', group)) == 1 then
+    return {'more'}
   end
 elseif step > formed + 1 then
   return {'early', formed + 1}

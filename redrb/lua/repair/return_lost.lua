@@ -5,7 +5,6 @@
 -- Returns {'more' | 'done', entries requeued}; with 'more', run it again
 --@include task waking leases permissions
 
-
 local group, consumer = ARGV[1], ARGV[2]
 if not exists() or redis.call('SISMEMBER', key('groups'), group) == 0
   or redis.call('ZSCORE', key('consumers', group), consumer) then
@@ -23,6 +22,15 @@ if #slots == 0 then
 end
 check_permissions(stream)
 begin_writing()
-local returned = return_leases(group, consumer, slots, false, PAGE.taken_over)
+local returned = 0
+for _, slot in ipairs(slots) do
+  if returned < PAGE.taken_over then
+    local found, emptied = return_slot(group, slot, false, PAGE.taken_over - returned)
+    returned = returned + found
+    if emptied then
+      remove_slot(group, slot)
+    end
+  end
+end
 wake_returned(group)
 return {'more', returned}

@@ -16,13 +16,10 @@ local held = redis.call('HGET', key('leases', group), slot)
 if held == token .. ' ended' or (held and tonumber(string.match(held, '^%d+')) > tonumber(token)) then
   return {'done', 0}
 end
-local returned, seen = return_slot(group, slot, false, PAGE.taken_over)
-local more = seen == PAGE.taken_over
-if not more then
-  redis.call('HSET', key('leases', group), slot, token .. ' ended')
-end
+redis.call('HSET', key('leases', group), slot, token .. ' lost') -- a take that arrives later is refused
+local returned, emptied = return_slot(group, slot, false, PAGE.taken_over)
 if returned > 0 then
   wake_room()
   wake_returned(group)
 end
-return {more and 'more' or 'done', returned}
+return {emptied and 'done' or 'more', returned}

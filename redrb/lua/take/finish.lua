@@ -6,9 +6,9 @@
 --         reason, exception: of reject and fail, for dead letters: why, or an exception's message and class
 --         samples: of ack, number of samples trained
 --         ends: 1 when nothing of the lease is left
--- Returns {'ok', entries ended} | {'lost'}: another consumer has the lease
+-- Returns {'ok', entries ended} | {'lost'}: the lease was taken from its consumer, and nothing is ended
 --         Repeated, it changes nothing more and returns {'ok', 0}.
---@include task facts pools groups
+--@include task facts pools pending
 
 begin_writing()
 local group, consumer, slot, token = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -33,11 +33,7 @@ elseif outcome == 'reject' then
   ended = reject_held(group, slot, seqs, why)
 else
   --@include leases
-  for _, seq in ipairs(seqs) do
-    if holds(group, slot, seq) then
-      ended = ended + return_lease(group, seq, outcome == 'fail' and why)
-    end
-  end
+  ended = return_held(group, held_by(group, slot, seqs), outcome == 'fail' and why, true)
 end
 if ARGV[9] == '1' then
   redis.call('HSET', key('leases', group), slot, token .. ' ended')

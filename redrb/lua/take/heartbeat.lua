@@ -4,23 +4,24 @@
 -- ARGV    group, consumer, lease_ms, incarnation, announcement
 --         lease_ms: the consumer is dead after so long without a heartbeat
 --         announcement: of the consumer's worker, which has its name: include/announcements.lua; '': none
--- Returns {'held' | 'lost', entries, due}: whether the consumer was registered until now, so that it has its
---         leases yet; how many entries were taken over from other consumers; 1 if parts/due has work
---       | {'anew', 0, 0}: the task was created anew since the client has opened it in this incarnation
---@include task clock facts waking leases producers announcements permissions
+-- Returns {'held' | 'lost', entries, due, more}: whether the consumer was registered until now, so that it
+--         has its leases yet; how many entries were taken over from other consumers; 1 if parts/due has
+--         work; 1 if there is more to take over: beat again at once
+--       | {'anew', 0, 0, 0}: the task was created anew since the client has opened it in this incarnation
+--@include task clock facts waking takeover producers announcements permissions
 
 check_permissions(KEYS[1])
 begin_writing()
 local group, consumer, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 if rules().exists and rules().incarnation ~= ARGV[4] then
-  return {'anew', 0, 0}
+  return {'anew', 0, 0, 0}
 elseif not rules().exists or redis.call('SISMEMBER', key('groups'), group) == 0 then
-  return {'lost', 0, 0}
+  return {'lost', 0, 0, 0}
 end
 remove_records(server_ms())
 announce(consumer, ARGV[5], false)
 local now = set_clock(lease_ms)
-local returned, known = beat(group, consumer, lease_ms, now)
+local returned, known, more = beat(group, consumer, lease_ms, now)
 local lost = 0
 if rules().groups_per_version then
   --@include held_rights
@@ -31,4 +32,4 @@ if returned + lost > 0 then
   wake_returned(group, now)
 end
 local due = redis.call('ZRANGEBYSCORE', key('part_due'), '-inf', string.format('%.0f', now), 'LIMIT', 0, 1)
-return {known and 'held' or 'lost', returned, #due}
+return {known and 'held' or 'lost', returned, #due, more and 1 or 0}

@@ -33,6 +33,7 @@ local leased = redis.call('HGET', key('leases', group), slot)
 if not leased then -- XREADGROUP creates a consumer of this name: note it, so that it is deleted some day
   --@include permissions
   check_permissions(stream)
+  redis.call('ZADD', key('slots', group), 0, slot)
   redis.call('HSET', key('leases', group), slot, '0 ended')
 end
 if not known then -- XREADGROUP follows all the same; its consumer is deleted when the deadline is over
@@ -45,7 +46,7 @@ elseif leased == token then
 elseif leased and tonumber(string.match(leased, '^%d+')) >= tonumber(token) then
   return {'late'}
 end
-local state, pool, now = key('group', group), pool_of(group, status), set_clock(lease_ms, rule.clock)
+local pool, now = pool_of(group, status), set_clock(lease_ms, rule.clock)
 if redis.call('SISMEMBER', key('groups'), group) == 0 or redis.call('EXISTS', key('joining', group)) == 1 then
   --@include membership
   if not join(group) then
@@ -60,16 +61,17 @@ if redis.call('EXISTS', key('ranks', group)) == 1 or string.sub(slot, 1, 6) == '
   end
 end
 
--- what has to be done before: leases of the dead, a batch whose reply was lost, history, expiry
-local taken_over, returned, expired, more = 0, 0, 0, false
+-- before: leases of the dead, a batch whose reply was lost, history, expiry
+local taken_over, expired, more = 0, 0, false
 local deadline, dead = renew(group, consumer, lease_ms, now)
 if #dead > 0 then
-  --@include leases
+  --@include takeover
   taken_over = take_over(group, dead, deadline, lease_ms, now)
 end
 if leased and not string.find(leased, ' ended', 1, true) then
   --@include leases
-  returned = return_slot(group, slot, false)
+  local _, done = return_slot(group, slot, false, PAGE.taken_over)
+  more = not done
 end
 if rule.keeps then
   --@include history
@@ -77,12 +79,15 @@ if rule.keeps then
 end
 if rule.unsorted then
   --@include sorting
-  more = sort_groups() or true
+  sort_groups()
+  more = true
 elseif rule.version and (rule.max_staleness or rule.max_token_staleness) then
   --@include staleness
-  expired, more = expire_overdue(group, status)
+  local rest
+  expired, rest = expire_overdue(group, status)
+  more = more or rest
 end
-if returned + taken_over + expired > 0 then
+if taken_over + expired > 0 or has_entered() then
   --@include waking
   if taken_over + expired > 0 then
     wake_room(now)
@@ -150,15 +155,9 @@ repeat
   claim_members(lease, found)
 until #found == 0 or lease.claimed == amount
 redis.call('HSET', key('leases', group), slot, token)
-add(state, 'taken', lease.claimed)
-if lease.lost > 0 then -- another client deleted these entries
-  --@include history groups
-  for _, member in ipairs(lease.members) do
-    if not is_leased(group, member) then
-      delete({tonumber(member)})
-    end
-  end
-  add(state, 'evicted', lease.lost)
+add(key('group', group), 'taken', lease.claimed)
+if lease.lost > 0 then
+  forget_lost(lease)
 end
 if rule.rate then
   --@include waking

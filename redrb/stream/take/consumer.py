@@ -150,6 +150,7 @@ class Consumer:
         self._abandoned: deque[tuple[Slot, tuple[int, ...]]] = deque()
         self._unread: deque[UnreadTake] = deque()
         self._given_up: deque[Slot] = deque()
+        self._taken_over = 0  # groups, by beats that follow each other at once
         self._lock = threading.Lock()
         self._heartbeat: Heartbeat | None = None
 
@@ -230,14 +231,18 @@ class Consumer:
     def beat(self) -> None:
         """Renew this consumer's deadline, and release leases that were dropped."""
         name = self._task.name
-        outcome, taken_over, due = self._renew()
+        outcome, taken_over, due, more = self._renew()
         if outcome == "anew":
             self._task.reopen()
-            _, taken_over, due = self._renew()
+            _, taken_over, due, more = self._renew()
         elif outcome == "lost" and self._slots:
             _log.warning("task %r: the heartbeat came too late", name)
-        if taken_over:
-            _log.warning("task %r: took %d groups over from dead consumers", name, taken_over)
+        self._taken_over += taken_over
+        if more:
+            self._nudge()
+        elif self._taken_over:
+            _log.warning("task %r: took %d groups over from dead consumers", name, self._taken_over)
+            self._taken_over = 0
         self._release_unread()
         self._requeue_given_up()
         while self._abandoned:
@@ -271,7 +276,7 @@ class Consumer:
                     returned,
                 )
 
-    def _renew(self) -> tuple[str, int, bool]:
+    def _renew(self) -> tuple[str, int, bool, bool]:
         return self._scripts.heartbeat(
             *(self.group, self.name, self.lease_ms),
             *(self._task.description.incarnation, self.worker.announcement()),

@@ -267,8 +267,10 @@ class TakeScripts:
         again, and those that are too stale have expired.
         """
         arguments: list[Argument] = [group, consumer, slot, token, status, *ids]
-        reply = self._store.run("take/recheck", arguments, retry_s=retry_s)
-        return bool(reply[0] == b"fresh")
+        outcome = b"more"
+        while outcome == b"more":
+            (outcome,) = self._store.run("take/recheck", arguments, retry_s=retry_s)
+        return bool(outcome == b"fresh")
 
     def heartbeat(
         self,
@@ -277,15 +279,16 @@ class TakeScripts:
         lease_ms: int,
         incarnation: str,
         announcement: bytes = b"",
-    ) -> tuple[Beat, int, bool]:
+    ) -> tuple[Beat, int, bool, bool]:
         """Renew a consumer's deadline, and store the announcement of its worker, if it is not b"".
 
         Returns:
-            Whether it was known, the groups taken over, and whether groups in parts are due.
+            Whether it was known, the groups taken over, whether groups in parts are due, and
+            whether there are more groups to take over.
         """
         arguments: list[Argument] = [group, consumer, lease_ms, incarnation, announcement]
-        outcome, taken_over, due = self._store.run("take/heartbeat", arguments)
-        return outcome.decode(), int(taken_over), bool(due)
+        outcome, taken_over, due, more = self._store.run("take/heartbeat", arguments)
+        return outcome.decode(), int(taken_over), bool(due), bool(more)
 
     def leave(self, group: str, consumer: str) -> int:
         """Requeue the groups that a consumer leases, unharmed; returns their number."""

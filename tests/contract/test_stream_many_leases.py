@@ -1,0 +1,139 @@
+"""Consumers that hold many leases, and large ones: none of their groups is lost or trained twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from redrb import BatchTimeout, ExperienceStream, LeaseLost
+from tests.audit import audit, kill_consumer
+from tests.conftest import Opener
+from tests.samples import numbered, numbers
+
+Pages = Callable[..., None]
+
+
+def filled(open_stream: Opener, groups: int, **settings: int) -> ExperienceStream:
+    """Return a stream with so many groups of one sample."""
+    stream = open_stream(**settings)
+    stream.put_many([[numbered(number)] for number in range(groups)])
+    return stream
+
+
+def beat_until_idle(stream: ExperienceStream) -> None:
+    """Send heartbeats until nothing is left to take over."""
+    while stream._consumer._renew()[3]:
+        pass
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("leases", [31, 32, 33, 34, 97])
+def test_all_leases_of_a_consumer_that_closes_come_back(
+    open_stream: Opener, leases: int, size: int
+) -> None:
+    stream = filled(open_stream, leases * size)
+    closing = open_stream()
+    held = [closing.take(size, timeout=0) for _ in range(leases)]
+    closing.close()
+    assert stream.stats().ledger.leased == 0
+    assert len(stream.take(leases * size, timeout=0)) == leases * size
+    for lease in held:
+        with pytest.raises(LeaseLost):
+            lease.ack()
+
+
+@pytest.mark.parametrize("groups", [1, 3, 4, 5, 13])
+def test_a_lease_that_is_taken_over_in_part_is_lost_as_a_whole(
+    open_stream: Opener, pages: Pages, groups: int
+) -> None:
+    """Its consumer was stopped and goes on: what it trained counts for nothing, nothing is lost."""
+    pages(taken_over=4)
+    stopped, other = filled(open_stream, groups), open_stream()
+    lease = stopped.take(groups, timeout=0)
+    kill_consumer(stopped)
+    first = other.take(1, timeout=0)  # one page at most has come back by now
+    with pytest.raises(LeaseLost) as lost:
+        lease.ack()
+    assert lost.value.ids == tuple(range(1, groups + 1))
+    first.ack()
+    beat_until_idle(stopped)  # the stopped consumer lives again, and requeues its own lost leases
+    rest = other.take(groups - 1, timeout=0) if groups > 1 else ()
+    assert len(rest) == groups - 1
+    audit(other)
+
+
+@pytest.mark.parametrize("end", ["ack", "release", "reject", "fail", "expire"])
+def test_an_ending_of_a_lost_lease_touches_nothing(
+    open_stream: Opener, pages: Pages, end: str
+) -> None:
+    pages(taken_over=2)
+    stopped, other = filled(open_stream, 5), open_stream()
+    lease = stopped.take(5, timeout=0)
+    kill_consumer(stopped)
+    taken = other.take(2, timeout=0)
+    before = other.stats().ledger
+    with pytest.raises(LeaseLost):
+        getattr(lease, end)(*(["late"] if end in ("reject", "fail") else []))
+    assert other.stats().ledger == before
+    taken.ack()
+    beat_until_idle(other)
+    assert numbers(other.take(3, timeout=0)) == [2, 3, 4]
+
+
+def test_a_consumer_that_was_stopped_takes_again_into_the_slots_of_its_lost_leases(
+    open_stream: Opener, pages: Pages
+) -> None:
+    pages(taken_over=2)
+    stopped, other = filled(open_stream, 7), open_stream()
+    lease = stopped.take(7, timeout=0)
+    kill_consumer(stopped)
+    other.take(1, timeout=0).ack()
+    with pytest.raises(LeaseLost):
+        lease.ack()
+    again = stopped.take(6, timeout=0)
+    assert again.parts[0].holder.name == f"{stopped._consumer.name}/0"
+    assert numbers(again) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_failed_delivery_that_is_not_the_last_reads_no_payload(
+    open_stream: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page ends when it has copied so many bytes of dead letters; other failures copy none."""
+    stream = filled(open_stream, 6, max_deliveries=2)
+    lease = stream.take(6, timeout=0)
+    lease.fail("once")
+    assert stream.stats().ledger.waiting == 6
+    stream.take(6, timeout=0).fail("twice")
+    assert stream.stats().ledger.dead == 6
+    assert [letter.reason for letter in stream.dead_letters()] == [
+        "delivered 2 times without acknowledgement"
+    ] * 6
+
+
+def test_a_page_of_dead_letters_ends_with_the_bytes_that_it_copies(
+    open_stream: Opener, pages: Pages
+) -> None:
+    pages(copied_bytes=1)  # one dead letter a page
+    dead, other = filled(open_stream, 5, max_deliveries=1), open_stream()
+    dead.take(5, timeout=0)
+    kill_consumer(dead)
+    for letters in range(1, 6):
+        other._consumer._renew()
+        assert other.stats().ledger.dead == letters
+    beat_until_idle(other)
+    with pytest.raises(BatchTimeout):
+        other.take(1, timeout=0)
+
+
+def test_groups_of_a_dead_consumer_come_back_at_once(open_stream: Opener) -> None:
+    """Pages follow each other, and not the rhythm of the heartbeat (once in 10 s here)."""
+    dead, other = filled(open_stream, 1000), open_stream()
+    other.take(1, timeout=0).ack()
+    for _ in range(3):
+        dead.take(333, timeout=0)
+    kill_consumer(dead)
+    began = time.monotonic()
+    assert len(other.take(999, timeout=10)) == 999
+    assert time.monotonic() - began < 9
