@@ -1,4 +1,4 @@
-"""Consumers that hold many leases, and large ones: none of their groups is lost or trained twice."""
+"""Consumers that hold many leases and large ones: no group is lost or trained twice."""
 
 from __future__ import annotations
 

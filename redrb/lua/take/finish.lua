@@ -20,7 +20,8 @@ elseif held ~= token then
   return {'lost'}
 end
 
-local seqs, ended, rule = {}, 0, rules()
+local seqs, rule = {}, rules()
+local ended
 for i = 10, #ARGV do
   seqs[i - 9] = ARGV[i] -- as text: formatting a number costs ten times as much
 end
