@@ -14,6 +14,7 @@ PAGES: dict[str, int] = {
     "arguments": 1000,
     # Leases.
     "taken_over": 50,  # groups of dead consumers that one call requeues
+    "acknowledged": 1000,  # groups of a step of ranks that one call acknowledges
     "dead_consumers": 20,  # dead consumers that one call looks at
     "slots": 32,  # slots of a consumer that are read together
     "copied_bytes": 1_048_576,  # payload copied to dead letters, after which a page ends
