@@ -19,6 +19,9 @@ RANKS = "ranks"
 MOST_STEPS = 64
 """Most steps that are formed and not acknowledged by all ranks."""
 
+UNFINISHED = "0 unfinished=1"
+"""Counts of an attempt that ended before its groups were counted."""
+
 RankOutcome: TypeAlias = Literal[
     "part",
     "form",

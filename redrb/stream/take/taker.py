@@ -62,6 +62,8 @@ class Taker:
                     raise
                 if lease is not None:
                     return lease
+                if wait.pages_over:
+                    raise self._timeout(request, TakeReply("more"), wait, 0)
 
     def send(
         self, request: TakeRequest, ack: Lease | None = None, *, waiter: str = ""
@@ -169,7 +171,7 @@ class Taker:
             sent = self._request(slot, accepted, ttl_ms, before, report=last)
             reply = sent.result(retry_s=wait.retry_s)
             if reply.outcome == "gone":
-                self._task.reopen()
+                self._task.reopen(wait)
             if before is not None:
                 self.conclude(before, slot, reply)
                 before = None
@@ -178,6 +180,8 @@ class Taker:
                 return reply
             if reply.outcome in ("gone", "more"):
                 # "more": its consumer group joins, or much expires, in parts
+                if wait.pages_over:
+                    raise self._timeout(request, reply, wait, expired)
                 continue
             self._refuse(request, reply)
             if last:
@@ -206,17 +210,18 @@ class Taker:
             expired=expired,
             others=reply.others,
             fates=fates,
+            unfinished=reply.outcome != "short",
             similar=() if fates.get("put_ever", 1) else self._task.similar(),
         )
 
-    def accept(self, request: TakeRequest, reply: TakeReply) -> None:
+    def accept(self, request: TakeRequest, reply: TakeReply, wait: Wait) -> None:
         """Open the task again if it is gone, and raise the error of a take that cannot be helped.
 
         Raises:
             ConfigError, StoreError: As `take` does.
         """
         if reply.outcome == "gone":
-            self._task.reopen()
+            self._task.reopen(wait)
         self._refuse(request, reply)
 
     def _refuse(self, request: TakeRequest, reply: TakeReply) -> None:
