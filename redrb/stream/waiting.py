@@ -24,6 +24,9 @@ SHORT_OUTAGE_S = 1.0
 PAGES_S = 0.5
 """Time by which a call exceeds its timeout, at most, where scripts do work before it in pages."""
 
+LAST_REQUESTS_S = 0.2
+"""Time before another deadline ends a wait, for the requests with which the wait ends."""
+
 MOST_REFUSALS = 3
 """Refusals for the same reason, in one call, after which the task's keys count as damaged."""
 
@@ -68,7 +71,7 @@ class Wait:
 
     def over_by(self, grace_s: float) -> bool:
         """Return whether the wait is over, for as long as `grace_s` if its time is up."""
-        if stopping.asked() or deadline.over():
+        if stopping.asked() or deadline.most_s(LAST_REQUESTS_S) < LAST_REQUESTS_S:
             return True
         return self._timeout is not None and self.waited_s >= self._timeout + grace_s
 
@@ -87,7 +90,12 @@ class Wait:
     def slice_s(self, longest_s: float = SLICE_S) -> float:
         """Return the seconds to block before looking again."""
         left_s = self.left_s
-        return deadline.most_s(longest_s if left_s is None else min(longest_s, left_s))
+        return self.most_s(longest_s if left_s is None else min(longest_s, left_s))
+
+    @staticmethod
+    def most_s(seconds: float) -> float:
+        """Return `seconds`, or the time until another deadline ends the wait if that is less."""
+        return max(0.0, deadline.most_s(seconds + LAST_REQUESTS_S) - LAST_REQUESTS_S)
 
     def refused(self, task: str, *state: object) -> None:
         """Note that a script has refused a request, which is sent again with what was read since.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from redrb.connection.deadline import most_s
 from redrb.stream.waiting import SHORT_OUTAGE_S, SLICE_S, Wait
 
 
@@ -18,4 +17,4 @@ class TurnTimeout(Wait):
         """Return how long to block before asking for the turn again."""
         if starving or self._timeout is None:
             return self.slice_s()
-        return most_s(max(0.0, min(SLICE_S, self._timeout + SHORT_OUTAGE_S - self.waited_s)))
+        return self.most_s(max(0.0, min(SLICE_S, self._timeout + SHORT_OUTAGE_S - self.waited_s)))

@@ -353,6 +353,7 @@ class Collector:
             expired=collection.expired,
             others=sum(reply.others for reply in replies),
             fates=fates,
+            unfinished=len(collection.left) < len(self._partitions),
             similar=() if fates.get("put_ever", 1) else self._partitions[0].opened.similar(),
         )
 
