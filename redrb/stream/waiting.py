@@ -70,7 +70,7 @@ class Wait:
         return self.over_by(PAGES_S)
 
     def over_by(self, grace_s: float) -> bool:
-        """Return whether the wait is over, for as long as `grace_s` if its time is up."""
+        """Return whether the wait is over: asked to stop, or for `grace_s` past its timeout."""
         if stopping.asked() or deadline.most_s(LAST_REQUESTS_S) < LAST_REQUESTS_S:
             return True
         return self._timeout is not None and self.waited_s >= self._timeout + grace_s
@@ -98,23 +98,23 @@ class Wait:
         return max(0.0, deadline.most_s(seconds + LAST_REQUESTS_S) - LAST_REQUESTS_S)
 
     def refused(self, task: str, *state: object) -> None:
-        """Note that a script has refused a request, which is sent again with what was read since.
+        """Note that a script has refused a request, which is sent again in the state read since.
 
         Args:
             task: Name of the task.
-            state: What was read: the same request in the same state is refused again.
+            state: The state: revision of the settings, epoch, and the like.
 
         Raises:
-            StoreError: The task's scripts go on to refuse in this state, or the time is up.
+            StoreError: It was refused several times in this state, or after the time was up.
         """
         reason = (task,) if self.pages_over else (task, *state)
         self._refusals[reason] += 1
         if self._refusals[reason] > MOST_REFUSALS:
             raise StoreError(
-                f"task {task!r}: Redis goes on to refuse what it says itself about the task. Its "
-                "keys are damaged, or other processes change its settings all the time: "
-                "`redrb doctor` looks for damage, and clear() and a saved copy (`redrb resume`) "
-                "mend it."
+                f"task {task!r}: its scripts refuse the settings that Redis has just returned, so "
+                "its keys are damaged, or other processes change its settings all the time. Run "
+                "`redrb doctor`; a change of any setting (`redrb set`) writes the rules anew that "
+                "the scripts read."
             )
 
     def log(self, missing: str) -> None:
