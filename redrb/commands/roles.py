@@ -23,7 +23,7 @@ _PUT = ("blpop", "exec", "exists", "hdel", "hget", "multi", "wait", "xadd")
 _TAKE = ("blpop", "hget", "hmget", "xpending", "xrange", "xreadgroup", "xrevrange", "zscore")
 _LOOK = (
     *("exists", "hget", "hmget", "hscan", "lrange", "time", "xlen", "xrange", "xread"),
-    *("xrevrange", "zscore"),
+    *("xinfo|consumers", "xrevrange", "zmscore", "zscore"),
 )
 _REGISTRY = {
     "maker": ("zadd",),

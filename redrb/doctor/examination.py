@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ from redrb.stream.task.store import TaskStore
 
 MOST_ORPHANS = 100
 """Most orphaned entries that one examination counts."""
+
+_PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class ExaminedGroup:
         joining: 1 while it joins, when its pools are not complete.
         letters: Its dead letters, as its index says.
         dead: Leased groups by consumer, of those whose deadline is over.
-        lost: Leased groups by consumer, of those that the task does not know.
+        lost: Leased groups by slot, of each consumer that the task does not know.
     """
 
     name: str
@@ -34,7 +37,12 @@ class ExaminedGroup:
     joining: int
     letters: int
     dead: Mapping[str, int]
-    lost: Mapping[str, int]
+    lost: Mapping[str, Mapping[str, int]]
+
+    @property
+    def lost_groups(self) -> dict[str, int]:
+        """Leased groups of each consumer that the task does not know."""
+        return {consumer: sum(slots.values()) for consumer, slots in self.lost.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +102,45 @@ def examine(store: TaskStore, partition: int | None = None) -> Examination | Non
     return Examination(
         store=store,
         partition=partition,
-        consumer_groups=tuple(map(_group, groups)),
+        consumer_groups=tuple(_group(store, *reply) for reply in groups),
         **_pairs(figures),
     )
 
 
-def _group(reply: Sequence[Any]) -> ExaminedGroup:
-    name, figures, dead, lost = reply
-    return ExaminedGroup(name=_text(name), dead=_pairs(dead), lost=_pairs(lost), **_pairs(figures))
+def _group(
+    store: TaskStore, name: bytes, figures: Sequence[Any], dead: Sequence[bytes]
+) -> ExaminedGroup:
+    leased = _leased(store, name)
+    lost = _unknown(store, name, list(leased))
+    return ExaminedGroup(
+        name=_text(name),
+        dead={_text(consumer): sum(leased[_text(consumer)].values()) for consumer in dead},
+        lost={consumer: leased[consumer] for consumer in lost},
+        **_pairs(figures),
+    )
+
+
+def _leased(store: TaskStore, group: bytes) -> dict[str, dict[str, int]]:
+    """Return how many groups each slot leases, by consumer; slots without a lease are left out."""
+    leased: dict[str, dict[str, int]] = defaultdict(dict)
+    for reply in store.client.execute("XINFO", "CONSUMERS", store.keys.stream, group):
+        fields = dict(zip(reply[::2], reply[1::2], strict=True))
+        slot, groups = _text(fields[b"name"]), int(fields[b"pending"])
+        if groups:
+            consumer, _, number = slot.rpartition("/")
+            leased[consumer if number.replace(".", "").isdecimal() else slot][slot] = groups
+    return leased
+
+
+def _unknown(store: TaskStore, group: bytes, consumers: Sequence[str]) -> list[str]:
+    """Return the consumers that the task does not know."""
+    unknown: list[str] = []
+    key = f"{store.keys.prefix}consumers:".encode() + group
+    for first in range(0, len(consumers), _PAGE):
+        page = consumers[first : first + _PAGE]
+        deadlines = store.client.execute("ZMSCORE", key, *page)
+        unknown += (one for one, known in zip(page, deadlines, strict=True) if known is None)
+    return unknown
 
 
 def _pairs(flat: Sequence[Any]) -> dict[str, Any]:

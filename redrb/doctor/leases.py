@@ -56,7 +56,7 @@ def find(state: State, examined: Examination) -> Iterator[Finding]:
 def _of_group(subject: str, group: ExaminedGroup, command: str) -> Iterator[Finding]:
     where = f"in consumer group {shown(group.name)}"
     if group.lost:
-        text = f"{_leases(group.lost)}, which the task does not know, {where}."
+        text = f"{_leases(group.lost_groups)}, which the task does not know, {where}."
         yield LEASE_WITHOUT_CONSUMER.found(subject, text, command)
     dead = {name: leased for name, leased in group.dead.items() if leased}
     if dead:

@@ -115,14 +115,18 @@ def _return_lost(task: Examination, group: ExaminedGroup) -> Outcome:
     """Requeue leases whose consumer the task does not know, unless it shows that it lives."""
     threading.Event().wait(TWO_HEARTBEATS_S)
     texts, done = [], True
-    for consumer, leased in group.lost.items():
-        returned, outcome = 0, b"more"
-        for _ in range(_MOST_PAGES):
-            outcome, found = task.store.run("repair/return_lost", [group.name, consumer])
-            returned += int(found)
-            if outcome == b"done":
-                break
-        done = done and outcome == b"done"
+    for consumer, slots in group.lost.items():
+        returned = 0
+        for slot, leased in slots.items():
+            outcome = b"more"
+            for _ in range(leased + 1):  # each call but the last requeues at least one group
+                arguments = [group.name, consumer, slot]
+                outcome, found = task.store.run("repair/return_lost", arguments)
+                returned += int(found)
+                if outcome == b"done":
+                    break
+            done = done and outcome == b"done"
+        leased = sum(slots.values())
         texts.append(f"{returned:,} of {counted(leased, 'group')} of {shown(consumer)}")
     return f"let {', '.join(texts)} wait again", done
 

@@ -3,10 +3,46 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 _CONTAINER = re.compile(r"'(MEMORY|XGROUP|XINFO)', '([A-Z]+)'")
 _WORD = re.compile(r"'([A-Z]{3,})'")
 _OPTIONS = frozenset({"COUNT", "FORCE", "JUSTID", "LIMIT", "SAMPLES", "WITHSCORES", "WITHVALUES"})
+
+_WORDS: Final = {
+    **dict.fromkeys(("TIME",), 1),
+    **dict.fromkeys(
+        (
+            *("DEL", "EXISTS", "GET", "HGETALL", "HKEYS", "HLEN", "HRANDFIELD", "PERSIST"),
+            *("SMEMBERS", "UNLINK", "XLEN", "ZCARD"),
+        ),
+        2,
+    ),
+    **dict.fromkeys(
+        (
+            *("EXPIRE", "HDEL", "HEXISTS", "HGET", "HMGET", "HSCAN", "HSTRLEN", "LPUSH"),
+            *("MEMORY|USAGE", "PEXPIRE", "PEXPIREAT", "RENAME", "RPUSH", "SADD", "SET"),
+            *("SISMEMBER", "SREM", "XDEL", "XINFO|GROUPS", "XPENDING", "ZMSCORE", "ZRANK"),
+            *("ZREM", "ZSCORE"),
+        ),
+        3,
+    ),
+    **dict.fromkeys(
+        (
+            *("HINCRBY", "HINCRBYFLOAT", "HSET", "HSETNX", "LTRIM", "XACK", "XGROUP|DESTROY"),
+            *("XRANGE", "XREVRANGE", "ZADD", "ZCOUNT", "ZLEXCOUNT", "ZRANGE", "ZRANGEBYLEX"),
+            *("ZRANGEBYSCORE", "ZREMRANGEBYRANK", "ZREVRANGE", "ZREVRANGEBYSCORE"),
+        ),
+        4,
+    ),
+    **dict.fromkeys(("XADD", "XGROUP|CREATE", "XGROUP|DELCONSUMER"), 5),
+    **dict.fromkeys(("XCLAIM",), 6),
+}
+"""Fewest words of each command, its name included: the absolute value of its arity in COMMAND INFO.
+
+`redis.acl_check_cmd` refuses fewer words since Redis 8.2.9, and in older versions with the fixes of
+security faults.
+"""
 
 
 def commands_in(text: str) -> frozenset[str]:
@@ -21,6 +57,9 @@ def commands_in(text: str) -> frozenset[str]:
 
 
 def as_lua(commands: frozenset[str]) -> list[str]:
-    """Return lines of a Lua table with a list of words for each command: {'XGROUP', 'CREATE'},."""
-    words = (", ".join(f"'{word}'" for word in name.upper().split("|")) for name in commands)
-    return sorted(f"{{{each}}}," for each in words)
+    """Return a line of a Lua table for each command: {'XGROUP', 'CREATE', words = 5},."""
+    lines = []
+    for name in sorted(commands):
+        quoted = ", ".join(f"'{word}'" for word in name.upper().split("|"))
+        lines.append(f"{{{quoted}, words = {_WORDS[name.upper()]}}},")
+    return lines

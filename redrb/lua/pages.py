@@ -14,6 +14,7 @@ PAGES: dict[str, int] = {
     "arguments": 1000,
     # Leases.
     "taken_over": 50,  # groups of dead consumers that one call requeues
+    "acknowledged": 1000,  # groups of a step of ranks that one call acknowledges
     "dead_consumers": 20,  # dead consumers that one call looks at
     "slots": 32,  # slots of a consumer that are read together
     "copied_bytes": 1_048_576,  # payload copied to dead letters, after which a page ends
@@ -66,9 +67,7 @@ PAGES: dict[str, int] = {
     "observed_workers": 200,  # workers that are observed
     "examined_groups": 16,  # consumer groups that one call of doctor examines
     "examined_waiters": 200,  # waiters that it examines
-    "examined_leases": 500,  # leased groups that it examines
     "examined_consumers": 20,  # dead consumers that it names
-    "repaired_leases": 500,  # leased groups that one call of a repair looks at
     # Weights.
     "versions_looked": 16,  # versions of weights that are read together
     "old_pins": 10,  # pins of dead readers that one call looks at

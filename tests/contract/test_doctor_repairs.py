@@ -91,6 +91,22 @@ def test_many_leases_without_any_record_of_their_consumer_wait_again(
     audit(stream)
 
 
+def test_leases_without_a_consumer_are_found_behind_many_others(
+    owner: Client, namespace: str, stream: ExperienceStream
+) -> None:
+    stream.put_many([[numbered(number)] for number in range(640)])
+    with ExperienceStream(owner, "math", namespace=namespace) as other:
+        held = [other.take(600, timeout=5), *(stream.take(1, timeout=5) for _ in range(40))]
+        kill_consumer(stream)
+        owner.execute("ZREM", key(stream, "consumers:default"), stream.consumer)
+        found = checked(owner, namespace)
+        [mended] = repaired(owner, found)
+        assert mended.summary.startswith("let 40 of 40 groups of ")
+        assert "lease-without-consumer" not in codes(checked(owner, namespace))
+        assert other.stats().ledger.leased == len(held[0]) == 600
+        audit(stream)
+
+
 def test_a_consumer_that_lives_again_keeps_its_leases(
     owner: Client, namespace: str, stream: ExperienceStream
 ) -> None:

@@ -1,4 +1,4 @@
-"""Consumers that hold many leases, and large ones: none of their groups is lost or trained twice."""
+"""Consumers that hold many leases and large ones: no group is lost or trained twice."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from redrb import BatchTimeout, ExperienceStream, LeaseLost
+from redrb.stream.take.cause import NO_CAUSE
 from tests.audit import audit, kill_consumer
 from tests.conftest import Opener
 from tests.samples import numbered, numbers
@@ -137,3 +138,18 @@ def test_groups_of_a_dead_consumer_come_back_at_once(open_stream: Opener) -> Non
     began = time.monotonic()
     assert len(other.take(999, timeout=10)) == 999
     assert time.monotonic() - began < 9
+
+
+def test_an_acknowledgement_spares_a_group_that_the_lease_gave_back_before(
+    open_stream: Opener,
+) -> None:
+    """The reply to the release was lost, so the consumer still counts the group as its own."""
+    stream, other = filled(open_stream, 3), open_stream()
+    lease = stream.take(3, timeout=0)
+    lease.parts[0].holder.finish("release", [2], reason=NO_CAUSE, samples=1, ends=False)
+    taken = other.take(1, timeout=0)
+    assert taken.ids == (2,)
+    lease.ack()
+    ledger = other.stats().ledger
+    assert (ledger.acked, ledger.leased) == (2, 1)
+    taken.ack()

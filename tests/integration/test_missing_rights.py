@@ -17,10 +17,11 @@ from redrb import ExperienceStream
 from redrb.connection import Client
 from redrb.connection.failures import is_denied
 from redrb.errors import StoreDenied
+from redrb.lua.commands import as_lua
 from redrb.lua.needed_commands import needed_commands
 from redrb.weights.inspection.removal import remove_weights
 from tests.samples import numbered
-from tests.scenes import FOREVER_MS, Scene
+from tests.scenes import FOREVER_MS, Scene, script_names
 
 WHERE = json.dumps({"tag": "score", "inverted": False, "values": [[0.25, 0.75]]})
 
@@ -102,8 +103,8 @@ def test_scripts_of_a_task(user: User) -> None:
     taken = check("take/take", *first)
     assert taken[:2] == [b"taken", 2]
     assert check("take/take", *second)[:2] == [b"taken", 1]
-    lease = ("default", "me", *second[2:4])
-    assert scene.run("take/finish", *lease, "ack", "", "", 1, 1, taken[2][0])[0] == b"ok"
+    lease = ("default", "me", *first[2:4])
+    assert scene.run("take/finish", *lease, "ack", "", "", 1, 0, taken[2][0]) == [b"ok", 1]
     assert check("take/heartbeat", *beat)[0] == b"held"
     assert check("take/drop", "default", "me", *first[2:4]) == [b"done", 1]
     assert check("take/leave", "default", "me")[0] == b"done"
@@ -218,3 +219,17 @@ def test_a_user_who_may_not_take_leaves_the_groups_and_closes_without_an_error(
         with ExperienceStream(user.client, "math", namespace=user.namespace) as stream:
             stream.take(1, timeout=0).ack()
         assert owner.stats().ledger.acked == 1
+
+
+def test_a_check_of_rights_gives_each_command_as_many_words_as_it_needs(real_url: str) -> None:
+    """Redis 8.2.9, and older versions with the same fix, refuse to check fewer."""
+    names = needed_commands_of_all_scripts()
+    with redrb.connect(real_url) as client:
+        reply = client.execute("COMMAND", "INFO", *names)
+    for name, info in zip(names, reply, strict=True):
+        listed = as_lua(frozenset([name]))[0]
+        assert f"words = {abs(info[1])}" in listed or name == "zrank", f"{name}: {info[1]}"
+
+
+def needed_commands_of_all_scripts() -> list[str]:
+    return sorted(frozenset().union(*map(needed_commands, script_names().values())))

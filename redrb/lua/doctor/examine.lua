@@ -3,8 +3,7 @@
 -- KEYS[1] stream
 -- Returns {figures, group ...}; {} if there is no task
 --         figures: a flat list name, number, ... of the task
---         group: {name, figures, dead consumers, leases without a consumer}; the last two are flat lists
---         consumer, leased groups, ... of those among the first leases
+--         group: {name, figures, {dead consumer ...}}
 --@include task clock pools pending uncounted
 
 
@@ -43,18 +42,6 @@ local function rights_of_the_dead()
   return held
 end
 
--- The first leases of a consumer group, by consumer, and these consumers with their deadlines.
-local function leases_of(group)
-  local leased, consumers = {}, {}
-  for _, entry in ipairs(redis.call('XPENDING', stream, group, '-', '+', PAGE.examined_leases)) do
-    local consumer = string.match(entry[2], '^(.*)/%d+$') or entry[2]
-    consumers[#consumers + 1] = not leased[consumer] and consumer or nil
-    leased[consumer] = (leased[consumer] or 0) + 1
-  end
-  local name = key('consumers', group)
-  return leased, consumers, #consumers > 0 and redis.call('ZMSCORE', name, unpack(consumers)) or {}
-end
-
 local function report_group(group)
   local figures, report = reporter()
   local waiting, stuck = 0, 0
@@ -68,18 +55,9 @@ local function report_group(group)
   report('stuck_takes', stuck)
   report('joining', redis.call('EXISTS', key('joining', group)))
   report('letters', redis.call('ZCARD', key('letters', group)))
-  local leased, consumers, deadlines = leases_of(group)
-  local dead, lost = {}, {}
-  for _, consumer in ipairs(redis.call('ZRANGEBYSCORE', key('consumers', group), '-inf', over, 'LIMIT', 0,
-    PAGE.examined_consumers)) do
-    dead[#dead + 1], dead[#dead + 2] = consumer, leased[consumer] or 0
-  end
-  for i, consumer in ipairs(consumers) do
-    if #lost < 2 * PAGE.examined_consumers and not deadlines[i] then
-      lost[#lost + 1], lost[#lost + 2] = consumer, leased[consumer]
-    end
-  end
-  return {group, figures, dead, lost}
+  local dead = redis.call('ZRANGEBYSCORE', key('consumers', group), '-inf', over, 'LIMIT', 0,
+    PAGE.examined_consumers)
+  return {group, figures, dead}
 end
 
 local figures, report = reporter()

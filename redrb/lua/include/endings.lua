@@ -1,18 +1,22 @@
 -- Ends leased entries for good: acknowledged or expired.
 --@include task facts pending groups
 
--- End those of the entries that the slot leases. `outcome` is ack, of so many samples, or expire. Returns
--- the number of entries ended.
-local function end_held(group, slot, seqs, outcome, samples)
-  local state, acked, over = key('group', group), outcome == 'ack', held_by(group, slot, seqs)
-  local ended = #over
-  if acked and (rules().max_reads ~= 1 or rules().keeps) then
+-- End those of the entries that the slot leases. `outcome` is ack, of so many samples, or expire. `whole`: no
+-- entry of this lease was ever requeued, so those that it does not lease are done. Returns the number of
+-- entries ended.
+local function end_held(group, slot, seqs, outcome, samples, whole)
+  local state, acked, rule = key('group', group), outcome == 'ack', rules()
+  local simple = whole and rule.max_reads == 1 and not rule.keeps
+  local over = simple and seqs or held_by(group, slot, seqs)
+  local again = #over
+  if acked and (rule.max_reads ~= 1 or rule.keeps) then
     --@include rereads
     over = read_again(group, over)
-  elseif not acked and (rules().max_reads > 1 or rules().keeps) then
+  elseif not acked and (rule.max_reads > 1 or rule.keeps) then
     left_unread(group, over, true)
   end
-  acknowledge(group, over)
+  again = again - #over
+  local ended = acknowledge(group, over)
   if redis.call('EXISTS', key('deliveries', group)) == 1 then
     local members = {}
     for i, seq in ipairs(over) do
@@ -20,10 +24,10 @@ local function end_held(group, slot, seqs, outcome, samples)
     end
     in_parts('HDEL', key('deliveries', group), members)
   end
-  add(state, acked and 'acked' or 'expired', #over)
-  if ended > 0 and acked then
+  add(state, acked and 'acked' or 'expired', ended)
+  if ended + again > 0 and acked then
     add(state, 'samples_acked', samples)
   end
   forget(group, over, acked)
-  return ended
+  return ended + again
 end

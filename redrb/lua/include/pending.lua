@@ -77,13 +77,15 @@ local function held_by(group, slot, seqs)
   return held
 end
 
--- Remove entries from the pending list of a consumer group.
+-- Remove entries from the pending list of a consumer group. Returns how many were in it.
 local function acknowledge(group, seqs)
+  local removed = 0
   for first = 1, #seqs, PAGE.arguments do
     local ids = {}
     for i = first, math.min(first + PAGE.arguments - 1, #seqs) do
       ids[i - first + 1] = id_of(seqs[i])
     end
-    redis.call('XACK', stream, group, unpack(ids))
+    removed = removed + redis.call('XACK', stream, group, unpack(ids))
   end
+  return removed
 end

@@ -1,15 +1,17 @@
 -- Refuses a user who may not run all commands of a script, before the script has written anything.
 -- Redis checks each command only when the script calls it, and keeps what was written before.
 
--- The first command that the user may not run, or nil.
--- name: key that the user must be allowed to use; nil if its rights differ from key to key
+-- The first command that the user may not run on the key `name`, or nil. Servers refuse to say it for fewer
+-- words than the command needs, so the key stands for all further ones.
 local function forbidden_command(name)
   local commands = {} -- filled by redrb/lua/scripts.py
   for _, command in ipairs(redis.acl_check_cmd and commands or {}) do
-    local words = #command
-    command[words + 1] = name
+    local named = #command
+    for i = named + 1, command.words do
+      command[i] = name
+    end
     if not redis.acl_check_cmd(unpack(command)) then
-      return table.concat(command, ' ', 1, words)
+      return table.concat(command, ' ', 1, named)
     end
   end
   return nil

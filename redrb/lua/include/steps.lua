@@ -4,7 +4,8 @@
 
 -- Forget the parts of a step. `leave` is called with the slot and the rank of each.
 local function forget_parts(group, step, world, leave)
-  redis.call('HDEL', key('rank_parts', group), string.format('%.0f', step))
+  local number_of = string.format('%.0f', step)
+  redis.call('HDEL', key('rank_parts', group), number_of, number_of .. ':ending')
   for rank = 0, world - 1 do
     local name = part_of(step, rank)
     redis.call('HDEL', key('rank_parts', group), name, name .. ':given', name .. ':acked', name .. ':weights')
@@ -60,24 +61,44 @@ local function fail_part(group, step, rank, failure)
   return false
 end
 
--- Note that a rank has trained its part; the last rank acknowledges the step.
+-- End a page of the groups of a step that all ranks have acknowledged; `all` holds the samples of each rank.
+-- Returns whether there are more.
+local function end_step(group, step, all)
+  local parts, left = key('rank_parts', group), PAGE.acknowledged
+  redis.call('HSET', parts, string.format('%.0f', step) .. ':ending', '1')
+  for each = 0, #all do
+    local name, seqs, rest = part_of(step, each), {}, {}
+    for i, seq in ipairs(words(redis.call('HGET', parts, name))) do
+      table.insert(i <= left and seqs or rest, seq)
+    end
+    end_held(group, slot_of(step, each), seqs, 'ack', #rest == 0 and all[each] or 0)
+    redis.call('HSET', parts, name, table.concat(rest, ' '))
+    left = left - #seqs
+    if #rest > 0 then
+      return true
+    end
+  end
+  return false
+end
+
+-- Note that a rank has trained its part; the last rank acknowledges the step. Returns whether there are more
+-- groups to acknowledge.
 local function mark_acked(group, step, rank, samples)
   local parts, ranks, all = key('rank_parts', group), key('ranks', group), {}
   local name, state = part_of(step, rank), numbers(ranks, 'first', 'formed', 'world')
   if redis.call('HEXISTS', parts, name) == 0 then
-    return
+    return false
   end
   redis.call('HDEL', parts, name .. ':given')
   redis.call('HSETNX', parts, name .. ':acked', samples)
   for each = 0, state[3] - 1 do
     all[each] = tonumber(redis.call('HGET', parts, part_of(step, each) .. ':acked') or '')
     if not all[each] then
-      return
+      return false
     end
   end
-  for each = 0, state[3] - 1 do
-    local seqs = words(redis.call('HGET', parts, part_of(step, each)))
-    end_held(group, slot_of(step, each), seqs, 'ack', all[each])
+  if end_step(group, step, all) then
+    return true
   end
   forget_parts(group, step, state[3], function(slot)
     empty_slot(group, slot)
@@ -86,4 +107,10 @@ local function mark_acked(group, step, rank, samples)
     state[1] = state[1] + 1
   end
   redis.call('HSET', ranks, 'first', string.format('%.0f', state[1]))
+  return false
+end
+
+-- Whether a step is being ended, as all ranks have acknowledged it.
+local function is_ending(group, step)
+  return redis.call('HEXISTS', key('rank_parts', group), string.format('%.0f', step) .. ':ending') == 1
 end

@@ -7,7 +7,7 @@
 --         | leave (the process of the rank ends; its parts are kept)
 --         reason, exception: of reject and fail, for dead letters: why, or an exception's message and class
 --         samples: of ack, number of samples trained
--- Returns {'ok'} | {'lost', reason}
+-- Returns {'ok'} | {'lost', reason} | {'more'}: run it again, more groups of the step are to be ended
 --         reason: replaced (another process is this rank) | anew (the step was formed again)
 --         | ended (the ranks have ended, or have ended this step, while this one was silent)
 --         A rank that was silent for too long still ends its parts, while no other process is this rank.
@@ -40,12 +40,12 @@ if not holder and given and given ~= consumer then -- a process that replaced th
   return {'lost', 'replaced'}
 end
 
-local held, mine, left = {}, {}, {}
+local held, mine, left, more = {}, {}, {}, false
 for _, seq in ipairs(words(redis.call('HGET', parts, name))) do
   held[seq] = true
 end
 for i = 9, #ARGV do
-  if held[ARGV[i]] then
+  if held[ARGV[i]] or is_ending(group, step) then
     mine[#mine + 1] = ARGV[i]
   elseif outcome ~= 'reject' and outcome ~= 'expire' then
     return {'lost', 'anew'}
@@ -58,7 +58,7 @@ elseif outcome == 'fail' then
     fail_part(group, step, rank, why)
   end
 elseif outcome == 'ack' then
-  mark_acked(group, step, rank, ARGV[8])
+  more = mark_acked(group, step, rank, ARGV[8])
 else
   if outcome == 'reject' then
     reject_held(group, slot, mine, why)
@@ -75,9 +75,12 @@ else
   end
   redis.call('HSET', parts, name, table.concat(left, ' '))
   if #left == 0 then -- nothing is left to be acknowledged
-    mark_acked(group, step, rank, '0')
+    more = mark_acked(group, step, rank, '0')
   end
+end
+if not more and is_ending(group, state[1]) and state[1] ~= step then -- its last rank has died meanwhile
+  more = mark_acked(group, state[1], rank, '0')
 end
 wake_room()
 wake_returned(group)
-return {'ok'}
+return {more and 'more' or 'ok'}

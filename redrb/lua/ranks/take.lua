@@ -91,7 +91,9 @@ if holder ~= consumer then
   forget_ranks(group, dead) -- most likely all ranks are starting again
   if ARGV[8] == '0' and step <= state[3] + 1 then -- its checkpoint holds the earlier steps
     for earlier = state[2], math.min(step - 1, state[3]) do
-      mark_acked(group, earlier, rank, '0')
+      if mark_acked(group, earlier, rank, '0') then
+        return {'more'}
+      end
     end
     --@include waking
     wake_room(now)
@@ -103,6 +105,9 @@ local first, formed = known[1], known[2]
 -- a step that is formed already
 if step < first or step <= formed and redis.call('HEXISTS', parts, ARGV[5]) == 0 then
   return {'done', first}
+elseif step <= formed and is_ending(group, step) then
+  mark_acked(group, step, rank, '0')
+  return {'more'}
 elseif step <= formed then
   local name = part_of(step, rank)
   local given = redis.call('HGET', parts, name .. ':given')

@@ -16,18 +16,22 @@ local outcome, why = ARGV[5], {text = ARGV[6], exception = ARGV[7], consumer = c
 local held = redis.call('HGET', key('leases', group), slot)
 if held == token .. ' ended' then
   return {'ok', 0}
-elseif held ~= token then
+elseif held ~= token and held ~= token .. ' part' then
   return {'lost'}
 end
 
-local seqs, ended, rule = {}, 0, rules()
+local seqs, rule = {}, rules()
+local ended
 for i = 10, #ARGV do
   seqs[i - 9] = ARGV[i] -- as text: formatting a number costs ten times as much
 end
 
+if outcome ~= 'ack' and outcome ~= 'expire' and held == token then -- others may have these groups soon
+  redis.call('HSET', key('leases', group), slot, token .. ' part')
+end
 if outcome == 'ack' or outcome == 'expire' then
   --@include endings
-  ended = end_held(group, slot, seqs, outcome, tonumber(ARGV[8]))
+  ended = end_held(group, slot, seqs, outcome, tonumber(ARGV[8]), held == token)
 elseif outcome == 'reject' then
   --@include rejections
   ended = reject_held(group, slot, seqs, why)

@@ -11,10 +11,10 @@
 begin_writing()
 local group, slot, token, status = ARGV[1], ARGV[3], ARGV[4], ARGV[5]
 local held = redis.call('HGET', key('leases', group), slot)
-if held ~= token and held ~= token .. ' lost' then
+if string.match(held or '', '^%d+') ~= token or held == token .. ' ended' then
   return {'lost'}
 end
-local members, stale = {}, held ~= token
+local members, stale = {}, held == token .. ' lost'
 for i = 6, #ARGV do
   members[i - 5] = member_of(ARGV[i])
 end

@@ -5,7 +5,7 @@
 --       | {'fenced'}: another publisher is the owner
 --@include weights permissions
 
-check_permissions()
+check_permissions(pins)
 begin_writing()
 redis.call('HSETNX', fence, 'owner', ARGV[1])
 if redis.call('HGET', fence, 'owner') ~= ARGV[1] then

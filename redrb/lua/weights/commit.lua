@@ -11,7 +11,7 @@
 --       | {'gone', keys found}: staged chunks have expired
 --@include weights retention permissions
 
-check_permissions()
+check_permissions(pins)
 begin_writing()
 local owner, token, version = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local keep, max_bytes, elsewhere = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'

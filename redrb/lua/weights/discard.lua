@@ -15,7 +15,7 @@ if committed and (committed.token == ARGV[1] or has_its_keys(committed.full)
   return {'committed'}
 end
 if ARGV[3] == '1' then
-  check_permissions()
+  check_permissions(pins)
   begin_writing()
   redis.call('SADD', dropped, ARGV[1]) -- a commit meanwhile learns it
   redis.call('EXPIRE', dropped, 3600)

@@ -77,7 +77,7 @@ if target.kind == 'lora' then
   chain[#chain + 1] = {target, 'lora'}
 end
 
-check_permissions()
+check_permissions(pins)
 begin_writing()
 local now = server_ms()
 redis.call('HSET', pins, reader,

@@ -7,7 +7,7 @@
 -- Returns {last token that was given, deleted version ...}; repeated, it deletes versions committed since
 --@include weights permissions
 
-check_permissions()
+check_permissions(pins)
 begin_writing()
 redis.call('HSET', fence, 'owner', ARGV[1])
 local reply, names = {tonumber(redis.call('HGET', fence, 'token') or 0)}, {}

@@ -241,7 +241,9 @@ class RankStore:
         self._store.wait_for_wake(seconds, *wakes)
 
     def _finish(self, consumer: str, rank: int, step: int, ending: list[Argument]) -> Loss | None:
-        reply = self._store.run("ranks/finish", [self._group, consumer, rank, step, *ending])
+        reply = [b"more"]
+        while reply[0] == b"more":  # each call ends a page of the step's groups
+            reply = self._store.run("ranks/finish", [self._group, consumer, rank, step, *ending])
         return None if reply[0] == b"ok" else reply[1].decode()
 
 
