@@ -13,7 +13,12 @@ from redrb.experience import Status
 from redrb.experience.records import Scalar
 from redrb.replay import saving
 from redrb.replay.executor import ReplayExecutor
-from redrb.replay.operations import ReplayOperations, RolloutPutOptions, release
+from redrb.replay.operations import (
+    ReplayOperations,
+    RolloutPutOptions,
+    acknowledge,
+    release,
+)
 from redrb.replay.rollout_classes import RolloutClasses
 from redrb.replay.rollout_fields import checked_status, checked_step
 from redrb.replay.staleness import Thresholds
@@ -315,19 +320,15 @@ class ReplayBuffer:
         await self._executor.run(lambda: saving.resume(self._tasks, Path(path)))
 
     async def close(self) -> None:
-        """Finish the calls that were begun and close the streams. The client stays open.
+        """Refuse further calls, finish those that have begun, and close the streams.
 
-        Puts that wait for room raise StoreFull.
+        Puts that wait for room raise StoreFull. The client stays open.
         """
-        if self._executor.closed:
-            return
+        self._executor.closed = True
         for putting in self._putting.values():
             putting.stop()
-            await putting.drain()
-            putting.close()
-        await self._executor.drain()
-        await self._executor.run(self._tasks.close)
-        self._executor.close()
+            await putting.close()
+        await self._executor.close(self._tasks.close)
 
     def _putting_into(self, task: str) -> ReplayExecutor:
         """Return the thread that puts into a task with a limit, where it may wait for room."""
@@ -342,11 +343,8 @@ class ReplayBuffer:
     ) -> dict[str, list[list[Any]]]:
         """Take groups of several tasks; they are acknowledged once the caller has them."""
         taken = await self._executor.run_undoable(
-            lambda: self._operations.take(sizes, status, where or None), release
+            lambda: self._operations.take(sizes, status, where or None),
+            undo=release,
+            confirm=acknowledge,
         )
-        for each in taken.values():
-            for lease in each.leases:
-                self._executor.run_in_background(
-                    lease.ack, "groups that a caller has got may be returned again"
-                )
         return {task: each.groups for task, each in taken.items()}

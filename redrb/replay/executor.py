@@ -8,10 +8,10 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from redrb.connection.stopping import Stop, stoppable
-from redrb.errors import ConfigError, RedrbError
+from redrb.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -22,13 +22,13 @@ class ReplayExecutor:
     """A pool of threads for one buffer; the default pool of the event loop stays free.
 
     Attributes:
-        closed: Whether it accepts no further jobs.
+        closed: Whether it accepts no further calls.
     """
 
     def __init__(self, threads: int, name: str) -> None:
         self._threads = threads
         self._name = name
-        self.closed = False
+        self.closed = self._ended = False
         self._stops: set[Stop] = set()
         self._make_pool()
 
@@ -43,8 +43,11 @@ class ReplayExecutor:
         """Run a job in a thread and return its result.
 
         A cancelled caller does not wait for it; a job that has begun is finished all the same.
+
+        Raises:
+            ConfigError: The buffer is closed.
         """
-        return await asyncio.wrap_future(self._submit(job))
+        return await asyncio.wrap_future(self._begin(job))
 
     async def run_stoppable(self, job: Callable[[], T]) -> T:
         """Run a job in a thread; a cancelled caller, or `stop`, ends its waits for room."""
@@ -68,52 +71,66 @@ class ReplayExecutor:
         for stop in tuple(self._stops):
             stop.ask()
 
-    async def run_undoable(self, job: Callable[[], T], undo: Callable[[T], None]) -> T:
-        """Run a job and return its result; if the caller is cancelled, undo it in a thread."""
+    async def run_undoable(
+        self, job: Callable[[], T], *, undo: Callable[[T], None], confirm: Callable[[T], None]
+    ) -> T:
+        """Run a job and return its result, which is confirmed in a thread once the caller has it.
+
+        If the caller is cancelled, the result is undone instead. `drain` waits for either.
+        """
         undoable = _UndoableJob(job, undo)
-        future = self._submit(undoable.run)
+        future = self._begin(undoable.run)
+        call, last = self._watch(Future[None]()), cast("Future[Any]", future)
+
+        def end(done: Future[Any]) -> None:
+            if done is not future and (error := done.exception()) is not None:
+                _log.error("the end of a call failed", exc_info=error)
+            call.set_result(None)
+
         try:
-            return await asyncio.wrap_future(future)
+            result = await asyncio.wrap_future(future)
+            last = self._pool.submit(confirm, result)
+            return result
         except asyncio.CancelledError:
             if undoable.cancel():
-                self._submit(lambda: undo(future.result()))
+                last = self._pool.submit(undo, future.result())
             raise
-
-    def run_in_background(self, job: Callable[[], None], failure: str) -> None:
-        """Run a job for which no caller waits; an error is logged after the text `failure`."""
-
-        def report(done: Future[None]) -> None:
-            error = done.exception()
-            if isinstance(error, RedrbError):
-                _log.warning("%s: %s", failure, error)
-            elif error is not None:
-                _log.error("%s", failure, exc_info=error)
-
-        self._submit(job).add_done_callback(report)
+        finally:
+            last.add_done_callback(end)
 
     async def drain(self) -> None:
-        """Wait until all jobs that were begun are finished."""
-        while True:
-            with self._lock:
-                running = [asyncio.wrap_future(future) for future in self._running]
-            if not running:
-                return
+        """Wait until all calls that have begun by now are finished; later ones may go on."""
+        self._follow_fork()
+        with self._lock:
+            running = [asyncio.wrap_future(future) for future in self._running]
+        if running:
             await asyncio.wait(running)
-            for done in running:
-                if not done.cancelled():
-                    done.exception()  # the job's caller gets the error; asyncio wants it read here
+        for done in running:
+            if not done.cancelled():
+                done.exception()  # the job's caller gets the error; asyncio wants it read here
 
-    def close(self) -> None:
-        """Accept no further jobs; the threads end after the jobs that were begun."""
+    async def close(self, last: Callable[[], None] = lambda: None) -> None:
+        """Refuse further calls, wait for those that have begun, run `last`, and end the threads."""
         self.closed = True
-        self._pool.shutdown(wait=False)
+        await self.drain()
+        if not self._ended:
+            await asyncio.wrap_future(self._pool.submit(last))
+            self._ended = True
+            self._pool.shutdown(wait=False)
 
-    def _submit(self, job: Callable[[], T]) -> Future[T]:
+    def _begin(self, job: Callable[[], T]) -> Future[T]:
+        """Start the job of a new call."""
         if self.closed:
             raise ConfigError("the buffer is closed: make another one.")
+        self._follow_fork()
+        return self._watch(self._pool.submit(job))
+
+    def _follow_fork(self) -> None:
         if self._pid != os.getpid():
             self._make_pool()
-        future = self._pool.submit(job)
+
+    def _watch(self, future: Future[T]) -> Future[T]:
+        """Let `drain` wait for a future."""
         with self._lock:
             self._running.add(future)
         future.add_done_callback(self._forget)

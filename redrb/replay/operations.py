@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from redrb.errors import BatchTimeout, DecodeError
+from redrb.errors import BatchTimeout, DecodeError, RedrbError
 from redrb.experience import Status
 from redrb.experience.records import Scalar
 from redrb.experience.status import group_status
@@ -210,9 +210,22 @@ class ReplayOperations:
 
 def release(taken: Mapping[str, TakenGroups]) -> None:
     """Requeue groups that were taken."""
+    _end(taken, Lease.release)
+
+
+def acknowledge(taken: Mapping[str, TakenGroups]) -> None:
+    """Remove groups that were taken."""
+    _end(taken, Lease.ack)
+
+
+def _end(taken: Mapping[str, TakenGroups], end: Callable[[Lease], None]) -> None:
+    """End all leases, also those after one that cannot be ended."""
     for each in taken.values():
         for lease in each.leases:
-            lease.release()
+            try:
+                end(lease)
+            except RedrbError as error:
+                _log.warning("groups that were taken may be returned again: %s", error)
 
 
 def _thresholds(expiry: Expiry) -> Thresholds:

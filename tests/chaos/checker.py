@@ -24,12 +24,21 @@ from tests.chaos.options import LATE_S
 from tests.chaos.part_puts import PartPuts
 from tests.chaos.stored import Holdings, Look
 from tests.chaos.task_journal import TaskJournal
-from tests.chaos.tasks import FLOW, ROLLOUTS, STEPS, TASKS
+from tests.chaos.tasks import FLOW, HELD, ROLLOUTS, STEPS, TASKS
 
 Lines = Sequence[dict[str, Any]]
 
-_PUT_INTO = {"steps": STEPS, "parts0": ROLLOUTS, "parts1": ROLLOUTS, "admitted": ROLLOUTS}
-_TAKEN_FROM = {"rank0": STEPS, "rank1": STEPS, "stage": ROLLOUTS}
+_PUT_INTO = {
+    "steps": STEPS,
+    "fill": HELD,
+    **dict.fromkeys(("parts0", "parts1", "admitted"), ROLLOUTS),
+}
+_TAKEN_FROM = {
+    "rank0": STEPS,
+    "rank1": STEPS,
+    "stage": ROLLOUTS,
+    **dict.fromkeys(("hoard0", "hoard1", "hoard2", "heir"), HELD),
+}
 """Tasks of workers by their role; `flow` of all others. What a stage forwards goes there, too."""
 
 
@@ -190,6 +199,12 @@ class Checker:
         self._fates[look.task] = fates = Fates.of(task, look, holds)
         found = check_end(task, fates, look, holds)
         self.findings += [f"{look.task}: {each}" for each in found]
+
+    def check_left(self, look: Look, most: int) -> None:
+        """All workers have ended: no group is leased, and all that can be taken were taken."""
+        left = {"leased, and no consumer lives": look.ledger["leased"]}
+        left["counted as waiting, and were not taken"] = max(0, look.ledger["waiting"] - most)
+        self.findings += [f"{look.task}: {n} groups are {what}" for what, n in left.items() if n]
 
     def check_forwarded(self) -> None:
         """Each group that has left the first task is in the next one, or was; after `check_end`."""

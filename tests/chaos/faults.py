@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 from tests.chaos.fleet import Fleet
 from tests.chaos.options import Options
 from tests.chaos.pair import Pair, clocks_jump
+from tests.chaos.programs import ROLES
 from tests.proxy import Link
 
 Undo: TypeAlias = tuple[float, Callable[[], object]] | None
@@ -84,16 +85,18 @@ class Faults:
 
         return seconds, end
 
-    def _kill(self) -> Undo | Literal[False]:
+    def _role(self) -> str:
         roles = self.fleet.unpaused
-        self.fleet.kill(self.dice.choice(roles))
+        return self.dice.choices(roles, [ROLES[role].struck for role in roles])[0]
+
+    def _kill(self) -> Undo | Literal[False]:
+        self.fleet.kill(self._role())
         return None
 
     def _pause(self) -> Undo | Literal[False]:
-        roles = self.fleet.unpaused
-        if len(roles) < 8:
+        if len(self.fleet.unpaused) < 8:
             return False
-        role = self.dice.choice(roles)
+        role = self._role()
         self.fleet.pause(role)
         return self.dice.choice((0.3, 1.0, 3.0, 5.0)), lambda: self.fleet.resume(role)
 

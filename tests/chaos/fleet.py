@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 import psutil
 
 from tests.chaos.options import Place
-from tests.chaos.programs import ROLES, run
+from tests.chaos.programs import HEIR, ROLES, run
 
 
 @dataclass
@@ -75,18 +75,24 @@ class Fleet:
         self._pids.append(running.pid)
 
     def start_all(self) -> None:
-        """Start a process for each role."""
+        """Start a process for each role, except the heir."""
         for role in ROLES:
-            self.start(role)
+            if role != HEIR:
+                self.start(role)
 
-    def kill(self, role: str) -> None:
+    def roles(self, part: str) -> list[str]:
+        """Return the roles of a part that have a process."""
+        return [role for role in self._running if ROLES[role].part == part]
+
+    def kill(self, role: str, *, replace: bool = True) -> None:
         """End a role's process with SIGKILL, and start another one."""
-        running = self._running[role]
+        running = self._running.pop(role)
         running.process.kill()
         running.process.join()
         if running.process.exitcode == -signal.SIGKILL:
             self.killed.add(running.name)
-        self.start(role)
+        if replace:
+            self.start(role)
 
     def pause(self, role: str) -> None:
         """Stop a role's process with SIGSTOP."""
@@ -112,7 +118,7 @@ class Fleet:
     def end(self, part: str, seconds: float) -> None:
         """Ask the makers, or the others, to end; kill and note those that do not."""
         self.place.ends(part).touch()
-        roles = [role for role in self._running if ROLES[role].part == part]
+        roles = self.roles(part)
         until = time.monotonic() + seconds
         for role in roles:
             running = self._running.pop(role)

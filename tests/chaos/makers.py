@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
-from redrb import ExperienceSender, ExperienceStream
+from redrb import BufferItem, ExperienceSender, ExperienceStream
 from redrb.connection import Client
 from redrb.errors import ConfigError, RedrbError, SendFailed, StoreUnavailable
 from tests.chaos import options, payload, tasks
@@ -59,12 +60,18 @@ class Putter(Maker):
 class ManyPutter(Maker):
     """Puts several groups at a time."""
 
+    counts: Sequence[int] = (2, 7, 40)
+
+    def make(self, name: str) -> list[BufferItem]:
+        """Return the group of a name."""
+        return payload.group(name)
+
     def step(self) -> None:
         self.pause(self.dice.uniform(0, 0.4))
-        names, timeout = self.new_names(self.dice.choice((2, 7, 40))), self.timeout()
+        names, timeout = self.new_names(self.dice.choice(self.counts)), self.timeout()
         with self.journal.call("put_many", timeout, groups=names) as outcome:
             try:
-                self._stream.put_many([payload.group(name) for name in names], timeout=timeout)
+                self._stream.put_many([self.make(name) for name in names], timeout=timeout)
             except RedrbError as error:
                 outcome |= fate(names, error)
                 raise
@@ -75,6 +82,16 @@ class StepsPutter(ManyPutter):
     """Puts the groups that ranks train."""
 
     task = tasks.STEPS
+
+
+class Fills(ManyPutter):
+    """Puts the groups that hoarders hold: 1 to 600 bytes, and a few of 4 MiB."""
+
+    task = tasks.HELD
+    counts = (1, 20, 200, 500)
+
+    def make(self, name: str) -> list[BufferItem]:
+        return [payload.sized(name)]
 
 
 class Writes(Maker):

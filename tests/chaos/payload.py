@@ -11,6 +11,8 @@ import torch
 from redrb import BufferItem, Experience
 
 ELEMENTS = 96 * 1024
+HUGE = 350_000
+"""Tokens of a group of 4 MiB: 8 bytes each, and 4 for each of the values of every second one."""
 CHUNK_BYTES = 16 * 1024
 """Weights are published in chunks of this size, so that a version has several."""
 
@@ -18,7 +20,14 @@ CHUNK_BYTES = 16 * 1024
 def group(name: str) -> list[BufferItem]:
     """Return 1 to 3 samples whose values follow from the name of their group."""
     samples = 1 + zlib.crc32(name.encode()) % 3
-    return [_sample(name, index, samples) for index in range(samples)]
+    lengths = (8 + zlib.crc32(f"{index} {name}".encode()) % 120 for index in range(samples))
+    return [_sample(name, index, samples, length) for index, length in enumerate(lengths)]
+
+
+def sized(name: str) -> BufferItem:
+    """Return a group of one sample with 8 to 600 bytes of tensors; of one in 1,000 with 4 MiB."""
+    number = zlib.crc32(name.encode())
+    return _sample(name, 0, 1, HUGE if number % 1000 == 0 else 1 + number % 50)
 
 
 def names_of(groups: Iterable[list[BufferItem]]) -> tuple[list[str], list[str]]:
@@ -76,9 +85,8 @@ def content_of(state: Mapping[str, torch.Tensor]) -> tuple[int, list[str]]:
     return content, [name for name in expected if not torch.equal(state[name], expected[name])]
 
 
-def _sample(name: str, index: int, samples: int) -> BufferItem:
+def _sample(name: str, index: int, samples: int, length: int) -> BufferItem:
     dice = torch.Generator().manual_seed(zlib.crc32(f"{name} {index}".encode()))
-    length = 8 + zlib.crc32(f"{index} {name}".encode()) % 120
     sequences = torch.randint(1, 50_000, (length,), generator=dice)
     log_probs = -0.1 - torch.rand(length // 2, generator=dice)
     extras: dict[str, Any] = {

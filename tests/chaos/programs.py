@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tests.chaos import makers, operators, rollouts, stages, trainers, weights
+from tests.chaos import hoarders, makers, operators, rollouts, stages, trainers, weights
 from tests.chaos.options import Place
 from tests.chaos.worker import Worker, serve
 
@@ -14,6 +14,7 @@ ROLES: dict[str, type[Worker]] = {
     "writer": makers.Writes,
     "sender": makers.Sends,
     "steps": makers.StepsPutter,
+    "fill": makers.Fills,
     "parts0": rollouts.Parts,
     "parts1": rollouts.Parts,
     "admitted": rollouts.Admitted,
@@ -25,6 +26,10 @@ ROLES: dict[str, type[Worker]] = {
     "loader": trainers.Loads,
     "rank0": trainers.Rank,
     "rank1": trainers.Rank,
+    "hoard0": hoarders.Hoards,
+    "hoard1": hoarders.Hoards,
+    "hoard2": hoarders.Hoards,
+    "heir": hoarders.Inherits,
     "publisher": weights.Publishes,
     "poll": weights.Polls,
     "wait": weights.Waits,
@@ -32,6 +37,9 @@ ROLES: dict[str, type[Worker]] = {
     "shared_too": weights.Shares,
     "standby": weights.Swaps,
 }
+
+HEIR = "heir"
+"""The role that is not there at first: it begins when the hoarders have ended."""
 
 
 def run(role: str, name: str, place: Place) -> None:

@@ -13,11 +13,15 @@ from redrb.stream.task.settings import SettingArguments
 from redrb.weights.inspection.removal import remove_weights
 from tests.chaos import options
 
-FLOW, STEPS, ROLLOUTS = "flow", "steps", "rollouts"
+FLOW, STEPS, ROLLOUTS, HELD = "flow", "steps", "rollouts", "held"
 """`flow` for most makers and single trainers, `steps` for two ranks that take together, `rollouts`
-for groups in parts and groups with rights, which a stage forwards to `flow`."""
+for groups in parts and groups with rights, which a stage forwards to `flow`, `held` for consumers
+with many leases and large ones."""
 
-TASKS = (FLOW, STEPS, ROLLOUTS)
+TASKS = (FLOW, STEPS, ROLLOUTS, HELD)
+
+LEFT = {STEPS: options.WORLD_SIZE - 1}
+"""Groups that may wait when all workers have ended."""
 
 MOST_RIGHTS = 64
 """Groups of `rollouts` that are begun with rights and not forwarded yet, at most."""
@@ -26,6 +30,7 @@ _SETTINGS: dict[str, SettingArguments] = {
     FLOW: {"limit": 300, "max_dead": 0},
     STEPS: {"limit": 300},
     ROLLOUTS: {"limit": 100, "max_staleness": 0, "groups_per_version": MOST_RIGHTS},
+    HELD: {"limit": 6000},
 }
 _MAX_DELIVERIES = 1_000
 """Workers die so often that the ordinary bound would fill the dead letters."""

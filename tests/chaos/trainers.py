@@ -16,6 +16,8 @@ from tests.chaos.worker import EXPECTED, Worker
 TAKE_S = 2.0
 STEP_S = 0.08
 BATCH = 16
+STEPS = (16, 16, 200)
+"""Groups of steps of ranks, at most, one after the other."""
 ENDINGS = ("ack", "release", "reject")
 
 
@@ -196,7 +198,7 @@ class Rank(Trainer):
         """Take a part; a rank whose former process seems to live is lost for this attempt."""
         try:
             return self._stream.take(
-                BATCH,
+                STEPS[step % len(STEPS)],
                 timeout=timeout,
                 at_least=options.WORLD_SIZE,
                 rank=self._rank,

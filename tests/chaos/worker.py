@@ -55,9 +55,12 @@ class Worker:
         place: Where the run is.
         journal: Its journal.
         dice: Its choices.
+        part: Workers that are asked to end together.
+        struck: How often faults meet it, relative to the others.
     """
 
     part = "others"
+    struck = 1
 
     def __init__(self, name: str, place: Place) -> None:
         self.name = name

@@ -20,6 +20,7 @@ from redrb import ConfigError, ExperienceStream, Status, TaskMismatch
 from redrb.connection import Client
 from redrb.errors import DecodeError, RecordError, StoreError
 from redrb.replay import ReplayBuffer, saving
+from redrb.replay.operations import release
 from redrb.replay.rollout_packing import pack_group
 from redrb.stream.saving import resuming
 from redrb.stream.saving.checked_file import CheckedFile
@@ -656,6 +657,51 @@ def test_a_closed_buffer_refuses_calls(client: Client, namespace: str) -> None:
             await buffer.get(1, "task", "completed")
         async with ReplayBuffer(client, namespace=namespace) as buffer:
             assert len(await buffer.get(1, "task", "completed")) == 1
+
+    asyncio.run(main())
+
+
+def test_save_resume_and_close_return_while_others_use_the_buffer(
+    client: Client, namespace: str, tmp_path: Path
+) -> None:
+    async def use(buffer: ReplayBuffer, worker: int) -> None:
+        while True:
+            await buffer.put([as_dict(worker)], f"task{worker % 2}")
+            await buffer.get(1, f"task{worker % 2}", "completed")
+
+    async def ask(buffer: ReplayBuffer) -> None:
+        while True:
+            await buffer.count("task0", "completed")
+
+    async def main() -> None:
+        buffer = ReplayBuffer(client, namespace=namespace)
+        users = [asyncio.ensure_future(use(buffer, worker)) for worker in range(16)]
+        async with asyncio.timeout(30):
+            for _ in range(2):
+                await buffer.save(tmp_path / "save")
+            async with ReplayBuffer(client, namespace=f"{namespace}-copy") as resumed:
+                users += [asyncio.ensure_future(ask(resumed)) for _ in range(16)]
+                await asyncio.sleep(0)
+                await resumed.resume(tmp_path / "save")
+            await buffer.close()
+            ends = await asyncio.gather(*users, return_exceptions=True)
+        assert {type(end) for end in ends} == {ConfigError}, ends
+        async with ReplayBuffer(client, namespace=namespace) as after:
+            stats = [after._tasks.open(name).stats() for name in after._tasks.names()]
+            assert [each.ledger.leased for each in stats] == [0, 0]
+
+    asyncio.run(main())
+
+
+def test_all_leases_of_a_take_are_ended_when_one_is_lost(client: Client, namespace: str) -> None:
+    async def main() -> None:
+        async with ReplayBuffer(client, namespace=namespace) as buffer:
+            for task in ("a", "b"):
+                await buffer.put([as_dict(1)], task)
+            taken = buffer._operations.take({"a": 1, "b": 1}, Status.COMPLETED)
+            taken["a"].leases[0].release()
+            release(taken)
+            assert await buffer.size() == 2
 
     asyncio.run(main())
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 import warnings
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from redrb import ConfigError
-from redrb.errors import StoreError
 from redrb.replay.executor import ReplayExecutor
 
 
@@ -23,7 +22,7 @@ def run(scenario: Callable[[ReplayExecutor], Awaitable[None]], threads: int = 2)
             await scenario(executor)
             await executor.drain()
         finally:
-            executor.close()
+            await executor.close()
 
     asyncio.run(main())
 
@@ -33,11 +32,14 @@ def test_results_and_errors_come_back() -> None:
         assert await executor.run(lambda: threading.current_thread().name.startswith("replay"))
         with pytest.raises(ZeroDivisionError):
             await executor.run(lambda: 1 // 0)
-        undone: list[int] = []
-        assert await executor.run_undoable(lambda: 3, undone.append) == 3
+        undone, confirmed = list[int](), list[int]()
+        ways = {"undo": undone.append, "confirm": confirmed.append}
+        assert await executor.run_undoable(lambda: 3, **ways) == 3
         with pytest.raises(ZeroDivisionError):
-            await executor.run_undoable(lambda: 1 // 0, undone.append)
+            await executor.run_undoable(lambda: 1 // 0, **ways)
+        await executor.drain()
         assert undone == []
+        assert confirmed == [3]
 
     run(scenario)
 
@@ -46,7 +48,7 @@ def test_results_and_errors_come_back() -> None:
 def test_the_result_of_a_cancelled_call_is_undone(*, finished: bool) -> None:
     async def scenario(executor: ReplayExecutor) -> None:
         began, go_on, has_result = (threading.Event() for _ in range(3))
-        undone: list[str] = []
+        undone, confirmed = list[str](), list[str]()
 
         def job() -> str:
             began.set()
@@ -54,7 +56,9 @@ def test_the_result_of_a_cancelled_call_is_undone(*, finished: bool) -> None:
             has_result.set()
             return "result"
 
-        call = asyncio.ensure_future(executor.run_undoable(job, undone.append))
+        call = asyncio.ensure_future(
+            executor.run_undoable(job, undo=undone.append, confirm=confirmed.append)
+        )
         await asyncio.to_thread(began.wait, 10)
         if finished:  # there is a result, and the waiting task has not seen it yet
             go_on.set()
@@ -65,17 +69,69 @@ def test_the_result_of_a_cancelled_call_is_undone(*, finished: bool) -> None:
             await call
         await executor.drain()
         assert undone == ["result"]
+        assert confirmed == []
 
     run(scenario)
+
+
+def test_a_drain_waits_for_calls_that_have_begun_and_for_no_later_ones() -> None:
+    async def scenario(executor: ReplayExecutor) -> None:
+        first, later, confirmed = (threading.Event() for _ in range(3))
+        taking = asyncio.ensure_future(
+            executor.run_undoable(
+                lambda: first.wait(10), undo=lambda _: None, confirm=lambda _: confirmed.set()
+            )
+        )
+        await asyncio.sleep(0)
+        draining = asyncio.ensure_future(executor.drain())
+        await asyncio.sleep(0)
+        busy = asyncio.ensure_future(executor.run(lambda: later.wait(10)))
+        await asyncio.sleep(0)
+        first.set()
+        assert await taking
+        await asyncio.wait_for(draining, 5)
+        assert confirmed.is_set()
+        assert not busy.done()
+        later.set()
+        assert await busy
+
+    run(scenario)
+
+
+def test_close_refuses_calls_and_finishes_those_that_have_begun() -> None:
+    async def main() -> None:
+        executor = ReplayExecutor(2, "replay")
+        go_on, done = threading.Event(), list[str]()
+        taking = asyncio.ensure_future(
+            executor.run_undoable(
+                lambda: go_on.wait(10),
+                undo=lambda _: done.append("undone"),
+                confirm=lambda _: done.append("confirmed"),
+            )
+        )
+        await asyncio.sleep(0)
+        closings = [
+            asyncio.ensure_future(executor.close(lambda: done.append("closed"))) for _ in range(2)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(ConfigError, match="closed"):
+            await executor.run(lambda: 1)
+        go_on.set()
+        assert await taking
+        await asyncio.wait_for(asyncio.gather(*closings), 5)
+        assert done[:2] == ["confirmed", "closed"]
+        await executor.close()
+
+    asyncio.run(main())
 
 
 def test_a_cancelled_call_that_never_began_does_nothing() -> None:
     async def scenario(executor: ReplayExecutor) -> None:
         go_on = threading.Event()
-        done: list[int] = []
+        done: list[Any] = []
         busy = asyncio.ensure_future(executor.run(lambda: go_on.wait(10)))
         waiting = asyncio.ensure_future(
-            executor.run_undoable(lambda: done.append(1), lambda _: None)
+            executor.run_undoable(lambda: done.append(1), undo=done.append, confirm=done.append)
         )
         await asyncio.sleep(0.02)
         waiting.cancel()
@@ -87,32 +143,6 @@ def test_a_cancelled_call_that_never_began_does_nothing() -> None:
         assert done == []
 
     run(scenario, threads=1)
-
-
-def test_an_error_in_the_background_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(executor: ReplayExecutor) -> None:
-        def fail() -> None:
-            raise StoreError("Redis is away")
-
-        executor.run_in_background(fail, "groups may come again")
-        executor.run_in_background(lambda: None, "fine")
-        await executor.drain()
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario)
-    assert [record.getMessage() for record in caplog.records] == [
-        "groups may come again: Redis is away"
-    ]
-
-
-def test_a_closed_executor_refuses_jobs() -> None:
-    async def main() -> None:
-        executor = ReplayExecutor(1, "replay")
-        executor.close()
-        with pytest.raises(ConfigError, match="closed"):
-            await executor.run(lambda: 1)
-
-    asyncio.run(main())
 
 
 def test_a_forked_process_makes_new_threads() -> None:
@@ -132,4 +162,4 @@ def test_a_forked_process_makes_new_threads() -> None:
         finally:
             os._exit(status)
     assert os.waitpid(pid, 0)[1] == 0
-    executor.close()
+    asyncio.run(executor.close())
