@@ -178,3 +178,18 @@ def test_a_take_that_is_repeated_after_its_lease_was_lost_takes_again(
     assert numbers(lease) == [0, 1, 2]
     lease.ack()
     audit(other)
+
+
+def test_a_slot_that_is_given_up_after_a_takeover_is_found_again(open_stream: Opener) -> None:
+    """The takeover has forgotten the slot; the consumer lives again and uses it."""
+    stopped, other = filled(open_stream, 2), open_stream()
+    lease = stopped.take(1, timeout=0)
+    kill_consumer(stopped)
+    other._consumer._renew()
+    lease.parts[0].holder.give_up()
+    stopped._consumer.beat()
+    stopped.take(1, timeout=0).ack()
+    held = stopped.take(1, timeout=0)
+    kill_consumer(stopped)
+    assert other.take(1, timeout=0).ids == held.ids
+    audit(other)
