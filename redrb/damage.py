@@ -24,6 +24,18 @@ _SIGNS = (
 )
 
 
+def whole(value: bytes | str | int) -> int:
+    """Return a whole number of 64 bits, as all counters of redrb are.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    number = int(value)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{value!r:.40} is beyond 64 bits")
+    return number
+
+
 class Reading(ContextDecorator):
     """Turns errors of the statements that parse a reply into a `StoreError`.
 

@@ -43,7 +43,7 @@ end
 -- Loops go as far as numbers of fields say, and counting stands still beyond 2^53.
 local function checked(text, hash)
   local found = tonumber(text or '0')
-  if not found or found ~= found or math.abs(found) > 9007199254740992 then
+  if not found or found ~= found or math.abs(found) >= 9007199254740992 then
     error({err = 'ERR a number in ' .. hash .. ' is damaged: ' .. string.sub(text, 1, 40)})
   end
   return found

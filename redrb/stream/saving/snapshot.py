@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from redrb.connection.transport import Argument, Reply
-from redrb.damage import Reading
+from redrb.damage import Reading, whole
 from redrb.errors import ConfigError, RedrbError
 from redrb.stream.saving.records import (
     COUNTERS,
@@ -171,19 +171,19 @@ def _header(task: str, now_ms: int, reply: Reply) -> tuple[str, TaskHeader]:
         task=task,
         saved_ms=now_ms,
         settings=settings_of(fields),
-        counters={name: int(fields[name]) for name in COUNTERS if name in fields},
+        counters={name: whole(fields[name]) for name in COUNTERS if name in fields},
         groups=tuple(sorted(map(_consumer_group, groups), key=lambda group: group.name)),
     )
 
 
 def _consumer_group(values: Sequence[Any]) -> ConsumerGroup:
     name, state, leased, staleness = values
-    counters = {field: int(value) for field, value in _texts(state).items()}
+    counters = {field: whole(value) for field, value in _texts(state).items()}
     return ConsumerGroup(
         name=name.decode(),
         counters=counters,
         held=counters.get("waiting", 0) + int(leased),
-        staleness={mark: int(groups) for mark, groups in _texts(staleness).items()},
+        staleness={mark: whole(groups) for mark, groups in _texts(staleness).items()},
     )
 
 
@@ -199,7 +199,7 @@ def _record(seq: int, values: Sequence[Any]) -> GroupRecord | None:
         _saved_facts(facts),
         archived.decode(),
         tuple(
-            Need(int(place), moved.decode(), expiry.decode(), int(failed), int(reads))
+            Need(int(place), moved.decode(), expiry.decode(), whole(failed), whole(reads))
             for place, moved, expiry, failed, reads in needs
         ),
     )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, overload
 
 from redrb.connection.transport import Argument, Pipeline
-from redrb.damage import Reading
+from redrb.damage import Reading, whole
 from redrb.errors import ConfigError, TaskMismatch
 from redrb.experience import Status
 from redrb.orders import Score
@@ -376,7 +376,7 @@ class TaskScripts:
         reply = self._store.run("task/stats", [group])
         pairs = zip(reply[::2], reply[1::2], strict=True)
         with Reading(f"the counters of task {self._store.task!r}"):
-            return {name.decode(): int(value) for name, value in pairs}
+            return {name.decode(): whole(value) for name, value in pairs}
 
 
 @Reading("the settings of a task")
