@@ -220,7 +220,7 @@ def test_a_damaged_counter_hangs_no_script(
     stream.put(numbered(1))
     puts = TaskKeys.of(namespace, "math").puts
     client.execute("HSET", puts, "last", last)
-    with pytest.raises(StoreError, match="is damaged|user_script"):
+    with pytest.raises(StoreError, match=r"is damaged|user_script"):
         Browser(client, "math", namespace=namespace).look(Choice())
     client.execute("HSET", puts, "last", 1)
     assert len(Browser(client, "math", namespace=namespace).look(Choice()).groups) == 1
