@@ -11,6 +11,7 @@ from redis.exceptions import RedisError, ResponseError
 from redrb.connection.client import Client, Sent
 from redrb.connection.failures import name_scripts
 from redrb.connection.transport import Pipeline, Reply
+from redrb.damage import Reading
 
 T = TypeVar("T")
 
@@ -76,9 +77,12 @@ class Request(Generic[T]):
             raise broke
         try:
             if sent is not None and self._pid == os.getpid():
-                return self._read(sent.replies())
-            self.attempts += 1
-            return self._read(self._client.exchange(self.pipeline))
+                replies = sent.replies()
+            else:
+                self.attempts += 1
+                replies = self._client.exchange(self.pipeline)
+            with Reading("a reply of the server"):
+                return self._read(replies)
         except ResponseError as error:
             name_scripts(error, self.pipeline.scripts)
             raise

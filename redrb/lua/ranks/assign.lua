@@ -14,6 +14,7 @@ if not exists() then
   return {'again'}
 end
 local state = numbers(ranks, 'attempt', 'formed', 'world')
+check_ranks(group)
 if state[2] + 1 ~= step or state[1] ~= tonumber(attempt) then
   -- a batch that comes too late is requeued
   if state[2] + 1 ~= step or redis.call('HGET', key('leases', group), slot) == attempt then

@@ -23,6 +23,7 @@ if holder and holder ~= consumer then
   return {'lost', 'replaced'}
 end
 local state = numbers(ranks, 'first', 'formed')
+check_ranks(group)
 if outcome == 'leave' then
   for each = state[1], state[2] do
     redis.call('HDEL', parts, part_of(each, rank) .. ':given')

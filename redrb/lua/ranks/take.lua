@@ -60,6 +60,7 @@ local function amount(text)
   return string.match(text, '^%S+')
 end
 local state, none = numbers(ranks, 'world', 'first', 'formed')
+check_ranks(group)
 local formed_as = not none and redis.call('HGET', parts, ARGV[5])
 if not none and (state[1] ~= world or formed_as and amount(formed_as) ~= amount(spec)) then
   local living = living_ranks(group, consumer, now)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from redrb.connection.transport import Argument, Reply
+from redrb.damage import Reading
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.fates import read_fates
 from redrb.stream.take.scripts import Outcome, TakeOutcome, TakeRequest, take_arguments
@@ -249,6 +250,7 @@ class RankStore:
         return None if reply[0] == b"ok" else reply[1].decode()
 
 
+@Reading("the state of ranks")
 def _rank_reply(outcome: RankOutcome, values: Sequence[Reply]) -> RankReply:
     if outcome == "part":
         ids, weights = values

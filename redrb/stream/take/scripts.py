@@ -15,6 +15,7 @@ from redis.exceptions import ResponseError
 from redrb.connection.failures import is_missing_script
 from redrb.connection.request import Request
 from redrb.connection.transport import Argument, Pipeline, Reply, first_error
+from redrb.damage import Reading
 from redrb.experience import Status
 from redrb.lua.scripts import add_to, load
 from redrb.stream.take.cause import NO_CAUSE, Cause
@@ -303,7 +304,8 @@ class TakeScripts:
         """Return the rules by which groups expired, as the three words of `Expiry`."""
         key = f"{self._store.keys.prefix}expiries:{group}"
         found = self._store.client.execute("HMGET", key, *map(member_of, ids))
-        return [text and text.decode() for text in found]
+        with Reading("the rules by which groups expired"):
+            return [text and text.decode() for text in found]
 
 
 def _take_reply(replies: list[Reply], incarnation: str) -> TakeReply:
