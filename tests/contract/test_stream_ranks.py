@@ -467,7 +467,10 @@ def test_a_part_that_is_released_is_kept_for_its_rank(open_stream: Opener) -> No
     assert ranks[0].stats().ledger.acked == 4
 
 
-def test_groups_that_are_rejected_or_expired_leave_at_once(open_stream: Opener) -> None:
+def test_groups_that_are_rejected_or_expired_leave_at_once(
+    open_stream: Opener, pages: Callable[..., None]
+) -> None:
+    pages(failed=3)
     ranks = [open_stream(), open_stream()]
     fill(ranks[0], 8)
     first, second = leases(ranks, 8, 0)
