@@ -42,6 +42,11 @@ class Request(Generic[T]):
         self._pid = 0
         self.attempts = 0
 
+    @property
+    def retry_s(self) -> float:
+        """Seconds for which the client repeats a request while Redis is away."""
+        return self._client.retry_s
+
     def begin(self) -> None:
         """Send it now, once; if the connection breaks, `result` sends it again."""
         self.attempts += 1
