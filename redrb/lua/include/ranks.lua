@@ -50,7 +50,7 @@ end
 -- The consumer of each rank, false if there is none.
 local function holders_of(group)
   local names = {}
-  for rank = 0, check_ranks(group)[1] - 1 do
+  for rank = 0, check_ranks(group)[1] - 1 do -- bound: ranks, 4,096 at most (MOST_RANKS)
     names[rank + 1] = 'holder:' .. rank
   end
   return #names > 0 and redis.call('HMGET', key('ranks', group), unpack(names)) or {}

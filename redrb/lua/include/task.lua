@@ -98,7 +98,7 @@ end
 
 -- Names of the consumer groups.
 local function groups()
-  return redis.call('SMEMBERS', key('groups'))
+  return redis.call('SMEMBERS', key('groups')) -- bound: consumer groups
 end
 
 local function exists()

@@ -54,7 +54,7 @@ local function matching(query, members, wanted, sources, known)
   end
   for i, member in ipairs(members) do
     local fresh = satisfies(query.root, i) == wanted
-    for j = 1, fresh and known or 0 do
+    for j = 1, fresh and known or 0 do -- bound: conditions of the query, 256 at most (MOST_CONDITIONS)
       fresh = fresh and is_listed(sources[j][1], i) ~= sources[j][2]
     end
     if fresh then
@@ -100,7 +100,7 @@ local function keep_first(found, n)
   table.sort(found, function(one, other)
     return one[1] < other[1] or (one[1] == other[1] and one[2] < other[2])
   end)
-  for i = #found, n + 1, -1 do
+  for i = #found, n + 1, -1 do -- bound: found
     found[i] = nil
   end
 end

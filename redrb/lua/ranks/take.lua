@@ -91,6 +91,7 @@ if holder ~= consumer then
   local _, dead = living_ranks(group, consumer, now)
   forget_ranks(group, dead) -- most likely all ranks are starting again
   if ARGV[8] == '0' and step <= state[3] + 1 then -- its checkpoint holds the earlier steps
+    -- bound: unacknowledged steps, 64 at most (MOST_STEPS)
     for earlier = state[2], math.min(step - 1, state[3]) do
       if mark_acked(group, earlier, rank, '0') then
         return {'more'}
