@@ -65,7 +65,8 @@ local function forget(keep, max_bytes)
     if marked[index] then
       for token, first, count in string.gmatch(entry.full or '', '(%d+) (%d+) (%d+)') do
         used[token] = used[token] or {}
-        table.insert(used[token], {tonumber(first), math.min(tonumber(first) + tonumber(count), PAGE.most_chunks)})
+        local beyond = math.min(tonumber(first) + tonumber(count), PAGE.most_chunks)
+        table.insert(used[token], {tonumber(first), beyond})
       end
     end
   end
