@@ -56,6 +56,8 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
         leases.lost_behind_living,
     ),
     "acknowledged": (leases.step_acknowledged, leases.steps_acknowledged_by_a_checkpoint),
+    "ended": (leases.acknowledged, leases.released),
+    "failed": (leases.released,),
     "dead_consumers": (leases.many_dead, leases.many_dead_without_leases),
     "slots": (
         leases.dead_with_many_leases,

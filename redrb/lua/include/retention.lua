@@ -78,7 +78,7 @@ local function forget(keep, max_bytes)
     if not indices[token] then
       indices[token] = {}
       for _, range in ipairs(used[token]) do
-        for place = range[1], range[2] - 1 do
+        for place = range[1], range[2] - 1 do -- bound: PAGE.most_chunks
           indices[token][place] = true
         end
       end

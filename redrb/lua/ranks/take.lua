@@ -27,7 +27,6 @@
 --@before ranks/assign ranks/end ranks/finish
 
 local FORMING_MS = 3000 -- a rank that forms a step and is silent for so long is replaced by another
-
 begin_writing()
 local group, consumer, rank, world = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local step, spec, before, lease_ms = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[10])
