@@ -60,6 +60,7 @@ class Examination:
         letters: Its dead letters.
         orphans: Entries of failed puts; at most `MOST_ORPHANS` are counted, and none beside groups.
         uncounted: Groups beyond those that the task counts; at most as many are looked at.
+        lost_puts: 1 if the record of its puts is lost.
         stuck_puts: Puts in the queue for room whose process does not look any more.
         stuck_admissions: The same in the queue for the right to begin groups.
         lost_rights: Rights of dead makers, and rights that are held for too long.
@@ -76,6 +77,7 @@ class Examination:
     letters: int
     orphans: int
     uncounted: int
+    lost_puts: int
     stuck_puts: int
     stuck_admissions: int
     lost_rights: int

@@ -16,7 +16,7 @@ from redrb.connection import Client
 from redrb.doctor.examination import Examination, ExaminedGroup
 from redrb.doctor.leases import DEAD_CONSUMER, LEASE_WITHOUT_CONSUMER, LOST_RIGHTS, STALE_CONSUMER
 from redrb.doctor.registry_names import NAME_WITHOUT_TASK, LeftName, remove_name
-from redrb.doctor.storage import ORPHANED_ENTRIES
+from redrb.doctor.storage import LOST_PUTS, ORPHANED_ENTRIES
 from redrb.doctor.takeover import take_over_consumers, take_rights_back
 from redrb.doctor.wording import shown
 from redrb.errors import StoreError, StoreUnavailable
@@ -78,6 +78,8 @@ def repair(
 
 def _of_task(task: Examination) -> Iterator[tuple[FindingKind, Callable[[], Outcome]]]:
     """Yield what can be mended in a task."""
+    if task.lost_puts:
+        yield LOST_PUTS, partial(_rebuild_puts, task)
     if task.orphans:
         yield ORPHANED_ENTRIES, partial(_remove_orphans, task)
     for group in task.consumer_groups:
@@ -99,6 +101,17 @@ def _attempted(kind: FindingKind, subject: str, mend: Callable[[], Outcome]) -> 
     except StoreError as error:  # such as a missing right, or a server at its memory limit
         return Repair(kind.code, subject, shown(str(error), longest=400), done=False)
     return Repair(kind.code, subject, summary, done=done)
+
+
+def _rebuild_puts(task: Examination) -> Outcome:
+    removed, outcome = 0, b"more"
+    for _ in range(_MOST_PAGES):
+        outcome, found = task.store.run("repair/puts")
+        removed += int(found)
+        if outcome == b"done":
+            break
+    text = f"rebuilt the record of puts, removed orphaned entries: {removed:,}"
+    return text, outcome == b"done"
 
 
 def _remove_orphans(task: Examination) -> Outcome:

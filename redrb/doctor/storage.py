@@ -24,11 +24,26 @@ DIFFERENT_STORAGE = FindingKind(
     "The stored groups are not those that the task counts: other programs changed or deleted its "
     "keys, the server evicted some, a replica without all data took over, or redrb has a defect.",
 )
-KINDS = (DIFFERENT_STORAGE, ORPHANED_ENTRIES)
+LOST_PUTS = FindingKind(
+    "lost-puts",
+    "critical",
+    "The record of the task's puts is missing: another program deleted the key, or the server "
+    "evicted it. Puts, and processes that open the task, are refused until it is rebuilt from the "
+    "stored groups. A put that was under way when it was lost may be stored twice, if its process "
+    "is told to put again.",
+    repairs=True,
+)
+KINDS = (DIFFERENT_STORAGE, LOST_PUTS, ORPHANED_ENTRIES)
 
 
 def find(state: State, examined: Examination) -> Iterator[Finding]:
     """Yield the findings about a task's storage."""
+    if examined.lost_puts:
+        yield LOST_PUTS.found(
+            examined.subject,
+            f"The key {examined.store.keys.puts} is lost. Groups stored: {examined.facts:,}.",
+            redrb_command(state, "doctor", examined.store.task, "--repair"),
+        )
     if examined.orphans:
         most = ", at least" if examined.orphans >= MOST_ORPHANS else ""
         yield ORPHANED_ENTRIES.found(
@@ -42,7 +57,7 @@ def find(state: State, examined: Examination) -> Iterator[Finding]:
 
 
 def _differences(examined: Examination) -> Iterator[str]:
-    if examined.orphans >= MOST_ORPHANS:
+    if examined.orphans >= MOST_ORPHANS or examined.lost_puts:
         return  # their number is not known, so neither is that of the groups
     stored = examined.entries - examined.orphans
     if examined.facts != stored:

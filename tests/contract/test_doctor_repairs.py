@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -160,13 +160,45 @@ def test_groups_beyond_a_count_that_was_lost_are_no_orphans(
     owner: Client, namespace: str, stream: ExperienceStream
 ) -> None:
     stream.put_many([[numbered(number)] for number in range(4)])
-    owner.execute("DEL", key(stream, "puts"))
+    owner.execute("HSET", key(stream, "puts"), "last", 0)
     found = checked(owner, namespace)
     assert "different-storage" in codes(found)
     assert "orphaned-entries" not in codes(found)
     stale = replace(found, examined=(replace(found.examined[0], orphans=4),))
     assert repaired(owner, stale)[0].summary == "removed orphaned entries: 0"
     assert owner.execute("XLEN", stream._task.store.keys.stream) == 4
+
+
+@pytest.mark.parametrize("orphans", [0, 2, 3, 4, 10])
+def test_a_lost_record_of_puts_is_rebuilt(
+    owner: Client,
+    namespace: str,
+    stream: ExperienceStream,
+    pages: Callable[..., None],
+    orphans: int,
+) -> None:
+    pages(orphans=3)
+    keep = ExperienceStream(owner, "math", namespace=namespace, group="late", lease_ms=LEASE_MS)
+    stream.put_many([[numbered(number)] for number in range(5)])
+    stream.take(1, timeout=5).ack()
+    keep.join_group()
+    stream.put_many([[numbered(number)] for number in range(5, 8)])
+    held = stream.take(1, timeout=5)
+    before = [each.stats().ledger for each in (stream, keep)]
+    for _ in range(orphans):
+        owner.execute("XADD", stream._task.store.keys.stream, "9999999999999-*", "g", b"x")
+    owner.execute("DEL", key(stream, "puts"))
+    found = checked(owner, namespace)
+    assert {"lost-puts"} == codes(found) & {"lost-puts", "orphaned-entries", "different-storage"}
+    [mended] = repaired(owner, found)
+    assert (mended.code, mended.done) == ("lost-puts", True)
+    assert mended.summary.endswith(f"removed orphaned entries: {orphans}")
+    assert [each.stats().ledger for each in (stream, keep)] == before
+    stream.put(numbered(8))
+    held.ack()
+    assert numbers(stream.take(7, timeout=5)) == [2, 3, 4, 5, 6, 7, 8]
+    audit(stream)
+    keep.close()
 
 
 def test_all_expired_pins_are_removed_and_no_other(owner: Client, namespace: str) -> None:

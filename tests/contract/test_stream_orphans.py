@@ -192,6 +192,32 @@ def test_orphans_do_not_keep_a_blocked_put_waiting(client: Client, open_stream: 
     stream.put(numbered(1))
 
 
+@pytest.mark.parametrize("on_full", ["block", "drop_oldest"])
+def test_a_task_that_has_lost_the_record_of_its_puts_loses_nothing_more(
+    client: Client, open_stream: Opener, on_full: Any
+) -> None:
+    stream = open_stream(limit=8, on_full=on_full, max_deliveries=1)
+    stream.put_many([[numbered(number)] for number in range(8)])
+    stream.take(1, timeout=0).fail("bad")
+    prefix = stream._task.store.keys.prefix
+    kept = client.execute("HGETALL", f"{prefix}puts")
+    client.execute("DEL", f"{prefix}puts")
+    calls: list[Callable[[], object]] = [
+        *(lambda: stream.put(numbered(9)), lambda: stream.put_many([[numbered(9)]] * 3)),
+        *(lambda: stream.put_many([[numbered(9)]] * 8, timeout=0), open_stream),
+        *(lambda: stream._task.store.run("put/room", ["p", 60_000, 10]),),
+        *(lambda: stream.requeue([1]), lambda: stream.configure(limit=9)),
+        *(lambda: open_stream(group="late").join_group(),),
+    ]
+    for call in calls:
+        with pytest.raises(StoreError, match="redrb doctor TASK --repair"):
+            call()
+        assert client.execute("XLEN", f"{prefix}stream") == 7
+    client.execute("HSET", f"{prefix}puts", *kept)
+    stream.put(numbered(9))
+    audit(stream)
+
+
 @dataclass(frozen=True)
 class Scored:
     """An order whose score can be changed."""

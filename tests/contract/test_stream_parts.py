@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,68 @@ def test_the_number_of_groups_that_wait_is_bounded(stream: ExperienceStream) -> 
         put_parts(stream, 0, key="c", most_parts=2)
     assert caught.value.reason == "most_parts"
     assert put_parts(stream, 1, 2, key="a", most_parts=2) == 1
+
+
+@pytest.mark.parametrize("groups", [2, 3, 4, 10])
+def test_groups_past_their_age_make_room_for_others(
+    stream: ExperienceStream, pages: Callable[..., None], groups: int
+) -> None:
+    """Their makers were killed, and no consumer lives."""
+    pages(parts_dropped=3)
+    for number in range(groups):
+        put_parts(stream, 0, key=f"old-{number}", least=1 if number % 4 == 3 else 3)
+        make_due(stream, f"old-{number}")
+    assert put_parts(stream, 0, key="new", most_parts=groups) is None
+    while stream._parts.finish_due(60):
+        pass
+    counts = parts(stream)
+    assert (counts.groups, counts.delivered, counts.dropped) == (
+        1,
+        groups // 4,
+        groups - groups // 4,
+    )
+
+
+@pytest.mark.parametrize("groups", [2, 3, 4, 10])
+def test_groups_that_are_due_together_end_in_one_beat(
+    stream: ExperienceStream, pages: Callable[..., None], groups: int
+) -> None:
+    pages(parts_dropped=3)
+    for number in range(3 * groups):
+        how = ({"least": 1}, {}, {"on_incomplete": "dead"})[number % 3]
+        put_parts(stream, 0, key=str(number), **how)
+        make_due(stream, str(number))
+    stream.join_group()
+    stream._consumer._slice_s = 60.0
+    stream._consumer.beat()
+    counts = parts(stream)
+    assert (counts.delivered, counts.dropped, counts.dead, counts.groups) == (*[groups] * 3, 0)
+
+
+def test_a_beat_ends_in_time_and_the_next_one_goes_on(stream: ExperienceStream) -> None:
+    for number in range(3):
+        put_parts(stream, 0, key=str(number), least=1)
+    for number in range(3):
+        make_due(stream, str(number))
+    stream.join_group()
+    stream._consumer._slice_s = 0.0
+    for delivered in (1, 2, 3):
+        stream._consumer.beat()
+        assert parts(stream).delivered == delivered
+
+
+def test_a_task_without_room_is_not_asked_again_for_each_group(open_stream: Opener) -> None:
+    stream = open_stream(limit=1)
+    stream.put(numbered(9))
+    for number in range(3):
+        put_parts(stream, 0, key=str(number), least=1)
+    for number in range(3):
+        make_due(stream, str(number))
+    assert not stream._parts.finish_due(60)
+    with pytest.raises(StoreFull, match="3 groups wait for parts"):
+        put_parts(stream, 0, key="new", most_parts=3)
+    due = f"{stream._task.store.keys.prefix}part_due"
+    assert stream._task.store.client.execute("ZCOUNT", due, 1, 1) == 1
 
 
 def test_old_groups_are_put_with_enough_parts_dropped_or_buried(stream: ExperienceStream) -> None:

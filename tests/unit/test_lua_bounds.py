@@ -45,6 +45,7 @@ CONSTANTS = {
     },
     "include/weights": {"1000": "ms of a second and us of a ms"},
     "include/clock": {"10": "a tenth of `most`"},
+    "repair/puts": {"1000": "ms of a second"},
     "ranks/take": {"16": "ranks of which each looks at all others at once"},
     "weights/discard": {"3600": "seconds for which a dropped token is remembered"},
 }

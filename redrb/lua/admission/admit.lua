@@ -11,9 +11,10 @@
 --         series: random name of the rights, if this call creates their counters
 -- Returns {'granted', series, version or '', released, number ...}: the numbers of the rights; released: how
 --         many groups may be begun beyond the bound, as all waited for each other
---       | {'wait', version or '', left, held, stored, trained, most, before, oldest ms, waiter or ''}
---         trained: for the next version; most: of groups begun and not trained; before: requests in the queue
---         before this one; oldest ms: for how long the oldest right, of this waiter, is held
+--       | {'wait', version or '', more, held, stored, trained, most, before, oldest ms, waiter or ''}
+--         more: 1 if the next call takes back further rights of dead makers: run it again; trained: for the
+--         next version; most: of groups begun and not trained; before: requests in the queue before this
+--         one; oldest ms: for how long the oldest right, of this waiter, is held
 --       | {'unset'}: the task has no groups_per_version yet; the maker is queued
 --       | {'refused'}: the task has no max_staleness, or settings that groups_per_version excludes
 --       | {'never', most}: `least` exceeds the bound
@@ -52,7 +53,7 @@ if #given > 0 then
 elseif least > most_rights() then
   return {'never', most_rights()}
 end
-reclaim_rights(now)
+local _, more = reclaim_rights(now)
 local state = state_of_rights()
 local left, released = allowed_rights(state, least, now)
 local free = left >= least and left - reserved_before('#admission', waiter, now, left, least) or 0
@@ -60,7 +61,7 @@ if free < least then
   queue()
   wake_rights(now)
   local age = state.oldest_ms and math.max(now - state.oldest_ms, 0) or 0
-  return {'wait', version, state.left, state.held, state.stored, math.floor(state.trained - state.mark),
+  return {'wait', version, more and 1 or 0, state.held, state.stored, math.floor(state.trained - state.mark),
     state.most, redis.call('ZCARD', key('queue', '#admission')), math.floor(age), state.oldest_waiter or ''}
 end
 

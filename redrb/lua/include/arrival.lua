@@ -7,7 +7,7 @@ local function make_known(producer, count, now)
   if rule.capacity > 0 then -- a capacity that was given later is reached over several puts
     --@include capacity eviction
     -- the cost of a group grows with the consumer groups
-    local page = math.floor(PAGE.evicted_beside / (2 + #groups()))
+    local page = math.max(1, math.floor(PAGE.evicted_beside / (2 + #groups())))
     evict(stored_groups() - rule.capacity, 0, false, page + count)
   end
   local queues = {key('queue', '#room')}

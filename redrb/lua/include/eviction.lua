@@ -107,7 +107,7 @@ end
 -- evicted. `history`: deleted history counts as groups, too. Returns the number of entries evicted, and
 -- whether `most` were too few.
 local function evict(excess, excess_bytes, history, most)
-  local all, last, eviction = groups(), number(puts, 'last'), redis.call('HGET', task, 'eviction')
+  local all, last, eviction = groups(), last_counted(), redis.call('HGET', task, 'eviction')
   local need = {groups = excess, bytes = excess_bytes, history = history, evicted = 0, stored = 0,
     since = excess_bytes > 0 and number(task, 'sized_after') or math.huge, counts = {}}
   local sources = {}

@@ -34,11 +34,12 @@ local function rights_of(holder, most)
   return found
 end
 
--- Take back rights of dead makers, and rights that are held for too long: some of them. Returns their number.
+-- Take back rights of dead makers, and rights that are held for too long: a page. Returns their number, and
+-- whether there may be more.
 local function reclaim_rights(now)
   local lost, over = 0, string.format('%.0f', now)
-  for _, maker in ipairs(redis.call('ZRANGEBYSCORE', key('makers'), '-inf', over, 'LIMIT', 0,
-    PAGE.dead_makers)) do
+  local dead = redis.call('ZRANGEBYSCORE', key('makers'), '-inf', over, 'LIMIT', 0, PAGE.dead_makers)
+  for _, maker in ipairs(dead) do
     local found = lost < PAGE.rights_lost and rights_of(maker, PAGE.rights_lost - lost) or {}
     lost = lost + end_rights(found, 'lost')
     if lost < PAGE.rights_lost then
@@ -50,7 +51,7 @@ local function reclaim_rights(now)
       PAGE.rights_lost - lost)
     lost = lost + end_rights(held_long, 'lost')
   end
-  return lost
+  return lost, lost == PAGE.rights_lost or #dead == PAGE.dead_makers
 end
 
 -- A put has used some rights, and returns others: `packed` is {series, {number used ...}, {number returned

@@ -88,20 +88,21 @@ local function retire(seqs)
   return trim_history(PAGE.history_beside + #seqs)
 end
 
--- Delete the oldest history until `excess` bytes are free.
-local function free_history(excess)
-  local since = number(task, 'sized_after')
-  while excess > 0 do
-    local oldest, gone = redis.call('ZRANGE', key('archive'), 0, PAGE.history_freed - 1), {}
-    for i, facts in ipairs(facts_of_all(oldest)) do
-      if excess > 0 then
-        gone[i] = oldest[i]
-        excess = excess - (facts and tonumber(oldest[i]) > since and facts.size or 0)
-      end
-    end
-    if #gone == 0 then
-      return
-    end
-    drop_history(gone)
+-- Delete the oldest history, a page at most, until there is room for so many bytes more. Returns whether more
+-- of it must go.
+local function free_history(bytes)
+  local known = numbers(task, 'max_bytes', 'bytes', 'sized_after')
+  local excess = known[1] > 0 and known[2] + bytes - known[1] or 0
+  if excess <= 0 then
+    return false
   end
+  local oldest, gone = redis.call('ZRANGE', key('archive'), 0, PAGE.history_freed - 1), {}
+  for i, facts in ipairs(facts_of_all(oldest)) do
+    if excess > 0 then
+      gone[i] = oldest[i]
+      excess = excess - (facts and tonumber(oldest[i]) > known[3] and facts.size or 0)
+    end
+  end
+  drop_history(gone)
+  return excess > 0 and #oldest == PAGE.history_freed
 end

@@ -65,13 +65,14 @@ end
 -- from that seq on, history included. They are added a page at a time: returns false if there are more
 -- pages, and the script must do nothing else.
 local function join(group, start)
-  local state = key('group', group)
-  if redis.call('SADD', key('groups'), group) == 0 then
+  if redis.call('SISMEMBER', key('groups'), group) == 1 then
     return join_page(group)
   end
+  local state, last = key('group', group), last_counted()
+  redis.call('SADD', key('groups'), group)
   redis.call('XGROUP', 'CREATE', stream, group, '0')
   begin_ledger(group)
-  local last, put = number(puts, 'last'), redis.call('HGET', puts, 'put') or '0'
+  local put = redis.call('HGET', puts, 'put') or '0'
   if start and start > last then
     add(state, 'unread', rules().max_reads * tonumber(put))
     give_lead(group)

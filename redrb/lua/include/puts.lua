@@ -18,6 +18,15 @@ local function take_out(seqs)
   end
 end
 
+-- Take out the `count` newest entries.
+local function take_out_newest(count)
+  local newest = count > 0 and redis.call('XREVRANGE', stream, '+', '-', 'COUNT', count) or {}
+  for i, entry in ipairs(newest) do
+    newest[i] = seq_of(entry[1])
+  end
+  take_out(newest)
+end
+
 -- Remove entries of transactions whose script failed, or was unknown to the server: they lie beyond
 -- `last`, the last id that the task counts, and up to the id `to`. Returns whether there may be more.
 local function remove_orphans(last, to)
@@ -40,9 +49,7 @@ local function find_added(last, count)
   local added = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', count)
   local before = seq_of(added[count][1]) - 1
   if remove_orphans(last, id_of(before)) then
-    for i = 1, count do -- bound: entries of the put
-      take_out({before + i})
-    end
+    take_out_newest(count)
     return nil
   end
   return before

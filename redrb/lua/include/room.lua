@@ -33,7 +33,9 @@ local function find_room(producer, put, count, bytes)
     if stored[1] - stored[2] + bytes > rule.max_bytes then
       return {'full', 'max_bytes'}
     end
-    free_history(stored[1] + bytes - rule.max_bytes)
+    if free_history(bytes) then
+      return {'more'}
+    end
   end
   return nil, left, now
 end

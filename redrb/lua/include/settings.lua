@@ -5,6 +5,7 @@
 --   unsorted    "<first> <last>": groups with an id in (first, last] may have their place in the former order
 --   forgetting  the task keeps no history any more, and deletes what it has
 --   shedding    there are more dead letters than a smaller max_dead allows
+-- If groups and history have more bytes than a smaller max_bytes allows, history is deleted there, too.
 --@include task
 
 -- In the order in which task/open.lua returns them.
@@ -52,10 +53,12 @@ local function all_settings()
     reply[#reply + 1], reply[#reply + 2] = name, stored[i]
   end
   local work = redis.call('HMGET', task, 'filling', 'unsorted', 'forgetting', 'shedding')
+  local known = numbers(task, 'max_bytes', 'bytes', 'kept_bytes')
+  local overfull = known[1] > 0 and known[2] > known[1] and known[3] > 0
   for name, value in pairs({
     epoch = redis.call('HGET', puts, 'epoch') or '0',
     generation = redis.call('HGET', task, 'generation') or '0',
-    unfinished = (work[1] or work[2] or work[3] or work[4]) and '1' or '',
+    unfinished = (work[1] or work[2] or work[3] or work[4] or overfull) and '1' or '',
   }) do
     reply[#reply + 1], reply[#reply + 2] = name, value
   end

@@ -105,6 +105,17 @@ local function exists()
   return redis.call('EXISTS', task) == 1
 end
 
+-- The last id that the task counts. It is never guessed, as entries beyond it are removed as those of failed
+-- puts: a task that has lost it is refused.
+local function last_counted()
+  local last = redis.call('HGET', puts, 'last')
+  if not last and exists() then
+    error('the key ' .. puts .. ' is lost, so nobody knows which entries are groups; nothing was changed: '
+      .. 'run `redrb doctor TASK --repair`, which rebuilds it', 0)
+  end
+  return tonumber(last or '0')
+end
+
 -- Begin to write. At the memory limit a script may write only after a command that can free memory, such
 -- as this DEL. In a cluster, while the slot moves to another node, it fails as every command does that
 -- names a missing key: before anything was written.

@@ -13,7 +13,7 @@
 --       | {'whole', keeps, due, record}
 --       | {'ended', 0, due, id | ''}: the key has ended before, as the group with this id or as none
 --       | {'differs', of, least, bury, kind}: the earlier parts of the group have these
---       | {'full'}: as many groups wait already
+--       | {'full', 0, due}: as many groups wait already
 --       | {'unadmitted'}: the task's order needs a right, and no part has brought one
 --       | {'gone'}: the task was deleted, or created anew
 --       Repeated, it counts nothing a second time.
@@ -50,7 +50,7 @@ elseif not record then
     add(key('parts'), 'late', 1)
     return refuse({'ended', 0, is_due(), id})
   elseif redis.call('ZCARD', key('part_due')) >= tonumber(ARGV[9]) then
-    return refuse({'full'})
+    return refuse({'full', 0, is_due()})
   end
   record = {of = of, least = least, bury = ARGV[5] == '1', kind = kind, have = string.rep('0', of), count = 0,
     bytes = 0, whole = false, begun = now, ends = now + ARGV[7]}

@@ -35,7 +35,7 @@ local done = earlier and tonumber(string.match(earlier, '^%d+')) >= tonumber(ARG
 if not exists() or done or (not earlier and may_be_forgotten(ARGV[3], epoch)) then
   return {'done', 0}
 end
-remove_orphans(number(puts, 'last'), '+') -- no group gives way to them
+remove_orphans(last_counted(), '+') -- no group gives way to them
 local limit, max_bytes = number(task, 'limit'), number(task, 'max_bytes')
 local excess, excess_bytes, history, free, own = least, 0, true, 0, 0
 local queued = limit > 0 and redis.call('EXISTS', key('queue', '#room')) == 1

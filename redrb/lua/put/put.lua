@@ -24,7 +24,8 @@
 --       | {'changed'}: the task's settings are not those of the revision, or its kind is another one
 --       | an error NOPERM: the user may not run a command that puts need; checked at a producer's first put
 --       | {'ended', id | ''}: the parts have become another group, or none, or there are more of them now
---       | {'orphans'}: entries of failed transactions were removed, and there are more: run it again
+--       | {'more'}: history, or entries of failed transactions, were removed, and more of them must go: run
+--         task/trim, then this again
 --@include task facts pools arrival refusal
 
 local known = redis.call('HMGET', puts, ARGV[1], 'last', 'put', 'samples_put', 'bytes_put', 'epoch')
@@ -34,7 +35,9 @@ if not known[1] then
   local forbidden = forbidden_command(stream)
   if forbidden then -- entries that this user cannot remove, the next put of another one removes
     --@include puts
-    pcall(remove_orphans, tonumber(known[2] or '0'), '+')
+    if known[2] then
+      pcall(remove_orphans, tonumber(known[2]), '+')
+    end
     return redis.error_reply('NOPERM this user may not run ' .. forbidden .. ', which puts need')
   end
   forgotten = may_be_forgotten(ARGV[3], known[6])
@@ -47,12 +50,16 @@ end
 local producer, operation, count = ARGV[1], tonumber(ARGV[2]), #ARGV - 13
 local samples, bytes, kind = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[10]
 local filtered, kept_back = tonumber(ARGV[6]), tonumber(ARGV[7])
-local before, put = tonumber(known[2] or '0'), tonumber(known[3] or '0')
+if not known[2] then -- the entries of this put are the newest ones
+  --@include puts
+  take_out_newest(count)
+end
+local before, put = last_counted(), tonumber(known[3] or '0')
 if #redis.call('XRANGE', stream, '(' .. id_of(before + count), '+', 'COUNT', '1') > 0 then
   --@include puts
   before = find_added(before, count)
   if not before then
-    return {'orphans'}
+    return {'more'}
   end
 end
 local last = before + count

@@ -15,7 +15,7 @@ if ttl_ms == 0 or not exists() then
   return {count, ''}
 end
 local now = set_clock()
-remove_orphans(number(puts, 'last'), '+') -- they would take room for ever
+remove_orphans(last_counted(), '+') -- they would take room for ever
 local limit, max_bytes = number(task, 'limit'), number(task, 'max_bytes')
 local granted, setting = count, ''
 if limit > 0 then

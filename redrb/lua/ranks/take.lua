@@ -100,8 +100,7 @@ if holder ~= consumer then
     wake_room(now)
   end
 end
-local known = numbers(ranks, 'first', 'formed')
-local first, formed = known[1], known[2]
+local first, formed = unpack((numbers(ranks, 'first', 'formed')))
 
 -- a step that is formed already
 if step < first or step <= formed and redis.call('HEXISTS', parts, ARGV[5]) == 0 then

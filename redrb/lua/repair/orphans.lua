@@ -10,6 +10,6 @@ if orphans == 0 or known > 0 or not exists() then
 end
 check_permissions(KEYS[1])
 begin_writing()
-local more = remove_orphans(number(puts, 'last'), '+')
+local more = remove_orphans(last_counted(), '+')
 wake_room()
 return {orphans, more and 1 or 0}

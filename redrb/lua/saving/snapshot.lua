@@ -13,6 +13,7 @@
 if not exists() then
   return {}
 end
+local last = last_counted()
 if ARGV[1] == 'task' then
   local newest = redis.call('XREVRANGE', key('dead'), '+', '-', 'COUNT', 1)[1]
   local counters = task_fields()
@@ -37,7 +38,7 @@ for i = 1, tonumber(ARGV[2]) do -- bound: ARGV
   local group = ARGV[2 + i]
   names[i] = redis.call('SISMEMBER', key('groups'), group) == 1 and group
 end
-local found = {number(puts, 'last')}
+local found = {last}
 for i = 3 + #names, #ARGV do
   local seq, member = ARGV[i], member_of(ARGV[i])
   local notes = {redis.call('HGET', key('facts'), member) or '',

@@ -22,14 +22,14 @@ remove_records(server_ms())
 announce(consumer, ARGV[5], false)
 local now = set_clock(lease_ms)
 local returned, known, more = beat(group, consumer, lease_ms, now)
-local lost = 0
+local lost, further = 0, false
 if rules().groups_per_version then
   --@include held_rights
-  lost = reclaim_rights(now)
+  lost, further = reclaim_rights(now)
 end
 if returned + lost > 0 then
   wake_room(now)
   wake_returned(group, now)
 end
 local due = redis.call('ZRANGEBYSCORE', key('part_due'), '-inf', string.format('%.0f', now), 'LIMIT', 0, 1)
-return {known and 'held' or 'lost', returned, #due, more and 1 or 0}
+return {known and 'held' or 'lost', returned, #due, (more or further) and 1 or 0}

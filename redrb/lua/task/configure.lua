@@ -19,6 +19,7 @@ elseif stored == ARGV[1] then
 elseif stored ~= ARGV[2] then
   return {'changed'}
 end
+last_counted() -- refuses a task that has lost it
 local values, implied = {}, implied_settings()
 for i = 4, #ARGV, 2 do
   local name, value = ARGV[i], ARGV[i + 1]

@@ -20,4 +20,4 @@ if not more and redis.call('HEXISTS', task, 'shedding') == 1 then
     redis.call('HDEL', task, 'shedding')
   end
 end
-return more and 'more' or 'done'
+return (more or free_history(0)) and 'more' or 'done'

@@ -8,7 +8,7 @@
 -- The reply has at most PAGE.buried_ids ids; if there are more of them, the floor is below the next one.
 
 local oldest = redis.call('XRANGE', stream, '-', '+', 'COUNT', '1')[1]
-local floor = oldest and seq_of(oldest[1]) - 1 or number(puts, 'last')
+local floor = oldest and seq_of(oldest[1]) - 1 or last_counted()
 local found = redis.call('ZRANGEBYSCORE', key('buried'), '-inf', string.format('%d', floor), 'WITHSCORES',
   'LIMIT', 0, PAGE.buried_ids + 1)
 local kept = {}

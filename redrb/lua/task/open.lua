@@ -31,6 +31,7 @@ begin_writing()
 if ARGV[2] == '0' and not exists() then
   return {'unknown'}
 end
+last_counted() -- refuses a task that has lost it
 local revision, who, generation = ARGV[1], ARGV[3], tonumber(ARGV[5])
 local stored_incarnation = redis.call('HGET', task, 'incarnation')
 if stored_incarnation and stored_incarnation == ARGV[4] then

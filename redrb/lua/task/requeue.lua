@@ -44,7 +44,7 @@ local refused = unsortable()
 if refused then
   return refused
 end
-if remove_orphans(number(puts, 'last'), '+') then
+if remove_orphans(last_counted(), '+') then
   return {'more'}
 end
 

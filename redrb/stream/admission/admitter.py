@@ -130,6 +130,8 @@ class Admitter:
                 self._task.reopen(wait)
                 continue
             self._refuse(reply, least)
+            if reply.more:
+                continue
             if last:
                 raise self._timeout(reply, least, wait)
             self._log(wait, reply, least)

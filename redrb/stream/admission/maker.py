@@ -116,7 +116,7 @@ class Maker:
         if not self._held:
             return
         incarnation = self._task.description.incarnation
-        outcome, lost = self._scripts.heartbeat(
+        outcome, lost, more = self._scripts.heartbeat(
             *(self.name, self.lease_ms, incarnation),
             *(self._worker.name, self._worker.announcement()),
         )
@@ -128,6 +128,8 @@ class Maker:
             _log.warning("task %r: the heartbeat of rights to begin groups came too late", name)
         if lost:
             _log.warning("task %r: took back %d rights to begin groups", name, lost)
+        if more:
+            self._nudge()
 
     def close(self) -> None:
         """Stop the heartbeat and return all rights that are held."""

@@ -29,6 +29,7 @@ class AdmitReply:
         version: Weight version that the task knows; None: none.
         numbers: The rights.
         released: Groups that may be begun beyond the bound.
+        more: Whether rights of dead makers come back when it is asked again at once.
         held, stored, trained, most, waiting: As in `AdmissionTimeout`.
         oldest_s: Seconds for which the oldest right is held.
         oldest_maker: The maker that holds it.
@@ -39,6 +40,7 @@ class AdmitReply:
     version: int | None = None
     numbers: tuple[int, ...] = ()
     released: int = 0
+    more: bool = False
     held: int = 0
     stored: int = 0
     trained: int = 0
@@ -91,9 +93,10 @@ class AdmissionScripts:
                 word, name.decode(errors="replace"), _version(version), given, int(released)
             )
         if word == "wait":
-            version, _, held, stored, trained, most, waiting, age_ms, oldest = found
+            version, more, held, stored, trained, most, waiting, age_ms, oldest = found
             return AdmitReply(
                 word,
+                more=bool(more),
                 version=_version(version),
                 held=held,
                 stored=stored,
@@ -121,15 +124,15 @@ class AdmissionScripts:
         incarnation: str,
         worker: str = "",
         announcement: bytes = b"",
-    ) -> tuple[str, int]:
+    ) -> tuple[str, int, bool]:
         """Renew a maker's deadline, and store the announcement of its worker, if it is not b"".
 
         Returns:
-            "held", "lost" or "anew", and the number of rights taken back.
+            "held", "lost" or "anew"; the number of rights taken back; whether there may be more.
         """
         arguments: list[Argument] = [maker, lease_ms, incarnation, worker, announcement]
-        outcome, lost = self._store.run("admission/heartbeat", arguments)
-        return outcome.decode(), int(lost)
+        outcome, lost, more = self._store.run("admission/heartbeat", arguments)
+        return outcome.decode(), int(lost), bool(more)
 
 
 @Reading("the weight version of a task")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from redrb.codec import decode_items, encode_groups, kind_of, parse_group
+from redrb.connection import deadline
 from redrb.errors import (
     ConfigError,
     DecodeError,
@@ -92,11 +94,26 @@ class PartCollector:
                 self.finish_due()
         return group
 
-    def finish_due(self) -> None:
-        """Put or remove one group whose maker has died, or that has reached the age limit.
+    def finish_due(self, seconds: float = 0.0) -> bool:
+        """Put or remove groups whose makers have died, or that have reached the age limit.
+
+        Goes on for `seconds`; at least one group is put, or a page of them dropped. Each process
+        gets other groups.
+
+        Returns:
+            Whether there may be more to do now.
+        """
+        end = time.monotonic() + seconds
+        while self._finish_one():
+            if time.monotonic() >= end:
+                return True
+        return False
+
+    def _finish_one(self) -> bool:
+        """Drop a page of groups, and put or bury one; returns whether there may be more to do now.
 
         An error is logged: the group is another caller's. It is looked at again later, until its
-        age limit.
+        age limit. One of the store would meet the next group, too.
         """
         try:
             dropped, parts = self._scripts.due()
@@ -107,11 +124,11 @@ class PartCollector:
                     dropped,
                 )
             if parts is None:
-                return
+                return dropped > 0
             there = f"{len(parts.indices)} of {parts.of} parts"
             if len(parts.indices) < parts.least:
                 self._end(parts, f"group {parts.key!r} has {there}")
-                return
+                return True
             if len(parts.indices) == parts.of:
                 claim = parts.claim("completed")
             else:
@@ -119,12 +136,14 @@ class PartCollector:
                 _log.warning("task %r: group %r is put with %s", self._task.name, parts.key, there)
             self._put_parts(parts, claim, 0.0)
         except PartsEnded:
-            return
+            return True
         except Exception as error:  # noqa: BLE001 (also one of a filter, which the user wrote)
             _log.warning(
                 "task %r: a group in parts could not be put: %r. %s",
                 *(self._task.name, error, " ".join(getattr(error, "__notes__", ()))),
             )
+            return not isinstance(error, StoreError)
+        return True
 
     def _right(self, options: PutOptions) -> Rights:
         """Take a right over from its source, if one is given."""
@@ -142,7 +161,7 @@ class PartCollector:
         self, part: Part, batch: PutBatch, rights: Rights, options: PutOptions, wait: Wait
     ) -> PartReply:
         """Store one part."""
-        blob = batch.groups[0].blob
+        blob, finished = batch.groups[0].blob, False
         while True:
             reply = self._scripts.add(
                 part,
@@ -154,10 +173,13 @@ class PartCollector:
                 tags=options.tags,
                 retry_s=wait.retry_s,
             )
-            if reply.outcome != "gone":
+            if reply.outcome == "gone":
+                self._task.reopen(wait)
+            elif reply.outcome == "full" and reply.due and not finished and not deadline.over():
+                finished = not self._finish_one()
+            else:
                 self._refuse(part, reply)
                 return reply
-            self._task.reopen(wait)
 
     def _refuse(self, part: Part, reply: PartReply) -> None:
         """Raise the error of a part that was not stored."""

@@ -79,7 +79,7 @@ class PartReply:
             parts; "full": too many groups wait; "unadmitted": a right is missing; "gone": the task
             was deleted, or created anew.
         keeps_right: Whether the group keeps the right that was given.
-        due: Whether other groups must be put, or removed.
+        due: Whether other groups must be put, or removed; also with "full".
         group: With "ended", the id of the group; None: there is none.
         parts: With "whole", the group.
         agreed: With "differs", what the parts agree on, as a text.
@@ -206,7 +206,7 @@ def _part_reply(key: str, outcome: Any, reply: Sequence[Reply]) -> PartReply:
         of, least, bury, kind = reply
         agreed = f"of={of}, least={least}, on_incomplete={'dead' if bury else 'drop'!r}"
         return PartReply(outcome, agreed=f"{agreed}, fields {kind.decode() or 'unknown'}")
-    if outcome in ("full", "unadmitted", "gone"):
+    if outcome in ("unadmitted", "gone"):
         return PartReply(outcome)
     keeps, due, *rest = reply
     if outcome == "ended":

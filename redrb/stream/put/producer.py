@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 
+from redrb.connection import deadline
 from redrb.connection.request import Request
 from redrb.errors import OutcomeUnknown, RedrbError, StoreFull
 from redrb.stream.put.batch import PutBatch
@@ -203,11 +204,24 @@ class Producer:
             elif reply.outcome == "forgotten":
                 self._renew(pending, reply.epoch)
                 wait.refused(self._task.name, self._task.store.keys.puts, reply.epoch)
-            elif reply.outcome != "orphans":
+            elif reply.outcome == "more":
+                self._free_history(attempt)
+                if wait.pages_over:
+                    raise self._task.store.unfinished()
+            else:
                 self._make_room(attempt, reply, wait)
-            elif wait.pages_over:
-                raise self._task.store.unfinished()
             attempt.chunk = pending.chunk()
+
+    def _free_history(self, attempt: Attempt) -> None:
+        """Delete the history that gives way to an attempt, in pages, before it is sent again.
+
+        Raises:
+            StoreFull: There is more of it than could be deleted in time.
+        """
+        nbytes = sum(group.nbytes for group in attempt.batch.groups)
+        while self._task.scripts.trim_page(nbytes):
+            if deadline.over():
+                raise self._room.full(attempt, PutReply("full", setting="max_bytes"))
 
     def _make_room(self, attempt: Attempt, reply: PutReply, wait: Wait) -> None:
         """Make room, or wait for it.

@@ -99,7 +99,7 @@ class Room:
         else:
             if attempt.evict is not None:  # room that was made goes to producers that wait
                 self._scripts.room(attempt.pending.identity.name, [], ttl_ms=0)
-            raise self._full(attempt, reply)
+            raise self.full(attempt, reply)
 
     def _try_fewer(self, attempt: Attempt) -> None:
         if attempt.count == 1:
@@ -132,11 +132,12 @@ class Room:
         name, wait = attempt.pending.identity.name, attempt.wait
         if wait.over:
             self._scripts.room(name, [], ttl_ms=0)
-            raise self._full(attempt, reply)
+            raise self.full(attempt, reply)
         wait.log(f"task {self._store.task!r} has no room: a put waits")
         self._store.wait_for_wake(wait.slice_s(), name)
 
-    def _full(self, attempt: Attempt, reply: PutReply) -> StoreFull:
+    def full(self, attempt: Attempt, reply: PutReply) -> StoreFull:
+        """Return the error of an attempt that found no room."""
         task, reason = self._store.task, reply.setting
         if reply.outcome == "memory":
             reason = "memory"

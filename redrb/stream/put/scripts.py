@@ -35,7 +35,7 @@ PutOutcome: TypeAlias = Literal[
     "gone",
     "changed",
     "forgotten",
-    "orphans",
+    "more",
     "memory",
     "known",
     "past",
@@ -51,8 +51,9 @@ class PutReply:
         outcome: "ok"; "again": an earlier attempt was stored; "full"; "never": the groups exceed
             the limits even when nothing is stored; "gone": the task was deleted; "changed": the
             groups were prepared for other settings than the task's; "forgotten": the task has no
-            record of the producer, and the put names an old epoch; "orphans": entries of failed
-            puts are being removed, so the put is to be sent again; "memory": the server is at its
+            record of the producer, and the put names an old epoch; "more": history that
+            gives way to the put, or entries of failed puts, are being removed, and the put is
+            to be sent again after `TaskScripts.trim_page`; "memory": the server is at its
             memory limit; "ended": the parts of the group have become another group, or none.
         last: Id of the last group stored; with "ended", of the group that the parts have become,
             or 0.

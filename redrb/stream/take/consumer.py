@@ -15,7 +15,7 @@ from redrb.connection.request import Request
 from redrb.errors import LeaseLost, StoreError
 from redrb.experience import Status
 from redrb.lua.pages import PAGES
-from redrb.stream.heartbeat import Heartbeat
+from redrb.stream.heartbeat import Heartbeat, period_s
 from redrb.stream.take.cause import NO_CAUSE, Cause
 from redrb.stream.take.reading import GroupReader
 from redrb.stream.take.scripts import Ending, Outcome, TakeScripts
@@ -145,7 +145,7 @@ class Consumer:
         lease_ms: int,
         worker: Worker,
         reader: GroupReader | None = None,
-        finish_due: Callable[[], None] | None = None,
+        finish_due: Callable[[float], bool] | None = None,
     ) -> None:
         """Make a consumer; its heartbeat begins with the first take.
 
@@ -155,7 +155,8 @@ class Consumer:
             lease_ms: Silence of the heartbeat after which other consumers take its leases over.
             worker: Its heartbeat announces it.
             reader: Converts groups of rollouts.
-            finish_due: Puts or removes a group in parts that is due; the heartbeat thread calls it.
+            finish_due: Puts or removes groups in parts that are due, for so many seconds; returns
+                whether there are more. The heartbeat thread calls it.
         """
         self._task = task
         self._finish_due = finish_due
@@ -163,6 +164,7 @@ class Consumer:
         self.reader = reader
         self.group = group
         self.lease_ms = lease_ms
+        self._slice_s = period_s(lease_ms) / 2  # the next beat comes in time
         self.worker = worker
         self._begin()
 
@@ -291,8 +293,8 @@ class Consumer:
             except StoreError:
                 self._abandoned.appendleft((slot, ids))
                 raise
-        if due and self._finish_due is not None:
-            self._finish_due()
+        if due and self._finish_due is not None and self._finish_due(self._slice_s):
+            self._nudge()
 
     def _requeue_given_up(self) -> None:
         while self._given_up:

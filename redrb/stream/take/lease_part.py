@@ -154,7 +154,8 @@ class LeasePart:
         if outcome in self.holder.whole:
             return [tuple(ids)]
         copies = outcome in ("fail", "reject")
-        most, most_bytes = PAGES["failed" if copies else "ended"], PAGES["copied_bytes"]
+        most = PAGES["failed"] if copies else PAGES["ended"]
+        most_bytes = PAGES["copied_bytes"]
         pages: list[list[int]] = [[]]
         size = 0
         for seq in ids:

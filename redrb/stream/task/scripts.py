@@ -305,8 +305,16 @@ class TaskScripts:
 
     def trim(self) -> None:
         """Delete history beyond the period and the number that the task keeps."""
-        for _ in self._store.pages("task/trim"):
+        for _ in self._store.pages("task/trim", [0]):
             pass
+
+    def trim_page(self, nbytes: int = 0) -> bool:
+        """Delete a page of such history, or of that which gives way to a put of so many bytes.
+
+        Returns:
+            Whether there is more.
+        """
+        return bool(self._store.run("task/trim", [nbytes]) == b"more")
 
     def versions(self, group: str) -> list[tuple[str, int, int]]:
         """Return kind, version and number of groups; for taken groups staleness and number.
