@@ -53,6 +53,7 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
         leases.dead_rank_with_many_steps,
         leases.dead_rank_with_one_step,
         leases.formed_again,
+        leases.attempt_ended,
         leases.lost_behind_living,
     ),
     "acknowledged": (leases.step_acknowledged, leases.steps_acknowledged_by_a_checkpoint),

@@ -14,7 +14,7 @@ from redrb.doctor.examination import examine
 from redrb.state.reader import StateReader
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit, kill_consumer
-from tests.page_trials.bench import Bench, is_acknowledged, put, train, until
+from tests.page_trials.bench import FOREVER_MS, Bench, is_acknowledged, put, train, until
 from tests.samples import numbers
 
 
@@ -221,6 +221,21 @@ def formed_again(bench: Bench, count: int) -> None:
     assert not is_acknowledged(lost)
     lease.ack()
     assert again.stats().ledger.acked == count
+
+
+def attempt_ended(bench: Bench, count: int) -> None:
+    """The attempt to form a step ends after its batch was leased: all its groups wait again."""
+    stream = bench.filled(count)
+    ask = ("default", stream.consumer, 0, 1, 0, f"{count} groups", 0, 0, 0, FOREVER_MS, 64)
+    outcome, attempt = bench.run("ranks/take", *ask, stream.incarnation)
+    assert outcome == b"form"
+    revision = bench.client.execute("HGET", bench.key("task"), "revision")
+    batch = ("default", stream.consumer, "ranks/0", attempt, count, count, "waiter", 0, FOREVER_MS)
+    assert bench.run("take/take", *batch, "completed", "", revision, 0)[:2] == [b"taken", count]
+    assert bench.run("ranks/end", "default", attempt, "") == b"ended"
+    bench.take_over(stream)
+    ledger = stream.stats().ledger
+    assert (ledger.waiting, ledger.leased) == (count, 0)
 
 
 def step_acknowledged(bench: Bench, count: int) -> None:
