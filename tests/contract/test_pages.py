@@ -58,7 +58,7 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
     ),
     "acknowledged": (leases.step_acknowledged, leases.steps_acknowledged_by_a_checkpoint),
     "ended": (leases.acknowledged, leases.released),
-    "failed": (leases.released,),
+    "failed": (leases.released, leases.rejected_at_last),
     "dead_consumers": (leases.many_dead, leases.many_dead_without_leases),
     "slots": (
         leases.dead_with_many_leases,

@@ -145,6 +145,15 @@ def released(bench: Bench, count: int) -> None:
     assert (ledger.dead, ledger.waiting, ledger.leased) == (count, 0, 0)
 
 
+def rejected_at_last(bench: Bench, count: int) -> None:
+    """All groups of a lease fail for the last time: each becomes a dead letter."""
+    stream = bench.filled(count, max_deliveries=1)
+    bench.pages(copied_bytes=3 * stream.stats().bytes_put // count)
+    stream.take(count, timeout=0).fail("no reason")
+    assert sorted(letter.id for letter in stream.dead_letters()) == list(range(1, count + 1))
+    train(stream, [])
+
+
 def needed_by_another(bench: Bench, count: int) -> None:
     """Groups that another consumer group leases stay, when the first one acknowledges all."""
     stream, other = bench.filled(2 * count), bench.open(group="other")
