@@ -53,11 +53,12 @@ TRIALS: Mapping[str, tuple[Trial, ...]] = {
         leases.dead_rank_with_many_steps,
         leases.dead_rank_with_one_step,
         leases.formed_again,
+        leases.attempt_ended,
         leases.lost_behind_living,
     ),
     "acknowledged": (leases.step_acknowledged, leases.steps_acknowledged_by_a_checkpoint),
     "ended": (leases.acknowledged, leases.released),
-    "failed": (leases.released,),
+    "failed": (leases.released, leases.rejected_at_last),
     "dead_consumers": (leases.many_dead, leases.many_dead_without_leases),
     "slots": (
         leases.dead_with_many_leases,

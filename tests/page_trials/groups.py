@@ -84,7 +84,7 @@ def evicted_behind_leased(bench: Bench, count: int) -> None:
     """A put at the limit evicts the oldest waiting group, which lies behind leased ones."""
     stream = bench.filled(count, limit=count + 2)
     held = stream.take(count, timeout=0)
-    _evict_one(bench, count)
+    _evict_one(bench)
     held.ack()
 
 
@@ -93,7 +93,7 @@ def evicted_behind_history(bench: Bench, count: int) -> None:
     stream = bench.filled(count, keep_groups=1000)
     stream.take(count, timeout=0).ack()
     stream.configure(limit=2)
-    _evict_one(bench, count)
+    _evict_one(bench)
     assert stream.stats().archived == count
 
 
@@ -103,11 +103,12 @@ def evicted_behind_gap(bench: Bench, count: int) -> None:
     held = stream.take(1, timeout=0)
     stream.take(count, timeout=0).ack()
     stream.configure(limit=3)
-    _evict_one(bench, count)
+    _evict_one(bench)
     held.ack()
 
 
-def _evict_one(bench: Bench, count: int) -> None:
+def _evict_one(bench: Bench) -> None:
+    bench.patch.setattr("redrb.stream.put.room.EVICTION_ATTEMPTS", 2)
     stream = bench.open(on_full="drop_oldest")
     put(stream, 2, first=1000)
     put(stream, 1, first=1002, timeout=5)
@@ -156,6 +157,7 @@ def sorted_again(bench: Bench, count: int) -> None:
     lease.release(lease.ids[::2])
     lease.ack()
     stream.configure(order="lifo")
+    assert not bench.client.execute("HEXISTS", bench.key("task"), "unsorted")
     expected = [2 * count, *range(2 * count - 2, -1, -2)]
     assert numbers(stream.take(count + 1, timeout=0)) == expected
 

@@ -14,7 +14,7 @@ from redrb.doctor.examination import examine
 from redrb.state.reader import StateReader
 from redrb.stream.task.store import TaskStore
 from tests.audit import audit, kill_consumer
-from tests.page_trials.bench import Bench, is_acknowledged, put, train, until
+from tests.page_trials.bench import FOREVER_MS, Bench, is_acknowledged, put, train, until
 from tests.samples import numbers
 
 
@@ -145,6 +145,15 @@ def released(bench: Bench, count: int) -> None:
     assert (ledger.dead, ledger.waiting, ledger.leased) == (count, 0, 0)
 
 
+def rejected_at_last(bench: Bench, count: int) -> None:
+    """All groups of a lease fail for the last time: each becomes a dead letter."""
+    stream = bench.filled(count, max_deliveries=1)
+    bench.pages(copied_bytes=3 * stream.stats().bytes_put // count)
+    stream.take(count, timeout=0).fail("no reason")
+    assert sorted(letter.id for letter in stream.dead_letters()) == list(range(1, count + 1))
+    train(stream, [])
+
+
 def needed_by_another(bench: Bench, count: int) -> None:
     """Groups that another consumer group leases stay, when the first one acknowledges all."""
     stream, other = bench.filled(2 * count), bench.open(group="other")
@@ -221,6 +230,21 @@ def formed_again(bench: Bench, count: int) -> None:
     assert not is_acknowledged(lost)
     lease.ack()
     assert again.stats().ledger.acked == count
+
+
+def attempt_ended(bench: Bench, count: int) -> None:
+    """The attempt to form a step ends after its batch was leased: all its groups wait again."""
+    stream = bench.filled(count)
+    ask = ("default", stream.consumer, 0, 1, 0, f"{count} groups", 0, 0, 0, FOREVER_MS, 64)
+    outcome, attempt = bench.run("ranks/take", *ask, stream.incarnation)
+    assert outcome == b"form"
+    revision = bench.client.execute("HGET", bench.key("task"), "revision")
+    batch = ("default", stream.consumer, "ranks/0", attempt, count, count, "waiter", 0, FOREVER_MS)
+    assert bench.run("take/take", *batch, "completed", "", revision, 0)[:2] == [b"taken", count]
+    assert bench.run("ranks/end", "default", attempt, "") == b"ended"
+    bench.take_over(stream)
+    ledger = stream.stats().ledger
+    assert (ledger.waiting, ledger.leased) == (count, 0)
 
 
 def step_acknowledged(bench: Bench, count: int) -> None:

@@ -164,7 +164,8 @@ def test_pages_and_notes_are_those_that_exist() -> None:
     used |= {
         page
         for path in _ROOT.parent.rglob("*.py")
-        for page in re.findall(r'PAGES\["(\w+)"\]', path.read_text("utf-8"))
+        for name in re.findall(r"PAGES\[([^\]]*)\]", path.read_text("utf-8"))
+        for page in re.findall(r'"(\w+)"', name)
     }
     named = {page for text in LUA.values() for page in re.findall(r"PAGE\.(\w+)", text)}
     assert used == set(PAGES)
